@@ -1,9 +1,9 @@
 # The facade: what __init__.py exports, each from its module when it is first used.
 
 from .comparison import comparison_text
-from .cost.constants import EDGE, Array, Constants
+from .cost.constants import Array, Constants
 from .cost.groups import MissingFactError
-from .cost.model import PRIOR_LOG_SD, CostModel, Prediction, of_engines
+from .cost.model import LIKELY, CostModel, Prediction, of_engines
 from .cost.stages import refused
 from .cost.time_constants import TimeConstants
 from .explanation import explain_trial
@@ -12,9 +12,13 @@ from .imported.deephyper import results_table
 from .imported.results import read_results
 from .metrics import Metrics, MissingMetricError
 from .pareto import non_dominated
+from .prediction.acquisition import acquisition, expected_gain, remaining_deviation, states_gain
+from .prediction.candidate_set import CandidateSet
 from .prediction.columns import unpriced_parameters
 from .prediction.drawn_model import drawn
-from .prediction.foretold import errors, foretold, positive, residual_log_sd
+from .prediction.foretold import foretold, positive
+from .prediction.goal import Goal
+from .prediction.posterior import Observations, Posterior
 from .prediction.pricing import NotPricedError, Pricing, price
 from .prediction.ranking import (
     Ranking,
@@ -26,23 +30,15 @@ from .prediction.ranking import (
     ranking_table,
     search_warnings,
 )
-from .prediction.residual import (
-    DISTURBED_SHARE,
-    MEAN_SLOWDOWN,
-    NOISE_LOG_SD,
-    PRIOR_TRIALS,
-    ResidualProcess,
-    features,
-    survival,
-    unpriced_features,
-)
+from .prediction.scalarization import Scalarization, merits, reached, weights_of
 from .prediction.scaling import Scaled, scale, scaling_table
 from .prediction.start_up import StartUp, starts_longer_than_it_runs
 from .prediction.time_limits import in_time, start_up_s
+from .prediction.trust import trusted
 from .preflight.file import Preflight
 from .report.forests import NotEnough, Sensitivity
 from .report.model_sensitivity import model_sensitivity
-from .report.outlook import LIKELY, Outlook
+from .report.outlook import Outlook
 from .report.page import write_report
 from .report.plots import scaling_image, sensitivity_figure
 from .report.sensitivity import objective_sensitivity
@@ -64,20 +60,16 @@ from .units import unit
 from .verdict import front_lines, verdict_lines
 
 __all__ = [
-    "DISTURBED_SHARE",
-    "EDGE",
     "LIKELY",
-    "MEAN_SLOWDOWN",
-    "NOISE_LOG_SD",
-    "PRIOR_LOG_SD",
-    "PRIOR_TRIALS",
     "Array",
     "Best",
+    "CandidateSet",
     "Closed",
     "Constants",
     "CostModel",
     "Ended",
     "Event",
+    "Goal",
     "Identity",
     "Journal",
     "Metrics",
@@ -85,19 +77,21 @@ __all__ = [
     "MissingMetricError",
     "NotEnough",
     "NotPricedError",
+    "Observations",
     "Opened",
     "Outlook",
+    "Posterior",
     "Prediction",
     "Preflight",
     "Pricing",
     "Proposed",
     "Ranking",
-    "ResidualProcess",
     "ResultsFile",
     "Run",
     "RunBusyError",
     "RunError",
     "RunFolder",
+    "Scalarization",
     "Scaled",
     "Sensitivity",
     "StartUp",
@@ -106,18 +100,19 @@ __all__ = [
     "TableError",
     "TimeConstants",
     "Trial",
+    "acquisition",
     "calibration_note",
     "comparison_text",
     "drawn",
-    "errors",
+    "expected_gain",
     "explain",
     "explain_trial",
-    "features",
     "foretold",
     "front_lines",
     "in_time",
     "likely_to_fit",
     "load",
+    "merits",
     "model_sensitivity",
     "next_repeat",
     "noise_of",
@@ -130,12 +125,13 @@ __all__ = [
     "rank",
     "rank_one",
     "ranking_table",
+    "reached",
     "read_results",
     "read_run",
     "read_tables",
     "refused",
+    "remaining_deviation",
     "repair_run",
-    "residual_log_sd",
     "results_table",
     "scale",
     "scaling_image",
@@ -144,10 +140,11 @@ __all__ = [
     "sensitivity_figure",
     "start_up_s",
     "starts_longer_than_it_runs",
-    "survival",
+    "states_gain",
+    "trusted",
     "unit",
-    "unpriced_features",
     "unpriced_parameters",
     "verdict_lines",
+    "weights_of",
     "write_report",
 ]

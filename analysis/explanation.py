@@ -82,9 +82,9 @@ def _expected(run: Run, trial: Trial) -> str:
     if "fits" in expected:
         words.append(f"probability to fit {percent(expected['fits'])}")
     if "gain" in expected:
-        words.append(f"{100 * expected['gain']:.2g} % to gain by it and what runs with it")
+        words.append(f"this batch should gain {100 * expected['gain']:.2g} %")
     if "left" in expected:
-        words.append(f"{100 * expected['left']:.2g} % left on the table")
+        words.append(f"all untried configurations, {100 * expected['left']:.2g} %")
     return "; ".join(words) or "no prediction"
 
 

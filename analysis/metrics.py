@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from slurm import is_number
+from foundation.files import is_number
 
 LEAST, LARGEST = 1e-100, 1e100  # of what can be measured, besides 0
 

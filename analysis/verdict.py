@@ -9,6 +9,8 @@ from analysis.run.fold import Run
 from foundation.quantities import counted, percent
 
 SHOWN_FRONT = 8
+SPEEDS = ("tokens_per_second", "samples_per_second", "tflops_per_gpu", "step_time_s")
+"""Objectives whose best trial is the fastest one."""
 
 
 def verdict_lines(run: Run, confidence: float | None = None) -> list[tuple[str, str]]:
@@ -31,9 +33,11 @@ def _winner(run: Run, confidence: float | None) -> list[tuple[str, str]]:
     failed = run.trials[first.trial].failed_repeats
     if failed:
         words += f", failed {_times(failed)}"
+    best = "fastest" if run.objective_key.startswith(SPEEDS) else "best"
+    measured = sum(t.ok and t.objective is not None for t in run.trials.values())
     words += (
-        f"; the best of the measured with probability {_chance(first.best)}, "
-        f"within {EQUAL:.0%} of the best of them with {_chance(now.confidence)}"
+        f"; {_chance(first.best)} likely the {best} of the {measured} measured, "
+        f"{_chance(now.confidence)} likely within {100 * EQUAL:.0f} % of it"
     )
     if confidence is not None:
         reached = "reached" if now.confidence >= confidence else "not reached"
@@ -83,7 +87,7 @@ def standard_errors(run: Run) -> dict[int, float]:
 
 def _chance(probability: float) -> str:
     """A probability that is never 1: the model may be wrong."""
-    return "over 0.99" if probability > 0.99 else f"{probability:.2f}"
+    return "over 99 %" if probability > 0.99 else f"{100 * probability:.0f} %"
 
 
 def _times(count: int) -> str:

@@ -1,4 +1,4 @@
-"""The ground floor: files that people write, messages, records, registries. Torch-free.
+"""The ground floor: files, documents, records, messages, registries, words of failures. Torch-free.
 
-Nothing here knows of training, Slurm or searches. Other packages import its modules directly.
+Nothing here knows of Slurm or searches. Other packages import its modules directly.
 """

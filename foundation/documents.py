@@ -82,8 +82,8 @@ class Document:
     mistake: type[Exception] = FileError
 
     def locate(self, path: Where) -> tuple[Mark, Node]:
-        """The place of the key (or item) at ``path`` and its value; the nearest one above it
-        where the path does not exist.
+        """The place of the key (or item) at ``path`` and its value, or of the nearest one above
+        if the path does not exist.
         """
         mark, node = self.root.mark, self.root
         for step in path:
@@ -126,7 +126,6 @@ def read_document(path: Path, mistake: type[Exception] = FileError) -> Document:
     """Read a YAML file.
 
     Args:
-        path: of the file.
         mistake: the class of all errors in it; it takes a message.
 
     Raises:
@@ -151,7 +150,7 @@ def plain_scalar(text: str) -> Any:
 
 
 def written_document(content: Mapping[str, Any]) -> str:
-    """A document's text, whose values :func:`read_document` reads as they are."""
+    """Text of a document that :func:`read_document` reads back unchanged."""
     text: str = yaml.dump(
         content,
         Dumper=_Dumper,
@@ -203,7 +202,7 @@ def _syntax(error: yaml.YAMLError, text: str, name: str) -> str:
 
 
 def document_of(value: Any, name: str, mistake: type[Exception] = FileError) -> Document:
-    """What a program has in place of a file; all of it stands at the beginning.
+    """A document from a program's values in place of a file; all positions are line 1, column 1.
 
     Args:
         value: numbers, text, booleans and None, in mappings and lists.
@@ -228,7 +227,7 @@ def document_of(value: Any, name: str, mistake: type[Exception] = FileError) -> 
 
 
 class _Builder:
-    """Folds parser events into nodes; bounded in depth and in nodes."""
+    """Builds nodes from parser events; bounded in depth and number."""
 
     def __init__(self, name: str, mistake: type[Exception]) -> None:
         self.name, self.mistake = shown(name), mistake

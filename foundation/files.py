@@ -1,8 +1,8 @@
 """Reading files that people and trainers wrote, with distrust.
 
 A FIFO would block for ever, a device need never end, and a file may be of any size, depth or
-encoding. What cannot be read is a :class:`FileError`, whose message is one line and begins with
-the file's name.
+encoding. Errors are :class:`FileError`, with a message of one line that begins with the file's
+name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import os
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn, TypeGuard
 
 from foundation.messages import shown
 
@@ -110,7 +110,6 @@ def parse_json(text: str | bytes, name: str, *, finite: bool = False) -> Any:
     """Parse JSON that is at most :data:`MAX_JSON_DEPTH` deep.
 
     Args:
-        text: what is parsed.
         name: of the file or line, for messages.
         finite: refuse NaN and infinity, which Python writes and JSON does not know.
 
@@ -140,7 +139,7 @@ def parse_json(text: str | bytes, name: str, *, finite: bool = False) -> Any:
 
 
 def machine_numbers(value: Any) -> Any:
-    """A value of JSON with floats, maybe infinite, in place of integers of more than 64 bits."""
+    """A value of JSON with floats, possibly infinite, for integers of more than 64 bits."""
     if isinstance(value, dict):
         return {k: machine_numbers(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -153,8 +152,13 @@ def machine_numbers(value: Any) -> Any:
     return value
 
 
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a value of JSON is a number; true and false are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def has_room(path: Path) -> bool:
-    """Whether the file system of a path has some; yes where it does not say, as of a quota."""
+    """Whether a path's file system has room; true if unknown, as with a quota."""
     try:
         status = os.statvfs(path)
     except OSError:

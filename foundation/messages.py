@@ -60,7 +60,7 @@ def listed(names: Iterable[object], most: int = 20) -> str:
 
 
 def message(error: object, lines: int = 10, width: int = 1000) -> str:
-    """What a terminal is shown of an error: bounded, and without control characters."""
+    """An error's text for a terminal: bounded, and without control characters."""
     every = [shown(line, width) for line in str(error).split("\n")]
     if len(every) > lines:
         every[lines - 1 :] = [f"and {len(every) - lines + 1:,} lines more"]
@@ -68,7 +68,7 @@ def message(error: object, lines: int = 10, width: int = 1000) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What another library's error says, in short: of one without a word, its class."""
+    """The first line of another library's error; its class if it has no text."""
     lines = str(error).strip().splitlines()
     return without_secrets(lines[0]) if lines else type(error).__name__
 

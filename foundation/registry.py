@@ -1,11 +1,11 @@
-"""Parts found by name: those that come with meshtune, and those of other distributions.
+"""Parts by name: meshtune's own, and those of other distributions.
 
 Another distribution offers a part by a Python entry point. A launcher of its own::
 
     [project.entry-points."meshtune.launchers"]
     kube = "acme_kube.launcher:from_options"
 
-A part is imported when it is asked for, and no sooner.
+A part is imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -26,29 +26,26 @@ class Registry(Generic[P]):
     """The parts of one sort.
 
     Args:
-        sort: what they are called in messages: ``launcher``.
+        sort: their name in messages: ``launcher``.
         group: of the entry points: ``meshtune.launchers``.
-        own: those that come with meshtune, by name, as ``module:attribute``. Nobody else may
-            take their names.
+        own: meshtune's parts by name, as ``module:attribute``; these names are reserved.
     """
 
     def __init__(self, sort: str, group: str, own: Mapping[str, str]) -> None:
         self._sort, self._group, self._own = sort, group, dict(own)
 
     def names(self) -> list[str]:
-        """All that may be asked for: meshtune's own first."""
+        """Names of all parts, meshtune's own first."""
         return list(dict.fromkeys([*self._own, *(entry.name for entry in self._installed())]))
 
     def get(self, name: str, more: Mapping[str, P] = MappingProxyType({})) -> P:
         """The part of that name, imported now.
 
         Args:
-            name: of the part.
             more: parts that only the caller has.
 
         Raises:
-            RegistryError: if there is none, if two distributions offer one, or if the one that
-                there is cannot be imported.
+            RegistryError: if there is none, two distributions offer one, or it cannot be imported.
         """
         if name in more:
             return more[name]

@@ -10,13 +10,12 @@ from pathlib import Path
 def write_atomically(
     path: Path, content: str | bytes, *, private: bool = False, sync: bool = False
 ) -> None:
-    """Replace ``path`` in one step, so that a reader or a killed process never leaves half of it.
+    """Replace ``path`` in one step: no reader, and no killed process, ever sees half of it.
 
     Args:
-        path: of the file.
         content: text is written as UTF-8.
-        private: whether only its owner may read it, for it may hold secrets (``trainer.env``).
-        sync: on return it is on disk; else a crash of the machine may leave nothing of it.
+        private: only its owner may read it, as it may hold secrets (``trainer.env``).
+        sync: it is on disk on return; else a crash of the machine may lose it.
     """
     if isinstance(content, str):
         content = content.encode("utf-8", errors="backslashreplace")

@@ -17,7 +17,7 @@ from search_spaces.frameworks import Framework
 from search_spaces.language.adapter_schema import AdapterFile, KnownTrainer
 from search_spaces.language.log_schema import ResultPatterns
 from search_spaces.shipped import known_file, known_trainers
-from slurm import LogFormat
+from slurm.logs.patterns import LogFormat
 
 T = TypeVar("T")
 FORMER_NAMES = {"megatron-bridge-26.06": "megatron-bridge"}  # in files of earlier versions

@@ -70,17 +70,14 @@ def named(
     document: Document,
     read_json: Callable[[Path], Record] | None = None,
 ) -> Record:
-    """The record of a model, a cluster or an adapter by its shipped name, or by file.
+    """The record that a key of a document names; see :func:`read_named`.
 
     Args:
         record: its type.
-        path: of the key that names it; its last part is its kind.
-        value: the name, or a file (``*.yaml``) beside the document.
+        path: of the key; its last part is the kind of record.
+        value: the name, or a file beside the document.
         document: where a mistake is shown.
         read_json: reads a file ``*.json``, which is accepted, too.
-
-    Raises:
-        SpaceError: if there is none of that name, or something is wrong with the file.
     """
     folder = Path(document.name).parent
     try:

@@ -1,9 +1,9 @@
 """Nodes and processes: pool, launchers, outcomes, batch jobs. Imports neither torch nor deephyper.
 
-A name is imported when it is used first: the fork server and its ranks pay for what they need.
+Names are imported on first use, so that the fork server and its ranks start fast.
 
 >>> from slurm import Kind
->>> Kind.OOM.told, Kind.NODE_FAILURE.told
+>>> Kind.OOM.observed, Kind.NODE_FAILURE.observed
 (True, False)
 """
 

@@ -1,4 +1,4 @@
-"""Time as a driver sees it; :mod:`slurm.simulated.clock` has that of a simulated cluster."""
+"""The driver's time; :mod:`slurm.simulated.clock` has that of a simulated cluster."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ T = TypeVar("T")
 
 
 class Clock:
-    """The machine's own time, which goes on steadily even if somebody sets the machine's clock."""
+    """The machine's time, steady even if somebody sets its clock."""
 
     def __init__(self) -> None:
         self._epoch_s = time.time() - time.monotonic()
 
     def time(self) -> float:
-        """Seconds since the epoch, by what the machine's clock said when this one was made."""
+        """Seconds since the epoch, steady from when this object was made."""
         return self._epoch_s + time.monotonic()
 
     def monotonic(self) -> float:
@@ -34,10 +34,10 @@ class Clock:
         """The next item of ``inbox``; None if there is none in time.
 
         Args:
-            inbox: what several threads put their one item into, when they are done.
+            inbox: several threads put one item each into it when they are done.
             timeout_s: None: wait for ever.
-            senders: how many threads have not put theirs, or it was not taken yet.
-            until_s: by :meth:`monotonic`; it is waited no longer, whatever ``timeout_s``.
+            senders: number of threads whose item was not received yet.
+            until_s: latest time by :meth:`monotonic`, whatever ``timeout_s``.
         """
         if until_s < math.inf:
             left_s = max(0.0, until_s - self.monotonic())

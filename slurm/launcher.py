@@ -1,7 +1,7 @@
-"""A launcher: anything that gives a trial its processes.
+"""The interface of launchers, which give trials their processes.
 
-Its ``run`` blocks until every process of the trial is gone, so a node can be leased again as soon
-as it returns; the driver calls it from one thread per running trial.
+``run`` blocks until every process of the trial is gone, so its nodes can be leased again as soon as
+it returns; the driver calls it from one thread per running trial.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ class TooFewNodesError(LauncherError):
 
 
 class AllocationState(enum.Enum):
-    """What is known of the nodes that a scheduler has lent."""
+    """State of the allocation that a scheduler has granted."""
 
     HELD = "held"
-    SILENT = "the scheduler does not answer"  # trials that run may go on; none can be started
-    GONE = "gone"  # cancelled, timed out, taken away: whatever runs on them is being ended
+    SILENT = "the scheduler does not answer"  # running trials may go on; none can be started
+    GONE = "gone"  # cancelled, timed out, preempted: whatever runs on its nodes is being ended
 
 
 @dataclass(frozen=True)
 class LauncherOptions:
-    """What the command line, or a caller of Python's, says of a launcher it wants.
+    """Options of the command line, or of a caller in Python, for any launcher.
 
-    Each launcher takes what concerns it. Settings that only it has it reads where its users expect
-    them: from the environment, or a file of its own.
+    Each launcher takes those that concern it; its own settings it reads from the environment or a
+    file of its own.
     """
 
-    num_nodes: int = 1  # of the widest trial: what is needed at least, where nodes can be chosen
+    num_nodes: int = 1  # of the widest trial
     site: str = "generic"  # a site profile's name or file
-    hostfile: Path | None = None  # nodes, where no allocation tells them
+    hostfile: Path | None = None  # hosts, if no allocation lists them
 
 
 class Launcher(ABC):
@@ -58,12 +58,12 @@ class Launcher(ABC):
     name: str
     max_concurrent: int = 90
     clock: Clock = Clock()
-    shares_launches: bool = False  # it heeds ``TrialSpec.kept``
-    simulated: bool = False  # nothing of it is real: no data is needed, nothing need be synced
+    shares_launches: bool = False  # supports ``TrialSpec.kept``
+    simulated: bool = False  # without processes: needs no data, and no sync of files
 
     @abstractmethod
     def nodes(self) -> Sequence[str]:
-        """Every node that may be leased, in canonical order (Slurm's)."""
+        """Every node that may be leased, in Slurm's order."""
 
     @abstractmethod
     def command(self, spec: TrialSpec, lease: Lease) -> list[str]:
@@ -79,21 +79,20 @@ class Launcher(ABC):
     ) -> Outcome:
         """Start the trial, watch it, and return when no process of it is left.
 
-        ``stop`` asks all trials for an end; the outcome is then CANCELLED unless the trial had
-        already ended by itself. ``stop_rule`` is asked after every step that this trial reports,
-        and may end it alone: the outcome is then OK and ``stopped_early``, unless it had ended by
-        itself.
+        Unless the trial has ended by itself before: ``stop`` ends all trials, and the outcome is
+        CANCELLED; ``stop_rule``, asked after every step that this trial reports, may end it alone,
+        and the outcome is OK and ``stopped_early``.
         """
 
     @abstractmethod
     def settle(self, names: Iterable[str]) -> None:
         """End what an earlier driver left running under these trial names; returns when gone.
 
-        A search calls it before its first trial, even if nothing was left: with no names too it
-        fails where no trial can be started at all.
+        A search calls it before its first trial, if need be without names: it also fails where no
+        trial can be started at all.
 
         Raises:
-            LauncherError: if something would not go, or the launcher cannot work here.
+            LauncherError: if processes do not end, or the launcher cannot work here.
         """
 
     def down_nodes(self) -> set[str]:
@@ -101,15 +100,15 @@ class Launcher(ABC):
         return set()
 
     def allocation_state(self) -> AllocationState | None:
-        """Whether the nodes are still lent, as the scheduler says now; None: nobody lends them.
+        """State of the allocation, by the scheduler; None: there is no scheduler.
 
-        The driver asks it now and then, and after every failure that the end of the allocation or
-        a silent scheduler may have caused: such a failure is not the trial's.
+        The driver asks now and then, and after every failure that the end of the allocation or a
+        silent scheduler may have caused: such a failure is not the trial's.
         """
         return None
 
     def gpus_per_node(self) -> int | None:
-        """GPUs that a trial can use on one of the nodes; None if the launcher cannot tell."""
+        """GPUs that a trial can use on one node; None if unknown."""
         return None
 
     def time_left_s(self) -> float | None:

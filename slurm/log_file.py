@@ -11,10 +11,10 @@ MAX_WAITING = 4 << 20  # bytes, as much as is read of a log
 
 
 class LogFile:
-    """Appends to a file; what cannot be written waits, and is tried again with the next words.
+    """Appends to a file; text that a full disk does not take waits for the next write.
 
-    So a trial neither ends nor blocks because the disk is full for a while. Beyond
-    :data:`MAX_WAITING` the oldest lines are lost, and the log says so.
+    So a trial neither ends nor blocks while the disk is full. Beyond :data:`MAX_WAITING` bytes the
+    oldest lines are lost, and the log says so.
 
     Args:
         path: of the file; made if it is not there.
@@ -32,7 +32,7 @@ class LogFile:
 
     @property
     def waiting(self) -> bool:
-        """Whether something is not in the file yet."""
+        """Whether text waits for room on the disk."""
         return bool(self._waiting)
 
     @property
@@ -46,7 +46,7 @@ class LogFile:
         self.retry()
 
     def retry(self) -> None:
-        """Write what waits, as far as that is possible."""
+        """Write waiting text, as far as that is possible."""
         try:
             while self._waiting:
                 self._waiting = self._waiting[os.write(self._file, self._waiting) :]
@@ -55,7 +55,7 @@ class LogFile:
             self._shorten()
 
     def close(self, patience_s: float = 0.0) -> None:
-        """Write what waits, trying for so long, and close the file."""
+        """Write waiting text, trying for so long, and close the file."""
         deadline = time.monotonic() + patience_s
         self.retry()
         while self._waiting and time.monotonic() < deadline:

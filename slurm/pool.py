@@ -10,7 +10,7 @@ from itertools import compress, product
 from slurm.trial import Lease
 
 MAX_BYPASSES = 4
-PACKED = 6  # requests among which the best filling is looked for
+PACKED = 6  # first requests, among whose subsets the best is chosen
 _GAP = re.compile(rb"\x01+")  # neighbours that are free
 
 
@@ -49,7 +49,7 @@ class NodePool:
 
     @property
     def size(self) -> int:
-        """How many nodes may be leased, now or later: the widest possible lease."""
+        """Number of nodes that may be leased, now or later: the widest possible lease."""
         return len(self._usable)
 
     @property
@@ -59,17 +59,17 @@ class NodePool:
 
     @property
     def num_free(self) -> int:
-        """How many nodes nobody holds."""
+        """Number of nodes that nobody holds."""
         return len(self._free)
 
     @property
     def quarantined(self) -> tuple[str, ...]:
-        """Nodes that are set aside, in Slurm's order."""
+        """Suspect nodes, which are not leased, in Slurm's order."""
         return tuple(n for n in self._order if n in self._quarantined)
 
     @property
     def leases(self) -> tuple[Lease, ...]:
-        """What is held now."""
+        """Leases that are held now."""
         return tuple(self._leases.values())
 
     def request(self, trial: str, width: int) -> None:
@@ -89,7 +89,7 @@ class NodePool:
         self._queue = [r for r in self._queue if r.trial != trial]
 
     def impossible(self) -> list[str]:
-        """Trials whose request is wider than what is left of the pool; they no longer wait."""
+        """Trials whose request is wider than the pool is now; they no longer wait."""
         gone = [r.trial for r in self._queue if r.width > self.size]
         self._queue = [r for r in self._queue if r.width <= self.size]
         return gone
@@ -110,8 +110,8 @@ class NodePool:
         return granted
 
     def _packed(self) -> list[_Request]:
-        """Of the first requests those that fill most of the free nodes; of equals the earlier."""
-        # What can never be granted holds nobody up.
+        """The first requests' subset that fills most of the free nodes; of equals the earlier."""
+        # A request that can never be granted delays nobody.
         first = [r for r in self._queue if r.width <= self.size][:PACKED]
         best: list[_Request] = []
         filled = 0
@@ -153,7 +153,7 @@ class NodePool:
         Neighbours in Slurm's order tend to share a switch, and the gap that fits best leaves
         wide gaps to wide trials.
         """
-        # As bytes, because this is looked for among ten thousand nodes for every trial.
+        # As bytes: there may be ten thousand nodes, and this runs for every trial.
         free = bytes(map(self._free.__contains__, self._order))
         gaps = [gap.span() for gap in _GAP.finditer(free)]
         fitting = [(start, end) for start, end in gaps if end - start >= width]

@@ -1,4 +1,7 @@
-"""Finding processes of this machine by what is written on them, and ending them for sure."""
+"""Finding processes of this machine by their environment or files, and ending them.
+
+The standard library alone, from Python 3.8 on: :mod:`slurm.fork_server` loads it by its path.
+"""
 
 from __future__ import annotations
 
@@ -98,15 +101,15 @@ def end_all(
 ) -> set[int]:
     """End everything that ``find`` returns, asking again until it returns nothing.
 
-    Looking again each time also gets what was being forked while we signalled.
+    Asking again also finds processes that were being forked meanwhile.
 
     Args:
-        find: what has to go; called repeatedly.
+        find: finds processes that have to go; called repeatedly.
         grace_s: time between SIGTERM and SIGKILL; 0 sends SIGKILL at once.
         deadline_s: how long to go on after SIGKILL.
 
     Returns:
-        What is left after the deadline (processes stuck in the kernel); normally empty.
+        Processes left after the deadline, stuck in the kernel; normally none.
     """
     started = time.monotonic()
     asked: set[int] = set()

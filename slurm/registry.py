@@ -1,4 +1,4 @@
-"""Launchers by name: those that come with meshtune, and those of other distributions."""
+"""Launchers by name: meshtune's own, and those of other distributions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAUNCHERS: Registry[LauncherFactory] = Registry(
 
 
 def launcher_names() -> list[str]:
-    """The launchers that there are."""
+    """Names of all launchers."""
     return LAUNCHERS.names()
 
 
@@ -34,12 +34,10 @@ def make_launcher(
     """Make the launcher of that name.
 
     Args:
-        name: of the launcher.
-        options: what its factory is told.
         more: factories that only the caller has.
 
     Raises:
-        RegistryError: if there is none, or what is installed under that name makes none.
+        RegistryError: if there is none, or an installed factory returns something else.
         LauncherError: if it cannot work here.
     """
     launcher = LAUNCHERS.get(name, more)(options)

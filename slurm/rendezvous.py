@@ -1,4 +1,4 @@
-"""What every rank is told, in torchrun's names; the same whatever starts them on nodes."""
+"""Variables of every rank, named as torchrun does, the same for every launcher."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ _FIRST_PORT, _NUM_PORTS = 20000, 10000
 def rendezvous_environment(
     spec: TrialSpec, master_addr: str, port: int | None = None
 ) -> dict[str, str]:
-    """What every rank of a trial is told alike, as by torchrun.
+    """Variables that are the same in every rank of a trial.
 
     Args:
-        spec: what to run.
         master_addr: address of the lease's first node, which gets rank 0.
-        port: at which rank 0 listens; default :func:`master_port`.
+        port: of rank 0; default :func:`master_port`.
     """
     return {
         "MASTER_ADDR": master_addr,
@@ -28,7 +27,7 @@ def rendezvous_environment(
         "GROUP_WORLD_SIZE": str(spec.num_nodes),
         "ROLE_NAME": "default",
         "ROLE_WORLD_SIZE": str(spec.world_size),
-        "TORCHELASTIC_RUN_ID": spec.name,  # by it Lightning and others know a launcher of torch's
+        "TORCHELASTIC_RUN_ID": spec.name,  # Lightning and others recognize torch's launcher by it
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 serves the store, not an agent
@@ -38,13 +37,7 @@ def rendezvous_environment(
 
 
 def rank_environment(rank: int, local_rank: int, node: int) -> dict[str, str]:
-    """What one rank is told, as by torchrun; each ``rank.sh`` says the same.
-
-    Args:
-        rank: its number.
-        local_rank: its number on its node.
-        node: the node's number in the lease.
-    """
+    """Variables of one rank; each ``rank.sh`` sets the same."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
@@ -55,9 +48,8 @@ def rank_environment(rank: int, local_rank: int, node: int) -> dict[str, str]:
 
 
 def master_port(spec: TrialSpec) -> int:
-    """A port that follows from the attempt's name, so that a retry gets another one.
+    """A port by the attempt's name, so that a retry gets another one.
 
-    Whether it is free on the first node only rank 0 can tell, by binding it. If it is not, that
-    is a launch failure and the trial runs again.
+    If it is taken on the first node, rank 0 cannot bind it: a launch failure, and a retry.
     """
     return _FIRST_PORT + zlib.crc32(spec.name.encode()) % _NUM_PORTS

@@ -1,4 +1,4 @@
-"""What a trial is given: nodes, a command, limits."""
+"""The description of one attempt of a trial: nodes, command, limits."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from typing import Any
 from slurm.logs.patterns import LogFormat
 
 TRIAL_VARIABLE = "MESHTUNE_TRIAL"
-"""Names the attempt in every rank's environment; by it a later driver finds what was left."""
+"""Names the attempt in every rank's environment; a later driver finds its processes by it."""
+
+STDOUT_NAME, STDERR_NAME = "stdout.log", "stderr.log"  # in a trial's folder
 
 TRIAL_DIR_VARIABLE = "MESHTUNE_TRIAL_DIR"
 """Names the trial's folder in every rank's environment, for those that change theirs."""
 
 
 def carries(environ: Mapping[str, str], names: Collection[str]) -> bool:
-    """Whether an environment names one of these trials, or of these marks of kept steps."""
+    """Whether an environment names one of these trials, or a kept step with one of these marks."""
     name = environ.get(TRIAL_VARIABLE, "")
     return name in names or kept_mark(name) in names
 
 
 def kept_mark(step_name: str) -> str:
-    """What the names of all of a run's kept steps begin with, by the name of one."""
+    """The common beginning of the names of a run's kept steps, from the name of one."""
     return step_name.rpartition("-")[0] or step_name
 
 
@@ -37,30 +39,30 @@ class Lease:
 
 @dataclass(frozen=True)
 class ResultSource:
-    """Where a trial's figures are found, tried in this order.
+    """Places of a trial's metrics, tried in this order.
 
-    ``result.json`` in the trial's folder; the last line ``MESHTUNE_RESULT {json}`` of its
-    standard output; lines ``MESHTUNE_STEP {json}`` there, and what the format of its logs finds.
+    ``result.json`` in the trial's folder; the last line ``MESHTUNE_RESULT {json}`` of its standard
+    output; lines ``MESHTUNE_STEP {json}`` there, and the patterns of ``log``.
     """
 
     log: LogFormat = field(default_factory=LogFormat)
-    warmup_steps: int = 0  # that do not count in lines of steps
+    warmup_steps: int = 0  # first steps, which do not count
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Ranks that may be forked from processes which outlive a trial, where the launcher has such.
+    """Permission to fork ranks from processes that outlive a trial, if the launcher has any.
 
-    They hold the trainer's imports, which take longer than a short trial on many nodes.
+    These hold the trainer's imports, which take longer than a short trial on many nodes.
     """
 
-    mark: str  # what they have in TRIAL_VARIABLE begins with it: the same for all of a run
-    modules: tuple[str, ...]  # that they have imported
+    mark: str  # beginning of their TRIAL_VARIABLE, the same for all of a run
+    modules: tuple[str, ...]  # they import
 
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """What to run, whatever gives it processes.
+    """A program to run as a trial, by any launcher.
 
     ``argv`` is the command of every rank, started in ``started_in``, with torchrun's variables in
     its environment (``slurm.rendezvous``).
@@ -72,7 +74,7 @@ class TrialSpec:
     num_nodes: int
     ranks_per_node: int
     timeout_s: float
-    no_progress_timeout_s: float | None = None  # no growth of the logs for so long: a hang
+    no_progress_timeout_s: float | None = None  # without growth of the logs: a hang
     cpus_per_rank: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     memory_bytes_per_rank: int | None = None  # host memory; enforced where the launcher can
@@ -80,8 +82,8 @@ class TrialSpec:
     result: ResultSource = field(default_factory=ResultSource)
     config: Mapping[str, Any] = field(default_factory=dict)  # for a launcher without processes
     workdir: Path | None = None  # absolute; see started_in
-    max_steps: int | None = 10_000  # that its stop rule is told of while it runs; None: all
-    kept: Kept | None = None  # whether its ranks may be forked; None: they are started afresh
+    max_steps: int | None = 10_000  # of which its stop rule learns; None: all
+    kept: Kept | None = None  # None: its ranks may not be forked
 
     @property
     def started_in(self) -> Path:
@@ -90,7 +92,7 @@ class TrialSpec:
 
     @property
     def obstacle(self) -> str | None:
-        """Why no rank can be started; None if one can."""
+        """Reason why no rank can be started; None if there is none."""
         if self.started_in.is_dir():
             return None
         return f"cannot start in {self.started_in}: there is no such folder"

@@ -32,8 +32,9 @@ KNOWN: set[tuple[str, str]] = set()
 
 THROUGH_FACADES = tuple(name for name in BELOW if name != "foundation")
 """Packages that others import by what they export."""
-PUBLIC = ("foundation.", "trainer.plan.")
-"""Modules that every package imports directly: the ground floor, and the description of a job."""
+PUBLIC = ("foundation.", "trainer.plan.", "slurm.logs.")
+"""Modules that every package imports directly: the ground floor, the description of a job, and the
+description of a trainer's logs, which records of trainers consist of."""
 
 
 class Import(NamedTuple):

@@ -16,18 +16,11 @@ FRAGMENTS = ("As", "Of", "Those", "What", "Where")
 """First words of a docstring that does not say what a thing is."""
 
 # Excess over the limits, to shrink to nothing.
-FACADE_EXCESS = 134
-FUNCTION_EXCESS = 6
+FACADE_EXCESS = 69
+FUNCTION_EXCESS = 2
 WIDE_FOLDERS = {"analysis/cost": 23}
-LONG_FILES = {"trainer.plan.config": 414}
-LEFT_FRAGMENTS = {
-    "foundation": 3,
-    "trainer": 45,
-    "slurm": 68,
-    "search_spaces": 68,
-    "analysis": 128,
-    "workflows": 29,
-}
+LONG_FILES: dict[str, int] = {}
+LEFT_FRAGMENTS = {"trainer": 32, "slurm": 68, "search_spaces": 8, "analysis": 82, "workflows": 24}
 
 
 def lines_of(file: Path) -> int:

@@ -61,10 +61,9 @@ def launcher_for(
         _refuse_mixture(run, name)
 
     def simulated(_: LauncherOptions) -> Launcher:
-        from slurm import EPOCH
         from workflows.simulation.workload import simulated_launcher
 
-        return simulated_launcher(space, simulate, max(EPOCH, run.last_t if run else 0.0))
+        return simulated_launcher(space, simulate, run.last_t if run else 0.0)
 
     nodes = space.widths[-1]  # as many as the local launcher pretends to have
     refuse_too_many_ranks(Path(space.file), name, nodes * space.ranks_per_node)

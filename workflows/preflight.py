@@ -14,9 +14,10 @@ from shlex import join
 
 from analysis import Preflight
 from foundation.messages import printable
+from foundation.python import module_argv
 from foundation.quantities import counted
 from foundation.writing import write_atomically
-from slurm import Kind, Launcher, LauncherError, TrialSpec, clear_attempt, module_argv
+from slurm import Kind, Launcher, LauncherError, TrialSpec, clear_attempt
 from workflows.launching import first_nodes, run_alone
 
 TIMEOUT_S = 3600.0

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 from analysis import RunFolder
 from foundation.values import seconds
-from slurm import SCRIPT_NAME, NoAnswerError, SlurmError
+from slurm import SCRIPT_NAME, LauncherError, NoAnswerError
 
 
 def time_limit(text: str) -> str:
@@ -42,7 +42,7 @@ def undone_if_refused(folder: RunFolder) -> Iterator[None]:
         yield
     except NoAnswerError:
         raise
-    except (SlurmError, OSError):
+    except (LauncherError, OSError):
         for file, content in before.items():
             if content is None:
                 file.unlink(missing_ok=True)

@@ -13,23 +13,13 @@ from pathlib import Path
 from shlex import join
 
 from analysis import Best, RunBusyError, RunFolder
-from foundation.files import FileError, parse_json, read_text
+from foundation.files import FileError, is_number, parse_json, read_text
 from foundation.messages import printable
+from foundation.python import module_argv
 from foundation.quantities import counted
 from foundation.writing import write_atomically
 from search_spaces import load_space
-from slurm import (
-    STDOUT_NAME,
-    Kind,
-    Launcher,
-    Lease,
-    ResultSource,
-    StepLog,
-    StepReport,
-    TrialSpec,
-    is_number,
-    module_argv,
-)
+from slurm import Kind, Launcher, Lease, ResultSource, StepReport, TrialSpec, reported_steps
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
 from workflows.launching import first_nodes, run_alone
@@ -149,7 +139,7 @@ class _Steps:
     """Stop rule that prints the reported steps and never stops."""
 
     def __init__(self, out: Path) -> None:
-        self._log = StepLog(out / STDOUT_NAME, most=None)
+        self._out = out
         self._printed = 0
 
     def __call__(self, steps: Sequence[StepReport]) -> None:
@@ -160,9 +150,7 @@ class _Steps:
 
     def rest(self) -> None:
         """Print the steps since the last call."""
-        while self._log.grew():
-            pass
-        self(self._log.steps)
+        self(reported_steps(self._out))
 
 
 def _settle_earlier(launcher: Launcher, out: Path, name: str) -> None:

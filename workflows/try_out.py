@@ -16,17 +16,9 @@ from foundation.documents import plain_scalar
 from foundation.quantities import config_text, counted, duration, number
 from foundation.values import Scalar
 from search_spaces import Candidates, SearchSpace, SpaceError, check, notes
-from slurm import (
-    FoundNothingError,
-    Kind,
-    Launcher,
-    Lease,
-    LogMetrics,
-    Outcome,
-    TrialSpec,
-    cut_lines,
-    read_log,
-)
+from slurm import Kind, Launcher, Lease, Outcome, TrialSpec
+from slurm.logs.patterns import FoundNothingError, LogMetrics
+from slurm.logs.text import cut_lines, read_log
 from workflows.launching import first_nodes, run_alone
 from workflows.search.trials import TrialFactory, checked_outcome, data_prefix, judge, make_data
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from analysis.cost.constants import fit, log_sd
+from analysis.cost.constants import TRANSFER, fit, log_sd
 from analysis.cost.habits import Hypotheses, log_probability, reweighed
 from analysis.cost.memory import MemoryConstants, MemoryParts, memory, rank_state_bytes, reported
 from analysis.cost.stages import refused
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 PRIOR_LOG_SD = 0.06  # of the memory that a job needs, where nothing was fitted
-NOISE_LOG_SD = {"allocated": 0.03, "reserved": 0.12, "device": 0.06}
+PEAK_LOG_SD = {"allocated": 0.03, "reserved": 0.12, "device": 0.06}
 """In reported peaks, by the counter: the allocator's free blocks are a matter of chance."""
 SUPPOSED_LOG_SD = 0.09
 """PRIOR_LOG_SD of other trainers than the built-in one: the priors are off by 4 to 10 % from the
@@ -33,7 +33,6 @@ BOUND_LOG_SD = 0.04  # in what a job needs at least
 OTHER_CAUSE = 0.8  # a failure predicted to need less of the limit was not for lack of memory
 NEGLIGIBLE = 0.005  # weight of habits that say nothing of whether a job fits
 NEAR = 0.25  # logarithms from the limit, beyond which no uncertainty of constants matters
-TRANSFER = 3.0  # times wider than what other runs left open, but no wider than the first prior
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ class MemoryModel:
         failed, peaks = believed[rows], np.log(peak_bytes[measured])
         bounded, known = jobs[rows], jobs[measured]
 
-        noise = NOISE_LOG_SD[framework.reports]
+        noise = PEAK_LOG_SD[framework.reports]
 
         def residuals(constants: MemoryConstants) -> Array:
             over = np.log(memory(bounded, framework, constants).total / limit_bytes)

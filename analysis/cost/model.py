@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from analysis.cost.collectives import LinkConstants
-from analysis.cost.constants import EDGE, fit, log_odds, log_sd
+from analysis.cost.constants import EDGE, TRANSFER, fit, log_odds, log_sd
 from analysis.cost.memory_fit import MemoryModel, MemoryParts
 from analysis.cost.network import RARE, UNKNOWN, Network, expected_state, likelier
 from analysis.cost.stages import refused
@@ -22,13 +22,11 @@ from trainer.plan.jobs import Array, Jobs, Mask
 Columns = dict[str, Array]
 
 PRIOR_LOG_SD = 0.15  # of step times on machines and frameworks that nothing was fitted to
-NOISE_LOG_SD = 0.05  # what a good model leaves: runs differ by so much
+FIT_LOG_SD = 0.05  # scatter of step times around a model whose constants fit
+LIKELY = 0.5  # probability to fit from which a configuration counts as one that does
 # Times as wide as the priors of links: what published tables say of them, each fitted alone, is so
 # scattered. Fits start from the narrower ones, which disturbed trials do not carry away.
 NETWORKS = 2.0
-# Times wider than what runs of other models left open of the constants: a formula that is a little
-# wrong is wrong otherwise for this model, and no number of rows of the others tells.
-TRANSFER = 3.0
 
 
 @dataclass(frozen=True)
@@ -261,14 +259,14 @@ class CostModel:
 
             def residuals(constants: TimeConstants) -> Array:
                 """Residuals of the network state that the run was more probably in."""
-                return likelier(*states(constants), chance, NOISE_LOG_SD)
+                return likelier(*states(constants), chance, FIT_LOG_SD)
 
             known = None if self.covariance is None else TRANSFER**2 * self.covariance
-            found = fit(self.constants, residuals, NOISE_LOG_SD, covariance=known)
+            found = fit(self.constants, residuals, FIT_LOG_SD, covariance=known)
             # Few rows say little of the spread: the prior's counts as four of them.
             rows = found.num_rows
             spread = (rows * found.spread**2 + 4 * self.log_sd**2) / (rows + 4)
-            told = log_odds(*states(found.constants), max(NOISE_LOG_SD, found.spread))
+            told = log_odds(*states(found.constants), max(FIT_LOG_SD, found.spread))
             learnt = replace(
                 self,
                 network=self.network.after(jobs, self.cluster, told),

@@ -10,10 +10,10 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from analysis.cost.constants import Array
+from analysis.cost.constants import TRANSFER, Array
 from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, gpu_kind
 from analysis.cost.memory_fit import MemoryConstants
-from analysis.cost.model import TRANSFER, CostModel, of_engines
+from analysis.cost.model import CostModel, of_engines
 from analysis.cost.time_constants import TimeConstants
 
 

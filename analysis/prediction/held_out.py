@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.cost.model import CostModel, Prediction
+from analysis.cost.model import LIKELY, CostModel, Prediction
 from analysis.prediction.pricing import Pricing, price, reported
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
@@ -19,7 +19,6 @@ from trainer.plan.jobs import Array, Mask
 FOLDS = 5
 FEWER_FOLDS = 3  # where two parts alone have all that calibrate a model
 TAUGHT = 100  # trials by which a model is calibrated: a dozen constants are settled by fewer
-LIKELY = 0.5  # probability to fit from which running out of memory comes unforeseen
 DOUBTFUL = 0.2  # median error of step times from which the page warns
 ORDERED = 8  # successes from which it warns of their order,
 APART = 1.5  # where the slowest step takes so many times the fastest,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from analysis.cost.groups import MissingFactError
-from analysis.cost.model import Prediction
+from analysis.cost.model import LIKELY, Prediction
 from analysis.prediction.columns import unpriced_axes, unpriced_parameters
 from analysis.prediction.pricing import (
     NotPricedError,
@@ -22,7 +22,6 @@ from analysis.units import GIB
 from foundation.quantities import config_text, counted, duration
 from search_spaces import Candidates, CheckReport, SearchSpace, check, notes
 
-LIKELY = 0.5  # probability from which a configuration counts as one that fits
 SAMPLED = 1_000_000  # configurations priced of a space too large to list
 COUNTED = 50_000  # likewise, where only the share that fits is asked for
 SHOWN_SHARE = 0.005  # parts below it are left out of an explanation

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit, stdtrit
 
+from analysis.finalists import NOISE_LOG_SD
 from analysis.prediction.columns import unpriced_parameters
 from search_spaces import Indices, SearchSpace
 from trainer.plan.jobs import Array, Jobs, Mask
@@ -21,7 +22,6 @@ from trainer.plan.jobs import Array, Jobs, Mask
 LENGTH_SCALE = 1.5  # of the correlation, in doublings of a degree
 NEGLIGIBLE = 1e-6  # variance of a direction in which values of a parameter do not differ
 APART = 2.0  # doublings that values without an order are apart
-NOISE_LOG_SD = 0.03  # of one measurement
 DISTURBED_SHARE = 0.1  # share of trials on a shared machine
 PRIOR_RUNS = 10.0  # that such a share is as sure as, before any trial
 PRIOR_TRIALS = 4.0  # that the residual's scale is as sure as, before any trial
@@ -91,21 +91,24 @@ class ResidualProcess:
         alike = np.einsum(which, a[:, at:], b[:, at:])
         return np.asarray((EFFECT_LOG_SD / self._log_sd) ** 2 * alike)
 
-    def edges(self, deviation: float) -> tuple[float, float]:
-        """How far a run may come out below and above what is expected; logarithms, with 95 %.
+    def edges(self, deviation: Array | float) -> tuple[Array, Array]:
+        """Distances from the mean to the lower and the upper end of the 95 % interval.
 
-        Student's t, for the scale is learnt from the trials, and below it what disturbs runs: as
-        often and as much as it disturbed this search's.
+        Student's t, because the scale is estimated from the trials. The lower end also covers
+        disturbed runs, as frequent and as slow as they were in this search.
 
         Args:
-            deviation: of the configuration, from :meth:`at`.
+            deviation: of configurations, from :meth:`at`.
+
+        Returns:
+            In logarithms, each of the shape of ``deviation``.
         """
         edge = stdtrit(PRIOR_TRIALS + self._num_trials, 0.975)  # Student's t
-        calm = float(edge * np.hypot(deviation, self._noise_log_sd))
+        calm = edge * np.hypot(deviation, self._noise_log_sd)
         disturbed = len(self._slower)
         share = (PRIOR_RUNS * DISTURBED_SHARE + disturbed) / (PRIOR_RUNS + self._num_trials)
         mean = (MEAN_SLOWDOWN * self._log_sd + self._slower.sum()) / (1 + disturbed)
-        return max(calm, float(mean * np.log(share / 0.025))), calm
+        return np.maximum(calm, mean * np.log(share / 0.025)), calm
 
     def covariance(self, features: Array, others: Array | None = None) -> Array:
         """Between configurations, shape (m, m), or with others, shape (m, number of them)."""

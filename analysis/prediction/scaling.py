@@ -9,11 +9,10 @@ from typing import Any, Literal
 import numpy as np
 
 from analysis.cost.constants import EDGE, log_sd
-from analysis.cost.model import CostModel, Prediction
+from analysis.cost.model import LIKELY, CostModel, Prediction
 from analysis.cost.step import step
 from analysis.cost.time_constants import TimeConstants
 from analysis.prediction.pricing import Pricing
-from analysis.prediction.ranking import LIKELY
 from analysis.units import GIB
 from foundation.quantities import config_text
 from search_spaces import Parameter, SearchSpace

@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.cost.model import LIKELY
 from analysis.report.encoding import encode
 from analysis.report.forests import Sensitivity
-from analysis.report.outlook import LIKELY, Outlook
+from analysis.report.outlook import Outlook
 
 PARAMETERS = 8  # leading ones, among which interactions are sought
 NAMED = 3  # interactions named on the page

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.cost.groups import MissingFactError
+from analysis.cost.model import LIKELY
 from analysis.prediction.columns import unpriced_parameters
-from analysis.prediction.drawn_model import drawn
 from analysis.prediction.pricing import Pricing
 from analysis.report.encoding import encode
 from analysis.report.folding import folded, parents
@@ -25,7 +25,7 @@ from analysis.report.forests import (
     Sensitivity,
     fitted,
 )
-from analysis.report.outlook import LIKELY, Outlook
+from analysis.report.outlook import Outlook
 from analysis.run.fold import Run
 from search_spaces import Candidates
 
@@ -76,9 +76,9 @@ def sensitivity_of(outlook: Outlook, seed: int = 0) -> ModelSensitivity:
         raise NotEnough(
             f"The cost model expects {len(indices)} of {likely.size} configurations to fit."
         )
-    expectation, model = outlook.expectation(indices), outlook.model
+    members = outlook.members(indices)
     try:
-        target = expectation.of(model)
+        target = outlook.objective(outlook.posterior(members))
     except MissingFactError as error:
         raise NotEnough(f"The cost model cannot predict it: {error}.") from error
     encoded = encode(outlook.frame(indices))
@@ -88,9 +88,11 @@ def sensitivity_of(outlook: Outlook, seed: int = 0) -> ModelSensitivity:
     def draws() -> Iterable[Refit]:
         rows = np.arange(len(target))
         for _ in range(NUM_REFITS):
-            yield rows, expectation.of(drawn(model, outlook.rng), outlook.rng)
+            yield rows, outlook.objective(outlook.drawn(members))
 
     space = outlook.pricing.space
     found = folded(fitted(encoded, target, seed, draws()), parents(space))
     unseen = tuple(n for n in unpriced_parameters(space) if n in encoded.values)
-    return ModelSensitivity(found, len(outlook.told), float(likely.mean()), unseen)
+    return ModelSensitivity(
+        found, len(outlook.observations.successes), float(likely.mean()), unseen
+    )

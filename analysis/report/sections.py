@@ -48,7 +48,7 @@ def _next(content: Content) -> str:
     return content.html(
         "next.html",
         found=found,
-        trained=len(outlook.told) if outlook else 0,
+        trained=len(outlook.observations.successes) if outlook else 0,
         pending=[tables.trial_row(run, trial) for trial in pending[:TOP]],
         left=told[-1] if told else None,
         goes_on=resumption(run, content.home, budget, len(run.trials) + len(found) + NEXT),

@@ -13,12 +13,13 @@ from analysis.run.fold import Run
 from analysis.run.folder import TRIAL_FILE, RunFolder
 from foundation.documents import Document, read_document, written_document
 from foundation.files import parse_json, read_text
+from foundation.python import module_argv
 from foundation.quantities import counted
 from foundation.records import Record, validate
 from foundation.values import Scalar, VariableName
 from foundation.writing import write_atomically
 from search_spaces import ResultPatterns, log_format, wrong_file_name
-from slurm import LogFormat, module_argv
+from slurm.logs.patterns import LogFormat
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import MAX_GPUS_PER_NODE, MAX_NODES, ConfigError
 

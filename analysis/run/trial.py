@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from slurm import BLAMELESS, Kind
 
-COMPLETED = frozenset(kind.value for kind in Kind if kind.told)
+COMPLETED = frozenset(kind.value for kind in Kind if kind.observed)
 """Kinds of end that say something about the configuration: ``ok``, and failures that it caused."""
 
 

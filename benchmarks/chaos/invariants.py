@@ -104,7 +104,7 @@ def nothing_lost(world: World) -> Iterator[str]:
 
 def all_done(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[str]:
     """All trials were run, and no configuration twice."""
-    counted = [t for t in run.trials.values() if t.kind and Kind(t.kind).told]
+    counted = [t for t in run.trials.values() if t.kind and Kind(t.kind).observed]
     if len(counted) != world.plan.trials:
         yield f"{len(counted)} of {world.plan.trials} trials: the search ended with {run.closed!r}"
     for number, trial in run.trials.items():

@@ -64,7 +64,7 @@ def kill_fork_server(world: World, planned: Planned) -> Course:
 def fork_servers(world: World) -> list[int]:
     """The fork server, its shepherds, and ranks that have not become a trainer yet."""
     found = sorted(marked(world.marker))
-    return [pid for pid in found if "slurm.local.fork_server" in command_line(pid)]
+    return [pid for pid in found if "slurm.local.server" in command_line(pid)]
 
 
 def _is_shepherd(pid: int, servers: set[int]) -> bool:

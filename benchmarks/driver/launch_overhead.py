@@ -1,6 +1,6 @@
 """Time to start and end a trial: local launcher, srun on a minicluster, bare processes.
 
-    python benchmarks/driver/launch_overhead.py [--repeats 10] [--ranks 4]
+    python -m benchmarks.driver.launch_overhead [--repeats 10] [--ranks 4]
 
 The trial does nothing but the least that every trainer does: import torch, make the process group
 (gloo), one all-reduce, end. Next to it a trial of `true`, which shows what the launcher alone
@@ -24,10 +24,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from foundation.python import module_argv
 from slurm.launcher import Launcher
 from slurm.local.launcher import LocalLauncher
 from slurm.minicluster import cluster as minicluster
-from slurm.python import module_argv
 from slurm.srun.allocation import Allocation
 from slurm.srun.launcher import SrunLauncher
 from slurm.srun.site import load_site

@@ -20,6 +20,7 @@ import numpy as np
 
 from analysis.cost.constants import Array
 from analysis.pareto import non_dominated
+from analysis.prediction.scalarization import merits
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.sweeps.read import read_tables
@@ -27,7 +28,6 @@ from benchmarks.printing import machine
 from benchmarks.published.read import FORMATS, read_table
 from benchmarks.search.games import REPLAYED, LeftOut
 from search_spaces import Objective
-from workflows.optimizer.scalarization import merits
 from workflows.replay.landscape import Answer, Landscape
 from workflows.replay.landscapes import landscapes
 from workflows.replay.play import policy_for

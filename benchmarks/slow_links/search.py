@@ -24,11 +24,11 @@ from analysis.run.folder import RunFolder
 from analysis.run.trial import Trial
 from benchmarks.slow_links.network import INTERFACE, SlowNetwork
 from benchmarks.slow_links.rank import NAMESPACE_VARIABLE
+from foundation.python import module_arguments, module_argv
 from search_spaces import load_space
 from slurm.local.launcher import LocalLauncher
 from slurm.outcome.classify import Outcome
 from slurm.outcome.step_log import StopRule
-from slurm.python import module_arguments, module_argv
 from slurm.trial import Lease, TrialSpec
 from workflows.search.budget import Budget
 from workflows.search.session import Search, run_session

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 from foundation.records import Record
 from search_spaces.errors import SpaceError
 from search_spaces.shipped import known_trainers
-from slurm import PAUSES, REDUCTIONS, LogFormat, Pattern
+from slurm.logs.patterns import PAUSES, REDUCTIONS, LogFormat, Pattern
 
 if TYPE_CHECKING:
     FormatName: TypeAlias = str

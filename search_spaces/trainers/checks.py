@@ -17,7 +17,7 @@ from search_spaces.language.schema import SpaceFile
 from search_spaces.language.trainer_schema import Flags, TrainerSpec
 from search_spaces.trainers import config_files, templates
 from search_spaces.trainers.command import TRIAL_PLACEHOLDERS
-from slurm import QuantityError, check_unit
+from slurm.logs.quantities import QuantityError, check_unit
 from trainer.plan.axes.mesh import GRID
 from trainer.plan.rules.expression import ExpressionError, ValueType, parse
 

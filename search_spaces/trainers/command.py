@@ -9,7 +9,7 @@ from search_spaces.known import log_format
 from search_spaces.language.trainer_schema import Flags, TrainerSpec
 from search_spaces.trainers import config_files, templates
 from search_spaces.trainers.trainer import DEFAULT_FRAMEWORK, Trainer, TrialFacts
-from slurm import LogFormat
+from slurm.logs.patterns import LogFormat
 from trainer.plan.rules.expression import ValueType
 
 TRIAL_PLACEHOLDERS: dict[str, ValueType] = {

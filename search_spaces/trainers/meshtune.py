@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from foundation.python import module_argv
 from search_spaces.parameters import SEARCHABLE
 from search_spaces.trainers.trainer import Trainer, TrialFacts
-from slurm import module_argv
 
 
 class MeshtuneTrainer(Trainer):

@@ -11,7 +11,7 @@ from typing import Any
 from foundation.values import Scalar
 from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.trainers import templates
-from slurm import LogFormat
+from slurm.logs.patterns import LogFormat
 from trainer.plan.model import ModelConfig
 
 DEFAULT_FRAMEWORK = "megatron-lm"  # most people's own trainers derive from it

@@ -6,34 +6,31 @@ import glob
 import os
 import shlex
 import shutil
+import signal
 import socket
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from foundation.python import module_arguments
 from foundation.writing import write_private
 from slurm import processes
+from slurm.fork_server import Order
+from slurm.forked_rank import read_at_start
 from slurm.launcher import Launcher, LauncherError, LauncherOptions
-from slurm.local.fork_server import ForkServer, Ranks
-from slurm.local.shepherd import Request, marker
+from slurm.local.server import ForkServer, Ranks, marker
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
 from slurm.outcome.kinds import Kind
-from slurm.outcome.rank_ends import first_failure, note_failures
+from slurm.outcome.rank_ends import FAILURE_GRACE_S, first_failure, note_failures
 from slurm.outcome.step_log import StopRule
 from slurm.outcome.watch import Termination, watch
-from slurm.python import module_arguments
 from slurm.rendezvous import rank_environment, rendezvous_environment
 from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
 
-# After one rank has failed, as srun -K1 does. The trainer's ranks leave within 10 s of an
-# out-of-memory by themselves, and write its result; a shorter time would cut them off.
-FAILURE_GRACE_S = 12.0
-_GONE_S = 30.0  # SIGKILL works at once, unless a process is stuck in the kernel
+_GONE_S = 30.0  # SIGKILL acts at once, unless a process is stuck in the kernel
 
-# Read by torch or the interpreter when they start: a forked rank would have missed them.
-_READ_AT_START = ("PYTHON", "LD_", "TORCH", "PYTORCH", "MKL_", "KMP_", "GOMP_", "OMP_")
 _GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
@@ -41,9 +38,9 @@ class LocalLauncher(Launcher):
     """Runs trials on this machine, cut into equal nodes ``local0``, ``local1`` ...
 
     Args:
-        num_nodes: how many trials can run at once, at most. GPUs are dealt out evenly to the
-            nodes; a node's ranks see its share, CPU cores and memory are shared by all.
-        preload: module whose imports are done once; ``module_argv`` of it then starts fast.
+        num_nodes: trials that can run at once. Each node has an equal share of the GPUs, which its
+            ranks see; all share CPU cores and memory.
+        preload: module that is imported once; ``module_argv`` of it then starts fast.
         failure_grace_s: how long the other ranks of a trial may go on after one has failed.
 
     Raises:
@@ -69,8 +66,7 @@ class LocalLauncher(Launcher):
         self._gpu_variable, gpus = visible_gpus(os.environ)
         share = len(gpus) // num_nodes
         self._gpus = {node: gpus[i * share : (i + 1) * share] for i, node in enumerate(self._nodes)}
-        self._server = ForkServer(preload)
-        self._failure_grace_s = failure_grace_s
+        self._server = ForkServer(preload, failure_grace_s)
 
     @classmethod
     def from_options(cls, options: LauncherOptions) -> LocalLauncher:
@@ -93,15 +89,15 @@ class LocalLauncher(Launcher):
         stop_rule: StopRule | None = None,
     ) -> Outcome:
         clear_attempt(spec.directory)
-        request = self._request(spec, lease)
-        self._write_command(spec, lease, request)
-        if problem := _cannot_start(spec, request.env):
+        order = self._order(spec, lease)
+        self._write_command(spec, lease, order)
+        if problem := _cannot_start(spec, order["env"]):
             return Outcome(Kind.LAUNCH_FAILURE, message=problem)
-        ranks = self._server.start(request)
+        ranks = self._server.start(order)
         try:
             watched = watch(spec, ranks.poll, stop, stop_rule)
             if watched.termination is not Termination.EXITED:
-                ranks.terminate()
+                ranks.send(signal.SIGTERM)
                 ranks.wait(spec.grace_s)
             self._end(spec, ranks)
         finally:
@@ -146,30 +142,28 @@ class LocalLauncher(Launcher):
     def close(self) -> None:
         self._server.close()
 
-    def _request(self, spec: TrialSpec, lease: Lease) -> Request:
-        arguments = module_arguments(spec.argv, self._server.preload)
-        if any(key.startswith(_READ_AT_START) for key in spec.env):
-            arguments = None
-        return Request(
-            name=spec.name,
-            argv=list(spec.argv) if arguments is None else arguments,
-            directory=str(spec.directory),
-            started_in=str(spec.started_in),
-            env=self._env(spec),
-            rank_env=self._rank_env(spec, lease),
-            memory_bytes=spec.memory_bytes_per_rank,
-            module=None if arguments is None else self._server.preload,
-            failure_grace_s=self._failure_grace_s,
-        )
+    def _order(self, spec: TrialSpec, lease: Lease) -> Order:
+        preloaded = module_arguments(spec.argv, self._server.preload) is not None
+        return {
+            "trial": spec.name,
+            "argv": spec.argv,
+            "cwd": str(spec.started_in),
+            "directory": str(spec.directory),
+            "clear": True,
+            "env": self._env(spec),
+            "ranks": self._rank_env(spec, lease),
+            "memory_bytes": spec.memory_bytes_per_rank,
+            "forked": preloaded and not read_at_start(spec.env),
+        }
 
     def _env(self, spec: TrialSpec) -> dict[str, str]:
-        # A trainer that finds Slurm's variables would take the driver's job for its own.
+        # With Slurm's variables, a trainer would take the driver's job for its own.
         env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SRUN"))}
         ranks = len(self._nodes) * spec.ranks_per_node
         threads = spec.cpus_per_rank or max(1, len(os.sched_getaffinity(0)) // ranks)
         env["OMP_NUM_THREADS"] = str(threads)
-        env["PYTHONUNBUFFERED"] = "1"  # growing logs are what shows progress
-        # Nobody else may connect to the ranks; and gloo would need the host's name to resolve.
+        env["PYTHONUNBUFFERED"] = "1"  # progress is seen by the growth of the logs
+        # Nobody else can connect to the ranks then, and the host's name need not resolve.
         env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = "lo"
         return {**env, **spec.env}
 
@@ -183,8 +177,8 @@ class LocalLauncher(Launcher):
                 envs.append(common | gpus | rank_environment(rank, local_rank, i))
         return envs
 
-    def _write_command(self, spec: TrialSpec, lease: Lease, request: Request) -> None:
-        variables = {**spec.env, **request.rank_env[0]}
+    def _write_command(self, spec: TrialSpec, lease: Lease, order: Order) -> None:
+        variables = {**spec.env, **order["ranks"][0]}
         env = [f"{key}={shlex.quote(value)}" for key, value in sorted(variables.items())]
         write_private(
             spec.directory / "command.txt",
@@ -196,7 +190,7 @@ class LocalLauncher(Launcher):
     def _end(self, spec: TrialSpec, ranks: Ranks) -> None:
         """Kill what is left of a trial and wait until it is gone."""
         if not ranks.gone:
-            ranks.kill()
+            ranks.send(signal.SIGKILL)
             ranks.wait(_GONE_S)
         if ranks.lost:  # the shepherd was killed, by the kernel when memory ran out for instance
             self.settle([spec.name])
@@ -204,7 +198,7 @@ class LocalLauncher(Launcher):
 
 
 def visible_gpus(env: Mapping[str, str]) -> tuple[str | None, list[str]]:
-    """GPUs of this machine, found without asking a driver library.
+    """GPUs of this machine, found without a driver library.
 
     Returns:
         The environment variable that selects among them (None without GPUs), and its values.
@@ -241,7 +235,7 @@ def _free_port() -> int:
 
 
 def _exit_code(spec: TrialSpec, ranks: Ranks) -> int | None:
-    """Of the first rank that failed; None: nobody knows."""
+    """The first failed rank's exit code, or 0; None: unknown."""
     failed = first_failure(ranks.exit_codes)
     if failed is not None:
         return failed

@@ -1,7 +1,7 @@
 """One log file for many writers, in which every line is whole.
 
-Processes that append to one file by themselves interleave within lines: an unbuffered Python
-writes a line and its end separately. A result that is torn so could not be read.
+Processes that append to one file themselves interleave within lines, as an unbuffered Python writes
+a line and its end separately: a torn result could not be read.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from pathlib import Path
 
 from slurm.log_file import LogFile
 
-_LONGEST_LINE_BYTES = 1 << 20  # what is longer is passed on in pieces
-_READS_AT_ONCE = 16  # a rank that never stops writing must not keep the others' words, or orders
-_LAST_TRIES_S = 2.0  # of what a full disk does not take when all writers are gone
+_LONGEST_LINE_BYTES = 1 << 20  # longer lines are passed on in pieces
+_READS_AT_ONCE = 16  # so that a rank which never stops writing delays neither others nor orders
+_LAST_TRIES_S = 2.0  # to write what a full disk does not take when all writers are gone
 
 
 class LineLog:
-    """Merges what its writers write, line by line, at the end of a file."""
+    """Appends the lines of several writers to a file."""
 
     def __init__(self, path: Path) -> None:
         self._file = LogFile(path)
@@ -46,7 +46,7 @@ class LineLog:
         return self._file.problem
 
     def pump(self) -> None:
-        """Write lines that are there now; does not block, and ends."""
+        """Write the lines that are there now; does not block."""
         self._file.retry()
         for read_end in self.read_ends:
             for _ in range(_READS_AT_ONCE):
@@ -65,7 +65,7 @@ class LineLog:
                 self._partial[read_end] = text[end:]
 
     def close(self) -> None:
-        """Write what is left, whole or not."""
+        """Write the open lines, too, and close the file."""
         self.pump()
         for read_end in self.read_ends:
             self._finish(read_end)

@@ -1,9 +1,8 @@
-"""A trainer's patterns on its logs, in a process that can be killed.
+"""Searching logs by a user's patterns in a process that can be killed.
 
-``(a+)+$`` takes longer than the universe has on a line of a few hundred characters, and Python's
-``re`` neither takes a time limit nor lets another thread run meanwhile. So a process of its own
-searches, with a limit on its CPU time: that others keep the machine busy is not the pattern's
-fault.
+``(a+)+$`` does not end on a line of a few hundred characters, and Python's ``re`` neither takes a
+time limit nor lets another thread run meanwhile. The process has a limit on its CPU time, so that a
+busy machine is not held against a pattern.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from foundation.python import module_argv
 from slurm.logs.patterns import FoundNothingError, LogFormat, Pattern, metrics_of
-from slurm.python import module_argv
 
 MAX_CPU_S = 20
 _MAX_WALL_S = 300.0
@@ -28,7 +27,7 @@ _MAX_WALL_S = 300.0
 def metrics_apart(
     log: LogFormat, texts: Sequence[str], warmup_steps: int = 0, num_gpus: int = 1
 ) -> Mapping[str, Any]:
-    """As :func:`slurm.logs.patterns.metrics_of`, in a process of its own.
+    """:func:`slurm.logs.patterns.metrics_of` in a process of its own.
 
     Raises:
         FoundNothingError: as there; and if the search takes more than :data:`MAX_CPU_S` seconds of

@@ -1,7 +1,7 @@
 """Metrics in the logs of a trainer that writes no result, found by patterns.
 
-A line that a pattern matches is of one step. The metric of a trial is the median over its steps
-after the warm-up, without those that an evaluation or a checkpoint came between.
+Each line that a pattern matches belongs to one step. A trial's metric is the median over its steps
+after the warm-up, without steps that an evaluation or a checkpoint has disturbed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PAUSES = (
     r"(?i)\b(?:sav(?:ed|ing)\b.{0,40}\bcheckpoint|checkpoint\b.{0,40}\bsav(?:ed|ing)\b"
     r"|evaluat(?:e|es|ed|ing|ion)\b|validation loss)"
 )
-"""Lines after which the next step's time has something else in it."""
+"""Lines after which the next step's time includes something else."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _LOSS = re.compile(
@@ -45,13 +45,13 @@ class Pattern:
     Attributes:
         regex: searched in each line; the number is its group ``value``, or else its first group.
             A group ``step`` is the step's number.
-        unit: of the number; None: as the log says beside it, or else the metric's own.
-        scale: by which the number is multiplied besides.
+        unit: of the number; None: the one beside it in the log, else the metric's own.
+        scale: a further factor of the number.
         reduce: how the steps' numbers become one.
-        skip: matches that are left out at the beginning; None: the trial's warm-up steps.
-        since_start: the numbers count from the run's start: a step's is what was added.
-        unless: a metric beside which this one is left out: a mean of the whole run, say, beside
-            the times of its steps.
+        skip: first matches to leave out; None: as many as the trial's warm-up steps.
+        since_start: the numbers accumulate from the run's start; a step's is the difference.
+        unless: a metric that replaces this one where found: the times of single steps replace a
+            mean of the whole run.
     """
 
     regex: str
@@ -65,12 +65,11 @@ class Pattern:
 
 @dataclass(frozen=True)
 class LogFormat:
-    """How a trainer's logs tell its metrics.
+    """Description of the metrics in a trainer's logs.
 
     Attributes:
-        patterns: by metric, those of all variants of the trainer: the first one that is found in
-            the log is the metric's.
-        pauses: a line that matches comes between two steps, and the next one does not count.
+        patterns: by metric, for all variants of the trainer; the first one found in the log counts.
+        pauses: matches lines between two steps; the step after such a line does not count.
     """
 
     patterns: Mapping[str, Sequence[Pattern]] = field(default_factory=dict)
@@ -82,14 +81,14 @@ class LogFormat:
 
 @dataclass(frozen=True)
 class Reading:
-    """A metric that was found in a log, and where.
+    """A metric found in a log, and its place.
 
     Attributes:
         metric: its key.
         value: in the unit that its key names.
-        lines: that have it.
-        counted: those of them that the value is of.
-        last: the last of them.
+        lines: number of lines that have it.
+        counted: number of those lines that the value is of.
+        last: the last such line.
     """
 
     metric: str
@@ -100,7 +99,7 @@ class Reading:
 
 
 class FoundNothingError(ValueError):
-    """A log has no metric, or one that cannot be believed."""
+    """A log has no metric, or one that is not credible."""
 
 
 @dataclass
@@ -114,8 +113,7 @@ class LogMetrics:
     """The metrics of one trial's log, read line by line.
 
     Args:
-        log: its format.
-        warmup_steps: that do not count.
+        warmup_steps: first steps, which do not count.
         num_gpus: of the trial.
     """
 
@@ -134,10 +132,10 @@ class LogMetrics:
         self._loss_is_finite: bool | None = None
 
     def read(self, line: str) -> None:
-        """Take note of one line, whatever it says.
+        """Read one line.
 
         Raises:
-            FoundNothingError: if a pattern's number cannot be believed.
+            FoundNothingError: if a pattern's number is not credible.
         """
         line = _ANSI.sub("", line)
         for loss in _LOSS.finditer(line):
@@ -152,16 +150,16 @@ class LogMetrics:
 
     @property
     def diverged(self) -> bool:
-        """Whether the last loss that the log names is not a number, or infinite."""
+        """Whether the last loss in the log is NaN or infinite."""
         return self._loss_is_finite is False
 
     @property
     def num_steps(self) -> int:
-        """Lines with the metric that has most."""
+        """Number of lines with the most frequent metric."""
         return max(map(len, self._steps), default=0)
 
     def readings(self) -> list[Reading]:
-        """Every metric that was found, by the first of its patterns that found it."""
+        """Every metric that was found, each by its first pattern that matched."""
         found: dict[str, Reading] = {}
         read = {
             metric for (metric, *_), steps in zip(self._patterns, self._steps, strict=True) if steps
@@ -176,7 +174,7 @@ class LogMetrics:
         return list(found.values())
 
     def metrics(self) -> dict[str, float]:
-        """The same, each metric's value by its key."""
+        """Values of the readings by metric."""
         return {reading.metric: reading.value for reading in self.readings()}
 
     def _note(self, index: int, metric: str, pattern: Pattern, found: re.Match[str]) -> None:
@@ -196,7 +194,7 @@ class LogMetrics:
             number = int(found["step"].replace(",", ""))
         steps = self._steps[index]
         if number is not None and steps and steps[-1].number == number:
-            return  # another rank's, of the same step
+            return  # the same step, printed by another rank
         if pattern.since_start:
             value, self._so_far[index] = value - self._so_far[index], value
         steps.append(_Step(value, number, self._disturbed[index]))
@@ -220,16 +218,15 @@ def metrics_of(
     """A trial's result from its logs: the first text that has a metric gives it.
 
     Args:
-        log: their format.
         texts: of the logs, standard output first.
-        warmup_steps: that do not count.
+        warmup_steps: first steps, which do not count.
         num_gpus: of the trial.
 
     Returns:
-        Metrics, with ``status`` ``diverged`` where the last loss is not finite.
+        Metrics, or ``status`` ``diverged`` if the last loss is not finite.
 
     Raises:
-        FoundNothingError: if there is no metric, or one that cannot be believed.
+        FoundNothingError: if there is no metric, or one that is not credible.
     """
     result: dict[str, Any] = {}
     diverged = False
@@ -249,6 +246,6 @@ def metrics_of(
 
 
 def _first_unnamed(regex: re.Pattern[str]) -> int:
-    """The first group that has no name; the first of all where each has one."""
+    """The first group without a name; the first of all if each has one."""
     named = set(regex.groupindex.values())
     return next((i for i in range(1, regex.groups + 1) if i not in named), 1)

@@ -1,9 +1,9 @@
 """Numbers as logs print them, in the unit that a metric's key names.
 
 ``11.5K`` is 11,500; ``elapsed time (ms): 812`` is 0.812 of ``step_time_s``; ``420 tokens/s/GPU``
-on 8 GPUs is 3,360 of ``tokens_per_second``; ``2.5s/it`` is 0.4 of ``steps_per_second``. What stands
-beside the number decides, unless the pattern states its unit; where the two disagree neither is
-believed.
+on 8 GPUs is 3,360 of ``tokens_per_second``; ``2.5s/it`` is 0.4 of ``steps_per_second``. The text
+beside the number decides, unless the pattern states a unit; if they contradict each other, that is
+an error.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _DIMENSIONS: dict[str, dict[str, float]] = {
     "samples/s": _SAMPLES,
     "steps/s": _STEPS,
 }
-# A metric's key says its unit by its end; the first that fits counts.
+# The end of a metric's key names its unit; the first row that fits counts.
 _KEYS = (
     (r"tokens_per_second(?:_per_gpu)?", "tokens/s", 1.0),
     (r"samples_per_second(?:_per_gpu)?", "samples/s", 1.0),
@@ -71,7 +71,7 @@ _KEYS = (
     (r"(?!\w+_per_s$)\w+_s", "time", 1.0),
 )
 _MAGNITUDES = {"K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
-# What a colon follows is the next number's label.
+# A word before a colon is the next number's label.
 _AFTER = re.compile(
     r"(?P<magnitude>[KkMGBT](?![A-Za-z]))?"
     r"(?: ?[(\[]?(?P<unit>[A-Za-zµ][A-Za-zµ_/]{0,30}(?: [A-Za-zµ_/]{1,30}){0,3})(?![\w/]| ?[:=]))?"
@@ -86,7 +86,7 @@ _NOT_FINITE = re.compile(r"(?i)[-+]?(?:nan|inf|infinity)")
 
 
 class QuantityError(ValueError):
-    """What a pattern found is no number, or not of the metric's kind."""
+    """The text that a pattern found is no number, or not of the metric's kind."""
 
 
 class Beside(NamedTuple):
@@ -125,8 +125,8 @@ def quantity(number: str, beside: Beside, metric: str, unit: str | None, num_gpu
         number: the text that a pattern found, ``1,234.5``, ``3.36K`` or ``nan``.
         beside: the line's text on both sides of it.
         metric: key of the result; its end names its unit.
-        unit: of the number, where the pattern states it; ``""`` for the metric's own.
-        num_gpus: of the trial, by which rates per GPU become rates of the job.
+        unit: of the number, if the pattern states it; ``""`` for the metric's own.
+        num_gpus: of the trial; turns rates per GPU into rates of the job.
 
     Raises:
         QuantityError: if it is no number, or of another kind than its metric.
@@ -186,7 +186,7 @@ def _of_key(metric: str) -> _Unit | None:
 
 
 def _factor(unit: str, dimension: str) -> float | None:
-    """Of a unit's text, which may go on (``tokens/s/GPU``); None if it is no unit of this kind."""
+    """The factor of a unit's text (``tokens/s/GPU``, say); None if it is no unit of this kind."""
     words = unit.strip().lower().replace("µ", "u")
     words = _PER_GPU.sub("", words).strip()
     table = _DIMENSIONS[dimension]
@@ -199,7 +199,7 @@ def _factor(unit: str, dimension: str) -> float | None:
 
 
 def _seen(beside: Beside, dimension: str, metric: str) -> _Unit | None:
-    """The unit that the log itself gives, right after the number or right before it."""
+    """The unit in the log, right after the number or right before it."""
     for found, longest_first in (
         (_AFTER.match(beside.after), True),
         (_BEFORE.search(beside.before[-80:]), False),
@@ -222,14 +222,14 @@ def _seen(beside: Beside, dimension: str, metric: str) -> _Unit | None:
 
 
 def _of_a_step(beside: Beside) -> float | None:
-    """Seconds in the unit that follows a number, if that is the time of a step, as ``s/it``."""
+    """Seconds in the unit after a number if that is a time per step, such as ``s/it``."""
     found = _AFTER.match(beside.after)
     text = found["unit"] if found else None
     return _factor(text, "time") if text and "/" in text else None
 
 
 def _candidates(words: str, from_start: bool) -> list[str]:
-    """The beginnings, or the ends, of some words, longest first."""
+    """Beginnings, or ends, of a text at word boundaries, longest first."""
     cuts = [i for i, c in enumerate(words) if c in " _"]
     if from_start:
         return [words, *(words[:cut] for cut in reversed(cuts))]
@@ -237,7 +237,7 @@ def _candidates(words: str, from_start: bool) -> list[str]:
 
 
 def _gpus(beside: Beside, metric: str, num_gpus: int) -> float:
-    """What makes a rate per GPU one of the job, where the key means the job, and the reverse."""
+    """The factor from a rate per GPU in the log to the job's rate that the metric names."""
     if metric not in ("tokens_per_second", "samples_per_second"):
         return 1.0
     near = _BEFORE.search(beside.before[-80:])

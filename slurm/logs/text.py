@@ -1,8 +1,8 @@
-"""Reading a trial's logs: their end, in lines of bounded length.
+"""Reading the end of a trial's logs, in lines of bounded length.
 
-A progress bar is one line of megabytes to whoever splits at line feeds alone, and a regular
-expression that is quick on a hundred lines may take minutes on it. So lines also end at carriage
-returns, and of what is longer still the middle is left out. All of it takes linear time.
+Split at line feeds alone, a progress bar is one line of megabytes, on which a regular expression
+that is quick on a hundred lines may take minutes. So lines also end at carriage returns, and the
+middle of longer lines is left out. All of it takes linear time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from foundation.files import FileError, MissingFileError, read_end
 from foundation.messages import shown
 
-READ_BYTES = 4 << 20  # of a log, from its end; what decides a trial is near it
+READ_BYTES = 4 << 20  # from the end of a log, where the cause of a trial's end is
 MAX_LINE = 8192  # characters
 _LONG_LINE = re.compile(rf"(?m)^([^\n]{{{MAX_LINE // 2}}})[^\n]+([^\n]{{{MAX_LINE // 2}}})$")
 
@@ -36,12 +36,12 @@ def unified(data: bytes) -> bytes:
 
 
 def cut_lines(text: str) -> str:
-    """The same lines; of those over :data:`MAX_LINE` characters the beginning and the end."""
+    """The same lines; those over :data:`MAX_LINE` characters without their middle."""
     return _LONG_LINE.sub(r"\1 ... \2", text)
 
 
 def objects_after(word: str, text: str) -> Iterator[str]:
-    """What follows ``word`` on each line, where that looks like a JSON object: ``word {...}``."""
+    """JSON objects, not parsed, that follow ``word`` on its line: ``word {...}``."""
     announced = re.compile(rf"(?<!\S){re.escape(word)}[ \t]+(?={{)")
     end = 0
     while found := announced.search(text, end):

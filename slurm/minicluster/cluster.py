@@ -50,10 +50,10 @@ _NO_LIMITS = "memory is not limited: no cgroups that Slurm can use on this machi
 
 @dataclass(frozen=True)
 class Minicluster:
-    """A minicluster that is up."""
+    """A running minicluster."""
 
     config: MiniclusterConfig
-    notice: str = ""  # what works less well here than on a real cluster, and why
+    notice: str = ""  # limitations on this machine, and their reasons
     started: bool = True  # False if it had been up before
 
     @property
@@ -63,7 +63,7 @@ class Minicluster:
 
     @property
     def conf(self) -> Path:
-        """What ``SLURM_CONF`` has to name."""
+        """The value of ``SLURM_CONF`` for users."""
         return self.config.conf
 
     @property
@@ -99,7 +99,7 @@ class Minicluster:
         return dict(sorted((line.split() for line in lines), key=lambda item: _natural(item[0])))
 
     def kill_node(self, name: str) -> None:
-        """Let a node die as in a power cut: its slurmd, its steps and all their processes.
+        """Kill a node as a power cut would: its slurmd, its steps and all their processes.
 
         The controller notices after some 16 s; ``node_states`` then says ``down*``.
         """
@@ -125,7 +125,7 @@ class Minicluster:
 
 @dataclass(frozen=True)
 class Status:
-    """What a minicluster is doing."""
+    """State of a minicluster."""
 
     cluster: Minicluster
     node_states: dict[str, str]
@@ -192,7 +192,7 @@ def up(
         try:
             return _start(config, start_s)
         except MiniclusterError as error:
-            # Cgroups that are mounted may still be closed to us, in a container for example.
+            # Mounted cgroups may not be ours to use, in a container for example.
             return _start(replace(config, cgroup=None), START_S, f"{_NO_LIMITS} ({error})")
 
 
@@ -248,7 +248,7 @@ def _make_folder(config: MiniclusterConfig) -> None:
         raise MiniclusterError(f"{directory} is not empty, and no minicluster; choose another")
     check_name(config)
     make_private(directory)
-    write_config(config)  # first of all: it is what makes the folder ours to remove
+    write_config(config)  # first of all: with it the folder is ours to remove
     for sub in ("log", "spool", "state"):
         (directory / sub).mkdir()
     for i in range(config.gpus_per_node):

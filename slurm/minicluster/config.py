@@ -16,7 +16,7 @@ MAX_GPUS = 64
 
 @dataclass(frozen=True)
 class MiniclusterConfig:
-    """What a minicluster consists of, and where; kept in its folder as ``cluster.json``."""
+    """Size and place of a minicluster; kept in its folder as ``cluster.json``."""
 
     directory: str
     hostname: str
@@ -27,8 +27,8 @@ class MiniclusterConfig:
     mem_per_node_mib: Annotated[int, Field(ge=1)]
     base_port: Annotated[int, Field(ge=0, le=65000)]  # the controller's; the nodes' follow
     cgroup: Literal["v1", "v2"] | None  # None: no memory limits
-    own_name: bool  # daemons and steps run where the machine's name is ``hostname``
-    clients_on_loopback: bool  # whether the name that a user's shell has is that of 127.0.0.1
+    own_name: bool  # daemons and steps have a UTS namespace with the name ``hostname``
+    clients_on_loopback: bool  # in a user's shell the machine's name is that of 127.0.0.1
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -37,17 +37,17 @@ class MiniclusterConfig:
 
     @property
     def conf(self) -> Path:
-        """What ``SLURM_CONF`` has to name."""
+        """The value of ``SLURM_CONF`` for users."""
         return Path(self.directory) / "slurm.conf"
 
     @property
     def daemons_conf(self) -> Path:
-        """What ``SLURM_CONF`` names for the daemons, which pass it on to every step."""
+        """The value of ``SLURM_CONF`` for the daemons, which pass it on to every step."""
         return Path(self.directory) / "daemons.conf"
 
     @property
     def daemons_on_loopback(self) -> bool:
-        """Whether nobody on another machine can reach the daemons."""
+        """Whether the daemons can be reached from this machine alone."""
         return self.own_name or self.clients_on_loopback
 
     @property
@@ -63,13 +63,12 @@ class MiniclusterConfig:
 def slurm_conf(config: MiniclusterConfig, on_loopback: bool) -> str:
     """Text of ``slurm.conf``.
 
-    With ``on_loopback``, whoever reads it listens on 127.0.0.1 only. Slurm knows no address to
-    listen on but all, or that of the machine's name; so that name must be one of 127.0.0.1.
+    With ``on_loopback``, its readers listen on 127.0.0.1 only. Slurm listens on all addresses or on
+    that of the machine's name, so that name must be one of 127.0.0.1.
 
-    The times are short, so that a lost node and a requeued job are seen in seconds.
-    ``cred_expire`` is the one that matters for a requeue: Slurm lets a requeued job wait
-    until the credentials of its earlier start have expired, 120 s by default. A node's death
-    is seen after about ``3 MessageTimeout``, which counts for more than ``SlurmdTimeout``.
+    The times are short, so that a lost node and a requeued job are seen in seconds. A requeued job
+    waits until the credentials of its earlier start expire (``cred_expire``, 120 s by default). A
+    node's death is seen after about ``3 MessageTimeout``, which outweighs ``SlurmdTimeout``.
     """
     fields = {**asdict(config), "conf_directory": config.directory, "cpus": CPUS_PER_NODE}
     fields |= _TRACKING if config.cgroup else _NO_TRACKING
@@ -80,9 +79,9 @@ def slurm_conf(config: MiniclusterConfig, on_loopback: bool) -> str:
 
 
 def cgroup_conf(config: MiniclusterConfig) -> str:
-    """Text of ``cgroup.conf``: memory is limited, swap no way around it, cores stay free."""
+    """Text of ``cgroup.conf``: memory and swap are limited, cores are not."""
     if config.cgroup is None:
-        # Slurm loads a plugin even so, and else looks at /sys/fs/cgroup for which it is to be.
+        # Slurm loads a plugin even so; unless named, it is chosen by /sys/fs/cgroup.
         return "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
     # IgnoreSystemd: a machine for experiments (a container, say) has no systemd to ask.
     extra = "IgnoreSystemd=yes\n" if config.cgroup == "v2" else "CgroupAutomount=yes\n"
@@ -94,7 +93,7 @@ def cgroup_conf(config: MiniclusterConfig) -> str:
 
 
 def gres_conf(config: MiniclusterConfig) -> str:
-    """Text of ``gres.conf``: GPUs that are empty files, so that requests are honoured."""
+    """Text of ``gres.conf``: empty files for GPUs, so that requests for them are granted."""
     if config.gpus_per_node == 0:
         return ""
     last = config.gpus_per_node - 1

@@ -1,4 +1,4 @@
-"""The daemons of a minicluster: where they fit on the machine, their start, and their sure end."""
+"""The daemons of a minicluster: their ports, their start, and their certain end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slurm.minicluster.folders import MiniclusterError, runtime_folder
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sinfo", "squeue", "scancel", "munged")
 LOOPBACK, LOOPBACK_NAME = "127.0.0.1", "localhost"
-# A program behind it sees a machine of that name, in whatever it starts too.
+# A program started so, and all it starts, sees a machine of that name.
 _OWN_NAME = ("unshare", "--uts", "sh", "-c", f'hostname {LOOPBACK_NAME} && exec "$@"', "sh")
 _PORT_STEP = MAX_NODES + 1  # ports set aside for one cluster
 _FIRST_PORT, _LAST_PORT = 17000, 26900  # below the kernel's ephemeral ports
@@ -40,7 +40,7 @@ def missing(programs: Sequence[str] = PROGRAMS) -> str | None:
 
 
 def cgroup_version() -> Literal["v1", "v2"] | None:
-    """Which cgroups can limit memory here, if any."""
+    """Version of the cgroups that can limit memory here, if any."""
     root = Path("/sys/fs/cgroup")
     controllers = root / "cgroup.controllers"
     if controllers.exists():
@@ -63,7 +63,7 @@ def machine_lock() -> Iterator[None]:
 
 
 def names_loopback(hostname: str) -> bool:
-    """Whether a program of this machine that listens on its name's address is on 127.0.0.1."""
+    """Whether this name is one of 127.0.0.1."""
     try:
         return socket.gethostbyname(hostname) == LOOPBACK
     except OSError:
@@ -71,7 +71,7 @@ def names_loopback(hostname: str) -> bool:
 
 
 def can_have_own_name() -> bool:
-    """Whether daemons may run where the machine's name is another; some containers forbid it."""
+    """Whether daemons can have a UTS namespace of their own; some containers forbid it."""
     try:
         done = subprocess.run([*_OWN_NAME, "true"], capture_output=True, check=False)
     except OSError:
@@ -80,7 +80,7 @@ def can_have_own_name() -> bool:
 
 
 def place(config: MiniclusterConfig) -> MiniclusterConfig:
-    """The first block of free ports, with node names that no other cluster's cgroups bear."""
+    """The config with the first block of free ports, and node names without cgroups of others."""
     for index, base in enumerate(range(_FIRST_PORT, _LAST_PORT, _PORT_STEP)):
         prefix = "n" if index == 0 else f"m{index}n"
         placed = replace(config, node_prefix=prefix, base_port=base)
@@ -118,12 +118,12 @@ def start_slurmd(config: MiniclusterConfig, name: str) -> None:
 
 
 def start_slurmctld(config: MiniclusterConfig) -> None:
-    """Start the controller, without what an earlier one of this folder remembered."""
+    """Start the controller, without the saved state of an earlier one."""
     start_daemon(config, "slurmctld", "-c", "-f", str(config.daemons_conf))
 
 
 def environment(conf: Path) -> dict[str, str]:
-    """Ours, with a cluster's configuration for Slurm's programs."""
+    """Our environment, with a cluster's configuration for Slurm's programs."""
     # What surrounds us may be another Slurm's job: none of its settings may leak in.
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SLURMD_", "SRUN_"))}
     path = os.pathsep.join((env.get("PATH", ""), "/usr/sbin", "/sbin"))
@@ -151,7 +151,7 @@ def start_daemon(config: MiniclusterConfig, *argv: str) -> None:
 
 
 def _daemons(config: MiniclusterConfig, log: str, *names: str) -> set[int]:
-    """Running daemons of this cluster, told by the log file that they hold open.
+    """Running daemons of this cluster, recognized by the log file that they hold open.
 
     A step daemon rewrites its command line and environment; its log file stays.
     """

@@ -1,6 +1,7 @@
-"""Where a minicluster's files are: in folders that nobody but their owner can write to.
+"""Folders of a minicluster, to which only their owner can write.
 
-Whoever could put a link or a file there would choose what a root process writes to, or ends.
+Whoever could put a link or a file there would choose the files that a root process writes, or the
+processes that it ends.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def runtime_folder() -> Path:
 
 
 def default_directory() -> Path:
-    """Where a minicluster lives unless told otherwise.
+    """Default folder of a minicluster.
 
     Raises:
         MiniclusterError: if this user's runtime folder may not be trusted.
@@ -95,7 +96,7 @@ def check_owned(folder: Path) -> None:
 
 
 def _problem(folder: Path) -> str | None:
-    """Why others could write to a folder, or have made it; None if they cannot."""
+    """Reason to distrust a folder, that others could have made or can write to; None if safe."""
     try:
         status = folder.lstat()
     except OSError as error:
@@ -110,7 +111,7 @@ def _problem(folder: Path) -> str | None:
 
 
 def read_config(directory: Path) -> MiniclusterConfig | None:
-    """What a minicluster's folder says of it; None if there is no minicluster in it.
+    """The configuration in a minicluster's folder; None if there is no minicluster in it.
 
     Raises:
         MiniclusterError: if others could have written it, or it is not about this folder.

@@ -6,19 +6,19 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from foundation.python import module_argv
 from slurm.launcher import LauncherError
 from slurm.mpiexec.dialects import Dialect
 from slurm.mpiexec.hosts import Host
-from slurm.python import module_argv
 from slurm.rendezvous import rendezvous_environment
 from slurm.sweep.node import ALL
 from slurm.trial import Lease, TrialSpec
 
 RANK_SCRIPT = Path(__file__).with_name("rank.sh")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # what else a shell exports is its own business
-# An mpiexec that finds these takes itself for a rank of another one.
+# With these in its environment, an mpiexec takes itself for a rank of another one.
 _OF_A_RANK = ("OMPI_COMM_WORLD_", "OMPI_MCA_ess_base_", "PMI_", "PMIX_", "MPI_LOCAL", "HYDI_")
-# True of the driver's host or shell only; a PBS job's TMPDIR is a folder of one host.
+# These hold on the driver's host or in its shell only; a PBS job's TMPDIR is on one host.
 _OF_THIS_HOST = {"DISPLAY", "HOST", "HOSTNAME", "OLDPWD", "PWD", "SHLVL", "TERM", "TMPDIR", "_"}
 _OF_THIS_JOB = ("LSB_", "LSF_", "LS_", "PBS_", "SLURM", "SSH_", "XDG_")
 
@@ -34,12 +34,8 @@ def mpiexec_argv(
     """The exact mpiexec line of a trial.
 
     Args:
-        program: mpiexec's name or path.
-        dialect: its dialect.
-        spec: what to run.
-        lease: on which hosts.
-        hosts: by name; where they have slots, a trial may not have more ranks there.
-        environ: what :func:`mpiexec_environment` returned for it.
+        hosts: by name; their slots, if given, limit a trial's ranks there.
+        environ: from :func:`mpiexec_environment`.
 
     Raises:
         LauncherError: if the lease does not fit the trial.
@@ -63,13 +59,10 @@ def mpiexec_argv(
 def mpiexec_environment(
     spec: TrialSpec, lease: Lease, master_addr: str, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment of mpiexec, from which its ranks get what :func:`exported` names.
+    """The environment of mpiexec, from which ranks get the variables that :func:`exported` names.
 
     Args:
-        spec: what to run.
-        lease: on which hosts.
         master_addr: address of the lease's first host, which gets rank 0.
-        environ: the driver's.
     """
     defaults = {"PYTHONUNBUFFERED": "1"}  # progress is seen by the growth of the logs
     if spec.cpus_per_rank is not None:
@@ -92,26 +85,18 @@ def sweep_argv(
     names: Iterable[str],
     environ: Iterable[str],
 ) -> list[str]:
-    """The mpiexec line that ends whatever is left of these trials, one process a host.
-
-    Args:
-        program: mpiexec's name or path.
-        dialect: its dialect.
-        hosts: to sweep.
-        names: of trials.
-        environ: names of the driver's variables.
-    """
+    """The mpiexec line that ends whatever is left of these trials, one process a host."""
     line = dialect.argv(program, hosts, 1, exported(environ))
     return [*line, *module_argv("slurm.sweep.node", dialect.rank_variable, ALL, *names)]
 
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what an mpiexec around the driver has set for it."""
+    """The environment without the variables of an mpiexec around the driver."""
     return {k: v for k, v in environ.items() if not k.startswith(_OF_A_RANK)}
 
 
 def exported(environ: Iterable[str]) -> list[str]:
-    """Names of the variables that other hosts get: all but those that are true of this one only."""
+    """Names of the variables that other hosts get: all but those that hold on this one only."""
     return sorted(
         name
         for name in environ

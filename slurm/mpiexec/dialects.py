@@ -1,4 +1,4 @@
-"""How each `mpiexec` is spoken to, as records; pure.
+"""The options and habits of each `mpiexec`, as records; pure.
 
 Measured on Open MPI 4.1.4 and 5.0.11, MPICH 4.0.2 (hydra) and, for a start only, Intel MPI 2021.19.
 """
@@ -44,11 +44,10 @@ class Dialect:
         """The line up to the command of the ranks. Rank 0 is on the first host.
 
         Args:
-            program: mpiexec's name or path.
             hosts: in the order of ranks; consecutive ranks share a host.
             ranks_per_host: the same on each.
             exported: names of variables that every rank gets from mpiexec's environment.
-            tagged: whether output has to be told apart by rank.
+            tagged: whether each piece of output names its rank.
         """
         repeats = ranks_per_host if self.ranks_per_host_flag is None else 1
         line = [program, *self.options, *(self.tag_options if tagged else ())]

@@ -1,4 +1,4 @@
-"""Which hosts a search may use: a host file, or what PBS or LSF say."""
+"""The hosts that a search may use, from a host file, PBS or LSF."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Host:
     """A machine that ranks can be started on."""
 
     name: str
-    slots: int | None = None  # ranks it may have at once; None: nobody said
+    slots: int | None = None  # ranks it may have at once; None: unknown
 
 
 def find_hosts(hostfile: Path | None, environ: Mapping[str, str]) -> tuple[Host, ...]:
@@ -35,8 +35,8 @@ def find_hosts(hostfile: Path | None, environ: Mapping[str, str]) -> tuple[Host,
     A scheduler's counts are cores, so they limit nothing; ``slots`` in a host file do.
 
     Args:
-        hostfile: wins over the scheduler's.
-        environ: the driver's; ``PBS_NODEFILE``, ``LSB_DJOB_HOSTFILE`` and ``LSB_MCPU_HOSTS`` count.
+        hostfile: overrides the scheduler's.
+        environ: the driver's, for ``PBS_NODEFILE``, ``LSB_DJOB_HOSTFILE`` and ``LSB_MCPU_HOSTS``.
 
     Raises:
         HostsError: if there are none, or a list is wrong.
@@ -57,15 +57,14 @@ def find_hosts(hostfile: Path | None, environ: Mapping[str, str]) -> tuple[Host,
 def read_hostfile(path: Path, variable: str = "") -> tuple[Host, ...]:
     """Hosts in the order in which they first appear.
 
-    A line is ``host``, ``host slots=4`` or ``host:4``; a host may have several, which add up.
-    What follows ``#`` is a comment.
+    A line is ``host``, ``host slots=4`` or ``host:4``; the slots of several lines add up. ``#``
+    starts a comment.
 
     Args:
-        path: of the file.
         variable: that names it, for messages.
 
     Raises:
-        HostsError: if it cannot be read, a line is none of these, or there is no host.
+        HostsError: if it cannot be read, a line is wrong, or there is no host.
     """
     where = f"{shown(path)} ({variable})" if variable else shown(path)
     try:

@@ -23,10 +23,10 @@ from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
-from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, ended_by_others, watch
+from slurm.outcome.watch import Termination, ended_by_others, watch
 from slurm.sweep.node import end_trials
 from slurm.sweep.sweeper import Swept, run_program
-from slurm.trial import Lease, TrialSpec
+from slurm.trial import STDERR_NAME, STDOUT_NAME, Lease, TrialSpec
 
 _VERSION_S = 30.0
 _ORDERLY_END_S = 10.0  # after SIGTERM; Open MPI was seen to take 4 s if its ranks ignore the signal
@@ -38,9 +38,8 @@ class MpiexecLauncher(Launcher):
 
     Args:
         hosts: that may be leased; default: those of the surrounding PBS or LSF job.
-        program: mpiexec's name or path.
-        environ: the driver's; ranks get it, but for what is true of the driver's host only.
-        address: how ranks reach a host, by its name.
+        environ: the driver's; ranks get it without variables that hold on the driver's host only.
+        address: from a host's name to the address at which ranks reach it.
         answer_s: how long hosts may take to answer a sweep before they are given up.
 
     Raises:
@@ -116,10 +115,10 @@ class MpiexecLauncher(Launcher):
     def settle(self, names: Iterable[str]) -> None:
         """End what a killed driver left: mpiexecs on this host, and ranks on all.
 
-        Without names it only sees which hosts answer. Those that do not are down from here on.
+        Without names it only sees which hosts answer. Hosts that do not are treated as down.
 
         Raises:
-            LauncherError: if processes would not go, or no host answers: mpiexec, which may have
+            LauncherError: if processes do not end, or no host answers: mpiexec, which may have
                 refused to start anything at all, is quoted.
         """
         wanted = set(names)
@@ -137,11 +136,11 @@ class MpiexecLauncher(Launcher):
             )
 
     def down_nodes(self) -> set[str]:
-        """Hosts that did not answer: to ``settle``, or after one of their trials."""
+        """Hosts that did not answer ``settle`` or the sweep after a trial."""
         return self._silent.copy()
 
     def _no_answer(self, output: str) -> str:
-        """What is wrong and what to do where no host has answered, by what mpiexec printed."""
+        """An error message, with the remedy, if no host has answered."""
         hosts = self.nodes()
         mpiexec = f"{self._program} ({self._dialect.name})"
         said = essence(output)
@@ -167,7 +166,6 @@ class MpiexecLauncher(Launcher):
         # Descriptors of ours: the pump outlives Popen's files, which close when they are collected.
         (out, out_w), (err, err_w) = os.pipe(), os.pipe()
         try:
-            # A session of its own: Ctrl-C in the terminal is the driver's to handle.
             child = subprocess.Popen(
                 argv,
                 cwd=spec.started_in,
@@ -175,7 +173,7 @@ class MpiexecLauncher(Launcher):
                 stdin=subprocess.DEVNULL,
                 stdout=out_w,
                 stderr=err_w,
-                start_new_session=True,
+                start_new_session=True,  # Ctrl-C in the terminal is for the driver alone
             )
         except OSError as error:
             os.close(out)
@@ -190,7 +188,7 @@ class MpiexecLauncher(Launcher):
     def _end(
         self, spec: TrialSpec, lease: Lease, child: subprocess.Popen[bytes], grace_s: float
     ) -> Swept:
-        """Climb the kill ladder as far as needed, and see what is left on the leased hosts."""
+        """Signal mpiexec, with rising force, until it ends; then sweep the leased hosts."""
         ladder = [(signal.SIGTERM, _ORDERLY_END_S), (signal.SIGKILL, None)]
         if grace_s:
             ladder.insert(0, (self._dialect.polite, grace_s))
@@ -201,16 +199,15 @@ class MpiexecLauncher(Launcher):
                     child.wait(wait_s)
                 except subprocess.TimeoutExpired:
                     continue
-        end_trials(
-            {spec.name}
-        )  # on this host, which need not be leased: ssh, what outlived SIGKILL
+        # On this host, which need not be leased: ssh, and ranks that outlive a killed mpiexec.
+        end_trials({spec.name})
         swept = self._sweeper.sweep(lease.nodes, {spec.name})
         self._silent.update(swept.silent)
         return swept
 
 
 def essence(output: str) -> str:
-    """What mpiexec printed, shortened: first the lines that name a cause, wherever they are."""
+    """Output of mpiexec, shortened: first the lines that name a cause."""
     lines = [" ".join(line.split()) for line in re.sub("-{20,}", "", output).splitlines()]
     causes = [line for line in lines if MPIEXEC_TEXTS.launch_failure.match(line)]
     others = [line for line in lines if line not in causes]

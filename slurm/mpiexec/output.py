@@ -1,9 +1,9 @@
-"""The output of an mpiexec: pieces of many ranks' lines, made whole again and written to the logs.
+"""Output of an mpiexec: pieces of many ranks' lines, put together and written to the logs.
 
-mpiexec passes on what it happens to have of a rank, up to 4 KiB, even if that ends within a line;
-another rank's piece follows. With six ranks that printed as fast as they could 3 to 8 % of all
-lines were torn (Open MPI 4.1.4, MPICH 4.0.2), a result as well as any. So every piece is tagged
-with its rank, and here the tags come off again.
+mpiexec passes on the output that it has of a rank, up to 4 KiB, even if that ends within a line;
+another rank's piece follows. With six ranks that printed as fast as they could, 3 to 8 % of all
+lines were torn (Open MPI 4.1.4, MPICH 4.0.2), and a result may be one. So mpiexec tags every piece
+with its rank, and the tags are removed here.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from slurm.log_file import LogFile
 
-_LAST_TRIES_S = 2.0  # of what a full disk does not take when all writers are gone
-_LONGEST_LINE_BYTES = 1 << 20  # what is longer is passed on in pieces
+_LAST_TRIES_S = 2.0  # to write what a full disk does not take when all writers are gone
+_LONGEST_LINE_BYTES = 1 << 20  # longer lines are passed on in pieces
 _POLL_S = 0.2
 _MPIEXEC = b""  # in the place of a rank: mpiexec's own words
 
@@ -36,7 +36,7 @@ class LineMerger:
         self._current = _MPIEXEC
 
     def feed(self, data: bytes) -> bytes:
-        """The lines that are whole now; a progress bar ends its lines by a carriage return."""
+        """Lines that are complete now; a progress bar ends its lines by a carriage return."""
         self._unread += data
         end = _after_last_line(self._unread)
         if not end and len(self._unread) > _LONGEST_LINE_BYTES:
@@ -45,7 +45,7 @@ class LineMerger:
         return self._merged(text)
 
     def end(self) -> bytes:
-        """What is left, each part ended as a line."""
+        """The open lines, ended."""
         lines = self._merged(self._unread)
         self._unread = b""
         rest = [part + b"\n" for part in self._partial.values() if part]

@@ -1,9 +1,9 @@
 """The proof that nothing of a trial is left on its hosts, and that a host can be reached at all.
 
-A second, short mpiexec starts one process a host, in the way in which trials get there. It ends
-what carries the trial's name in its environment and reports. What Open MPI says about its own end
-proves nothing: ranks on the driver's host outlive an mpiexec that is killed, and ranks elsewhere a
-daemon that is killed (measured: 4.1.4, 5.0.11).
+A second, short mpiexec starts one process a host, the way trials get there. It ends every process
+with the trial's name in its environment, and reports. mpiexec's own end proves nothing: ranks on
+the driver's host outlive a killed mpiexec, and ranks elsewhere a killed daemon (measured with Open
+MPI 4.1.4 and 5.0.11).
 """
 
 from __future__ import annotations
@@ -19,12 +19,9 @@ ANSWER_S = 30.0  # for a sweep beside GONE_S; the first ssh to a busy host takes
 
 
 class Sweeper:
-    """Ends trials on hosts for sure.
+    """Ends trials on hosts, and proves it.
 
     Args:
-        program: mpiexec's name or path.
-        dialect: its dialect.
-        environ: the driver's.
         answer_s: how long hosts may take to answer.
         run: runs a command; :func:`run_program` unless a test replaces it.
     """
@@ -50,5 +47,5 @@ class Sweeper:
     def _ask(self, hosts: Sequence[str], names: Collection[str]) -> tuple[Answers, str]:
         argv = sweep_argv(self._program, self._dialect, hosts, names, self._environ)
         said = self._run(argv, self._environ, self._answer_s + GONE_S)
-        told = {int(rank): pids for rank, pids in answers(said).items() if rank.isdecimal()}
-        return {hosts[rank]: pids for rank, pids in told.items() if rank < len(hosts)}, said
+        by_rank = {int(rank): pids for rank, pids in answers(said).items() if rank.isdecimal()}
+        return {hosts[rank]: pids for rank, pids in by_rank.items() if rank < len(hosts)}, said

@@ -1,7 +1,6 @@
-"""What Open MPI, MPICH and ``rank.sh`` write when something went wrong.
+"""Error messages of Open MPI, MPICH and ``rank.sh``.
 
-Texts of Open MPI 4.1.4 and 5.0.11 and of MPICH 4.0.2 and 5.0.2, as they were printed when the thing
-happened.
+As Open MPI 4.1.4 and 5.0.11 and MPICH 4.0.2 and 5.0.2 printed them when the fault happened.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import re
 from slurm.outcome.texts import LauncherTexts
 
 _HYDRA = r"^\[(?:mpiexec|proxy:[\d:]+)@[\w.-]+\] "
-# Open MPI rules a line below what belongs together. A box also ends where another begins: a log of
-# beginnings alone is gone through once, not once for each.
+# Open MPI ends a message with a ruled line. A message also ends where another begins, so that a log
+# of nothing but beginnings is read once, not once for each.
 _BOX = r"(?:(?!\n(?:-{20}|(?:ORTE|PRTE) has lost|\S+ was unable|A daemon failed))[\s\S])*?"
 # Open MPI, unless two variables allow it: before it has tried any host.
 REFUSES_ROOT = re.compile(r"(?m)^\S+ has detected an attempt to run as root")

@@ -1,1 +1,1 @@
-"""How a trial ended: watch, evidence, classification."""
+"""The end of a trial: watch, evidence, classification."""

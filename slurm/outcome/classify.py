@@ -1,9 +1,9 @@
-"""How a trial ended, from what it left: the result, the logs, and how its watch ended.
+"""Classifying the end of a trial by its result, its logs, and the end of its watch.
 
-Exit codes decide nothing but success. srun's is 1 for a host out-of-memory, and 143 both for a
-rank that crashed under ``-K1`` and for a time limit (measured on Slurm 22.05). What counts are
-texts: each kind's own, whatever the launcher (:mod:`slurm.outcome.kinds`), and the launcher's,
-which the evidence brings along (:class:`slurm.outcome.texts.LauncherTexts`).
+Exit codes decide success alone. srun's is 1 for a host out-of-memory, and 143 both for a rank that
+crashed under ``-K1`` and for a time limit (measured on Slurm 22.05). Texts decide the rest: those
+of a kind, whatever the launcher (:mod:`slurm.outcome.kinds`), and the launcher's own, which are
+part of the evidence (:class:`slurm.outcome.texts.LauncherTexts`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from slurm.outcome.evidence import Evidence
 from slurm.outcome.kinds import STATUSES, Before, Kind
 from slurm.outcome.result import find_result
 from slurm.outcome.step_log import EarlyStop
-from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination
+from slurm.outcome.watch import Termination
+from slurm.trial import STDERR_NAME, STDOUT_NAME
 
 TAIL_LINES, TAIL_CHARACTERS = 40, 500  # of each line
 MESSAGE_CHARACTERS = 1000
@@ -28,20 +29,20 @@ _EXCEPTION = re.compile(r"(?m)^(?:\[rank\d+\]: *)?((?:[\w.]+\.)?\w+(?:Error|Exce
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial ended, and the evidence."""
+    """The end of a trial, and what decided its kind."""
 
     kind: Kind
-    result: Mapping[str, Any] | None = None  # the trainer's figures, where it gave any
-    message: str = ""  # one line: what was seen that decided the kind
+    result: Mapping[str, Any] | None = None  # the trainer's metrics, if it gave any
+    message: str = ""  # one line: the evidence that decided the kind
     stderr_tail: str = ""
     exit_code: int | None = None
     elapsed_s: float = 0.0
-    steps: int | None = None  # that it told of; None: nobody knows
-    stopped_early: bool = False  # the result is of its steps until then
-    saved_s: float = 0.0  # that it would have run on
+    steps: int | None = None  # that it reported; None: unknown
+    stopped_early: bool = False  # the result is of the steps until then
+    saved_s: float = 0.0  # by stopping early
     suspect_nodes: tuple[str, ...] = ()  # to be quarantined
-    excused: bool = False  # nothing could be started or go on: no retry is counted
-    lost_nodes: tuple[str, ...] = ()  # to leave the pool: down, or processes that would not die
+    excused: bool = False  # by the state of the machine: no retry is counted
+    lost_nodes: tuple[str, ...] = ()  # to leave the pool: down, or with processes that do not die
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,11 @@ class _Verdict:
 
 
 def classify(evidence: Evidence) -> Outcome:
-    """Say how a trial ended; pure.
+    """Classify the end of a trial; pure.
 
-    What explains most comes first: a complete success, then the machine's failures (they make
-    trainers fail in any way), the trainer's own words, out-of-memory (one rank dies of it and the
-    others hang until a timeout), a failed launch, a full disk, the timeouts, and last a crash.
+    The order is that of how much a cause explains: a complete success, the machine's failures (they
+    make trainers fail in any way), the trainer's own statement, out-of-memory (one rank dies of it
+    and the others hang until a timeout), a failed launch, a full disk, timeouts, and last a crash.
     """
     verdict = (
         _success(evidence)
@@ -90,11 +91,11 @@ def classify(evidence: Evidence) -> Outcome:
 
 
 def read_result(directory: Path) -> Outcome | None:
-    """The outcome of a trial whose driver was killed, if the trainer wrote one.
+    """The outcome of a trial whose driver was killed, if the trainer stated one.
 
-    Nobody knows the exit code, so only a complete statement of the trainer's counts
-    (``result.json``, ``MESHTUNE_RESULT``), never a pattern in a log that may have been cut short.
-    Neither does an ``error``: ranks that are being killed one after the other report one.
+    The exit code is unknown, so only a complete statement of the trainer counts (``result.json``,
+    ``MESHTUNE_RESULT``): no pattern in a log that may have been cut short, and no ``error``, which
+    ranks report that are killed one after the other.
 
     Args:
         directory: the trial's folder; its processes are gone.
@@ -113,7 +114,7 @@ def read_result(directory: Path) -> Outcome | None:
 
 
 def _success(evidence: Evidence) -> _Verdict | None:
-    # Even a stop or a timeout that came while the trainer was leaving is a success: exit code 0.
+    # A stop or a timeout may have come while the trainer was exiting: exit code 0 is a success.
     if evidence.exit_code == 0 and _status(evidence) == "ok":
         return _Verdict(Kind.OK, "")
     return None
@@ -124,7 +125,7 @@ def _machine_failure(evidence: Evidence) -> _Verdict | None:
     if found := texts.preempted.search(stderr):
         return _Verdict(Kind.PREEMPTED, _line_of(found))
     if found := texts.time_limit.search(stderr):
-        # The launcher's own limit lies beyond the trial's; sooner, it was the allocation's.
+        # The launcher's own limit lies beyond the trial's; an earlier one is the allocation's.
         if evidence.elapsed_s < evidence.timeout_s:
             return _Verdict(Kind.PREEMPTED, f"the allocation ended: {_line_of(found)}")
         return _Verdict(Kind.TIMEOUT, _line_of(found))
@@ -142,7 +143,7 @@ def _stopped(evidence: Evidence) -> _Verdict | None:
     if evidence.termination is Termination.STOPPED:
         return _Verdict(Kind.CANCELLED, "stopped")
     if evidence.early_stop is not None:
-        # Its result was there when it was told to end: it is the whole trial's.
+        # The trial was done when it was stopped: its result is of all steps.
         if _status(evidence) == "ok":
             return _Verdict(Kind.OK, "")
         return _Verdict(Kind.OK, evidence.early_stop.message, early_stop=evidence.early_stop)
@@ -151,7 +152,7 @@ def _stopped(evidence: Evidence) -> _Verdict | None:
 
 def _own_verdict(evidence: Evidence) -> _Verdict | None:
     kind = STATUSES.get(_status(evidence) or "")
-    # "error" says nothing of its cause, and ranks that are torn down report one, too.
+    # "error" names no cause, and ranks that are torn down report it, too.
     if kind in (None, Kind.OK, Kind.CRASH):
         return None
     return _Verdict(kind, _result_message(evidence.result))
@@ -171,7 +172,7 @@ def _launch_failure(evidence: Evidence) -> _Verdict | None:
     if (found := texts.no_answer.search(stderr)) and not texts.task_end.search(stderr):
         return _Verdict(Kind.LAUNCH_FAILURE, _line_of(found))
     if found := texts.no_program.search(stderr):
-        # Absent on some nodes: a file system is. Absent on all: the command is wrong.
+        # Missing on some nodes: they lack a file system. Missing on all: the command is wrong.
         named = _named(texts.no_program, stderr)
         suspects = named if named < set(evidence.nodes) else ()
         return _Verdict(Kind.LAUNCH_FAILURE, found.group(), suspects=suspects)
@@ -179,7 +180,7 @@ def _launch_failure(evidence: Evidence) -> _Verdict | None:
 
 
 def _unwritten(evidence: Evidence) -> _Verdict | None:
-    """What the launcher could not write may have been all that there was to know."""
+    """A disk too full for the launcher to write logs, which may have held the cause."""
     if evidence.unwritten:
         return _Verdict(Kind.DISK_FULL, f"could not be written: {evidence.unwritten}")
     return None
@@ -195,7 +196,7 @@ def _timeout(evidence: Evidence) -> _Verdict | None:
 
 
 def _cancelled_by_others(evidence: Evidence) -> _Verdict | None:
-    """Cancelled before any of its tasks had ended: by a user, or with the job."""
+    """A step cancelled before any of its tasks had ended: by a user, or with the job."""
     cancelled = evidence.texts.cancelled.search(evidence.stderr)
     ended = evidence.texts.task_end.search(evidence.stderr)
     if cancelled and (ended is None or cancelled.start() < ended.start()):
@@ -208,8 +209,7 @@ def _severed(evidence: Evidence) -> _Verdict | None:
 
 
 def _from_outside(evidence: Evidence, why: str) -> _Verdict:
-    # As where the driver was killed: the trainer had said that it is done, and nobody knows how its
-    # exit would have ended.
+    # The trainer had stated that it is done; its exit code is unknown, as in ``read_result``.
     if evidence.complete and _status(evidence) == "ok":
         return _Verdict(Kind.OK, "")
     return _Verdict(Kind.PREEMPTED, why)
@@ -224,7 +224,7 @@ def _crash(evidence: Evidence) -> _Verdict:
         return _Verdict(Kind.CRASH, _result_message(evidence.result))
     what = []
     if first := evidence.texts.task_end.search(evidence.stderr):
-        # The launcher's own exit code may be of the ranks that it ended after this one.
+        # The launcher's exit code may be that of ranks that it ended after this one.
         what.append(f"{first['tasks']} on {first['node']}: {first['what']}")
     elif evidence.exit_code is not None:
         what.append(_exit_text(evidence.exit_code))
@@ -238,7 +238,7 @@ def _crash(evidence: Evidence) -> _Verdict:
 
 
 def _said(evidence: Evidence, before: Before) -> _Verdict | None:
-    """The first kind whose own words, of those that outweigh ``before``, are in the logs."""
+    """The first kind that has a text of this weight in the logs."""
     for kind in Kind:
         for text in kind.row.texts:
             if text.before is not before:
@@ -252,13 +252,13 @@ def _said(evidence: Evidence, before: Before) -> _Verdict | None:
 
 
 def _named(pattern: re.Pattern[str], stderr: str) -> set[str]:
-    """The nodes that the matches of a pattern name."""
+    """Nodes named by the matches of a pattern."""
     named = {found.groupdict().get("node") for found in pattern.finditer(stderr)}
     return {node for node in named if node}
 
 
 def _exit_text(code: int) -> str:
-    """Popen's negative codes are signals; a shell says the same as 128 + signal."""
+    """An exit code in words; Popen's negative codes are signals."""
     return f"ended by signal {-code}" if code < 0 else f"exit code {code}"
 
 
@@ -277,13 +277,13 @@ def _one_line(text: str) -> str:
 
 
 def _tail(log: str) -> str:
-    """Its last lines, as the journal keeps them."""
+    """The last lines of a log, as the journal keeps them."""
     end = log[-TAIL_LINES * (MAX_LINE + 100) :]  # a log of 4 MiB need not become a list of lines
     return "\n".join(line[:TAIL_CHARACTERS] for line in end.splitlines()[-TAIL_LINES:])
 
 
 def _all_text(evidence: Evidence) -> str:
-    """Both logs, and what a failed trainer says in its result."""
+    """Both logs, and the message in the result."""
     said = _result_message(evidence.result) if evidence.result else ""
     return f"{evidence.stderr}\n{evidence.stdout}\n{cut_lines(said)}"
 

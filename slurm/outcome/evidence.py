@@ -1,4 +1,4 @@
-"""What a trial leaves: its result and its logs, read with distrust."""
+"""Evidence of a trial's end: its result and its logs, read with distrust."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from slurm.logs.text import cut_lines, read_log
 from slurm.outcome.result import RESULT_NAME, find_result, result_of_lines
 from slurm.outcome.step_log import EarlyStop, steps_in
 from slurm.outcome.texts import NO_TEXTS, LauncherTexts
-from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, Watched
-from slurm.trial import Lease, TrialSpec
+from slurm.outcome.watch import Termination, Watched
+from slurm.trial import STDERR_NAME, STDOUT_NAME, Lease, TrialSpec
 
 WRITTEN_NAMES = ("config.json", "trial.json", "command.txt")  # into a trial's folder, by us
 
@@ -26,30 +26,30 @@ class Evidence:
 
     termination: Termination
     elapsed_s: float
-    early_stop: EarlyStop | None = None  # where that is how it ended
+    early_stop: EarlyStop | None = None  # if the stop rule ended it
     exit_code: int | None = None
     result: Mapping[str, Any] | None = None
     complete: bool = False  # the result is the trainer's own statement, not read from its log
     no_result: str = ""  # why there is none
-    steps: int | None = None  # that its standard output tells of; None: it was not looked for
+    steps: int | None = None  # that it reported; None: unknown
     stdout: str = ""
     stderr: str = ""
     nodes: tuple[str, ...] = ()
     timeout_s: float = float("inf")
     no_progress_timeout_s: float | None = None
-    down_nodes: frozenset[str] = frozenset()  # of the lease's, as Slurm says
-    stuck_nodes: tuple[str, ...] = ()  # processes there would not die
-    severed: str = ""  # which process of the launcher's was killed by others: no code is known
+    down_nodes: frozenset[str] = frozenset()  # nodes of the lease that are known to be down
+    stuck_nodes: tuple[str, ...] = ()  # nodes with processes that do not die
+    severed: str = ""  # which process of the launcher others have killed; then no code is known
     unwritten: str = ""  # why the launcher could not write all of the logs
-    texts: LauncherTexts = NO_TEXTS  # by which the launcher's own lines are understood
+    texts: LauncherTexts = NO_TEXTS  # the launcher's own lines
 
 
 def clear_attempt(directory: Path) -> None:
     """Make a trial's folder ready for an attempt.
 
-    What an earlier one left is removed, so that it cannot pass for this one's. A folder in the
-    place of a file, or a file in the place of the folder, is moved aside: nobody knows what it is
-    worth.
+    Results and logs of an earlier attempt are removed, so that they cannot pass for this one's. A
+    folder in the place of a file, or a file in the place of the folder, may be of value to
+    somebody: it is moved aside.
 
     Raises:
         OSError: if that cannot be done; this machine or its disk is to blame.
@@ -78,6 +78,13 @@ def _move_aside(path: Path) -> None:
     path.rename(aside)
 
 
+def _ended_by(log: str, said: str) -> str:
+    """A log with the launcher's last lines, once."""
+    if log.endswith(said):
+        return log
+    return log + ("\n" if log and not log.endswith("\n") else "") + said
+
+
 def gather(
     spec: TrialSpec,
     lease: Lease,
@@ -94,33 +101,23 @@ def gather(
     """Collect the evidence of a trial whose processes are gone.
 
     Args:
-        spec, lease, watched, exit_code: of the trial.
-        down_nodes: nodes that are known to be down.
-        stuck_nodes: where processes would not die.
-        severed: which process of the launcher's was killed by others, if one was.
-        texts: what the launcher's own lines mean.
-        unwritten: why the launcher could not write all of the logs, if so.
-        said: the launcher's own last lines, which the log may lack if it could not be written.
+        down_nodes, stuck_nodes, severed, unwritten, texts: see :class:`Evidence`.
+        said: the launcher's own last lines, if the log may lack them.
     """
     whole_stdout, no_stdout = read_log(spec.directory / STDOUT_NAME)
     stdout = cut_lines(whole_stdout)
     whole_stderr, no_stderr = read_log(spec.directory / STDERR_NAME)
-    stderr = cut_lines(whole_stderr)
-    if said and not stderr.endswith(said):
-        stderr = f"{stderr}\n{said}" if stderr and not stderr.endswith("\n") else stderr + said
+    stderr = _ended_by(cut_lines(whole_stderr), said)
     result, no_result = find_result(spec.directory, whole_stdout)
-    complete = result is not None
-    # A log that was cut short has figures of some step, not the trial's.
+    complete, no_metrics = result is not None, ""
+    # A log that was cut short has metrics of some steps, not the trial's.
     cut_short = watched.termination is Termination.STOPPED_EARLY or severed
     if result is None and not cut_short:
-        result, why = result_of_lines(spec, whole_stdout, (stdout, stderr))
-        no_result = f"{no_result}; {why}" if why else no_result
+        result, no_metrics = result_of_lines(spec, whole_stdout, (stdout, stderr))
     if result is None:
-        no_result = "; ".join(filter(None, (no_result, no_stdout, no_stderr)))
+        no_result = "; ".join(filter(None, (no_result, no_metrics, no_stdout, no_stderr)))
     return Evidence(
-        termination=watched.termination,
-        elapsed_s=watched.elapsed_s,
-        early_stop=watched.early_stop,
+        **vars(watched),
         exit_code=exit_code,
         result=result,
         complete=complete,

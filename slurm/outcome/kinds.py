@@ -1,8 +1,8 @@
-"""How a trial can end, and what follows from it: the one table that everybody reads.
+"""The kinds of ends of a trial, and what follows from each: the one table that all read.
 
-A new kind is a row of :class:`Kind`: its evidence stands there, too, unless it is what a launcher
-alone says (:class:`slurm.outcome.texts.LauncherTexts`) or what a trial's figures show
-(``workflows.search.trials.judge``).
+A new kind is a row of :class:`Kind`. Its texts in logs stand there, too; texts that only a launcher
+writes are in :class:`slurm.outcome.texts.LauncherTexts`, and ``workflows.search.trials.judge``
+decides by metrics.
 """
 
 from __future__ import annotations
@@ -12,67 +12,51 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-
-class SaidOf(enum.Enum):
-    """Whom an end says something about."""
-
-    CONFIGURATION = "configuration"
-    MACHINE = "machine"  # nobody asked for it: the trial is not to blame, nor counted
-    DRIVER = "driver"  # it was us
+from foundation import failures
 
 
 class Before(enum.Enum):
-    """What a line in a log outweighs; :func:`slurm.outcome.classify.classify` has the order."""
+    """Evidence that a line in a log outweighs; see :func:`slurm.outcome.classify.classify`."""
 
-    RESULT = "result"  # even the trainer's own words: a failing machine makes it say anything
-    LAUNCH = "launch"  # and timeouts: one rank says it, and the others hang or are torn down
+    RESULT = "result"  # even the trainer's statement: a failing machine makes it state anything
+    LAUNCH = "launch"  # and timeouts: one rank prints it, the others hang or are torn down
     TIMEOUT = "timeout"
-    CRASH = "crash"  # nothing else: it only tells one crash from another
+    CRASH = "crash"  # nothing else
 
 
 @dataclass(frozen=True)
 class LogText:
-    """Words that decide a kind wherever they are written, whatever the launcher.
+    """A pattern that decides a kind, whatever the launcher.
 
-    The message of the outcome is the line that they are in, or their group ``message``.
+    The outcome's message is the whole line of the match, or its group ``message``.
     """
 
     pattern: re.Pattern[str]
     before: Before
-    stderr_only: bool = False  # else in standard output, too, and in the result's message
-    blames_node: bool = False  # the node of the first task that ended is suspect
+    stderr_only: bool = False  # else also in standard output and the result's message
+    blames_node: bool = False  # makes the node of the first failed task suspect
 
 
 @dataclass(frozen=True)
 class Consequences:
-    """What follows from one kind of end."""
+    """Consequences of one kind of end."""
 
-    words: str  # what happened, in the report
-    said_of: SaidOf
-    told: Literal["success", "failure"] | None  # to the optimizer; a failure is a penalty
+    words: str  # for it in the report
+    # A machine's fault is not the trial's, which does not count; "driver": we ended it.
+    cause: Literal["configuration", "machine", "driver"]
+    observed_as: Literal["success", "failure"] | None  # by the optimizer; a failure is penalized
     retried: bool  # whether the same configuration runs again
     colour: Literal["green", "red", "gray"]  # in the report
     status: str | None = None  # in result.json: the trainer's own word for it
     texts: tuple[LogText, ...] = ()
     out_of: Literal["device memory", "host memory"] | None = None
-    stops_search: bool = False  # many in a row mean that nothing will run
+    stops_search: bool = False  # after many in a row
 
 
 # Linear in the length of a log: words within a line are sought from its start, each once (atomic
 # groups), for a log may be made of nothing but their beginnings.
-_DEVICE_OOM = re.compile(
-    r"torch(?:\.cuda)?\.OutOfMemoryError|(?:CUDA|HIP) out of memory\. Tried to allocate"
-    r"|(?:CUDA|HIP) (?:driver )?error: out of memory|hipErrorOutOfMemory|cudaErrorMemoryAllocation"
-    r"|Triton Error \[(?:CUDA|HIP)\]: [^\n]{0,60}out of memory"
-    r"|(?:(?:CU|HIP)BLAS|CUDNN|MIOPEN)_STATUS_ALLOC_FAILED"
-    r"|(?m:^(?>.*?(?:Cuda failure|HIP failure|CUDA error \d)).*'out of memory')"
-)
-_PROCESS_OOM = re.compile(
-    r"DefaultCPUAllocator: can't allocate memory"
-    r"|(?m:^(?:\[rank\d+\]: *)?(?:[\w.]+\._Array)?MemoryError\b)"
-    r"|std::bad_alloc|cannot allocate memory for thread-local data|cannot map zero-fill pages"
-    r"|OpenBLAS error: Memory allocation|\[Errno 12\] Cannot allocate memory"
-)
+_DEVICE_OOM = failures.any_of(failures.DEVICE_OOM, failures.DEVICE_OOM_IN_LOGS)
+_HOST_OOM = failures.any_of(failures.HOST_OOM, failures.HOST_OOM_IN_LOGS)
 _BROKEN_DEVICE = re.compile(
     r"uncorrectable (?:ECC|NVLink) error|cudaErrorECCUncorrectable|hipErrorECCNotCorrectable"
     r"|GPU has fallen off the bus"
@@ -86,13 +70,11 @@ _DISK_FULL = re.compile(  # not of what is memory in truth
     r".*(?:No space left on device|Disk quota exceeded).*"
 )
 
-_CONFIGURATION, _MACHINE, _DRIVER = SaidOf.CONFIGURATION, SaidOf.MACHINE, SaidOf.DRIVER
-
 
 class Kind(enum.StrEnum):
-    """How a trial ended; each with what follows from it.
+    """Kind of a trial's end, with its consequences.
 
-    Where the words of two kinds are found in the same logs, the upper one wins.
+    If texts of two kinds are in the same logs, the upper kind wins.
     """
 
     row: Consequences
@@ -104,68 +86,68 @@ class Kind(enum.StrEnum):
         (kind.row,) = row
         return kind
 
-    OK = "ok", Consequences("succeeded", _CONFIGURATION, "success", False, "green", status="ok")
+    OK = "ok", Consequences("succeeded", "configuration", "success", False, "green", status="ok")
     OOM = (
         "oom",
         Consequences(
-            "out of device memory", _CONFIGURATION, "failure", False, "red",
+            "out of device memory", "configuration", "failure", False, "red",
             status="oom", texts=(LogText(_DEVICE_OOM, Before.LAUNCH),), out_of="device memory",
         ),
     )  # fmt: skip
     HOST_OOM = (
         "host_oom",
         Consequences(
-            "out of host memory", _CONFIGURATION, "failure", False, "red",
-            texts=(LogText(_PROCESS_OOM, Before.LAUNCH),), out_of="host memory",
+            "out of host memory", "configuration", "failure", False, "red",
+            texts=(LogText(_HOST_OOM, Before.LAUNCH),), out_of="host memory",
         ),
     )  # fmt: skip
     INVALID = (
         "invalid",
         Consequences(
-            "refused by the trainer", _CONFIGURATION, "failure", False, "red",
+            "refused by the trainer", "configuration", "failure", False, "red",
             status="invalid", texts=(LogText(_INDIVISIBLE, Before.CRASH, stderr_only=True),),
         ),
     )  # fmt: skip
     DIVERGED = (
         "diverged",
-        Consequences("loss diverged", _CONFIGURATION, "failure", False, "red", status="diverged"),
+        Consequences("loss diverged", "configuration", "failure", False, "red", status="diverged"),
     )
-    TIMEOUT = "timeout", Consequences("timed out or hung", _CONFIGURATION, "failure", False, "red")
+    TIMEOUT = "timeout", Consequences("timed out or hung", "configuration", "failure", False, "red")
     CRASH = (
         "crash",
         Consequences(
-            "crashed", _CONFIGURATION, "failure", False, "red",
+            "crashed", "configuration", "failure", False, "red",
             status="error", stops_search=True,
         ),
     )  # fmt: skip
     NODE_FAILURE = (
         "node_failure",
         Consequences(
-            "a node failed", _MACHINE, None, True, "gray",
+            "a node failed", "machine", None, True, "gray",
             texts=(LogText(_BROKEN_DEVICE, Before.RESULT, stderr_only=True, blames_node=True),),
         ),
     )  # fmt: skip
     LAUNCH_FAILURE = (
         "launch_failure",
         Consequences(
-            "could not be launched", _MACHINE, None, True, "gray",
+            "could not be launched", "machine", None, True, "gray",
             texts=(LogText(_ADDRESS_IN_USE, Before.TIMEOUT),), stops_search=True,
         ),
     )  # fmt: skip
     DISK_FULL = (
         "disk_full",
         Consequences(
-            "found the disk full", _MACHINE, None, True, "gray",
+            "found the disk full", "machine", None, True, "gray",
             texts=(LogText(_DISK_FULL, Before.TIMEOUT),), stops_search=True,
         ),
     )  # fmt: skip
-    PREEMPTED = "preempted", Consequences("preempted", _MACHINE, None, True, "gray")
-    CANCELLED = "cancelled", Consequences("stopped with the search", _DRIVER, None, True, "gray")
+    PREEMPTED = "preempted", Consequences("preempted", "machine", None, True, "gray")
+    CANCELLED = "cancelled", Consequences("stopped with the search", "driver", None, True, "gray")
 
     @property
-    def told(self) -> bool:
-        """Whether the optimizer learns of it: it says something about the configuration."""
-        return self.row.told is not None
+    def observed(self) -> bool:
+        """Whether it is an observation for the optimizer: it depends on the configuration."""
+        return self.row.observed_as is not None
 
     @property
     def retried(self) -> bool:
@@ -173,11 +155,11 @@ class Kind(enum.StrEnum):
         return self.row.retried
 
 
-FAILURES = frozenset(kind for kind in Kind if kind.row.told == "failure")
-"""Those that the optimizer is told as failures."""
+FAILURES = frozenset(kind for kind in Kind if kind.row.observed_as == "failure")
+"""Kinds that the optimizer observes as failures."""
 
-BLAMELESS = frozenset(kind for kind in Kind if kind.row.said_of is SaidOf.MACHINE)
-"""Those that are the machine's fault: they do not count as trials."""
+BLAMELESS = frozenset(kind for kind in Kind if kind.row.cause == "machine")
+"""Kinds that are the machine's fault: such ends do not count as trials."""
 
 STATUSES = {status: kind for kind in Kind if (status := kind.row.status)}
-"""What ``result.json`` may say, and the kind that it means."""
+"""Statuses that ``result.json`` may have, and the kinds that they mean."""

@@ -1,17 +1,40 @@
-"""How single ranks ended, in the launcher's own words, where it knows them one by one."""
+"""Ends of single ranks, where the launcher knows them one by one."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Mapping
 
-from slurm.outcome.watch import STDERR_NAME
-from slurm.trial import Lease, TrialSpec
+from slurm.trial import STDERR_NAME, Lease, TrialSpec
+
+# After one rank has failed, srun -K1 ends the others at once. The trainer's ranks leave within 10 s
+# of an out-of-memory by themselves, and write its result: a shorter time would cut them off.
+FAILURE_GRACE_S = 12.0
+
+
+class FailureGrace:
+    """The time that a trial's other ranks have to end by themselves once one has failed."""
+
+    def __init__(self, grace_s: float = FAILURE_GRACE_S) -> None:
+        self._grace_s = grace_s
+        self._failed_s: float | None = None  # when the first failure was seen
+        self._used = False
+
+    def is_over(self, codes: Mapping[int, int]) -> bool:
+        """Whether the ranks that still run have to be killed now; true at most once."""
+        if self._failed_s is None and any(codes.values()):
+            self._failed_s = time.monotonic()
+        late = self._failed_s is not None and time.monotonic() - self._failed_s > self._grace_s
+        if late and not self._used:
+            self._used = True
+            return True
+        return False
 
 
 def first_failure(codes: Mapping[int, int]) -> int | None:
-    """The exit code of the first rank that failed: those after it were dragged along.
+    """The exit code of the first rank that failed; later ones may be its consequences.
 
     Args:
         codes: of ranks, in the order of their ends; negative: the signal.
@@ -20,12 +43,7 @@ def first_failure(codes: Mapping[int, int]) -> int | None:
 
 
 def note_failures(spec: TrialSpec, lease: Lease, codes: Mapping[int, int]) -> str:
-    """Which ranks failed, in lines that are also appended to the log, if it can be written.
-
-    Args:
-        spec, lease: of the trial.
-        codes: see :func:`first_failure`.
-    """
+    """Lines that name the failed ranks, also appended to the log if it can be written."""
     lines = [
         f"meshtune: rank {rank} on {lease.nodes[rank // spec.ranks_per_node]} "
         + (f"ended with exit code {code}\n" if code > 0 else f"was ended by signal {-code}\n")
@@ -33,7 +51,7 @@ def note_failures(spec: TrialSpec, lease: Lease, codes: Mapping[int, int]) -> st
         if code != 0
     ]
     said, log = "".join(lines), spec.directory / STDERR_NAME
-    # Not if the disk is full, or the trainer has removed the log or put something in its place.
+    # The disk may be full, or the trainer may have removed or replaced the log.
     flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
     with contextlib.suppress(OSError), os.fdopen(os.open(log, flags), "wb", buffering=0) as file:
         file.write(said.encode())

@@ -1,4 +1,4 @@
-"""A trial's result: the trainer's own statement, read with distrust, and what is kept of it."""
+"""A trial's result: the trainer's statement, read with distrust, and shortened for the journal."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ Result = Mapping[str, Any]
 
 
 def find_result(directory: Path, stdout: str) -> tuple[Result | None, str]:
-    """The trainer's statement and "", or None and what is wrong.
+    """The trainer's statement and "", or None and the reason.
 
     Args:
-        directory: the trial's folder.
         stdout: its standard output, lines of any length.
     """
     try:
@@ -47,10 +46,9 @@ def find_result(directory: Path, stdout: str) -> tuple[Result | None, str]:
 
 
 def result_of_lines(spec: TrialSpec, stdout: str, logs: Sequence[str]) -> tuple[Result | None, str]:
-    """What the lines of steps say, and before them the patterns; or None and what is wrong.
+    """The result by patterns, else by lines of steps; or None and the reason.
 
     Args:
-        spec: of the trial.
         stdout: its standard output, lines of any length.
         logs: in which the patterns are searched, with lines of bounded length.
     """
@@ -67,10 +65,11 @@ def result_of_lines(spec: TrialSpec, stdout: str, logs: Sequence[str]) -> tuple[
 
 
 def kept_result(result: Result) -> Result:
-    """What the journal keeps of a result: at most :data:`KEPT_BYTES` as JSON.
+    """The part of a result that the journal keeps: at most :data:`KEPT_BYTES` as JSON.
 
-    Of a list the last 1,000 items, of an object the first 1,000 keys, of a text the first 1,000
-    characters; if that is still too much, the largest values go. ``left_out`` says what is missing.
+    The last 1,000 items of a list, the first 1,000 keys of an object, the first 1,000 characters of
+    a text; if that is still too much, without the largest values. ``left_out`` names what is
+    missing.
     """
     left_out: list[str] = []
     small: dict[str, Any] = _kept(result, "", left_out)

@@ -1,7 +1,7 @@
-"""A running trial's word on its steps, and the early end of one that is too slow.
+"""Steps that a running trial reports, and early stopping by them.
 
-A trainer that wants to be stopped early when it is too slow prints, from one rank, a line
-``MESHTUNE_STEP {json}`` after each step. Who decides is the driver; launchers only ask.
+A trainer takes part in early stopping by printing a line ``MESHTUNE_STEP {json}`` from one rank
+after each step. The driver decides; launchers only ask.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
-from foundation.files import FileError, machine_numbers, parse_json, read_from
+from foundation.files import FileError, is_number, machine_numbers, parse_json, read_from
 from slurm.logs.text import objects_after, unified
+from slurm.trial import STDOUT_NAME
 
-StepReport = Mapping[str, Any]  # "step", counted from 1 with the warm-up, and figures of that step
+StepReport = Mapping[str, Any]  # "step", counted from 1 with the warm-up, and its metrics
 _WORD = "MESHTUNE_STEP"
-_READ_BYTES = 4 << 20  # at a time, of a log that grows faster than it is read
-_LONGEST_LINE_BYTES = 1 << 16  # what is longer is no step
+_READ_BYTES = 4 << 20  # at a time
+_LONGEST_LINE_BYTES = 1 << 16  # a longer line is no step
 
 
 @dataclass(frozen=True)
 class EarlyStop:
-    """Why a trial is stopped before its last step, its figures until then, and what that saves."""
+    """Reason to stop a trial before its last step, its result until then, and the time saved."""
 
     message: str
     result: Mapping[str, Any]
@@ -64,7 +65,7 @@ class StepLog:
         return len(self.steps) > before
 
     def _new(self) -> bytes:
-        """What the log has more than before; nothing if it cannot be read now."""
+        """Bytes that the log has grown by; none if it cannot be read now."""
         with suppress(OSError, FileError):  # not there yet, or a network file system hiccups
             if self._path.stat().st_size > self._offset:
                 data = read_from(self._path, self._offset, _READ_BYTES)
@@ -74,15 +75,23 @@ class StepLog:
 
     def _note(self, said: str) -> None:
         step = _parsed(said)
-        # Every rank may have printed it, or an earlier part of the log be there once more.
+        # Several ranks may have printed it, or an earlier part of the log may be repeated.
         full = self._most is not None and len(self.steps) >= self._most
         if step and step["step"] > self._last and not full:
             self._last = step["step"]
             self.steps.append(step)
 
 
+def reported_steps(directory: Path) -> list[StepReport]:
+    """All steps that a trial has reported until now."""
+    log = StepLog(directory / STDOUT_NAME, most=None)
+    while log.grew():
+        pass
+    return log.steps
+
+
 def steps_in(text: str) -> list[StepReport]:
-    """The steps that a whole log tells of, each once."""
+    """The steps in a whole log, each once."""
     steps: list[StepReport] = []
     for said in objects_after(_WORD, text):
         step = _parsed(said)
@@ -92,9 +101,10 @@ def steps_in(text: str) -> list[StepReport]:
 
 
 def result_of_steps(steps: Sequence[StepReport]) -> dict[str, Any]:
-    """The result of a trial that had these steps: medians of the numbers that all of them have.
+    """The result of a trial with these steps: medians of the numbers that all of them have.
 
-    Of memory it is the most and of the loss the last; ``step_time_s`` has every step's besides.
+    Except for ``*_bytes``, the maximum, and ``loss``, the last; ``step_time_s`` also lists every
+    step's.
     """
     result: dict[str, Any] = {"status": "ok"}
     for key in (key for key in steps[0] if key != "step"):
@@ -121,8 +131,3 @@ def _parsed(said: str) -> dict[str, Any] | None:
         return None
     number = step.get("step") if isinstance(step, dict) else None
     return step if isinstance(number, int) and not isinstance(number, bool) else None
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value of a result is a metric; true and false are none."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""What a launcher's own programs write beside a trial's words, by which its end is understood."""
+"""Messages that a launcher's own programs write beside a trial's output, as patterns."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ NEVER = re.compile(r"(?!)")
 
 @dataclass(frozen=True)
 class LauncherTexts:
-    """Patterns of one launcher's lines in a trial's ``stderr.log``; each may never occur.
+    """Patterns of one launcher's lines in a trial's ``stderr.log``.
 
-    They must match what the launcher alone writes, from the start of a line on: a trainer's log
-    cannot fake that. The outcome's message is the whole line of the first match.
+    Each matches from the start of a line on what only the launcher writes, so that no trainer's log
+    can fake it. The outcome's message is the whole line of the first match.
 
     Attributes:
         preempted: the allocation was taken away.
-        time_limit: a time limit set outside passed. Sooner than the trial's own timeout it was
-            the allocation's.
-        node_failure: a node failed; the group ``node`` names it, where one does, and it is lost.
-        lost_node: a node no longer answers, and nobody has found out why; the group ``node`` names
-            it, where known, and it is suspect.
+        time_limit: an outer time limit passed; the allocation's if before the trial's own timeout.
+        node_failure: a node failed and is lost; the group ``node`` names it if known.
+        lost_node: a node does not answer, and the reason is unknown: the node of group ``node``, if
+            any, is suspect.
         host_oom: the kernel killed a process for the host's memory.
-        launch_failure: processes could not be started; the group ``node`` names where, if known,
-            and that node is suspect.
+        launch_failure: processes could not be started; the node of group ``node``, if any, is
+            suspect.
         no_answer: the launcher's service does not answer: a failed launch, unless tasks have ended.
-        no_program: the program was not found on the node of group ``node``. Those nodes are
-            suspect, unless it is missing on all.
-        task_end: a rank ended badly: groups ``node``, ``tasks`` and ``what`` say where, which, how.
-        cancelled: the trial was ended from outside, if no task has ended before.
+        no_program: the program is missing on the node of group ``node``; such nodes are suspect,
+            unless it is missing on all.
+        task_end: a rank failed: groups ``node``, ``tasks`` and ``what`` (how).
+        cancelled: the trial was ended from outside, unless a task has ended before.
     """
 
     preempted: re.Pattern[str] = NEVER

@@ -1,7 +1,4 @@
-"""Watching a trial's processes: one straight line from their start to their end.
-
-The same for every launcher; how the processes are ended is the launcher's own business.
-"""
+"""Watching a trial's processes until they end or have to be ended, for every launcher."""
 
 from __future__ import annotations
 
@@ -15,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm.outcome.step_log import EarlyStop, StepLog, StopRule
-from slurm.trial import TrialSpec
+from slurm.trial import STDERR_NAME, STDOUT_NAME, TrialSpec
 
-STDOUT_NAME, STDERR_NAME = "stdout.log", "stderr.log"
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.02, 1.0
 
 
 class Termination(enum.Enum):
-    """What ended the watch."""
+    """Reason why a watch ended."""
 
     EXITED = "exited"  # the processes, by themselves
     TIMEOUT = "timeout"  # still there after ``timeout_s``
@@ -37,7 +33,7 @@ class Watched:
 
     termination: Termination
     elapsed_s: float  # since the watch began
-    early_stop: EarlyStop | None = None  # with EARLY
+    early_stop: EarlyStop | None = None  # with STOPPED_EARLY
 
 
 def watch(
@@ -46,16 +42,16 @@ def watch(
     stop: threading.Event,
     stop_rule: StopRule | None = None,
 ) -> Watched:
-    """Wait until the processes end, a timeout passes, ``stop`` is set, or there is no hope.
+    """Wait until the processes end, a timeout passes, ``stop`` is set, or the stop rule says so.
 
-    The poll interval grows with the time waited (2 %, at most a second), so that a short trial
-    is seen to end at once and ninety long ones cost nothing.
+    The poll interval is 2 % of the time waited, at most a second: the end of a short trial is seen
+    at once, and ninety long ones cost nothing.
 
     Args:
-        spec: whose timeouts count; progress is growth of its folder's two logs.
+        spec: has the timeouts; progress is growth of the two logs in its folder.
         exited: whether every process has ended.
         stop: ends the watch at once when set.
-        stop_rule: asked whenever the log tells of further steps.
+        stop_rule: asked whenever the log has further steps.
     """
     steps = StepLog(spec.directory / STDOUT_NAME, spec.max_steps)
     started = progress = time.monotonic()
@@ -80,9 +76,9 @@ def watch(
 
 
 def ended_by_others(child: subprocess.Popen[bytes], watched: Watched, program: str) -> str:
-    """What is to be said of a launcher's program that a signal ended before we sent it one.
+    """A message if a signal from outside ended a launcher's program, else "".
 
-    To be asked after its watch, and before it is signalled.
+    Call it after the watch and before any signal of ours.
     """
     code = child.poll()
     if watched.termination is not Termination.EXITED or code is None or code >= 0:

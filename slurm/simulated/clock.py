@@ -35,9 +35,6 @@ class VirtualClock(Clock):
     :meth:`sleep`. Time stands still until every sender sleeps. Then the one whose time is nearest
     is woken, alone, and nothing else happens until its item is there. So the order of events is
     that of (time, name), whatever the machine's threads do.
-
-    Args:
-        start: seconds since the epoch.
     """
 
     def __init__(self, start: float) -> None:
@@ -57,8 +54,6 @@ class VirtualClock(Clock):
         """Return when it is ``until``, or ``stop`` is set. For senders; ``name`` is unique.
 
         Args:
-            until: seconds since the epoch.
-            name: of the sender.
             stop: wakes it at once.
             checks: moments before ``until``, in order; the first whose function says so is the
                 time to wake up. The functions run in the thread that calls ``receive``.
@@ -77,8 +72,10 @@ class VirtualClock(Clock):
         senders: int,
         until_s: float = math.inf,
     ) -> T | None:
-        """As :meth:`Clock.receive`. Without senders, ``timeout_s`` passes; with them, it does not
-        count: between two events there is nothing to see.
+        """The next item, see :meth:`Clock.receive`.
+
+        Without senders ``timeout_s`` passes; with them it does not count, as nothing happens
+        between two events.
         """
         with self._changed:
             while inbox.empty() and len(self._sleepers) < senders:
@@ -93,14 +90,14 @@ class VirtualClock(Clock):
         return inbox.get()
 
     def _idle_until(self, until_s: float) -> bool:
-        """Whether it is ``until_s`` before anybody is woken."""
+        """Whether ``until_s`` comes before any sleeper's time."""
         if self._sleepers[0].next_t <= until_s or any(s.stop.is_set() for s in self._sleepers):
             return False
         self._now = max(self._now, until_s)
         return True
 
     def _next(self) -> _Sleeper:
-        """Take out who is woken next: somebody who is to stop, now, or the one whose time it is."""
+        """Take out the sleeper to wake next: one that is to stop, else the one whose time comes."""
         stopped = [s for s in self._sleepers if s.stop.is_set()]
         if stopped:
             first = min(stopped)

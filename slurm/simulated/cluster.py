@@ -19,7 +19,7 @@ class SimulatedCluster:
 
     Attributes:
         nodes: how many there are.
-        seed: of all that chance decides.
+        seed: of all random numbers.
         start_up_s: from the launch of a trial to its first step, in the median.
         noise: standard deviation of the logarithm of a trial's speed, and of each of its steps'.
         node_noise: of a node's speed; a trial is as slow as its slowest node.

@@ -1,9 +1,8 @@
-"""A simulated cluster: trials end as a model and a seed say, in virtual time.
+"""A simulated cluster: trials end as a model and a seed decide, in virtual time.
 
-The driver, the pool and the journal are the real ones, and so is the verdict on a trial: this
-launcher makes up what a trial would leave (a result, the lines that srun or torch would write) and
-:mod:`slurm.outcome.classify` classifies it. What happens depends on the seed, the trial's
-name (number and attempt), its nodes and the virtual time only.
+Driver, pool, journal and classification are the real ones: this launcher makes up the evidence of a
+trial (a result, lines of srun or torch), and :mod:`slurm.outcome.classify` classifies it. All
+depends on the seed, the trial's name (number and attempt), its nodes and the virtual time only.
 """
 
 from __future__ import annotations
@@ -31,9 +30,8 @@ class SimulatedLauncher(Launcher):
     """Trials of a workload on a cluster, in virtual time.
 
     Args:
-        cluster: its size and troubles.
-        workload: what the trials would do.
-        start: virtual time at which this session begins, seconds since the epoch.
+        start: virtual time at which this session begins, seconds since the epoch; ``EPOCH`` at
+            the earliest.
 
     Raises:
         LauncherError: if there are no nodes.
@@ -42,14 +40,14 @@ class SimulatedLauncher(Launcher):
     name = "simulate"
     simulated = True
 
-    def __init__(self, cluster: SimulatedCluster, workload: Workload, start: float = EPOCH) -> None:
+    def __init__(self, cluster: SimulatedCluster, workload: Workload, start: float = 0.0) -> None:
         if cluster.nodes < 1:
             raise LauncherError(f"a cluster of {cluster.nodes} nodes has no place for a trial")
         self.cluster = cluster
         self.workload = workload
         self.max_concurrent = cluster.max_concurrent
-        self.clock = self._clock = VirtualClock(start)
-        self._start = start
+        self.clock = self._clock = VirtualClock(max(EPOCH, start))
+        self._start = self._clock.time()
         digits = len(str(cluster.nodes))
         self._names = tuple(f"n{i:0{digits}d}" for i in range(1, cluster.nodes + 1))
         speeds = random.Random(f"{cluster.seed}/speeds")
@@ -100,7 +98,7 @@ class SimulatedLauncher(Launcher):
     def _end(
         self, spec: TrialSpec, lease: Lease, began: float
     ) -> tuple[Evidence, list[SimulatedStep]]:
-        """What a trial that begins now will leave, and after how long; and its steps until then."""
+        """Evidence that a trial that begins now will leave, and its steps until then."""
         chance = random.Random(f"{self.cluster.seed}/{spec.name}")
         slowness = max(self._slowness[node] for node in lease.nodes)
         evidence, steps = simulate(spec, lease, self.cluster, self.workload, slowness, chance)

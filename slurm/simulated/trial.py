@@ -1,4 +1,4 @@
-"""What a trial on a simulated cluster leaves: a result, or what srun, torch and a trainer write."""
+"""Evidence of a trial on a simulated cluster: a result, or messages of srun, torch, a trainer."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ INVALID_EXIT_CODE = 2
 
 
 class Price(NamedTuple):
-    """What one configuration costs."""
+    """Time and memory of one configuration."""
 
     step_time_s: float
-    needed_bytes: float  # of the fullest rank, beside the memory there is
+    needed_bytes: float  # by the fullest rank
     peak_bytes: float  # of the same rank, as the trainer reports it
     refused: bool = False  # by the trainer, whatever its memory
 
 
 class Workload(Protocol):
-    """What trials would do on these nodes, without any chance in it."""
+    """Behaviour of trials on these nodes, without chance."""
 
     warmup_steps: int
     measured_steps: int
-    memory_bytes: int  # that a rank has
+    memory_bytes: int  # of a rank
 
     def price(self, config: Mapping[str, Any]) -> Price:
-        """What the configuration costs, the same each time."""
+        """The cost of a configuration, the same each time."""
         ...
 
     def figures(
         self, config: Mapping[str, Any], step_times_s: Sequence[float], peak_bytes: float
     ) -> Mapping[str, Any]:
-        """The result of a success whose measured steps took so long."""
+        """The result of a success with these measured steps."""
         ...
 
     def step(self, config: Mapping[str, Any], number: int, step_time_s: float) -> StepReport:
@@ -68,17 +68,14 @@ def simulate(
     slowness: float,
     chance: random.Random,
 ) -> tuple[Evidence, list[SimulatedStep]]:
-    """What a trial on nodes that do not fail will leave, and after how long; its steps until then.
+    """Evidence that a trial on nodes that do not fail will leave, and its steps until then.
 
-    Chance is asked the same questions in the same order whatever the answers are, so that one
-    rate that changes leaves all other troubles as they were.
+    The same random numbers are drawn in the same order whatever they decide, so that a change of
+    one rate leaves all other troubles as they were.
 
     Args:
-        spec, lease: the trial, and its nodes.
-        cluster: how often what goes wrong.
-        work: what the trial would do.
-        slowness: of its slowest node, a factor.
-        chance: of this trial alone.
+        cluster: rates of its troubles.
+        slowness: factor of its slowest node.
     """
     fails, crashes, hangs, when, rank = (chance.random() for _ in range(5))
     start_up_s = cluster.start_up_s * chance.lognormvariate(0.0, START_UP_SPREAD)
@@ -91,7 +88,7 @@ def simulate(
     reached = int(when * len(steps_s))
     task = int(rank * spec.world_size)
     node = lease.nodes[task // spec.ranks_per_node]
-    # Logs grow after the start and after every step: so long they are quiet.
+    # Logs grow after the start and after every step; in between they are quiet.
     quiet_s = [start_up_s, *steps_s]
     left: dict[str, Any] = {"exit_code": 0}
     if fails < cluster.launch_failure:
@@ -114,7 +111,7 @@ def simulate(
 def _seen(
     spec: TrialSpec, lease: Lease, quiet_s: Sequence[float], left: Mapping[str, Any]
 ) -> tuple[Evidence, list[SimulatedStep]]:
-    """What is seen of a trial whose logs grow after these times, and that leaves this."""
+    """Evidence and steps of a trial with these pauses in its logs, which leaves ``left``."""
     end, elapsed_s = _watched(quiet_s, spec)
     ends_s = itertools.accumulate(quiet_s)
     next(ends_s)  # of the start
@@ -137,7 +134,7 @@ def _seen(
 
 
 def _watched(quiet_s: Sequence[float], spec: TrialSpec) -> tuple[Termination, float]:
-    """How :func:`slurm.outcome.watch.watch` ends when the logs grow after each of these times."""
+    """End of :func:`slurm.outcome.watch.watch` for logs with these pauses."""
     patience_s = spec.no_progress_timeout_s or math.inf
     elapsed_s = 0.0
     for quiet in quiet_s:

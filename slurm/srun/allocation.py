@@ -15,17 +15,17 @@ from slurm.srun import shell
 from slurm.srun.shell import NoAnswerError, Run, SlurmError, UnknownJobError
 
 LEFT_OUT = "MESHTUNE_LEFT_OUT"
-"""Variable of a batch script: nodes of the job that cannot be used, such as without environment."""
+"""Environment variable of a batch script: nodes of the job that cannot be used."""
 _TIME_CHECK_S = 60.0
 _DOWN = ("down", "fail", "future")
 _HELD = ("CONFIGURING", "RESIZING", "RUNNING", "SIGNALING", "STOPPED", "SUSPENDED")
-# A trial has its nodes, and a question that fails could be held against it.
+# A trial holds its nodes meanwhile, and would be blamed for a question that fails.
 _PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
 class JobStep:
-    """A running step, as squeue tells it."""
+    """A running step, as squeue lists it."""
 
     id: str  # JOB.STEP
     name: str
@@ -41,7 +41,6 @@ class Allocation:
     """A Slurm job, asked through Slurm's own commands.
 
     Args:
-        job: the job's id.
         run: runs a command once; :func:`slurm.srun.shell.run` unless a test replaces it.
         left_out: nodes that cannot be used.
 
@@ -53,15 +52,15 @@ class Allocation:
     def __init__(self, job: str, run: Run = shell.run, left_out: Collection[str] = ()) -> None:
         self.job = job
         self._run = run
-        told = ""
+        answer = ""
         with contextlib.suppress(UnknownJobError):
-            told = shell.patiently(self._about_job("%N|%C|%D|%L"), run)
-        if told.startswith("|") or not told:
+            answer = shell.patiently(self._about_job("%N|%C|%D|%L"), run)
+        if answer.startswith("|") or not answer:
             raise AllocationGoneError(
                 f"squeue shows no nodes of job {job}: it is not running (any more); resume in "
                 "another allocation, or with `meshtune submit`"
             )
-        compact, cpus, num_nodes, left = told.split("|")
+        compact, cpus, num_nodes, left = answer.split("|")
         self.nodes = tuple(n for n in self.hostnames(compact) if n not in left_out)
         self.cpus_per_node = max(1, int(cpus) // int(num_nodes))
         self._addresses: dict[str, str] = {}
@@ -84,50 +83,50 @@ class Allocation:
         return cls(job, left_out=environ.get(LEFT_OUT, "").split())
 
     def state(self) -> AllocationState:
-        """Whether this is still ours; asks once."""
+        """Whether the job still holds its nodes; asks Slurm once."""
         try:
             state, _, nodes = self._run(self._about_job("%T|%N")).partition("|")
         except UnknownJobError:
             return AllocationState.GONE
         except SlurmError:
             return AllocationState.SILENT
-        # One that ended lately is known without being shown; one that is requeued waits for nodes.
+        # squeue still knows a job that ended lately; a requeued one has no nodes yet.
         return AllocationState.HELD if state in _HELD and nodes else AllocationState.GONE
 
     def steps(self) -> list[JobStep]:
-        """The job's steps that are not gone."""
+        """The job's steps that Slurm lists."""
         return _steps(self._run(["squeue", "-h", "-s", "-j", self.job, "-o", "%i|%j|%N"]))
 
     def steps_of_user(self) -> list[JobStep]:
-        """Steps of all this user's jobs that are not gone."""
+        """Listed steps of all jobs of this user."""
         user = str(os.getuid())
         return _steps(self._run(["squeue", "-h", "-s", "-u", user, "-o", "%i|%j|%N"]))
 
     def on_live_nodes(self, steps: list[JobStep]) -> list[JobStep]:
-        """Those of ``steps`` that have a node which is not down.
+        """The steps that have a node which is not down.
 
-        Slurm (22.05 was seen to) lists a step whose every node died until the job ends; nothing
+        Slurm (seen with 22.05) lists a step whose nodes have all died until the job ends; nothing
         of it can be running on nodes that this job will use again.
         """
         down = self.down_nodes() if steps else set()
         return [s for s in steps if set(self.hostnames(s.nodes)) - down]
 
     def controller_start(self) -> str:
-        """When the controller that answers was started, as Slurm writes a time."""
+        """Start of the controller that answers, as Slurm writes a time."""
         found = re.search(r"BOOT_TIME\s*=\s*(\S+)", self._run(["scontrol", "show", "config"]))
         return found[1] if found else ""
 
     def job_start(self) -> str:
-        """When the job was given its nodes, as Slurm writes a time."""
+        """Time at which the job got its nodes, as Slurm writes a time."""
         return self._run(self._about_job("%S"))
 
     def cancel(self, step: JobStep, signal: str | None = None) -> None:
-        """Send a step a signal, or end it. It may be gone already; only :meth:`steps` tells."""
+        """Send a step a signal, or end it; whether it has ended, only :meth:`steps` says."""
         with contextlib.suppress(SlurmError):
             self._run(["scancel", *(["-s", signal] if signal else []), step.id])
 
     def address(self, node: str) -> str:
-        """How ranks reach a node: by its name, or where that does not resolve, as Slurm does.
+        """The address at which ranks reach a node: its name, or Slurm's address of it.
 
         Raises:
             NoAnswerError: if Slurm's controller does not answer for a minute.
@@ -152,14 +151,14 @@ class Allocation:
         """Seconds until the job's time limit; None if it has none. Asks Slurm once a minute."""
         if time.monotonic() - self._end_checked_t >= _TIME_CHECK_S:
             left = ""
-            with contextlib.suppress(SlurmError):  # what does not answer changes no time limit
+            with contextlib.suppress(SlurmError):  # the time limit stays as it is
                 left = self._run(self._about_job("%L"))
             self._note_time_left(left)
         return None if self._end_t is None else self._end_t - time.monotonic()
 
     def _note_time_left(self, left: str) -> None:
         self._end_checked_t = time.monotonic()
-        with contextlib.suppress(SlurmError):  # of a job that is over
+        with contextlib.suppress(SlurmError):  # the job is over
             left_s = parse_time_left(left)
             self._end_t = None if left_s is None else self._end_checked_t + left_s
 
@@ -170,20 +169,27 @@ class Allocation:
             patience_s: how long a controller that does not answer is asked again.
 
         Raises:
-            SlurmError: if nobody knows, or the job has no nodes at all any more.
+            SlurmError: if that is unknown, or the job has no nodes any more.
         """
 
-        def ask(argv: Sequence[str]) -> str:
-            return shell.patiently(argv, self._run, patience_s, tell=lambda _: None)
-
-        compact = ask(self._about_job("%N"))
+        compact = self._ask(self._about_job("%N"), patience_s)
         if not compact:
             raise SlurmError(f"job {self.job} has no nodes: it is not running (any more)")
         lost = set(self.nodes) - set(self.hostnames(compact))
-        lines = ask(["sinfo", "-h", "-N", "-n", ",".join(self.nodes), "-o", "%N|%T"])
+        sinfo = ["sinfo", "-h", "-N", "-n", ",".join(self.nodes), "-o", "%N|%T"]
+        lines = self._ask(sinfo, patience_s)
         # A node has a line for each of its partitions.
         states = dict(line.split("|", 1) for line in lines.splitlines() if "|" in line)
         return lost | {node for node, state in states.items() if state.startswith(_DOWN)}
+
+    def known_down_nodes(self, patience_s: float = _PATIENCE_S) -> set[str]:
+        """Nodes that are down, as far as known."""
+        with contextlib.suppress(SlurmError):
+            return self.down_nodes(patience_s)
+        return set()
+
+    def _ask(self, argv: Sequence[str], patience_s: float = _PATIENCE_S) -> str:
+        return shell.patiently(argv, self._run, patience_s, tell=lambda _: None)
 
     def _about_job(self, fields: str) -> list[str]:
         return ["squeue", "-h", "-j", self.job, "-o", fields]
@@ -195,12 +201,10 @@ class Allocation:
             SlurmError: if scontrol fails; without a slurm.conf it has to ask the controller.
         """
         argv = ["scontrol", "show", "hostnames", compact]
-        return tuple(shell.patiently(argv, self._run, _PATIENCE_S, tell=lambda _: None).split())
+        return tuple(self._ask(argv).split())
 
     def _node_address(self, node: str) -> str:
-        shown = shell.patiently(
-            ["scontrol", "show", "node", node, "-o"], self._run, _PATIENCE_S, tell=lambda _: None
-        )
+        shown = self._ask(["scontrol", "show", "node", node, "-o"])
         fields = dict(item.split("=", 1) for item in shown.split() if "=" in item)
         return fields.get("NodeAddr", node)
 
@@ -209,7 +213,7 @@ def parse_time_left(text: str) -> float | None:
     """Seconds of squeue's %L, ``[days-]hours:minutes:seconds``; None for no limit.
 
     Raises:
-        SlurmError: if the job has no such time, being gone.
+        SlurmError: if the job has no such time because it is gone.
     """
     if text in ("UNLIMITED", "NOT_SET"):
         return None

@@ -20,19 +20,19 @@ from slurm.srun.site import Environment, Site
 SCRIPT_NAME = "search.sbatch"
 LOG_NAME = "slurm-%j.log"
 UNPACK = Path(__file__).with_name("unpack.sh")
-# Lines of the journal that say something new: trials' ends, and those of repeats, which are not
-# final, unless they say nothing of the configuration.
-_ENDED = f'"final": true|"event": "ended",.*"kind": "({"|".join(k for k in Kind if k.told)})"'
+# Lines of the journal that show progress: ends of trials, and of repeats (not final), unless the
+# machine is to blame for the end.
+_ENDED = f'"final": true|"event": "ended",.*"kind": "({"|".join(k for k in Kind if k.observed)})"'
 _OPTION = re.compile(r"--[a-z][a-z0-9-]+(=.+)?")
-_OWN = {"account", "nodes", "partition", "qos", "time"}  # options of `meshtune submit`
-_NEEDED = {  # or what would undo it
+_OWN = {"account", "nodes", "partition", "qos", "time"}  # options of `meshtune submit` itself
+_NEEDED = {  # options that the script sets, or that would undo one
     "array", "exclusive", "mem", "no-kill", "no-requeue", "open-mode", "output", "oversubscribe",
     "overcommit", "requeue", "signal", "wait", "wrap",
 }  # fmt: skip
-# What would give no job, one in another queue, or another answer.
-_UNTOLD = {"clusters", "help", "parsable", "test-only", "usage", "version"}
-_JOB_ID = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)  # as --parsable has it: "id" or "id;cluster"
-_WARNING_S = 300  # before the allocation's end, for the last trials, the journal and the report
+# With these there is no job, one in another cluster's queue, or no job id.
+_NO_JOB = {"clusters", "help", "parsable", "test-only", "usage", "version"}
+_JOB_ID = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)  # --parsable prints "id" or "id;cluster"
+_WARNING_S = 300  # before the allocation ends: for the last trials, the journal and the report
 _TIME = re.compile(
     r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>[0-5]?\d))?(?::(?P<third>[0-5]?\d))?"
 )
@@ -61,17 +61,12 @@ def batch_script(
     Args:
         space: a shipped space's name or an absolute path.
         run_dir: the run's folder; the same one continues the same search.
-        site: the site profile.
-        nodes: of the allocation.
         time: its limit, as sbatch takes it.
-        account: who pays, where the site asks.
-        partition: overrides the site's.
-        qos: overrides the site's.
-        further: options of sbatch, ``constraint=gpu`` or ``--constraint=gpu``; they override the
-            site's.
-        meshtune: the command; default the one beside the running interpreter, so that the job
-            runs what was submitted whatever its PATH is; or that of the site's environment.
-        options: further ones of ``meshtune search``.
+        account: sbatch's option, as are ``partition`` and ``qos``; each overrides the site's.
+        further: options of sbatch, ``constraint=gpu`` or ``--constraint=gpu``, which override, too.
+        meshtune: the command; default: that of the site's environment, else the one beside the
+            running interpreter, so that the job runs what was submitted whatever its PATH is.
+        options: further options of ``meshtune search``.
 
     Raises:
         BatchError: if a value cannot be given to sbatch.
@@ -80,11 +75,7 @@ def batch_script(
     chosen = {"account": account, "partition": partition, "qos": qos}
     added = [_further(option) for option in further]
     directives = _directives(run, site, nodes, time, chosen, added)
-    program = [meshtune or _meshtune()]
-    if site.environment is not None and meshtune is None:
-        # A script of an environment begins with the path that it was installed at.
-        # -P: the folder that the job was submitted from may be a checkout of meshtune.
-        program = [f"{site.environment.folder}/bin/python", "-P", "-m", "meshtune"]
+    program = [meshtune] if meshtune else _program(site.environment)
     search = [*program, "search", space, "--run-dir", str(run)]
     search += ["--launcher", "srun", "--site", site.reference, *options]
     return _SCRIPT.format(
@@ -99,7 +90,7 @@ def batch_script(
 
 
 def _environment(environment: Environment) -> str:
-    """Lines that bring an environment to every node; those that cannot have it are left out."""
+    """Lines that send an environment to every node, and leave out nodes that cannot have it."""
     return _ENVIRONMENT.format(
         left_out=LEFT_OUT,
         archive=shlex.quote(environment.archive),
@@ -117,7 +108,7 @@ def _directives(
     chosen: Mapping[str, str | None],
     added: Sequence[str],
 ) -> list[str]:
-    """The options of sbatch, the user's before the site's."""
+    """The options of sbatch; the user's override the site's."""
     given = {name for name, value in chosen.items() if value} | {_name(o) for o in added}
     return [
         *([] if "job-name" in given else [f"--job-name=meshtune-{run.name}"]),
@@ -141,11 +132,11 @@ class BatchJob:
     """A batch job that has not ended."""
 
     id: str
-    state: str  # as squeue tells it: PENDING, RUNNING ...
+    state: str  # as squeue lists it: pending, running ...
 
 
 def job_of(run_dir: Path) -> BatchJob | None:
-    """The job that searches, or will search, in a run's folder: one of this user's.
+    """This user's job that searches, or will search, in a run's folder.
 
     Raises:
         SlurmError: if squeue fails, or Slurm's controller does not answer for ten minutes.
@@ -161,13 +152,13 @@ def job_of(run_dir: Path) -> BatchJob | None:
 
 
 def submit(script: str, run_dir: Path) -> str:
-    """Write the script into the run's folder, where the job finds it again, and submit it once.
+    """Write the script into the run's folder, from which the job resubmits it, and submit it once.
 
     Returns:
         The job's id.
 
     Raises:
-        NoAnswerError: if nobody knows whether it was submitted.
+        NoAnswerError: if it is unknown whether it was submitted.
         SlurmError: if sbatch refuses it; the message has sbatch's words.
     """
     path = _script_of(run_dir)
@@ -175,10 +166,10 @@ def submit(script: str, run_dir: Path) -> str:
     try:
         answer = shell.run(["sbatch", "--parsable", str(path)])
     except NoAnswerError as error:
-        # It may have been taken all the same, so it is looked for, and never submitted again.
+        # The job may have been accepted: look for it, and never submit again.
         try:
             job = job_of(run_dir)
-        except SlurmError as unlisted:  # no refusal: the job may wait
+        except SlurmError as unlisted:  # not a refusal: the job may be pending
             raise NoAnswerError(
                 f"{error}; nor can Slurm's jobs be listed ({unlisted}): look for one of {run_dir} "
                 "with squeue, then submit again"
@@ -225,12 +216,12 @@ def time_limit_s(time: str) -> int:
 
 
 def _further(option: str) -> str:
-    """An option of sbatch that the user adds, with its dashes."""
+    """An option of sbatch that the user adds, with dashes."""
     text = f"--{option.removeprefix('--')}"
     if not _OPTION.fullmatch(text):
         raise BatchError(f"--sbatch {option}: accepted NAME or NAME=VALUE, such as constraint=gpu")
-    # sbatch takes an option's first letters, too.
-    refused = [name for name in _OWN | _NEEDED | _UNTOLD if name.startswith(_name(text))]
+    # sbatch accepts an option's first letters, too.
+    refused = [name for name in _OWN | _NEEDED | _NO_JOB if name.startswith(_name(text))]
     if not refused:
         return text
     meant = min(refused, key=lambda name: (len(name), name))
@@ -247,15 +238,19 @@ def _name(option: str) -> str:
 
 
 def _directive(option: str) -> str:
-    """An option as sbatch reads it back from a #SBATCH line."""
+    """An option as a #SBATCH line has to quote it."""
     if re.search(r"[\"'\\\n\r]", option):
         raise BatchError(f"{option!r} has a quote, backslash or line break; sbatch cannot take it")
     return f'"{option}"' if re.search(r"[\s#]", option) else option
 
 
-def _meshtune() -> str:
+def _program(environment: Environment | None) -> list[str]:
+    if environment is not None:
+        # A script of an environment begins with the path that it was installed at.
+        # -P: the folder that the job was submitted from may be a checkout of meshtune.
+        return [f"{environment.folder}/bin/python", "-P", "-m", "meshtune"]
     beside = Path(sys.executable).with_name("meshtune")
-    return str(beside) if beside.exists() else "meshtune"
+    return [str(beside) if beside.exists() else "meshtune"]
 
 
 _ENVIRONMENT = """

@@ -12,7 +12,7 @@ from slurm.srun.shell import scrubbed
 from slurm.srun.site import Site
 from slurm.trial import Lease, TrialSpec
 
-# A leased node is free; what Slurm does not grant the step by then, it never will.
+# A leased node is free: a step that Slurm has not granted by then it never will.
 _STEP_CREATION_S = 60
 RANK_SCRIPT = Path(__file__).with_name("rank.sh")
 
@@ -24,10 +24,7 @@ def srun_argv(spec: TrialSpec, lease: Lease, site: Site, cpus_per_node: int) -> 
     step. ``-N`` must equal the lease's width, or srun widens onto nodes that were not leased.
 
     Args:
-        spec: what to run.
-        lease: on which nodes.
-        site: how srun is spoken to here.
-        cpus_per_node: of the allocation; shared among the ranks where nobody says otherwise.
+        cpus_per_node: of the allocation; the ranks share them unless the trial or site says.
 
     Raises:
         LauncherError: if the lease does not fit the trial.
@@ -74,12 +71,8 @@ def srun_environment(
     """The environment that srun is started with and hands to every rank.
 
     Args:
-        spec: what to run.
-        lease: on which nodes.
         site: whose settings are added; the trial's own win.
         master_addr: address of the lease's first node, which gets rank 0.
-        environ: the driver's.
-        cpus_per_node: of the allocation.
     """
     return {
         **scrubbed(environ),
@@ -106,14 +99,14 @@ def _gpu_options(spec: TrialSpec, site: Site) -> list[str]:
 
 
 def _time_limit(spec: TrialSpec) -> list[str]:
-    """Beyond the trial's own; none for a step that outlives its trials."""
+    """A limit beyond the trial's own; none for a step that outlives its trials."""
     if math.isinf(spec.timeout_s):
         return []
     return [f"--time={math.ceil(spec.timeout_s / 60) + 1}"]
 
 
 def _node_memory(spec: TrialSpec) -> str:
-    """Of srun's --mem, per node; 0 is all that the job has there."""
+    """The value of srun's --mem, per node; 0: all that the job has there."""
     if spec.memory_bytes_per_rank is None:
         return "0"
     return f"{math.ceil(spec.memory_bytes_per_rank * spec.ranks_per_node / 2**20)}M"

@@ -1,4 +1,4 @@
-"""How a step is ended, and known to be gone."""
+"""Ending a step, and knowing that it is gone."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from slurm.srun.shell import SlurmError
 from slurm.srun.texts import GAVE_UP
 from slurm.trial import Lease
 
-_LOOSE_S = 5.0  # for an srun to see that its ranks are gone
+_SRUN_S = 5.0  # for an srun to notice that its ranks are gone
 _REPEAT_KILL_S = 5.0
 _FIRST_POLL_S, _LAST_POLL_S = 0.1, 2.0
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step that an srun of ours was started for, whether or not it has got one."""
+    """An srun of ours, and the step that it has been granted or still waits for."""
 
-    name: str  # its job name, which no other step has
-    lease: Lease  # its nodes
-    marks: frozenset[str]  # what its processes have in TRIAL_VARIABLE
+    name: str  # its job name, unique
+    lease: Lease
+    marks: frozenset[str]  # values of TRIAL_VARIABLE in its processes
     srun: subprocess.Popen[bytes]
 
 
@@ -34,10 +34,9 @@ class StepEnder:
     """Ends steps; for several threads.
 
     Args:
-        allocation: whose steps they are.
-        proof: how nodes are asked where Slurm's list proves nothing.
-        gone_deadline_s: how long a step may stay in Slurm's list before its nodes are asked.
-        patience_s: how long a controller that does not answer is waited for instead.
+        proof: asks the nodes where Slurm's list of steps proves nothing.
+        gone_deadline_s: how long a step may stay in that list before its nodes are asked.
+        patience_s: how long to wait instead for a controller that does not answer.
     """
 
     def __init__(
@@ -51,20 +50,20 @@ class StepEnder:
     def end(
         self, step: Step, grace_s: float, said: Callable[[], str], doubtful: bool = False
     ) -> tuple[tuple[str, ...], str]:
-        """Climb the kill ladder as far as needed.
+        """Signal a step, with rising force, until it is gone.
 
-        SIGTERM to srun would kill its tasks without grace, SIGKILL to its process group would
-        leave them running: the step is signalled through Slurm.
+        Through Slurm: SIGTERM to srun would kill its tasks without grace, and SIGKILL to its
+        process group would leave them running.
 
         Args:
-            step: to end.
             grace_s: between the polite and the final signal; 0: no polite one.
-            said: what its srun wrote to standard error.
-            doubtful: whether Slurm's word that it is gone proves nothing.
+            said: the standard error of its srun.
+            doubtful: Slurm's list does not prove that the step is gone.
 
         Returns:
-            The nodes that are not proven free; and if all are, but Slurm lists the step still, that
-            it does: its ranks may have waited for a step daemon that somebody had killed.
+            The nodes that are not proven free. If all are free and Slurm still lists the step, a
+            message that says so: somebody may have killed the step daemon that its ranks waited
+            for.
         """
         srun, nodes = step.srun, step.lease.nodes
 
@@ -73,12 +72,13 @@ class StepEnder:
 
         def end_waiting() -> None:
             nonlocal doubtful
-            doubtful = True  # it waits for a step that it was never given, or that is forgotten
+            doubtful = True  # srun waits for a step that was never granted, or is forgotten
             if self._proof.needed():
-                # It ends when its ranks do. Told to end, it would cancel whoever has its step's id.
+                # srun ends when its ranks do. Signalled, it would cancel another step that has been
+                # given the same id.
                 self._proof.unproven(nodes, step.marks)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    srun.wait(_LOOSE_S)
+                    srun.wait(_SRUN_S)
             srun.terminate()
 
         if grace_s and srun.poll() is None:
@@ -88,15 +88,14 @@ class StepEnder:
                     srun.wait(grace_s)
         listed = self.until_gone(own, lambda: srun.poll() is None, end_waiting)
         if srun.poll() is None:
-            srun.kill()  # it alone, not its group: its shepherd still ends what it can
+            srun.kill()  # not its group: its second process still ends what it can
         srun.wait()
-        # Having given up its wait for the step's end, srun says so: the step may not have ended.
-        if listed != [] or doubtful or GAVE_UP.search(said()) or self._proof.needed():
-            stuck = self._proof.unproven(nodes, step.marks)
-            if listed and not stuck:
-                return (), f"Slurm could not end its step {listed[0].id}"
-            return stuck, ""
-        return (), ""
+        # srun says when it gives up waiting for the step's end; then the step may run on.
+        if listed == [] and not (doubtful or GAVE_UP.search(said()) or self._proof.needed()):
+            return (), ""
+        stuck = self._proof.unproven(nodes, step.marks)
+        undead = f"Slurm could not end its step {listed[0].id}" if listed and not stuck else ""
+        return stuck, undead
 
     def until_gone(
         self,
@@ -107,12 +106,11 @@ class StepEnder:
         """Cancel steps again and again until Slurm knows none and no srun is left.
 
         Args:
-            find: steps that have to go.
-            waiting: whether an srun is left, which may yet get its step.
-            end_waiting: ends it.
+            find: lists the steps that have to go.
+            waiting: whether an srun is left that may still be granted its step.
 
         Returns:
-            Steps that were not gone by the deadline; None if Slurm did not say.
+            Steps still listed at the deadline; None if Slurm did not answer.
         """
         began = time.monotonic()
         deadline = began + self._gone_deadline_s
@@ -138,5 +136,5 @@ class StepEnder:
             poll_s = min(_LAST_POLL_S, 2 * poll_s)
 
     def _is_over(self, steps: list[JobStep] | None) -> bool:
-        """Whether Slurm does not tell of steps because their job is gone, and they with it."""
+        """Whether Slurm does not answer because the job is gone, and its steps with it."""
         return steps is None and self._allocation.state() is AllocationState.GONE

@@ -1,8 +1,7 @@
-"""Trials in steps that outlive them; see :mod:`slurm.srun.kept_step`."""
+"""Launching trials in steps that outlive them; see :mod:`slurm.srun.kept_step`."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import shlex
@@ -12,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from foundation.writing import write_private
-from slurm import rank_server
+from slurm import fork_server
+from slurm.forked_rank import read_at_start
 from slurm.logs.text import read_log
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
@@ -20,34 +20,26 @@ from slurm.outcome.kinds import Kind
 from slurm.outcome.rank_ends import first_failure, note_failures
 from slurm.outcome.step_log import StopRule
 from slurm.outcome.texts import NO_TEXTS
-from slurm.outcome.watch import STDERR_NAME, Termination, Watched, ended_by_others, watch
+from slurm.outcome.watch import Termination, Watched, ended_by_others, watch
 from slurm.rendezvous import rendezvous_environment
 from slurm.srun.allocation import Allocation
 from slurm.srun.command import srun_argv, srun_environment
 from slurm.srun.ending import StepEnder
-from slurm.srun.kept_step import KeptStep, likeness
+from slurm.srun.kept_step import KeptStep, requirements
 from slurm.srun.pacing import LaunchPacing
-from slurm.srun.shell import SlurmError
 from slurm.srun.site import Site
 from slurm.srun.texts import SRUN_TEXTS
-from slurm.trial import Lease, TrialSpec
+from slurm.trial import STDERR_NAME, Lease, TrialSpec
 
-_LET_GO_S = 10.0  # for a step whose servers have nothing left to do
-_PATIENCE_S = 60.0  # with a controller that must say whether a trial's nodes are down
+_LET_GO_S = 10.0  # for a step with nothing left to do to end by itself
 
 
 class KeptLaunches:
-    """Runs trials in kept steps, and ends the steps that are in others' way; for several threads.
+    """Runs trials in kept steps, and ends steps that are in a trial's way; for several threads.
 
-    A step is kept only if every rank of its trial is known to have ended, the first not by a
-    signal: the kernel's for want of memory is told of when the step ends. After any other end the
-    step is ended, and the next trial gets a new one.
-
-    Args:
-        site: how srun is spoken to here.
-        allocation: the job whose nodes are used.
-        ender: ends steps.
-        pacing: between two launches.
+    A step is kept only if every rank of its trial is known to have ended, and none first by a
+    signal: Slurm reports the kernel's out-of-memory kills only when a step ends. After any other
+    end the step is ended, and the next trial gets a new one.
     """
 
     def __init__(
@@ -60,12 +52,12 @@ class KeptLaunches:
         self._waiting = _Waiting()
 
     def make_way(self, lease: Lease, most: int) -> None:
-        """End what waits on these nodes, and the oldest beyond so many steps."""
+        """End idle steps on these nodes, and the oldest of more than ``most`` elsewhere."""
         _, others = self._waiting.take(lease)
         self._end_idle([*others, *self._waiting.take_oldest(most)])
 
     def close(self) -> None:
-        """End all that wait."""
+        """End all idle steps."""
         self._end_idle(self._waiting.take_oldest(0))
 
     def run(
@@ -76,22 +68,21 @@ class KeptLaunches:
         stop_rule: StopRule | None,
         most: int,
     ) -> Outcome:
-        """As ``Launcher.run``.
+        """Run a trial that ``can_be_forked``; see ``Launcher.run``.
 
         Args:
-            spec, lease, stop, stop_rule: as there; ``can_be_forked(spec)``.
-            most: further steps that may wait beside this trial's.
+            most: idle steps that may stay beside this trial's.
         """
         clear_attempt(spec.directory)
         if spec.obstacle:
             return Outcome(Kind.LAUNCH_FAILURE, message=spec.obstacle)
-        like = likeness(spec, lease)
-        kept, others = self._waiting.take(lease, like)
+        wanted = requirements(spec, lease)
+        kept, others = self._waiting.take(lease, wanted)
         self._end_idle([*others, *self._waiting.take_oldest(most)])
         if kept is None:
             if not self._pacing.wait(stop):
                 return Outcome(Kind.CANCELLED, message="stopped before it was launched")
-            kept = self._launch(spec, lease, like)
+            kept = self._launch(spec, lease, wanted)
         try:
             self._write_command(spec, lease, kept)
             env = {**spec.env, **rendezvous_environment(spec, self._address(lease))}
@@ -110,18 +101,17 @@ class KeptLaunches:
         ended = watched.termination in (Termination.EXITED, Termination.STOPPED_EARLY)
         killed = (first_failure(kept.codes) or 0) < 0 and watched.early_stop is None
         stuck: tuple[str, ...] = ()
-        ghost, down = "", set[str]()
+        undead, down = "", set[str]()
         if ended and kept.all_ended and kept.alive and not killed:
             unwritten = kept.finish()
             self._waiting.give_back(kept)
         else:
-            stuck, ghost = self._end(kept, spec, doubtful=bool(severed))
+            stuck, undead = self._end(kept, spec, doubtful=bool(severed))
             unwritten = kept.finish()
-            with contextlib.suppress(SlurmError):
-                down = self._allocation.down_nodes(_PATIENCE_S)
+            down = self._allocation.known_down_nodes()
         code = kept.exit_code
-        # The kernel's kills are told of when the step ends: they may be of a helper of an earlier
-        # trial's, which went on without it.
+        # Slurm's word of a kill by the kernel may be about a helper of an earlier trial, which went
+        # on without it.
         by_kernel = first_failure(kept.codes) in (None, -signal.SIGKILL)
         texts = SRUN_TEXTS if by_kernel else replace(SRUN_TEXTS, host_oom=NO_TEXTS.host_oom)
         evidence = gather(
@@ -131,25 +121,22 @@ class KeptLaunches:
             kept.step.srun.returncode if code is None else code,
             down_nodes=down,
             stuck_nodes=stuck,
-            severed=severed or ghost,
+            severed=severed or undead,
             texts=texts,
             unwritten=unwritten,
             said=note_failures(spec, lease, kept.codes),
         )
         return classify(evidence)
 
-    def _launch(self, spec: TrialSpec, lease: Lease, like: object) -> KeptStep:
+    def _launch(self, spec: TrialSpec, lease: Lease, wanted: object) -> KeptStep:
         assert spec.kept is not None
         of_step = _step_spec(spec)
-        argv = srun_argv(of_step, lease, self._site, self._allocation.cpus_per_node)
-        address = self._address(lease)
         cpus = self._allocation.cpus_per_node
-        own = {"SLURM_JOB_ID": self._allocation.job}
-        without, environ = (
-            srun_environment(one, lease, self._site, address, os.environ, cpus) | own
-            for one in (replace(of_step, env={}), of_step)
-        )
-        return KeptStep(of_step, lease, argv, environ, without, like)
+        argv = srun_argv(of_step, lease, self._site, cpus)
+        address = self._address(lease)
+        environ = srun_environment(of_step, lease, self._site, address, os.environ, cpus)
+        environ["SLURM_JOB_ID"] = self._allocation.job
+        return KeptStep(of_step, lease, argv, environ, wanted)
 
     def _address(self, lease: Lease) -> str:
         return self._allocation.address(lease.nodes[0])
@@ -165,7 +152,7 @@ class KeptLaunches:
         """End a trial and its step; see ``StepEnder.end``."""
         if kept.all_ended:
             kept.let_go(_LET_GO_S)
-        # What a rank has started carries the trial's name, a rank itself that of the step.
+        # A rank itself carries the step's name in its environment, what it has started the trial's.
         step = replace(kept.step, marks=kept.step.marks | {spec.name})
 
         def said() -> str:
@@ -175,7 +162,7 @@ class KeptLaunches:
 
     def _end_idle(self, steps: Sequence[KeptStep]) -> None:
         for kept in steps:
-            kept.let_go(0.0)  # all of them, before any is waited for
+            kept.let_go(0.0)  # all of them, before waiting for any
         for kept in steps:
             kept.let_go(_LET_GO_S)
             self._ender.end(kept.step, 0.0, kept.said)
@@ -183,41 +170,41 @@ class KeptLaunches:
 
 
 def _step_spec(spec: TrialSpec) -> TrialSpec:
-    """A step for trials like this one."""
+    """The description of a step that serves trials like this one."""
     assert spec.kept is not None
-    server = (spec.argv[0], rank_server.__file__, ",".join(spec.kept.modules))
+    server = (spec.argv[0], fork_server.__file__, ",".join(spec.kept.modules))
     name = f"{spec.kept.mark}-{secrets.token_hex(4)}"
-    return replace(spec, name=name, argv=server, timeout_s=float("inf"))
+    env = dict(read_at_start(spec.env))  # each trial's ranks get the rest by their order
+    return replace(spec, name=name, argv=server, env=env, timeout_s=float("inf"))
 
 
 class _Waiting:
-    """The steps that wait for a trial; for several threads."""
+    """The idle steps; for several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._steps: list[KeptStep] = []  # the newest last
 
-    def take(self, lease: Lease, like: object = None) -> tuple[KeptStep | None, list[KeptStep]]:
-        """A step for a trial on these nodes, if there is one; and those that have to end first.
+    def take(self, lease: Lease, wanted: object = None) -> tuple[KeptStep | None, list[KeptStep]]:
+        """Take the steps on these nodes: one that can serve a trial, and those in its way.
 
         Args:
-            lease: the nodes.
-            like: what serves it; see :func:`likeness`. None: nothing does.
+            wanted: the trial's :func:`requirements`; None: no step can serve it.
         """
         with self._lock:
             on_nodes = [k for k in self._steps if set(k.step.lease.nodes) & set(lease.nodes)]
             self._steps = [kept for kept in self._steps if kept not in on_nodes]
-        fitting = [kept for kept in on_nodes if kept.alive and kept.like == like]
+        fitting = [kept for kept in on_nodes if kept.alive and kept.requirements == wanted]
         return (fitting[0] if fitting else None), [k for k in on_nodes if k not in fitting[:1]]
 
     def take_oldest(self, most: int) -> list[KeptStep]:
-        """Those that have waited longest, beyond so many."""
+        """Take the steps that have waited longest, beyond ``most``."""
         with self._lock:
             beyond = max(0, len(self._steps) - max(0, most))
             taken, self._steps = self._steps[:beyond], self._steps[beyond:]
         return taken
 
     def give_back(self, kept: KeptStep) -> None:
-        """It waits for the next trial."""
+        """Keep a step for the next trial."""
         with self._lock:
             self._steps.append(kept)

@@ -1,8 +1,8 @@
 """A step that is kept from trial to trial: its ranks have the trainer's imports done.
 
-Its tasks are :mod:`slurm.rank_server`'s, each of which forks a rank for every trial. So only the
-first of them waits for a step, and for Python and torch on all its nodes; and each has processes of
-its own nevertheless, which no other can disturb.
+Each task is a :class:`slurm.fork_server.TaskShepherd`, which forks a rank for every trial. So only
+the first trial waits for a step, and for Python and torch on all its nodes; yet each has processes
+of its own, which no other can disturb.
 """
 
 from __future__ import annotations
@@ -18,27 +18,21 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slurm import rank_server
+from slurm.forked_rank import parsed_python, read_at_start
 from slurm.log_file import LogFile
-from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME
+from slurm.outcome.rank_ends import FailureGrace, first_failure
 from slurm.srun.ending import Step
 from slurm.srun.rank_words import RankWords
-from slurm.trial import Lease, TrialSpec
+from slurm.trial import STDERR_NAME, STDOUT_NAME, Lease, TrialSpec
 
-FAILURE_GRACE_S = 12.0  # for a trial's other ranks to end by themselves once one has failed
-_LAST_TRIES_S = 2.0  # of what a full disk does not take
+_LAST_TRIES_S = 2.0  # to write what a full disk does not take
 _POLL_S = 0.2
-_MOST_UNCLAIMED = 1 << 16  # bytes that srun says while no trial runs; the newest are kept
-# Of the loader, the interpreter or a module that is imported: a fork would have missed them.
-_READ_AT_START = (
-    *("PATH", "PYTHON", "LD_", "GLIBC_", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_"),
-    *("TORCH", "PYTORCH", "TRITON_", "NVTE_", "DS_", "XLA_", "JAX_", "HF_", "TRANSFORMERS_"),
-)
+_MOST_UNCLAIMED = 1 << 16  # bytes kept of what srun says while no trial runs
 
 
 def can_be_forked(spec: TrialSpec) -> bool:
-    """Whether the trial's ranks can be forked from a kept step's."""
-    return spec.kept is not None and rank_server.parsed_python(spec.argv) is not None
+    """Whether a kept step can fork the trial's ranks."""
+    return spec.kept is not None and parsed_python(spec.argv) is not None
 
 
 @dataclass
@@ -46,19 +40,17 @@ class _Output:
     """One of srun's two streams."""
 
     words: RankWords = field(default_factory=RankWords)
-    log: LogFile | None = None  # of the trial that runs
-    codes: dict[int, int] = field(default_factory=dict)  # by rank, in order of their end
+    log: LogFile | None = None  # the running trial's
+    codes: dict[int, int] = field(default_factory=dict)  # exit codes by rank, in order of end
 
 
 class KeptStep:
     """An srun whose tasks wait for trials, one at a time.
 
     Args:
-        step_spec: its tasks, as a trial that never ends.
-        lease: its nodes.
+        step_spec: the step as a trial that never ends.
         argv, environ: of srun.
-        without: the same environment without the first trial's own variables.
-        like: see :func:`likeness`.
+        requirements: of the trials that it can serve, see :func:`requirements`.
     """
 
     def __init__(
@@ -67,16 +59,13 @@ class KeptStep:
         lease: Lease,
         argv: Sequence[str],
         environ: Mapping[str, str],
-        without: Mapping[str, str],
-        like: object,
+        requirements: object,
     ) -> None:
-        self.like = like
-        self._before = {name: without.get(name) for name in step_spec.env}
+        self.requirements = requirements
         self._world_size = step_spec.world_size
         self._lock = threading.Lock()
         self._trial: TrialSpec | None = None
-        self._failed_s: float | None = None  # when the first rank had failed
-        self._killed = False
+        self._grace = FailureGrace()
         self._unclaimed = b""
         self._problem = ""
         srun = subprocess.Popen(
@@ -86,7 +75,7 @@ class KeptStep:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C in the terminal is the driver's to handle
+            start_new_session=True,  # Ctrl-C in the terminal is for the driver alone
         )
         assert srun.stdout is not None and srun.stderr is not None
         self.step = Step(step_spec.name, lease, frozenset({step_spec.name}), srun)
@@ -97,69 +86,71 @@ class KeptStep:
 
     @property
     def alive(self) -> bool:
-        """Whether its srun runs."""
+        """Whether srun still runs."""
         return self.step.srun.poll() is None
 
     @property
     def codes(self) -> dict[int, int]:
-        """How the trial's ranks have ended, in the order of their ends; a signal is negative."""
+        """Exit codes of the trial's ranks, in the order of their ends; a signal is negative."""
         with self._lock:
             return dict(self._out.codes)
 
     @property
     def exit_code(self) -> int | None:
-        """Of the first rank that failed; 0 if all went well; None if some are not known to have."""
-        failed = [code for code in self.codes.values() if code]
-        return failed[0] if failed else (0 if self.all_ended else None)
+        """The first failed rank's exit code; 0 if all succeeded; None while that is not known."""
+        return first_failure(self.codes) or (0 if self.all_ended else None)
 
     @property
     def all_ended(self) -> bool:
-        """Whether nothing of the trial is left, and its logs have all that it said."""
+        """Whether nothing of the trial is left, and all its output is in the logs."""
         return all(len(output.codes) == self._world_size for output in (self._out, self._err))
 
     def start(self, spec: TrialSpec, env: Mapping[str, str]) -> None:
-        """Start a trial, whose folder is made ready; none may run.
+        """Start a trial; its folder is ready, and no other trial runs.
 
         Args:
-            spec: of the trial.
-            env: what its ranks have in their environment that the step has not.
+            env: variables of its ranks that the step does not have.
         """
         with self._lock:
-            self._trial, self._failed_s, self._killed, self._problem = spec, None, False, ""
+            self._trial, self._grace, self._problem = spec, FailureGrace(), ""
             for output, name in ((self._out, STDOUT_NAME), (self._err, STDERR_NAME)):
                 output.log, output.codes = LogFile(spec.directory / name), {}
             assert self._err.log is not None
             self._err.log.write(self._unclaimed)
             self._unclaimed = b""
-        whole = {k: v for k, v in self._before.items() if v is not None} | {**env}
-        unset = sorted(self._before.keys() - whole.keys())
-        order = {"trial": spec.name, "argv": list(spec.argv), "cwd": str(spec.started_in)}
-        self._order({**order, "env": whole, "unset": unset})
+        self._order(
+            {
+                "trial": spec.name,
+                "argv": spec.argv,
+                "cwd": str(spec.started_in),
+                "clear": False,
+                "env": dict(env),
+                "ranks": [{}],  # srun has given each task its own variables
+                "memory_bytes": None,
+                "forked": True,
+            }
+        )
 
     def over(self) -> bool:
-        """Whether the trial is: nothing of it is left, or srun has ended. Does not block.
+        """Whether the trial is over: nothing of it is left, or srun has ended. Does not block.
 
-        Ranks that wait for one that has failed are killed after :data:`FAILURE_GRACE_S`.
+        Ranks that outlive one that has failed for too long are killed.
         """
         if self.all_ended or not self.alive:
             return True
-        if self._failed_s is None and any(self.codes.values()):
-            self._failed_s = time.monotonic()
-        late = self._failed_s and time.monotonic() - self._failed_s > FAILURE_GRACE_S
-        if late and not self._killed:
-            self._killed = True
+        if self._grace.is_over(self.codes):
             self._order({"end": signal.SIGKILL})
         return False
 
     def terminate(self, grace_s: float) -> None:
-        """Ask the trial's ranks to end, and wait for it at most so long."""
+        """Ask the trial's ranks to end, and wait for that at most so long."""
         self._order({"end": signal.SIGTERM})
         deadline = time.monotonic() + grace_s
         while time.monotonic() < deadline and self.alive and not self.all_ended:
             time.sleep(0.02)
 
     def let_go(self, timeout_s: float) -> None:
-        """Tell the servers that nothing more comes, and wait at most so long for srun's end."""
+        """End the orders, and wait at most so long for srun's end."""
         assert self.step.srun.stdin is not None
         with contextlib.suppress(OSError):
             self.step.srun.stdin.close()
@@ -167,9 +158,9 @@ class KeptStep:
             self.step.srun.wait(timeout_s)
 
     def finish(self) -> str:
-        """Close the trial's logs; why lines are missing there, "" if none are.
+        """Close the trial's logs; returns why lines are missing there, "" if none are.
 
-        Once srun has ended, all that it had said is in them.
+        If srun has ended, all its output is in them.
         """
         if not self.alive:
             self._pump.join(_LAST_TRIES_S)
@@ -183,18 +174,18 @@ class KeptStep:
         return self._problem
 
     def said(self) -> str:
-        """What srun has said since the last trial."""
+        """Standard error of srun since the last trial."""
         return self._unclaimed.decode(errors="replace")
 
     def _order(self, order: Mapping[str, object]) -> None:
         srun = self.step.srun
         assert srun.stdin is not None
-        with contextlib.suppress(OSError, ValueError):  # it has ended, which is seen elsewhere
+        with contextlib.suppress(OSError, ValueError):  # srun has ended, which is seen elsewhere
             srun.stdin.write(json.dumps(order).encode() + b"\n")
             srun.stdin.flush()
 
     def _read(self) -> None:
-        """Sort what srun passes on, until all who could write to it are gone."""
+        """Sort the output of srun until all who could write to it are gone."""
         left = dict(self._streams)
         while left:
             ready, _, _ = select.select(list(left), [], [], _POLL_S)
@@ -211,13 +202,13 @@ class KeptStep:
             output.log.write(text)
         elif output is self._err:
             self._unclaimed = (self._unclaimed + text)[-_MOST_UNCLAIMED:]
-        for told in ended:
-            if self._trial is not None and told.trial == self._trial.name:
-                output.codes[told.rank] = told.code
+        for end in ended:
+            if self._trial is not None and end.trial == self._trial.name:
+                output.codes[end.rank] = end.code
 
 
-def likeness(spec: TrialSpec, lease: Lease) -> object:
-    """What two trials must have in common for one step to serve both."""
+def requirements(spec: TrialSpec, lease: Lease) -> object:
+    """Properties that two trials must share for one step to serve both."""
     assert spec.kept is not None
     return (
         lease.nodes,
@@ -226,5 +217,5 @@ def likeness(spec: TrialSpec, lease: Lease) -> object:
         spec.memory_bytes_per_rank,
         spec.argv[0],
         spec.kept,
-        sorted(item for item in spec.env.items() if item[0].startswith(_READ_AT_START)),
+        read_at_start(spec.env),
     )

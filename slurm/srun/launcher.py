@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import signal
@@ -26,7 +25,7 @@ from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
-from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, ended_by_others, watch
+from slurm.outcome.watch import Termination, ended_by_others, watch
 from slurm.srun.allocation import Allocation, JobStep
 from slurm.srun.command import srun_argv, srun_environment
 from slurm.srun.ending import Step, StepEnder
@@ -37,21 +36,19 @@ from slurm.srun.proof import NodeProof
 from slurm.srun.shell import PATIENCE_S, SlurmError
 from slurm.srun.site import Site, load_site
 from slurm.srun.texts import SRUN_TEXTS
-from slurm.trial import Lease, TrialSpec, carries, kept_mark
+from slurm.trial import STDERR_NAME, STDOUT_NAME, Lease, TrialSpec, carries, kept_mark
 
 GONE_DEADLINE_S = 60.0
-_PATIENCE_S = 60.0  # with a controller that must say whether a trial's nodes are down
 
 
 class SrunLauncher(Launcher):
     """Starts trials as steps of the surrounding allocation.
 
     Args:
-        site: how srun is spoken to here.
         allocation: the job whose nodes are used; default the one this process is in.
         gone_deadline_s: how long a step may stay in Slurm's list before its nodes are asked.
-        proof: how they are asked; default: by steps.
-        patience_s: how long a controller that does not answer is waited for instead.
+        proof: asks them; default: by further steps.
+        patience_s: how long to wait instead for a controller that does not answer.
     """
 
     name = "srun"
@@ -69,7 +66,7 @@ class SrunLauncher(Launcher):
         self.allocation = allocation or Allocation.current()
         self.max_concurrent = site.max_concurrent_steps
         self._proof = proof or NodeProof(site, self.allocation)
-        self._unproven: set[str] = set()  # nodes with processes of an earlier driver, perhaps
+        self._unproven: set[str] = set()  # nodes that may have processes of an earlier driver
         self._pacing = LaunchPacing(site.launch_interval_s)
         self._ender = StepEnder(self.allocation, self._proof, gone_deadline_s, patience_s)
         self._kept = KeptLaunches(site, self.allocation, self._ender, self._pacing)
@@ -85,7 +82,7 @@ class SrunLauncher(Launcher):
     def gpus_per_node(self) -> int | None:
         granted = os.environ.get("SLURM_GPUS_ON_NODE", "")  # set only where GPUs were asked for
         gpus = int(granted) if granted.isdecimal() else self.allocation.gpus_per_node()
-        return gpus or None  # Slurm need not know of those that there are
+        return gpus or None  # Slurm need not know of the GPUs that there are
 
     def command(self, spec: TrialSpec, lease: Lease) -> list[str]:
         return srun_argv(spec, lease, self.site, self.allocation.cpus_per_node)
@@ -110,37 +107,15 @@ class SrunLauncher(Launcher):
     def _run_alone(
         self, spec: TrialSpec, lease: Lease, stop: threading.Event, stop_rule: StopRule | None
     ) -> Outcome:
-        """In a step of its own."""
+        """Run the trial in a step of its own."""
         argv = self.command(spec, lease)
-        environ = srun_environment(
-            spec,
-            lease,
-            self.site,
-            self.allocation.address(lease.nodes[0]),
-            os.environ,
-            self.allocation.cpus_per_node,
-        ) | {"SLURM_JOB_ID": self.allocation.job}
         clear_attempt(spec.directory)
         write_private(spec.directory / "command.txt", shlex.join(argv) + "\n")
         if spec.obstacle:
             return Outcome(Kind.LAUNCH_FAILURE, message=spec.obstacle)
         if not self._pacing.wait(stop):
             return Outcome(Kind.CANCELLED, message="stopped before it was launched")
-        with (
-            (spec.directory / STDOUT_NAME).open("wb") as stdout,
-            (spec.directory / STDERR_NAME).open("wb") as stderr,
-        ):
-            # A session of its own: Ctrl-C in the terminal is the driver's to handle.
-            child = subprocess.Popen(
-                argv,
-                cwd=spec.started_in,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=True,
-            )
-        step = Step(spec.name, lease, frozenset({spec.name}), child)
+        step = self._start(spec, lease, argv)
         unwritten = ""
 
         def said() -> str:
@@ -148,9 +123,9 @@ class SrunLauncher(Launcher):
 
         def exited() -> bool:
             nonlocal unwritten
-            done = child.poll() is not None
+            done = step.srun.poll() is not None
             if not has_room(spec.directory):
-                # srun says nothing of a write that fails, and writes nothing more after it.
+                # After a write that fails, srun writes nothing more, and does not say so.
                 unwritten = "output of srun, perhaps: the disk was full while it ran"
             return done
 
@@ -160,33 +135,54 @@ class SrunLauncher(Launcher):
             self._ender.end(step, spec.grace_s, said)  # whatever went wrong, nothing is left
             raise
         grace_s = 0.0 if watched.termination is Termination.EXITED else spec.grace_s
-        severed = ended_by_others(child, watched, "srun")
-        stuck, ghost = self._ender.end(step, grace_s, said, doubtful=bool(severed))
-        # Whatever srun's exit code: it was seen to be 0 after a node had died.
-        down: set[str] = set()
-        with contextlib.suppress(SlurmError):
-            down = self.allocation.down_nodes(_PATIENCE_S)
+        severed = ended_by_others(step.srun, watched, "srun")
+        stuck, undead = self._ender.end(step, grace_s, said, doubtful=bool(severed))
         evidence = gather(
             spec,
             lease,
             watched,
-            child.returncode,
-            down_nodes=down,
+            step.srun.returncode,
+            # Whatever srun's exit code: it was seen to be 0 after a node had died.
+            down_nodes=self.allocation.known_down_nodes(),
             stuck_nodes=stuck,
-            severed=severed or ghost,
+            severed=severed or undead,
             texts=SRUN_TEXTS,
             unwritten=unwritten,
         )
         return classify(evidence)
 
+    def _start(self, spec: TrialSpec, lease: Lease, argv: Sequence[str]) -> Step:
+        environ = srun_environment(
+            spec,
+            lease,
+            self.site,
+            self.allocation.address(lease.nodes[0]),
+            os.environ,
+            self.allocation.cpus_per_node,
+        ) | {"SLURM_JOB_ID": self.allocation.job}
+        with (
+            (spec.directory / STDOUT_NAME).open("wb") as stdout,
+            (spec.directory / STDERR_NAME).open("wb") as stderr,
+        ):
+            child = subprocess.Popen(
+                argv,
+                cwd=spec.started_in,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,  # Ctrl-C in the terminal is for the driver alone
+            )
+        return Step(spec.name, lease, frozenset({spec.name}), child)
+
     def settle(self, names: Iterable[str]) -> None:
         """End what a killed driver left: sruns that still wait for their step, and steps.
 
-        Its controller may have forgotten them since, so all nodes are asked, too. Those of which it
-        is not proven that they are free are down from here on.
+        The controller may have forgotten steps since, so all nodes are asked, too. Nodes not proven
+        free are treated as down.
 
         Raises:
-            LauncherError: if that is all of them, or a step of another job would not go.
+            LauncherError: if no node is proven free, or a step of another job does not end.
         """
         wanted = set(names)
         if not wanted:
@@ -220,7 +216,7 @@ class SrunLauncher(Launcher):
             )
 
     def _held_elsewhere(self, step: JobStep) -> bool:
-        """Whether a step of another job, which Slurm lists for ever, is not proven to be gone."""
+        """Whether a step of another job may still run; Slurm may list an ended one for ever."""
         try:
             allocation = Allocation(step.job)
             nodes = allocation.hostnames(step.nodes)
@@ -231,10 +227,7 @@ class SrunLauncher(Launcher):
         return bool(NodeProof(self.site, allocation).unproven(nodes, {step.name}))
 
     def down_nodes(self) -> set[str]:
-        down: set[str] = set()
-        with contextlib.suppress(SlurmError):
-            down = self.allocation.down_nodes()
-        return down | self._unproven
+        return self.allocation.known_down_nodes(patience_s=0.0) | self._unproven
 
     def allocation_state(self) -> AllocationState:
         return self.allocation.state()

@@ -1,4 +1,4 @@
-"""The distance between two launches, which a controller needs."""
+"""The least time between two launches, for the controller's sake."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ from collections.abc import Callable
 
 
 class LaunchPacing:
-    """Keeps launches apart, for the controller's sake; for several threads.
-
-    Args:
-        interval_s: least time between two.
-        monotonic: the clock, in seconds.
-    """
+    """Keeps launches apart, for the controller's sake; for several threads."""
 
     def __init__(self, interval_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._interval_s, self._monotonic = interval_s, monotonic
@@ -21,7 +16,7 @@ class LaunchPacing:
         self._last = float("-inf")
 
     def wait(self, stop: threading.Event) -> bool:
-        """Wait for one's turn; False if stopped meanwhile."""
+        """Wait until a launch is due; False if stopped meanwhile."""
         with self._turn:
             if stop.wait(max(0.0, self._last + self._interval_s - self._monotonic())):
                 return False

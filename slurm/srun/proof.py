@@ -1,27 +1,24 @@
 """The proof that a step is gone where Slurm's list of steps proves nothing.
 
-The list is the controller's memory, and a controller that is killed comes back with what it had
-saved, up to some seconds old (Slurm 22.05 saves at most every five). It has then forgotten the
-steps that had just begun. Nobody can cancel them: their ranks run on beside the next trial. And it
-gives their ids again, so that the end of one takes the other, which runs, off the list, and the
-srun of one that is told to end cancels the other.
+The list is the controller's memory. A controller that was killed restarts from its last save (Slurm
+22.05 saves at most every five seconds) and has forgotten the steps begun since. Nobody can cancel
+them: their ranks run on beside the next trial. It also reuses their step ids: ending one step then
+removes the other, still running, from the list, and an srun told to end cancels the other step.
 
-So where there is doubt, a further short step asks the nodes themselves: it ends what carries the
-trial's name in its environment, and says what is left. It is not run after every trial, for it
-costs one more step: 1.3 s for two nodes and 2.1 s for eight, all of them one busy machine with two
-cores, and the controller's time.
+So where there is doubt, a short further step asks the nodes themselves: it ends every process with
+the trial's name in its environment, and reports what is left. Not after every trial: a step costs
+the controller's time, and 1.3 s on two nodes or 2.1 s on eight, all on one busy two-core machine.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import time
 from collections.abc import Collection, Sequence
 
+from foundation.python import module_argv
 from slurm.launcher import AllocationState, LauncherError
-from slurm.python import module_argv
 from slurm.srun.allocation import Allocation
 from slurm.srun.shell import PATIENCE_S, SlurmError, scrubbed
 from slurm.srun.site import Site
@@ -37,13 +34,11 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 
 
 class NodeProof:
-    """Ends trials on the allocation's nodes for sure; for several threads.
+    """Ends trials on the allocation's nodes, and proves it; for several threads.
 
     Args:
-        site: how srun is spoken to here.
-        allocation: whose nodes are asked.
-        deadline_s: until when they have to answer.
-        patience_s: how long a controller that does not answer is waited for besides.
+        deadline_s: within which they have to answer.
+        patience_s: how long to wait besides for a controller that does not answer.
         run: runs a command; :func:`run_program` unless a test replaces it.
     """
 
@@ -60,14 +55,14 @@ class NodeProof:
         self._deadline_s = deadline_s
         self._patience_s = patience_s
         self._run = run
-        self._controllers: set[str] = set()  # when those that have answered were started
+        self._controllers: set[str] = set()  # start times of those that have answered
         self.needed()  # a later one may be a backup that was started before the job
 
     def needed(self) -> bool:
-        """Whether the controller may have forgotten a step of this job's.
+        """Whether the controller may have forgotten a step of this job.
 
-        It may, once it was started after the job, or is another one than before; and for ever, for
-        the ids that it has given twice.
+        It may if it was started after the job, or replaced; and from then on, as it may have given
+        a step id twice.
         """
         try:
             booted, began = self._allocation.controller_start(), self._allocation.job_start()
@@ -80,11 +75,11 @@ class NodeProof:
     def unproven(self, nodes: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
         """End these trials on these nodes; returns when they are gone, or time is up.
 
-        A node that is down is not asked: nothing runs on it, and the pool loses it anyway. Nor is
-        one of an allocation that is gone, where nothing is started any more.
+        Nodes that are down are not asked: nothing runs there, and the pool loses them anyway. If
+        the allocation is gone, no node is asked, as nothing more is started.
 
         Returns:
-            The nodes of which it is not proven.
+            Nodes not proven free.
         """
         began = answered = time.monotonic()
         pause_s = _FIRST_PAUSE_S
@@ -108,9 +103,7 @@ class NodeProof:
         return tuple(left)
 
     def _alive(self, nodes: Sequence[str]) -> list[str]:
-        down: set[str] = set()
-        with contextlib.suppress(SlurmError):
-            down = self._allocation.down_nodes()
+        down = self._allocation.known_down_nodes(patience_s=0.0)
         return [node for node in nodes if node not in down]
 
     def _ask(self, nodes: Sequence[str], names: Collection[str]) -> tuple[Answers, str]:
@@ -137,6 +130,6 @@ def sweep_argv(nodes: Sequence[str], names: Collection[str]) -> list[str]:
         f"--immediate={_STEP_CREATION_S}",
         "--job-name=meshtune-sweep",
         "--export=ALL",
-        # Only what a step has started: an srun that waits on its driver's node is the driver's.
+        # Only processes of a step: an srun that waits on the driver's node belongs to the driver.
         *module_argv("slurm.sweep.node", "SLURMD_NODENAME", "SLURM_PROCID", *sorted(names)),
     ]

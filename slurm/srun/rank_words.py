@@ -1,4 +1,4 @@
-"""What the servers of a kept step say, taken out of what their ranks say."""
+"""Reports of a kept step's shepherds, taken out of the output of their ranks."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import json
 import re
 from dataclasses import dataclass
 
-from slurm import rank_server
+from slurm import fork_server
 
-LONGEST_LINE_BYTES = 1024  # what is longer is passed on in pieces, as by slurmstepd
-_NAME = rank_server.WORD.encode()
+LONGEST_LINE_BYTES = 1024  # longer lines are passed on in pieces, as by slurmstepd
+_NAME = fork_server.WORD.encode()
 # Anywhere: a piece of another rank's long line may stand before it.
 _WORD = re.compile(_NAME + rb" (\{[^{}\n]*\})\n")
-_MARK, _NEWLINE = rank_server.END_OF_LINE[:1].encode(), rank_server.END_OF_LINE[1:].encode()
+_MARK, _NEWLINE = fork_server.END_OF_LINE[:1].encode(), fork_server.END_OF_LINE[1:].encode()
 _END_OF_LINE = re.compile(_MARK + _NEWLINE + b"?")  # slurmstepd may cut between the two
 
 
 @dataclass(frozen=True)
 class RankEnd:
-    """A server's word: the end of a rank."""
+    """A shepherd's report: the end of a rank."""
 
     trial: str
     rank: int
@@ -27,20 +27,20 @@ class RankEnd:
 
 
 class RankWords:
-    """Reads one of a step's streams: slurmstepd's pieces of lines, of many ranks.
+    """Reads one of a step's streams: pieces of lines of many ranks, as slurmstepd cuts them.
 
-    A word is whole in one piece, being a short line; what is read here may end within it.
+    A report is a short line, so it comes in one piece, but a read may end within it.
     """
 
     def __init__(self) -> None:
         self._partial = b""  # the line so far
-        self._last = b"\n"  # byte that was passed on
+        self._last = b"\n"  # the last byte that was passed on
 
     def feed(self, data: bytes) -> tuple[bytes, list[RankEnd]]:
-        """What ranks have said, and which of them have ended; their words stand before that.
+        """The output of ranks that is complete now, and the ends of those behind it.
 
         Args:
-            data: that was read; empty at the end.
+            data: as read; empty at the end of the stream.
         """
         text = self._partial + data
         # A progress bar ends its lines by a carriage return.
@@ -53,16 +53,16 @@ class RankWords:
         words, text = _WORD.findall(text), _WORD.sub(b"", text)
         text = _END_OF_LINE.sub(self._line_end, text)
         self._last = text[-1:] or self._last
-        return text, [told for word in words if (told := _parsed(word))]
+        return text, [rank_end for word in words if (rank_end := _parsed(word))]
 
     def _line_end(self, mark: re.Match[bytes]) -> bytes:
-        """What stands for a server's end of line: one, if a line had not been ended."""
+        """The replacement of a shepherd's end of line: a line feed if the rank left a line open."""
         before = mark.string[: mark.start()][-1:] or self._last
         return b"" if before in (b"\n", b"\r") or mark[0] == _MARK else b"\n"
 
 
 def _before_word(text: bytes, start: int) -> int:
-    """Where a word may have begun in the unended line from ``start`` on; else where that ends."""
+    """The place where a report may begin in the open line from ``start`` on; else its end."""
     at = text.rfind(_NAME, start)
     if at >= 0:
         return at if len(text) - at <= LONGEST_LINE_BYTES else len(text)
@@ -71,7 +71,7 @@ def _before_word(text: bytes, start: int) -> int:
 
 
 def _parsed(word: bytes) -> RankEnd | None:
-    with contextlib.suppress(ValueError, KeyError, TypeError):  # of somebody else's
-        told = json.loads(word)
-        return RankEnd(str(told["trial"]), int(told["rank"]), int(told["code"]))
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # another program's line
+        end = json.loads(word)
+        return RankEnd(str(end["trial"]), int(end["rank"]), int(end["code"]))
     return None

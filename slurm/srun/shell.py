@@ -16,8 +16,8 @@ TIMEOUT_S = 60.0  # of one question; a controller that fails over answers within
 PATIENCE_S = 600.0  # of a question that is asked again: a controller may have to be restarted
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 30.0
 
-# An environment inherited from the job or a shell changes what these commands do. What stays
-# says which Slurm and which job; SLURM_NETWORK is how the job's --network reaches its steps.
+# Variables inherited from the job or a shell change what these commands do. Those kept say which
+# Slurm and which job; by SLURM_NETWORK the job's --network reaches its steps.
 _PREFIXES = ("SLURM_", "SRUN_", "SBATCH_", "SALLOC_", "SQUEUE_", "SINFO_", "SCANCEL_", "PMI_")
 _KEPT = {
     "SLURM_CONF",
@@ -30,8 +30,8 @@ _KEPT = {
 }
 
 
-# The words of Slurm 22.05 to 25 for a controller that is away, busy, or being replaced by its
-# backup; and for a job or step that it does not know.
+# Messages of Slurm 22.05 to 25 for a controller that is away, busy, or being replaced by its
+# backup; and for an unknown job or step.
 _NO_ANSWER = re.compile(
     r"[Uu]nable to contact slurm|Socket timed out|Zero Bytes were transmitted|in standby mode"
     r"|Communication (?:connection|shutdown) failure|Message (?:send|receive) failure"
@@ -47,7 +47,7 @@ class SlurmError(LauncherError):
 
 
 class NoAnswerError(SlurmError):
-    """The controller did not answer: what it was asked to do, it may have done all the same."""
+    """The controller did not answer; it may have done what it was asked to do."""
 
 
 class UnknownJobError(SlurmError):
@@ -55,7 +55,7 @@ class UnknownJobError(SlurmError):
 
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what would leak from the job into its steps.
+    """The environment without the variables that would leak from the job into its steps.
 
     The job's own ``--ntasks-per-node``, ``--cpus-per-task`` and CPU binding arrive as such
     variables, and a nested srun obeys them.
@@ -114,15 +114,13 @@ def patiently(
     For questions, and for orders that may be given twice.
 
     Args:
-        argv: the command.
         once: runs it; :func:`run` unless a test replaces it.
-        patience_s: how long pauses and tries may take in all before the last try.
-        sleep: waits for so many seconds.
-        tell: told once, in one line, that it does not answer; default: standard error.
+        patience_s: for all pauses and tries before the last try.
+        tell: called once, with one line that says so; default: print to standard error.
 
     Raises:
         NoAnswerError: if it has not answered by then.
-        SlurmError: if it has, and the command fails: what it says then is final.
+        SlurmError: if it has answered, and the command fails.
     """
     left_s, pause_s = patience_s, _FIRST_PAUSE_S
     while True:

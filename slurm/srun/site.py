@@ -1,4 +1,4 @@
-"""Site profiles: what a machine's own guide says about starting ranks there, as typed YAML."""
+"""Site profiles: facts of a machine's own guide about starting ranks there, as typed YAML."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class Environment(BaseModel):
 
     @property
     def sent(self) -> str:
-        """Where the archive lies on each node until it is unpacked."""
+        """Path of the archive on each node until it is unpacked."""
         return f"{self.folder}.meshtune.tar"
 
     def check(self) -> None:
-        """Look into the archive, by the program that will unpack it.
+        """Look into the archive with the program that will unpack it.
 
         Raises:
             SiteError: if it cannot be read here, or has no ``bin/python`` at its top.
@@ -96,7 +96,7 @@ class Environment(BaseModel):
 
 
 class Site(BaseModel):
-    """How srun and sbatch are spoken to at one site. Strict: an unknown key is a mistake."""
+    """Options of srun and sbatch at one site. Strict: an unknown key is a mistake."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -131,7 +131,7 @@ class Site(BaseModel):
 
     @property
     def reference(self) -> str:
-        """What ``--site`` has to be to get this profile: a shipped name, or an absolute path."""
+        """The value of ``--site`` for this profile: a shipped name, or an absolute path."""
         return self._reference
 
 

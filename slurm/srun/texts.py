@@ -1,4 +1,4 @@
-"""What srun, slurmstepd and ``rank.sh`` write, as Slurm 22.05 to 25 do."""
+"""Messages of srun, slurmstepd (Slurm 22.05 to 25) and ``rank.sh`` that explain an end."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 
 from slurm.outcome.texts import LauncherTexts
 
-# Only lines that srun and slurmstepd themselves write start so; a trainer's log cannot fake them.
+# Only srun and slurmstepd start a line so; a trainer's log cannot fake it.
 _LINE = r"^(?:srun|slurmstepd\S*): (?:error: |fatal: )?"
 _SLURM = f"(?m){_LINE}"
-# An srun that waits for its step and is told to end, as we do, says next that the job is over.
+# An srun that waits for its step and is told to end by us says next that the job is over.
 _UNASKED = rf"(?m)(?<!Cancelled pending job step with signal 15\n){_LINE}"
 
 SRUN_TEXTS = LauncherTexts(
@@ -21,7 +21,7 @@ SRUN_TEXTS = LauncherTexts(
     ),
     time_limit=re.compile(_SLURM + r".*DUE TO TIME LIMIT"),
     node_failure=re.compile(
-        # The second is how the healthy nodes of the step report it: they are not to blame.
+        # The step's healthy nodes, which are not to blame, report it in the second way.
         _SLURM + r"(?:Node failure on (?P<node>[\w.-]+)|.*DUE TO NODE FAILURE)"
     ),
     # A node dies faster than a busy controller notices: srun has lost it already.
@@ -44,5 +44,5 @@ SRUN_TEXTS = LauncherTexts(
     cancelled=re.compile(_SLURM + r"(?:\*\*\* STEP .* CANCELLED AT|Job step aborted)"),
 )
 
-# srun has stopped waiting for the end of its step, which need not have ended.
+# srun has stopped waiting for its step, which may run on.
 GAVE_UP = re.compile(_SLURM + r"Timed out waiting for job step to complete")

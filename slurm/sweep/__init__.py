@@ -1,1 +1,1 @@
-"""The proof that nothing of a trial is left on its nodes: they are asked themselves."""
+"""The proof that nothing of a trial is left, by asking the nodes themselves."""

@@ -1,8 +1,8 @@
-"""What a sweep runs on every node: end all processes of some trials, and say what is left.
+"""The program that a sweep runs on every node: it ends all processes of some trials.
 
-``python -m slurm.sweep.node NODE_VARIABLE RANK_VARIABLE TRIAL...`` prints one line with what the
-first variable holds, by which the driver knows the node, and the processes that would not die.
-Processes without the second variable are spared, being the driver's own; ``-`` spares none.
+``python -m slurm.sweep.node NODE_VARIABLE RANK_VARIABLE TRIAL...`` prints one line: the first
+variable's value, by which the driver knows the node, and the processes that do not die. Processes
+without the second variable are the driver's own and are spared; ``-`` spares none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The driver's end of a sweep: all nodes are asked, and who did not answer once more alone."""
+"""The driver's end of a sweep: it asks all nodes, and those that are silent once more alone."""
 
 from __future__ import annotations
 
@@ -15,32 +15,30 @@ from dataclasses import dataclass, field
 from slurm.launcher import LauncherError
 from slurm.sweep.node import WORD
 
-_AT_ONCE = 16  # nodes that are asked one by one; sshd turns away more
+_AT_ONCE = 16  # nodes asked alone at the same time; sshd refuses more
 _SWEPT = re.compile(rf"(?m){WORD} (\S+) ([\d,]*)$")
 
-Answers = dict[str, tuple[int, ...]]  # node -> processes that would not die
+Answers = dict[str, tuple[int, ...]]  # node -> processes that do not die
 Ask = Callable[[Sequence[str], Collection[str]], tuple[Answers, str]]
-"""Sweeps nodes of trials; returns their answers, and all that was said."""
+"""Ends trials on nodes; returns the nodes' answers, and all output."""
 Run = Callable[[Sequence[str], Mapping[str, str], float], str]
 
 
 @dataclass(frozen=True)
 class Swept:
-    """What sweeping some nodes has shown."""
+    """Result of a sweep."""
 
-    left: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # node -> would not die
+    left: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # node -> do not die
     silent: tuple[str, ...] = ()  # nodes that did not answer
-    said: str = ""  # about them
+    said: str = ""  # output about them
 
 
 def sweep(ask: Ask, nodes: Sequence[str], names: Collection[str], one_by_one: bool = True) -> Swept:
-    """End these trials on these nodes; returns when they are gone, or would not go.
+    """End these trials on these nodes; returns when they are gone, or do not go.
 
     Args:
-        ask: how nodes are asked.
-        nodes: to sweep.
         names: of trials; none: only see which nodes answer.
-        one_by_one: one that is down makes all of the sweep fail; ask those that were silent alone.
+        one_by_one: ask silent nodes again, each alone: one that is down makes a sweep fail for all.
     """
     left, said = ask(nodes, names)
     silent = [node for node in nodes if node not in left]
@@ -55,7 +53,7 @@ def sweep(ask: Ask, nodes: Sequence[str], names: Collection[str], one_by_one: bo
 
 
 def answers(said: str) -> Answers:
-    """What nodes have answered, by what their node variable held."""
+    """The answers in some output, by the value of the node variable."""
     return {
         node: tuple(int(pid) for pid in pids.split(",") if pid)
         for node, pids in _SWEPT.findall(said)
@@ -63,7 +61,7 @@ def answers(said: str) -> Answers:
 
 
 def run_program(argv: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> str:
-    """Everything that a program prints; how it ends does not matter.
+    """Everything that a program prints, however it ends.
 
     Raises:
         LauncherError: if it cannot be started.
@@ -72,12 +70,12 @@ def run_program(argv: Sequence[str], environ: Mapping[str, str], timeout_s: floa
         try:
             child = subprocess.Popen(
                 argv,
-                cwd="/",  # the ranks', too: every node has it
+                cwd="/",  # every node has it
                 env=dict(environ),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C in the terminal is the driver's to handle
+                start_new_session=True,  # Ctrl-C in the terminal is for the driver alone
             )
         except OSError as error:
             raise LauncherError(f"{argv[0]} cannot be started: {error}") from error

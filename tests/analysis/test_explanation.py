@@ -32,8 +32,8 @@ def test_a_trial_is_explained_by_what_was_known_expected_and_measured(tmp_path: 
         "by forest after 2 min 7 s, with 2 trials ended",
         "favourite of one of several models",
         "trial 1 (2 speed): tp 1 -> 2",
-        "2.5 speed (95 %: 2.2 to 2.6); probability to fit 97 %; 10 % to gain by it and what runs "
-        "with it; 20 % left on the table",
+        "2.5 speed (95 %: 2.2 to 2.6); probability to fit 97 %; this batch should "
+        "gain 10 %; all untried configurations, 20 %",
         "2 speed; 20 % below the prediction, outside its interval",
         "attempt 1 on n000,n001: ok after 30.0 s, 2",
         "trial 1 (2 speed): tp 2 -> 1",

@@ -33,7 +33,7 @@ def test_all_of_slurm_imports_neither_the_trainer_nor_the_search() -> None:
 
 
 def test_the_fork_server_pays_for_no_yaml_and_no_pydantic() -> None:
-    modules = modules_after("import slurm.local.fork_server")
+    modules = modules_after("import slurm.local.server")
     assert modules & {"pydantic", "yaml", "slurm.srun.site"} == set()
 
 

@@ -51,7 +51,7 @@ def fork_servers() -> set[int]:
     found = set()
     for pid in processes.descendants(os.getpid()):
         with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
-            if b"slurm.local.fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"slurm.local.server" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.add(pid)
     return found
 

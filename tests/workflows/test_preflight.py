@@ -12,10 +12,10 @@ import pytest
 
 from analysis.prediction.pricing import Pricing
 from analysis.preflight.file import Preflight
+from foundation.python import module_argv
 from search_spaces import load_space
 from slurm.launcher import LauncherError
 from slurm.local.launcher import LocalLauncher
-from slurm.python import module_argv
 from slurm.srun.allocation import Allocation
 from slurm.srun.launcher import SrunLauncher
 from slurm.srun.site import load_site

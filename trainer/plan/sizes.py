@@ -97,7 +97,7 @@ class Matrix(NamedTuple):
 
 
 def layer_matrices(model: Dimensions) -> tuple[Matrix, ...]:
-    """Matrices of a plain layer: queries, keys, values; attention's output; up (and gate); down."""
+    """Matrices of a plain layer: queries, keys, values; attention output; up (and gate); down."""
     hidden, ffn, queries = model.hidden_size, model.ffn_size, model.attention_size
     return (
         Matrix("attention.qkv", hidden, queries + 2 * model.kv_heads * model.head_dim, True),

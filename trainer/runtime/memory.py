@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import re
 import resource
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from foundation import failures
 
 _THREAD_STACK_BYTES = 1 << 20
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # of <malloc.h>
@@ -110,31 +111,12 @@ def spare_memory(limited: bool) -> None:
         libc.pthread_setattr_default_np(attributes)
 
 
-_SIGNS = re.compile(
-    r"""
-    DefaultCPUAllocator:\ (can't\ allocate|not\ enough)\ memory
-    | (CUDA|HIP)\ out\ of\ memory
-    | (CUDA|HIP)\ (driver\ )?error:\ out\ of\ memory                # driver: expandable segments
-    | Triton\ Error\ \[(CUDA|HIP)\]:\ .*out\ of\ memory
-    | (cudaErrorMemoryAllocation|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY)
-    | (CUBLAS|CUDNN|CUSOLVER|HIPBLAS|MIOPEN)_STATUS_ALLOC_FAILED
-    | rocblas_status_memory_error
-    | (Cuda|CUDA|HIP|hip)\ (failure|error)\ (\d+\ )?'out\ of\ memory'  # NCCL, RCCL
-    | Failed\ to\ (CUDA|HIP|Cuda|hip)\ (host\ )?(m|c)?alloc            # NCCL, RCCL
-    | HSA_STATUS_ERROR_OUT_OF_RESOURCES.*(memory|allocat)
-    | std::bad_alloc                                                    # gloo
-    | unable\ to\ mmap\ \d+\ bytes .* Cannot\ allocate\ memory
-    """,
-    re.VERBOSE,
-)
-# What a library says that got no memory for its handle or its buffers, and for other reasons too.
-_AMBIGUOUS = re.compile(
-    r"(CU|HIP)BLAS(LT)?_STATUS_NOT_INITIALIZED|(CUDNN|MIOPEN)_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)"
-    r"|rocblas_status_internal_error|HSA_STATUS_ERROR_OUT_OF_RESOURCES|NVLS|[Mm]ulticast"
-)
+# On a CPU rank with a limit, the host's memory stands for a device's.
+_SIGNS = failures.any_of(failures.DEVICE_OOM, failures.DEVICE_OOM_IN_ERRORS, failures.HOST_OOM)
+_AMBIGUOUS = failures.any_of(failures.PERHAPS_DEVICE_OOM)
+_NO_THREAD = failures.any_of(failures.PERHAPS_NO_THREAD_STACK)
 _FULL_BYTES = 512 << 20
 """Free memory below which a device is full: handles and buffers of libraries take less."""
-_NO_THREAD = re.compile(r"can't start new thread|Resource temporarily unavailable")
 
 
 def out_of_memory(error: BaseException, free_bytes: int | None = None) -> BaseException | None:

@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from analysis import Array, MissingFactError, Run, in_time
+from analysis import Array, MissingFactError, Run, in_time, trusted, weights_of
 from workflows.optimizer.continuous import ContinuousPart
 from workflows.optimizer.deephyper import DeepHyperOptimizer
 from workflows.optimizer.model_guided import ModelGuidedSearch
-from workflows.optimizer.model_trust import trusted
 from workflows.optimizer.policy import Policy, Problem, Proposal
-from workflows.optimizer.scalarization import weights_of
 
 DOUBT = 0.02  # share of what is sure not to run that is tried all the same: the model may be wrong
 

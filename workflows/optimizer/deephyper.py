@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis import Array, Run, Trial
+from analysis import Array, Run, Scalarization, Trial, merits, reached
 from foundation.quantities import counted
 from search_spaces import Parameter, SearchSpace
-from workflows.optimizer.scalarization import Scalarization, merits, reached
 
 KAPPA, KAPPA_FINAL, KAPPA_PERIOD = 1.96, 0.01, 10
 SCARCE = 4  # times the initial successes, in trials told, from which on two successes suffice

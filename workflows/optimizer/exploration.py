@@ -17,18 +17,15 @@ import numpy as np
 
 from analysis import (
     LIKELY,
-    NOISE_LOG_SD,
     Array,
     MissingFactError,
     NotEnough,
     Outlook,
-    ResidualProcess,
     Run,
     Trial,
-    drawn,
-    in_time,
+    remaining_deviation,
+    trusted,
 )
-from workflows.optimizer.model_trust import trusted
 from workflows.optimizer.policy import Policy, Problem, Proposal
 
 CONSIDERED = 2_000  # configurations that likely run
@@ -76,23 +73,17 @@ class ExploringPolicy(Policy):
             return None
         pending = [trial.config for trial in run.trials.values() if not trial.ended]
         both = np.concatenate([indices, problem.candidates.indices_of(pending)])
-        expectation = outlook.expectation(both)
-        prediction, mean, deviation, residual = expectation.doubted(outlook.model)
-        runs = prediction.fits * in_time(problem.space, prediction, run.trials.values())
-        runs = (runs * expectation.survival(outlook.model, run))[: len(indices)]
+        members = outlook.members(both)
+        posterior = outlook.posterior(members)
+        runs = posterior.feasible[: len(indices)]
         if not np.any(runs >= LIKELY):
             return None
-        rng = outlook.rng
-        others = [np.log(expectation.of(drawn(outlook.model, rng), rng)) for _ in range(DRAWS)]
-        unknown = np.hypot(deviation, np.std(others, axis=0))
-        left = still_unknown(residual, expectation.features, np.array(others), len(indices))
+        others = np.array([outlook.drawn(members).mean for _ in range(DRAWS)])
+        unknown = np.hypot(posterior.deviation, np.std(others, axis=0))
+        left = remaining_deviation(posterior.residual, members.features, others, len(indices))
         at = int(np.argmax(np.where(runs >= LIKELY, left, -np.inf)))
         config = problem.space.canonical(problem.candidates.configs(indices[[at]])[0])
-        sign = 1.0 if problem.space.objective.maximize else -1.0
-        worse, better = residual.edges(float(unknown[at]))
-        ends = sorted(float(np.exp(sign * (mean[at] + x))) for x in (-worse, better))
-        expected = {"objective": float(np.exp(sign * mean[at])), "low": ends[0], "high": ends[1]}
-        expected["fits"] = float(runs[at])
+        expected = posterior.interval(at, float(unknown[at])) | {"fits": float(runs[at])}
         why = f"the model is least sure of it (± {unknown[at]:.0%})"
         return Proposal(config, Trial.EXPLORATION, why, expected)
 
@@ -113,21 +104,3 @@ class ExploringPolicy(Policy):
             apart = np.minimum(apart, np.square(there - tried).sum(axis=1))
         config = space.canonical(candidates[int(np.argmax(apart))])
         return Proposal(config, Trial.EXPLORATION, "farthest from everything that was tried")
-
-
-def still_unknown(residual: ResidualProcess, features: Array, others: Array, count: int) -> Array:
-    """Deviations of the logarithm of the objective, once all that is pending has ended.
-
-    Args:
-        residual: of the calibrated model.
-        features: of configurations; the first ``count`` are asked about, the others are pending.
-        others: logarithms of their objectives by other models; shape (models, configurations).
-        count: configurations that are asked about.
-    """
-    apart = (others - others.mean(axis=0)) / np.sqrt(len(others))
-    variance = residual.at(features)[1] ** 2 + np.square(apart).sum(axis=0)
-    if count < len(features):
-        across = residual.covariance(features, features[count:]) + apart.T @ apart[:, count:]
-        among = across[count:] + NOISE_LOG_SD**2 * np.eye(len(features) - count)
-        variance -= np.einsum("ij,ji->i", across, np.linalg.solve(among, across.T))
-    return np.asarray(np.sqrt(np.maximum(variance[:count], 0.0)))

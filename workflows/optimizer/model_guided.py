@@ -1,39 +1,35 @@
 """The search guided by the cost model: its ranking first, corrected by what was measured.
 
-A proposal is computed from the journal alone. The cost model is calibrated with every trial told,
-a Gaussian process learns what is left of the logarithm of the objective, and the configuration
-with the greatest upper confidence bound, weighed by the probability that it runs, comes next. While
-other trials run, the model's constants are drawn from what they may be instead, so that a batch is
-the favourites of differently wrong models and not eight neighbours of one.
+A proposal is computed from the journal alone: the posterior after all completed trials, and the
+candidate with the highest acquisition. While other trials run, the model's constants are drawn from
+their posterior, so that a batch is the favourites of differently wrong models and not eight
+neighbours of one favourite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from analysis import (
-    LIKELY,
     Array,
+    CandidateSet,
     CostModel,
+    Goal,
+    Observations,
+    Posterior,
     Pricing,
     Run,
-    Trial,
+    acquisition,
     drawn,
+    expected_gain,
     positive,
+    states_gain,
+    trusted,
 )
 from foundation.quantities import counted
-from search_spaces import FRAMEWORKS, Candidates
-from workflows.optimizer.belief import REMEMBERED, Belief, Evidence
-from workflows.optimizer.goal import Goal
-from workflows.optimizer.model_trust import foresees, surprised, trusted
-from workflows.optimizer.shortlist import Shortlist
-
-KAPPA = 0.25  # deviations above the mean at which a candidate is valued: curiosity
-GAIN_TRIALS = 5  # successes, before what is left to gain can be said
-SETTLED = 16  # successes, before what hardly fits is tried for what it would gain
+from search_spaces import Candidates
 
 
 @dataclass(frozen=True)
@@ -55,9 +51,8 @@ class ModelGuidedSearch:
     """
 
     def __init__(self, pricing: Pricing, candidates: Candidates, seed: int) -> None:
-        self._pricing, self._space = pricing, pricing.space
-        self._shortlist = Shortlist(pricing, candidates, seed)
-        self._first = Goal(pricing)
+        self._pricing = pricing
+        self._shortlist = CandidateSet.shortlist(pricing, candidates, seed)
         self._calibrations: dict[tuple[int, ...], CostModel] = {}
 
     def trusted(self, run: Run) -> bool:
@@ -81,72 +76,34 @@ class ModelGuidedSearch:
             known: whose trials may not come again; default those of ``run``.
             weights: of the objectives, where there are several.
         """
-        places = self._shortlist.free(known or run, max_nodes)
-        if not len(places):
+        rows = self._shortlist.untried(known or run, max_nodes)
+        if not len(rows):
             return None
-        evidence = Evidence.of(run)
-        calibrated = model = self._calibrated(evidence.told)
-        rule, pending = "highest confidence bound", len(run.trials) - len(evidence.told)
+        observations = Observations.of(run)
+        calibrated = model = self._calibrated(observations)
+        rule, pending = "highest acquisition", len(run.trials) - len(observations.completed)
         if pending:
             model, rule = drawn(model, rng), "favourite of one of several models"
-        goal = self._first
+        goal = Goal(self._pricing)
         if weights is not None:
-            prediction = model.predict(self._shortlist.jobs[places])
-            goal = goal.towards(weights, prediction, evidence.successes)
-        belief = Belief(self._shortlist, self._pricing, model, goal, evidence, places)
+            prediction = model.predict(self._shortlist.jobs[rows])
+            goal = goal.towards(weights, prediction, observations.successes)
+        posterior = Posterior(self._shortlist, model, observations, rows, goal)
         best = run.best if goal.single and run.best and positive(run.best) else None
-        at = int(np.argmax(self._bounds(belief, best)))
-        judges = best is not None and self._can_say_what_is_left(belief, evidence)
-        if best and judges and self._habits_known and len(evidence.successes) >= SETTLED:
-            gains = belief.gains(best, belief.runs)
-            # What the search would end for is not worth a trial while another one is.
-            if gains[at] < self._space.budget.expected_gain <= gains.max():
-                at, rule = int(np.argmax(gains)), "greatest expected gain"
-        expected = belief.interval(at) | {"fits": float(belief.runs[at])}
-        if best and judges:
-            gain = belief.left_to_gain(best, 1 + pending, calibrated, rng)
+        at = int(np.argmax(acquisition(posterior, best)))
+        expected = posterior.interval(at) | {"fits": float(posterior.feasible[at])}
+        if best and states_gain(posterior):
+            gain = expected_gain(posterior, best, 1 + pending, calibrated, rng)
             expected |= {"gain": gain.next, "left": gain.left}
-        told = counted(len(evidence.successes), "success") if evidence.told else "no trial yet"
-        index = int(self._shortlist.indices[places[at]])
-        return Suggestion(index, f"{rule}, cost model after {told}", expected)
+        learned = "no trial yet"
+        if observations.completed:
+            learned = counted(len(observations.successes), "success")
+        index = int(self._shortlist.indices[rows[at]])
+        return Suggestion(index, f"{rule}, cost model after {learned}", expected)
 
-    def _bounds(self, belief: Belief, best: Trial | None) -> Array:
-        """What each candidate is valued at: an upper confidence bound, if it runs."""
-        bounds = belief.mean + KAPPA * belief.deviation + belief.untried + np.log(belief.runs)
-        if best and _others(belief):
-            # Variants of what was measured are no news, unless they are likely to gain.
-            known = np.isfinite(belief.at_most)
-            bounds[known & (belief.gains(best) < self._space.budget.expected_gain)] = -np.inf
-        return bounds
-
-    def _can_say_what_is_left(self, belief: Belief, evidence: Evidence) -> bool:
-        """Whether the model has foreseen enough of the trials to say what is left to gain."""
-        successes, run = evidence.successes, evidence.run
-        enough = self._shortlist.variants.enough(successes) or not _others(belief)
-        if len(successes) < GAIN_TRIALS or not enough or not foresees(run):
-            return False
-        return not surprised(run, self._space.objective.maximize)
-
-    @property
-    def _habits_known(self) -> bool:
-        """Whether a record says what the framework keeps, and so what is likely to fit at all."""
-        return self._space.program.framework in FRAMEWORKS
-
-    def _calibrated(self, told: Sequence[Trial]) -> CostModel:
-        """The model, calibrated with the best and the latest trials."""
-        # Of many trials the latest few change little: every twentieth part more is enough.
-        step = max(1, len(told) // 20)
-        told = sorted(told, key=lambda t: (t.ended_t or 0.0, t.number))[: len(told) // step * step]
-        if len(told) > REMEMBERED:
-            ranked = sorted(told, key=lambda t: -self._first.measured(t) if positive(t) else np.inf)
-            told = [*ranked[: REMEMBERED // 2], *told[-REMEMBERED // 2 :]]
-        key = tuple(sorted({t.number for t in told}))
+    def _calibrated(self, observations: Observations) -> CostModel:
+        """The calibrated model; the latest calibration is kept."""
+        key = tuple(sorted(t.number for t in observations.calibrating(Goal(self._pricing))))
         if key not in self._calibrations:
-            by_number = {t.number: t for t in told}
-            self._calibrations = {key: self._pricing.calibrated(by_number.values())}
+            self._calibrations = {key: observations.calibrated(self._pricing)}
         return self._calibrations[key]
-
-
-def _others(belief: Belief) -> bool:
-    """Whether degrees that no trial had are worth one."""
-    return bool((np.isinf(belief.at_most) & (belief.runs > LIKELY)).any())

@@ -84,8 +84,8 @@ class Budget:
         gain = gains[-1]
         return (
             f"another batch is expected to gain {100 * gain:.2g} %, less than "
-            f"budget.expected_gain ({100 * self.expected_gain:.3g} %); about "
-            f"{100 * expected['left']:.2g} % is left on the table"
+            f"budget.expected_gain ({100 * self.expected_gain:.3g} %); "
+            f"all untried configurations, {100 * expected['left']:.2g} %"
         )
 
 

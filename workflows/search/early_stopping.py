@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis import MissingMetricError, Run, Trial, noise_of
+from foundation.files import is_number
 from search_spaces import SearchSpace
-from slurm import EarlyStop, StepReport, is_number, result_of_steps
+from slurm import EarlyStop, StepReport, result_of_steps
 from workflows.search.objectives import objective_values
 
 MARGIN = 0.05  # share of the best objective

@@ -13,7 +13,7 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 2.0, 60.0
 
 def is_launch_failure(kind: Kind) -> bool:
     """Whether the next trial would fail likewise: no step can be created, the disk is full."""
-    return kind.row.stops_search and not kind.told
+    return kind.row.stops_search and not kind.observed
 
 
 class LaunchFailures:
@@ -41,7 +41,7 @@ class LaunchFailures:
         """
         together = wave < self.wave
         if not is_launch_failure(kind):
-            if kind.told and not together:  # its processes ran
+            if kind.observed and not together:  # its processes ran
                 self.trials.clear()
                 self._in_a_row = 0
             return True

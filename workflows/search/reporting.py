@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 from analysis import RunFolder
-from slurm import Launcher, module_argv
+from foundation.python import module_argv
+from slurm import Launcher
 from workflows.search.stopping import CONTINUE, Ending
 
 LONGEST_S = 600.0

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from analysis import Run
-from slurm import Kind, SaidOf
+from slurm import Kind
 
 DONE, FAILED, CONTINUE, INTERRUPTED = 0, 1, 3, 130
 MAX_IN_A_ROW = 8  # attempts in a row that crash or cannot start
@@ -31,11 +31,11 @@ class RepeatedFailures:
 
     def note(self, kind: Kind, message: str, run: Run) -> Ending | None:
         """Why the search should end after this attempt; None if it should not."""
-        if kind.row.said_of is SaidOf.DRIVER:
+        if kind.row.cause == "driver":
             return None
         self._latest.append(kind)
         broken = [kind for kind in self._latest if kind.row.stops_search]
-        launches = sum(not kind.told for kind in broken)
+        launches = sum(not kind.observed for kind in broken)
         if len(broken) < MAX_IN_A_ROW:
             return None
         never = not any(t.ok for t in run.trials.values())

@@ -13,7 +13,7 @@ import numpy as np
 
 from analysis import Constants, MissingMetricError
 from search_spaces import SearchSpace, ValidConfigs
-from slurm import EPOCH, Price, SimulatedLauncher
+from slurm import Price, SimulatedLauncher
 from trainer.plan.fields import Recompute
 from trainer.plan.flops import hardware_flops, model_flops
 from workflows.search.objectives import objective_values
@@ -130,7 +130,7 @@ class _Misfit:
 
 
 def simulated_launcher(
-    space: SearchSpace, text: str, start: float = EPOCH, answers: Answers | None = None
+    space: SearchSpace, text: str, start: float = 0.0, answers: Answers | None = None
 ) -> SimulatedLauncher:
     """The launcher of ``--simulate TEXT``.
 

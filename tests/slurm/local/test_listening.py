@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from foundation.python import module_argv
 from slurm import processes
 from slurm.local.launcher import LocalLauncher
 from slurm.outcome.classify import Outcome
-from slurm.python import module_argv
 from slurm.trial import Lease, TrialSpec
 from support.listening import listening, only_loopback
 from support.local_trials import log

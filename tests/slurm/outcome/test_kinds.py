@@ -17,7 +17,7 @@ NEW_ROW = """
     NO_LICENSE = (
         "no_license",
         Consequences(
-            "had no license", SaidOf.MACHINE, None, True, "gray", status="no_license",
+            "had no license", "machine", None, True, "gray", status="no_license",
             texts=(LogText(re.compile("License checkout failed"), Before.RESULT),),
         ),
     )
@@ -28,7 +28,7 @@ def test_what_follows_from_each_kind_is_as_designed() -> None:
     assert {"oom", "host_oom", "invalid", "diverged", "timeout", "crash"} == FAILURES
     assert {"node_failure", "launch_failure", "disk_full", "preempted"} == BLAMELESS
     assert {kind for kind in Kind if kind.retried} == {*BLAMELESS, "cancelled"}
-    assert {kind for kind in Kind if kind.told} == {*FAILURES, "ok"}
+    assert {kind for kind in Kind if kind.observed} == {*FAILURES, "ok"}
     assert set(STATUSES) == {"ok", "oom", "invalid", "diverged", "error"}
 
 
@@ -44,7 +44,7 @@ def test_a_new_kind_is_one_row(tmp_path: Path) -> None:
     package = tmp_path / "slurm"
     shutil.copytree(Path(slurm.__file__).parent, package)
     table = package / "outcome" / "kinds.py"
-    head, property_, tail = table.read_text().partition("\n    @property\n    def told(")
+    head, property_, tail = table.read_text().partition("\n    @property\n    def observed(")
     table.write_text(head + NEW_ROW + property_ + tail)
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

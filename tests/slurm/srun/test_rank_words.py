@@ -7,14 +7,14 @@ import random
 
 import pytest
 
-from slurm import rank_server
+from slurm import fork_server
 from slurm.srun.rank_words import LONGEST_LINE_BYTES, RankEnd, RankWords
 
 
 def pieces(said: bytes, rank: int) -> list[bytes]:
     """What slurmstepd passes on of a rank and its server: lines, cut where they are too long."""
     word = json.dumps({"trial": "run-0001-1", "rank": rank, "code": 0})
-    whole = said + f"{rank_server.END_OF_LINE}{rank_server.WORD} {word}\n".encode()
+    whole = said + f"{fork_server.END_OF_LINE}{fork_server.WORD} {word}\n".encode()
     lines = whole.splitlines(keepends=True)
     return [
         line[at : at + LONGEST_LINE_BYTES]
@@ -50,14 +50,14 @@ def test_every_word_is_found_and_nothing_else_is_lost(seed: int) -> None:
         letter = bytes([65 + rank])
         assert text.count(letter) == said.count(letter)
     assert text.endswith(b"\n") or not any(ranks)
-    assert rank_server.WORD.encode() not in text
+    assert fork_server.WORD.encode() not in text
     assert set(text) <= {*b"ABCDE\n"}
 
 
 def test_a_line_that_only_looks_like_a_word_is_passed_on() -> None:
     words = RankWords()
-    line = f"{rank_server.WORD} {{not json}}\nand {rank_server.WORD} alone\n".encode()
+    line = f"{fork_server.WORD} {{not json}}\nand {fork_server.WORD} alone\n".encode()
     told, ended = words.feed(line)
-    assert (told, ended) == (f"and {rank_server.WORD} alone\n".encode(), [])
-    endless = rank_server.WORD.encode() + b" " + b"." * 3000
+    assert (told, ended) == (f"and {fork_server.WORD} alone\n".encode(), [])
+    endless = fork_server.WORD.encode() + b" " + b"." * 3000
     assert words.feed(endless) == (endless, [])

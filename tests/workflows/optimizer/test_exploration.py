@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from analysis.prediction.acquisition import remaining_deviation
 from analysis.prediction.foretold import residual_log_sd
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.residual import ResidualProcess
+from analysis.prediction.trust import log_odds, trusted
 from analysis.run.fold import Run, read_run
 from analysis.run.trial import Trial
 from search_spaces import SearchSpace, load_space
 from workflows.cli.main import main
-from workflows.optimizer.exploration import still_unknown
-from workflows.optimizer.model_trust import log_odds, trusted
 from workflows.optimizer.registry import make_policy
 
 ANY = 2**31
@@ -68,13 +68,13 @@ def test_what_a_pending_trial_will_tell_is_counted_as_known() -> None:
     before = ResidualProcess(measured, np.zeros(3), 0.1)
     after = ResidualProcess(np.concatenate([measured, pending]), np.zeros(5), 0.1)
     there = np.concatenate([new, pending])
-    left = still_unknown(before, there, np.zeros((4, len(there))), len(new))
+    left = remaining_deviation(before, there, np.zeros((4, len(there))), len(new))
     assert left == pytest.approx(after.at(new)[1], rel=1e-3, abs=1e-6)
     assert left[0] < 0.5 * before.at(new)[1][0]
     # What other models say of both is learnt with it.
     opinions = np.tile([[0.3], [-0.3]], len(there))
-    assert np.all(still_unknown(before, there, opinions, len(new)) < 0.15)
-    assert np.all(still_unknown(before, new, opinions[:, :6], len(new)) > 0.29)
+    assert np.all(remaining_deviation(before, there, opinions, len(new)) < 0.15)
+    assert np.all(remaining_deviation(before, new, opinions[:, :6], len(new)) > 0.29)
 
 
 def test_explorations_are_no_evidence_on_whether_the_model_may_choose() -> None:
@@ -134,7 +134,7 @@ def test_what_crashed_nearby_makes_an_exploration_less_likely_to_run() -> None:
     space = exploring("tiny_cpu", 1.0)
     pricing, chooser = Pricing(space), make_policy(space, 0, "meshtune")
     run = searched(exploring("tiny_cpu", 0.0), 6)
-    for number in (7, 8, 9, 10):
+    for number in (7, 8, 9, 10, 11):
         proposal = chooser.propose(run, ANY)
         assert proposal is not None and proposal.by == Trial.EXPLORATION
         crashed = Trial(number, proposal.config, 0.0, proposal.by, expected=proposal.expected)

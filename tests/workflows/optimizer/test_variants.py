@@ -133,4 +133,5 @@ def test_parameters_that_the_model_does_not_price_are_tried_early_and_learnt(
     run = search(make_policy(space, seed=0), 12, speed)
     reached = [(t.objective or 0.0) / best for t in run.trials.values()]
     assert max(reached[:6]) > 0.95
-    assert np.mean(reached[4:]) > 0.8  # what is learnt of a level holds elsewhere
+    ran = [share for share in reached[4:] if share]
+    assert len(ran) > 4 and np.mean(ran) > 0.8  # what is learnt of a level holds elsewhere

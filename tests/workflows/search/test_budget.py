@@ -11,6 +11,7 @@ import pytest
 from analysis.prediction.pricing import Pricing
 from analysis.run.fold import Run, read_run
 from analysis.run.trial import Attempt, Trial
+from foundation.quantities import counted
 from search_spaces import SearchSpace, load_space
 from workflows.cli.main import main
 from workflows.search.budget import SUCCESSES, Budget, NodeHours, node_hours
@@ -127,7 +128,7 @@ def test_a_search_keeps_its_budget_and_fills_the_rest_with_narrower_trials(
     assert 0.9 * limit < used < 1.02 * limit  # times to start vary
     widths = [t.config["num_nodes"] for t in run.trials.values()]
     assert max(widths) == 8 > widths[-1]
-    told = f"budget: {limit:g} node-hours"
+    told = f"budget: {counted(limit, 'node-hour')}"
     if used < limit:  # which the last trial's time to start decides
         told = f"{limit - used:.3g} left are too few for a further trial"
     assert told in (run.closed or "") and told in capsys.readouterr().out
@@ -170,4 +171,4 @@ def test_a_search_ends_when_three_proposals_in_a_row_promise_little(
         run.trials[number] = trial
     reason = Budget(expected_gain=0.01).not_worth_it(told[-1], run)
     assert (reason is not None) == ends
-    assert reason is None or ("0.5 %" in reason and "1 % is left" in reason)
+    assert reason is None or ("0.5 %" in reason and "all untried configurations, 1 %" in reason)

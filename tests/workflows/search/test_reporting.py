@@ -14,7 +14,7 @@ import pytest
 
 import meshtune
 from analysis import RunFolder
-from slurm import module_argv
+from foundation.python import module_argv
 from support.scripted_launcher import ScriptedLauncher, ok
 from support.waiting import wait_for
 from workflows.search.reporting import report_line, run_bounded
@@ -82,7 +82,7 @@ def test_no_report_where_work_or_no_time_is_left(tmp_path: Path) -> None:
     assert "is written when the search is done" in line and f"meshtune report {folder.path}" in line
     launcher.left_s = 21.0
     line = report_line(folder, launcher, Ending("budget: 6 trials", DONE))
-    assert line.startswith("the allocation ends too soon") and "meshtune report" in line
+    assert line.startswith("no time is left") and "meshtune report" in line
     launcher.left_s = 3600.0  # and it says so where there is no run at all
     line = report_line(folder, launcher, Ending("budget: 6 trials", DONE))
     assert "not written (RunError: " in line and "\n" not in line

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from slurm import processes, rank_server
-from slurm.rank_server import parsed_python
+from slurm import fork_server, forked_rank, processes
+from slurm.forked_rank import parsed_python
 from support.waiting import wait_for
 
 PID = "import os; from pathlib import Path; Path('pid').write_text(str(os.getpid()));"
@@ -31,7 +31,7 @@ class Server:
         self.logs = [folder / "out", folder / "err"]
         outputs = [log.open("ab") for log in self.logs]
         self.process = subprocess.Popen(
-            [sys.executable, rank_server.__file__, modules],
+            [sys.executable, fork_server.__file__, modules],
             stdin=subprocess.PIPE, stdout=outputs[0], stderr=outputs[1],
             env={**os.environ, "RANK": "3", "PYTHONUNBUFFERED": "1", **env},
         )  # fmt: skip
@@ -41,10 +41,13 @@ class Server:
         self.process.stdin.write(json.dumps(order).encode() + b"\n")
         self.process.stdin.flush()
 
-    def start(self, trial: str, *arguments: str, env: Mapping[str, str] = {}) -> None:
+    def start(
+        self, trial: str, *arguments: str, env: Mapping[str, str] = {}, clear: bool = False
+    ) -> None:
         argv = [sys.executable, *arguments]
         cwd = str(self.folder)
-        self.order({"trial": trial, "argv": argv, "cwd": cwd, "env": dict(env), "unset": ["GONE"]})
+        order = {"trial": trial, "argv": argv, "cwd": cwd, "env": dict(env), "clear": clear}
+        self.order({**order, "ranks": [{}], "memory_bytes": None, "forked": True})
 
     def code(self, trial: str) -> int:
         """The exit code of the trial's rank, told on both outputs."""
@@ -66,7 +69,7 @@ class Server:
         found: list[dict[str, Any]] = []
 
         def look() -> bool:
-            told = re.findall(rf"{rank_server.WORD} (.*)\n", log.read_text())
+            told = re.findall(rf"{fork_server.WORD} (.*)\n", log.read_text())
             found[:] = [word for word in map(json.loads, told) if word["trial"] == trial]
             return bool(found)
 
@@ -78,7 +81,7 @@ class Server:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    made = Server(tmp_path, "tomllib", GONE="yes", KEPT="yes")
+    made = Server(tmp_path, "tomllib", KEPT="yes")
     yield made
     made.process.kill()
     made.process.wait()
@@ -88,7 +91,7 @@ def test_ranks_run_as_their_command_would(server: Server, tmp_path: Path) -> Non
     (tmp_path / "helper.py").write_text("X = 5\n")
     tell = (
         "import sys, os, helper\n"
-        "print(__name__, sys.argv[1:], helper.X, os.getcwd(), os.environ.get('GONE'),"
+        "print(__name__, sys.argv[1:], helper.X, os.getcwd(), os.environ.get('OLD'),"
         " os.environ['KEPT'], os.environ['NEW'], 'tomllib' in sys.modules, os.getppid())\n"
     )
     (tmp_path / "script.py").write_text(tell)
@@ -119,12 +122,37 @@ def test_exit_codes_are_those_of_the_command(server: Server, program: str, code:
         assert "the last word" in server.logs[0].read_text()
 
 
+def test_the_first_trials_variables_count_for_imports_and_for_no_later_trial(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "reads.py").write_text(
+        "import os\nseen = os.environ.get('MODE')\nos.environ['SET_BY_IMPORT'] = 'yes'\n"
+    )
+    server = Server(tmp_path, "reads", PYTHONPATH=str(tmp_path))
+    tell = "import os, reads; print(reads.seen, *map(os.environ.get, ('MODE', 'SET_BY_IMPORT')))"
+    try:
+        assert server.run("a", "-c", tell, env={"MODE": "fast"}) == 0
+        assert server.run("b", "-c", tell) == 0
+        said = [line for line in server.logs[0].read_text().splitlines() if "fast" in line]
+        assert said == ["fast fast yes", "fast None yes"]
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def test_a_trial_may_have_no_variable_but_its_own(server: Server) -> None:
+    server.start("t", "-c", "import os; print(dict(os.environ))", env={"ONLY": "me"}, clear=True)
+    assert server.code("t") == 0
+    assert "{'ONLY': 'me'" in server.logs[0].read_text()
+    assert "KEPT" not in server.logs[0].read_text()
+
+
 def test_what_a_rank_prints_stands_before_its_end(server: Server) -> None:
     server.run("t", "-c", "import sys; print('half a line', end='', flush=True)")
     assert (
         server.logs[0]
         .read_text()
-        .startswith(f"half a line{rank_server.END_OF_LINE}{rank_server.WORD} ")
+        .startswith(f"half a line{fork_server.END_OF_LINE}{fork_server.WORD} ")
     )
 
 
@@ -145,6 +173,16 @@ def test_a_rank_is_ended_on_order_and_the_server_serves_on(server: Server) -> No
     assert server.code("t") == -signal.SIGTERM
     assert not processes.is_running(pid)
     assert server.run("next", "-c", "") == 0
+
+
+def test_a_signal_of_slurms_reaches_the_rank_and_ends_the_server_behind_it(server: Server) -> None:
+    """Slurm signals the task alone, which is the server; the rank may end in an orderly way."""
+    leaves = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(5));"
+    server.start("t", "-c", f"{leaves} {PID} time.sleep(600)")
+    server.pid()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.code("t") == 5
+    assert server.process.wait(60) == 0
 
 
 def test_with_its_orders_end_the_server_and_all_it_has_started(server: Server) -> None:
@@ -180,7 +218,7 @@ def test_a_module_that_cannot_be_imported_is_named_and_the_rank_runs(tmp_path: P
         server.process.wait()
 
 
-@pytest.mark.parametrize("module", [rank_server, processes])
+@pytest.mark.parametrize("module", [fork_server, forked_rank, processes])
 def test_an_older_python_of_the_trainers_can_read_it(module: ModuleType) -> None:
     assert module.__file__ is not None
     ast.parse(Path(module.__file__).read_text(), feature_version=(3, 8))

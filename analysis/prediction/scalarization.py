@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis import Array, Trial, non_dominated
+from analysis.pareto import non_dominated
+from analysis.run.trial import Trial
 from search_spaces import Objective, SearchSpace
+from trainer.plan.jobs import Array
 
 AUGMENTED = 0.05  # share of the plain sum, so that of equally bad worsts the better rest wins
 _NARROW = 1e-6  # range of a logarithm, below which the front does not speak of an objective

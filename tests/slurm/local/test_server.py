@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from foundation.python import module_argv
 from slurm import processes
 from slurm.launcher import LauncherError
 from slurm.local.launcher import LocalLauncher
-from slurm.local.shepherd import marker
+from slurm.local.server import marker
 from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
-from slurm.python import module_argv
 from support.launched_trials import marked
 from support.local_trials import OK, fork_servers, log, run, start_driver
 from support.waiting import wait_for
@@ -224,3 +224,14 @@ def test_a_driver_that_dies_while_its_fork_server_imports_gets_no_ranks_any_more
     holders = [pid for pid in processes.all_pids() if mark in processes.open_files(pid)]
     wait_for(lambda: not any(map(processes.is_running, holders)), "its shepherd has ended")
     assert not (spec.directory / "stdout.log").exists()
+
+
+def test_the_log_has_what_ranks_had_printed_when_their_driver_died(make: Any) -> None:
+    spec = make("sh", "-c", "printf 'half a line'; touch up$RANK; exec sleep 1000")
+    driver = start_driver(spec)
+    up = [spec.directory / f"up{rank}" for rank in range(2)]
+    wait_for(lambda: all(path.exists() for path in up), "both ranks run")
+    driver.kill()
+    driver.wait()
+    wait_for(lambda: log(spec).count("half a line\n") == 2, "the shepherd has closed the log")
+    wait_for(lambda: not marked(spec), "nothing is left")

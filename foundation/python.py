@@ -1,11 +1,11 @@
-"""Starting meshtune's modules in interpreters of their own."""
+"""Command lines that run meshtune's modules in interpreters of their own."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-_RUN_MODULE = "meshtune.run_module"  # named, not imported: it is above this package
+_RUN_MODULE = "meshtune.run_module"  # by name: it is above this package
 
 
 def module_argv(module: str, *arguments: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import pytest
 
 from analysis.pareto import non_dominated
 from analysis.prediction.pricing import Pricing
+from analysis.prediction.scalarization import Scalarization, merits, spread_ranks, weights
 from analysis.run.fold import Run, read_run
 from analysis.run.folder import RunFolder
 from analysis.run.results import ResultsFile
@@ -25,7 +26,6 @@ from workflows.cli.main import main
 from workflows.optimizer.builtin import DeepHyperPolicy, MeshtunePolicy, RandomPolicy
 from workflows.optimizer.policy import Policy, Problem, Proposal
 from workflows.optimizer.registry import make_policy
-from workflows.optimizer.scalarization import Scalarization, merits, spread_ranks, weights
 from workflows.search.objectives import objective_values
 from workflows.search.trials import judge
 

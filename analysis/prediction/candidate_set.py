@@ -1,0 +1,104 @@
+"""Configurations of a space, as the posterior reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+
+from analysis.prediction.columns import unpriced_parameters
+from analysis.prediction.goal import Goal
+from analysis.prediction.pricing import Pricing
+from analysis.prediction.residual import features, unpriced_features
+from analysis.prediction.time_limits import in_time
+from analysis.run.fold import Run
+from analysis.run.trial import Trial
+from search_spaces import Candidates, Indices
+from trainer.plan.jobs import Array, Jobs
+
+PRICED = 300_000  # configurations priced for a shortlist
+SHORTLIST = 8_000  # of them, the best by the uncalibrated model
+
+
+class CandidateSet:
+    """Some valid configurations of a space, with their jobs and features.
+
+    Args:
+        pricing: of the space.
+        candidates: all valid configurations.
+        indices: of the members among them.
+
+    Attributes:
+        jobs: of the members, shape (n,).
+        features: of the members, shape (n, d).
+        num_unpriced: the last columns of ``features`` that belong to parameters without a price.
+        num_nodes: of each member; shape (n,).
+    """
+
+    def __init__(self, pricing: Pricing, candidates: Candidates, indices: Indices) -> None:
+        self.pricing, self.candidates, self.indices = pricing, candidates, indices
+        space, raw = pricing.space, candidates.columns(indices)
+        columns = space.columns(raw)
+        self.jobs: Jobs = pricing.jobs(columns, len(indices))
+        self.num_nodes = np.broadcast_to(columns.columns["num_nodes"], indices.shape)
+        unpriced = unpriced_features(space, raw, len(indices))
+        self.features, self.num_unpriced = features(self.jobs, unpriced), unpriced.shape[1]
+
+    @classmethod
+    def shortlist(cls, pricing: Pricing, candidates: Candidates, seed: int) -> Self:
+        """The configurations that a search chooses among, best first by the uncalibrated model.
+
+        Args:
+            pricing: of the space, not calibrated.
+            candidates: all valid configurations.
+            seed: of the draws, where there are more than PRICED or SHORTLIST.
+        """
+        rng = np.random.default_rng(seed)
+        indices = candidates.indices(PRICED, rng, [], max_nodes=2**31)
+        prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
+        runs = np.maximum(prediction.fits * in_time(pricing.space, prediction), 1e-9)
+        promise = Goal(pricing).predicted_at_best(prediction) + np.log(runs)
+        order = np.argsort(-promise, kind="stable")
+        if len(order) > SHORTLIST:
+            # Some of the others too, in case the model is badly wrong.
+            others = order[SHORTLIST:]
+            drawn = rng.choice(others, min(SHORTLIST // 8, len(others)), replace=False)
+            order = np.concatenate([order[:SHORTLIST], drawn])
+        return cls(pricing, candidates, indices[order])
+
+    def untried(self, run: Run, max_nodes: int = 2**31) -> Indices:
+        """Rows that no trial of a run has, and that are narrow enough; shape (m,)."""
+        tried = self.candidates.indices_of([t.config for t in run.trials.values()])
+        return np.flatnonzero(~np.isin(self.indices, tried) & (self.num_nodes <= max_nodes))
+
+    def features_of(self, trials: Sequence[Trial]) -> Array:
+        """Features of trials, which need not be members; shape (len(trials), d)."""
+        if not trials:
+            return self.features[:0]
+        space, rows = self.pricing.space, [self.pricing.space.raw(t.config) for t in trials]
+        raw = {name: np.array([row[name] for row in rows]) for name in space.parameters}
+        jobs = self.pricing.jobs(space.columns(raw), len(rows))
+        return features(jobs, unpriced_features(space, raw, len(rows)))
+
+    def variants(self, trials: Sequence[Trial]) -> tuple[Indices, Indices]:
+        """Group of each member, shape (n,), and of each trial.
+
+        The variants of one group differ only in parameters without a price.
+        """
+        of_trials = self.candidates.indices_of([t.config for t in trials])
+        return self._groups, self._groups_of(of_trials)
+
+    @cached_property
+    def _groups(self) -> Indices:
+        return self._groups_of(self.indices)
+
+    def _groups_of(self, indices: Indices) -> Indices:
+        """The index of each variant in which every unpriced parameter has its first value."""
+        parameters = self.candidates.space.parameters
+        unpriced = unpriced_parameters(self.candidates.space)
+        radix = [len(parameter.values) for parameter in parameters.values()]
+        digits = dict(zip(parameters, np.unravel_index(indices, radix), strict=True))
+        first = [0 * d if name in unpriced else d for name, d in digits.items()]
+        return np.asarray(np.ravel_multi_index(first, radix))

@@ -1,0 +1,229 @@
+"""The posterior over configurations: calibrated cost model, residual and probability to run.
+
+The cost model, calibrated with the trials, predicts every configuration. A Gaussian process over
+the trials corrects the prediction and says how far it may still be off. The probability to run
+multiplies three: to fit, to end within the time limits, and not to fail for another reason, judged
+by failures nearby. The search and the report read the same posterior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+
+from analysis.cost.model import LIKELY, CostModel, Prediction
+from analysis.finalists import NOISE_LOG_SD
+from analysis.prediction.candidate_set import CandidateSet
+from analysis.prediction.foretold import positive, residual_log_sd
+from analysis.prediction.goal import Goal
+from analysis.prediction.pricing import Pricing
+from analysis.prediction.residual import ResidualProcess, survival
+from analysis.prediction.time_limits import in_time
+from analysis.run.fold import Run
+from analysis.run.trial import Trial
+from search_spaces import Indices
+from slurm import FAILURES
+from trainer.plan.jobs import Array, Mask
+
+REMEMBERED = 200  # trials that are learned from
+
+
+@dataclass(frozen=True)
+class Observations:
+    """The trials of a run that a model learns from.
+
+    Attributes:
+        run: the run.
+        completed: trials that have ended.
+        successes: completed trials with an objective that has a logarithm.
+    """
+
+    run: Run
+    completed: Sequence[Trial]
+    successes: Sequence[Trial]
+
+    @classmethod
+    def of(cls, run: Run) -> Self:
+        completed = [t for t in run.trials.values() if t.ended]
+        return cls(run, completed, [t for t in completed if t.ok and positive(t)])
+
+    def calibrating(self, goal: Goal) -> list[Trial]:
+        """Trials that calibrate the cost model: of many, the best and the latest.
+
+        Among many trials the latest few change little: the model is calibrated again after every
+        twentieth part more.
+        """
+        step = max(1, len(self.completed) // 20)
+        by_time = sorted(self.completed, key=lambda t: (t.ended_t or 0.0, t.number))
+        by_time = by_time[: len(by_time) // step * step]
+        if len(by_time) <= REMEMBERED:
+            return by_time
+        best = sorted(by_time, key=lambda t: -goal.measured(t) if positive(t) else np.inf)
+        chosen = [*best[: REMEMBERED // 2], *by_time[-REMEMBERED // 2 :]]
+        return list({t.number: t for t in chosen}.values())
+
+    def calibrated(self, pricing: Pricing) -> CostModel:
+        """The cost model, calibrated with these trials."""
+        return pricing.calibrated(self.calibrating(Goal(pricing)))
+
+
+class Posterior:
+    """What a model expects of candidates after the trials so far; arrays of shape (m,).
+
+    Args:
+        candidates: of the space.
+        model: calibrated, or with constants drawn from their posterior.
+        observations: the trials.
+        rows: members of ``candidates`` that are asked about; default all.
+        goal: what is maximized; default the logarithm of the first objective.
+        rng: draws which trials were disturbed; default the most probable assignment.
+
+    Attributes:
+        pricing: of the space.
+        observations: as given.
+        goal: in its unit are ``mean`` and ``deviation``; more is better.
+        prediction: the model's, without the correction.
+        residual: the correction.
+        deviation: standard deviation of the goal.
+    """
+
+    def __init__(
+        self,
+        candidates: CandidateSet,
+        model: CostModel,
+        observations: Observations,
+        rows: Indices | None = None,
+        goal: Goal | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        rows = np.arange(len(candidates.indices)) if rows is None else rows
+        self.goal = goal or Goal(candidates.pricing)
+        self._candidates, self._model = candidates, model
+        self.pricing, self.observations = candidates.pricing, observations
+        self._rows, self._features = rows, candidates.features[rows]
+        self._successes = observations.successes[-REMEMBERED:]
+        self._measured = np.array([self.goal.measured(t) for t in self._successes])
+        self.prediction = model.predict(candidates.jobs[rows])
+        self.residual = self._fitted_residual(rng)
+        self._shift, self.deviation = self.residual.at(self._features)
+
+    @cached_property
+    def mean(self) -> Array:
+        """Mean of the goal."""
+        return self._corrected(self.prediction)
+
+    def mean_by(self, model: CostModel) -> Array:
+        """Mean of the goal with another model's prediction and this correction."""
+        if model is self._model:
+            return self.mean
+        return self._corrected(model.predict(self._candidates.jobs[self._rows]))
+
+    @cached_property
+    def upper(self) -> Array:
+        """Upper end of the 95 % interval of the goal."""
+        return np.asarray(self.mean + self.residual.edges(self.deviation)[1])
+
+    @cached_property
+    def feasible(self) -> Array:
+        """Probability to run: to fit, to end in time, and not to fail for another reason."""
+        space, completed = self.pricing.space, self.observations.completed
+        ends = self.prediction.fits * in_time(space, self.prediction, completed)
+        return np.asarray(np.maximum(ends, 1e-12) * self._survival)
+
+    @cached_property
+    def main_effects(self) -> Array:
+        """Standard deviation of what the values of unpriced parameters do by themselves."""
+        return self.residual.untried(self._features)
+
+    @cached_property
+    def variants(self) -> Mask:
+        """Which candidates differ from a success only in parameters without a price."""
+        return np.isfinite(self._caps)
+
+    @property
+    def new_degrees(self) -> bool:
+        """Whether a candidate likely runs that is no variant of a measured configuration."""
+        return bool((~self.variants & (self.feasible > LIKELY)).any())
+
+    @property
+    def tried_degrees(self) -> float:
+        """Successes that are no variants of each other; infinite without unpriced parameters."""
+        if not self._candidates.num_unpriced:
+            return np.inf
+        return len(np.unique(self._candidates.variants(self.observations.successes)[1]))
+
+    def covariance(self, at: Indices) -> Array:
+        """Covariance of the goal between some candidates; shape (len(at), len(at))."""
+        return self.residual.covariance(self._features[at])
+
+    def interval(self, at: int, deviation: float | None = None) -> dict[str, float]:
+        """Expected objective of candidate ``at`` and its 95 % interval, as the journal has it.
+
+        For several objectives it is the first one's.
+
+        Args:
+            at: the candidate.
+            deviation: of its goal, where more is uncertain than the posterior says.
+        """
+        first = Goal(self.pricing)
+        log = float((self.mean if self.goal.single else first.predicted(self.prediction))[at])
+        known = float(self.deviation[at]) if deviation is None else deviation
+        worse, better = (float(edge) / self.goal.scale for edge in self.residual.edges(known))
+        low, high = sorted(float(first.objective(x)) for x in (log - worse, log + better))
+        return {"objective": float(first.objective(log)), "low": low, "high": high}
+
+    def _corrected(self, prediction: Prediction) -> Array:
+        return np.minimum(self.goal.predicted(prediction) + self._shift, self._caps)
+
+    def _fitted_residual(self, rng: np.random.Generator | None) -> ResidualProcess:
+        """Gaussian process over measured minus predicted goals of the successes."""
+        pricing, successes = self.pricing, self._successes
+        left = np.zeros(0)
+        if successes:
+            own = self._model.predict(pricing.jobs_of([t.config for t in successes]))
+            left = self._measured - self.goal.predicted(own)
+        return ResidualProcess(
+            self._candidates.features_of(successes),
+            left,
+            self.goal.scale * residual_log_sd(self.observations.run, pricing.model.log_sd),
+            self.goal.scale * NOISE_LOG_SD,
+            self._candidates.num_unpriced,
+            rng,
+        )
+
+    @cached_property
+    def _caps(self) -> Array:
+        """Upper limits of the mean, by measured variants; infinite without any.
+
+        The Gaussian process discards very slow runs as disturbed; a variant of such a run would be
+        just as slow, so its measurement caps it.
+        """
+        if not self._candidates.num_unpriced or not self._successes:
+            return np.full(len(self._rows), np.inf)
+        effects, here = self.residual.effects, self._features
+        there = self._candidates.features_of(self._successes)
+        groups, of_trials = self._candidates.variants(self._successes)
+        same = groups[self._rows][:, None] == of_trials
+        caps = self._measured + effects(here)[:, None] - effects(there)
+        return np.where(same.any(axis=1), np.where(same, caps, -np.inf).max(axis=1), np.inf)
+
+    @cached_property
+    def _survival(self) -> Array:
+        """Probability of no failure that memory does not explain."""
+        pricing, completed = self.pricing, self.observations.completed
+        failed = [t for t in completed if t.kind in FAILURES][-REMEMBERED:]
+        if not failed:
+            return np.ones(len(self._rows))
+        # A failure for memory that the model expected says nothing more.
+        memory = [t.kind in pricing.memory_failures for t in failed]
+        fits = self._model.fits(pricing.jobs_of([t.config for t in failed]))
+        return survival(
+            self._features,
+            self._candidates.features_of(failed),
+            np.where(memory, fits, 1.0),
+            self._candidates.features_of([t for t in completed if t.ok][-REMEMBERED:]),
+        )

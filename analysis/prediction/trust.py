@@ -1,0 +1,106 @@
+"""Whether the cost model may choose, judged by its predictions of this run's trials."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+
+from analysis.cost.constants import EDGE
+from analysis.cost.model import PRIOR_LOG_SD
+from analysis.finalists import NOISE_LOG_SD
+from analysis.prediction.foretold import errors, foretold, positive
+from analysis.prediction.pricing import Pricing
+from analysis.prediction.residual import DISTURBED_SHARE, MEAN_SLOWDOWN
+from analysis.run.fold import Run
+
+PRIOR_LOG_ODDS = 5.0  # log odds that the model is right, before any trial
+ALTERNATIVE_WIDTH = 5.0  # range in logarithms of objectives if the model is wrong
+PROBES = 3  # successes chosen by others before a model in doubt gets another chance
+MIN_RANK_CORRELATION = 0.5  # with which it gets one
+NEAR = PRIOR_LOG_SD  # error in logarithms up to which a prediction is good
+SURPRISED = 5  # latest trials of which none may be faster than expected
+MAX_UNFORESEEN_OOMS = 5  # in a row, of trials expected to fit
+
+
+def trusted(run: Run, pricing: Pricing) -> bool:
+    """Whether the model behind some prices may go on choosing.
+
+    Judged by the predictions that the journal had before the trials ran. Where they are far off,
+    others choose for a while. A machine that disturbs most trials differs from a wrong model in
+    that the model still ranks the trials that others chose.
+    """
+    failures = 0
+    for trial in run.trials.values():
+        if trial.explores:
+            continue  # chosen where the model knows least
+        if trial.ok:
+            failures = 0
+        elif trial.kind == "oom" and trial.expected.get("fits", 0.0) > 0.9:
+            failures += 1
+            if failures >= MAX_UNFORESEEN_OOMS:
+                return False
+    if PRIOR_LOG_ODDS + log_odds(run) > 0:
+        return True
+    successes = [t for t in run.trials.values() if t.ok and positive(t)]
+    if sum(not t.expected for t in successes) < PROBES:
+        return False
+    predicted = np.log(pricing.promise(pricing.predict([t.config for t in successes])))
+    measured = np.log([t.objective for t in successes if t.objective])
+    if not pricing.space.objective.maximize:
+        measured = -measured
+    if np.ptp(predicted) == 0 or np.ptp(measured) == 0:
+        return False  # there is nothing to rank
+    from scipy.stats import spearmanr  # slow to import, and seldom needed
+
+    return bool(spearmanr(predicted, measured).statistic > MIN_RANK_CORRELATION)
+
+
+def log_odds(run: Run) -> float:
+    """Log Bayes factor of the model against knowing nothing, by all its predictions of the run."""
+    return sum(
+        _log_likelihood_ratio(
+            t.objective, t.expected["objective"], t.expected["low"], t.expected["high"]
+        )
+        for t in foretold(run)
+        if t.objective
+    )
+
+
+def foresees(run: Run) -> bool:
+    """Whether the model predicts this run's trials, so that its expected gains count.
+
+    It does if it has predicted them better than the mean of the other trials does (for trials of
+    equal speed it is enough to be near), and if none of the latest was faster than its interval:
+    nothing makes a run faster than its configuration is, so the model may have overlooked more.
+    Slower runs may have been disturbed.
+    """
+    predicted = foretold(run)
+    if len(predicted) < 3:
+        return False
+    logs = np.log([t.objective or 1.0 for t in predicted])
+    others = (logs - logs.mean()) * len(logs) / (len(logs) - 1)
+    by_constant = float(np.median(np.abs(others)))
+    if float(np.median(np.abs(errors(run)))) > max(by_constant, NEAR):
+        return False
+    latest = [t for t in run.trials.values() if t.ended and not t.explores][-SURPRISED:]
+    recent = [t for t in latest if t.ok and t.objective and t.expected.get("objective")]
+    if run.maximize:
+        return not any((t.objective or 0.0) > t.expected["high"] for t in recent)
+    return not any((t.objective or np.inf) < t.expected["low"] for t in recent)
+
+
+@lru_cache(maxsize=2**16)  # every proposal asks for every trial so far
+def _log_likelihood_ratio(objective: float, expected: float, low: float, high: float) -> float:
+    """Log likelihood ratio of an objective if the model is right and if it is wrong.
+
+    If it is right, the objective is within the interval, or the run was disturbed: far off either
+    way (a trial that is faster than anything expected is as strong evidence against the model).
+    """
+    edge = min(math.log(high / expected), math.log(expected / low))  # the other: disturbed runs
+    log_sd = edge / EDGE + NOISE_LOG_SD
+    off = abs(math.log(objective / expected)) / log_sd
+    within = math.log((1 - DISTURBED_SHARE) / math.sqrt(2 * math.pi)) - 0.5 * off**2
+    disturbed = math.log(DISTURBED_SHARE / MEAN_SLOWDOWN) - off / MEAN_SLOWDOWN
+    return float(np.logaddexp(within, disturbed)) + math.log(ALTERNATIVE_WIDTH / log_sd)

@@ -1,0 +1,206 @@
+"""Imports that are done once, and forks of the process that did them which become ranks.
+
+Like :mod:`slurm.fork_server`, which does the forking, this is the standard library alone, for any
+Python from 3.8 on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import random
+import resource
+import runpy
+import signal
+import sys
+import threading
+import types
+import weakref
+from pathlib import Path
+from typing import Any, Iterable, Mapping, NoReturn, Sequence  # noqa: UP035 - Python 3.8
+
+# Read by srun, the loader, the interpreter or a module when it is imported: a fork would have
+# missed them, so a trial that sets one is started afresh, or by a server that was started with it.
+READ_AT_START = (
+    *("SLURM_", "SRUN_"),
+    *("PATH", "PYTHON", "LD_", "GLIBC_", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_"),
+    *("TORCH", "PYTORCH", "TRITON_", "NVTE_", "DS_", "XLA_", "JAX_", "HF_", "TRANSFORMERS_"),
+)
+
+
+def read_at_start(env: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The variables that a forked rank would get too late."""
+    return sorted(item for item in env.items() if item[0].startswith(READ_AT_START))
+
+
+def load(modules: Iterable[str], order: Mapping[str, Any] | None = None) -> None:
+    """Import what ranks need; an error is the ranks' to report, who will meet it again.
+
+    Args:
+        modules: their names; of a package that is run, also ``PACKAGE.__main__``.
+        order: of the first trial: its variables count, and its folder is searched first, as if its
+            own interpreter imported them.
+    """
+    before = list(sys.path)
+    env: Mapping[str, str] = order["env"] if order is not None else {}
+    environ = {name: os.environ.get(name) for name in env}
+    os.environ.update(env)
+    # Asked of the driver library, it would make CUDA unusable in forks.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    if order is not None:
+        sys.path.insert(0, _import_folder(order))
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except (Exception, SystemExit) as error:
+            print(f"meshtune: cannot import {module} beforehand: {error}", file=sys.stderr)
+        if module.endswith(".__main__"):
+            sys.modules.pop(module, None)  # runpy warns of what it finds there
+    sys.path[:] = before
+    for name, value in environ.items():  # what imports have set besides stays
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    finalize: Any = weakref.finalize
+    for finalizer in list(finalize._registry):
+        finalizer.atexit = False  # no rank's end takes apart what all share (in torch 25 ms)
+    gc.freeze()  # collections in the ranks then leave the shared pages shared
+
+
+def started_threads() -> int:
+    """Threads of this process beside the main one."""
+    return len(list(Path("/proc/self/task").iterdir())) - 1
+
+
+def parsed_python(argv: Sequence[str]) -> tuple[str, list[str]] | None:
+    """A Python command's form (``-m``, ``-c`` or "" for a script) and what follows.
+
+    Returns:
+        None if it is no Python command, or has options of the interpreter that a fork cannot have.
+    """
+    program, rest = Path(argv[0]).name, list(argv[1:])
+    if not program.startswith("python"):
+        return None
+    while rest and rest[0] == "-u":  # every rank is unbuffered
+        del rest[0]
+    if len(rest) > 1 and rest[0] in ("-m", "-c"):
+        return rest[0], rest[1:]
+    return ("", rest) if rest and not rest[0].startswith("-") else None
+
+
+def run_rank(order: Mapping[str, Any], index: int, threads: int) -> NoReturn:
+    """Be a rank, as its command alone would have made it, until its program ends.
+
+    Args:
+        order: of the trial, see :mod:`slurm.fork_server`.
+        threads: that imports have started.
+    """
+    code: Any = 0
+    try:
+        _run(order, index, threads)
+    except SystemExit as end:
+        code = end.code or 0
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error, trace)
+        code = 1
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    """End as the interpreter does, but for its teardown: a second and more where torch is loaded.
+
+    That would free, and so copy, whatever the fork shares with its parent.
+    """
+    with contextlib.suppress(Exception):
+        module: Any = threading
+        module._shutdown()  # waits for threads that are not daemons
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    ctypes.CDLL(None).fflush(None)
+    os._exit(code & 0xFF)
+
+
+def _run(order: Mapping[str, Any], index: int, threads: int) -> None:
+    os.chdir(order["cwd"])
+    if order["clear"]:
+        os.environ.clear()
+    os.environ.update({**order["env"], **order["ranks"][index]})
+    if order["memory_bytes"] is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (order["memory_bytes"],) * 2)
+    argv = order["argv"]
+    why = _unfit_for_forks(threads) if order["forked"] else ""
+    if why and os.environ.get("RANK") == "0":
+        print(f"meshtune: starts afresh, as {why}", file=sys.stderr, flush=True)
+    if why or not order["forked"]:
+        _execute(argv)
+    _refresh_modules(order["cwd"])
+    sys.path.insert(0, _import_folder(order))
+    how, rest = parsed_python(argv) or ("", [])
+    # As the interpreter does it: a module that stays, for what runs or pickles when it has ended.
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.argv = ["-c", *rest[1:]] if how == "-c" else rest
+    if how == "-m":
+        run: Any = runpy
+        run._run_module_as_main(rest[0])  # what the interpreter itself calls
+    elif how == "-c":
+        exec(compile(rest[0], "<string>", "exec"), main.__dict__)
+    else:
+        path = Path(order["cwd"], rest[0])
+        main.__file__ = str(path)
+        exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)
+
+
+def _refresh_modules(folder: str) -> None:
+    """Give imported modules the state that they would have in a process of their own."""
+    random.seed()
+    modules: dict[str, Any] = dict(sys.modules)
+    if "numpy.random.mtrand" in modules:  # numpy imports it when it is used first
+        modules["numpy.random.mtrand"].seed()
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if "torch" in modules and threads.isdecimal():  # torch read the server's when imported
+        modules["torch"].set_num_threads(int(threads))
+    if "multiprocessing.process" in modules:
+        modules["multiprocessing.process"].ORIGINAL_DIR = folder  # where its children start
+
+
+def _import_folder(order: Mapping[str, Any]) -> str:
+    """The entry that the interpreter puts first on ``sys.path`` for a command."""
+    how, rest = parsed_python(order["argv"]) or ("", [""])
+    cwd = str(order["cwd"])
+    if how:
+        return cwd if how == "-m" else ""
+    return str(Path(cwd, rest[0]).resolve().parent)
+
+
+def _unfit_for_forks(threads: int) -> str:
+    """Why what has been imported does not survive a fork; "" if it does."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and getattr(torch.cuda, "_is_in_bad_fork", bool)():
+        return "an import has initialized the GPU"
+    return f"imports have started {threads} threads" if threads else ""
+
+
+def _execute(argv: Sequence[str]) -> None:
+    # Python ignores these two; a program it starts expects them as they are elsewhere.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    try:
+        os.execvp(argv[0], list(argv))
+    except OSError as error:
+        os.write(2, f"meshtune: cannot start {argv[0]!r}: {error.strerror}\n".encode())
+        raise SystemExit(127 if isinstance(error, FileNotFoundError) else 126) from None

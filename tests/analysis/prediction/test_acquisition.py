@@ -1,0 +1,155 @@
+"""What a trial is worth, and what another one is expected to add to the best."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.prediction.acquisition import acquisition, drawn_gain, improvement
+from analysis.prediction.candidate_set import CandidateSet
+from analysis.prediction.posterior import Observations, Posterior
+from analysis.prediction.pricing import Pricing
+from analysis.prediction.trust import SURPRISED
+from analysis.report.next_trials import next_trials
+from analysis.report.outlook import Outlook
+from analysis.run.fold import Run
+from analysis.run.trial import Trial
+from search_spaces import Candidates, SearchSpace, load_space
+from workflows.optimizer.registry import make_policy
+from workflows.simulation.workload import true_pricing
+
+
+@pytest.fixture(scope="module")
+def space(tmp_path_factory: pytest.TempPathFactory) -> SearchSpace:
+    path = tmp_path_factory.mktemp("space") / "small.yaml"
+    path.write_text(
+        "version: 1\nmodel: llama_8b\ncluster: dgx_h100\ntrainer: {command: [train]}\n"
+        "parameters: {num_nodes: 2, tp: [1, 2, 4, 8], pp: [1, 2, 4, 8], mbs: [1, 2, 4], "
+        "gas: {log2: [1, 64]}}\nobjective: {maximize: tokens_per_second}\n"
+    )
+    return load_space(str(path))
+
+
+def simulated(space: SearchSpace, trials: int, seed: int = 0) -> Run:
+    """A search whose trials run one at a time as the cost model says, with noise of 2 %."""
+    truth, rng = true_pricing(space, 0.0, seed), np.random.default_rng(seed)
+    policy, run = make_policy(space, seed), Run(Path(), seed=seed)
+    for number in range(1, trials + 1):
+        proposal = policy.propose(run, 2**31)
+        assert proposal is not None
+        trial = Trial(number, proposal.config, 0.0, proposal.by, proposal.why, proposal.expected)
+        answer, trial.ended_t = truth.predict([trial.config]), float(number)
+        trial.kind = "oom"
+        if answer.peak_bytes[0] <= truth.model.memory_limit_bytes:
+            slower = float(np.exp(rng.normal(0, 0.02)))
+            trial.kind = "ok"
+            trial.objective = float(answer.tokens_per_second[0]) / slower
+            trial.result = {"step_time_s": {"median": float(answer.step_time_s[0]) * slower}}
+        run.trials[number] = trial
+    return run
+
+
+def posterior_of(space: SearchSpace, run: Run) -> Posterior:
+    pricing, observations = Pricing(space).supposing(), Observations.of(run)
+    shortlist = CandidateSet.shortlist(pricing, Candidates(space), 0)
+    model = observations.calibrated(pricing)
+    return Posterior(shortlist, model, observations, shortlist.untried(run))
+
+
+def test_a_candidates_improvement_is_the_mean_over_what_it_could_be(space: SearchSpace) -> None:
+    run = simulated(space, 6)
+    posterior, best = posterior_of(space, run), run.best
+    assert best is not None
+    gains, better = improvement(posterior, best)
+    rng = np.random.default_rng(0)
+    for at in np.argsort(-gains)[:3].tolist():
+        ahead = posterior.mean[at] - posterior.goal.measured(best)
+        drawn = rng.normal(ahead, posterior.deviation[at], 200_000)
+        assert gains[at] == pytest.approx(np.expm1(np.maximum(drawn, 0)).mean(), rel=0.05)
+        assert better[at] == pytest.approx(np.mean(drawn > 0), rel=0.05)
+
+
+def test_gain_is_that_of_the_normal_distribution_and_grows_with_the_batch() -> None:
+    rng = np.random.default_rng(0)
+    mean, covariance, runs = np.zeros(40), 0.01 * np.eye(40), np.ones(40)
+    one = [drawn_gain(mean[:1], covariance[:1, :1], runs[:1], 1, rng) for _ in range(50)]
+    # E[exp(x) - 1; x > 0] of a normal x with deviation 0.1
+    assert np.mean([gain.next for gain in one]) == pytest.approx(0.0427, rel=0.05)
+    batch = drawn_gain(mean, covariance, runs, 4, rng)
+    assert one[0].next < batch.next < batch.left
+    assert drawn_gain(mean, covariance, 0 * runs + 1e-9, 4, rng).left < 1e-3
+    assert drawn_gain(mean - 1.0, covariance, runs, 4, rng).left < 1e-6
+
+
+def test_no_trial_is_proposed_that_cannot_win_while_an_untried_configuration_can(
+    space: SearchSpace,
+) -> None:
+    """Llama 8B on DGX H100, 16 trials: a trial's own 95 % interval reaches the best before it."""
+    run = simulated(space, 16)
+    before, best = Run(Path(), seed=0), 0.0
+    hopeless = 0
+    for number, trial in run.trials.items():
+        if trial.expected["high"] < best:
+            hopeless += 1
+            posterior = posterior_of(space, before)
+            reaches = posterior.goal.objective(posterior.upper) > best
+            assert not np.any(reaches & (posterior.feasible >= 0.05)), number
+        before.trials[number] = trial
+        best = max(best, trial.objective or 0.0)
+    assert hopeless < 4
+
+
+def test_a_candidate_that_may_win_comes_before_a_certain_one_that_cannot(
+    space: SearchSpace,
+) -> None:
+    run = simulated(space, 12)
+    posterior, best = posterior_of(space, run), run.best
+    assert best is not None
+    value = acquisition(posterior, best)
+    wins = posterior.goal.objective(posterior.upper) >= (best.objective or 0.0)
+    wins &= posterior.feasible >= 0.05
+    assert wins.any() and not wins.all()
+    assert np.isfinite(value[wins]).all() and np.isneginf(value[~wins]).all()
+
+
+@pytest.mark.parametrize("trials", [4, 9, 16])
+def test_the_reports_first_next_trial_is_what_the_search_proposes_next(
+    space: SearchSpace, trials: int
+) -> None:
+    run = simulated(space, trials)
+    proposal = make_policy(space, run.seed).propose(run, 2**31)
+    first = next_trials(Outlook(run, Pricing(space)))[0]
+    assert proposal is not None and first.config == proposal.config
+    told = [proposal.expected[name] for name in ("objective", "low", "high", "fits")]
+    assert [first.objective, first.low, first.high, first.runs] == pytest.approx(told)
+
+
+@pytest.mark.parametrize(
+    ("off", "then", "stated"), [(0.25, "ok", True), (8.0, "ok", False), (8.0, "crash", False)]
+)
+def test_nothing_is_said_of_what_is_left_for_some_trials_after_one_that_was_too_fast(
+    tmp_path: Path, off: float, then: str, stated: bool
+) -> None:
+    """The seventh trial is disturbed, or faster than expected; the next ones run or fail."""
+    path = tmp_path / "small.yaml"
+    path.write_text(
+        "version: 1\nmodel: llama_8b\ncluster: dgx_h100\ntrainer: {command: [train]}\n"
+        "parameters: {num_nodes: 2, tp: [1, 2, 4, 8], pp: [1, 2, 4], mbs: [1, 2, 4, 8], "
+        "gas: [4, 8, 16, 32], zero_stage: [0, 1], sequence_parallel: [false, true]}\n"
+        "objective: {maximize: tokens_per_second_per_gpu}\n"
+    )
+    policy, run, says = make_policy(load_space(str(path)), seed=0), Run(Path()), []
+    for number in range(1, 8 + SURPRISED + 1):
+        proposal = policy.propose(run, 2**31)
+        assert proposal is not None
+        says.append("gain" in proposal.expected)
+        trial = Trial(number, proposal.config, 0.0, proposal.by, proposal.why, proposal.expected)
+        trial.kind, trial.ended_t = "ok" if number <= 7 else then, float(number)
+        if trial.ok:
+            trial.objective = trial.expected["objective"] * (off if number == 7 else 1.0)
+        run.trials[number] = trial
+    assert says[6]
+    assert says[7 : 7 + SURPRISED] == [stated] * SURPRISED
+    assert says[7 + SURPRISED]
