@@ -124,13 +124,9 @@ def layer_exchanges(jobs, habits):
     return (Exchange("tensor", "all_gather", group, jobs.activation_bytes, 2),)
 
 
-AXIS = Axis("up", requirements=(WHOLE,), layer_exchanges=layer_exchanges)
+AXIS = Axis("up", "tensor", layer_exchanges, (WHOLE,))
 """
 PLACES: Edits = {
-    "trainer/plan/axes/registry.py": [
-        ("import cp,", "import up, cp,"),
-        ("(tp.AXIS,", "(up.AXIS, tp.AXIS,"),
-    ],
     "trainer/plan/axes/mesh.py": [
         ('FURTHER_AXES = ("cp",)', 'FURTHER_AXES = ("up", "cp")'),
         ("SPLIT_TOKENS = (", 'SPLIT_TOKENS = ("up", '),

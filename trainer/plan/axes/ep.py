@@ -10,14 +10,16 @@ built-in trainer has none of it; jobs without a mixture never come here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from trainer.plan.axes.dp import Holders
 from trainer.plan.axes.mesh import RankGroup
-from trainer.plan.exchange import Exchange
-from trainer.plan.jobs import Array, Jobs
+from trainer.plan.exchange import Exchange, Habits
+from trainer.plan.jobs import BY_HABIT, FLEX, Array, Jobs, Mask
 from trainer.plan.sizes import Mixture, expert_weights, ffn_weights, mixed_layers
 
 
@@ -61,7 +63,7 @@ def mixed_share(jobs: Jobs, mixture: Mixture) -> Array:
 
 
 def on_stage(jobs: Jobs, mixture: Mixture, layers: Array, first: Array) -> tuple[Array, Array]:
-    """Weights of a stage beside ``trainer.stage_weights``, before any split.
+    """Weights of a stage beside ``trainer.plan.sizes.stage_weights``, before any split.
 
     Args:
         jobs: of which.
@@ -114,46 +116,77 @@ def activation_bytes(jobs: Jobs, mixture: Mixture, fused: bool = False) -> Array
     return np.asarray(assigned_tokens(jobs, mixture) * kept)
 
 
-def dispatch(
-    jobs: Jobs, mixture: Mixture, places: Array | None = None, near: Array | None = None
-) -> Exchange:
-    """One way of a micro-batch's tokens to the experts of one layer, or back.
+class LayerExchanges(NamedTuple):
+    """Exchanges of a layer with experts in all passes on one micro-batch.
+
+    Attributes:
+        plain: tokens on their way, each sent to all of its experts.
+        inside, across: the same where a token is sent once to each node that has one of its
+            experts, and from there to its ranks, at the same time (DeepSeek-AI 2024, section
+            3.2.2). Nothing goes across where the ranks share a node.
+        once: whether tokens are sent so.
+        hidden: share of the micro-batches that compute for another one meanwhile.
+        split: inputs gathered over the ranks that split an expert, and outputs summed.
+    """
+
+    plain: Exchange
+    inside: Exchange
+    across: Exchange
+    once: Mask
+    hidden: Array
+    split: tuple[Exchange, Exchange]
+
+
+def layer_exchanges(
+    jobs: Jobs, habits: Habits, mixture: Mixture, members: Callable[[RankGroup], Array]
+) -> LayerExchanges:
+    """Each pass sends tokens to their experts and back (Megatron Core, "Mixture of Experts").
+
+    Args:
+        jobs: whose.
+        habits: of their framework.
+        mixture: theirs.
+        members: ranks of a group that share a node.
+    """
+    layout, dispatcher = jobs.layout, jobs.options.dispatcher
+    passes = np.where(jobs.repeats_layers, 3.0, 2.0)
+
+    def way(places: Array | None, ranks: Array) -> Exchange:
+        group = RankGroup(ranks, layout.etp, layout.world_size)
+        num_bytes = dispatched_bytes(jobs, mixture, places)
+        return Exchange("experts", "all_to_all", group, num_bytes, 2 * passes)
+
+    plain = way(None, layout.ep)
+    near = members(plain.group)
+    across = way(layout.ep / near, layout.ep)
+    split = RankGroup(layout.etp, np.ones(len(jobs)), layout.world_size)
+    rows = assigned_tokens(jobs, mixture) * (jobs.model.hidden_size * jobs.options.element_bytes)
+    return LayerExchanges(
+        plain=plain,
+        inside=way(layout.ep, near),
+        across=replace(across, num_bytes=np.where(near < layout.ep, across.num_bytes, 0.0)),
+        once=np.where(dispatcher == BY_HABIT, habits.sends_tokens_once, dispatcher == FLEX),
+        # The first forward and the last backward pass have no other micro-batch beside them.
+        hidden=np.where(jobs.options.overlaps_dispatch, 1 - 1 / layout.gas, 0.0),
+        split=(
+            Exchange("experts", "all_gather", split, rows, passes),
+            Exchange("experts", "reduce_scatter", split, rows, passes),
+        ),
+    )
+
+
+def dispatched_bytes(jobs: Jobs, mixture: Mixture, places: Array | None = None) -> Array:
+    """Bytes of the tokens of one micro-batch that a rank sends to a layer's experts, or back.
 
     Args:
         jobs: whose.
         mixture: theirs.
         places: ranks or nodes over which experts are spread, to each of which a token is sent
             once, however many of its experts are there; None: once for each expert.
-        near: ranks of a group where only some of those with experts take part.
-    """
-    layout = jobs.layout
-    group = RankGroup(layout.ep if near is None else near, layout.etp, layout.world_size)
-    return Exchange("experts", "all_to_all", group, dispatched_bytes(jobs, mixture, places))
-
-
-def split_exchanges(jobs: Jobs, mixture: Mixture) -> tuple[Exchange, Exchange]:
-    """Tokens gathered over the ranks that split an expert, and its outputs summed, in one pass."""
-    split = RankGroup(jobs.layout.etp, np.ones(len(jobs)), jobs.layout.world_size)
-    size = jobs.model.hidden_size * jobs.options.element_bytes
-    rows = assigned_tokens(jobs, mixture) * size
-    return (
-        Exchange("experts", "all_gather", split, rows),
-        Exchange("experts", "reduce_scatter", split, rows),
-    )
-
-
-def dispatched_bytes(jobs: Jobs, mixture: Mixture, places: Array | None = None) -> Array:
-    """Bytes that a rank sends in one pass of one layer, one way.
-
-    Args:
-        jobs: of which.
-        mixture: theirs.
-        places: ranks or nodes over which experts are spread, to each of which a token is sent
-            once, however many of its experts are there; None: once for each expert.
     """
     copies = mixture.experts_per_token * mixture.capacity
     if places is not None:
-        # Those that at least one of a token's experts is on.
+        # Places with at least one of a token's experts.
         met = places * (1 - (1 - 1 / places) ** mixture.experts_per_token)
         copies = np.minimum(copies, met)
     return np.asarray(

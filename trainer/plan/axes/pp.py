@@ -12,7 +12,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from trainer.plan.axes.axis import Axis
 from trainer.plan.axes.tp import splits_sequence
 from trainer.plan.exchange import Exchange, Habits
 from trainer.plan.jobs import BREADTH_FIRST, DUAL_PIPE_V, ZERO_BUBBLE, ZERO_BUBBLE_V, Array, Jobs
@@ -233,6 +232,3 @@ def _kept_by_order(layout: str, pp: float, gas: float, stage: float) -> float | 
     kept = np.cumsum(forward)
     kept[ahead:] -= np.cumsum(backward)[: max(passes - ahead, 0)]
     return float(kept.max() / sum(layers))
-
-
-AXIS = Axis("pp", requirements=REQUIREMENTS)
