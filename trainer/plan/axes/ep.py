@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainer.plan.axes.dp import Holders
+from trainer.plan.axes.dp import Holders, dense_holders
 from trainer.plan.axes.mesh import RankGroup
 from trainer.plan.exchange import Exchange, Habits
 from trainer.plan.jobs import BY_HABIT, FLEX, Array, Jobs, Mask
-from trainer.plan.sizes import Mixture, expert_weights, ffn_weights, mixed_layers
+from trainer.plan.sizes import Mixture, expert_weights, ffn_weights, mixed_layers, stage_weights
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,12 @@ class _Degrees:
     secondary_shard: Array
     gradient_shard: Array
     optimizer_shard: Array
+
+
+def all_holders(jobs: Jobs) -> list[Holders]:
+    """Holders of dense parameters, and of experts where there are any."""
+    dense = [dense_holders(jobs)]
+    return dense if jobs.model.mixture is None else [*dense, expert_holders(jobs)]
 
 
 def expert_holders(jobs: Jobs) -> Holders:
@@ -62,24 +68,31 @@ def mixed_share(jobs: Jobs, mixture: Mixture) -> Array:
     return np.asarray(mixed_layers(jobs.model, mixture) / jobs.model.num_layers)
 
 
-def on_stage(jobs: Jobs, mixture: Mixture, layers: Array, first: Array) -> tuple[Array, Array]:
-    """Weights of a stage beside ``trainer.plan.sizes.stage_weights``, before any split.
+def rank_parameters(
+    jobs: Jobs, layers: Array, tables: Array | float, first: Mask
+) -> tuple[Array, Array]:
+    """Weights of a pipeline stage on one of its ranks, whatever the placement.
 
     Args:
-        jobs: of which.
-        mixture: theirs.
+        jobs: whose.
         layers: that the stage has.
-        first: 1 where it is the first stage: dense layers come before all others.
+        tables: of the vocabulary that it has: 0, 1 or 2.
+        first: where it is the first stage: a mixture's dense layers come before all others.
 
     Returns:
-        What the stage's dense layers have beyond what is counted for layers with experts; and all
-        weights of its experts.
+        Dense parameters, and experts.
     """
-    some = mixture.num_experts > 0
-    dense = np.where(some, np.minimum(mixture.dense_layers, layers) * first, 0.0)
-    beyond = ffn_weights(jobs.model, jobs.model.ffn_size - mixture.shared_ffn_size)
-    beyond = beyond - mixture.num_experts * jobs.model.hidden_size
-    return dense * beyond, (layers - dense) * expert_weights(jobs.model, mixture)
+    model, layout, mixture = jobs.model, jobs.layout, jobs.model.mixture
+    plain = np.asarray(stage_weights(model, layers, tables, layout.layer_ranks))
+    if mixture is None:
+        return plain, np.zeros(len(jobs))
+    some = first & (mixture.num_experts > 0)
+    dense = np.where(some, np.minimum(mixture.dense_layers, layers), 0.0)
+    # Weights of a dense layer beyond those that ``stage_weights`` counts for one with experts.
+    beyond = ffn_weights(model, model.ffn_size - mixture.shared_ffn_size)
+    beyond = beyond - mixture.num_experts * model.hidden_size
+    experts = (layers - dense) * expert_weights(model, mixture) / (layout.ep * layout.etp)
+    return plain + dense * beyond / layout.tp, experts
 
 
 def assigned_tokens(jobs: Jobs, mixture: Mixture) -> Array:
