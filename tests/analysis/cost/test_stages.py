@@ -296,5 +296,5 @@ def test_a_rank_with_both_ends_holds_both_tables_tied_or_not() -> None:
     )
     more = memory(folded, *habits).weights - memory(loop, *habits).weights
     assert more == pytest.approx(table)
-    folded, loop = (fullest_parameters(job, MESHTUNE)[0] for job in (folded, loop))
-    assert folded - loop == pytest.approx(table / loop.options.element_bytes[0])
+    held = [fullest_parameters(job, MESHTUNE)[0] for job in (folded, loop)]
+    assert held[0] - held[1] == pytest.approx(table / loop.options.element_bytes[0])

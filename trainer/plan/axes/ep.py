@@ -11,7 +11,7 @@ built-in trainer has none of it; jobs without a mixture never come here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,16 +21,7 @@ from trainer.plan.axes.mesh import RankGroup
 from trainer.plan.exchange import Exchange, Habits
 from trainer.plan.jobs import BY_HABIT, FLEX, Array, Jobs, Mask
 from trainer.plan.sizes import Mixture, expert_weights, ffn_weights, mixed_layers, stage_weights
-
-
-@dataclass(frozen=True)
-class _Degrees:
-    """Degrees to which experts' states are split; see ``trainer.plan.states.Shards``."""
-
-    weight_shard: Array
-    secondary_shard: Array
-    gradient_shard: Array
-    optimizer_shard: Array
+from trainer.plan.states import DEGREES, Degrees
 
 
 def all_holders(jobs: Jobs) -> list[Holders]:
@@ -53,12 +44,7 @@ def expert_holders(jobs: Jobs) -> Holders:
     def shard(degree: Array) -> Array:
         return np.where(degree > 1, np.clip(degree / fewer, 1, np.maximum(copies, 1)), degree)
 
-    degrees = _Degrees(
-        shard(placement.weight_shard),
-        shard(placement.secondary_shard),
-        shard(placement.gradient_shard),
-        shard(placement.optimizer_shard),
-    )
+    degrees = Degrees(*(shard(getattr(placement, name)) for name in DEGREES))
     stride = layout.axes.of_states.stride("dp") / layout.tp * divisor
     return Holders(copies, stride, divisor, degrees, layout.axes.world_size)
 
