@@ -50,24 +50,36 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
         split = split + np.where(recompute == NONE, scores, 0.0)
     kept = whole + split / jobs.layout.tp
     only_input = e * h / sequence_split(jobs, framework)
+    some = np.where(recompute == SELECTIVE, _selective(jobs, framework, kept, f), kept)
+    all_tokens = jobs.tokens
+    if jobs.model.mixture is not None:
+        some = some + experts / all_tokens
+    return all_tokens * np.where(recompute == FULL, only_input, some)
+
+
+def _selective(jobs: Jobs, framework: Framework, everything: Array, f: Array) -> Array:
+    """Bytes of a token that a layer keeps with selective recomputation.
+
+    Args:
+        everything: bytes that it keeps without.
+        f: inner size of the feed-forward part, in the mean over all layers.
+    """
+    h, e, tp = jobs.model.hidden_size, jobs.options.element_bytes, jobs.layout.tp
+    queries = jobs.model.attention_size
+    keys = queries * jobs.model.kv_heads / jobs.model.num_heads
+    only_input = e * h / sequence_split(jobs, framework)
     if framework.keeps_products == "second":
         # Outputs of the products for queries, values and gate, of attention, and of the last
         # product: over tp its whole sum's summands, and both sums.
         products = 4 * jobs.model.num_heads + e * (2 * queries + keys + f)
-        sums = np.where(jobs.layout.tp > 1, 2 * e * h / jobs.layout.tp, 0.0)
-        some = only_input + products / jobs.layout.tp + e * h + sums
-        kept = np.where(recompute == SELECTIVE, some, kept)
+        return only_input + products / tp + e * h + np.where(tp > 1, 2 * e * h / tp, 0.0)
     if framework.keeps_products == "all":
         # Outputs of both products split by columns, of attention, and of its projection.
         up = np.where(jobs.model.gated, 2, 1) * f
         products = 4 * jobs.model.num_heads + e * (2 * queries + 2 * keys + up)
-        some = 2 * only_input + products / jobs.layout.tp
-        some = np.where(repeats_attention(jobs, framework), kept, some)
-        kept = np.where(recompute == SELECTIVE, some, kept)
-    all_tokens = jobs.tokens
-    if jobs.model.mixture is not None:
-        kept = kept + experts / all_tokens
-    return all_tokens * np.where(recompute == FULL, only_input, kept)
+        kept = 2 * only_input + products / tp
+        return np.where(repeats_attention(jobs, framework), everything, kept)
+    return everything
 
 
 def repeats_attention(jobs: Jobs, framework: Framework) -> Array:

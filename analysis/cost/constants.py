@@ -59,12 +59,9 @@ class Constants:
 C = TypeVar("C", bound=Constants)
 EDGE = 1.96  # standard deviations: of an interval that has 95 %
 FAR = 4.0  # standard deviations of a prior that no evidence may leave
-
-
+BOUNDS = (-FAR - 0.01, FAR + 0.01)
 _NO_VARIANCE = 1e-12  # what rounding leaves of none
-
 DIFFERENCE = 1e-4  # for derivatives, in the prior's standard deviations
-
 MAX_STEPS = 15  # of the optimizer, for each loss: what further ones gain is far below the noise
 
 
@@ -131,8 +128,8 @@ def fit(
         return type(start).from_logs(center + x @ root.T)
 
     def cost(x: Array, loss: Callable[[Array], Array]) -> Array:
-        # The loss by hand: the prior's own terms stay quadratic.
         r = residuals(whole(x)) / noise
+        # The loss by hand: the prior's own terms stay quadratic.
         return np.concatenate([np.sign(r) * np.sqrt(loss(r * r)), x], axis=-1)
 
     def slopes(x: Array, loss: Callable[[Array], Array]) -> Array:
@@ -143,10 +140,9 @@ def fit(
     x = np.clip(begin, -FAR, FAR)
     losses = (_soft_l1, _student) if covariance is None else (_student,)
     for loss in losses:
-        bounds = (-FAR - 0.01, FAR + 0.01)
-        found = least_squares(cost, x, slopes, bounds=bounds, args=(loss,), max_nfev=MAX_STEPS)
+        found = least_squares(cost, x, slopes, bounds=BOUNDS, args=(loss,), max_nfev=MAX_STEPS)
         x = found.x
-    constants = whole(found.x)
+    constants = whole(x)
     left = residuals(constants)
     spread = float(1.4826 * np.median(np.abs(left))) if left.size else noise
     posterior = root @ np.linalg.inv(found.jac.T @ found.jac) @ root.T

@@ -317,9 +317,8 @@ def _working_bytes(
     matrix = np.maximum(some * jobs.model.hidden_size * jobs.model.ffn_size / jobs.layout.tp, table)
     most = np.maximum(framework.live_parameters, matrix)
     unit = np.where(jobs.layout.pp == 1, 2 * one + tables, one + np.maximum(one, table))
-    weights = np.where(
-        jobs.placement.weight_shard > 1, np.minimum(unit, most) * jobs.options.element_bytes, 0.0
-    )
+    weights = np.minimum(unit, most) * jobs.options.element_bytes
+    weights = np.where(jobs.placement.weight_shard > 1, weights, 0.0)
     later: Array = np.zeros(len(jobs))
     if (jobs.options.recompute != NONE).any():
         later = some * (layer_bytes(jobs, framework, np.full(len(jobs), NONE)) - layer)

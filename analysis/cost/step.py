@@ -78,12 +78,9 @@ def step(
 ) -> StepParts:
     """Seconds of one step of every job, by cause.
 
-    Pipeline: ``m a + (sum of all stages - a) / v`` with a the slowest stage's time of one
-    micro-batch: 1F1B and its interleaved form (Narayanan et al. 2021, section 2.2; for equal
-    stages the bubble is their (p - 1) / (v m)), and breadth-first (Lamy-Poirier 2022).
-    Where weights' gradients are computed apart, they fill a part of it. Where several ranks share a
-    processor, a rank that waits slows the others down no longer: the step takes the time of all
-    their work, or of the longest path at the speed of a rank alone, if that is longer.
+    Where several ranks share a processor, a rank that waits slows the others down no longer: the
+    step takes the time of all their work, or of the longest path at the speed of a rank alone, if
+    that is longer.
 
     Args:
         crowded: 1 for runs that meet a crowded network, 0 for calm ones; shape (n,).
@@ -94,7 +91,7 @@ def step(
     head_forward, head_backward = compute.head(jobs)
     head = head_forward + head_backward
     dealt = stage_layers(jobs, framework)
-    m, p, v = jobs.layout.gas, jobs.layout.pp, jobs.layout.vpp
+    m, p = jobs.layout.gas, jobs.layout.pp
     ends = dealt.last * one.total + head
     inner = dealt.most * one.total
     slow_is_last = (ends >= inner) | (p == 1)
@@ -104,8 +101,7 @@ def step(
     everything = jobs.model.num_layers * one.total + head
     sends = _sends(jobs, cluster, framework, c)
     alone = cluster.shared_by
-    path = m * slowest + np.maximum(everything - slowest, 0) / v * pp.idle_share(jobs)
-    path = path + pp.unfilled_turns(jobs) * slowest / v
+    path = _path_s(jobs, slowest, everything)
     # Where ranks share processors, nothing is lost as long as enough of them are busy.
     used = np.maximum(m * everything / p, path / alone) / path if alone > 1 else 1.0
     states = exposed_state_s(jobs, cluster, framework, c, count * one.device, slowest)
@@ -127,6 +123,23 @@ def step(
         optimizer=update(jobs, compute, c),
         fixed=c.step_s + np.zeros(len(jobs)),
     )
+
+
+def _path_s(jobs: Jobs, slowest: Array, everything: Array) -> Array:
+    """Seconds of all passes on the slowest stage with the pipeline's bubble.
+
+    ``m a + (sum of all stages - a) / v`` with a the slowest stage's time of one micro-batch: 1F1B
+    and its interleaved form (Narayanan et al. 2021, section 2.2; for equal stages the bubble is
+    their (p - 1) / (v m)), and breadth-first (Lamy-Poirier 2022). Gradients of weights that are
+    computed apart fill a part of it.
+
+    Args:
+        slowest: seconds of that stage's micro-batch.
+        everything: seconds of all stages' together.
+    """
+    m, v = jobs.layout.gas, jobs.layout.vpp
+    path = m * slowest + np.maximum(everything - slowest, 0) / v * pp.idle_share(jobs)
+    return path + pp.unfilled_turns(jobs) * slowest / v
 
 
 def _sends(jobs: Jobs, cluster: Cluster, framework: Framework, c: TimeConstants) -> Array:

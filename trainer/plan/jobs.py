@@ -6,13 +6,14 @@ columns here, so a formula is written once and computed for all rows together. T
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.plan import fields
 from trainer.plan.annotations import codes_of
 from trainer.plan.axes.mesh import (
     PRICED_AXES,
@@ -24,13 +25,6 @@ from trainer.plan.axes.mesh import (
     ranks_of_replica,
 )
 from trainer.plan.column import ColumnType, Part, broadcast, column, concatenated, mask
-from trainer.plan.fields import (
-    DEFERRING_SCHEDULES,
-    FOLDED_SCHEDULES,
-    Choices,
-    OtherChoices,
-    further_columns,
-)
 from trainer.plan.layouts import NO_LAYOUT
 from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import Latent, Mixture
@@ -39,16 +33,18 @@ from trainer.plan.states import BUCKET_ELEMENTS, ZERO_STAGES
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-RECOMPUTE = codes_of(Choices, "recompute")
+RECOMPUTE = codes_of(fields.Choices, "recompute")
 NONE, SELECTIVE, FULL = RECOMPUTE.values()
-SCHEDULES = codes_of(Choices, "pipeline_schedule")
+SCHEDULES = codes_of(fields.Choices, "pipeline_schedule")
 ONE_F_ONE_B, BREADTH_FIRST = SCHEDULES["1F1B"], SCHEDULES["LoopedBFS"]
-ZERO_BUBBLE, ZERO_BUBBLE_V = SCHEDULES["InterleavedZeroBubble"], SCHEDULES["ZBVZeroBubble"]
-DUAL_PIPE_V = SCHEDULES["DualPipeV"]
-DISPATCHERS = codes_of(OtherChoices, "moe_token_dispatcher")
+ZERO_BUBBLE = SCHEDULES["InterleavedZeroBubble"]
+ZERO_BUBBLE_V, DUAL_PIPE_V = SCHEDULES["ZBVZeroBubble"], SCHEDULES["DualPipeV"]
+_FOLDED = [SCHEDULES[word] for word in fields.FOLDED_SCHEDULES]
+_DEFERRING = [SCHEDULES[word] for word in fields.DEFERRING_SCHEDULES]
+DISPATCHERS = codes_of(fields.OtherChoices, "moe_token_dispatcher")
 ALL_TO_ALL, FLEX = DISPATCHERS.values()
 BY_HABIT = -1
-GRAPHS = codes_of(OtherChoices, "cuda_graphs")
+GRAPHS = codes_of(fields.OtherChoices, "cuda_graphs")
 NO_GRAPHS, LAYER_GRAPHS, STEP_GRAPHS = GRAPHS.values()
 
 
@@ -272,15 +268,12 @@ class Jobs:
     @property
     def folded(self) -> Mask:
         """Whether the first of several pipeline ranks has the last stage as well."""
-        return self._schedule_in(FOLDED_SCHEDULES) & (self.layout.pp > 1)
+        return np.isin(self.options.schedule, _FOLDED) & (self.layout.pp > 1)
 
     @property
     def defers_weight_gradients(self) -> Mask:
         """Whether gradients of weights are computed apart from those of inputs."""
-        return self._schedule_in(DEFERRING_SCHEDULES)
-
-    def _schedule_in(self, words: Collection[str]) -> Mask:
-        return np.isin(self.options.schedule, [SCHEDULES[word] for word in words])
+        return np.isin(self.options.schedule, _DEFERRING)
 
     @property
     def tokens(self) -> Array:
@@ -333,11 +326,10 @@ _FURTHER = {
     },
     "options": {
         name: ColumnType(*one)
-        for name, one in further_columns({n for p in _DECLARED.values() for n in p}).items()
+        for name, one in fields.further_columns({n for p in _DECLARED.values() for n in p}).items()
     },
 }
-"""Columns that parts have without a field of their own: degrees of axes that the mesh lists, and
-options that the trainer's fields declare."""
+"""Columns without a field of a part: degrees of axes in the mesh, options of the trainer's fields."""
 _EVERY = {
     name: one for part in (*_DECLARED.values(), *_FURTHER.values()) for name, one in part.items()
 }
@@ -363,7 +355,10 @@ def jobs(columns: Mapping[str, Any], model: ModelConfig | None = None) -> Jobs:
     given.setdefault("attention_size", given.get("hidden_size"))
     given.setdefault("attended", given.get("seq_length"))
     given = _with_ranks(given)
-    given = {**_shards(given), **given}
+    if "weight_shard" not in given:
+        stage, dp, cp = (np.asarray(given[name]) for name in ("zero_stage", "dp", "cp"))
+        for name, first in ZERO_STAGES.items():
+            given.setdefault(name, np.where(stage >= first, dp * cp, 1))
     if missing := [name for name in _EVERY if given.get(name) is None]:
         raise ValueError(f"jobs need the columns {', '.join(missing)}")
     arrays = [np.atleast_1d(np.asarray(given[name], one.dtype)) for name, one in _EVERY.items()]
@@ -403,12 +398,3 @@ def _with_ranks(given: Mapping[str, Any]) -> dict[str, Any]:
         sizes = {name: np.asarray(made[name]) for name in ordered(PRICED_AXES)}
         made["world_size"] = Axes(sizes).world_size
     return made
-
-
-def _shards(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Degrees of ZeRO's stages."""
-    if "weight_shard" in given:
-        return {}
-    stage = np.asarray(given["zero_stage"])
-    replicas = np.asarray(given["dp"]) * np.asarray(given["cp"])
-    return {name: np.where(stage >= first, replicas, 1) for name, first in ZERO_STAGES.items()}

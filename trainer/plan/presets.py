@@ -180,14 +180,12 @@ def place(
         PlacementError: where the degrees break a requirement, with its values.
     """
     wished = {name: wish for name, wish in asdict(wishes).items() if wish is not None}
-    said = {"zero_stage": 0, "placement": preset, **wished}
-    given = dict.fromkeys(("placement", *wished), True)
-    found = resolve_presets(said, given, dp * cp, apart, topology)
+    said, given = {"zero_stage": 0, "placement": preset, **wished}, {"placement", *wished}
+    found = resolve_presets(said, dict.fromkeys(given, True), dp * cp, apart, topology)
     degrees = Degrees(*(int(found[name]) for name in DEGREES))
     quantized = {name: bool(found[name]) for name in QUANTIZED}
-    asked = requirements(["cp"] if cp > 1 else [])
     facts = {"dp": dp, "cp": cp, "gz": gz, **degrees._asdict(), **quantized}
-    if broken := refusal(asked, facts):
+    if broken := refusal(requirements(["cp"] if cp > 1 else []), facts):
         raise PlacementError(broken)
     copy_format = Format.INT8 if quantized["quantize_secondary"] else precision
     placement = Placement(
@@ -199,6 +197,6 @@ def place(
         gather_format=Format.INT8 if quantized["quantize_weights"] else precision,
         reduce_format=Format.INT4 if quantized["quantize_gradients"] else reduce_precision,
     )
-    in_float32 = precision == Format.FP32
-    one_copy = bool(masters_are_weights(placement, in_float32, not placement.fully_sharded))
-    return replace(placement, weights_are_master=one_copy)
+    flat = not placement.fully_sharded
+    one_copy = masters_are_weights(placement, precision == Format.FP32, flat)
+    return replace(placement, weights_are_master=bool(one_copy))

@@ -219,8 +219,6 @@ def state_exchanges(
     """
     weights, gradients = degrees.weight_shard, degrees.gradient_shard
     optimizer, copy = degrees.optimizer_shard, np.maximum(degrees.secondary_shard, 1)
-    further = optimizer / gradients
-    between = optimizer / weights
 
     def gather(
         purpose: str, group: RankGroup, wire: Callable[[Any], Any], part: Size, times: Size
@@ -231,24 +229,18 @@ def state_exchanges(
         whole = group.size * wires.reduce(part)
         return Exchange(purpose, "reduce_scatter", group, whole, times, "backward")
 
+    group, updated = holders.group, cuts.updated
+    others = group(holders.size / optimizer, optimizer)
+    total = wires.total(updated)
     return StateExchanges(
-        weights=gather("weights", holders.group(weights), wires.gather, cuts.stored, gathers[0]),
-        secondary=gather(
-            "secondary", holders.group(copy), wires.secondary, cuts.copied, gathers[1]
-        ),
-        gradients=scatter("gradients", holders.group(gradients), cuts.accumulated, reductions),
+        weights=gather("weights", group(weights), wires.gather, cuts.stored, gathers[0]),
+        secondary=gather("secondary", group(copy), wires.secondary, cuts.copied, gathers[1]),
+        gradients=scatter("gradients", group(gradients), cuts.accumulated, reductions),
         gradient_scatter=scatter(
-            "gradient_sync", holders.group(further, gradients), cuts.updated, 1
+            "gradient_sync", group(optimizer / gradients, gradients), updated, 1
         ),
-        gradient_sum=Exchange(
-            "gradient_sync",
-            "all_reduce",
-            holders.group(holders.size / optimizer, optimizer),
-            wires.total(cuts.updated),
-            sums,
-            "backward",
-        ),
-        publish=gather("publish", holders.group(between, weights), wires.gather, cuts.updated, 1),
+        gradient_sum=Exchange("gradient_sync", "all_reduce", others, total, sums, "backward"),
+        publish=gather("publish", group(optimizer / weights, weights), wires.gather, updated, 1),
     )
 
 
