@@ -38,13 +38,7 @@ class Engine(Protocol):
         ...
 
     def step(self, number: int, dataset: Dataset, stop: bool | None = None) -> StepReport:
-        """One optimizer step on the global batch of that number.
-
-        Args:
-            number: from 0 since the start of training.
-            dataset: where the tokens come from.
-            stop: see ``Optimizer.step``.
-        """
+        """One optimizer step on the global batch of that number, from 0; see ``Optimizer.step``."""
         ...
 
     def validate(self, dataset: Dataset) -> float:
@@ -58,8 +52,7 @@ class Engine(Protocol):
     def finish(self, stopped: bool = False) -> None:
         """Wait until everything is written; raises what writing raised.
 
-        Args:
-            stopped: training ended before its last step, so exports of the end are left out.
+        Exports of the end are left out if training ``stopped`` before its last step.
         """
         ...
 
@@ -88,11 +81,8 @@ def train(
     The group's backend must be that of ``Device.of_this_rank(config.device)``.
 
     Args:
-        config: what to train and how.
-        dataset: gives each replica's micro-batches.
         progress: called with one line after every step.
         step_done: called with every step's number, from 1 in this run, and its time; not timed.
-        held_out: data of ``config.validation``.
         folder: where the first rank writes ``config.metrics``.
         stop: whether this rank was asked to stop, which all do after the step that they are in
             when any was; asked where there is a folder to save into.

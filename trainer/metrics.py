@@ -19,12 +19,8 @@ Figures = Mapping[str, float | int | None]
 class MetricsWriter:
     """Writes metrics to the files and services in the settings; used on rank 0 only.
 
-    Args:
-        metrics: the settings.
-        folder: of ``metrics.jsonl`` and of TensorBoard's files.
-        first: finished steps. Lines of later steps, from a run that died after its last
-            checkpoint, are removed, so that every step appears once.
-        config: of the run, for Weights & Biases.
+    Lines of steps after the ``first`` finished ones, from a run that died after its last
+    checkpoint, are removed, so that every step appears once.
 
     Raises:
         ConfigError: if a package is not installed, or the file cannot be written.

@@ -149,12 +149,7 @@ class Optimizer:
         stop: bool | None = None,
         with_norm: bool = True,
     ) -> Totals:
-        """Sums over the whole job, in float64, by one all-reduce.
-
-        Args:
-            loss, counted, stop: see ``step``.
-            with_norm: whether there are gradients; the norm is 0 otherwise.
-        """
+        """Sums over the whole job, in float64, by one all-reduce; see ``step``."""
         totals = torch.zeros(4, dtype=torch.float64, device=loss.device)
         grads = [master.grad for master in self.counted if master.grad is not None]
         if grads and with_norm:

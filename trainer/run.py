@@ -40,17 +40,11 @@ _LOST_PEER = re.compile(
 
 
 def run(path: Path, environ: MutableMapping[str, str]) -> int:
-    """Train what the file says, on the ranks that the environment names.
+    """Train what the file, a ``TrainConfig`` as JSON, says; returns the exit code.
 
-    Writes ``result.json`` beside the file. A rank that fails where it has peers ends its process
-    at once, for they may hold it in a collective; otherwise this returns.
-
-    Args:
-        path: a ``TrainConfig`` as JSON.
-        environ: of this process, see ``rank_environment``; torch's variables are set in it.
-
-    Returns:
-        The exit code.
+    Writes ``result.json`` beside the file. A rank that fails where it has peers ends its process at
+    once, for they may hold it in a collective; otherwise this returns. Torch's variables are set in
+    ``environ``, see ``rank_environment``.
     """
     directory = path.resolve().parent
     try:
@@ -230,11 +224,7 @@ class _Run:
 
 @contextlib.contextmanager
 def _stop_requests(wanted: bool) -> Iterator[threading.Event]:
-    """An event that SIGTERM sets while this is entered, instead of ending the process.
-
-    Args:
-        wanted: whether anybody looks; the signal is left alone otherwise.
-    """
+    """An event that SIGTERM sets while this is entered, if it is wanted, instead of ending all."""
     asked = threading.Event()
     if not wanted or threading.current_thread() is not threading.main_thread():
         yield asked

@@ -90,10 +90,6 @@ def _kernels(config: TrainConfig, device: Device) -> Kernels:
 class Trainer:
     """A model under training on this rank.
 
-    Args:
-        config: what to train and how.
-        device: of this rank.
-
     Raises:
         ConfigError: if the configuration cannot run on so many ranks.
     """

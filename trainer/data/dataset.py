@@ -21,7 +21,6 @@ class TokenDataset:
     batch does not depend on how it is split over replicas and micro-batches.
 
     Args:
-        prefix: path without ``.bin`` and ``.idx``.
         vocab_size: of the model; tokens outside are an error when they are met.
         loss_mask: prefix of another indexed file, of as many numbers: where one is 0, the token is
             no target.
@@ -54,10 +53,7 @@ class TokenDataset:
     def samples(
         self, first: int, count: int, *, seq_length: int, seed: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Consecutive samples, numbered since the start of training.
-
-        Returns:
-            Tokens and targets, int64 tensors of shape (count, seq_length).
+        """Tokens and targets of samples counted since training began: int64 (count, seq_length).
 
         Raises:
             ConfigError: if the data is shorter than one sample, or a token is not in the
@@ -73,11 +69,7 @@ class TokenDataset:
         return samples[:, :-1].contiguous(), targets
 
     def starts(self, first: int, count: int, *, seq_length: int, seed: int) -> torch.Tensor:
-        """Start of each token's document within its sample.
-
-        Returns:
-            int64 of shape (count, seq_length + 1), the last target included.
-        """
+        """Start of each token's document in its sample, and the last target's: see ``Dataset``."""
         places = [self._place(first + row, seq_length, seed) for row in range(count)]
         return torch.from_numpy(
             np.stack([self._documents.starts(begin, seq_length + 1) for begin in places])

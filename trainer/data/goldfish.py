@@ -20,10 +20,7 @@ IGNORED = -1
 def without(tokens: Tensor, targets: Tensor, goldfish: Goldfish) -> Tensor:
     """The targets with ``IGNORED`` in place of those that are left out.
 
-    Args:
-        tokens: (sequences, tokens) int64, whole sequences.
-        targets: of the same shape: the tokens that follow.
-        goldfish: how many are left out, and by what they are chosen.
+    Tokens are whole sequences, int64 (sequences, tokens), and targets the tokens that follow.
     """
     return targets.masked_fill(torch.from_numpy(left_out(tokens.numpy(), goldfish)), IGNORED)
 

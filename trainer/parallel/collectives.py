@@ -41,8 +41,8 @@ class Traffic:
     Bytes are those that ring algorithms send from one rank of d: d - 1 shares in an all-gather,
     (d-1)/d of the whole tensor in a reduce-scatter or all-to-all, twice that in an all-reduce.
 
-    Args:
-        clock: seconds once the device is idle; given, every collective is waited for and timed.
+    With a ``clock``, which gives seconds once the device is idle, every collective is waited for
+    and timed.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -95,11 +95,7 @@ class Traffic:
 class Group:
     """A process group with its counters.
 
-    Args:
-        handle: of torch.
-        ranks: global, in the group's order.
-        level: the widest link between them.
-        traffic: where to count.
+    ``ranks`` are global, in the group's order; ``level`` is the widest link between them.
     """
 
     def __init__(

@@ -91,21 +91,15 @@ class Mesh:
         return self.grid.x if self.grid.size > 1 else self.tp
 
     def is_first_holder(self, split: tuple[str, ...]) -> bool:
-        """Whether this rank is the first of a replica's that hold the same part.
-
-        Args:
-            split: the axes along which parts differ.
-        """
+        """Whether this rank is its replica's first with this part; parts differ along ``split``."""
         return all(axis.rank == 0 for axis in self.inside if axis.name not in split)
 
     def replicas(self, size: int, stride: int, stream: str) -> Group | None:
-        """This rank's group of ``size`` ranks with the same weights, ``stride`` apart.
+        """This rank's group of ``size`` ranks with the same weights, ``stride`` apart; None for 1.
 
         Every rank must ask for the same groups in the same order.
 
         Args:
-            size: of the group; None is returned for 1.
-            stride: between its members, in ranks with the same weights.
             stream: where it is used. On a CPU groups of different streams are never one, for two
                 threads could pair different collectives. An accelerator keeps the order of what
                 it is given, and communicators that run side by side may block each other there:
@@ -128,12 +122,6 @@ def build_mesh(
     config: TrainConfig, device_type: str, local_world_size: int | None, traffic: Traffic
 ) -> Mesh:
     """Arrange all ranks of the default process group; every rank must call it.
-
-    Args:
-        config: what is trained.
-        device_type: of torch.
-        local_world_size: ranks on this node, as the launcher says.
-        traffic: where all groups count.
 
     Raises:
         ConfigError: if the configuration cannot run on so many ranks.

@@ -102,11 +102,8 @@ def split_over_tp(dims: dict[str, int], cut: Cut) -> dict[str, Split]:
 class Style(ParallelStyle):
     """One way of splitting a module.
 
-    Args:
-        group: of the tensor-parallel ranks.
-        sequence: whether activations outside of the projections are split by sequence.
-        opaque: projections are operators of their own, see ``operators``.
-        kernels: that compute the products.
+    ``sequence``: activations outside of the projections are split by sequence. ``opaque``:
+    projections are operators of their own, see ``operators``.
     """
 
     dims: dict[str, int] = {}  # noqa: RUF012 - constant per class

@@ -40,19 +40,11 @@ _SMALL_LAYERS = ((512, 768, 256), (256, 1024, 256))
 
 @dataclass(frozen=True)
 class Effort:
-    """Extent of the measurements.
+    """Extent of the measurements."""
 
-    Attributes:
-        seconds: approximate duration of one measurement.
-        squares: sizes of square matrix products.
-        layers: (rows, columns, inner) of products as in training.
-        copy_bytes: size of a device copy.
-        message_bytes: sizes of collectives.
-    """
-
-    seconds: float
+    seconds: float  # of one measurement, about
     squares: tuple[int, ...]
-    layers: tuple[tuple[int, int, int], ...]
+    layers: tuple[tuple[int, int, int], ...]  # (rows, columns, inner)
     copy_bytes: int
     message_bytes: tuple[int, ...]
 
@@ -71,12 +63,7 @@ def effort(device: str, quick: bool) -> Effort:
 
 
 class Record:
-    """The measurements so far; rank 0 also keeps them in a file.
-
-    Args:
-        path: of the file.
-        rank: of this process.
-    """
+    """The measurements so far; rank 0 also keeps them in a file."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self._path, self._rank = path, rank

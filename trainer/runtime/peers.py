@@ -142,9 +142,7 @@ def _loopback_listener(place: RankEnvironment) -> int | None:
 class Peers:
     """The other ranks of this run; meeting them is its construction.
 
-    Attributes:
-        store: for the process group.
-        failure: what a failed peer said; empty as long as all are well.
+    ``failure`` is what a failed peer said; empty as long as all are well.
     """
 
     def __init__(self, place: RankEnvironment, timeout_s: float) -> None:

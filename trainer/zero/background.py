@@ -74,12 +74,7 @@ class InlineStream:
 
 
 class ThreadStream:
-    """A worker thread of the host.
-
-    Args:
-        name: of the thread.
-        bound: collectives that may wait at once; each holds its input in memory.
-    """
+    """A worker thread of the host; at most ``bound`` calls wait at once, each with its input."""
 
     def __init__(self, name: str, bound: int) -> None:
         self.bound = bound

@@ -34,14 +34,7 @@ PENDING_UNITS = 2
 
 
 class ShardedWeights:
-    """The weights of a rank's stages, placed; see ``buckets.WholeWeights``.
-
-    Args:
-        stages: of this rank, without storage yet (meta device).
-        mesh: where this rank stands, and the placement.
-        config: what is trained.
-        device: to build on.
-    """
+    """The weights of a rank's stages, placed; see ``buckets.WholeWeights``."""
 
     def __init__(
         self, stages: list[Stage], mesh: Mesh, config: TrainConfig, device: torch.device

@@ -20,15 +20,7 @@ from trainer.zero.secondary import SecondaryCopy
 
 
 class FsdpUnit:
-    """The parameters that FSDP2 gathers together: one layer, or what is outside of all layers.
-
-    Args:
-        module: under FSDP2.
-        members: its parameters, in FSDP2's order.
-        layout: of them.
-        mesh: where this rank stands.
-        context: of all units.
-    """
+    """The parameters that FSDP2 gathers together, in its order: a layer's, or all others."""
 
     def __init__(
         self,
