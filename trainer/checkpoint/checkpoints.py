@@ -203,12 +203,7 @@ def restore(trainer: Checkpointed, path: Path) -> int:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             # Each rank reads by itself: a common plan would grow with ranks times chunks.
-            dcp.load(
-                {},
-                storage_reader=SafeReader(path),
-                planner=planner,
-                no_dist=True,
-            )
+            dcp.load({}, storage_reader=SafeReader(path), planner=planner, no_dist=True)
         planner.fill_copies()
     except (OSError, CheckpointError, CheckpointException) as error:
         raise CheckpointError(
@@ -233,7 +228,7 @@ def restore(trainer: Checkpointed, path: Path) -> int:
 
 def _chunks(trainer: Checkpointed) -> list[Chunk]:
     with torch.no_grad():
-        return chunks(trainer.stages, trainer.optimizer, trainer.mesh)
+        return list(chunks(trainer.stages, trainer.optimizer, trainer.mesh))
 
 
 def _record(trainer: Checkpointed, step: int) -> Record:

@@ -42,11 +42,21 @@ class OrderedStream(Protocol):
         ...
 
 
-class DeviceStream:
-    """The accelerator's current stream at each call; implements both protocols."""
+class InlineStream:
+    """Stream for calls that already run, in order, inside another stream's work."""
 
     def run(self, work: Callable[[], None]) -> None:
         work()
+
+    def record_event(self) -> Any:
+        return None
+
+    def wait_event(self, event: Any) -> None:
+        """Nothing to wait for."""
+
+
+class DeviceStream(InlineStream):
+    """The accelerator's current stream at each call; implements both protocols."""
 
     def record_event(self) -> torch.Event:
         return torch.accelerator.current_stream().record_event()
@@ -58,19 +68,6 @@ class DeviceStream:
 
     def finish(self) -> None:
         """Nothing to do: FSDP2 makes the main stream wait at the end of the backward pass."""
-
-
-class InlineStream:
-    """Stream for calls that already run, in order, inside another stream's work."""
-
-    def run(self, work: Callable[[], None]) -> None:
-        work()
-
-    def record_event(self) -> None:
-        return None
-
-    def wait_event(self, event: None) -> None:
-        """Nothing to wait for."""
 
 
 class ThreadStream:

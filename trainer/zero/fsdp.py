@@ -75,8 +75,8 @@ class ShardedWeights:
             units += self._shard(module, members, outermost=module is stage and not pipelined)
         self._set_prefetches(stage, pipelined)
         # FSDP2's own hook, which gathers, comes second.
-        stage.register_forward_pre_hook(self._enter_forward, prepend=True)
-        stage.register_forward_hook(self._leave_forward)
+        stage.register_forward_pre_hook(lambda *_: self._pass_forward(True), prepend=True)
+        stage.register_forward_hook(lambda *_: self._pass_forward(False))
         return units
 
     def _shard(self, module: nn.Module, members: list[Slot], outermost: bool) -> list[FsdpUnit]:
@@ -110,11 +110,8 @@ class ShardedWeights:
             for before, after in zip([stage, *blocks], blocks, strict=False):
                 before.set_modules_to_forward_prefetch([after])
 
-    def _enter_forward(self, *_: object) -> None:
-        self.context.in_forward = True
-
-    def _leave_forward(self, *_: object) -> None:
-        self.context.in_forward = False
+    def _pass_forward(self, begins: bool) -> None:
+        self.context.in_forward = begins
 
     def _fill(self, members: list[Slot], stage: Stage, config: TrainConfig) -> None:
         """Initial weights, rounded to the compute format, in the storage format."""
