@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from foundation.writing import write_atomically
 from trainer.plan.limits import ConfigError
 from trainer.plan.sections import Metrics
 
@@ -33,9 +34,7 @@ class MetricsWriter:
         self.path = folder / METRICS_NAME
         try:
             kept = _lines_until(self.path, first)
-            draft = self.path.with_name(f".{METRICS_NAME}")
-            draft.write_text("".join(kept))
-            draft.replace(self.path)
+            write_atomically(self.path, "".join(kept))
             self.file = self.path.open("a")
         except OSError as error:
             raise ConfigError(f"metrics: {self.path}: {error.strerror}") from error

@@ -138,11 +138,7 @@ class Optimizer:
         return StepReport(reported, grad_norm, done, asked > 0)
 
     def totals(
-        self,
-        loss: Tensor,
-        counted: Tensor | None,
-        stop: bool | None = None,
-        with_norm: bool = True,
+        self, loss: Tensor, counted: Tensor | None, stop: bool | None = None, with_norm: bool = True
     ) -> Totals:
         """Sums over the whole job, in float64, by one all-reduce; see ``step``."""
         totals = torch.zeros(4, dtype=torch.float64, device=loss.device)

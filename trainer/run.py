@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -124,8 +124,7 @@ class _Run:
         held_out = None
         if config.validation is not None:
             held_out = TokenDataset(config.validation.data, config.model.vocab_size)
-        progress = self._progress()
-        progress(
+        self._progress(
             f"{place.world_size} x {device.type}: tp {config.tp}, pp {config.pp}, "
             f"dp {config.data_parallel(place.world_size)}"
         )
@@ -135,7 +134,7 @@ class _Run:
             training = train(
                 config,
                 dataset,
-                progress,
+                self._progress,
                 self._step_done,
                 held_out=held_out,
                 folder=self.directory,
@@ -144,14 +143,12 @@ class _Run:
         memory.lift_limit()
         return training
 
-    def _progress(self) -> Callable[[str], None]:
+    def _progress(self, line: str) -> None:
         if self.place.rank == 0:
-            return lambda line: print(line, flush=True)
-        return lambda line: None
+            print(line, flush=True)
 
     def _step_done(self, number: int, step_time_s: float) -> None:
-        if self.place.rank == 0:
-            print(step_line(self.config, self.place.world_size, number, step_time_s), flush=True)
+        self._progress(step_line(self.config, self.place.world_size, number, step_time_s))
 
     def _conclude(self, training: Mapping[str, Any], memory_of: list[dict[str, int]]) -> int:
         """Exit code of a run that ended; rank 0 writes what it has gathered.

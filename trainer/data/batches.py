@@ -22,14 +22,12 @@ class Dataset(Protocol):
 
         ``first`` is counted since the start of training; the seed is that of their order.
         """
-        ...
 
     def starts(self, first: int, count: int, *, seq_length: int, seed: int) -> Tensor:
         """Start of each token's document in its sample, int64 (count, seq_length + 1).
 
         Called only where document boundaries matter.
         """
-        ...
 
 
 class Consumed(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trainer.data.goldfish import IGNORED
+from trainer.data.goldfish import IGNORED, mix
 from trainer.data.indexed import Documents, read_index
 from trainer.plan.limits import ConfigError
 
@@ -109,19 +109,11 @@ def shuffled(position: int, size: int, seed: int, epoch: int) -> int:
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half_bits) - 1
-    keys = [_mix((seed << 32) ^ (epoch << 3) ^ round_) for round_ in range(4)]
+    keys = [mix((seed << 32) ^ (epoch << 3) ^ round_) for round_ in range(4)]
     while True:
         left, right = position >> half_bits, position & mask
         for key in keys:
-            left, right = right, left ^ (_mix(right ^ key) & mask)
+            left, right = right, left ^ (mix(right ^ key) & mask)
         position = (left << half_bits) | right
         if position < size:
             return position
-
-
-def _mix(value: int) -> int:
-    """The finaliser of SplitMix64 (Steele et al. 2014): every input bit reaches every output."""
-    value = (value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return value ^ (value >> 31)

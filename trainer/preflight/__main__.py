@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from foundation.writing import write_atomically
 from trainer.plan.limits import ConfigError
 from trainer.preflight.network import network_adapters
 from trainer.preflight.probe import OPERATIONS, Links, Probe, ends_side_by_side, group_shapes
@@ -72,7 +73,8 @@ class Record:
     def put(self, **facts: Any) -> None:
         """Keep facts."""
         self.content.update(facts)
-        self._write()
+        if self._rank == 0:
+            write_atomically(self._path, json.dumps(self.content, indent=1) + "\n")
 
     def add(self, table: str, /, **point: Any) -> None:
         """Keep one more measurement and show that there is progress."""
@@ -82,12 +84,6 @@ class Record:
         self.put(message=f"ended after {table} {line}")
         if self._rank == 0:
             print(table, line, flush=True)
-
-    def _write(self) -> None:
-        if self._rank == 0:
-            part = self._path.with_name(f".{self._path.name}.part")
-            part.write_text(json.dumps(self.content, indent=1) + "\n")
-            part.replace(self._path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,11 +21,9 @@ class CommunicationStream(Protocol):
 
     def run(self, work: Callable[[], None]) -> dist.Work | None:
         """Start a collective; returns a handle to wait for, or None if the device keeps order."""
-        ...
 
     def finish(self) -> None:
         """Wait for all collectives; raises what one of them raised."""
-        ...
 
 
 class OrderedStream(Protocol):
@@ -35,11 +33,9 @@ class OrderedStream(Protocol):
 
     def record_event(self) -> Any:
         """Event that marks all work submitted to this stream so far."""
-        ...
 
     def wait_event(self, event: Any) -> None:
         """Make later work of this stream wait for an event of another stream."""
-        ...
 
 
 class InlineStream:

@@ -180,11 +180,7 @@ class SplitGradients(BucketGradients):
     """
 
     def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        numel: int,
-        mesh: Mesh,
-        reductions: Reductions,
+        self, parameters: Sequence[nn.Parameter], numel: int, mesh: Mesh, reductions: Reductions
     ) -> None:
         super().__init__(parameters, numel, mesh)
         assert self.sharing is not None  # or nothing is split

@@ -58,11 +58,7 @@ class GatherWeights:
     """Gathers the rows of weights, quantized if the placement says so, or their secondary copy."""
 
     def __init__(
-        self,
-        unit: UnitLayout,
-        group: Group,
-        secondary: SecondaryCopy | None,
-        context: HookContext,
+        self, unit: UnitLayout, group: Group, secondary: SecondaryCopy | None, context: HookContext
     ) -> None:
         self.wire = unit.placement.gather_format
         self.group = group
