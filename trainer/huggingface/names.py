@@ -20,19 +20,13 @@ _LAYER = re.compile(r"blocks\.(\d+)\.(.+)\.(weight|bias)")
 
 @dataclass(frozen=True)
 class Architecture:
-    """One ``model_type``.
-
-    Attributes:
-        top: names of what is outside of all layers; of GPT-2 files may leave out ``transformer.``.
-        layers: what the names of layers begin with.
-        inside: by our name within a layer, theirs, in the order in which ours stacks them.
-        transposed: whether matrices of layers are (inputs, outputs).
-    """
+    """One ``model_type``."""
 
     top: Mapping[str, str]
-    layers: str
-    inside: Mapping[str, tuple[str, ...]]
-    transposed: bool
+    """What is outside of all layers; of GPT-2 files may leave out ``transformer.``."""
+    layers: str  # what the names of layers begin with
+    inside: Mapping[str, tuple[str, ...]]  # by our name, theirs in the order that ours stacks
+    transposed: bool  # matrices of layers are (inputs, outputs)
 
     def sources(self, name: str) -> list[str]:
         """Their names for one of our parameters, in the order of its rows."""

@@ -99,11 +99,9 @@ class Mesh:
 
         Every rank must ask for the same groups in the same order.
 
-        Args:
-            stream: where it is used. On a CPU groups of different streams are never one, for two
-                threads could pair different collectives. An accelerator keeps the order of what
-                it is given, and communicators that run side by side may block each other there:
-                all streams share one.
+        On a CPU groups of different streams are never one, for two threads could pair different
+        collectives. An accelerator keeps the order of what it is given, and communicators that run
+        side by side may block each other there: all streams share one.
         """
         if size == 1:
             return None

@@ -161,15 +161,13 @@ class ShardedWeights:
         """Complete the sums over the mesh; the masters' gradients are then final."""
         phase.name = "communication"
         self.context.reduction.finish()
-        partial: list[Tensor] = []
         for unit in self.units:
             if unit.members[0].traits.shared and self.mesh.embedding is not None:
                 self.mesh.embedding.all_reduce(unit.reduce.final, "embedding")
         if not self.sequence_parallel:
             return
-        for piece in self.pieces():
-            if not piece.slot.traits.split and piece.master.grad is not None:
-                partial.append(piece.master.grad)
+        whole = [piece.master.grad for piece in self.pieces() if not piece.slot.traits.split]
+        partial = [grad for grad in whole if grad is not None]
         if partial:
             joined = torch.cat([grad.flatten() for grad in partial])
             assert self.mesh.tp.group is not None
