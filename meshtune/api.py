@@ -226,9 +226,6 @@ def report(run: Run | Study | str | Path) -> Path:
     >>> import meshtune
     >>> meshtune.report(run).name
     'index.html'
-
-    Args:
-        run: as for :func:`load`.
     """
     from analysis import write_report
 
@@ -309,9 +306,6 @@ def plot_sensitivity(found: Sensitivity, effect: str = "effect on the objective"
     Args:
         found: result of :func:`sensitivity`.
         effect: what the SHAP values are, with the objective's unit, for the axes.
-
-    Returns:
-        A matplotlib figure.
 
     Raises:
         ArgumentError: for anything else.

@@ -14,12 +14,7 @@ DEEPSPEED_BUCKET_ELEMENTS = 16 * 2**20
 
 
 def deepspeed_config(config: TrainConfig, placement: Placement) -> dict[str, Any]:
-    """The configuration for ``deepspeed.initialize``.
-
-    Args:
-        config: one that ``deepspeed.rules.unsupported`` accepts.
-        placement: result of ``config.place``.
-    """
+    """Configuration for ``deepspeed.initialize``, of one that ``deepspeed.rules`` accepts."""
     stage = zero_stage(placement)
     values: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": config.mbs,
