@@ -26,10 +26,7 @@ class NodePool:
 
     A request may be overtaken by those that fill the free nodes better, at most ``MAX_BYPASSES``
     times; then every node that comes back is kept for it. So no request starves. For one thread;
-    nothing here blocks.
-
-    Args:
-        nodes: all nodes, in Slurm's order; leases keep it.
+    nothing here blocks. Leases keep Slurm's order, in which the nodes are given.
     """
 
     def __init__(self, nodes: Iterable[str]) -> None:

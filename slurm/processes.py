@@ -104,7 +104,6 @@ def end_all(
     Asking again also finds processes that were being forked meanwhile.
 
     Args:
-        find: finds processes that have to go; called repeatedly.
         grace_s: time between SIGTERM and SIGKILL; 0 sends SIGKILL at once.
         deadline_s: how long to go on after SIGKILL.
 

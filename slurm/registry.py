@@ -31,10 +31,7 @@ def make_launcher(
     options: LauncherOptions,
     more: Mapping[str, LauncherFactory] = MappingProxyType({}),
 ) -> Launcher:
-    """Make the launcher of that name.
-
-    Args:
-        more: factories that only the caller has.
+    """Make the launcher of that name; ``more`` are factories that only the caller has.
 
     Raises:
         RegistryError: if there is none, or an installed factory returns something else.

@@ -40,14 +40,9 @@ def launcher_for(
     site: str = "generic",
     hostfile: Path | None = None,
 ) -> Launcher:
-    """The launcher of a search.
+    """The launcher of a search, whose folder may exist already; see :func:`launcher_name`.
 
-    Args:
-        space: to be searched.
-        folder: of its run, which may exist already.
-        name: see :func:`launcher_name`; ``simulate`` is the simulated cluster.
-        simulate: settings of the simulated cluster, ``KEY=VALUE,...``.
-        site, hostfile: see ``LauncherOptions``.
+    ``simulate`` has the simulated cluster's settings, ``KEY=VALUE,...``.
 
     Raises:
         RegistryError: if there is no such launcher.

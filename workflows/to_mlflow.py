@@ -19,12 +19,8 @@ _NO_NAME = re.compile(r"[^\w./: -]", re.ASCII)  # characters that MLflow accepts
 def to_mlflow(run: Run, uri: str, name: str) -> tuple[int, int]:
     """Add a run's trials to an experiment; trials that it has already are left alone.
 
-    A trial that an interrupted call has begun is completed in the same MLflow run.
-
-    Args:
-        run: to copy.
-        uri: the store: a server, ``sqlite:///mlflow.db``, a folder.
-        name: of the experiment, which is made unless it exists.
+    A trial that an interrupted call has begun is completed in the same MLflow run. The experiment
+    is made unless it exists; ``uri`` is a server, ``sqlite:///mlflow.db`` or a folder.
 
     Returns:
         Numbers of added trials, and of those that were there already.

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 def to_optuna(run: Run, storage: str, name: str) -> tuple[int, int]:
     """Add a run's trials to a study; trials that it has already are left alone.
 
-    Args:
-        run: to copy.
-        storage: Optuna's URL, such as ``sqlite:///runs.db``.
-        name: of the study, which is made unless it exists.
+    The study is made unless it exists. The storage is Optuna's URL, such as ``sqlite:///runs.db``.
 
     Returns:
         Numbers of added trials, and of those that were there already.

@@ -83,8 +83,7 @@ def try_out(
 ) -> Generator[str, None, bool]:
     """Run one trial of a space; yields lines on what is done, read and missing.
 
-    Returns:
-        Whether the trial gave its objectives, as the generator's value.
+    The generator's value says whether the trial gave its objectives.
     """
     folder = RunFolder(out)
     out.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -21,28 +21,19 @@ _TABLES = {"studies", "version_info", "alembic_version"}  # of a database that O
 
 
 class _Study(NamedTuple):
-    """The parts of a study that are read.
-
-    Attributes:
-        goals: ``maximize`` or ``minimize`` for each objective.
-        keys: names of the objectives.
-        trials: those that were started.
-    """
+    """The parts of a study that are read."""
 
     name: str
-    goals: list[str]
-    keys: list[str]
-    trials: list[optuna.trial.FrozenTrial]
+    goals: list[str]  # ``maximize`` or ``minimize`` for each objective
+    keys: list[str]  # names of the objectives
+    trials: list[optuna.trial.FrozenTrial]  # those that were started
 
 
 def from_optuna(url: str, name: str = "") -> Run:
-    """The trials of a study; its storage is not changed.
+    """The trials of a study; its storage, such as ``sqlite:///runs.db``, is not changed.
 
-    A pruned trial counts as stopped early, with its last reported value.
-
-    Args:
-        url: of the storage, such as ``sqlite:///runs.db``.
-        name: of the study; may be empty if there is only one.
+    A pruned trial counts as stopped early, with its last reported value. ``name`` may be empty if
+    there is only one study.
 
     Raises:
         TableError: Optuna is not installed, or the storage or study cannot be found or read.

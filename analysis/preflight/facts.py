@@ -176,9 +176,7 @@ def _smallest_s(measurements: Sequence[Point], gpus: int, nodes: int, stride: in
 def link_warnings(measurements: Sequence[Point], nominal: Cluster) -> list[str]:
     """Warnings about the slowest links inside and between nodes, if far below their data sheet.
 
-    Args:
-        measurements: of this cluster.
-        nominal: its facts by data sheet; links that it lacks are not judged.
+    Links that the ``nominal`` cluster lacks are not judged.
     """
     whole = LinkConstants(node_share=1.0, inter_node_share=1.0)
     data_sheet = nominal.model_copy(update={"measured": []})

@@ -26,9 +26,7 @@ _OWN_WIDTH = 34  # of a key and its value, before a comment
 def clusters_with(device: Mapping[str, Any], name: str) -> list[Cluster]:
     """Shipped clusters of this GPU: same model, memory and compute units.
 
-    Args:
-        device: as torch describes it.
-        name: of the cluster; one of that name and GPU is preferred to all others.
+    One of that name is preferred to all others. ``device`` is described by torch.
     """
     model = _MODEL.search(device["name"].upper())
     found = []
@@ -44,10 +42,6 @@ def clusters_with(device: Mapping[str, Any], name: str) -> list[Cluster]:
 
 class Preflight:
     """A machine as ``trainer.preflight`` measured it, each fact with its source.
-
-    Args:
-        result: of ``trainer.preflight``.
-        name: of the cluster.
 
     Raises:
         ValueError: not even the matrix products were measured.
@@ -67,12 +61,7 @@ class Preflight:
         self.nic, self.nic_source = self._nic(alike)
 
     def file(self, when: datetime, failure: str = "") -> str:
-        """The text of a cluster file.
-
-        Args:
-            when: it was measured.
-            failure: why the measurement is not complete.
-        """
+        """The text of a cluster file; ``failure`` says why the measurement is not complete."""
         versions = f"torch {self.result['torch']}, {self.device['library']}"
         source = f"meshtune preflight, {when:%Y-%m-%d}, {self.result['hosts'][0]}, {versions}"
         lines = [

@@ -26,11 +26,7 @@ def sought(run: Run) -> str:
 
 
 def figure(run: Run, listed: Collection[int]) -> dict[str, Any]:
-    """Successes over the first two objectives.
-
-    Args:
-        run: with several objectives.
-        listed: trials that are drawn; a point links to its trial on the page.
+    """Successes over the first two objectives; only ``listed`` trials are drawn.
 
     Returns:
         ``labels`` and ``up`` (maximized) of the objectives; ``log``: logarithmic axes of the first

@@ -48,7 +48,6 @@ def write_report(
     Args:
         of: ``runs/NAME``, or a run from :func:`analysis.read_results`, whose page has what its
             trials tell alone.
-        sections: of the page, in order.
         validate: compares the cost model with the run's trials, or gives None.
         home: what the page calls the run's folder, where that is a copy.
         folder: of the page; default ``report/`` in the run folder.

@@ -49,12 +49,8 @@ def trajectory_figure(
 ) -> Figure:
     """Objectives, best so far, failures by kind and their rolling share over time.
 
-    After Dash et al. 2023, Figure 9.
-
-    Args:
-        frame: ``trajectory(run)``.
-        objective: label of the objective, with its unit.
-        restarts_s: search time at which the run was resumed, seconds.
+    After Dash et al. 2023, Figure 9. ``objective`` is a label with its unit; the run was resumed at
+    the search times ``restarts_s``, seconds.
     """
     kinds = frame.loc[frame["kind"] != "ok", "kind"].value_counts().index.tolist()
     heights = (3.2, 0.26 * max(len(kinds), 1) + 0.1, 1.2)
@@ -137,11 +133,7 @@ def sensitivity_figure(sensitivity: Sensitivity, effect: str) -> Figure:
     """Mean |SHAP| per parameter as bars (Dash et al. 2023, Figure 10), and a beeswarm beside them.
 
     Whiskers are the bootstrap interval. A point's colour is the parameter's value from lowest to
-    highest; grey is inactive.
-
-    Args:
-        sensitivity: of the objective or of failure.
-        effect: on what the SHAP values are an effect, with the unit.
+    highest; grey is inactive. ``effect`` names what SHAP values are an effect on, with the unit.
     """
     means = sensitivity.mean_abs.head(MAX_PARAMETERS)
     figure = Figure(figsize=(9, 0.46 * len(means) + 1.35), layout="constrained")

@@ -25,11 +25,7 @@ LOW_R2 = 0.5
 
 
 def objective_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
-    """Drivers of the objective among successful trials.
-
-    Args:
-        frame: ``analysis.load(run)``.
-        seed: of the forests and the bootstrap.
+    """Drivers of the objective among successful trials of ``analysis.load(run)``.
 
     Raises:
         NotEnough: fewer than MIN_TRIALS successes, or no parameter or objective varied.
@@ -51,13 +47,9 @@ def objective_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
 
 
 def failure_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
-    """Drivers of failure among completed trials.
+    """Drivers of failure among completed trials of ``analysis.load(run)``.
 
     Lost nodes, failed launches, preempted and cancelled trials do not count.
-
-    Args:
-        frame: ``analysis.load(run)``.
-        seed: of the forests and the bootstrap.
 
     Raises:
         NotEnough: fewer than MIN_TRIALS trials, fewer than MIN_PER_CLASS successes or failures,

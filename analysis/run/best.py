@@ -120,11 +120,7 @@ class _File(Record):
 
 
 def write_best(run: Run, path: Path) -> str:
-    """Write the best trial's configuration and command.
-
-    Returns:
-        Why they could not be written; empty if they were.
-    """
+    """Write the best trial's configuration and command; return why not, or ""."""
     path.unlink(missing_ok=True)  # an earlier best must not outlive a reason not to write one
     if run.best is None:
         return "no trial has succeeded"

@@ -186,12 +186,9 @@ def fold(directory: Path, records: Iterable[Mapping[str, Any]]) -> Run:
 
 
 def apply(run: Run, t: float, event: Event | None) -> None:
-    """Fold one more event into ``run``.
+    """Fold one more event into ``run``, which happened ``t`` seconds after the epoch.
 
-    Args:
-        run: is changed.
-        t: time of the event, seconds since the epoch.
-        event: None: of a later version.
+    None is an event of a later version.
 
     Raises:
         ValueError: it contradicts what precedes it; ``run`` is unchanged.

@@ -148,13 +148,7 @@ class RunFolder:
     def write_trial(
         self, number: int, files: Mapping[str, Any], texts: Mapping[str, str] | None = None
     ) -> Path:
-        """Write files into the trial's folder and return it.
-
-        Args:
-            number: of the trial.
-            files: contents of JSON files by name.
-            texts: other files by name, which may have folders in it.
-        """
+        """Write JSON files and texts by name, folders included, into the trial's folder."""
         directory = self.trial(number)
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():

@@ -64,11 +64,7 @@ def damaged(path: Path, number: int, why: object) -> RunError:
 
 
 def sealed(record: Mapping[str, Any], after: str) -> tuple[bytes, str]:
-    """The line of a record, with its newline, and the line's checksum.
-
-    Args:
-        record: without its seal.
-        after: the checksum of the line before.
+    """A record's line, with its newline, and its checksum; ``after`` is that of the line before.
 
     Raises:
         ValueError: a value is not JSON, such as NaN, or the line is too long.

@@ -24,12 +24,7 @@ MAX_SPEC_BYTES = 16 << 20
 
 
 class MissingEvents:
-    """Reconstructs events whose lines are missing.
-
-    Args:
-        folder: of the run.
-        lines: all intact ones.
-    """
+    """Reconstructs events whose lines are missing from all intact ``lines``."""
 
     def __init__(self, folder: RunFolder, lines: Sequence[Line]) -> None:
         self._folder = folder
@@ -38,10 +33,7 @@ class MissingEvents:
     def before(self, run: Run, t: float, event: Event) -> Iterator[tuple[float, Event, str]]:
         """Yield the missing events that ``event`` presupposes: time, event, description.
 
-        Args:
-            run: the state so far; the caller applies each yielded event to it at once.
-            t: time of ``event``, seconds since the epoch.
-            event: the next intact one.
+        ``run`` is the state before it: the caller applies each yielded event to it at once.
         """
         if isinstance(event, Opened):
             return

@@ -198,10 +198,9 @@ class LocalLauncher(Launcher):
 
 
 def visible_gpus(env: Mapping[str, str]) -> tuple[str | None, list[str]]:
-    """GPUs of this machine, found without a driver library.
+    """The variable that selects among this machine's GPUs (None without GPUs), and its values.
 
-    Returns:
-        The environment variable that selects among them (None without GPUs), and its values.
+    No driver library is needed.
     """
     for variable in _GPU_VARIABLES:
         if variable in env:

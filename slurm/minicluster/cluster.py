@@ -158,10 +158,10 @@ def up(
     """Start a minicluster, or find it running.
 
     Args:
-        directory: its folder; must not exist or be empty. Default: ``default_directory()``.
-        num_nodes: fake nodes, at most ``MAX_NODES``.
-        gpus_per_node: fake GPUs of each, at most ``MAX_GPUS``.
-        mem_per_node: memory of each, as ``2G`` or ``1500M``. May exceed the machine's in sum.
+        directory: must not exist or be empty. Default: ``default_directory()``.
+        num_nodes: at most ``MAX_NODES``.
+        gpus_per_node: fake ones, at most ``MAX_GPUS``.
+        mem_per_node: ``2G`` or ``1500M``. May exceed the machine's in sum.
         start_s: how long the nodes may take to come up.
 
     Raises:
@@ -197,11 +197,7 @@ def up(
 
 
 def down(directory: Path | None = None) -> bool:
-    """Stop the minicluster in ``directory`` and remove the folder.
-
-    Returns:
-        False if there was none.
-    """
+    """Stop the minicluster in ``directory`` and remove the folder; False if there was none."""
     directory = (directory or default_directory()).absolute()
     config = read_config(directory)
     if config is None:

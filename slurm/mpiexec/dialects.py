@@ -43,11 +43,8 @@ class Dialect:
     ) -> list[str]:
         """The line up to the command of the ranks. Rank 0 is on the first host.
 
-        Args:
-            hosts: in the order of ranks; consecutive ranks share a host.
-            ranks_per_host: the same on each.
-            exported: names of variables that every rank gets from mpiexec's environment.
-            tagged: whether each piece of output names its rank.
+        Consecutive ranks share a host. Every rank gets the ``exported`` variables of mpiexec's
+        environment; each piece of ``tagged`` output names its rank.
         """
         repeats = ranks_per_host if self.ranks_per_host_flag is None else 1
         line = [program, *self.options, *(self.tag_options if tagged else ())]
@@ -122,11 +119,7 @@ DIALECTS = (OPEN_MPI_4, OPEN_MPI_5, MPICH, INTEL_MPI)
 
 
 def dialect_of(program: str, version: str) -> Dialect:
-    """The dialect of an mpiexec.
-
-    Args:
-        program: its name or path, for the message.
-        version: what its ``--version`` prints.
+    """The dialect of an mpiexec that prints this version.
 
     Raises:
         LauncherError: if it is none that is known.

@@ -19,12 +19,7 @@ ANSWER_S = 30.0  # for a sweep beside GONE_S; the first ssh to a busy host takes
 
 
 class Sweeper:
-    """Ends trials on hosts, and proves it.
-
-    Args:
-        answer_s: how long hosts may take to answer.
-        run: runs a command; :func:`run_program` unless a test replaces it.
-    """
+    """Ends trials on hosts, which may take ``answer_s`` to answer, and proves it."""
 
     def __init__(
         self,

@@ -100,9 +100,7 @@ def gather(
 ) -> Evidence:
     """Collect the evidence of a trial whose processes are gone.
 
-    Args:
-        down_nodes, stuck_nodes, severed, unwritten, texts: see :class:`Evidence`.
-        said: the launcher's own last lines, if the log may lack them.
+    ``said`` are the launcher's own last lines, if the log may lack them; see :class:`Evidence`.
     """
     whole_stdout, no_stdout = read_log(spec.directory / STDOUT_NAME)
     stdout = cut_lines(whole_stdout)

@@ -44,14 +44,9 @@ def watch(
 ) -> Watched:
     """Wait until the processes end, a timeout passes, ``stop`` is set, or the stop rule says so.
 
-    The poll interval is 2 % of the time waited, at most a second: the end of a short trial is seen
-    at once, and ninety long ones cost nothing.
-
-    Args:
-        spec: has the timeouts; progress is growth of the two logs in its folder.
-        exited: whether every process has ended.
-        stop: ends the watch at once when set.
-        stop_rule: asked whenever the log has further steps.
+    The stop rule is asked whenever the log has further steps. Progress is growth of the two logs in
+    the trial's folder. The poll interval is 2 % of the time waited, at most a second: the end of a
+    short trial is seen at once, and ninety long ones cost nothing.
     """
     steps = StepLog(spec.directory / STDOUT_NAME, spec.max_steps)
     started = progress = time.monotonic()

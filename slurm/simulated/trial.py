@@ -71,11 +71,7 @@ def simulate(
     """Evidence that a trial on nodes that do not fail will leave, and its steps until then.
 
     The same random numbers are drawn in the same order whatever they decide, so that a change of
-    one rate leaves all other troubles as they were.
-
-    Args:
-        cluster: rates of its troubles.
-        slowness: factor of its slowest node.
+    one rate leaves all other troubles as they were. ``slowness`` is the factor of the slowest node.
     """
     fails, crashes, hangs, when, rank = (chance.random() for _ in range(5))
     start_up_s = cluster.start_up_s * chance.lognormvariate(0.0, START_UP_SPREAD)

@@ -38,11 +38,7 @@ class JobStep:
 
 
 class Allocation:
-    """A Slurm job, asked through Slurm's own commands.
-
-    Args:
-        run: runs a command once; :func:`slurm.srun.shell.run` unless a test replaces it.
-        left_out: nodes that cannot be used.
+    """A Slurm job, asked through Slurm's own commands; ``left_out`` nodes cannot be used.
 
     Raises:
         AllocationGoneError: if the job does not run.
@@ -165,8 +161,7 @@ class Allocation:
     def down_nodes(self, patience_s: float = 0.0) -> set[str]:
         """Nodes that are down, or no longer the job's.
 
-        Args:
-            patience_s: how long a controller that does not answer is asked again.
+        A controller that does not answer is asked again for ``patience_s``.
 
         Raises:
             SlurmError: if that is unknown, or the job has no nodes any more.

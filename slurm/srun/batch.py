@@ -152,10 +152,9 @@ def job_of(run_dir: Path) -> BatchJob | None:
 
 
 def submit(script: str, run_dir: Path) -> str:
-    """Write the script into the run's folder, from which the job resubmits it, and submit it once.
+    """Write the script into the run's folder, from which the job resubmits it; submit it once.
 
-    Returns:
-        The job's id.
+    Returns the job's id.
 
     Raises:
         NoAnswerError: if it is unknown whether it was submitted.

@@ -34,8 +34,7 @@ class StepEnder:
     """Ends steps; for several threads.
 
     Args:
-        proof: asks the nodes where Slurm's list of steps proves nothing.
-        gone_deadline_s: how long a step may stay in that list before its nodes are asked.
+        gone_deadline_s: how long a step may stay in Slurm's list before ``proof`` asks its nodes.
         patience_s: how long to wait instead for a controller that does not answer.
     """
 
@@ -103,11 +102,9 @@ class StepEnder:
         waiting: Callable[[], bool],
         end_waiting: Callable[[], None],
     ) -> list[JobStep] | None:
-        """Cancel steps again and again until Slurm knows none and no srun is left.
+        """Cancel the steps found again and again until Slurm knows none and no srun is left.
 
-        Args:
-            find: lists the steps that have to go.
-            waiting: whether an srun is left that may still be granted its step.
+        An srun that is ``waiting`` may still be granted its step.
 
         Returns:
             Steps still listed at the deadline; None if Slurm did not answer.

@@ -42,12 +42,10 @@ GONE_DEADLINE_S = 60.0
 
 
 class SrunLauncher(Launcher):
-    """Starts trials as steps of the surrounding allocation.
+    """Starts trials as steps of an allocation; default the one this process is in.
 
     Args:
-        allocation: the job whose nodes are used; default the one this process is in.
-        gone_deadline_s: how long a step may stay in Slurm's list before its nodes are asked.
-        proof: asks them; default: by further steps.
+        gone_deadline_s: how long a step may stay in Slurm's list before ``proof`` asks its nodes.
         patience_s: how long to wait instead for a controller that does not answer.
     """
 

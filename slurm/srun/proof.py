@@ -36,10 +36,8 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 class NodeProof:
     """Ends trials on the allocation's nodes, and proves it; for several threads.
 
-    Args:
-        deadline_s: within which they have to answer.
-        patience_s: how long to wait besides for a controller that does not answer.
-        run: runs a command; :func:`run_program` unless a test replaces it.
+    Nodes have to answer within ``deadline_s``; a controller that does not answer gets
+    ``patience_s`` besides.
     """
 
     def __init__(
@@ -73,13 +71,10 @@ class NodeProof:
         return not known or booted >= began or len(self._controllers) > 1
 
     def unproven(self, nodes: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
-        """End these trials on these nodes; returns when they are gone, or time is up.
+        """End these trials on these nodes until time is up; return the nodes not proven free.
 
         Nodes that are down are not asked: nothing runs there, and the pool loses them anyway. If
         the allocation is gone, no node is asked, as nothing more is started.
-
-        Returns:
-            Nodes not proven free.
         """
         began = answered = time.monotonic()
         pause_s = _FIRST_PAUSE_S

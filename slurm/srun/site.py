@@ -144,10 +144,7 @@ def shipped_sites() -> list[str]:
 
 
 def load_site(reference: str) -> Site:
-    """Read a site profile.
-
-    Args:
-        reference: a shipped profile's name, or a YAML file's path.
+    """Read a site profile: a shipped one by name, or a YAML file.
 
     Raises:
         SiteError: if there is no such profile, or it is not one.

@@ -36,9 +36,8 @@ class Swept:
 def sweep(ask: Ask, nodes: Sequence[str], names: Collection[str], one_by_one: bool = True) -> Swept:
     """End these trials on these nodes; returns when they are gone, or do not go.
 
-    Args:
-        names: of trials; none: only see which nodes answer.
-        one_by_one: ask silent nodes again, each alone: one that is down makes a sweep fail for all.
+    Without ``names``, only see which nodes answer. ``one_by_one`` asks silent nodes again, alone:
+    one that is down makes a sweep fail for all.
     """
     left, said = ask(nodes, names)
     silent = [node for node in nodes if node not in left]

@@ -111,12 +111,7 @@ def status(arguments: Namespace) -> int:
 
 
 def state_of(run: analysis.Run, driver: str | None) -> str:
-    """Whether a run is searched, done, failed or interrupted, and what resumes it.
-
-    Args:
-        run: as its journal has it.
-        driver: the process that runs it; None or empty if there is none.
-    """
+    """Whether a run is searched, done, failed or interrupted, and what resumes it."""
     from workflows.search.stopping import CONTINUE, FAILED, INTERRUPTED
 
     if driver:

@@ -29,14 +29,10 @@ _WORDS = {code: word for word, code in RECOMPUTE.items()}
 
 @dataclass(frozen=True)
 class Recorded:
-    """The landscapes of a file.
+    """The landscapes of a file."""
 
-    Attributes:
-        landscapes: can be searched.
-        left_out: number of rows that are in none of them, by reason.
-    """
-
-    landscapes: list[Landscape]
+    landscapes: list[Landscape]  # can be searched
+    # number of rows that are in none of them, by reason
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 

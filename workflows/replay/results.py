@@ -24,10 +24,7 @@ SHOWN = 3  # parameters that an error names
 
 
 def of_results(run: Run) -> Landscape:
-    """The landscape of all completed trials.
-
-    Args:
-        run: from ``analysis.read_results``; the first of several objectives counts.
+    """The landscape of all completed trials; the first of several objectives counts.
 
     Raises:
         TableError: if no space can have its values, or there is nothing to choose from.

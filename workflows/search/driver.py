@@ -49,14 +49,7 @@ class Driver:
     """Runs a search on a launcher's nodes until its budget is spent.
 
     Args:
-        space: what is searched.
-        folder: the run's folder, created.
-        journal: the run's journal, locked by this process.
-        launcher: gives trials their processes.
-        policy: chooses configurations.
-        factory: turns them into trials.
-        budget: when to stop.
-        seed: written to the journal.
+        journal: locked by this process; ``seed`` is written to it.
         listen: called with an event and the driver: with each event after it was written to the
             journal, with a ``Notice`` for other messages, and about once a second with a ``Tick``.
         identity: of the folder, by which ``factory`` names trials; None if no other run could have
@@ -216,11 +209,7 @@ class Driver:
         return outcome or Outcome(Kind.PREEMPTED, message=message)
 
     def _fill(self) -> Ending | None:
-        """Start the trials that pool, budget and allocation allow.
-
-        Returns:
-            Why no new trial is started any more; None if one may be.
-        """
+        """Start the trials that pool, budget and allocation allow; None if more may start."""
         no_more = None
         self._check_allocation()
         while not self._ending:

@@ -154,11 +154,7 @@ class Study:
     def ask(self, max_nodes: int = _ANY_WIDTH) -> Trial | None:
         """The next trial to run, with its ``number`` and ``config``.
 
-        Args:
-            max_nodes: the most nodes that it may need.
-
-        Returns:
-            None if every configuration for so many nodes has been asked for.
+        None if every configuration for at most ``max_nodes`` has been asked for.
 
         Raises:
             ArgumentError: for fewer than 1 node.

@@ -43,8 +43,6 @@ class TrialFactory:
     """Makes the trial specifications of a space.
 
     Args:
-        space: what is searched.
-        folder: has the trials' folders.
         run_id: a name that no other run on this cluster has.
         data: prefix of the built-in trainer's token file; None for a user's own command.
     """
@@ -197,10 +195,9 @@ def ended(
 
 
 def data_prefix(space: SearchSpace, folder: Path) -> str | None:
-    """The built-in trainer's token file, which may have to be made; writes nothing.
+    """Absolute path of the built-in trainer's token file, without its suffix; writes nothing.
 
-    Returns:
-        An absolute path without its suffix; None for a user's own trainer.
+    The file may have to be made. None for a user's own trainer.
 
     Raises:
         ConfigError: if a file that the space names for the trainer does not exist.
