@@ -96,7 +96,6 @@ class Shepherd:
         return []
 
     def sources(self) -> Sequence[int]:
-        """Further descriptors to wait for."""
         return ()
 
     def pump(self) -> float | None:

@@ -56,7 +56,6 @@ class NodePool:
 
     @property
     def num_free(self) -> int:
-        """Number of nodes that nobody holds."""
         return len(self._free)
 
     @property
@@ -66,14 +65,12 @@ class NodePool:
 
     @property
     def leases(self) -> tuple[Lease, ...]:
-        """Leases that are held now."""
         return tuple(self._leases.values())
 
     def request(self, trial: str, width: int) -> None:
         """Ask for ``width`` nodes; :meth:`grants` gives them when they are there.
 
-        Raises:
-            ValueError: if the width can never be granted, or the trial has asked already.
+        Raises ValueError if the width can never be granted, or the trial has asked already.
         """
         if not 1 <= width <= self.size:
             raise ValueError(f"trial {trial} asks for {width} nodes of {self.size}")
@@ -119,11 +116,7 @@ class NodePool:
         return best
 
     def release(self, lease: Lease) -> None:
-        """Give a lease back.
-
-        Raises:
-            ValueError: if it is not held.
-        """
+        """Give a lease back; raises ValueError if it is not held."""
         if self._leases.get(lease.trial) != lease:
             raise ValueError(f"trial {lease.trial} does not hold {', '.join(lease.nodes)}")
         del self._leases[lease.trial]

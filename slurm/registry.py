@@ -22,14 +22,11 @@ LAUNCHERS: Registry[LauncherFactory] = Registry(
 
 
 def launcher_names() -> list[str]:
-    """Names of all launchers."""
     return LAUNCHERS.names()
 
 
 def make_launcher(
-    name: str,
-    options: LauncherOptions,
-    more: Mapping[str, LauncherFactory] = MappingProxyType({}),
+    name: str, options: LauncherOptions, more: Mapping[str, LauncherFactory] = MappingProxyType({})
 ) -> Launcher:
     """Make the launcher of that name; ``more`` are factories that only the caller has.
 

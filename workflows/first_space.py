@@ -41,8 +41,6 @@ _COMMENTS = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """The user's wishes for a space."""
-
     adapter: str  # name of the trainer's adapter
     model: str  # shipped, or a file; empty where the trainer's own arguments describe it
     cluster: str  # shipped, or a file
@@ -57,8 +55,7 @@ def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
 
     Other files are named as seen from ``file``, which it will be written to.
 
-    Raises:
-        SpaceError: for what does not exist, or does not go together.
+    Raises SpaceError for what does not exist, or does not go together.
     """
     try:
         record = AdapterFile.named(wanted.adapter)

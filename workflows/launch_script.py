@@ -48,8 +48,6 @@ _LAUNCHERS = {"torch.distributed.run", "torch.distributed.launch", "accelerate.c
 
 @dataclass(frozen=True)
 class Launched:
-    """The trainer that a script starts."""
-
     entry: str  # the trainer's script, or its module after ``-m``; empty where none is named
     module: bool  # ``entry`` is a module
     arguments: list[str]  # of the trainer, without those of srun and torchrun

@@ -10,15 +10,7 @@ from pathlib import Path
 from analysis import Run, RunFolder, read_run
 from foundation.quantities import counted
 from search_spaces import SearchSpace
-from slurm import (
-    Launcher,
-    LauncherOptions,
-    Lease,
-    Outcome,
-    StopRule,
-    TrialSpec,
-    make_launcher,
-)
+from slurm import Launcher, LauncherOptions, Lease, Outcome, StopRule, TrialSpec, make_launcher
 
 MAX_RANKS = 4096  # on one machine, even if `--launcher local` asks for it
 

@@ -74,15 +74,13 @@ def identity(run: Run) -> str:
 
 
 def ended(run: Run) -> list[Trial]:
-    """The trials that have ended, by number."""
     return [trial for _, trial in sorted(run.trials.items()) if trial.ended]
 
 
 def tracker(name: str) -> Any:
     """A tracker's module.
 
-    Raises:
-        ValueError: if it is not installed; the message names the remedy.
+    Raises ValueError if it is not installed; the message names the remedy.
     """
     try:
         return importlib.import_module(name)

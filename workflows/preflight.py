@@ -47,8 +47,7 @@ def preflight_spec(
 def default_ranks(launcher: Launcher, num_nodes: int) -> int:
     """Ranks per node: one per GPU; on nodes without GPUs, one per core of this machine.
 
-    Raises:
-        LauncherError: if the number of GPUs is unknown.
+    Raises LauncherError if the number of GPUs is unknown.
     """
     gpus = launcher.gpus_per_node()
     if gpus is None:

@@ -74,7 +74,6 @@ def _failed(uri: str, error: Exception) -> TrackerError:
 
 
 def _experiment(client: Any, run: Run, name: str) -> str:
-    """The experiment's id."""
     found = client.get_experiment_by_name(name)
     if found is None:
         made: str = client.create_experiment(name, tags={RUN: identity(run)})
@@ -103,7 +102,6 @@ def _known(client: Any, experiment: str) -> tuple[set[str], dict[str, str]]:
 
 
 def _begin(client: Any, experiment: str, what: Logged) -> str:
-    """Make an MLflow run for a trial; returns its id."""
     tags = {TRIAL: what.tags["trial"]} | {f"meshtune.{k}": v for k, v in what.tags.items() if v}
     made = client.create_run(
         experiment, start_time=round(1000 * what.started_t), tags=tags, run_name=what.name

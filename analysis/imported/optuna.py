@@ -21,8 +21,6 @@ _TABLES = {"studies", "version_info", "alembic_version"}  # of a database that O
 
 
 class _Study(NamedTuple):
-    """The parts of a study that are read."""
-
     name: str
     goals: list[str]  # ``maximize`` or ``minimize`` for each objective
     keys: list[str]  # names of the objectives
@@ -35,8 +33,7 @@ def from_optuna(url: str, name: str = "") -> Run:
     A pruned trial counts as stopped early, with its last reported value. ``name`` may be empty if
     there is only one study.
 
-    Raises:
-        TableError: Optuna is not installed, or the storage or study cannot be found or read.
+    Raises TableError if Optuna is not installed, or the storage or study cannot be found or read.
     """
     study = _read(url, name)
     goals, keys, trials = study.goals, study.keys, study.trials
@@ -64,7 +61,6 @@ def _plain(value: Any) -> Any:
 
 
 def _end(trial: Trial, found: optuna.trial.FrozenTrial, keys: list[str]) -> None:
-    """Set how a trial ended."""
     values = found.values or ()
     if found.state.name == "FAIL" or not values:
         trial.kind = Kind.CRASH.value
@@ -81,7 +77,6 @@ def _keys(count: int) -> list[str]:
 
 
 def _read(url: str, name: str) -> _Study:
-    """The study of this name, or the only one."""
     try:
         import optuna
         from sqlalchemy.engine import make_url

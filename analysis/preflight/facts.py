@@ -71,7 +71,6 @@ def collectives(measurements: Sequence[Point]) -> list[Collective]:
 
 
 def significant(value: float, digits: int = 3) -> float:
-    """The value rounded to significant digits."""
     return float(f"{value:.{digits}g}")
 
 

@@ -43,8 +43,7 @@ def clusters_with(device: Mapping[str, Any], name: str) -> list[Cluster]:
 class Preflight:
     """A machine as ``trainer.preflight`` measured it, each fact with its source.
 
-    Raises:
-        ValueError: not even the matrix products were measured.
+    Raises ValueError if not even the matrix products were measured.
     """
 
     def __init__(self, result: Mapping[str, Any], name: str) -> None:

@@ -18,13 +18,7 @@ from analysis.prediction.columns import unpriced_parameters
 from analysis.prediction.pricing import Pricing
 from analysis.report.encoding import encode
 from analysis.report.folding import folded, parents
-from analysis.report.forests import (
-    NUM_REFITS,
-    NotEnough,
-    Refit,
-    Sensitivity,
-    fitted,
-)
+from analysis.report.forests import NUM_REFITS, NotEnough, Refit, Sensitivity, fitted
 from analysis.report.outlook import Outlook
 from analysis.run.fold import Run
 from search_spaces import Candidates

@@ -229,7 +229,6 @@ def _clip(text: str, length: int = 34) -> str:
 
 
 def scaling_image(scaled: Scaled, form: Literal["png", "svg"]) -> bytes:
-    """The figure as a file."""
     return image(scaling_figure(scaled), form)
 
 

@@ -116,7 +116,6 @@ class Content:
 
     @cached_property
     def by_failures(self) -> Account:
-        """Drivers of failure by the trials."""
         return self._account(failure_sensitivity)
 
     @cached_property
@@ -168,8 +167,6 @@ def _nothing(_: Content) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page."""
-
     title: str | Callable[[Content], str]  # its heading, or what gives it
     draw: Callable[[Content], str]  # gives its body as HTML; see ``Content.html``
     condition: Callable[[Content], bool] = _always  # whether the page of a run has it

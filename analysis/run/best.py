@@ -70,8 +70,7 @@ class Best:
     def parameters_in(path: Path) -> dict[str, Any] | None:
         """The configuration in a ``best.yaml``; None for any other file, or none.
 
-        Raises:
-            ConfigError: for a best.yaml without parameters, or outside its run's folder.
+        Raises ConfigError for a best.yaml without parameters, or outside its run's folder.
         """
         try:
             document = read_document(path, ConfigError)

@@ -42,8 +42,6 @@ def _sparse(default: Any = None, **factory: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A driver begins a session."""
-
     space: str  # its name
     fingerprint: str
     seed: int  # of the proposals
@@ -82,8 +80,6 @@ class Started:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """An attempt has ended."""
-
     trial: Number
     attempt: Number
     kind: str  # how it ended
@@ -106,8 +102,6 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Closed:
-    """The session ended by itself."""
-
     reason: str
     code: int | None = _sparse()  # exit code of the driver; None if it had no process of its own
 
@@ -131,8 +125,7 @@ def to_record(event: Event, t: float) -> dict[str, Any]:
 def from_record(record: Mapping[str, Any]) -> Event | None:
     """The event of a record; None for an event of a later version.
 
-    Raises:
-        ValueError: a required value is missing or has the wrong type.
+    Raises ValueError if a required value is missing or has the wrong type.
     """
     name = record.get("event")
     if not isinstance(name, str) or name not in _CLASSES:

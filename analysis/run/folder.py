@@ -55,7 +55,6 @@ class RunFolder:
 
     @property
     def report(self) -> Path:
-        """The folder of the report."""
         return self.path / "report"
 
     @property
@@ -64,7 +63,6 @@ class RunFolder:
         return self.journal_file.exists()
 
     def trial(self, number: int) -> Path:
-        """The folder of a trial."""
         return self.path / "trials" / f"{number:04d}"
 
     def lock(self) -> IO[bytes]:
@@ -127,8 +125,7 @@ class RunFolder:
     def create(self, space: SearchSpace) -> None:
         """Prepare the folder and freeze the space in it, whose budget may have changed.
 
-        Raises:
-            FingerprintError: the folder has a run of another space.
+        Raises FingerprintError if the folder has a run of another space.
         """
         self.prepare(space)
         text = space.frozen()

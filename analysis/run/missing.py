@@ -6,15 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from analysis.run.chain import Line
-from analysis.run.events import (
-    Ended,
-    Event,
-    Opened,
-    Proposed,
-    Started,
-    from_record,
-    to_record,
-)
+from analysis.run.events import Ended, Event, Opened, Proposed, Started, from_record, to_record
 from analysis.run.fold import Run
 from analysis.run.folder import TRIAL_FILE, RunFolder
 from foundation.files import FileError, parse_json, read_bytes
@@ -64,11 +56,7 @@ class MissingEvents:
         except FileError:
             return None
         return Opened(
-            space=space.name,
-            fingerprint=space.fingerprint,
-            seed=0,
-            launcher="",
-            **space.goals,
+            space=space.name, fingerprint=space.fingerprint, seed=0, launcher="", **space.goals
         )
 
     def _proposed(self, number: int) -> Proposed | None:

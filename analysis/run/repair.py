@@ -44,8 +44,6 @@ EXCERPT = 100  # characters of a line that is left out
 
 @dataclass
 class Repair:
-    """The outcome of a repair."""
-
     run: Run  # the journal's content now
     # what was done, each with a line's number
     notes: list[tuple[int, str]] = field(default_factory=list)

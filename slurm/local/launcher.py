@@ -50,10 +50,7 @@ class LocalLauncher(Launcher):
     name = "local"
 
     def __init__(
-        self,
-        num_nodes: int = 1,
-        preload: str = "trainer",
-        failure_grace_s: float = FAILURE_GRACE_S,
+        self, num_nodes: int = 1, preload: str = "trainer", failure_grace_s: float = FAILURE_GRACE_S
     ) -> None:
         if not sys.platform.startswith("linux"):
             raise LauncherError(
@@ -121,8 +118,7 @@ class LocalLauncher(Launcher):
     def settle(self, names: Iterable[str]) -> None:
         """End what an earlier driver left running under these trial names; returns when gone.
 
-        Raises:
-            LauncherError: if a process cannot be ended.
+        Raises LauncherError if a process cannot be ended.
         """
         wanted = set(names)
         markers = {marker(name) for name in wanted}

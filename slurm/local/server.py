@@ -184,8 +184,7 @@ class ForkServer:
     def start(self, order: Order) -> Ranks:
         """Start the ranks of a trial; see :mod:`slurm.fork_server`.
 
-        Raises:
-            LauncherError: if the server has died.
+        Raises LauncherError if the server has died.
         """
         ours, theirs = socket.socketpair()
         needs = _FORKED if order["forked"] else _EXECUTED

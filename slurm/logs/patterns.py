@@ -73,8 +73,6 @@ class LogFormat:
 
 @dataclass(frozen=True)
 class Reading:
-    """A metric found in a log, and its place."""
-
     metric: str  # its key
     value: float  # in the unit that its key names
     lines: int  # number of lines that have it
@@ -111,11 +109,7 @@ class LogMetrics:
         self._loss_is_finite: bool | None = None
 
     def read(self, line: str) -> None:
-        """Read one line.
-
-        Raises:
-            FoundNothingError: if a pattern's number is not credible.
-        """
+        """Read one line; raises FoundNothingError if a pattern's number is not credible."""
         line = _ANSI.sub("", line)
         for loss in _LOSS.finditer(line):
             self._loss_is_finite = loss[1][-1].isdigit()
@@ -198,8 +192,7 @@ def metrics_of(
 
     It is ``status`` ``diverged`` if the last loss is not finite.
 
-    Raises:
-        FoundNothingError: if there is no metric, or one that is not credible.
+    Raises FoundNothingError if there is no metric, or one that is not credible.
     """
     result: dict[str, Any] = {}
     diverged = False

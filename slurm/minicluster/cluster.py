@@ -50,15 +50,12 @@ _NO_LIMITS = "memory is not limited: no cgroups that Slurm can use on this machi
 
 @dataclass(frozen=True)
 class Minicluster:
-    """A running minicluster."""
-
     config: MiniclusterConfig
     notice: str = ""  # limitations on this machine, and their reasons
     started: bool = True  # False if it had been up before
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Node names, in Slurm's order."""
         return self.config.nodes
 
     @property
@@ -79,8 +76,7 @@ class Minicluster:
     def run(self, *argv: str, timeout_s: float = 30.0) -> str:
         """Standard output of a Slurm command on this cluster.
 
-        Raises:
-            MiniclusterError: if it fails; the message holds its standard error.
+        Raises MiniclusterError if it fails; the message holds its standard error.
         """
         try:
             done = subprocess.run(
@@ -125,8 +121,6 @@ class Minicluster:
 
 @dataclass(frozen=True)
 class Status:
-    """State of a minicluster."""
-
     cluster: Minicluster
     node_states: dict[str, str]
     jobs: tuple[str, ...]  # squeue's lines

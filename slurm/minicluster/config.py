@@ -32,7 +32,6 @@ class MiniclusterConfig:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Node names, in Slurm's order."""
         return tuple(f"{self.node_prefix}{i}" for i in range(1, self.num_nodes + 1))
 
     @property

@@ -33,8 +33,7 @@ def mpiexec_argv(
 ) -> list[str]:
     """The exact mpiexec line of a trial; hosts' slots, if given, limit its ranks there.
 
-    Raises:
-        LauncherError: if the lease does not fit the trial.
+    Raises LauncherError if the lease does not fit the trial.
     """
     if len(lease.nodes) != spec.num_nodes:
         raise LauncherError(

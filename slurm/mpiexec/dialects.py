@@ -16,8 +16,6 @@ from slurm.launcher import LauncherError
 
 @dataclass(frozen=True)
 class Dialect:
-    """One implementation's options, variables and habits."""
-
     name: str
     version: re.Pattern[str]  # found in what `mpiexec --version` prints
     options: tuple[str, ...]  # on every line
@@ -121,8 +119,7 @@ DIALECTS = (OPEN_MPI_4, OPEN_MPI_5, MPICH, INTEL_MPI)
 def dialect_of(program: str, version: str) -> Dialect:
     """The dialect of an mpiexec that prints this version.
 
-    Raises:
-        LauncherError: if it is none that is known.
+    Raises LauncherError if it is none that is known.
     """
     for dialect in DIALECTS:
         if dialect.version.search(version):

@@ -23,8 +23,6 @@ class HostsError(LauncherError, FileError):
 
 @dataclass(frozen=True)
 class Host:
-    """A machine that ranks can be started on."""
-
     name: str
     slots: int | None = None  # ranks it may have at once; None: unknown
 
@@ -35,8 +33,7 @@ def find_hosts(hostfile: Path | None, environ: Mapping[str, str]) -> tuple[Host,
     A scheduler's counts are cores, so they limit nothing; ``slots`` in a host file do. The
     variables are ``PBS_NODEFILE``, ``LSB_DJOB_HOSTFILE`` and ``LSB_MCPU_HOSTS``.
 
-    Raises:
-        HostsError: if there are none, or a list is wrong.
+    Raises HostsError if there are none, or a list is wrong.
     """
     if hostfile is not None:
         return read_hostfile(hostfile)
@@ -57,8 +54,7 @@ def read_hostfile(path: Path, variable: str = "") -> tuple[Host, ...]:
     A line is ``host``, ``host slots=4`` or ``host:4``; the slots of several lines add up. ``#``
     starts a comment.
 
-    Raises:
-        HostsError: if it cannot be read, a line is wrong, or there is no host.
+    Raises HostsError if it cannot be read, a line is wrong, or there is no host.
     """
     where = f"{shown(path)} ({variable})" if variable else shown(path)
     try:

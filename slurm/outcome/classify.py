@@ -277,7 +277,6 @@ def _tail(log: str) -> str:
 
 
 def _all_text(evidence: Evidence) -> str:
-    """Both logs, and the message in the result."""
     said = _result_message(evidence.result) if evidence.result else ""
     return f"{evidence.stderr}\n{evidence.stdout}\n{cut_lines(said)}"
 

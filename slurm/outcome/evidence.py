@@ -51,8 +51,7 @@ def clear_attempt(directory: Path) -> None:
     folder in the place of a file, or a file in the place of the folder, may be of value to
     somebody: it is moved aside.
 
-    Raises:
-        OSError: if that cannot be done; this machine or its disk is to blame.
+    Raises OSError if that cannot be done; this machine or its disk is to blame.
     """
     if os.path.lexists(directory) and not _is_usable(directory):
         _move_aside(directory)

@@ -18,8 +18,6 @@ _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.02, 1.0
 
 
 class Termination(enum.Enum):
-    """Reason why a watch ended."""
-
     EXITED = "exited"  # the processes, by themselves
     TIMEOUT = "timeout"  # still there after ``timeout_s``
     NO_PROGRESS = "no progress"  # nothing in the logs for ``no_progress_timeout_s``
@@ -29,8 +27,6 @@ class Termination(enum.Enum):
 
 @dataclass(frozen=True)
 class Watched:
-    """The end of a watch."""
-
     termination: Termination
     elapsed_s: float  # since the watch began
     early_stop: EarlyStop | None = None  # with STOPPED_EARLY
@@ -82,7 +78,6 @@ def ended_by_others(child: subprocess.Popen[bytes], watched: Watched, program: s
 
 
 def _log_size(directory: Path) -> int:
-    """Bytes in both logs."""
     total = 0
     for name in (STDOUT_NAME, STDERR_NAME):
         with contextlib.suppress(OSError):  # a network file system may hiccup: no reason to stop

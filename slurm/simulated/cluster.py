@@ -15,8 +15,6 @@ EPOCH = 946_684_800.0  # 2000-01-01, UTC: nobody takes it for a real run's time
 
 @dataclass(frozen=True)
 class SimulatedCluster:
-    """Size and troubles of a simulated cluster."""
-
     nodes: int  # how many there are
     seed: int = 0  # of all random numbers
     start_up_s: float = 60.0  # from the launch of a trial to its first step, in the median

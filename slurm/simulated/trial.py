@@ -22,8 +22,6 @@ INVALID_EXIT_CODE = 2
 
 
 class Price(NamedTuple):
-    """Time and memory of one configuration."""
-
     step_time_s: float
     needed_bytes: float  # by the fullest rank
     peak_bytes: float  # of the same rank, as the trainer reports it
@@ -53,8 +51,6 @@ class Workload(Protocol):
 
 
 class SimulatedStep(NamedTuple):
-    """A step of a trial."""
-
     at_s: float  # its end, since the trial's start
     number: int
     step_time_s: float

@@ -129,8 +129,6 @@ def _directives(
 
 @dataclass(frozen=True)
 class BatchJob:
-    """A batch job that has not ended."""
-
     id: str
     state: str  # as squeue lists it: pending, running ...
 
@@ -138,8 +136,7 @@ class BatchJob:
 def job_of(run_dir: Path) -> BatchJob | None:
     """This user's job that searches, or will search, in a run's folder.
 
-    Raises:
-        SlurmError: if squeue fails, or Slurm's controller does not answer for ten minutes.
+    Raises SlurmError if squeue fails, or Slurm's controller does not answer for ten minutes.
     """
     script = str(_script_of(run_dir))
     # The command stands last: it may have any character.
@@ -195,8 +192,7 @@ def time_limit_s(time: str) -> int:
 
     ``M``, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M`` or ``D-H:M:S``.
 
-    Raises:
-        BatchError: if it is none of them, or zero.
+    Raises BatchError if it is none of them, or zero.
     """
     found = _TIME.fullmatch(time)
     if not found:

@@ -24,8 +24,7 @@ def srun_argv(spec: TrialSpec, lease: Lease, site: Site, cpus_per_node: int) -> 
     step. ``-N`` must equal the lease's width, or srun widens onto nodes that were not leased. Ranks
     share the allocation's ``cpus_per_node`` unless the trial or site says.
 
-    Raises:
-        LauncherError: if the lease does not fit the trial.
+    Raises LauncherError if the lease does not fit the trial.
     """
     if len(lease.nodes) != spec.num_nodes:
         raise LauncherError(

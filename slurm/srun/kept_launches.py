@@ -57,7 +57,6 @@ class KeptLaunches:
         self._end_idle([*others, *self._waiting.take_oldest(most)])
 
     def close(self) -> None:
-        """End all idle steps."""
         self._end_idle(self._waiting.take_oldest(0))
 
     def run(
@@ -203,6 +202,5 @@ class _Waiting:
         return taken
 
     def give_back(self, kept: KeptStep) -> None:
-        """Keep a step for the next trial."""
         with self._lock:
             self._steps.append(kept)

@@ -84,7 +84,6 @@ class KeptStep:
 
     @property
     def alive(self) -> bool:
-        """Whether srun still runs."""
         return self.step.srun.poll() is None
 
     @property

@@ -179,8 +179,7 @@ class SrunLauncher(Launcher):
         The controller may have forgotten steps since, so all nodes are asked, too. Nodes not proven
         free are treated as down.
 
-        Raises:
-            LauncherError: if no node is proven free, or a step of another job does not end.
+        Raises LauncherError if no node is proven free, or a step of another job does not end.
         """
         wanted = set(names)
         if not wanted:

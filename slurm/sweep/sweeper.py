@@ -26,8 +26,6 @@ Run = Callable[[Sequence[str], Mapping[str, str], float], str]
 
 @dataclass(frozen=True)
 class Swept:
-    """Result of a sweep."""
-
     left: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # node -> do not die
     silent: tuple[str, ...] = ()  # nodes that did not answer
     said: str = ""  # output about them
@@ -62,8 +60,7 @@ def answers(said: str) -> Answers:
 def run_program(argv: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> str:
     """Everything that a program prints, however it ends.
 
-    Raises:
-        LauncherError: if it cannot be started.
+    Raises LauncherError if it cannot be started.
     """
     with tempfile.TemporaryFile() as output:  # not a pipe, which an ssh left behind would hold open
         try:

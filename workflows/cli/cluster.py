@@ -23,7 +23,6 @@ from workflows.cli.arguments import (
 
 
 def add_commands(commands: Commands) -> None:
-    """Add this group's commands."""
     text = "Measure this machine or allocation, and write its cluster file for a space."
     parser = command(commands, "preflight", preflight, text)
     add(parser, "--out", path, "FILE.yaml", "default: named after the cluster")

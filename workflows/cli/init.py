@@ -19,7 +19,6 @@ ASKED = {
 
 
 def add_commands(commands: Commands) -> None:
-    """Add this group's commands."""
     parser = command(commands, "init", init, "Write a first search space for a well-known trainer.")
     default = Path("space.yaml")
     add(parser, "file", path, "FILE.yaml", f"default: {default}", nargs="?", default=default)

@@ -17,8 +17,6 @@ C = TypeVar("C")
 
 
 def add_commands(commands: Commands) -> None:
-    """Add this group's commands."""
-
     def of_run(name: str, handler: Handler, text: str) -> ArgumentParser:
         parser = command(commands, name, handler, text)
         add(parser, "run", folder, "RUN")

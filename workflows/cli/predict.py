@@ -38,7 +38,6 @@ _FORMS: Mapping[str, Literal["png", "svg"]] = {".png": "png", ".svg": "svg"}
 
 
 def add_commands(commands: Commands) -> None:
-    """Add this group's commands."""
     text = "Count a space's valid configurations, and what each rule removes."
     parser = command(commands, "check", check, text)
     add_space(parser)
@@ -163,7 +162,6 @@ def _check_scaling(arguments: Namespace) -> None:
 
 
 def _scale(arguments: Namespace, pricing: analysis.Pricing, config: dict[str, Any]) -> int:
-    """Print the scaling of a configuration, and draw it."""
     from workflows.cli.errors import UsageError
 
     try:
@@ -183,6 +181,5 @@ def _scale(arguments: Namespace, pricing: analysis.Pricing, config: dict[str, An
 
 
 def schema(_: Namespace) -> int:
-    """Print the JSON Schema of a space file."""
     print(json.dumps(search_spaces.json_schema(), indent=2))
     return 0

@@ -15,8 +15,7 @@ def calibrated(
 ) -> tuple[Pricing, list[tuple[Run, Pricing]]]:
     """Prices by a cost model that has learnt from runs, and each run with its own prices.
 
-    Raises:
-        UsageError: if the cost model cannot price the space or a run's; ends in ``otherwise``.
+    Raises UsageError if the cost model cannot price the space or a run's; ends in ``otherwise``.
     """
     where, learnt = space.file, []
     try:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 def add_commands(commands: Commands) -> None:
-    """Add this group's commands."""
     text = "Replay a search against a recorded sweep, or the trials of a search."
     parser = command(commands, "replay", replay, text)
     text = "a sweep, RUN/results.csv, DeepHyper's, or an Optuna storage (sqlite:///x.db)"

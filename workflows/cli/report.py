@@ -16,7 +16,6 @@ from workflows.cli.working import Working
 
 
 def add_commands(commands: Commands) -> None:
-    """Add this group's commands."""
     text = "Write RUN/report/index.html; of several runs, print what each found, side by side."
     parser = command(commands, "report", report, text)
     text = "its folder; or DeepHyper's results.csv, or an Optuna storage (sqlite:///x.db)"

@@ -29,7 +29,6 @@ from workflows.cli.json_output import add_json, of_run, print_json
 
 
 def add_commands(commands: Commands) -> None:
-    """Add this group's commands."""
     text = "Run one trial of a space, and show its command and what was read from its output."
     parser = command(commands, "try", try_out, text)
     add_space(parser)
@@ -126,7 +125,6 @@ def state_of(run: analysis.Run, driver: str | None) -> str:
 
 
 def _resumption(run: analysis.Run) -> str:
-    """How to resume a run."""
     from workflows.search.study import LAUNCHER
 
     if run.launcher == LAUNCHER:
@@ -139,7 +137,6 @@ def _resumption(run: analysis.Run) -> str:
 
 
 def export(arguments: Namespace) -> int:
-    """Print or write a run's best configuration in another trainer's form."""
     from workflows.export import of_best, text, write
 
     found, what = of_best(arguments.run, arguments.to)

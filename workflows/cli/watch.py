@@ -12,7 +12,6 @@ from workflows.cli.arguments import Commands, add, command, folder, positive
 
 
 def add_commands(commands: Commands) -> None:
-    """Add this group's commands."""
     text = "Serve a run's report to a browser on this machine, updated while the search runs."
     parser = command(commands, "watch", watch, text)
     add(parser, "run", folder, "RUN")

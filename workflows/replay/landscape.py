@@ -17,8 +17,6 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Answer:
-    """The outcome of one recorded trial."""
-
     objective: float  # nan if it failed
     kind: str = "ok"  # as in the journal
     # metrics besides the objective, for the policy
@@ -64,7 +62,6 @@ class Landscape:
 
     @property
     def best(self) -> float:
-        """The objective of the best configuration."""
         medians = self.medians.values()
         return max(medians) if self.space.objective.maximize else min(medians)
 
@@ -87,8 +84,7 @@ class Landscape:
     def checked(self, where: str) -> Landscape:
         """This landscape.
 
-        Raises:
-            TableError: if there is nothing to choose from; names ``where``.
+        Raises TableError if there is nothing to choose from; names ``where``.
         """
         if len(self.configs) < 2 or not self.medians:
             raise TableError(

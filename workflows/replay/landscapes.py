@@ -29,8 +29,6 @@ _WORDS = {code: word for word, code in RECOMPUTE.items()}
 
 @dataclass(frozen=True)
 class Recorded:
-    """The landscapes of a file."""
-
     landscapes: list[Landscape]  # can be searched
     # number of rows that are in none of them, by reason
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -197,7 +195,6 @@ def _plain(name: str, value: float) -> Any:
 def _space(
     key: str, table: Table, cluster: dict[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> SearchSpace:
-    """The space of a landscape, read like any other."""
     jobs = table.jobs
     model = {
         "num_layers": int(jobs.model.num_layers[0]),

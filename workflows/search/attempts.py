@@ -39,7 +39,6 @@ class Attempts:
 
     @property
     def stopping(self) -> bool:
-        """Whether running attempts are being ended."""
         return self._stop.is_set()
 
     def start(self, running: Running, spec: TrialSpec, stop_rule: StopRule | None) -> None:

@@ -41,7 +41,6 @@ class Budget:
 
     @classmethod
     def of(cls, space: SearchSpace) -> Budget:
-        """The budget of a space."""
         budget = space.budget
         return cls(budget.trials, budget.wall_time_s, budget.node_hours, budget.expected_gain)
 

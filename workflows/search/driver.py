@@ -93,12 +93,10 @@ class Driver:
 
     @property
     def running(self) -> dict[int, Running]:
-        """The running attempts, by trial."""
         return self._attempts.running
 
     @property
     def stopping(self) -> bool:
-        """Whether running trials are being ended."""
         return self._attempts.stopping
 
     @property
@@ -127,8 +125,7 @@ class Driver:
     def run(self) -> Ending:
         """Search until the budget is spent, the space is exhausted, or somebody stops it.
 
-        Raises:
-            LauncherError: if the launcher cannot work at all.
+        Raises LauncherError if the launcher cannot work at all.
         """
         try:
             self._open()

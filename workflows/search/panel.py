@@ -64,7 +64,6 @@ class Panel:
         self._expected_s: dict[tuple[int, int], float] = {}  # by trial and attempt
 
     def draw(self, driver: Driver) -> RenderableType:
-        """The current panel."""
         run, now = driver.state, driver.journal.clock()
         self._note_parameters(run)
         facts = self._facts(driver, run, now)

@@ -49,7 +49,6 @@ class Schedule:
         return self._journal.run
 
     def requeue(self, number: int) -> None:
-        """Put a trial that has to run (again) into the queue."""
         if number not in self._requeued:
             self._requeued.append(number)
 

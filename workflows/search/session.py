@@ -48,8 +48,6 @@ NO_IDENTITY = "00000000"  # not yet, or simulated
 
 @dataclass(frozen=True)
 class Search:
-    """A search as it was asked for."""
-
     space: SearchSpace  # what is searched; its budget is that of the whole run
     folder: RunFolder  # of the run; one that is there already is resumed
     launcher: Launcher  # gives trials their processes
@@ -59,7 +57,6 @@ class Search:
     budget: Budget | None = None  # default: the space's
 
     def make_policy(self, seed: int) -> Policy:
-        """A new policy."""
         return make_policy(self.space, seed, self.policy, pricing=self.pricing)
 
     def make_factory(self, identity: Identity | None) -> TrialFactory:
@@ -149,8 +146,7 @@ def run_search(search: Search, listen: Listener = lambda *_: None) -> Run:
 def dry_run(search: Search) -> Iterator[str]:
     """The exact commands of the next trials; starts and writes nothing.
 
-    Raises:
-        TooFewNodesError: if every configuration that is left needs more nodes than there are.
+    Raises TooFewNodesError if every configuration that is left needs more nodes than there are.
     """
     folder, launcher = search.folder, search.launcher
     run = read_run(folder.path) if folder.started else Run(folder.path)

@@ -11,15 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from analysis import (
-    Journal,
-    Opened,
-    ResultsFile,
-    Run,
-    RunFolder,
-    Started,
-    Trial,
-)
+from analysis import Journal, Opened, ResultsFile, Run, RunFolder, Started, Trial
 from foundation.arguments import (
     ArgumentError,
     checked_path,
@@ -133,12 +125,10 @@ class Study:
 
     @property
     def run(self) -> Run:
-        """The run so far."""
         return self._journal.run
 
     @property
     def directory(self) -> Path:
-        """The run's folder."""
         return self._folder.path
 
     @property
@@ -148,7 +138,6 @@ class Study:
 
     @property
     def best(self) -> Trial | None:
-        """The best success so far."""
         return self.run.best
 
     def ask(self, max_nodes: int = _ANY_WIDTH) -> Trial | None:

@@ -29,8 +29,6 @@ _LATE = 1.1  # factor by which a logged step time may exceed the trial's own tim
 
 @dataclass(frozen=True)
 class Job:
-    """The work of one training step."""
-
     model: ModelConfig | None  # None if the space names none
     sequences: float  # per step, over all replicas
     num_gpus: int

@@ -120,7 +120,6 @@ class TrialFactory:
 
 
 def proposed(run: Run, proposal: Proposal) -> Proposed:
-    """The journal's event for a new trial."""
     return Proposed(
         trial=max(run.trials, default=0) + 1,
         config=proposal.config,
@@ -199,8 +198,7 @@ def data_prefix(space: SearchSpace, folder: Path) -> str | None:
 
     The file may have to be made. None for a user's own trainer.
 
-    Raises:
-        ConfigError: if a file that the space names for the trainer does not exist.
+    Raises ConfigError if a file that the space names for the trainer does not exist.
     """
     builtin = space.trainer.builtin
     if builtin is None:

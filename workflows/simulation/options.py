@@ -71,8 +71,7 @@ def parse_options(space: SearchSpace, text: str) -> tuple[SimulatedCluster, dict
 
     The errors are its distance from the cost model, ``model_error`` and ``misfit``.
 
-    Raises:
-        SimulationError: for an unknown key or a value that does not fit it.
+    Raises SimulationError for an unknown key or a value that does not fit it.
     """
     known = None if space.cluster is None else space.cluster.num_nodes
     most = DEFAULT_TRIALS * space.widths[-1]

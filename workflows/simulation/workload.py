@@ -38,8 +38,7 @@ class SpaceWorkload:
     product has the spread ``misfit`` over all configurations; 0: the cost model's ``answers`` are
     true.
 
-    Raises:
-        SimulationError: if the space has no model, mbs or gas.
+    Raises SimulationError if the space has no model, mbs or gas.
     """
 
     def __init__(
@@ -132,10 +131,8 @@ def simulated_launcher(
     The session begins at the virtual time ``start``, seconds since the epoch. ``answers`` default
     to the cost model's.
 
-    Raises:
-        SimulationError: for an unknown key or a value that does not fit it; if the cost model
-            cannot price the space, or does not say what it seeks; if nothing would ever end the
-            search.
+    Raises SimulationError for an unknown key or a value that does not fit it; if the cost model
+    cannot price the space, or does not say what it seeks; if nothing would ever end the search.
     """
     cluster, truth = parse_options(space, text)
     budget = space.budget
@@ -197,8 +194,7 @@ def _cost_model(space: SearchSpace, error: float, seed: int) -> Answers:
 def true_pricing(space: SearchSpace, error: float, seed: int) -> Pricing:
     """The prices of a simulated cluster; see ``model_error``.
 
-    Raises:
-        NotPricedError: if the cost model cannot price the space.
+    Raises NotPricedError if the cost model cannot price the space.
     """
     from analysis import Pricing, of_engines
 
