@@ -63,10 +63,6 @@ class NodePool:
         """Suspect nodes, which are not leased, in Slurm's order."""
         return tuple(n for n in self._order if n in self._quarantined)
 
-    @property
-    def leases(self) -> tuple[Lease, ...]:
-        return tuple(self._leases.values())
-
     def request(self, trial: str, width: int) -> None:
         """Ask for ``width`` nodes; :meth:`grants` gives them when they are there.
 

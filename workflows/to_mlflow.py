@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis import Run
 from foundation.messages import first_line, shown
-from workflows.logged import Logged, TrackerError, ended, identity, logged, tracker
+from workflows.logged import Logged, TrackerError, identity, logged, tracker
 
 TRIAL, RUN = "meshtune.trial", "meshtune.run"  # tags: of an MLflow run, of an experiment
 PAGE = 1_000  # runs per request
@@ -22,8 +22,7 @@ def to_mlflow(run: Run, uri: str, name: str) -> tuple[int, int]:
     A trial that an interrupted call has begun is completed in the same MLflow run. The experiment
     is made unless it exists; ``uri`` is a server, ``sqlite:///mlflow.db`` or a folder.
 
-    Returns:
-        Numbers of added trials, and of those that were there already.
+    Returns numbers of added trials, and of those that were there already.
 
     Raises:
         ValueError: if MLflow is not installed, the URI is wrong, or the experiment is another
@@ -37,7 +36,7 @@ def to_mlflow(run: Run, uri: str, name: str) -> tuple[int, int]:
         client = mlflow.MlflowClient(tracking_uri=uri)
         experiment = _experiment(client, run, name)
         known, begun = _known(client, experiment)
-        trials = ended(run)
+        trials = run.ended
         new = [trial for trial in trials if str(trial.number) not in known]
         for trial in new:
             what = logged(run, trial)

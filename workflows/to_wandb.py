@@ -7,7 +7,7 @@ from typing import Any
 
 from analysis import Run
 from foundation.messages import first_line
-from workflows.logged import Logged, TrackerError, ended, identity, logged, tracker
+from workflows.logged import Logged, TrackerError, identity, logged, tracker
 
 
 def to_wandb(run: Run, project: str, name: str, folder: Path) -> int:
@@ -22,7 +22,7 @@ def to_wandb(run: Run, project: str, name: str, folder: Path) -> int:
         TrackerError: if W&B refuses them, or the disk is full.
     """
     wandb = tracker("wandb")
-    trials = ended(run)
+    trials = run.ended
     settings = wandb.Settings(silent=True, console="off", x_disable_stats=True, disable_git=True)
     try:
         for trial in trials:

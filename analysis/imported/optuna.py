@@ -72,10 +72,6 @@ def _end(trial: Trial, found: optuna.trial.FrozenTrial, keys: list[str]) -> None
     trial.result = {name: v for name, v in found.user_attrs.items() if isinstance(v, int | float)}
 
 
-def _keys(count: int) -> list[str]:
-    return ["objective"] if count == 1 else [f"objective_{i}" for i in range(count)]
-
-
 def _read(url: str, name: str) -> _Study:
     try:
         import optuna
@@ -105,7 +101,9 @@ def _read(url: str, name: str) -> _Study:
             study = optuna.load_study(study_name=name or names[0], storage=storage)
             goals = [direction.name.lower() for direction in study.directions]
             trials = [trial for trial in study.trials if trial.state.name != "WAITING"]
-            return _Study(study.study_name, goals, study.metric_names or _keys(len(goals)), trials)
+            numbered = [f"objective_{i}" for i in range(len(goals))]
+            keys = study.metric_names or (numbered if len(goals) > 1 else ["objective"])
+            return _Study(study.study_name, goals, keys, trials)
         finally:
             storage.engine.dispose()
     except TableError:

@@ -56,7 +56,9 @@ def trajectory_figure(
     heights = (3.2, 0.26 * max(len(kinds), 1) + 0.1, 1.2)
     figure = Figure(figsize=(9, sum(heights) + 1.0), layout="constrained")
     top, strip, bottom = figure.subplots(3, 1, sharex=True, height_ratios=heights)
-    scale_s, unit = _time_unit(frame["search_s"].max() if len(frame) else 0.0)
+    longest_s = frame["search_s"].max() if len(frame) else 0.0
+    units = ((scale_s, name) for at_s, scale_s, name in _TIME_UNITS if longest_s >= at_s)
+    scale_s, unit = next(units, (1.0, "s"))
     x = frame["search_s"] / scale_s
     _draw_objective(top, x, frame, objective)
     _draw_failures(strip, x, frame, kinds)
@@ -153,8 +155,9 @@ def sensitivity_figure(sensitivity: Sensitivity, effect: str) -> Figure:
             sensitivity.encoded.values[name].to_numpy(),
             sensitivity.encoded.inactive[name].to_numpy(),
         )  # fmt: skip
+        legend = sensitivity.encoded.legend[name]
         left.annotate(
-            _clip(sensitivity.encoded.legend[name]), (0, row), xytext=(-4, -11),
+            legend if len(legend) <= 34 else f"{legend[:33]}…", (0, row), xytext=(-4, -11),
             textcoords="offset points", ha="right", va="center", fontsize=6.5, color=GRAY,
             annotation_clip=False, parse_math=False,
         )  # fmt: skip
@@ -214,18 +217,6 @@ def plain(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="x", color=LIGHT, linewidth=0.5)
     axes.set_axisbelow(True)
-
-
-def _time_unit(longest_s: float) -> tuple[float, str]:
-    """Seconds per unit of the time axis, and the unit."""
-    for at_least_s, scale_s, name in _TIME_UNITS:
-        if longest_s >= at_least_s:
-            return scale_s, name
-    return 1.0, "s"
-
-
-def _clip(text: str, length: int = 34) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def scaling_image(scaled: Scaled, form: Literal["png", "svg"]) -> bytes:

@@ -42,68 +42,108 @@ def _sparse(default: Any = None, **factory: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    space: str  # its name
+    """A driver begins a session.
+
+    Attributes:
+        space: its name.
+        seed: of the proposals.
+        nodes: of the allocation.
+        objective: ``{maximize|minimize: key}``.
+        objectives: all of them, the first included, if there are several.
+        identity: of the folder (``id``, ``path``, ``inode``); trials' names carry it.
+    """
+
+    space: str
     fingerprint: str
-    seed: int  # of the proposals
+    seed: int
     launcher: str
-    nodes: Sequence[str] = ()  # of the allocation
-    objective: Goal  # ``{maximize|minimize: key}``
-    # all of them, the first included, if there are several
+    nodes: Sequence[str] = ()
+    objective: Goal
     objectives: Sequence[Goal] = _sparse(())
-    # of the folder (``id``, ``path``, ``inode``); trials' names carry it
     identity: Mapping[str, str | int] = _sparse(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proposed:
-    """A configuration was chosen for a new trial."""
+    """A configuration was chosen for a new trial.
+
+    Attributes:
+        by: what chose it.
+        why: its reason.
+        expected: objective, low, high (95 % interval), fits (probability to run), gain, left;
+            unknown ones are absent.
+    """
 
     trial: Number
     config: Mapping[str, Value]
-    by: str = ""  # what chose it
-    why: str = ""  # its reason
-    # objective, low, high (95 % interval), fits (probability to run), gain, left; unknown ones are
-    # absent
+    by: str = ""
+    why: str = ""
     expected: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """An attempt at a trial is about to get its processes."""
+    """An attempt at a trial is about to get its processes.
+
+    Attributes:
+        name: of the step or process group.
+        nodes: that it holds.
+        repeat: the trial has its result and is measured again.
+    """
 
     trial: Number
     attempt: Number
-    name: str  # of the step or process group
-    nodes: Sequence[str]  # that it holds
-    repeat: bool = _sparse(False)  # the trial has its result and is measured again
+    name: str
+    nodes: Sequence[str]
+    repeat: bool = _sparse(False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
+    """An attempt has ended.
+
+    Attributes:
+        kind: how it ended.
+        objective: None unless it succeeded.
+        objectives: metrics by key, if there are several objectives.
+        result: what the trainer reported; null stands for nan and infinity.
+        message: one line on the end.
+        elapsed_s: from start to end.
+        steps: seen in its log; None: not known.
+        nodes: that it held.
+        final: False: the trial will run again, or this was a repeat.
+        excused: it ended with its allocation, or nothing could be started; no retry is used up.
+        early: stopped before its last step because it was too slow.
+        saved_node_s: node-seconds saved by the stop; None unless ``early``.
+    """
+
     trial: Number
     attempt: Number
-    kind: str  # how it ended
-    objective: float | None  # None unless it succeeded
-    # metrics by key, if there are several objectives
+    kind: str
+    objective: float | None
     objectives: Mapping[str, float] = _sparse(default_factory=dict)
-    # what the trainer reported; null stands for nan and infinity
     result: Mapping[str, Any] | None = None
-    message: str  # one line on the end
+    message: str
     stderr_tail: str = ""
-    elapsed_s: float = 0.0  # from start to end
-    steps: int | None = _sparse()  # seen in its log; None: not known
-    nodes: Sequence[str] = ()  # that it held
-    final: bool  # False: the trial will run again, or this was a repeat
-    # it ended with its allocation, or nothing could be started; no retry is used up
+    elapsed_s: float = 0.0
+    steps: int | None = _sparse()
+    nodes: Sequence[str] = ()
+    final: bool
     excused: bool = _sparse(False)
-    early: bool = _sparse(False)  # stopped before its last step because it was too slow
-    saved_node_s: float | None = _sparse()  # node-seconds saved by the stop; None unless ``early``
+    early: bool = _sparse(False)
+    saved_node_s: float | None = _sparse()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Closed:
+    """The session ended by itself.
+
+    Attributes:
+        code: exit code of the driver; None if it had no process of its own.
+    """
+
     reason: str
-    code: int | None = _sparse()  # exit code of the driver; None if it had no process of its own
+    code: int | None = _sparse()
 
 
 Event = Opened | Proposed | Started | Ended | Closed

@@ -126,11 +126,6 @@ class LogMetrics:
         """Whether the last loss in the log is NaN or infinite."""
         return self._loss_is_finite is False
 
-    @property
-    def num_steps(self) -> int:
-        """Number of lines with the most frequent metric."""
-        return max(map(len, self._steps), default=0)
-
     def readings(self) -> list[Reading]:
         """Every metric that was found, each by its first pattern that matched."""
         found: dict[str, Reading] = {}

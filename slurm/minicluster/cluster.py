@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from foundation.messages import shown
+from foundation.quantities import counted
 from slurm import processes
 from slurm.minicluster import daemons
 from slurm.minicluster.config import (
@@ -128,18 +129,14 @@ class Status:
     def __str__(self) -> str:
         config = self.cluster.config
         lines = [
-            f"minicluster in {config.directory}: {_counted(config.num_nodes, 'node')}, "
-            f"{_counted(config.gpus_per_node, 'GPU')} and {config.mem_per_node_mib} MiB each, "
+            f"minicluster in {config.directory}: {counted(config.num_nodes, 'node')}, "
+            f"{counted(config.gpus_per_node, 'GPU')} and {config.mem_per_node_mib} MiB each, "
             f"memory limits {'by cgroup ' + config.cgroup if config.cgroup else 'off'}",
             *(f"  {name:8} {state}" for name, state in self.node_states.items()),
             *(self.jobs or ("no jobs",)),
             self.cluster.export_line,
         ]
         return "\n".join(lines)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def up(

@@ -77,20 +77,13 @@ OPEN_MPI_4 = Dialect(
     polite=signal.SIGUSR1,  # after SIGTERM it grants a second, whatever the ranks are doing
     failed_rank="exit",
 )
-OPEN_MPI_5 = Dialect(
+OPEN_MPI_5 = replace(
+    OPEN_MPI_4,
     name="Open MPI 5",
     version=re.compile(r"\(Open MPI\) (?:[5-9]|\d\d)\."),
     options=(*_SEQUENTIAL, *_UNBOUND, "--prtemca", *_DIRECT),
-    host_flag="--host",
-    ranks_per_host_flag=None,
-    export_flag="-x",
-    export_list=False,
     tag_options=("--output", "tag"),
     tag=re.compile(rb"\[1,(\d+)\]<std(?:out|err|diag)>: "),
-    rank_variable="OMPI_COMM_WORLD_RANK",
-    local_rank_variable="OMPI_COMM_WORLD_LOCAL_RANK",
-    polite=signal.SIGUSR1,
-    failed_rank="exit",
 )
 MPICH = Dialect(
     name="MPICH",

@@ -24,6 +24,10 @@ _POLICY = (
 )
 
 
+class UsageError(Exception):
+    """Arguments that do not fit together; the message names the remedy."""
+
+
 def command(commands: Commands, name: str, handler: Handler, text: str) -> ArgumentParser:
     """A command's parser; ``handler`` returns the process's exit code."""
     parser: ArgumentParser = commands.add_parser(name, help=text, description=text)

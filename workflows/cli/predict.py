@@ -12,6 +12,7 @@ import analysis
 import search_spaces
 from workflows.cli.arguments import (
     Commands,
+    UsageError,
     add,
     add_flag,
     add_space,
@@ -85,8 +86,6 @@ def check(arguments: Namespace) -> int:
 
 def predict(arguments: Namespace) -> int:
     """Print the cost model's ranking of a space, or its prediction of one configuration."""
-    from workflows.cli.errors import UsageError
-
     _check_scaling(arguments)
     check_model_options(arguments)
     with remarks(arguments):
@@ -117,8 +116,6 @@ def predict(arguments: Namespace) -> int:
 
 def _asked(arguments: Namespace) -> tuple[search_spaces.SearchSpace, dict[str, Any] | None]:
     """The space, and the configuration if a best.yaml is asked about."""
-    from workflows.cli.errors import UsageError
-
     if arguments.space is None:
         return default_space_of(arguments), None
     file = Path(arguments.space)
@@ -148,8 +145,6 @@ def _pricing(space: search_spaces.SearchSpace, calibrate: Path | None) -> analys
 
 
 def _check_scaling(arguments: Namespace) -> None:
-    from workflows.cli.errors import UsageError
-
     for option in ("nodes", "picture"):
         of_model = option == "nodes" and arguments.model is not None
         if getattr(arguments, option) and not arguments.scaling and not of_model:
@@ -162,8 +157,6 @@ def _check_scaling(arguments: Namespace) -> None:
 
 
 def _scale(arguments: Namespace, pricing: analysis.Pricing, config: dict[str, Any]) -> int:
-    from workflows.cli.errors import UsageError
-
     try:
         nodes = arguments.nodes or ()
         own = arguments.model is not None and len(nodes) == 1  # of the configuration, not a list

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from analysis import MissingFactError, NotPricedError, Pricing, Run, RunFolder, read_run
 from search_spaces import SearchSpace, load_space
-from workflows.cli.errors import UsageError
+from workflows.cli.arguments import UsageError
 
 
 def calibrated(

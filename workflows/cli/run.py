@@ -15,6 +15,7 @@ from foundation.messages import printable, shown
 from foundation.quantities import counted
 from workflows.cli.arguments import (
     Commands,
+    UsageError,
     add,
     add_flag,
     add_launcher,
@@ -151,7 +152,6 @@ def export(arguments: Namespace) -> int:
 
 def train(arguments: Namespace) -> int:
     """Train with a report's best.yaml and print the metrics."""
-    from workflows.cli.errors import UsageError
     from workflows.launching import launcher_name, refuse_too_many_ranks
     from workflows.train import Longer, dry_run, train_best
 

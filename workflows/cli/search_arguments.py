@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from analysis import RunFolder
 from search_spaces import SearchSpace, SpaceError, load_space
 from slurm import job_of
-from workflows.cli.errors import UsageError
+from workflows.cli.arguments import UsageError
 from workflows.optimizer.registry import POLICIES
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from argparse import Namespace
 
 import analysis
 from foundation.messages import printable
-from workflows.cli.arguments import Commands, add, command, folder, positive
+from workflows.cli.arguments import Commands, UsageError, add, command, folder, positive
 
 
 def add_commands(commands: Commands) -> None:
@@ -20,7 +20,6 @@ def add_commands(commands: Commands) -> None:
 
 def watch(arguments: Namespace) -> int:
     """Serve a run's page until Ctrl-C."""
-    from workflows.cli.errors import UsageError
     from workflows.watch import LOOKED_S, PageError, Pages, serving
 
     analysis.read_run(arguments.run)  # an error now

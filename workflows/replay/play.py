@@ -212,14 +212,12 @@ def replay(
     make: Callable[[Landscape, int], Policy],
     seeds: int,
     parallel: int = 1,
-    max_trials: int | None = None,
 ) -> dict[str, Any]:
     """Play every landscape with every seed; see :func:`summary`."""
     played, sizes = {}, {}
     for landscape in recorded:
         sizes[landscape.key] = len(landscape.configs)
         played[landscape.key] = [
-            play(landscape, make(landscape, seed), seed, parallel, max_trials)
-            for seed in range(seeds)
+            play(landscape, make(landscape, seed), seed, parallel) for seed in range(seeds)
         ]
     return summary(played, sizes)

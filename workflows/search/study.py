@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from analysis import Journal, Opened, ResultsFile, Run, RunFolder, Started, Trial
@@ -195,9 +194,8 @@ class Study:
             raise ArgumentError(f"trial {number} does not run: tell what `ask` gave, and only once")
         if isinstance(result, Mapping):
             result = _plain(result)
-            objective_values(
-                self.space, known.config, result
-            )  # an error now, and not a crash of the trial
+            # An error now, and not a crash of the trial.
+            objective_values(self.space, known.config, result)
             outcome = Outcome(Kind.OK, result=result, message=message)
         else:
             outcome = Outcome(_failure(result), message=message)
@@ -222,12 +220,7 @@ class Study:
     def __enter__(self) -> Study:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _check_open(self) -> None:

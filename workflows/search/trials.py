@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ MAX_RETRIES = 3  # of a trial whose nodes, launch or driver failed
 PYTHON_SOURCE = "python-source"  # value of trainer.builtin.data: the standard library's source
 
 
+@dataclass(frozen=True)
 class TrialFactory:
     """Makes the trial specifications of a space.
 
@@ -47,13 +48,10 @@ class TrialFactory:
         data: prefix of the built-in trainer's token file; None for a user's own command.
     """
 
-    def __init__(
-        self, space: SearchSpace, folder: RunFolder, run_id: str, data: str | None
-    ) -> None:
-        self.space = space
-        self.folder = folder
-        self.run_id = run_id
-        self.data = data
+    space: SearchSpace
+    folder: RunFolder
+    run_id: str
+    data: str | None
 
     def name(self, number: int, attempt: int) -> str:
         return f"{self.run_id}-{number:04d}-{attempt}"
