@@ -67,10 +67,7 @@ def identity(run: Run) -> str:
 
 
 def tracker(name: str) -> Any:
-    """A tracker's module.
-
-    Raises ValueError if it is not installed; the message names the remedy.
-    """
+    """A tracker's module; raises ValueError with the remedy if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:

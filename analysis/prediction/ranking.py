@@ -91,7 +91,7 @@ def rank_one(pricing: Pricing, config: dict[str, Any]) -> Ranking:
 
 
 def calibration_note(pricing: Pricing, run: Run) -> str:
-    """What a calibration with a run rests on, as a line of text.
+    """One line about the trials that a calibration is based on.
 
     Args:
         pricing: of the run's own space.
@@ -134,7 +134,7 @@ def search_warnings(space: SearchSpace, pricing: Pricing | None) -> tuple[str, .
 
 
 def likely_to_fit(report: CheckReport) -> str:
-    """How many of a space's valid configurations are expected to fit, as a line of text."""
+    """One line about how many of a space's valid configurations are expected to fit."""
     try:
         pricing = Pricing(report.space)
     except NotPricedError as error:
@@ -160,7 +160,7 @@ def likely_to_fit(report: CheckReport) -> str:
 
 
 def _unpriced_note(space: SearchSpace) -> tuple[str, ...]:
-    """What the search has to find out by trials alone."""
+    """Note on parameters whose effect only trials can tell."""
     unknown = [name for name in unpriced_parameters(space) if name not in space.unused()]
     if not unknown:
         return ()
@@ -171,7 +171,7 @@ def _unpriced_note(space: SearchSpace) -> tuple[str, ...]:
 
 
 def _objective_note(pricing: Pricing) -> tuple[str, ...]:
-    """What is sought and the cost model has no word for."""
+    """Note on objectives that the cost model does not predict."""
     unknown = [o.key for o in pricing.space.objectives if not pricing.prices(o.key)]
     if not unknown:
         return ()
@@ -258,7 +258,7 @@ def ranking_table(ranking: Ranking) -> str:
 
 
 def explain(ranking: Ranking, tokens: float, index: int = 0) -> str:
-    """Where memory and time of one configuration go, and what follows from them.
+    """Breakdown of one configuration's memory and time, and what follows from them.
 
     Args:
         ranking: of which it is one.

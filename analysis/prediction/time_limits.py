@@ -1,4 +1,4 @@
-"""What a trial takes from its launch, and whether it ends before its space's time limits do."""
+"""Duration of a trial from its launch, and the probability to end within the space's limits."""
 
 from __future__ import annotations
 

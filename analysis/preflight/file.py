@@ -110,7 +110,9 @@ class Preflight:
             ("host_link_gb_per_s", host or _rounded(pinned), self._measured_at(pinned, like, "")),
         ]
         lines = [_line(key, value, note) for key, value, note in entries if value is not None]
-        return [*lines, *self._link_lines(), *self._measured_lines()]
+        measured = [c.model_dump(exclude_defaults=True) for c in collectives(self.points)]
+        lines += [*self._link_lines(), *(["measured:"] if measured else [])]
+        return lines + [f"  - {_flow(each)}" for each in measured]
 
     def data_sheet(self) -> Cluster:
         """The links by their data sheets; unstated ones are left out."""
@@ -178,10 +180,6 @@ class Preflight:
             stated = _flow(self.nic.model_dump(exclude_defaults=True))
             lines.append(f"nic: {stated}  # {self.nic_source}")
         return lines
-
-    def _measured_lines(self) -> list[str]:
-        entries = [c.model_dump(exclude_defaults=True) for c in collectives(self.points)]
-        return ["measured:", *(f"  - {_flow(e)}" for e in entries)] if entries else []
 
 
 def _rounded(value: float | None) -> float | None:

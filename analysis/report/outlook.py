@@ -1,6 +1,6 @@
-"""What a run's model expects of its whole space, most of which nobody has run.
+"""Expectations for a run's whole space, most of which nobody has run.
 
-The posterior after the run's trials is asked about up to PRICED valid configurations. The report's
+The posterior after the run's trials, evaluated at up to PRICED valid configurations. The report's
 views of the whole space start from here.
 """
 

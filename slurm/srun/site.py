@@ -135,10 +135,7 @@ def shipped_sites() -> list[str]:
 
 
 def load_site(reference: str) -> Site:
-    """Read a site profile: a shipped one by name, or a YAML file.
-
-    Raises SiteError if there is no such profile, or it is not one.
-    """
+    """Read a shipped site profile by name, or a YAML file; raises SiteError if it is not one."""
     if reference in shipped_sites():
         path = _SHIPPED / f"{reference}.yaml"
     else:

@@ -58,10 +58,7 @@ def answers(said: str) -> Answers:
 
 
 def run_program(argv: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> str:
-    """Everything that a program prints, however it ends.
-
-    Raises LauncherError if it cannot be started.
-    """
+    """All output of a program, however it ends; raises LauncherError if it cannot be started."""
     with tempfile.TemporaryFile() as output:  # not a pipe, which an ssh left behind would hold open
         try:
             child = subprocess.Popen(

@@ -82,10 +82,7 @@ class Landscape:
         return 1 - behind / abs(best) if best else float(behind <= 0)
 
     def checked(self, where: str) -> Landscape:
-        """This landscape.
-
-        Raises TableError if there is nothing to choose from; names ``where``.
-        """
+        """This landscape; raises TableError, with ``where``, if there is nothing to choose from."""
         if len(self.configs) < 2 or not self.medians:
             raise TableError(
                 f"{where}: nothing to replay: needs two configurations of which one ran"
