@@ -12,13 +12,10 @@ from slurm import SCRIPT_NAME, LauncherError, NoAnswerError
 
 
 def time_limit(text: str) -> str:
-    """A job's time limit as sbatch takes it.
+    """A job's time limit as sbatch takes it, from its own forms or a duration with its unit.
 
     >>> time_limit("90m"), time_limit("1-12"), time_limit("02:00:00")
     ('1:30:00', '1-12', '02:00:00')
-
-    Args:
-        text: in one of sbatch's forms, or a duration with its unit, as in spaces (``1h``).
     """
     if not text.endswith(("s", "m", "h", "d")):
         return text

@@ -29,8 +29,7 @@ STDERR_LINES = 20
 def values_of(space: SearchSpace, given: list[str]) -> dict[str, Scalar]:
     """Values of a space's parameters from texts such as ``tp=2``.
 
-    Raises:
-        SpaceError: if a text is no ``NAME=VALUE``, or has an unknown parameter or value.
+    Raises SpaceError if a text is no ``NAME=VALUE``, or has an unknown parameter or value.
     """
     values: dict[str, Scalar] = {}
     for text in given:
@@ -52,8 +51,7 @@ def choose(space: SearchSpace, given: Mapping[str, Scalar], max_nodes: int) -> d
 
     Without prices it is the first one that is found.
 
-    Raises:
-        SpaceError: if none has them.
+    Raises SpaceError if none has them.
     """
     drawn = Candidates(space).draw(DRAWN, np.random.default_rng(0), [], max_nodes)
     # A value given for a continuous parameter is almost never among the drawn ones: substitute it.
@@ -83,8 +81,7 @@ def try_out(
 ) -> Generator[str, None, bool]:
     """Run one trial of a space; yields lines on what is done, read and missing.
 
-    Returns:
-        Whether the trial gave its objectives, as the generator's value.
+    The generator's value says whether the trial gave its objectives.
     """
     folder = RunFolder(out)
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -108,11 +105,7 @@ def try_out(
 
 
 def _before(
-    space: SearchSpace,
-    config: Mapping[str, Any],
-    launcher: Launcher,
-    spec: TrialSpec,
-    lease: Lease,
+    space: SearchSpace, config: Mapping[str, Any], launcher: Launcher, spec: TrialSpec, lease: Lease
 ) -> Iterator[str]:
     yield _line("configuration", config_text(config))
     yield _line("nodes", ", ".join(lease.nodes))

@@ -66,7 +66,6 @@ class Outlook:
         return CandidateSet.shortlist(self.pricing, self.candidates, self.run.seed)
 
     def members(self, indices: Indices) -> CandidateSet:
-        """Some configurations, for :meth:`posterior`."""
         return CandidateSet(self.pricing, self.candidates, indices)
 
     def posterior(self, members: CandidateSet, rows: Indices | None = None) -> Posterior:

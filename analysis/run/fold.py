@@ -33,8 +33,6 @@ from foundation import quantities
 
 @dataclass
 class Run:
-    """The state of a search."""
-
     directory: Path
     space: str = ""
     fingerprint: str = ""
@@ -54,7 +52,6 @@ class Run:
 
     @property
     def folder(self) -> RunFolder:
-        """The folder with the run's files."""
         return RunFolder(self.directory)
 
     @property
@@ -84,12 +81,10 @@ class Run:
 
     @property
     def node_hours(self) -> float:
-        """Node-hours of all ended attempts."""
         return sum(trial.node_seconds for trial in self.trials.values()) / 3600
 
     @property
     def ended(self) -> list[Trial]:
-        """The trials that have ended, by number."""
         return [trial for _, trial in sorted(self.trials.items()) if trial.ended]
 
     @property
@@ -173,8 +168,7 @@ class Run:
 def fold(directory: Path, records: Iterable[Mapping[str, Any]]) -> Run:
     """Fold a journal's records into a Run, in their order.
 
-    Raises:
-        RunError: a record is no event, or contradicts what precedes it.
+    Raises RunError if a record is no event, or contradicts what precedes it.
     """
     run = Run(directory)
     for number, record in enumerate(records, start=1):
@@ -186,15 +180,11 @@ def fold(directory: Path, records: Iterable[Mapping[str, Any]]) -> Run:
 
 
 def apply(run: Run, t: float, event: Event | None) -> None:
-    """Fold one more event into ``run``.
+    """Fold one more event into ``run``, which happened ``t`` seconds after the epoch.
 
-    Args:
-        run: is changed.
-        t: time of the event, seconds since the epoch.
-        event: None: of a later version.
+    None is an event of a later version.
 
-    Raises:
-        ValueError: it contradicts what precedes it; ``run`` is unchanged.
+    Raises ValueError if it contradicts what precedes it; ``run`` is unchanged.
     """
     match event:
         case Opened():

@@ -108,7 +108,6 @@ class Trial:
 
     @property
     def next_attempt(self) -> int:
-        """The number of the attempt that starts next."""
         return self.attempts[-1].number + 1 if self.attempts else 1
 
     @property

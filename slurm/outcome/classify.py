@@ -91,17 +91,11 @@ def classify(evidence: Evidence) -> Outcome:
 
 
 def read_result(directory: Path) -> Outcome | None:
-    """The outcome of a trial whose driver was killed, if the trainer stated one.
+    """The outcome of a trial whose driver was killed; None if the trainer had not come to an end.
 
-    The exit code is unknown, so only a complete statement of the trainer counts (``result.json``,
-    ``MESHTUNE_RESULT``): no pattern in a log that may have been cut short, and no ``error``, which
-    ranks report that are killed one after the other.
-
-    Args:
-        directory: the trial's folder; its processes are gone.
-
-    Returns:
-        None if the trainer had not come to an end.
+    Its processes are gone, and the exit code is unknown, so only a complete statement of the
+    trainer counts (``result.json``, ``MESHTUNE_RESULT``): no pattern in a log that may have been
+    cut short, and no ``error``, which ranks report that are killed one after the other.
     """
     stdout, _ = read_log(directory / STDOUT_NAME)
     result, _ = find_result(directory, stdout)
@@ -283,7 +277,6 @@ def _tail(log: str) -> str:
 
 
 def _all_text(evidence: Evidence) -> str:
-    """Both logs, and the message in the result."""
     said = _result_message(evidence.result) if evidence.result else ""
     return f"{evidence.stderr}\n{evidence.stdout}\n{cut_lines(said)}"
 

@@ -37,12 +37,7 @@ StopRule = Callable[[Sequence[StepReport]], EarlyStop | None]
 
 
 class StepLog:
-    """The steps in a log that is still being written.
-
-    Args:
-        path: need not exist yet.
-        most: steps that are kept; None: all.
-    """
+    """The steps in a log that is still being written, and may not exist yet; ``most`` are kept."""
 
     def __init__(self, path: Path, most: int | None) -> None:
         self._most = most

@@ -42,12 +42,10 @@ GONE_DEADLINE_S = 60.0
 
 
 class SrunLauncher(Launcher):
-    """Starts trials as steps of the surrounding allocation.
+    """Starts trials as steps of an allocation; default the one this process is in.
 
     Args:
-        allocation: the job whose nodes are used; default the one this process is in.
-        gone_deadline_s: how long a step may stay in Slurm's list before its nodes are asked.
-        proof: asks them; default: by further steps.
+        gone_deadline_s: how long a step may stay in Slurm's list before ``proof`` asks its nodes.
         patience_s: how long to wait instead for a controller that does not answer.
     """
 
@@ -181,8 +179,7 @@ class SrunLauncher(Launcher):
         The controller may have forgotten steps since, so all nodes are asked, too. Nodes not proven
         free are treated as down.
 
-        Raises:
-            LauncherError: if no node is proven free, or a step of another job does not end.
+        Raises LauncherError if no node is proven free, or a step of another job does not end.
         """
         wanted = set(names)
         if not wanted:

@@ -7,14 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from foundation.documents import read_document
 from foundation.files import FileError
@@ -61,8 +54,7 @@ class Environment(BaseModel):
     def check(self) -> None:
         """Look into the archive with the program that will unpack it.
 
-        Raises:
-            SiteError: if it cannot be read here, or has no ``bin/python`` at its top.
+        Raises SiteError if it cannot be read here, or has no ``bin/python`` at its top.
         """
         what = f"environment: archive {shown(self.archive)}"
         try:
@@ -139,19 +131,11 @@ _SHIPPED = Path(__file__).with_name("sites")
 
 
 def shipped_sites() -> list[str]:
-    """Names of the profiles that come with meshtune."""
     return sorted(path.stem for path in _SHIPPED.glob("*.yaml"))
 
 
 def load_site(reference: str) -> Site:
-    """Read a site profile.
-
-    Args:
-        reference: a shipped profile's name, or a YAML file's path.
-
-    Raises:
-        SiteError: if there is no such profile, or it is not one.
-    """
+    """Read a shipped site profile by name, or a YAML file; raises SiteError if it is not one."""
     if reference in shipped_sites():
         path = _SHIPPED / f"{reference}.yaml"
     else:

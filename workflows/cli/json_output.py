@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def add_json(parser: ArgumentParser) -> None:
-    """Add ``--json``."""
     add_flag(parser, "--json", "print JSON")
 
 
@@ -116,7 +115,6 @@ def of_run(run: Run, budget: Budget, now: float, state: str, running: bool) -> d
 
 
 def of_trial(trial: Trial) -> dict[str, Any]:
-    """A trial's configuration and outcome."""
     return {
         "trial": trial.number,
         "config": trial.config,

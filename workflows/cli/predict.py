@@ -12,6 +12,7 @@ import analysis
 import search_spaces
 from workflows.cli.arguments import (
     Commands,
+    UsageError,
     add,
     add_flag,
     add_space,
@@ -38,7 +39,6 @@ _FORMS: Mapping[str, Literal["png", "svg"]] = {".png": "png", ".svg": "svg"}
 
 
 def add_commands(commands: Commands) -> None:
-    """Add this group's commands."""
     text = "Count a space's valid configurations, and what each rule removes."
     parser = command(commands, "check", check, text)
     add_space(parser)
@@ -86,8 +86,6 @@ def check(arguments: Namespace) -> int:
 
 def predict(arguments: Namespace) -> int:
     """Print the cost model's ranking of a space, or its prediction of one configuration."""
-    from workflows.cli.errors import UsageError
-
     _check_scaling(arguments)
     check_model_options(arguments)
     with remarks(arguments):
@@ -118,8 +116,6 @@ def predict(arguments: Namespace) -> int:
 
 def _asked(arguments: Namespace) -> tuple[search_spaces.SearchSpace, dict[str, Any] | None]:
     """The space, and the configuration if a best.yaml is asked about."""
-    from workflows.cli.errors import UsageError
-
     if arguments.space is None:
         return default_space_of(arguments), None
     file = Path(arguments.space)
@@ -149,8 +145,6 @@ def _pricing(space: search_spaces.SearchSpace, calibrate: Path | None) -> analys
 
 
 def _check_scaling(arguments: Namespace) -> None:
-    from workflows.cli.errors import UsageError
-
     for option in ("nodes", "picture"):
         of_model = option == "nodes" and arguments.model is not None
         if getattr(arguments, option) and not arguments.scaling and not of_model:
@@ -163,9 +157,6 @@ def _check_scaling(arguments: Namespace) -> None:
 
 
 def _scale(arguments: Namespace, pricing: analysis.Pricing, config: dict[str, Any]) -> int:
-    """Print the scaling of a configuration, and draw it."""
-    from workflows.cli.errors import UsageError
-
     try:
         nodes = arguments.nodes or ()
         own = arguments.model is not None and len(nodes) == 1  # of the configuration, not a list
@@ -183,6 +174,5 @@ def _scale(arguments: Namespace, pricing: analysis.Pricing, config: dict[str, An
 
 
 def schema(_: Namespace) -> int:
-    """Print the JSON Schema of a space file."""
     print(json.dumps(search_spaces.json_schema(), indent=2))
     return 0

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 
 def add_commands(commands: Commands) -> None:
-    """Add this group's commands."""
     parser = command(commands, "search", search, "Start or resume a search.")
     add_space(parser)
     add_launcher(parser, "local, srun, mpiexec, simulate")

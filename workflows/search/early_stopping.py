@@ -38,11 +38,7 @@ class _Incumbent:
 
 
 class EarlyStopping:
-    """Judges running trials; one thread updates it, others ask it.
-
-    Args:
-        space: has the objective and the number of steps.
-    """
+    """Judges running trials of a space; one thread updates it, others ask it."""
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space

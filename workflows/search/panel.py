@@ -64,7 +64,6 @@ class Panel:
         self._expected_s: dict[tuple[int, int], float] = {}  # by trial and attempt
 
     def draw(self, driver: Driver) -> RenderableType:
-        """The current panel."""
         run, now = driver.state, driver.journal.clock()
         self._note_parameters(run)
         facts = self._facts(driver, run, now)
@@ -79,7 +78,9 @@ class Panel:
 
     def _facts(self, driver: Driver, run: Run, now: float) -> list[tuple[str, Text]]:
         simulated = " (simulated)" if driver.launcher.simulated else ""
-        goals = ", ".join(f"{'maximize' if up else 'minimize'} {key}" for key, up in _goals(driver))
+        goals = ", ".join(
+            f"{'maximize' if o.maximize else 'minimize'} {o.key}" for o in driver.space.objectives
+        )
         rows = [("space", Text(f"{driver.space.name}{simulated}: {goals}"))]
         best = run.best
         if best is None:
@@ -161,10 +162,6 @@ class Panel:
         if not self._varied:
             return ""
         return config_text({n: v for n, v in self._first.items() if n not in self._varied})
-
-
-def _goals(driver: Driver) -> list[tuple[str, bool]]:
-    return [(o.key, o.maximize) for o in driver.space.objectives]
 
 
 def _left(run: Run) -> str:

@@ -12,17 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from analysis import (
-    Closed,
-    Ended,
-    Event,
-    Opened,
-    Run,
-    Started,
-    Trial,
-    front_lines,
-    verdict_lines,
-)
+from analysis import Closed, Ended, Event, Opened, Run, Started, Trial, front_lines, verdict_lines
 from foundation.messages import printable
 from foundation.quantities import clock_text, config_text, counted
 from workflows.search.budget import Budget, node_hours, wall_time_s
@@ -39,11 +29,7 @@ SHOWN_MESSAGE = 100  # characters; the journal and the report have all
 def summary(run: Run, budget: Budget, now: float, alive: bool = True) -> list[tuple[str, str]]:
     """The state of a run as (label, text) rows, for ``meshtune status``.
 
-    Args:
-        run: as its journal has it.
-        budget: its limits.
-        now: seconds since the epoch.
-        alive: whether a driver is running it.
+    It is ``alive`` while a driver runs it; ``now`` is in seconds since the epoch.
     """
     ended = [t for t in run.trials.values() if t.ended]
     failed = Counter(t.kind for t in ended if not t.ok)

@@ -48,28 +48,15 @@ NO_IDENTITY = "00000000"  # not yet, or simulated
 
 @dataclass(frozen=True)
 class Search:
-    """A search as it was asked for.
-
-    Attributes:
-        space: what is searched; its budget is that of the whole run.
-        folder: of the run; one that is there already is resumed.
-        launcher: gives trials their processes.
-        seed: default: the run's own, or 0.
-        policy: the name of what chooses; see ``workflows.optimizer.registry``.
-        pricing: replaces the space's own prices.
-        budget: default: the space's.
-    """
-
-    space: SearchSpace
-    folder: RunFolder
-    launcher: Launcher
-    seed: int | None = None
-    policy: str = DEFAULT
-    pricing: Pricing | None = None
-    budget: Budget | None = None
+    space: SearchSpace  # what is searched; its budget is that of the whole run
+    folder: RunFolder  # of the run; one that is there already is resumed
+    launcher: Launcher  # gives trials their processes
+    seed: int | None = None  # default: the run's own, or 0
+    policy: str = DEFAULT  # the name of what chooses; see ``workflows.optimizer.registry``
+    pricing: Pricing | None = None  # replaces the space's own prices
+    budget: Budget | None = None  # default: the space's
 
     def make_policy(self, seed: int) -> Policy:
-        """A new policy."""
         return make_policy(self.space, seed, self.policy, pricing=self.pricing)
 
     def make_factory(self, identity: Identity | None) -> TrialFactory:
@@ -159,8 +146,7 @@ def run_search(search: Search, listen: Listener = lambda *_: None) -> Run:
 def dry_run(search: Search) -> Iterator[str]:
     """The exact commands of the next trials; starts and writes nothing.
 
-    Raises:
-        TooFewNodesError: if every configuration that is left needs more nodes than there are.
+    Raises TooFewNodesError if every configuration that is left needs more nodes than there are.
     """
     folder, launcher = search.folder, search.launcher
     run = read_run(folder.path) if folder.started else Run(folder.path)

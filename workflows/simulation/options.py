@@ -67,13 +67,11 @@ _TRUTH = ("model_error", "misfit")  # distance from the cost model
 
 
 def parse_options(space: SearchSpace, text: str) -> tuple[SimulatedCluster, dict[str, float]]:
-    """The settings in ``text``, with defaults for a space.
+    """The cluster set by ``text``, with defaults for a space, and its errors by name.
 
-    Returns:
-        The cluster, and its distance from the cost model by name (``model_error``, ``misfit``).
+    The errors are its distance from the cost model, ``model_error`` and ``misfit``.
 
-    Raises:
-        SimulationError: for an unknown key or a value that does not fit it.
+    Raises SimulationError for an unknown key or a value that does not fit it.
     """
     known = None if space.cluster is None else space.cluster.num_nodes
     most = DEFAULT_TRIALS * space.widths[-1]

@@ -35,16 +35,10 @@ class SpaceWorkload:
 
     The misfit is a factor per value of every parameter, for time and for memory: an effect that no
     constants of the model explain. The factors are drawn once, so that the logarithm of their
-    product has the spread ``misfit`` over all configurations.
+    product has the spread ``misfit`` over all configurations; 0: the cost model's ``answers`` are
+    true.
 
-    Args:
-        space: names the model, the cluster and the steps of a trial.
-        answers: the cost model.
-        misfit: spread of the logarithm; 0: the answers are true.
-        seed: of the misfit.
-
-    Raises:
-        SimulationError: if the space has no model, mbs or gas.
+    Raises SimulationError if the space has no model, mbs or gas.
     """
 
     def __init__(
@@ -132,18 +126,13 @@ class _Misfit:
 def simulated_launcher(
     space: SearchSpace, text: str, start: float = 0.0, answers: Answers | None = None
 ) -> SimulatedLauncher:
-    """The launcher of ``--simulate TEXT``.
+    """The launcher of ``--simulate TEXT``; docs/guide/simulate.md lists the keys.
 
-    Args:
-        space: what is searched.
-        text: ``KEY=VALUE,...``; docs/guide/simulate.md lists the keys.
-        start: virtual time at which the session begins, seconds since the epoch.
-        answers: default: the cost model.
+    The session begins at the virtual time ``start``, seconds since the epoch. ``answers`` default
+    to the cost model's.
 
-    Raises:
-        SimulationError: for an unknown key or a value that does not fit it; if the cost model
-            cannot price the space, or does not say what it seeks; if nothing would ever end the
-            search.
+    Raises SimulationError for an unknown key or a value that does not fit it; if the cost model
+    cannot price the space, or does not say what it seeks; if nothing would ever end the search.
     """
     cluster, truth = parse_options(space, text)
     budget = space.budget
@@ -205,8 +194,7 @@ def _cost_model(space: SearchSpace, error: float, seed: int) -> Answers:
 def true_pricing(space: SearchSpace, error: float, seed: int) -> Pricing:
     """The prices of a simulated cluster; see ``model_error``.
 
-    Raises:
-        NotPricedError: if the cost model cannot price the space.
+    Raises NotPricedError if the cost model cannot price the space.
     """
     from analysis import Pricing, of_engines
 
