@@ -177,13 +177,13 @@ def predict(space: SearchSpace | str | Path, top: int = 10) -> pd.DataFrame:
     """
     import pandas as pd
 
-    from analysis import MissingFactError, NotPricedError, Pricing, rank
+    from analysis import MissingFactError, NotPricedError, Pricing, Ranking
     from workflows import space_of
 
     top = checked_whole("top", top, 1)
     space = space_of(space)
     try:
-        ranking = rank(Pricing(space), top)
+        ranking = Ranking.of(Pricing(space), top)
     except (NotPricedError, MissingFactError) as error:
         raise type(error)(f"{space.file}: {error}; {_PRICED}") from None
     prediction = ranking.prediction

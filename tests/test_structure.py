@@ -16,7 +16,7 @@ FRAGMENTS = ("As", "Of", "Those", "What", "Where")
 """First words of a docstring that does not say what a thing is."""
 
 # Excess over the limits, to shrink to nothing.
-FACADE_EXCESS = 69
+FACADE_EXCESS = 17
 FUNCTION_EXCESS = 2
 WIDE_FOLDERS = {"analysis/cost": 23}
 LONG_FILES: dict[str, int] = {}

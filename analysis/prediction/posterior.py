@@ -18,11 +18,10 @@ import numpy as np
 from analysis.cost.model import LIKELY, CostModel, Prediction
 from analysis.finalists import NOISE_LOG_SD
 from analysis.prediction.candidate_set import CandidateSet
-from analysis.prediction.foretold import positive, residual_log_sd
+from analysis.prediction.foretold import residual_log_sd
 from analysis.prediction.goal import Goal
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.residual import ResidualProcess, survival
-from analysis.prediction.time_limits import in_time
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import Indices
@@ -49,7 +48,7 @@ class Observations:
     @classmethod
     def of(cls, run: Run) -> Self:
         completed = [t for t in run.trials.values() if t.ended]
-        return cls(run, completed, [t for t in completed if t.ok and positive(t)])
+        return cls(run, completed, [t for t in completed if t.ok and t.positive])
 
     def calibrating(self, goal: Goal) -> list[Trial]:
         """Trials that calibrate the cost model: of many, the best and the latest.
@@ -62,7 +61,7 @@ class Observations:
         by_time = by_time[: len(by_time) // step * step]
         if len(by_time) <= REMEMBERED:
             return by_time
-        best = sorted(by_time, key=lambda t: -goal.measured(t) if positive(t) else np.inf)
+        best = sorted(by_time, key=lambda t: -goal.measured(t) if t.positive else np.inf)
         chosen = [*best[: REMEMBERED // 2], *by_time[-REMEMBERED // 2 :]]
         return list({t.number: t for t in chosen}.values())
 
@@ -130,8 +129,8 @@ class Posterior:
     @cached_property
     def feasible(self) -> Array:
         """Probability to run: to fit, to end in time, and not to fail for another reason."""
-        space, completed = self.pricing.space, self.observations.completed
-        ends = self.prediction.fits * in_time(space, self.prediction, completed)
+        in_time = self.pricing.in_time(self.prediction, self.observations.completed)
+        ends = self.prediction.fits * in_time
         return np.asarray(np.maximum(ends, 1e-12) * self._survival)
 
     @cached_property

@@ -137,5 +137,5 @@ def submit(arguments: Namespace) -> int:
 
 def _warn(space: SearchSpace, pricing: analysis.Pricing | None) -> None:
     """Print what will go wrong with a search, before anything is started for it."""
-    for warning in analysis.search_warnings(space, pricing or analysis.price(space)):
+    for warning in analysis.search_warnings(space, pricing or analysis.Pricing.of(space)):
         print(warning)

@@ -15,8 +15,8 @@ from analysis import (
     Proposed,
     Run,
     RunFolder,
+    StartUp,
     Trial,
-    starts_longer_than_it_runs,
 )
 from search_spaces import SearchSpace
 from slurm import (
@@ -73,7 +73,7 @@ class TrialFactory:
         """
         modules = tuple(self.space.program.preload)
         asked = self.space.trainer.preload is not None
-        if modules and (asked or starts_longer_than_it_runs(self.space, run.trials.values())):
+        if modules and (asked or StartUp.exceeds_steps(self.space, run.trials.values())):
             return Kept(self.mark, modules)
         return None
 
