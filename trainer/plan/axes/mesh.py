@@ -121,7 +121,8 @@ class Axes:
 
     def product(self, names: Sequence[str]) -> Size:
         """Ranks along some axes together."""
-        return math.prod(self.sizes[name] for name in names if name in self.sizes)
+        first, *others = [self.sizes[name] for name in names if name in self.sizes] or [1]
+        return math.prod(others, start=first)  # columns are not multiplied by 1
 
     @property
     def world_size(self) -> Size:
