@@ -2,7 +2,7 @@
 
 from .comparison import comparison_text
 from .cost.groups import MissingFactError
-from .cost.model import CostModel, Prediction
+from .cost.model import CostModel
 from .explanation import explain_trial
 from .finalists import next_repeat, noise_of
 from .imported.deephyper import results_table
@@ -38,8 +38,7 @@ from .run.results import ResultsFile
 from .run.trial import Trial
 from .sweeps.read import read_tables
 from .sweeps.record import Table, TableError, number_column
-from .units import unit
-from .verdict import front_lines, verdict_lines
+from .verdict import verdict_lines
 
 __all__ = [
     "Best",
@@ -60,7 +59,6 @@ __all__ = [
     "Opened",
     "Outlook",
     "Posterior",
-    "Prediction",
     "Preflight",
     "Pricing",
     "Proposed",
@@ -82,7 +80,6 @@ __all__ = [
     "comparison_text",
     "expected_gain",
     "explain_trial",
-    "front_lines",
     "likely_to_fit",
     "load",
     "next_repeat",
@@ -98,7 +95,6 @@ __all__ = [
     "search_warnings",
     "sensitivity_figure",
     "trusted",
-    "unit",
     "verdict_lines",
     "write_report",
 ]

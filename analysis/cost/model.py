@@ -140,6 +140,20 @@ class Prediction:
         watts = self.model.cluster.power_watts or np.nan
         return self.jobs.layout.world_size * watts / self.tokens_per_second
 
+    def columns(self) -> dict[str, Array]:
+        """What users see of it, by name."""
+        low_s, high_s = self.interval_s()
+        return {
+            "step_time_s": self.step_time_s,
+            "step_time_low_s": low_s,
+            "step_time_high_s": high_s,
+            "tokens_per_second": self.tokens_per_second,
+            "tflops_per_gpu": self.tflops_per_gpu,
+            "memory_bytes": self.memory.total,
+            "reserved_bytes": self.memory.reserved,
+            "fits": self.fits,
+        }
+
     def days_to_train(self, tokens: float) -> Array:
         """Days until so many tokens are trained on."""
         return tokens / self.tokens_per_second / 86400

@@ -14,8 +14,8 @@ from analysis.prediction.pricing import Pricing
 from analysis.prediction.residual import features, unpriced_features
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
-from search_spaces import Candidates, Indices
-from trainer.plan.jobs import Array, Jobs
+from search_spaces import Candidates
+from trainer.plan.jobs import Array, Indices, Jobs
 
 PRICED = 300_000  # configurations priced for a shortlist
 SHORTLIST = 8_000  # of them, the best by the uncalibrated model

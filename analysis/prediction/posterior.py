@@ -24,9 +24,7 @@ from analysis.prediction.pricing import Pricing
 from analysis.prediction.residual import ResidualProcess, survival
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
-from search_spaces import Indices
-from slurm import FAILURES
-from trainer.plan.jobs import Array, Mask
+from trainer.plan.jobs import Array, Indices, Mask
 
 REMEMBERED = 200  # trials that are learned from
 
@@ -214,7 +212,7 @@ class Posterior:
     def _survival(self) -> Array:
         """Probability of no failure that memory does not explain."""
         pricing, completed = self.pricing, self.observations.completed
-        failed = [t for t in completed if t.kind in FAILURES][-REMEMBERED:]
+        failed = [t for t in completed if t.failed][-REMEMBERED:]
         if not failed:
             return np.ones(len(self._rows))
         # A failure for memory that the model expected says nothing more.

@@ -34,10 +34,10 @@ from search_spaces import (
     framework_named,
 )
 from slurm import Kind
-from trainer import DEEPSPEED_BUCKET_ELEMENTS
 from trainer.plan.axes.mesh import FURTHER_AXES, ordered
 from trainer.plan.jobs import Array, Jobs
 from trainer.plan.model import ModelConfig
+from trainer.plan.states import BUCKET_ELEMENTS
 
 # On CPU a limit counts from what the process held before it trained.
 CPU_MEMORY = MemoryModel(
@@ -315,7 +315,7 @@ def _model(cluster: Cluster, framework: Framework, on_cpu: bool, shape: ModelCon
     if not on_cpu:
         return cost_model(cluster, framework)
     # Two, of 16-bit elements.
-    buckets = 2 * 2 * min(DEEPSPEED_BUCKET_ELEMENTS, shape.num_parameters)
+    buckets = 2 * 2 * min(BUCKET_ELEMENTS, shape.num_parameters)
     framework = framework.with_habits(
         name=f"{framework.name} on CPU",
         flash_attention=False,

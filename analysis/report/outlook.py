@@ -20,8 +20,8 @@ from analysis.prediction.posterior import Observations, Posterior
 from analysis.prediction.pricing import Pricing
 from analysis.report.forests import NotEnough
 from analysis.run.fold import Run
-from search_spaces import Candidates, Indices
-from trainer.plan.jobs import Array
+from search_spaces import Candidates
+from trainer.plan.jobs import Array, Indices
 
 PRICED = 20_000  # valid configurations that are asked about
 CONSIDERED = 2_000  # that likely run, of which the least known is sought

@@ -101,6 +101,11 @@ class Trial:
         return self.kind in COMPLETED
 
     @property
+    def failed(self) -> bool:
+        """Whether its configuration made it fail."""
+        return self.completed and not self.ok
+
+    @property
     def positive(self) -> bool:
         """Whether its objectives have a logarithm; others say nothing of a model of one."""
         return (self.objective or 0.0) > 0 and all(x > 0 for x in self.objectives.values())

@@ -20,7 +20,6 @@ from analysis import (
     Run,
     Started,
     Trial,
-    front_lines,
     verdict_lines,
 )
 from foundation.messages import printable
@@ -61,7 +60,7 @@ def summary(run: Run, budget: Budget, now: float, alive: bool = True) -> list[tu
         rows.append(("", config_text(best.config)))
     else:
         rows.append(("best", "no success yet"))
-    rows += front_lines(run)
+    rows += run.front_lines()
     rows += verdict_lines(run)
     rows.append(("time", _spent(wall_time_s(run, now), budget.wall_time_s, clock_text)))
     rows.append(("node-hours", _spent(node_hours(run, now), budget.node_hours, "{:.3g}".format)))

@@ -27,7 +27,6 @@ from slurm import (
     ResultSource,
     TrialSpec,
     clear_attempt,
-    kept_result,
 )
 from trainer.plan.limits import ConfigError
 from workflows.optimizer.policy import Proposal
@@ -183,7 +182,7 @@ def ended(
         kind=str(kind),
         objective=next(iter(objectives.values()), None),
         objectives=objectives if len(objectives) > 1 else {},
-        result=None if outcome.result is None else kept_result(outcome.result),
+        result=outcome.kept_result,
         message=message,
         stderr_tail=outcome.stderr_tail,
         elapsed_s=outcome.elapsed_s,
