@@ -1,13 +1,12 @@
-"""Which configuration is the best, how sure that is, and which measurement would say more.
+"""The best configuration, the confidence in it, and the measurement that would tell most.
 
-Two runs of one configuration differ by a few per cent, more than their steps' spread lets expect:
-other nodes, another neighbour on the network, another clock. So a search that ends has measured
-its winner once, and picked it among others partly for its luck. The leading configurations are
-therefore measured again, and this module says which, and when that is enough.
+Two runs of one configuration differ by a few per cent, more than the spread of their steps
+suggests: other nodes, another neighbour on the network, another clock. A search that has measured
+its winner once has picked it partly for its luck. The leading configurations are therefore measured
+again; this module chooses which, and says when that is enough.
 
-All is in logarithms, so that noise is a share. The measurements of a configuration lie around its
-true value with one spread for all, which is estimated from all repeats together and from what is
-known before any of them.
+All values are logarithms, so that noise is relative. Measurements of a configuration scatter around
+its true value with one noise level for all configurations, estimated from all repeats and a prior.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a search stands. The first of ``standings`` has the best median, the others follow.
+    """Standings of the configurations of a search, by their medians.
 
     Attributes:
         standings: the candidates: the first, and all whose probability to be the best is not
@@ -117,7 +116,7 @@ def noise_of(run: Run, prior: float = NOISE_WEIGHT) -> Noise:
 
 
 def verdict(run: Run, running: Collection[int] = ()) -> Verdict | None:
-    """How the successful trials stand against each other.
+    """Compare the successful trials with each other.
 
     Args:
         run: with its measurements.
@@ -232,9 +231,8 @@ def _logs(values: Sequence[float]) -> Floats:
 
 
 def median_variance(count: int) -> float:
-    """Of the median of so many measurements, as a share of one measurement's variance.
+    """Variance of the median of ``count`` measurements, as a share of one measurement's variance.
 
-    For many pi / 2n; this is exact for one as well, 2 % off for odd and too large by up to a fifth
-    for even counts.
+    pi / 2n for many; exact for one, 2 % off for odd counts, up to a fifth too large for even ones.
     """
     return np.pi / (2 * count + np.pi - 2)

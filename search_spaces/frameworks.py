@@ -60,7 +60,7 @@ class Habits(Record):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     source: str = ""
-    """Where these habits are from."""
+    """Source of these habits."""
     choices: Choices = Choices()
     """Choices that it has."""
 
@@ -144,7 +144,7 @@ class Habits(Record):
     overlaps_gradients: bool = True
     """Gradient reduction may hide behind the backward pass."""
     overlaps_split_gradients: bool = True
-    """So may the reduction of gradients whose optimizer states are sharded."""
+    """The reduction of gradients whose optimizer states are sharded may hide likewise."""
     overlaps_publish: bool = False
     """Where weights and gradients are whole or in flat buckets, updated weights arrive during the
     next forward pass.

@@ -1,1 +1,1 @@
-"""What the cost model says of a space and its configurations."""
+"""Predictions for a space: prices, rankings, the posterior after trials, the acquisition."""

@@ -31,11 +31,12 @@ NUM_CONSIDERED = 256  # candidates that may gain something worth counting
 def acquisition(posterior: Posterior, best: Trial | None) -> Array:
     """Value of trying each candidate, more is better; shape (m,); -inf for a useless trial.
 
-    Expected improvement times P(runs), over the candidates that can win: those whose 95 % interval
-    reaches the best trial and which run with at least UNLIKELY; over all, where none can win. Gains
-    are too uncertain before SETTLED successes, and the probabilities to fit for a framework whose
-    habits nobody has recorded: there the value is an upper confidence bound, weighted likewise:
-    log P(runs) + mean + KAPPA deviation + the deviation of untried values of unpriced parameters.
+    Candidates that can win are those whose 95 % interval reaches the best trial and which run with
+    at least UNLIKELY. Their value is the expected improvement times P(runs). Before SETTLED
+    successes gains are too uncertain, and so are the probabilities to fit of a framework without a
+    record: the value is then an upper confidence bound, mean + KAPPA deviation + the deviation of
+    untried values of unpriced parameters, plus log P(runs). If no candidate can win, all that are
+    not useless are valued by expected improvement times P(runs), or by the bound where that is 0.
 
     Expected improvement times the probability of feasibility: Gardner et al. 2014; Gelbart et al.
     2014. GP-UCB: Srinivas et al. 2010. Discarding candidates whose upper bound is below a known
@@ -45,14 +46,14 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
         posterior: of the candidates.
         best: the best trial; None before the first success, or for several objectives.
     """
-    runs, space = posterior.feasible, posterior.pricing.space
+    runs, space = posterior.feasibility, posterior.pricing.space
     bound = posterior.mean + KAPPA * posterior.deviation + posterior.main_effects + np.log(runs)
     if best is None:
         return np.asarray(bound)
     gain, _ = improvement(posterior, best)
     useful = np.ones(len(runs), dtype=bool)
-    if posterior.new_degrees:  # a variant that gains little is useless beside them
-        useful = ~posterior.variants | (gain >= space.budget.expected_gain)
+    if posterior.has_new_degrees:  # a variant that gains little is useless beside them
+        useful = ~posterior.is_variant | (gain >= space.budget.expected_gain)
     wins = useful & (posterior.upper >= posterior.goal.measured(best)) & (runs >= UNLIKELY)
     settled = len(posterior.observations.successes) >= SETTLED and states_gain(posterior)
     by_gain = settled and space.program.framework in FRAMEWORKS
@@ -65,7 +66,7 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
 def states_gain(posterior: Posterior) -> bool:
     """Whether the model has predicted enough of the trials well enough to state a gain."""
     observations = posterior.observations
-    if posterior.new_degrees and posterior.tried_degrees < DEGREES:
+    if posterior.has_new_degrees and posterior.num_tried_degrees < DEGREES:
         return False
     return len(observations.successes) >= GAIN_TRIALS and foresees(observations.run)
 
@@ -118,10 +119,10 @@ def expected_gain(
     if not states_gain(posterior):
         return None
     mean = posterior.mean_by(model)
-    promise = mean + 2 * posterior.deviation + np.log(posterior.feasible)
+    promise = mean + 2 * posterior.deviation + np.log(posterior.feasibility)
     at = np.argsort(-promise, kind="stable")[:NUM_CONSIDERED]
     ahead = mean[at] - posterior.goal.measured(best)
-    return drawn_gain(ahead, posterior.covariance(at), posterior.feasible[at], batch, rng)
+    return drawn_gain(ahead, posterior.covariance(at), posterior.feasibility[at], batch, rng)
 
 
 def drawn_gain(

@@ -1,7 +1,7 @@
-"""What a model foretold of a run's trials, set against what came of them.
+"""Errors of the predictions that were made before a run's trials started.
 
-The journal has what was expected of a trial before it ran. What a model is off there says how far
-it may be off elsewhere; what it leaves of trials that it was then fitted to does not.
+The journal keeps what was expected of each trial. The error of these predictions says how far off
+the model may be elsewhere; the residuals of trials that it was fitted to do not.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def errors(run: Run) -> Array:
 
 
 def residual_log_sd(run: Run, before: float) -> float:
-    """What a model is off, in logarithms: so far, and as its earlier evidence says.
+    """Standard deviation of the model's log error, by this run's errors and earlier evidence.
 
-    Of this run's errors the median counts: disturbed trials must not pass for a wide model.
+    The median of this run's errors counts, so that disturbed trials do not widen it.
 
     Args:
-        run: whose trials the model has foretold.
-        before: what it is off by its earlier evidence, worth PRIOR_TRIALS trials.
+        run: with trials that the model predicted beforehand.
+        before: the deviation by earlier evidence, worth PRIOR_TRIALS trials.
     """
     off = np.abs(errors(run))
     spread = min(1.4826 * float(np.median(off)), WIDEST * PRIOR_LOG_SD) if len(off) else 0.0

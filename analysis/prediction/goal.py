@@ -1,4 +1,4 @@
-"""What a guided search maximizes."""
+"""The quantity that a guided search maximizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How good the cost model is on a run: its trials, predicted by models that have not seen them."""
+"""Cross-validation of the cost model on a run: trials predicted by models that did not see them."""
 
 from __future__ import annotations
 

@@ -49,27 +49,31 @@ class Observations:
         return cls(run, completed, [t for t in completed if t.ok and t.positive])
 
     def calibrating(self, goal: Goal) -> list[Trial]:
-        """Trials that calibrate the cost model: of many, the best and the latest.
+        """Trials that calibrate the cost model; see :func:`remembered`.
 
-        Among many trials the latest few change little: the model is calibrated again after every
-        twentieth part more.
+        Among many trials the latest few change little: the model is calibrated again whenever
+        there are a twentieth more.
         """
         step = max(1, len(self.completed) // 20)
         by_time = sorted(self.completed, key=lambda t: (t.ended_t or 0.0, t.number))
-        by_time = by_time[: len(by_time) // step * step]
-        if len(by_time) <= REMEMBERED:
-            return by_time
-        best = sorted(by_time, key=lambda t: -goal.measured(t) if t.positive else np.inf)
-        chosen = [*best[: REMEMBERED // 2], *by_time[-REMEMBERED // 2 :]]
-        return list({t.number: t for t in chosen}.values())
+        return remembered(by_time[: len(by_time) // step * step], goal)
 
     def calibrated(self, pricing: Pricing) -> CostModel:
         """The cost model, calibrated with these trials."""
         return pricing.calibrated(self.calibrating(Goal(pricing)))
 
 
+def remembered(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
+    """All of few trials; of more than REMEMBERED, the best and the latest."""
+    if len(trials) <= REMEMBERED:
+        return list(trials)
+    best = sorted(trials, key=lambda t: -goal.measured(t) if t.positive else np.inf)
+    chosen = [*best[: REMEMBERED // 2], *trials[-REMEMBERED // 2 :]]
+    return list({t.number: t for t in chosen}.values())
+
+
 class Posterior:
-    """What a model expects of candidates after the trials so far; arrays of shape (m,).
+    """Distribution of the goal of candidates, given the trials so far; arrays of shape (m,).
 
     Args:
         candidates: of the space.
@@ -102,7 +106,7 @@ class Posterior:
         self._candidates, self._model = candidates, model
         self.pricing, self.observations = candidates.pricing, observations
         self._rows, self._features = rows, candidates.features[rows]
-        self._successes = observations.successes[-REMEMBERED:]
+        self._successes = remembered(observations.successes, self.goal)
         self._measured = np.array([self.goal.measured(t) for t in self._successes])
         self.prediction = model.predict(candidates.jobs[rows])
         self.residual = self._fitted_residual(rng)
@@ -125,7 +129,7 @@ class Posterior:
         return np.asarray(self.mean + self.residual.edges(self.deviation)[1])
 
     @cached_property
-    def feasible(self) -> Array:
+    def feasibility(self) -> Array:
         """Probability to run: to fit, to end in time, and not to fail for another reason."""
         in_time = self.pricing.in_time(self.prediction, self.observations.completed)
         ends = self.prediction.fits * in_time
@@ -133,21 +137,21 @@ class Posterior:
 
     @cached_property
     def main_effects(self) -> Array:
-        """Standard deviation of what the values of unpriced parameters do by themselves."""
+        """Standard deviation of the main effects of unpriced parameters' values."""
         return self.residual.untried(self._features)
 
     @cached_property
-    def variants(self) -> Mask:
-        """Which candidates differ from a success only in parameters without a price."""
+    def is_variant(self) -> Mask:
+        """Mask of candidates that differ from a success only in unpriced parameters."""
         return np.isfinite(self._caps)
 
     @property
-    def new_degrees(self) -> bool:
+    def has_new_degrees(self) -> bool:
         """Whether a candidate likely runs that is no variant of a measured configuration."""
-        return bool((~self.variants & (self.feasible > LIKELY)).any())
+        return bool((~self.is_variant & (self.feasibility > LIKELY)).any())
 
     @property
-    def tried_degrees(self) -> float:
+    def num_tried_degrees(self) -> float:
         """Successes that are no variants of each other; infinite without unpriced parameters."""
         if not self._candidates.num_unpriced:
             return np.inf

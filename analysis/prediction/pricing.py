@@ -1,4 +1,4 @@
-"""What the cost model says of a space's configurations."""
+"""Cost-model predictions for the configurations of a space."""
 
 from __future__ import annotations
 
@@ -135,11 +135,11 @@ class Pricing:
         return self.model.predict(self.jobs(self.space.columns(raw), count))
 
     def objective(self, prediction: Prediction) -> Array | None:
-        """What the objective is predicted to be; None where the model has no word for it."""
+        """Predicted objective; None if the model does not predict it."""
         return self.figure(self.space.objective.key, prediction)
 
     def figure(self, key: str, prediction: Prediction) -> Array | None:
-        """What a figure of the result is predicted to be; None where the model has no word for it.
+        """Predicted metric of the result; None if the model does not predict it.
 
         Energy is that of the measured steps, at the power that the cluster states for a GPU.
         """
@@ -254,7 +254,7 @@ class Pricing:
         return other
 
     def teaching(self, trials: Iterable[Trial]) -> list[Trial]:
-        """Those that say something about time or memory."""
+        """Trials that inform the model about time or memory."""
         return [t for t in trials if t.ok or t.kind in self.memory_failures]
 
     def calibrated(self, trials: Iterable[Trial]) -> CostModel:
@@ -271,9 +271,9 @@ class Pricing:
         return self.model.calibrated(measurements)
 
     def step_times_s(self, trials: Sequence[Trial]) -> Array:
-        """As reported, or from the objective where a trainer of the user's reports only that.
+        """Step times of trials: as reported, or derived from the objective.
 
-        nan where a trial failed, or its objective says nothing of a step.
+        nan if a trial failed, or its objective does not determine a step's time.
         """
         times_s = np.array([reported(t, "step_time_s.median") for t in trials])
         key = self.space.objective.key
@@ -311,7 +311,7 @@ def _engines(space: SearchSpace) -> dict[str, Framework]:
 
 
 def _model(cluster: Cluster, framework: Framework, on_cpu: bool, shape: ModelConfig) -> CostModel:
-    """Of one engine; on CPU with buckets of the model's size, and with the host's memory."""
+    """Cost model of one engine; on CPU with buckets of the model's size and the host's memory."""
     if not on_cpu:
         return cost_model(cluster, framework)
     # Two, of 16-bit elements.

@@ -190,7 +190,7 @@ def search_warnings(space: SearchSpace, pricing: Pricing | None) -> tuple[str, .
 
 
 def likely_to_fit(report: CheckReport) -> str:
-    """How many of a space's valid configurations are expected to fit, as a line of text."""
+    """One line about how many of a space's valid configurations are expected to fit."""
     try:
         pricing = Pricing(report.space)
     except NotPricedError as error:
@@ -216,7 +216,7 @@ def likely_to_fit(report: CheckReport) -> str:
 
 
 def _unpriced_note(space: SearchSpace) -> tuple[str, ...]:
-    """What the search has to find out by trials alone."""
+    """Note on parameters whose effect only trials can tell."""
     unknown = [name for name in unpriced_parameters(space) if name not in space.unused()]
     if not unknown:
         return ()
@@ -227,7 +227,7 @@ def _unpriced_note(space: SearchSpace) -> tuple[str, ...]:
 
 
 def _objective_note(pricing: Pricing) -> tuple[str, ...]:
-    """What is sought and the cost model has no word for."""
+    """Note on objectives that the cost model does not predict."""
     unknown = [o.key for o in pricing.space.objectives if not pricing.prices(o.key)]
     if not unknown:
         return ()

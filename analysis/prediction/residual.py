@@ -1,9 +1,9 @@
-"""What the cost model leaves of the logarithm of the objective: a Gaussian process over the trials.
+"""Residual of the cost model: a Gaussian process over the trials' log errors.
 
-Configurations are compared in doublings of their degrees. A parameter that has no price has an
-effect of its own, the same at every degree, beside what it does together with them. On a shared
-machine a run now and then takes several times as long as its repeat; such trials are told apart and
-left out.
+Distances between configurations count doublings of their degrees. An unpriced parameter has a main
+effect, the same at every degree, and an interaction with the degrees. On a shared machine a run
+occasionally takes several times as long as its repeat; such disturbed trials are detected and left
+out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UNDISTURBED = float(np.log(1 - DISTURBED_SHARE) - 0.5 * np.log(2 * np.pi))  # lo
 
 
 class ResidualProcess:
-    """What is left at any configuration, given what is left at those that were measured.
+    """Gaussian process of the residual, conditioned on the measured trials.
 
     Args:
         features: of the measured trials, from :func:`features`; shape (n, k).
@@ -119,11 +119,11 @@ class ResidualProcess:
 
 
 def features(of: Jobs, unpriced: Array) -> Array:
-    """What configurations differ in, in doublings; shape (n, k).
+    """Features by which configurations differ, in doublings; shape (n, k).
 
     Args:
-        of: what the cost model sees of them.
-        unpriced: what it does not, from :func:`unpriced_features`.
+        of: the configurations as jobs.
+        unpriced: features of unpriced parameters, from :func:`unpriced_features`.
     """
     columns: list[Any] = [
         *(

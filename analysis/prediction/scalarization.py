@@ -1,8 +1,8 @@
-"""How a search with several objectives aims at one point of their Pareto front.
+"""Scalarization of several objectives, so that a proposal aims at one point of the Pareto front.
 
-Every proposal draws weights and goes for the best by the augmented Chebyshev scalarization (Knowles
-2006, ParEGO, equation 2) of the objectives' logarithms. A sum of weighted objectives would never
-find what lies in a dent of the front; the worst of the weighted distances to the ideal does.
+Every proposal draws weights and maximizes the augmented Chebyshev scalarization (Knowles 2006,
+ParEGO, equation 2) of the objectives' logarithms. A weighted sum would never find points in a
+concave part of the front; the largest weighted distance to the ideal point does.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ def _hindrance(prices: Pricing, config: Mapping[str, Any]) -> str:
 
 
 def _efficiency_log_sd(prediction: Prediction) -> Array:
-    """What the model's constants leave open of the efficiency's logarithm.
+    """Standard deviation of the efficiency's logarithm that the model's constants leave.
 
     An error that all sizes share, such as in the rate of products, cancels. Before a calibration
     the constants are as uncertain as their priors say: how links differ between machines, which

@@ -1,7 +1,7 @@
-"""What a trial takes from its launch to its first step, by the nodes it has.
+"""Start-up time of a trial, from its launch to its first step, by number of nodes.
 
-Processes find each other, communicators come up, weights are made: on some machines that grows with
-every node (6.3 s a node on Aurora, from ``deepspeed.initialize`` alone), on others hardly.
+Processes rendezvous, communicators are created, weights initialized: on some machines this grows
+with every node (6.3 s per node on Aurora, from ``deepspeed.initialize`` alone), on others hardly.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ class StartUp:
         return np.where(self._least_s(num_nodes) > 0, SPREAD, line)
 
     def _least_s(self, num_nodes: Any) -> Any:
-        """What those that waited in vain say: by every one of them a spread more than the longest.
+        """Lower bound by trials that timed out while starting: the longest, plus a spread for each.
 
-        One leaves the next one a chance of a fifth to start as soon as it was ended, two 5 %.
+        After one of them the next trial has a chance of a fifth to start within that time, after
+        two of 5 %.
         """
         least_s = np.zeros(np.shape(num_nodes))
         for nodes, seconds in self.waited:

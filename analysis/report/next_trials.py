@@ -1,4 +1,4 @@
-"""What to try next: the untried configurations that the search would choose, and why."""
+"""The untried configurations that the search would choose next, and why."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def next_trials(outlook: Outlook) -> list[Next]:
         shortlist = outlook.shortlist
         rows = shortlist.untried(run)
         posterior = outlook.posterior(shortlist, rows)
-        runs = posterior.feasible
+        runs = posterior.feasibility
     except MissingFactError:  # such as the network, which only some configurations need
         return []
     if not np.any(runs >= UNLIKELY):

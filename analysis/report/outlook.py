@@ -1,6 +1,6 @@
-"""What a run's model expects of its whole space, most of which nobody has run.
+"""Expectations for a run's whole space, most of which nobody has run.
 
-The posterior after the run's trials is asked about up to PRICED valid configurations. The report's
+The posterior after the run's trials, evaluated at up to PRICED valid configurations. The report's
 views of the whole space start from here.
 """
 
@@ -113,7 +113,7 @@ class Outlook:
         pending = self.candidates.indices_of([t.config for t in trials if not t.ended])
         members = self.members(np.concatenate([indices, pending]))
         posterior = self.posterior(members)
-        runs = posterior.feasible[: len(indices)]
+        runs = posterior.feasibility[: len(indices)]
         if not np.any(runs >= LIKELY):
             return None
         others = np.array([self.drawn(members).mean for _ in range(DRAWS)])

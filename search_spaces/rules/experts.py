@@ -1,7 +1,7 @@
-"""What expert parallelism requires, as rules of a space.
+"""Requirements of expert parallelism, as rules of a space.
 
-It is Megatron's: ``ep`` ranks are taken from those of data and context parallelism, so that it is
-no axis of its own and no factor of the world's size.
+As in Megatron, ``ep`` ranks are taken from those of data and context parallelism, so that ``ep`` is
+no factor of the world size.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def ranks_per_pair(cluster: Cluster) -> int:
 
 
 def resolved(columns: Mapping[str, Array], counts: Mapping[str, Array]) -> dict[str, Array]:
-    """What placements come to; see ``trainer.plan.presets.resolve_presets``.
+    """Resolved placements; see ``trainer.plan.presets.resolve_presets``.
 
     Args:
         columns: all other facts, and what the space says of placements.

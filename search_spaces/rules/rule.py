@@ -51,7 +51,7 @@ class Rule:
     required: bool = False
     """Trainers require it, not this space alone."""
     remedy: str = ""
-    """How a space can make such configurations valid, if it can."""
+    """Change to the space that makes such configurations valid, if there is one."""
 
     def holds(self, facts: Facts) -> np.ndarray:
         """Truth by row; the shape is that of the columns that the rule reads."""

@@ -1,4 +1,4 @@
-"""What a trainer of the user's requires of a pipeline's stages, by what its framework can do."""
+"""Requirements of a user's own trainer on pipeline stages, by what its framework supports."""
 
 from __future__ import annotations
 

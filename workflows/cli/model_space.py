@@ -70,5 +70,5 @@ def default_space_of(arguments: Namespace) -> search_spaces.SearchSpace:
 
 
 def option(argument: str) -> str:
-    """How an argument is written on the command line."""
+    """An argument as written on the command line."""
     return f"--{argument.replace('_', '-')}"

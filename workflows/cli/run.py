@@ -131,7 +131,7 @@ def state_of(run: analysis.Run, driver: str | None) -> str:
 
 
 def _resumption(run: analysis.Run) -> str:
-    """How to resume a run."""
+    """Command that resumes a run."""
     from workflows.search.study import LAUNCHER
 
     if run.launcher == LAUNCHER:

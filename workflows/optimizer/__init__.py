@@ -1,1 +1,1 @@
-"""What is tried next: proposals and the models behind them."""
+"""Policies that propose the next configuration."""

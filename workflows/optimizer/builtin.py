@@ -167,12 +167,12 @@ class MeshtunePolicy(Policy):
         return model.trusted(run)
 
     def _lesson(self, run: Run) -> Run:
-        """What the model learns from."""
+        """The run that the model learns from."""
         return run
 
     @cached_property
     def _alone(self) -> DeepHyperPolicy:
-        """What chooses where the model does not; where it does, it is not to filter either."""
+        """DeepHyper alone, for when the model does not choose; it then does not filter either."""
         kind = LikelyToRun if self._model is None else DeepHyperPolicy
         return kind(self.problem, self._num_initial)
 

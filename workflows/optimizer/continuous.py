@@ -1,9 +1,9 @@
-"""What a guided search leaves to Bayesian optimization: continuous parameters without a price.
+"""Continuous unpriced parameters, which a guided search leaves to Bayesian optimization.
 
-The cost model chooses tp, pp and whatever else it sees a difference in; of a learning rate or the
-size of a buffer it sees none, and no list of candidates holds all of their values. So it chooses
-among configurations in which they are held at one value, and DeepHyper, told every trial, chooses
-theirs for what was chosen.
+The cost model chooses tp, pp and all else that it prices. A learning rate or buffer size it does
+not price, and no list of candidates holds all their values. So the model chooses among
+configurations with these held at one value, and DeepHyper, which sees every trial, picks the
+continuous values for the chosen configuration.
 """
 
 from __future__ import annotations

@@ -78,10 +78,10 @@ class DeepHyperOptimizer:
         return trial.completed
 
     def _values(self, trials: Sequence[Trial], weights: Array | None) -> list[float | str]:
-        """What DeepHyper, which maximizes, is told: of several objectives how near to an aim.
+        """Values for DeepHyper, which maximizes; several objectives as their nearness to an aim.
 
-        DeepHyper can scalarize several objectives itself, but their raw figures; this way it looks
-        for the point of the front that the cost model would look for.
+        DeepHyper can scalarize several objectives itself, but only their raw values; this way it
+        aims at the same point of the front as the cost model.
         """
         values: list[float | str] = [f"F_{trial.kind}" for trial in trials]
         done = [(i, t) for i, t in enumerate(trials) if t.objective is not None]
@@ -148,7 +148,7 @@ def _nearest(value: float, among: Iterable[float]) -> float:
 
 
 def _hyperparameter(parameter: Parameter) -> Any:
-    """As DeepHyper's ``HpProblem.add`` takes it; ordered words by their places."""
+    """A parameter for DeepHyper's ``HpProblem.add``; ordered words become their positions."""
     from ConfigSpace import CategoricalHyperparameter
 
     span = parameter.span

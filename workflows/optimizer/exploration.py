@@ -57,7 +57,7 @@ class ExploringPolicy(Policy):
         return self._farthest(run, max_nodes)
 
     def _least_known(self, run: Run, max_nodes: int) -> Proposal | None:
-        """Where the calibrated model knows least; None where nothing new likely runs."""
+        """The candidate the calibrated model is least sure of; None if nothing new likely runs."""
         problem, pricing = self.problem, self.problem.pricing
         assert pricing is not None
         seed = int(problem.rng(run).integers(2**32))

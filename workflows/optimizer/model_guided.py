@@ -88,7 +88,7 @@ class ModelGuidedSearch:
         posterior = Posterior(self._shortlist, model, observations, rows, goal)
         best = run.best if goal.single and run.best and run.best.positive else None
         at = int(np.argmax(acquisition(posterior, best)))
-        expected = posterior.interval(at) | {"fits": float(posterior.feasible[at])}
+        expected = posterior.interval(at) | {"fits": float(posterior.feasibility[at])}
         if best and (gain := expected_gain(posterior, best, 1 + pending, calibrated, rng)):
             expected |= {"gain": gain.next, "left": gain.left}
         learned = "no trial yet"

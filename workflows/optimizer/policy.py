@@ -1,8 +1,8 @@
-"""What chooses the next configuration: the interface of a policy, and what it is given.
+"""Interface of a policy, which chooses the next configuration, and its inputs.
 
-A policy is one class in one file, such as ``sobol``. What it proposes follows from the run's
-history and the seed alone: a search that is stopped and resumed then proposes what an unbroken one
-would have. ``meshtune.testing.policies`` checks that, and the rest of the contract.
+A policy is one class in one file, such as ``sobol``. Its proposals depend on the run's history and
+the seed alone: a search that is stopped and resumed proposes the same as an unbroken one.
+``meshtune.testing.policies`` checks that, and the rest of the contract.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a policy chooses from.
+    """The problem that a policy chooses configurations for.
 
     Attributes:
         space: what is searched.

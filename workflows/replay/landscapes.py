@@ -158,7 +158,8 @@ def _landscape(key: str, table: Table) -> Landscape:
     _check_same(key, table)
     cluster = table.machine()
     nodes = np.maximum(np.round(jobs.layout.world_size / cluster.gpus_per_node), 1)
-    columns = {name: getattr(jobs, name) for name in _VARIED} | {"num_nodes": nodes}
+    known = jobs.columns()
+    columns = {name: known[name] for name in _VARIED} | {"num_nodes": nodes}
     columns["zero_stage"] = np.maximum(columns["zero_stage"], 0)
     rows = [
         {name: _plain(name, column[row]) for name, column in columns.items()}
@@ -183,7 +184,8 @@ def _answer(table: Table, row: int) -> Answer:
 
 def _check_same(key: str, table: Table) -> None:
     """Raise if rows differ in model, machine or framework."""
-    columns: dict[str, Any] = {name: getattr(table.jobs, name) for name in _SAME}
+    known = table.jobs.columns()
+    columns: dict[str, Any] = {name: known[name] for name in _SAME}
     columns |= {"gpu": table.cluster, "framework": table.framework}
     if mixed := [name for name, column in columns.items() if len(np.unique(column)) > 1]:
         raise TableError(

@@ -95,7 +95,7 @@ def test_no_trial_is_proposed_that_cannot_win_while_an_untried_configuration_can
             hopeless += 1
             posterior = posterior_of(space, before)
             reaches = posterior.goal.objective(posterior.upper) > best
-            assert not np.any(reaches & (posterior.feasible >= 0.05)), number
+            assert not np.any(reaches & (posterior.feasibility >= 0.05)), number
         before.trials[number] = trial
         best = max(best, trial.objective or 0.0)
     assert hopeless < 4
@@ -109,7 +109,7 @@ def test_a_candidate_that_may_win_comes_before_a_certain_one_that_cannot(
     assert best is not None
     value = acquisition(posterior, best)
     wins = posterior.goal.objective(posterior.upper) >= (best.objective or 0.0)
-    wins &= posterior.feasible >= 0.05
+    wins &= posterior.feasibility >= 0.05
     assert wins.any() and not wins.all()
     assert np.isfinite(value[wins]).all() and np.isneginf(value[~wins]).all()
 

@@ -59,7 +59,7 @@ def test_what_failed_time_and_again_is_not_what_to_try_next(space: SearchSpace) 
     assert after.config != before.config
     outlook = Outlook(run, pricing)
     again = outlook.members(outlook.candidates.indices_of([before.config]))
-    assert float(outlook.posterior(again).feasible[0]) < 0.8
+    assert float(outlook.posterior(again).feasibility[0]) < 0.8
 
 
 def test_without_a_success_it_is_what_is_fast_and_likely_to_run(space: SearchSpace) -> None:
