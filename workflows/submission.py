@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 from analysis import RunFolder
 from foundation.values import seconds
-from slurm import SCRIPT_NAME, LauncherError, NoAnswerError
+from slurm import BatchJob, LauncherError, NoAnswerError
 
 
 def time_limit(text: str) -> str:
@@ -33,7 +33,7 @@ def undone_if_refused(folder: RunFolder) -> Iterator[None]:
     """
     run = folder.path.absolute()
     made = [path for path in (run, *run.parents) if not path.exists()]
-    files = (folder.space_file, run / SCRIPT_NAME)
+    files = (folder.space_file, BatchJob.script_of(run))
     before = {file: file.read_bytes() if file.is_file() else None for file in files}
     try:
         yield

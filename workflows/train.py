@@ -19,7 +19,7 @@ from foundation.python import module_argv
 from foundation.quantities import counted
 from foundation.writing import write_atomically
 from search_spaces import load_space
-from slurm import Kind, Launcher, Lease, ResultSource, StepReport, TrialSpec, reported_steps
+from slurm import Kind, Launcher, Lease, ResultSource, StepLog, StepReport, TrialSpec
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
 from workflows.launching import first_nodes, run_alone
@@ -145,7 +145,7 @@ class _Steps:
 
     def rest(self) -> None:
         """Print the steps since the last call."""
-        self(reported_steps(self._out))
+        self(StepLog.reported(self._out))
 
 
 def _settle_earlier(launcher: Launcher, out: Path, name: str) -> None:

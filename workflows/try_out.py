@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis import MissingFactError, NotPricedError, Pricing, RunFolder, unit
+from analysis import Metrics, MissingFactError, NotPricedError, Pricing, RunFolder
 from foundation.documents import plain_scalar
 from foundation.quantities import config_text, counted, duration, number
 from foundation.values import Scalar
@@ -96,7 +96,7 @@ def try_out(
     kind, objectives, message = judge(space, outcome, config)
     yield from _after(space, spec, outcome, kind, message)
     for key, value in objectives.items():
-        yield _line("objective", f"{key} = {number(value)} {unit(key)}".rstrip())
+        yield _line("objective", f"{key} = {number(value)} {Metrics.unit(key)}".rstrip())
     yield from _prices(space, config, outcome)
     if kind is not Kind.OK and outcome.stderr_tail:
         yield "last lines of standard error:"
@@ -138,7 +138,7 @@ def _after(
         except FoundNothingError as error:
             yield _line("not read", str(error))
         for found in reader.readings():
-            what = f"{found.metric} = {number(found.value)} {unit(found.metric)}".rstrip()
+            what = f"{found.metric} = {number(found.value)} {Metrics.unit(found.metric)}".rstrip()
             yield _line("read", f"{what}, of {found.counted} of {found.lines} lines in {log};")
             yield _line("", f"the last one: {found.last.strip()[:120]}")
     for note in notes(space):

@@ -12,7 +12,6 @@ from analysis import units
 from analysis.cost.groups import MissingFactError
 from analysis.cost.model import Prediction
 from analysis.prediction.acquisition import UNLIKELY, acquisition, improvement
-from analysis.prediction.foretold import positive
 from analysis.report.outlook import Outlook
 from foundation.quantities import percent
 
@@ -52,7 +51,7 @@ def next_trials(outlook: Outlook) -> list[Next]:
         return []
     if not np.any(runs >= UNLIKELY):
         return []
-    best = run.best if run.best and positive(run.best) else None
+    best = run.best if run.best and run.best.positive else None
     value = acquisition(posterior, best)
     gain, better = improvement(posterior, best) if best else (0 * runs, 0 * runs)
     unit = units.scaled(pricing.space.objective.key, 1.0)

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from analysis import units
 from analysis.cost.groups import MissingFactError
 from analysis.prediction.held_out import CrossValidation
-from analysis.prediction.pricing import Pricing, price
+from analysis.prediction.pricing import Pricing
 from analysis.report import figures, tables
 from analysis.report.folding import folded, parents
 from analysis.report.forests import NotEnough, Sensitivity
@@ -72,7 +72,7 @@ class Content:
     def pricing(self) -> Pricing | None:
         """Prices of the run's space, not calibrated; None where there are none."""
         try:
-            return price(load_space(self.run.folder.space_file, frozen=True))
+            return Pricing.of(load_space(self.run.folder.space_file, frozen=True))
         except SpaceError:
             return None
 

@@ -30,6 +30,8 @@ from analysis.run.lines import Lines, damaged
 from analysis.run.trial import Attempt, Trial
 from foundation import quantities
 
+SHOWN_FRONT = 8
+
 
 @dataclass
 class Run:
@@ -163,6 +165,19 @@ class Run:
         for index in np.flatnonzero(non_dominated(merits)):
             found.setdefault(tuple(merits[index]), trials[index])
         return [trial for _, trial in sorted(found.items(), reverse=True)]
+
+    def front_lines(self) -> list[tuple[str, str]]:
+        """Lines (label, text) on the first trials of the Pareto front; none with one objective."""
+        trials = self.front()
+        if not trials:
+            return []
+        successes = quantities.counted(len(self.comparable()), "success")
+        lines = [("front", f"{len(trials)} of {successes} are Pareto-optimal")]
+        for trial in trials[:SHOWN_FRONT]:
+            lines.append(("", f"trial {trial.number:4d}  {self.objectives_text(trial)}"))
+        if len(trials) > SHOWN_FRONT:
+            lines.append(("", f"and {len(trials) - SHOWN_FRONT} more"))
+        return lines
 
 
 def fold(directory: Path, records: Iterable[Mapping[str, Any]]) -> Run:

@@ -13,7 +13,7 @@ from slurm.logs.apart import metrics_apart
 from slurm.logs.patterns import FoundNothingError
 from slurm.logs.text import objects_after
 from slurm.outcome.kinds import STATUSES
-from slurm.outcome.step_log import result_of_steps, steps_in
+from slurm.outcome.step_log import StepLog, steps_in
 from slurm.trial import TrialSpec
 
 RESULT_NAME = "result.json"
@@ -48,7 +48,7 @@ def result_of_lines(spec: TrialSpec, stdout: str, logs: Sequence[str]) -> tuple[
     """
     source = spec.result
     steps = [step for step in steps_in(stdout) if step["step"] > source.warmup_steps]
-    result = result_of_steps(steps) if steps else None
+    result = StepLog.result(steps) if steps else None
     if not source.log:
         return result, ""
     try:

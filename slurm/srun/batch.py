@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from slurm.launcher import LauncherError
 from slurm.outcome.kinds import Kind
@@ -86,7 +87,7 @@ def batch_script(
         search=shlex.join(search),
         ended=shlex.quote(_ENDED),
         journal=shlex.quote(str(run / "journal.jsonl")),
-        script=shlex.quote(str(run / SCRIPT_NAME)),
+        script=shlex.quote(str(BatchJob.script_of(run))),
     )
 
 
@@ -143,59 +144,64 @@ class BatchJob:
     id: str
     state: str  # as squeue lists it: pending, running ...
 
+    @staticmethod
+    def script_of(run_dir: Path) -> Path:
+        """The batch script in a run's folder."""
+        return run_dir.absolute() / SCRIPT_NAME
 
-def job_of(run_dir: Path) -> BatchJob | None:
-    """This user's job that searches, or will search, in a run's folder.
+    @classmethod
+    def of(cls, run_dir: Path) -> Self | None:
+        """This user's job that searches, or will search, in a run's folder.
 
-    Raises SlurmError if squeue fails, or Slurm's controller does not answer for ten minutes.
-    """
-    script = str(_script_of(run_dir))
-    # The command stands last: it may have any character.
-    listing = shell.patiently(["squeue", "-h", "-u", str(os.getuid()), "-o", "%i|%T|%o"])
-    for line in listing.splitlines():
-        job, state, command = [*line.split("|", 2), "", ""][:3]
-        if command == script:
-            return BatchJob(job, state.lower())
-    return None
+        Raises:
+            SlurmError: if squeue fails, or Slurm's controller does not answer for ten minutes.
+        """
+        script = str(cls.script_of(run_dir))
+        # The command stands last: it may have any character.
+        listing = shell.patiently(["squeue", "-h", "-u", str(os.getuid()), "-o", "%i|%T|%o"])
+        for line in listing.splitlines():
+            job, state, command = [*line.split("|", 2), "", ""][:3]
+            if command == script:
+                return cls(job, state.lower())
+        return None
 
+    @classmethod
+    def submit(cls, script: str, run_dir: Path) -> str:
+        """Write the script into the run's folder and submit it once.
 
-def submit(script: str, run_dir: Path) -> str:
-    """Write the script into the run's folder, from which the job resubmits it; submit it once.
+        The job resubmits it from there.
 
-    Returns the job's id.
+        Returns:
+            The job's id.
 
-    Raises:
-        NoAnswerError: if it is unknown whether it was submitted.
-        SlurmError: if sbatch refuses it; the message has sbatch's words.
-    """
-    path = _script_of(run_dir)
-    path.write_text(script)
-    try:
-        answer = shell.run(["sbatch", "--parsable", str(path)])
-    except NoAnswerError as error:
-        # The job may have been accepted: look for it, and never submit again.
+        Raises:
+            NoAnswerError: if it is unknown whether it was submitted.
+            SlurmError: if sbatch refuses it; the message has sbatch's words.
+        """
+        path = cls.script_of(run_dir)
+        path.write_text(script)
         try:
-            job = job_of(run_dir)
-        except SlurmError as unlisted:  # not a refusal: the job may be pending
+            answer = shell.run(["sbatch", "--parsable", str(path)])
+        except NoAnswerError as error:
+            # The job may have been accepted: look for it, and never submit again.
+            try:
+                job = cls.of(run_dir)
+            except SlurmError as unlisted:  # not a refusal: the job may be pending
+                raise NoAnswerError(
+                    f"{error}; nor can Slurm's jobs be listed ({unlisted}): look for one of "
+                    f"{run_dir} with squeue, then submit again"
+                ) from error
+            if job:
+                return job.id
             raise NoAnswerError(
-                f"{error}; nor can Slurm's jobs be listed ({unlisted}): look for one of {run_dir} "
-                "with squeue, then submit again"
+                f"{error}; Slurm lists no job of {run_dir} now: look once more with squeue, then "
+                "submit again"
             ) from error
-        if job:
-            return job.id
+        if found := _JOB_ID.search(answer):
+            return found[1]
         raise NoAnswerError(
-            f"{error}; Slurm lists no job of {run_dir} now: look once more with squeue, then "
-            "submit again"
-        ) from error
-    if found := _JOB_ID.search(answer):
-        return found[1]
-    raise NoAnswerError(
-        f"sbatch gave no job's id, but {answer!r}: look with squeue for a job of it"
-    )
-
-
-def _script_of(run_dir: Path) -> Path:
-    return run_dir.absolute() / SCRIPT_NAME
+            f"sbatch gave no job's id, but {answer!r}: look with squeue for a job of it"
+        )
 
 
 def time_limit_s(time: str) -> int:

@@ -34,7 +34,7 @@ from slurm.srun.kept_step import can_be_forked
 from slurm.srun.pacing import LaunchPacing
 from slurm.srun.proof import NodeProof
 from slurm.srun.shell import PATIENCE_S, SlurmError
-from slurm.srun.site import Site, load_site
+from slurm.srun.site import Site
 from slurm.srun.texts import SRUN_TEXTS
 from slurm.trial import STDERR_NAME, STDOUT_NAME, Lease, TrialSpec, carries, kept_mark
 
@@ -72,7 +72,7 @@ class SrunLauncher(Launcher):
 
     @classmethod
     def from_options(cls, options: LauncherOptions) -> SrunLauncher:
-        return cls(load_site(options.site))
+        return cls(Site.load(options.site))
 
     def nodes(self) -> Sequence[str]:
         return self.allocation.nodes

@@ -68,7 +68,7 @@ def add_site(parser: ArgumentParser) -> None:
 def check_site(arguments: Namespace) -> None:
     """Raise SiteError for a bad ``--site`` now, also if its launcher would not read it."""
     if arguments.site != GENERIC:
-        slurm.load_site(arguments.site)
+        slurm.Site.load(arguments.site)
 
 
 def add_study(parser: ArgumentParser) -> None:

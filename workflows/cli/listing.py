@@ -52,7 +52,7 @@ KINDS: dict[str, Callable[[], dict[str, str]]] = {
     "clusters": _shipped("cluster"),
     "adapters": _shipped("adapter"),
     "frameworks": _only(lambda: search_spaces.FRAMEWORKS),
-    "sites": _only(lambda: slurm.shipped_sites()),
+    "sites": _only(lambda: slurm.Site.shipped()),
     "launchers": _only(lambda: slurm.launcher_names()),
     "policies": _only(_policies),
 }

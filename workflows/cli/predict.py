@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import analysis
 import search_spaces
+from foundation.quantities import counted
 from workflows.cli.arguments import (
     Commands,
     UsageError,
@@ -94,9 +95,9 @@ def predict(arguments: Namespace) -> int:
     try:
         with Working("pricing configurations"):
             ranking = (
-                analysis.rank_one(pricing, config)
+                analysis.Ranking.of_one(pricing, config)
                 if config
-                else analysis.rank(pricing, arguments.top)
+                else analysis.Ranking.of(pricing, arguments.top)
             )
         if arguments.scaling and ranking.configs:
             return _scale(arguments, pricing, ranking.configs[0])
@@ -107,10 +108,10 @@ def predict(arguments: Namespace) -> int:
         ) from error
     if arguments.json:
         return print_json(of_ranking(ranking, arguments.explain))
-    print(analysis.ranking_table(ranking))
+    print(ranking.table())
     if arguments.explain and ranking.configs:
         print()
-        print(analysis.explain(ranking, arguments.tokens or DEFAULT_TOKENS))
+        print(ranking.explanation(arguments.tokens or DEFAULT_TOKENS))
     return 0
 
 
@@ -140,8 +141,17 @@ def _pricing(space: search_spaces.SearchSpace, calibrate: Path | None) -> analys
         "facts and the degrees it searches",
     )
     for run, other in runs:
-        print(analysis.calibration_note(other, run))
+        print(_calibration_note(other, run))
     return pricing
+
+
+def _calibration_note(pricing: analysis.Pricing, run: analysis.Run) -> str:
+    """What a calibration with a run of the pricing's own space rests on, as a line of text."""
+    told = pricing.teaching(run.trials.values())
+    failed = sum(not trial.ok for trial in told)
+    if not told:
+        return "not calibrated: no trial of the run has run or was out of memory"
+    return f"calibrated with {counted(len(told), 'trial')}, {failed} of them out of memory"
 
 
 def _check_scaling(arguments: Namespace) -> None:
@@ -160,7 +170,7 @@ def _scale(arguments: Namespace, pricing: analysis.Pricing, config: dict[str, An
     try:
         nodes = arguments.nodes or ()
         own = arguments.model is not None and len(nodes) == 1  # of the configuration, not a list
-        scaled = analysis.scale(pricing, config, arguments.scaling, () if own else nodes)
+        scaled = analysis.Scaled.of(pricing, config, arguments.scaling, () if own else nodes)
     except ValueError as error:
         raise UsageError(f"{pricing.space.file}: {error}") from error
     if arguments.picture:
@@ -169,7 +179,7 @@ def _scale(arguments: Namespace, pricing: analysis.Pricing, config: dict[str, An
     tokens = arguments.tokens or DEFAULT_TOKENS
     if arguments.json:
         return print_json(of_scaling(scaled, tokens))
-    print(analysis.scaling_table(scaled, tokens))
+    print(scaled.table(tokens))
     return 0
 
 

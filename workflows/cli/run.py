@@ -89,7 +89,7 @@ def status(arguments: Namespace) -> int:
     from workflows.search.budget import Budget
     from workflows.search.progress import summary
 
-    script = arguments.run / slurm.SCRIPT_NAME
+    script = slurm.BatchJob.script_of(arguments.run)
     if script.exists() and not analysis.RunFolder(arguments.run).started:
         waiting = "submitted, not started yet"
         if arguments.json:
@@ -132,7 +132,7 @@ def _resumption(run: analysis.Run) -> str:
         return "the program that asked for its trials resumes it"
     space_file = quote(str(run.folder.space_file))
     by_hand = f"`meshtune search {space_file}{run.launcher_option}` resumes it"
-    if (run.directory / slurm.SCRIPT_NAME).exists():
+    if slurm.BatchJob.script_of(run.directory).exists():
         return f"its job resumes it if squeue still lists the job, else {by_hand}"
     return by_hand
 

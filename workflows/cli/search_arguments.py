@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from analysis import RunFolder
 from search_spaces import SearchSpace, SpaceError, load_space
-from slurm import job_of
+from slurm import BatchJob
 from workflows.cli.arguments import UsageError
 from workflows.optimizer.registry import POLICIES
 
@@ -91,7 +91,7 @@ def refuse_second_job(folder: RunFolder) -> None:
 
     Raises UsageError, which says which job, and what to do.
     """
-    if job := job_of(folder.path):
+    if job := BatchJob.of(folder.path):
         raise UsageError(
             f"job {job.id} ({job.state}) searches in {folder.path}, with the space as it was "
             f"submitted ({folder.space_file.name} there): wait for its end, or `scancel {job.id}` "

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis import CostModel, Pricing, Run, Trial, price
+from analysis import CostModel, Pricing, Run, Trial
 from foundation.quantities import counted
 from search_spaces import SearchSpace
 from workflows.optimizer.policy import Policy
@@ -70,7 +70,7 @@ def policy_for(
             model; its machine and framework are replaced.
         earlier: runs, and their spaces, that the cost model learns from first.
     """
-    pricing = price(landscape.space)
+    pricing = Pricing.of(landscape.space)
     if pricing is not None and model is not None:
         pricing.learn_from(model)
     if pricing is not None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from analysis import Run, TableError
 from foundation.messages import shown
-from search_spaces import MAX_CONFIGS, SpaceError, load_space
+from search_spaces import SearchSpace, SpaceError, load_space
 from workflows.replay.landscape import Answer, Landscape
 
 INACTIVE = "inactive"  # value of a parameter that a trial lacks
@@ -57,7 +57,8 @@ def of_results(run: Run) -> Landscape:
 
 
 def _check_combinations(where: str, values: Mapping[str, int]) -> None:
-    if math.prod(values.values()) <= MAX_CONFIGS:
+    """Raise if there are too many combinations to number them."""
+    if math.prod(values.values()) <= SearchSpace.MAX_CONFIGS:
         return
     widest = sorted(values, key=lambda name: -values[name])[:SHOWN]
     most = ", ".join(f"{shown(name)} {values[name]}" for name in widest)

@@ -164,9 +164,9 @@ class NodeHours:
 
     @cached_property
     def _pricing(self) -> Pricing | None:
-        from analysis import price
+        from analysis import Pricing
 
-        return price(self._space)
+        return Pricing.of(self._space)
 
 
 def _step_time_s(trial: Trial) -> float | None:

@@ -26,7 +26,7 @@ from analysis import (
 )
 from foundation.quantities import counted
 from search_spaces import SearchSpace
-from slurm import Kind, Launcher, LauncherError, Lease, NodePool, Outcome, read_result
+from slurm import Kind, Launcher, LauncherError, Lease, NodePool, Outcome
 from workflows.optimizer.policy import Policy
 from workflows.search.allocation import Allocation
 from workflows.search.attempts import Attempts, Running
@@ -192,7 +192,7 @@ class Driver:
 
     def _left_behind(self, number: int, name: str) -> Outcome:
         """The outcome of an attempt whose driver was killed: its result if it has one."""
-        outcome = read_result(self.folder.trial(number))
+        outcome = Outcome.stated(self.folder.trial(number))
         message = "its driver was killed"
         if not self._is_own(name):
             message = "it ran in the folder that this one is a copy of"

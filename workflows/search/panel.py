@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from analysis import Run, front_lines, verdict_lines
+from analysis import Run, verdict_lines
 from foundation.messages import printable
 from foundation.quantities import clock_text, config_text, duration
 from slurm import BLAMELESS
@@ -95,7 +95,7 @@ class Panel:
             rows.append(("left", Text(left)))
         if constant := self._constants():
             rows.append(("constant", Text(constant, style="dim")))
-        rows += [(label, Text(printable(t))) for label, t in front_lines(run)[: SHOWN_FRONT + 1]]
+        rows += [(label, Text(printable(t))) for label, t in run.front_lines()[: SHOWN_FRONT + 1]]
         rows.append(("trials", _counts(driver, run)))
         rows.append(("spent", Text(_spent(driver, run, now))))
         if finals := [str(n) for n in sorted(driver.running) if run.trials[n].ended]:

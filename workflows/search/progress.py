@@ -12,7 +12,16 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from analysis import Closed, Ended, Event, Opened, Run, Started, Trial, front_lines, verdict_lines
+from analysis import (
+    Closed,
+    Ended,
+    Event,
+    Opened,
+    Run,
+    Started,
+    Trial,
+    verdict_lines,
+)
 from foundation.messages import printable
 from foundation.quantities import clock_text, config_text, counted
 from workflows.search.budget import Budget, node_hours, wall_time_s
@@ -47,7 +56,7 @@ def summary(run: Run, budget: Budget, now: float, alive: bool = True) -> list[tu
         rows.append(("", config_text(best.config)))
     else:
         rows.append(("best", "no success yet"))
-    rows += front_lines(run)
+    rows += run.front_lines()
     rows += verdict_lines(run)
     rows.append(("time", _spent(wall_time_s(run, now), budget.wall_time_s, clock_text)))
     rows.append(("node-hours", _spent(node_hours(run, now), budget.node_hours, "{:.3g}".format)))

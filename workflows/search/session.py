@@ -24,7 +24,6 @@ from analysis import (
     Run,
     RunFolder,
     Trial,
-    front_lines,
     read_run,
     verdict_lines,
 )
@@ -70,6 +69,12 @@ class Search:
         if self.launcher.simulated and self.space.trainer.builtin:
             return self.space.trainer.builtin.data
         return data_prefix(self.space, self.folder.path)
+
+    def run(self, listen: Listener = lambda *_: None) -> Run:
+        """Search until an ending, and return the run; prints nothing and handles no signals."""
+        with open_driver(self, listen) as driver:
+            driver.run()
+            return driver.state
 
 
 def run_session(search: Search, flags: str = "", report: bool = True) -> int:
@@ -134,13 +139,6 @@ def open_driver(search: Search, listen: Listener) -> Iterator[Driver]:
         )
     finally:
         journal.close()
-
-
-def run_search(search: Search, listen: Listener = lambda *_: None) -> Run:
-    """Search until an ending, and return the run; prints nothing and handles no signals."""
-    with open_driver(search, listen) as driver:
-        driver.run()
-        return driver.state
 
 
 def dry_run(search: Search) -> Iterator[str]:
@@ -239,7 +237,7 @@ def _summary(driver: Driver, ending: Ending, flags: str) -> str:
             f"\nbest: {best.objective:.5g} {driver.state.objective_key}, trial {best.number}: "
             f"{config_text(best.config)}"
         )
-    for label, line in front_lines(driver.state):
+    for label, line in driver.state.front_lines():
         text += f"\n{label + ':' if label else ' '} {line}"
     asked = driver.space.finalists.confidence
     for label, line in verdict_lines(driver.state, asked):

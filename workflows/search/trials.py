@@ -15,8 +15,8 @@ from analysis import (
     Proposed,
     Run,
     RunFolder,
+    StartUp,
     Trial,
-    starts_longer_than_it_runs,
 )
 from search_spaces import SearchSpace
 from slurm import (
@@ -27,7 +27,6 @@ from slurm import (
     ResultSource,
     TrialSpec,
     clear_attempt,
-    kept_result,
 )
 from trainer.plan.limits import ConfigError
 from workflows.optimizer.policy import Proposal
@@ -69,7 +68,7 @@ class TrialFactory:
         """
         modules = tuple(self.space.program.preload)
         asked = self.space.trainer.preload is not None
-        if modules and (asked or starts_longer_than_it_runs(self.space, run.trials.values())):
+        if modules and (asked or StartUp.exceeds_steps(self.space, run.trials.values())):
             return Kept(self.mark, modules)
         return None
 
@@ -178,7 +177,7 @@ def ended(
         kind=str(kind),
         objective=next(iter(objectives.values()), None),
         objectives=objectives if len(objectives) > 1 else {},
-        result=None if outcome.result is None else kept_result(outcome.result),
+        result=outcome.kept_result,
         message=message,
         stderr_tail=outcome.stderr_tail,
         elapsed_s=outcome.elapsed_s,

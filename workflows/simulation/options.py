@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from analysis import start_up_s
+from analysis import StartUp
 from foundation.messages import nearest
 from foundation.values import seconds
 from search_spaces import SearchSpace
@@ -76,7 +76,7 @@ def parse_options(space: SearchSpace, text: str) -> tuple[SimulatedCluster, dict
     known = None if space.cluster is None else space.cluster.num_nodes
     most = DEFAULT_TRIALS * space.widths[-1]
     nodes = min(known or most, most)
-    fields: dict[str, Any] = {"nodes": nodes, "start_up_s": start_up_s(space)}
+    fields: dict[str, Any] = {"nodes": nodes, "start_up_s": StartUp.expected(space).base_s}
     truth = dict.fromkeys(_TRUTH, 0.0)
     for item in filter(None, text.split(",")):
         key, _, value = item.partition("=")

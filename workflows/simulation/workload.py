@@ -6,12 +6,11 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, SupportsFloat, get_args
 
 import numpy as np
 
-from analysis import Constants, MissingMetricError
+from analysis import MissingMetricError
 from search_spaces import SearchSpace, ValidConfigs
 from slurm import Price, SimulatedLauncher
 from trainer.plan.fields import Recompute
@@ -20,9 +19,8 @@ from workflows.search.objectives import objective_values
 from workflows.simulation.options import SimulationError, parse_options
 
 if TYPE_CHECKING:
-    from analysis import CostModel, Pricing
+    from analysis import Pricing
 
-C = TypeVar("C", bound=Constants)
 # Per configuration: seconds of one step (nan: the trainer refuses it), bytes that the fullest rank
 # needs, and bytes that it would report. Raises ValueError if it cannot price one.
 Answers = Callable[[Sequence[Mapping[str, Any]]], tuple[Sequence[SupportsFloat], ...]]
@@ -196,25 +194,9 @@ def true_pricing(space: SearchSpace, error: float, seed: int) -> Pricing:
 
     Raises NotPricedError if the cost model cannot price the space.
     """
-    from analysis import Pricing, of_engines
+    from analysis import Pricing
 
     pricing = Pricing(space)
     if error:
-        rng = np.random.default_rng((seed, 1))
-        pricing.model = of_engines(_misjudged(model, error, rng) for model in pricing.model.engines)
+        pricing.model = pricing.model.misjudged(error, np.random.default_rng((seed, 1)))
     return pricing
-
-
-def _misjudged(model: CostModel, error: float, rng: np.random.Generator) -> CostModel:
-    return replace(
-        model,
-        constants=_drawn(model.constants, error, rng),
-        memory=replace(model.memory, constants=_drawn(model.memory.constants, error, rng)),
-    )
-
-
-def _drawn(constants: C, error: float, rng: np.random.Generator) -> C:
-    spreads = type(constants).spreads()
-    return type(constants).from_logs(
-        constants.logs() + error * spreads * rng.standard_normal(len(spreads))
-    )
