@@ -6,7 +6,7 @@ import numpy as np
 
 from analysis.cost.stages import StageLoad
 from search_spaces import Framework
-from trainer.plan.axes import ep
+from trainer.plan.axes import ep, pp
 from trainer.plan.axes.tp import splits_sequence
 from trainer.plan.jobs import FULL, NONE, ONE_F_ONE_B, SELECTIVE, Array, Jobs
 
@@ -91,23 +91,13 @@ def head_bytes(jobs: Jobs, framework: Framework) -> Array:
     return jobs.tokens * kept / sequence_split(jobs, framework)
 
 
-def stage_output_bytes(jobs: Jobs, framework: Framework) -> Array:
-    """Bytes that one stage sends to the next for one micro-batch."""
-    return (
-        jobs.tokens
-        * jobs.options.element_bytes
-        * jobs.model.hidden_size
-        / sequence_split(jobs, framework)
-    )
-
-
 def stage_bytes(stage: StageLoad, layer: Array, jobs: Jobs, framework: Framework) -> Array:
     """Bytes that a stage keeps of one micro-batch, logits apart, given what a layer does."""
     kept = stage.layers * layer + mask_bytes(jobs)
     kept = kept + np.where(stage.embedding, embedding_bytes(jobs, framework), 0.0)
     kept = kept + np.where(stage.head, head_bytes(jobs, framework), 0.0)
     if framework.keeps_outputs:
-        kept = kept + np.where(stage.head, 0.0, stage_output_bytes(jobs, framework))
+        kept = kept + np.where(stage.head, 0.0, pp.message(jobs, framework).num_bytes)
     return np.asarray(kept)
 
 

@@ -12,8 +12,6 @@ group of one or where there are no bytes.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -35,7 +33,7 @@ from analysis.cost.groups import (
 )
 from search_spaces import Cluster, Collective
 from trainer.plan.axes.mesh import RankGroup
-from trainer.plan.exchange import share_sent
+from trainer.plan.exchange import Operation, share_sent
 
 __all__ = [
     "LinkConstants",
@@ -53,7 +51,6 @@ __all__ = [
 ]
 
 MIB = 2.0**20
-Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
 
 
 def all_gather_s(

@@ -13,6 +13,7 @@ import numpy as np
 from analysis.cost.constants import Constants, constant
 from search_spaces import Cluster, Framework
 from trainer.plan.axes.ep import assigned_tokens, local_experts, mixed_share
+from trainer.plan.axes.tp import splits_sequence
 from trainer.plan.jobs import NO_GRAPHS, STEP_GRAPHS, Array, Jobs
 from trainer.plan.sizes import Latent, Mixture, latent_matrices
 
@@ -20,6 +21,7 @@ GEMM_SHARE_OF_PEAK = 0.8  # where nobody measured: the median of the shipped clu
 COMPUTE_UNITS = 120  # likewise
 TILE = 128
 ALIGNMENT = 8  # elements: 16 bytes, what tensor cores load at once
+BACKWARD_LAUNCHES = 1.5  # of the forward pass: gradients, but no Python of the model
 UNALIGNED_HEADS = 10.0  # times slower: attention's products for head sizes that it does not divide
 
 
@@ -144,7 +146,7 @@ class Compute:
             attention = self._latent(jobs, jobs.model.latent, rate, attention)
         ffn = self.gemm_s(tokens, up / tp, h, rate)
         ffn = ffn + self.gemm_s(tokens, h, jobs.model.ffn_size / tp, rate)
-        split = np.where(jobs.options.sequence_parallel | self.framework.sequence_parallel, tp, 1.0)
+        split = np.where(splits_sequence(jobs, self.framework), tp, 1.0)
         # Read and written: two norms, two residuals, the products' inputs and outputs.
         moved = jobs.options.element_bytes * tokens * (12 * h / split + (3 * qkv + 2 * up) / tp)
         if jobs.model.mixture is not None:
@@ -247,10 +249,11 @@ class Compute:
         """One layer's backward pass without what it computes again, after its forward pass ``f``.
 
         Two products for each of the forward pass; flash attention's backward has five for two
-        (Dao 2023). Launching takes half as long again: gradients, but no Python of the model.
+        (Dao 2023).
         """
         core = 2.5 if self.framework.flash_attention else 2.0
-        return PassTimes(2 * f.gemm, core * f.attention, 2 * f.elementwise, 1.5 * f.launch)
+        launch = BACKWARD_LAUNCHES * f.launch
+        return PassTimes(2 * f.gemm, core * f.attention, 2 * f.elementwise, launch)
 
     def head(self, jobs: Jobs) -> tuple[Array, Array]:
         """Forward and backward pass of the output layer and the loss; seconds."""

@@ -14,7 +14,7 @@ from trainer.plan.jobs import Array, Mask
 
 WRITES_SCORES = 0.3  # share of a record of before fused attention that is as the record says
 NAMED = 0.95  # share of the record of a framework that has one; all others have the rest together
-OTHER_CAUSE = 0.05  # of what fits, share that fails as if it did not
+OTHER_CAUSES = 0.05  # share of what fits that fails all the same
 NEVERTHELESS = 0.02  # of what cannot fit, share that runs: no hypothesis is quite right
 LEVEL_LOG_SD = 0.1  # of all peaks together: constants are fitted only to the likely hypotheses
 PEAK_LOG_SD = 0.1  # of each, beside the others
@@ -60,7 +60,7 @@ def log_probability(fits: Array, failed: Mask, off: Array) -> float:
         failed: which of them failed for lack of memory.
         off: logarithms of predicted over measured peaks, where there are any; shape (m,).
     """
-    ran = NEVERTHELESS + (1 - NEVERTHELESS - OTHER_CAUSE) * fits
+    ran = NEVERTHELESS + (1 - NEVERTHELESS - OTHER_CAUSES) * fits
     outcome = np.log(np.where(failed, 1 - ran, ran)).sum()
     if not len(off):
         return float(outcome)

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 
 from analysis.cost import collectives as links
 from analysis.cost.activations import repeats_attention
-from analysis.cost.compute import Compute, smooth_max
+from analysis.cost.compute import BACKWARD_LAUNCHES, Compute, PassTimes, smooth_max
 from analysis.cost.groups import members_per_node
 from analysis.cost.time_constants import TimeConstants
 from search_spaces import Cluster, Framework
 from trainer.plan.axes import ep
+from trainer.plan.axes.axis import Cause
 from trainer.plan.axes.registry import AXES
-from trainer.plan.axes.tp import splits_sequence
 from trainer.plan.exchange import Exchange, Pass, Work
-from trainer.plan.jobs import BY_HABIT, FLEX, FULL, SELECTIVE, STEP_GRAPHS, Array, Jobs, Mask
-from trainer.plan.sizes import Mixture
+from trainer.plan.jobs import SELECTIVE, Array, Jobs
 
 LEAST_SHOWN = 0.05  # exposed share of communication that could hide entirely
 
@@ -96,28 +96,27 @@ def layer(
         "layer_backward": backward.device,
     }
     seconds = price(cluster, c)
-    exposed: dict[str, Array] = {"tensor": np.zeros(len(jobs)), "context": np.zeros(len(jobs))}
-    waited: dict[Pass, Array] = {}
-    for axis in AXES.values():
-        if not (layout.axes.sizes[axis.name] > 1).any():
+    exposed: dict[Cause, Array] = {cause: np.zeros(len(jobs)) for cause in get_args(Cause)}
+    waited: dict[Pass, Array] = {"forward": np.zeros(len(jobs)), "backward": np.zeros(len(jobs))}
+    calls_s = np.zeros(len(jobs))
+    across = (layout.pp > 1) & (layout.world_size > cluster.domain_gpus)
+    for name, axis in AXES.items():
+        ranks = layout.axes.sizes[name]
+        if not (ranks > 1).any():
             continue
         sent = axis.layer_exchanges(jobs, framework)
         exposed[axis.cause] = exposed[axis.cause] + exposed_s(sent, seconds, c, beside)
-        if axis.name == "tp":
-            waited = {within: _sum(sent, seconds, within) for within in ("forward", "backward")}
-    by_host = (layout.tp > 1) & (jobs.options.graphs != STEP_GRAPHS)
-    calls = np.where(by_host, 2.0, 0.0) * np.where(splits_sequence(jobs, framework), 2.0, 1.0)
-    across = (layout.pp > 1) & (layout.world_size > cluster.domain_gpus)
-    call = c.host_call_s + np.where(across, c.contended_call_s * layout.tp, 0.0)
+        if axis.host_calls is not None:
+            call = c.host_call_s + np.where(across, c.contended_call_s * ranks, 0.0)
+            calls_s = calls_s + axis.host_calls(jobs, framework) * call
+            waited = {within: s + _sum(sent, seconds, within) for within, s in waited.items()}
 
-    def host(device: Array, launch: Array) -> Array:
+    def host(times: PassTimes, within: Pass, launches: float = 1.0) -> Array:
         """Waiting for the host: launching hides behind the device's work, if that is long."""
-        return smooth_max(device, launch) - device
+        device = times.device + waited[within]
+        return smooth_max(device, times.launch + launches * calls_s) - device
 
-    first = host(forward.device + waited.get("forward", 0.0), forward.launch + calls * call)
-    second = host(
-        backward.device + waited.get("backward", 0.0), backward.launch + 1.5 * calls * call
-    )
+    first, second = host(forward, "forward"), host(backward, "backward", BACKWARD_LAUNCHES)
     some = np.where(repeats_attention(jobs, framework), forward.attention, forward.elementwise)
     again = np.where(full, forward.device, 0.0)
     again = again + np.where(jobs.options.recompute == SELECTIVE, some, 0.0)
@@ -125,7 +124,8 @@ def layer(
     return Layer(
         device=device,
         again=again,
-        **exposed,
+        tensor=exposed["tensor"],
+        context=exposed["context"],
         experts=dispatch_s(jobs, cluster, framework, c, device),
         launch=first * passes + second,
     )
@@ -152,50 +152,24 @@ def _sum(exchanges: Iterable[Exchange], seconds: Price, within: Pass) -> Array:
 def dispatch_s(
     jobs: Jobs, cluster: Cluster, framework: Framework, c: TimeConstants, device_s: Array
 ) -> Array:
-    """Exposed seconds of one layer's tokens on one micro-batch, in the mean over all layers.
+    """Exposed seconds of the experts' exchanges on one micro-batch, in the mean over all layers.
 
-    Each pass sends tokens to their experts and back, which the experts wait for unless they compute
-    for another micro-batch meanwhile, and gathers and sums over the ranks that split an expert
-    (Megatron Core, "Mixture of Experts").
+    Experts wait for their tokens unless they compute for another micro-batch meanwhile.
 
     Args:
         device_s: of both passes of one layer on the device.
     """
-    mixture, layout = jobs.model.mixture, jobs.layout
+    mixture = jobs.model.mixture
     if mixture is None:
         return np.zeros(len(jobs))
-    passes = 2 + np.where(jobs.options.recompute == FULL, 1.0, 0.0)
-    ways = 2 * passes * np.where(layout.ep > 1, way_s(jobs, mixture, cluster, framework, c), 0.0)
+    sent = ep.layer_exchanges(
+        jobs, framework, mixture, lambda group: members_per_node(cluster, group)
+    )
+    seconds = price(cluster, c)
+    once = np.maximum(seconds(sent.inside), seconds(sent.across))
+    ways = sent.plain.times * np.where(sent.once, once, seconds(sent.plain))
     alone = c.exposed_dispatch * ways
     left = left_over(ways, c.overlap * device_s)
-    # The first forward and the last backward pass have no other micro-batch beside them.
-    beside = np.where(jobs.options.overlaps_dispatch, 1 - 1 / layout.gas, 0.0)
-    shown = beside * np.minimum(left, alone) + (1 - beside) * alone
-    seconds = price(cluster, c)
-    split = sum(seconds(one) for one in ep.split_exchanges(jobs, mixture))
-    inner = np.where(layout.etp > 1, split, 0.0)
-    return np.asarray(ep.mixed_share(jobs, mixture) * (shown + passes * inner))
-
-
-def way_s(
-    jobs: Jobs, mixture: Mixture, cluster: Cluster, framework: Framework, c: TimeConstants
-) -> Array:
-    """Seconds of one way of a micro-batch's tokens.
-
-    A token is sent to each of its experts; or once to each node that has one of them, and from
-    there to its ranks at the same time (DeepSeek-AI 2024, section 3.2.2).
-    """
-    plain = ep.dispatch(jobs, mixture)
-    ranks = jobs.layout.ep
-    members = members_per_node(cluster, plain.group)
-    inside = ep.dispatch(jobs, mixture, ranks, near=members)
-    across = ep.dispatch(jobs, mixture, ranks / members)
-    seconds = price(cluster, c)
-    inside_s = seconds(inside)
-    once = np.where(members < ranks, np.maximum(inside_s, seconds(across)), inside_s)
-    return np.where(_sends_once(jobs, framework), once, seconds(plain))
-
-
-def _sends_once(jobs: Jobs, framework: Framework) -> Mask:
-    dispatcher = jobs.options.dispatcher
-    return np.where(dispatcher == BY_HABIT, framework.sends_tokens_once, dispatcher == FLEX)
+    shown = sent.hidden * np.minimum(left, alone) + (1 - sent.hidden) * alone
+    split = sum(one.times * seconds(one) for one in sent.split)
+    return np.asarray(ep.mixed_share(jobs, mixture) * (shown + split))

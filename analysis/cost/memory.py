@@ -25,11 +25,9 @@ from trainer.plan.axes import cp, ep, grid
 from trainer.plan.axes.dp import Holders, dense_holders, in_buckets
 from trainer.plan.jobs import NONE, Array, Jobs, Mask
 from trainer.plan.sizes import (
-    Mixture,
     expert_weights,
     ffn_weights,
     layer_weights,
-    stage_weights,
     table_weights,
 )
 from trainer.plan.states import PENDING_REDUCTIONS, masters_are_weights, state_bytes
@@ -182,9 +180,7 @@ def _stages(
 ) -> Iterator[MemoryParts]:
     """Parts of a rank of each stage that may be the fullest."""
     jobs = _as_held(jobs, framework)
-    holders = [dense_holders(jobs)]
-    if jobs.model.mixture is not None:
-        holders.append(ep.expert_holders(jobs))
+    holders = ep.all_holders(jobs)
     layer = layer_bytes(jobs, framework, jobs.options.recompute)
     stages = fullest_stages(jobs, framework)
     for stage in stages[:1] if first_only else stages:
@@ -211,13 +207,13 @@ def _stage_memory(
     state: Allocator,
 ) -> MemoryParts:
     """Parts of one stage's rank; ``layer`` is what a layer keeps of a micro-batch."""
-    parameters = stage_parameters(stage, jobs)
-    held = [*zip((parameters, expert_parameters(stage, jobs)), holders, strict=False)]
+    each = ep.rank_parameters(jobs, stage.layers, _tables(stage, jobs), stage.embedding)
+    parameters, held = each[0], [*zip(each, holders, strict=False)]
     every = np.asarray(sum(weights for weights, _ in held))
     states = _state_bytes(held, jobs, framework)
     one = constants.activation_scale * stage_bytes(stage, layer, jobs, framework)
     logits = np.where(stage.head, constants.logit_scale * logits_bytes(jobs, framework), 0.0)
-    working = _working_bytes(stage, layer, one, logits, jobs, framework, holders[0])
+    working = _working_bytes(stage, layer, one, logits, jobs, framework, held[0])
     activations = stage.in_flight * (one + grid.kept_weight_bytes(jobs, stage.layers))
     activations += np.where(stage.head, waiting_logits_bytes(jobs, stage.in_flight), 0.0)
     buffers = constants.workspace_bytes + framework.fixed_buffer_bytes + np.zeros(len(jobs))
@@ -286,31 +282,8 @@ def _copied_gradients(
     return flat * parameters, applied * parameters
 
 
-def stage_parameters(stage: StageLoad, jobs: Jobs) -> Array:
-    """Weights of a stage on one rank of its tensor-parallel group.
-
-    Tied tables are one where a stage has both ends, and a copy on each end elsewhere.
-    """
-    plain = stage_weights(jobs.model, stage.layers, _tables(stage, jobs), jobs.layout.layer_ranks)
-    if jobs.model.mixture is not None:
-        plain = plain + _beside(stage, jobs, jobs.model.mixture)[0] / jobs.layout.tp
-    return np.asarray(plain)
-
-
-def expert_parameters(stage: StageLoad, jobs: Jobs) -> Array:
-    """Weights of a stage's experts on one rank."""
-    if jobs.model.mixture is None:
-        return np.zeros(len(jobs))
-    return np.asarray(
-        _beside(stage, jobs, jobs.model.mixture)[1] / (jobs.layout.ep * jobs.layout.etp)
-    )
-
-
-def _beside(stage: StageLoad, jobs: Jobs, mixture: Mixture) -> tuple[Array, Array]:
-    return ep.on_stage(jobs, mixture, stage.layers, np.where(stage.embedding, 1.0, 0.0))
-
-
 def _tables(stage: StageLoad, jobs: Jobs) -> Array:
+    """Vocabulary tables of a stage; a tied one is one where both ends are one stage."""
     # Ends of a pipeline on one rank have a copy each.
     both = stage.embedding & stage.head & jobs.model.tied_embeddings & ~jobs.folded
     return np.where(both, 1.0, stage.embedding * 1.0 + stage.head * 1.0)
@@ -323,7 +296,7 @@ def _working_bytes(
     logits: Array,
     jobs: Jobs,
     framework: Framework,
-    dense: Holders,
+    held: tuple[Array, Holders],
 ) -> Array:
     """Bytes of the layer in work: its recomputed activations and what was gathered.
 
@@ -332,6 +305,7 @@ def _working_bytes(
     a layer's gradients, and their copy that leaves to be reduced (Rajbhandari et al. 2020; Zhao et
     al. 2023, on FSDP, section 3.3). When the first layer is computed backwards the logits are gone.
     """
+    parameters, dense = held
     some = np.where(stage.layers > 0, 1.0, 0.0)
     one = some * layer_weights(jobs.model) / jobs.layout.tp
     if jobs.model.mixture is not None:
@@ -352,7 +326,7 @@ def _working_bytes(
     leaving = np.minimum(one, most) * (jobs.options.element_bytes + framework.reduce_bytes)
     if framework.flat_buckets:
         flat = in_buckets(jobs, framework, dense)
-        leaving = np.where(flat, _leaving_buckets(stage, matrix, jobs, framework), leaving)
+        leaving = np.where(flat, _leaving_buckets(parameters, matrix, jobs, framework), leaving)
     later = later + np.where(jobs.placement.gradient_shard > 1, leaving, 0.0)
     whole = jobs.tokens * jobs.model.hidden_size * jobs.options.element_bytes
     later = later + GATHERED_TENSORS * whole * (1 - 1 / sequence_split(jobs, framework))
@@ -364,7 +338,7 @@ def _working_bytes(
         later = later + some * jobs.tokens * jobs.options.element_bytes * (gate + own)
     if framework.loose_gradients:
         # They grow as the micro-batch's activations go.
-        later = np.maximum(later, jobs.options.element_bytes * stage_parameters(stage, jobs) - kept)
+        later = np.maximum(later, jobs.options.element_bytes * parameters - kept)
     return np.asarray(weights + np.maximum(later - logits, 0.0))
 
 
@@ -386,11 +360,11 @@ def _placeholder_bytes(stage: StageLoad, jobs: Jobs) -> Array:
     return np.asarray(np.where(stage.layers > 0, jobs.options.element_bytes * elements, 0.0))
 
 
-def _leaving_buckets(stage: StageLoad, matrix: Array, jobs: Jobs, framework: Framework) -> Array:
+def _leaving_buckets(parameters: Array, matrix: Array, jobs: Jobs, framework: Framework) -> Array:
     """Bytes of split gradients in flat buckets: the largest, the bucket it is copied to, those on
     their way; nothing where they are summed whole.
     """
     buckets = (1 + PENDING_REDUCTIONS) * np.maximum(jobs.options.bucket_elements, matrix)
-    held = np.minimum(buckets, stage_parameters(stage, jobs))
+    held = np.minimum(buckets, parameters)
     found = held * framework.reduce_bytes + matrix * jobs.options.element_bytes
     return np.asarray(np.where(jobs.placement.reduces_once & (jobs.layout.gas > 1), 0.0, found))

@@ -30,7 +30,7 @@ SUPPOSED_LOG_SD = 0.09
 """PRIOR_LOG_SD of other trainers than the built-in one: the priors are off by 4 to 10 % from the
 peaks of BLOOM and torchtitan."""
 BOUND_LOG_SD = 0.04  # in what a job needs at least
-OTHER_CAUSE = 0.8  # a failure predicted to need less of the limit was not for lack of memory
+NEEDS_LIMIT = 0.8  # a failure predicted to need less of the limit was not for lack of memory
 NEGLIGIBLE = 0.005  # weight of habits that say nothing of whether a job fits
 NEAR = 0.25  # logarithms from the limit, beyond which no uncertainty of constants matters
 
@@ -123,7 +123,7 @@ class MemoryModel:
             framework = weighed[0][0]
             self = replace(self, habits=weighed)
         needed = self.parts(jobs, framework).total
-        believed = out_of_memory & (needed > OTHER_CAUSE * limit_bytes) & ~refused(jobs, framework)
+        believed = out_of_memory & (needed > NEEDS_LIMIT * limit_bytes) & ~refused(jobs, framework)
         measured = np.isfinite(peak_bytes) & ~out_of_memory
         rows = believed | ~out_of_memory
         if not rows.any():

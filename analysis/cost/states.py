@@ -18,124 +18,93 @@ from analysis.cost.stages import stage_layers
 from analysis.cost.time_constants import TimeConstants
 from search_spaces import Cluster, Framework
 from trainer.plan.axes import dp, ep
+from trainer.plan.exchange import Exchange
 from trainer.plan.jobs import Array, Jobs
-from trainer.plan.sizes import Mixture, stage_weights
 
 _BACKWARD = 2 / 3  # of both passes' time
 
 
-class Held(NamedTuple):
-    """A class of parameters of the fullest stage, on one rank."""
-
-    weights: Array
-    holders: dp.Holders
-
-
-def classes(jobs: Jobs, framework: Framework) -> list[Held]:
-    """Dense parameters, and experts where there are any."""
-    held = [Held(stage_parameters(jobs, framework), dp.dense_holders(jobs))]
-    if jobs.model.mixture is not None:
-        held.append(Held(expert_parameters(jobs, framework), ep.expert_holders(jobs)))
-    return held
-
-
-def stage_parameters(jobs: Jobs, framework: Framework) -> Array:
-    """Weights on a rank of the fullest stage, without experts."""
-    model, layout = jobs.model, jobs.layout
-    dealt = stage_layers(jobs, framework)
+def fullest_parameters(jobs: Jobs, framework: Framework) -> tuple[Array, Array]:
+    """Dense parameters and experts of the fullest stage, on one of its ranks."""
+    dealt, alone = stage_layers(jobs, framework), jobs.layout.pp == 1
     # With a pipeline the first stage has the embedding, and the last one the output layer.
-    both = ((layout.pp == 1) & ~model.tied_embeddings) | jobs.folded
-    tables, ranks = np.where(both, 2.0, 1.0), layout.layer_ranks
-    ends = stage_weights(model, np.maximum(dealt.first, dealt.last), tables, ranks)
-    plain = np.maximum(ends, stage_weights(model, dealt.inner, 0.0, ranks))
-    if model.mixture is not None:
-        layers = np.maximum(dealt.most, dealt.last)
-        plain = plain + _beside(jobs, model.mixture, layers)[0] / layout.tp
-    return np.asarray(plain)
-
-
-def expert_parameters(jobs: Jobs, framework: Framework) -> Array:
-    """Weights of the fullest stage's experts on one rank."""
-    if jobs.model.mixture is None:
-        return np.zeros(len(jobs))
-    dealt = stage_layers(jobs, framework)
-    layers = np.maximum(dealt.most, dealt.last)
-    return np.asarray(
-        _beside(jobs, jobs.model.mixture, layers)[1] / (jobs.layout.ep * jobs.layout.etp)
-    )
-
-
-def _beside(jobs: Jobs, mixture: Mixture, layers: Array) -> tuple[Array, Array]:
+    both = (alone & ~jobs.model.tied_embeddings) | jobs.folded
+    ends = np.maximum(dealt.first, dealt.last)
     # Dense layers are on the first of several stages, which therefore is not the fullest.
-    return ep.on_stage(jobs, mixture, layers, np.where(jobs.layout.pp == 1, 1.0, 0.0))
+    with_table, _ = ep.rank_parameters(jobs, ends, np.where(both, 2.0, 1.0), alone)
+    inner, _ = ep.rank_parameters(jobs, dealt.inner, 0.0, alone)
+    _, experts = ep.rank_parameters(jobs, np.maximum(dealt.most, dealt.last), 0.0, alone)
+    return np.maximum(with_table, inner), experts
 
 
-def exchanges(
+def held_parameters(jobs: Jobs, framework: Framework) -> list[tuple[Array, dp.Holders]]:
+    """Each class of the fullest stage's parameters on one rank, with its holders."""
+    return [*zip(fullest_parameters(jobs, framework), ep.all_holders(jobs), strict=False)]
+
+
+class ExposedStates(NamedTuple):
+    """Exposed seconds of a step's exchanges of training states."""
+
+    gather: Array
+    gradients: Array
+    publish: Array
+
+
+def exposed_state_s(
     jobs: Jobs,
     cluster: Cluster,
     framework: Framework,
     c: TimeConstants,
     computing: Array,
     micro: Array,
-) -> tuple[Array, Array, Array]:
-    """Exposed seconds of gathering weights, reducing gradients and publishing weights.
+) -> ExposedStates:
+    """Seconds of gathering weights, reducing gradients and publishing weights that do not hide.
 
     Args:
         computing: of the device, both passes of one micro-batch on the slowest stage.
         micro: the same with what the device waits for.
     """
-    by_layer = one_adapter(cluster) if framework.one_adapter else cluster
+    whole = price(cluster, c)
+    by_layer = price(one_adapter(cluster), c) if framework.one_adapter else whole
+    held = held_parameters(jobs, framework)
+    sent = [dp.job_exchanges(jobs, framework, holders, weights) for weights, holders in held]
     # Split weights and gradients come and go layer by layer, and each call has its latency, but for
     # gradients in flat buckets.
     units = stage_layers(jobs, framework).most + 1
-    held = classes(jobs, framework)
-    dense = held[0].holders
-    flat = dp.in_buckets(jobs, framework, dense)
-    sent = [dp.job_exchanges(jobs, framework, one.holders, one.weights) for one in held]
+    flat = dp.in_buckets(jobs, framework, held[0][1])
 
-    def seconds(
-        name: str, over: Cluster = cluster, calls: Array | None = None, *, each: bool = True
-    ) -> Array:
-        """Seconds of one kind of exchange in so many calls; all in a step, or once."""
-        total, priced = np.zeros(len(jobs)), price(over, c)
-        for one in (getattr(of_class, name) for of_class in sent):
-            if calls is None:
-                taken = priced(one)
-            else:
-                taken = calls * priced(replace(one, num_bytes=one.num_bytes / calls))
-            total = total + (one.times * taken if each else taken)
-        return total
+    def in_calls(exchange: Exchange, calls: Array) -> Array:
+        return calls * by_layer(replace(exchange, num_bytes=exchange.num_bytes / calls))
 
     # Split weights are gathered before each pass of a micro-batch, later from a copy if there is.
-    gathers = seconds("weights", by_layer, units) + seconds("secondary", by_layer, units)
-    gathers = left_over(gathers, c.overlap * jobs.layout.gas * micro)
+    gathers = [one.times * in_calls(one, units) for s in sent for one in (s.weights, s.secondary)]
+    gather = left_over(np.asarray(sum(gathers)), c.overlap * jobs.layout.gas * micro)
 
     # Split gradients are reduced in every micro-batch or once, then once over what is left.
-    inner = seconds("gradients", by_layer, np.where(flat, 1.0, units), each=False)
-    once = seconds("gradient_scatter") + seconds("gradient_sum")
-    overlaps = np.where(
-        jobs.placement.optimizer_shard > 1,
-        framework.overlaps_gradients and framework.overlaps_split_gradients,
-        framework.overlaps_gradients,
-    )
+    calls = np.where(flat, 1.0, units)
+    inner = np.asarray(sum(in_calls(s.gradients, calls) for s in sent))
+    rest = [one for s in sent for one in (s.gradient_scatter, s.gradient_sum)]
+    once = np.asarray(sum(one.times * whole(one) for one in rest))
+    split = jobs.placement.optimizer_shard > 1
+    overlaps = framework.overlaps_gradients & (framework.overlaps_split_gradients | ~split)
     hidden = c.overlap * _BACKWARD * computing * overlaps
-    per_micro = left_over(inner, hidden) * jobs.reductions
-    every = dp.reduces_every_time(jobs, framework, dense)
-    once = np.where(every, once, left_over(once, hidden))
+    every = dp.reduces_every_time(jobs, framework, held[0][1])
+    gradients = left_over(inner, hidden) * jobs.reductions
+    gradients = gradients + np.where(every, once, left_over(once, hidden))
 
     # Whole weights are used as they arrive, in the first forward pass of the next step.
-    publish = seconds("publish")
+    publish = np.asarray(sum(s.publish.times * whole(s.publish) for s in sent))
     arrives = framework.overlaps_publish & flat & (jobs.layout.gy * jobs.layout.gz == 1)
     hidden = c.overlap * (1 - _BACKWARD) * computing * arrives
-    publish = np.maximum(publish - hidden, np.where(arrives, LEAST_SHOWN, 1.0) * publish)
-    return gathers, per_micro + once, publish
+    shown = np.where(arrives, LEAST_SHOWN, 1.0) * publish
+    return ExposedStates(gather, gradients, np.maximum(publish - hidden, shown))
 
 
 def update(jobs: Jobs, compute: Compute, c: TimeConstants) -> Array:
     """AdamW: per weight of the share, master weight and two moments in float32 are read and
     written, the gradient read, the weight written; and all gradients are cleared and scaled."""
     moved: Array | float = 0.0
-    for weights, holders in classes(jobs, compute.framework):
+    for weights, holders in held_parameters(jobs, compute.framework):
         degrees = holders.placement
         shares = (24 + 4 + 2) / degrees.optimizer_shard + 8 / degrees.gradient_shard
         moved = moved + weights * shares

@@ -16,7 +16,7 @@ from analysis.cost import collectives as links
 from analysis.cost.compute import Compute
 from analysis.cost.layer import layer
 from analysis.cost.stages import stage_layers
-from analysis.cost.states import exchanges, update
+from analysis.cost.states import exposed_state_s, update
 from analysis.cost.time_constants import TimeConstants
 from search_spaces import Cluster, Framework
 from trainer.plan.axes import pp
@@ -108,21 +108,22 @@ def step(
     path = path + pp.unfilled_turns(jobs) * slowest / v
     # Where ranks share processors, nothing is lost as long as enough of them are busy.
     used = np.maximum(m * everything / p, path / alone) / path if alone > 1 else 1.0
-    data = exchanges(jobs, cluster, framework, c, count * one.device, slowest)
+    states = exposed_state_s(jobs, cluster, framework, c, count * one.device, slowest)
+    of_layers = {
+        "forward_backward": one.device,
+        "recompute": one.again,
+        "tensor": one.tensor,
+        "context": one.context,
+        "experts": one.experts,
+        "launch": one.launch,
+    }
     return StepParts(
-        forward_backward=m * count * one.device * used,
-        recompute=m * count * one.again * used,
-        tensor=m * count * one.tensor * used,
-        context=m * count * one.context * used,
-        experts=m * count * one.experts * used,
-        launch=m * count * one.launch * used,
+        **{name: m * count * each * used for name, each in of_layers.items()},
         head=m * on_slowest * used,
         pipeline=pp.rounds(jobs) * sends,
         crowded=crowded_s(jobs, c) * crowded,
         bubble=(path - m * slowest) * used,
-        gather=data[0],
-        gradients=data[1],
-        publish=data[2],
+        **states._asdict(),
         optimizer=update(jobs, compute, c),
         fixed=c.step_s + np.zeros(len(jobs)),
     )

@@ -16,7 +16,7 @@ from trainer.plan.jobs import Jobs, Mask
 class OverlapConstants(Constants):
     """Overlap of communication, and overheads of the program itself."""
 
-    overlap: float = constant(0.6, 0.3, "of the backward pass that can hide data parallelism")
+    overlap: float = constant(0.6, 0.3, "of the computation beside communication, that can hide it")
     host_call_s: float = constant(5e-5, 0.7, "of the host, to start one collective of a layer")
     contended_call_s: float = constant(
         1e-5, 1.5, "more for each member of it, where a pipeline's sends cross nodes as well"

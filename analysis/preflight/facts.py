@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from analysis.cost.collectives import bus_bytes_per_s
 from analysis.cost.groups import LinkConstants, group_of
 from search_spaces import Cluster, Collective, Link, Nic
+from trainer.plan.exchange import Operation
 
-Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
 RINGS = ("all_reduce", "all_gather", "reduce_scatter")
 SUSPICIOUS = 0.25  # share of the nominal bandwidth; less is another class of link
 LARGE_BYTES = 16 * 2**20  # smaller messages do not reach a link's bandwidth

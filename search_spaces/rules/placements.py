@@ -16,7 +16,8 @@ from trainer.plan.axes.mesh import is_pp_inside
 from trainer.plan.placement import Topology
 from trainer.plan.presets import resolve_presets
 from trainer.plan.rules.expression import Array, Expression, ValueType
-from trainer.plan.rules.requirement import DEGREES, QUANTIZED
+from trainer.plan.rules.requirement import QUANTIZED
+from trainer.plan.states import DEGREES
 
 TYPES: dict[str, ValueType] = {
     "placement": "text",

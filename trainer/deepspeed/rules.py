@@ -13,6 +13,7 @@ from trainer.plan.config import TrainConfig
 from trainer.plan.placement import Placement
 from trainer.plan.rules.declared import refused, refused_settings
 from trainer.plan.rules.requirement import Requirement, refusal
+from trainer.plan.states import ZERO_STAGES
 
 DeviceType = Literal["cpu", "cuda"]
 
@@ -126,8 +127,12 @@ def zero_stage(placement: Placement) -> int | None:
     sums gradients in float32.
     """
     dp = placement.dp
-    degrees = (placement.weights.degree, placement.gradients.degree, placement.optimizer.degree)
     if dp == 1:
         return 1
-    stages = {(1, 1, 1): 0, (1, 1, dp): 1, (1, dp, dp): 2, (dp, dp, dp): 3}
-    return stages.get(degrees)
+    for stage in range(4):
+        if all(
+            getattr(placement, name) == (dp if stage >= first else 1)
+            for name, first in ZERO_STAGES.items()
+        ):
+            return stage
+    return None

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 
-class Column(NamedTuple):
+class ColumnType(NamedTuple):
     """The declaration of a column.
 
     Attributes:
@@ -27,8 +27,8 @@ class Column(NamedTuple):
 
 
 def column(default: Any = None, kind: type = float, least: float | None = None) -> Any:
-    """A field of a job's part; see ``Column``."""
-    return field(metadata={"column": Column(default, kind, least)})
+    """A field of a job's part; see ``ColumnType``."""
+    return field(metadata={"column": ColumnType(default, kind, least)})
 
 
 def mask(default: bool | None = False) -> Any:
@@ -42,7 +42,7 @@ class Part:
     columns, or None."""
 
     @classmethod
-    def declared(cls) -> dict[str, Column]:
+    def declared(cls) -> dict[str, ColumnType]:
         """The part's columns by name."""
         return {f.name: f.metadata["column"] for f in fields(cls) if "column" in f.metadata}
 

@@ -21,17 +21,18 @@ from trainer.plan.axes.mesh import (
     ordered,
     ranks_of_replica,
 )
-from trainer.plan.fields import Choices, Settings
+from trainer.plan.fields import DEFERRING_SCHEDULES, FOLDED_SCHEDULES, Choices, Settings
 from trainer.plan.formats import Format
 from trainer.plan.limits import ConfigError, Ranks, Steps
 from trainer.plan.model import ModelConfig
 from trainer.plan.placement import Placement, PlacementError, Topology
-from trainer.plan.presets import STAGES, Wishes, place
+from trainer.plan.presets import ZERO_PRESETS, Wishes, place
 from trainer.plan.rules.declared import refused_settings
 from trainer.plan.rules.expression import Scalar
-from trainer.plan.rules.requirement import DEGREES, Requirement, refusal
+from trainer.plan.rules.requirement import Requirement, refusal
 from trainer.plan.rules.requirements import requirements
 from trainer.plan.stages import StageLayout
+from trainer.plan.states import DEGREES
 
 
 class TrainConfig(Settings, Choices):
@@ -94,12 +95,12 @@ class TrainConfig(Settings, Choices):
     @property
     def defers_weight_gradients(self) -> bool:
         """Whether gradients of weights are computed apart from those of inputs."""
-        return self.pp > 1 and self.pipeline_schedule not in ("1F1B", "LoopedBFS")
+        return self.pp > 1 and self.pipeline_schedule in DEFERRING_SCHEDULES
 
     @property
     def stages(self) -> StageLayout:
         """Stages of the pipeline; one without."""
-        folded = self.pp > 1 and self.pipeline_schedule in ("ZBVZeroBubble", "DualPipeV")
+        folded = self.pp > 1 and self.pipeline_schedule in FOLDED_SCHEDULES
         first, last = self.first_stage_layers, self.last_stage_layers
         return StageLayout(self.pp, self.vpp, self.model.num_layers, first, last, folded)
 
@@ -162,7 +163,7 @@ class TrainConfig(Settings, Choices):
         wishes = {name: getattr(self, name) for name in Wishes.__dataclass_fields__}
         try:
             return place(
-                self.placement or STAGES[self.zero_stage],
+                self.placement or ZERO_PRESETS[self.zero_stage],
                 Wishes(**wishes),
                 dp,
                 axes.of_states.stride("dp"),
@@ -182,6 +183,7 @@ class TrainConfig(Settings, Choices):
             ConfigError: if the degrees do not fit the ranks.
         """
         placement = self.place(world_size, local_world_size)
+        ranks_per_node = self.topology(world_size, local_world_size).ranks_per_node
         model, copy = self.model, placement.secondary
         return {
             **model.model_dump(),
@@ -194,7 +196,7 @@ class TrainConfig(Settings, Choices):
             "quantize_secondary": copy is not None and copy.format == Format.INT8,
             "world_size": world_size,
             "dp": self.data_parallel(world_size),
-            "num_nodes": world_size // self.topology(world_size, local_world_size).ranks_per_node,
+            "num_nodes": -(-world_size // ranks_per_node),  # the last one may be part-filled
         }
 
     def check(self, world_size: int, local_world_size: int | None = None) -> None:

@@ -35,6 +35,10 @@ Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 PipelineSchedule = Literal[
     "1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"
 ]
+FOLDED_SCHEDULES: tuple[PipelineSchedule, ...] = ("ZBVZeroBubble", "DualPipeV")
+"""Schedules in which stages go there and back over the ranks: the first has the last one too."""
+DEFERRING_SCHEDULES: tuple[PipelineSchedule, ...] = ("InterleavedZeroBubble", *FOLDED_SCHEDULES)
+"""Schedules that compute gradients of weights apart from those of inputs."""
 RankOrder = Literal["tp-cp-dp-pp", "tp-pp-cp-dp"]
 Preset = Literal["zero0", "zero1", "zero2", "zero3", "hpz", "mics", "zero++", "zero_topo"]
 FP8 = ("fp8", "mxfp8")

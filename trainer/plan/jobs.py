@@ -6,7 +6,7 @@ columns here, so a formula is written once and computed for all rows together. T
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
@@ -23,12 +23,18 @@ from trainer.plan.axes.mesh import (
     ordered,
     ranks_of_replica,
 )
-from trainer.plan.column import Column, Part, broadcast, column, concatenated, mask
-from trainer.plan.fields import Choices, OtherChoices, further_columns
+from trainer.plan.column import ColumnType, Part, broadcast, column, concatenated, mask
+from trainer.plan.fields import (
+    DEFERRING_SCHEDULES,
+    FOLDED_SCHEDULES,
+    Choices,
+    OtherChoices,
+    further_columns,
+)
 from trainer.plan.layouts import NO_LAYOUT
 from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import Latent, Mixture
-from trainer.plan.states import BUCKET_ELEMENTS
+from trainer.plan.states import BUCKET_ELEMENTS, ZERO_STAGES
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -37,7 +43,9 @@ Indices = NDArray[np.int64]
 RECOMPUTE = codes_of(Choices, "recompute")
 NONE, SELECTIVE, FULL = RECOMPUTE.values()
 SCHEDULES = codes_of(Choices, "pipeline_schedule")
-ONE_F_ONE_B, BREADTH_FIRST, ZERO_BUBBLE, ZERO_BUBBLE_V, DUAL_PIPE_V = SCHEDULES.values()
+ONE_F_ONE_B, BREADTH_FIRST = SCHEDULES["1F1B"], SCHEDULES["LoopedBFS"]
+ZERO_BUBBLE, ZERO_BUBBLE_V = SCHEDULES["InterleavedZeroBubble"], SCHEDULES["ZBVZeroBubble"]
+DUAL_PIPE_V = SCHEDULES["DualPipeV"]
 DISPATCHERS = codes_of(OtherChoices, "moe_token_dispatcher")
 ALL_TO_ALL, FLEX = DISPATCHERS.values()
 BY_HABIT = -1
@@ -265,7 +273,15 @@ class Jobs:
     @property
     def folded(self) -> Mask:
         """Whether the first of several pipeline ranks has the last stage as well."""
-        return np.asarray((self.options.schedule >= ZERO_BUBBLE_V) & (self.layout.pp > 1))
+        return self._schedule_in(FOLDED_SCHEDULES) & (self.layout.pp > 1)
+
+    @property
+    def defers_weight_gradients(self) -> Mask:
+        """Whether gradients of weights are computed apart from those of inputs."""
+        return self._schedule_in(DEFERRING_SCHEDULES)
+
+    def _schedule_in(self, words: Collection[str]) -> Mask:
+        return np.isin(self.options.schedule, [SCHEDULES[word] for word in words])
 
     @property
     def tokens(self) -> Array:
@@ -309,11 +325,15 @@ class Jobs:
 _PARTS: Mapping[str, Any] = get_type_hints(Jobs)
 _FEW: dict[str, Any] = {"mixture": Mixture, "latent": Latent}
 """Records of columns in the model's shape."""
-_DECLARED: dict[str, dict[str, Column]] = {name: part.declared() for name, part in _PARTS.items()}
+_DECLARED: dict[str, dict[str, ColumnType]] = {
+    name: part.declared() for name, part in _PARTS.items()
+}
 _FURTHER = {
-    "layout": {name: Column(1, least=1) for name in PRICED_AXES if name not in _DECLARED["layout"]},
+    "layout": {
+        name: ColumnType(1, least=1) for name in PRICED_AXES if name not in _DECLARED["layout"]
+    },
     "options": {
-        name: Column(*one)
+        name: ColumnType(*one)
         for name, one in further_columns({n for p in _DECLARED.values() for n in p}).items()
     },
 }
@@ -387,13 +407,9 @@ def _with_ranks(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shards(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Degrees of the stages of ZeRO (Rajbhandari et al. 2020)."""
+    """Degrees of ZeRO's stages."""
     if "weight_shard" in given:
         return {}
     stage = np.asarray(given["zero_stage"])
     replicas = np.asarray(given["dp"]) * np.asarray(given["cp"])
-    return {
-        "weight_shard": np.where(stage >= 3, replicas, 1),
-        "gradient_shard": np.where(stage >= 2, replicas, 1),
-        "optimizer_shard": np.where(stage >= 1, replicas, 1),
-    }
+    return {name: np.where(stage >= first, replicas, 1) for name, first in ZERO_STAGES.items()}

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from trainer.plan.formats import Format
-from trainer.plan.rules.requirement import DEGREES, refusal
+from trainer.plan.rules.requirement import refusal
 from trainer.plan.rules.requirements import REQUIREMENTS
-from trainer.plan.states import in_flat_buckets, state_bytes
+from trainer.plan.states import DEGREES, in_flat_buckets, state_bytes
 
 
 class PlacementError(ValueError):

@@ -15,13 +15,13 @@ import numpy as np
 from trainer.plan.fields import Preset
 from trainer.plan.formats import Format
 from trainer.plan.placement import Placement, PlacementError, Share, Topology, shared_within
-from trainer.plan.rules.requirement import DEGREES, QUANTIZED, refusal
+from trainer.plan.rules.requirement import QUANTIZED, refusal
 from trainer.plan.rules.requirements import requirements
-from trainer.plan.states import masters_are_weights
+from trainer.plan.states import DEGREES, ZERO_STAGES, Degrees, masters_are_weights
 
 PRESETS: tuple[Preset, ...] = get_args(Preset)
-STAGES = PRESETS[:4]  # by the number of ZeRO's stage
-Column = Any  # a value, or a numpy column of them
+ZERO_PRESETS = PRESETS[:4]  # by the number of ZeRO's stage
+Value = Any  # one, or a numpy column of them
 
 _SPANS = ("one", "pair", "node", "all")  # a pair is the node where a card is one device
 _Span = Literal["one", "pair", "node", "all"]
@@ -39,11 +39,15 @@ class _Meaning(NamedTuple):
     quantized_copy: bool = False
 
 
+def _zero(stage: int) -> _Meaning:
+    spans: dict[str, _Span] = {
+        name: "all" if stage >= first else "one" for name, first in ZERO_STAGES.items()
+    }
+    return _Meaning(spans["weight_shard"], spans["gradient_shard"], spans["optimizer_shard"])
+
+
 _MEANINGS: dict[Preset, _Meaning] = {
-    "zero0": _Meaning("one", "one", "one"),
-    "zero1": _Meaning("one", "one", "all"),
-    "zero2": _Meaning("one", "all", "all"),
-    "zero3": _Meaning("all", "all", "all"),
+    **{preset: _zero(stage) for stage, preset in enumerate(ZERO_PRESETS)},
     # Wang et al. 2023: a secondary copy in the node; ``zero++`` with both quantizations.
     "hpz": _Meaning("all", "all", "all", "node"),
     # Zhang et al. 2022, and hybrid sharding: all states are split in the node, and repeated.
@@ -68,12 +72,12 @@ class Wishes:
 
 
 def resolve_presets(
-    said: Mapping[str, Column],
-    counts: Mapping[str, Column],
-    dp: Column,
-    apart: Column,
+    said: Mapping[str, Value],
+    counts: Mapping[str, Value],
+    dp: Value,
+    apart: Value,
     topology: Topology,
-) -> dict[str, Column]:
+) -> dict[str, Value]:
     """The preset, degrees and quantizations that configurations end with.
 
     Args:
@@ -87,7 +91,7 @@ def resolve_presets(
         ``placement``, and every name of ``DEGREES`` and ``QUANTIZED``.
     """
 
-    def either(name: str, otherwise: Column) -> Column:
+    def either(name: str, otherwise: Value) -> Value:
         if name not in counts:
             return otherwise
         if np.all(counts[name]):
@@ -95,7 +99,7 @@ def resolve_presets(
         return np.where(counts[name], said[name], otherwise)
 
     stage = np.asarray(said["zero_stage"]).astype(np.int64)
-    placement = either("placement", np.array(STAGES)[stage])
+    placement = either("placement", np.array(ZERO_PRESETS)[stage])
     preset = _meant(placement, dp, apart, topology)
     weights = either("weight_shard", preset["weight_shard"])
     gradients = either("gradient_shard", np.maximum(preset["gradient_shard"], weights))
@@ -116,7 +120,7 @@ def resolve_presets(
     }
 
 
-def _meant(placement: Column, dp: Column, apart: Column, topology: Topology) -> dict[str, Column]:
+def _meant(placement: Value, dp: Value, apart: Value, topology: Topology) -> dict[str, Value]:
     """The degrees and quantizations that presets stand for on a cluster."""
     dp = np.maximum(np.asarray(dp).astype(np.int64), 1)  # 0: another requirement's business
     apart = np.asarray(apart).astype(np.int64)
@@ -127,7 +131,7 @@ def _meant(placement: Column, dp: Column, apart: Column, topology: Topology) -> 
     which = np.searchsorted(names, placement)
     meanings = [_MEANINGS[name] for name in names]
 
-    def degree(of: list[_Span]) -> Column:
+    def degree(of: list[_Span]) -> Value:
         codes = np.array([_SPANS.index(span) for span in of])
         return np.choose(codes[which], spans).astype(np.float64)
 
@@ -179,19 +183,19 @@ def place(
     said = {"zero_stage": 0, "placement": preset, **wished}
     given = dict.fromkeys(("placement", *wished), True)
     found = resolve_presets(said, given, dp * cp, apart, topology)
-    degrees = {name: int(found[name]) for name in DEGREES}
+    degrees = Degrees(*(int(found[name]) for name in DEGREES))
     quantized = {name: bool(found[name]) for name in QUANTIZED}
     asked = requirements(["cp"] if cp > 1 else [])
-    if broken := refusal(asked, {"dp": dp, "cp": cp, "gz": gz, **degrees, **quantized}):
+    facts = {"dp": dp, "cp": cp, "gz": gz, **degrees._asdict(), **quantized}
+    if broken := refusal(asked, facts):
         raise PlacementError(broken)
-    weights, copy, gradients, optimizer = degrees.values()
     copy_format = Format.INT8 if quantized["quantize_secondary"] else precision
     placement = Placement(
         dp=dp * cp,
-        weights=Share(weights, precision),
-        secondary=Share(copy, copy_format) if copy else None,
-        gradients=Share(gradients, Format.FP32),
-        optimizer=Share(optimizer, Format.FP32),
+        weights=Share(degrees.weight_shard, precision),
+        secondary=Share(degrees.secondary_shard, copy_format) if degrees.secondary_shard else None,
+        gradients=Share(degrees.gradient_shard, Format.FP32),
+        optimizer=Share(degrees.optimizer_shard, Format.FP32),
         gather_format=Format.INT8 if quantized["quantize_weights"] else precision,
         reduce_format=Format.INT4 if quantized["quantize_gradients"] else reduce_precision,
     )

@@ -18,6 +18,7 @@ from trainer.plan.exchange import Exchange
 from trainer.plan.formats import BLOCK, Format
 from trainer.plan.placement import Placement
 from trainer.plan.shapes import Shape, Traits
+from trainer.plan.states import Degrees
 
 ROW = 1024
 """Buckets are padded to whole rows: a norm is then exact, a row at a time."""
@@ -190,15 +191,6 @@ def padded(bucket: Sequence[_Sized], shares: int) -> int:
     return -(-used // (shares * ROW)) * shares * ROW
 
 
-class _StoredDegrees(NamedTuple):
-    """A placement's degrees, with those of the weights that gathers start from."""
-
-    weight_shard: int
-    secondary_shard: int
-    gradient_shard: int
-    optimizer_shard: int
-
-
 def unit_exchanges(
     unit: UnitLayout, holders: Holders, gathers: tuple[int, int], reductions: int
 ) -> Iterator[Exchange]:
@@ -221,7 +213,8 @@ def unit_exchanges(
     degree = placement.gradients.degree
     whole = state_exchanges(
         holders,
-        _StoredDegrees(unit.ranks, placement.secondary_shard, degree, placement.optimizer_shard),
+        # Gathers start from the stored weights, which may be split where those in use are not.
+        Degrees(unit.ranks, placement.secondary_shard, degree, placement.optimizer_shard),
         Cuts(unit.used, copied, unit.piece, unit.slice),
         Wires(gather, lambda n: rows * copy.num_bytes(n), reduce, sum_format(placement).num_bytes),
         gathers,
@@ -255,7 +248,7 @@ def bucket_exchanges(
     wire = placement.reduce_format.num_bytes
     whole = state_exchanges(
         holders,
-        _StoredDegrees(1, 0, shares, shares),
+        Degrees(1, 0, shares, shares),
         Cuts(total, 0, share, share),
         Wires(stored.num_bytes, stored.num_bytes, wire, wire),
         (0, 0),

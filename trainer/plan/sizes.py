@@ -126,15 +126,6 @@ def latent_matrices(model: Dimensions, latent: Latent) -> tuple[Matrix, ...]:
     )
 
 
-LAYER_SUMS = 4
-"""Sums over tensor-parallel ranks in both passes of a layer, one for each matrix: of its output
-where its inputs are split, of its input's gradient elsewhere (Shoeybi et al. 2019)."""
-LAYER_GATHERS = 6
-"""With sequence parallelism each sum is a reduce-scatter, and activations are gathered in the other
-pass of the same matrix, once more before the weight's gradient of one whose outputs are split
-(Korthikanti et al. 2022)."""
-
-
 def _elements(matrices: tuple[Matrix, ...]) -> Size:
     return sum(matrix.inputs * matrix.outputs for matrix in matrices)
 

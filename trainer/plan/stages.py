@@ -78,7 +78,7 @@ class StageSettings:
         account_for_embedding, account_for_loss: layers that the embedding, and the output layer
             with the loss, count as where layers are shared out; nothing on a stage whose layers
             are given.
-        pipeline_layout: text that says all layers of all stages (:mod:`search_spaces.layouts`), in
+        pipeline_layout: text that says all layers of all stages (``trainer.plan.layouts``), in
             place of the others.
     """
 

@@ -6,7 +6,7 @@ is an argument. Torch-free.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,23 +14,37 @@ BUCKET_ELEMENTS = 16 * 2**20
 """Elements of a flat bucket, unless a configuration says else or one parameter has more."""
 PENDING_REDUCTIONS = 2
 """Buckets of split gradients that may be on their way at once; each holds whole gradients."""
-Column = Any  # a number, or a numpy column that broadcasts against the others
+ZERO_STAGES = {"weight_shard": 3, "gradient_shard": 2, "optimizer_shard": 1}
+"""Lowest stage of ZeRO that splits each state over all ranks (Rajbhandari et al. 2020)."""
+Size = Any  # a number, or a numpy column that broadcasts against the others
 
 
 class Shards(Protocol):
     """Data-parallel ranks that each state is split over; 1: not split, or 0: no secondary copy."""
 
     @property
-    def weight_shard(self) -> Column: ...
+    def weight_shard(self) -> Size: ...
     @property
-    def secondary_shard(self) -> Column: ...
+    def secondary_shard(self) -> Size: ...
     @property
-    def gradient_shard(self) -> Column: ...
+    def gradient_shard(self) -> Size: ...
     @property
-    def optimizer_shard(self) -> Column: ...
+    def optimizer_shard(self) -> Size: ...
 
 
-def in_flat_buckets(shards: Shards, quantized: Column) -> Column:
+class Degrees(NamedTuple):
+    """The degrees of ``Shards`` by themselves."""
+
+    weight_shard: Size
+    secondary_shard: Size
+    gradient_shard: Size
+    optimizer_shard: Size
+
+
+DEGREES = Degrees._fields
+
+
+def in_flat_buckets(shards: Shards, quantized: Size) -> Size:
     """Whether whole weights can lie in flat buckets, which are split one way: ZeRO 0 to 2.
 
     Gradients are then whole, or split as the optimizer states are.
@@ -43,7 +57,7 @@ def in_flat_buckets(shards: Shards, quantized: Column) -> Column:
     return (shards.gradient_shard == 1) | alike & np.logical_not(quantized)
 
 
-def masters_are_weights(shards: Shards, in_float32: Column, in_buckets: Column) -> Column:
+def masters_are_weights(shards: Shards, in_float32: Size, in_buckets: Size) -> Size:
     """Whether weights and float32 master weights can be one copy, cast as it is gathered.
 
     In flat buckets, that is training in float32; else the weights must be split, and as their
@@ -61,17 +75,17 @@ def masters_are_weights(shards: Shards, in_float32: Column, in_buckets: Column) 
 
 
 def state_bytes(
-    parameters: Column,
+    parameters: Size,
     shards: Shards,
     *,
-    weight_bytes: Column,
-    secondary_bytes: Column,
+    weight_bytes: Size,
+    secondary_bytes: Size,
     gradient_bytes: float,
-    one_copy: Column,
+    one_copy: Size,
     regathers: bool = True,
     master_bytes: float = 12,
     extra_gradient_bytes: float = 0,
-) -> dict[str, Column]:
+) -> dict[str, Size]:
     """Bytes of each state on one rank in steady state, without the layers in use.
 
     Xu et al. 2025, tables V and VI, and section III-B for the optimizer: with K = 12 bytes, master
@@ -99,7 +113,7 @@ def state_bytes(
         between = (weights == 1) & (gradients > 1) & (gradients < optimizer)
         held = held + np.where(between, 1 / gradients, 0.0)
     copies = np.where(shards.secondary_shard > 0, shards.secondary_shard, np.inf)
-    masters: Column = np.where(one_copy, weights, optimizer)
+    masters: Size = np.where(one_copy, weights, optimizer)
     return {
         "weights": np.where(one_copy, 0.0, weight_bytes * held) * parameters,
         "secondary": secondary_bytes / copies * parameters,

@@ -12,7 +12,7 @@ from analysis.cost.activations import waiting_logits_bytes
 from analysis.cost.memory_fit import MemoryConstants, memory
 from analysis.cost.model import CostModel
 from analysis.cost.stages import fullest_stages, stage_layers
-from analysis.cost.states import stage_parameters
+from analysis.cost.states import fullest_parameters
 from analysis.prediction.columns import unpriced_parameters
 from analysis.prediction.pricing import Pricing
 from search_spaces import SearchSpace, framework_named, load_space
@@ -81,12 +81,12 @@ def test_a_framework_that_knows_no_such_setting_is_priced_without_it() -> None:
 def test_weights_are_those_of_the_fullest_stage_whichever_it_is() -> None:
     layer, table = 12 * 14336**2, 250880 * 14336
     job = gpt(70, 12, account_for_embedding=1, account_for_loss=1)
-    assert stage_parameters(job, DEEPSPEED) == pytest.approx((5 * layer + table) / 4)
+    assert fullest_parameters(job, DEEPSPEED)[0] == pytest.approx((5 * layer + table) / 4)
     # A first stage of two leaves the next ones 34 each.
     job = gpt(70, 3, first_stage_layers=2)
-    assert stage_parameters(job, MEGATRON) == pytest.approx((34 * layer + table) / 4)
+    assert fullest_parameters(job, MEGATRON)[0] == pytest.approx((34 * layer + table) / 4)
     job = gpt(70, 4, first_stage_layers=2, last_stage_layers=2)
-    assert stage_parameters(job, MEGATRON) == pytest.approx(33 * layer / 4)
+    assert fullest_parameters(job, MEGATRON)[0] == pytest.approx(33 * layer / 4)
     parts = memory(job, MEGATRON, MemoryConstants())
     assert parts.weights == pytest.approx(2 * 33 * layer / 4)
 
@@ -296,6 +296,5 @@ def test_a_rank_with_both_ends_holds_both_tables_tied_or_not() -> None:
     )
     more = memory(folded, *habits).weights - memory(loop, *habits).weights
     assert more == pytest.approx(table)
-    assert stage_parameters(folded, MESHTUNE) - stage_parameters(loop, MESHTUNE) == pytest.approx(
-        table / loop.options.element_bytes[0]
-    )
+    held = [fullest_parameters(job, MESHTUNE)[0] for job in (folded, loop)]
+    assert held[0] - held[1] == pytest.approx(table / loop.options.element_bytes[0])

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from analysis.cost.traffic import sent_bytes
 from search_spaces.known import framework_named
 from support.expected_traffic import expected_traffic, job_of
+from support.sent_bytes import sent_bytes
 from trainer.plan.config import TrainConfig
 from trainer.plan.exchange import share_sent
 

@@ -76,6 +76,7 @@ def test_on_a_gpu_fp16_and_quantization_are_supported_where_they_work() -> None:
     assert ask(**zero_plus_plus, node=4) is None
     assert "quantize_gradients on one node" in str(ask(**zero_plus_plus, node=8))
     assert ask(**zero_plus_plus, node=8, quantize_gradients=False) is None
+    assert ask(**zero_plus_plus, ranks=12, node=8) is None, "a node and a half are two"
     partly = ask(device="cuda", zero_stage=2, quantize_weights=True)
     assert "quantize_weights: only its ZeRO-3 quantizes" in str(partly)
 

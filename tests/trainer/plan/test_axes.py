@@ -90,7 +90,7 @@ def run_edited(folder: Path, edits: Edits, added: dict[str, str], program: str) 
     (folder / "program.py").write_text(program)
     done = subprocess.run(
         [sys.executable, folder / "program.py"],
-        env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{REPOSITORY}"},
+        env={**os.environ, "PYTHONPATH": f"{folder}:{REPOSITORY}:{REPOSITORY / 'tests'}"},
         cwd=folder, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -124,13 +124,9 @@ def layer_exchanges(jobs, habits):
     return (Exchange("tensor", "all_gather", group, jobs.activation_bytes, 2),)
 
 
-AXIS = Axis("up", requirements=(WHOLE,), layer_exchanges=layer_exchanges)
+AXIS = Axis("up", "tensor", layer_exchanges, (WHOLE,))
 """
 PLACES: Edits = {
-    "trainer/plan/axes/registry.py": [
-        ("import cp,", "import up, cp,"),
-        ("(tp.AXIS,", "(up.AXIS, tp.AXIS,"),
-    ],
     "trainer/plan/axes/mesh.py": [
         ('FURTHER_AXES = ("cp",)', 'FURTHER_AXES = ("up", "cp")'),
         ("SPLIT_TOKENS = (", 'SPLIT_TOKENS = ("up", '),
@@ -140,7 +136,7 @@ PLACES: Edits = {
 WITH_AXIS = """
 from pathlib import Path
 
-from analysis.cost.traffic import sent_bytes
+from support.sent_bytes import sent_bytes
 from search_spaces import framework_named, load_space
 from trainer.plan.config import TrainConfig
 from trainer.plan.jobs import jobs
@@ -200,7 +196,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.cost.traffic import sent_bytes
+from support.sent_bytes import sent_bytes
 from analysis.prediction.columns import jobs_from
 from search_spaces import framework_named, load_space
 from trainer.plan.config import TrainConfig

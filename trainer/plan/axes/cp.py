@@ -67,9 +67,4 @@ def working_bytes(jobs: Jobs) -> Array:
     return np.where(split > 1, 2 * key_value_bytes(jobs) / split, 0.0)
 
 
-AXIS = Axis(
-    "cp",
-    requirements=REQUIREMENTS,
-    layer_exchanges=layer_exchanges,
-    cause="context",
-)
+AXIS = Axis("cp", "context", layer_exchanges, REQUIREMENTS)

@@ -10,25 +10,24 @@ built-in trainer has none of it; jobs without a mixture never come here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from trainer.plan.axes.dp import Holders
+from trainer.plan.axes.dp import Holders, dense_holders
 from trainer.plan.axes.mesh import RankGroup
-from trainer.plan.exchange import Exchange
-from trainer.plan.jobs import Array, Jobs
-from trainer.plan.sizes import Mixture, expert_weights, ffn_weights, mixed_layers
+from trainer.plan.exchange import Exchange, Habits
+from trainer.plan.jobs import BY_HABIT, FLEX, Array, Jobs, Mask
+from trainer.plan.sizes import Mixture, expert_weights, ffn_weights, mixed_layers, stage_weights
+from trainer.plan.states import DEGREES, Degrees
 
 
-@dataclass(frozen=True)
-class _Degrees:
-    """Degrees to which experts' states are split; see ``trainer.plan.states.Shards``."""
-
-    weight_shard: Array
-    secondary_shard: Array
-    gradient_shard: Array
-    optimizer_shard: Array
+def all_holders(jobs: Jobs) -> list[Holders]:
+    """Holders of dense parameters, and of experts where there are any."""
+    dense = [dense_holders(jobs)]
+    return dense if jobs.model.mixture is None else [*dense, expert_holders(jobs)]
 
 
 def expert_holders(jobs: Jobs) -> Holders:
@@ -45,12 +44,7 @@ def expert_holders(jobs: Jobs) -> Holders:
     def shard(degree: Array) -> Array:
         return np.where(degree > 1, np.clip(degree / fewer, 1, np.maximum(copies, 1)), degree)
 
-    degrees = _Degrees(
-        shard(placement.weight_shard),
-        shard(placement.secondary_shard),
-        shard(placement.gradient_shard),
-        shard(placement.optimizer_shard),
-    )
+    degrees = Degrees(*(shard(getattr(placement, name)) for name in DEGREES))
     stride = layout.axes.of_states.stride("dp") / layout.tp * divisor
     return Holders(copies, stride, divisor, degrees, layout.axes.world_size)
 
@@ -60,24 +54,31 @@ def mixed_share(jobs: Jobs, mixture: Mixture) -> Array:
     return np.asarray(mixed_layers(jobs.model, mixture) / jobs.model.num_layers)
 
 
-def on_stage(jobs: Jobs, mixture: Mixture, layers: Array, first: Array) -> tuple[Array, Array]:
-    """Weights of a stage beside ``trainer.stage_weights``, before any split.
+def rank_parameters(
+    jobs: Jobs, layers: Array, tables: Array | float, first: Mask
+) -> tuple[Array, Array]:
+    """Weights of a pipeline stage on one of its ranks, whatever the placement.
 
     Args:
-        jobs: of which.
-        mixture: theirs.
+        jobs: whose.
         layers: that the stage has.
-        first: 1 where it is the first stage: dense layers come before all others.
+        tables: of the vocabulary that it has: 0, 1 or 2.
+        first: where it is the first stage: a mixture's dense layers come before all others.
 
     Returns:
-        What the stage's dense layers have beyond what is counted for layers with experts; and all
-        weights of its experts.
+        Dense parameters, and experts.
     """
-    some = mixture.num_experts > 0
-    dense = np.where(some, np.minimum(mixture.dense_layers, layers) * first, 0.0)
-    beyond = ffn_weights(jobs.model, jobs.model.ffn_size - mixture.shared_ffn_size)
-    beyond = beyond - mixture.num_experts * jobs.model.hidden_size
-    return dense * beyond, (layers - dense) * expert_weights(jobs.model, mixture)
+    model, layout, mixture = jobs.model, jobs.layout, jobs.model.mixture
+    plain = np.asarray(stage_weights(model, layers, tables, layout.layer_ranks))
+    if mixture is None:
+        return plain, np.zeros(len(jobs))
+    some = first & (mixture.num_experts > 0)
+    dense = np.where(some, np.minimum(mixture.dense_layers, layers), 0.0)
+    # Weights of a dense layer beyond those that ``stage_weights`` counts for one with experts.
+    beyond = ffn_weights(model, model.ffn_size - mixture.shared_ffn_size)
+    beyond = beyond - mixture.num_experts * model.hidden_size
+    experts = (layers - dense) * expert_weights(model, mixture) / (layout.ep * layout.etp)
+    return plain + dense * beyond / layout.tp, experts
 
 
 def assigned_tokens(jobs: Jobs, mixture: Mixture) -> Array:
@@ -114,46 +115,77 @@ def activation_bytes(jobs: Jobs, mixture: Mixture, fused: bool = False) -> Array
     return np.asarray(assigned_tokens(jobs, mixture) * kept)
 
 
-def dispatch(
-    jobs: Jobs, mixture: Mixture, places: Array | None = None, near: Array | None = None
-) -> Exchange:
-    """One way of a micro-batch's tokens to the experts of one layer, or back.
+class LayerExchanges(NamedTuple):
+    """Exchanges of a layer with experts in all passes on one micro-batch.
+
+    Attributes:
+        plain: tokens on their way, each sent to all of its experts.
+        inside, across: the same where a token is sent once to each node that has one of its
+            experts, and from there to its ranks, at the same time (DeepSeek-AI 2024, section
+            3.2.2). Nothing goes across where the ranks share a node.
+        once: whether tokens are sent so.
+        hidden: share of the micro-batches that compute for another one meanwhile.
+        split: inputs gathered over the ranks that split an expert, and outputs summed.
+    """
+
+    plain: Exchange
+    inside: Exchange
+    across: Exchange
+    once: Mask
+    hidden: Array
+    split: tuple[Exchange, Exchange]
+
+
+def layer_exchanges(
+    jobs: Jobs, habits: Habits, mixture: Mixture, members: Callable[[RankGroup], Array]
+) -> LayerExchanges:
+    """Each pass sends tokens to their experts and back (Megatron Core, "Mixture of Experts").
+
+    Args:
+        jobs: whose.
+        habits: of their framework.
+        mixture: theirs.
+        members: ranks of a group that share a node.
+    """
+    layout, dispatcher = jobs.layout, jobs.options.dispatcher
+    passes = np.where(jobs.repeats_layers, 3.0, 2.0)
+
+    def way(places: Array | None, ranks: Array) -> Exchange:
+        group = RankGroup(ranks, layout.etp, layout.world_size)
+        num_bytes = dispatched_bytes(jobs, mixture, places)
+        return Exchange("experts", "all_to_all", group, num_bytes, 2 * passes)
+
+    plain = way(None, layout.ep)
+    near = members(plain.group)
+    across = way(layout.ep / near, layout.ep)
+    split = RankGroup(layout.etp, np.ones(len(jobs)), layout.world_size)
+    rows = assigned_tokens(jobs, mixture) * (jobs.model.hidden_size * jobs.options.element_bytes)
+    return LayerExchanges(
+        plain=plain,
+        inside=way(layout.ep, near),
+        across=replace(across, num_bytes=np.where(near < layout.ep, across.num_bytes, 0.0)),
+        once=np.where(dispatcher == BY_HABIT, habits.sends_tokens_once, dispatcher == FLEX),
+        # The first forward and the last backward pass have no other micro-batch beside them.
+        hidden=np.where(jobs.options.overlaps_dispatch, 1 - 1 / layout.gas, 0.0),
+        split=(
+            Exchange("experts", "all_gather", split, rows, passes),
+            Exchange("experts", "reduce_scatter", split, rows, passes),
+        ),
+    )
+
+
+def dispatched_bytes(jobs: Jobs, mixture: Mixture, places: Array | None = None) -> Array:
+    """Bytes of the tokens of one micro-batch that a rank sends to a layer's experts, or back.
 
     Args:
         jobs: whose.
         mixture: theirs.
         places: ranks or nodes over which experts are spread, to each of which a token is sent
             once, however many of its experts are there; None: once for each expert.
-        near: ranks of a group where only some of those with experts take part.
-    """
-    layout = jobs.layout
-    group = RankGroup(layout.ep if near is None else near, layout.etp, layout.world_size)
-    return Exchange("experts", "all_to_all", group, dispatched_bytes(jobs, mixture, places))
-
-
-def split_exchanges(jobs: Jobs, mixture: Mixture) -> tuple[Exchange, Exchange]:
-    """Tokens gathered over the ranks that split an expert, and its outputs summed, in one pass."""
-    split = RankGroup(jobs.layout.etp, np.ones(len(jobs)), jobs.layout.world_size)
-    size = jobs.model.hidden_size * jobs.options.element_bytes
-    rows = assigned_tokens(jobs, mixture) * size
-    return (
-        Exchange("experts", "all_gather", split, rows),
-        Exchange("experts", "reduce_scatter", split, rows),
-    )
-
-
-def dispatched_bytes(jobs: Jobs, mixture: Mixture, places: Array | None = None) -> Array:
-    """Bytes that a rank sends in one pass of one layer, one way.
-
-    Args:
-        jobs: of which.
-        mixture: theirs.
-        places: ranks or nodes over which experts are spread, to each of which a token is sent
-            once, however many of its experts are there; None: once for each expert.
     """
     copies = mixture.experts_per_token * mixture.capacity
     if places is not None:
-        # Those that at least one of a token's experts is on.
+        # Places with at least one of a token's experts.
         met = places * (1 - (1 - 1 / places) ** mixture.experts_per_token)
         copies = np.minimum(copies, met)
     return np.asarray(

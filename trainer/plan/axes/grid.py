@@ -159,9 +159,6 @@ def kept_weight_bytes(jobs: Jobs, layers: Array) -> Array:
     return np.where(jobs.layout.gz > 1, held * (block * jobs.options.element_bytes), 0.0)
 
 
-GY = Axis("gy", layer_exchanges=gy_exchanges)
-GZ = Axis(
-    "gz",
-    requirements=REQUIREMENTS,
-    layer_exchanges=gz_exchanges,
-)
+GY = Axis("gy", "tensor", gy_exchanges)
+# Weights gathered along gz are no state that dp splits: they count as the grid's, as those of gy.
+GZ = Axis("gz", "tensor", gz_exchanges, REQUIREMENTS)

@@ -9,20 +9,24 @@ weights' gradients apart (Qi et al. 2023).
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import get_args
 
 import numpy as np
 
-from trainer.plan.axes.axis import Axis
 from trainer.plan.axes.tp import splits_sequence
 from trainer.plan.exchange import Exchange, Habits
+from trainer.plan.fields import DEFERRING_SCHEDULES, FOLDED_SCHEDULES, PipelineSchedule
 from trainer.plan.jobs import BREADTH_FIRST, DUAL_PIPE_V, ZERO_BUBBLE, ZERO_BUBBLE_V, Array, Jobs
 from trainer.plan.layouts import NO_LAYOUT, parsed_layout
 from trainer.plan.rules.requirement import Requirement
 
+_WHOLE = [one for one in get_args(PipelineSchedule) if one not in DEFERRING_SCHEDULES]
+"""Schedules whose backward passes are whole."""
+_WITHOUT_ROUNDS = ["LoopedBFS", *FOLDED_SCHEDULES]
 _ZERO_BUBBLE = tuple(
     Requirement(
         f"zero_bubble_{name}",
-        f"pp == 1 or pipeline_schedule in ['1F1B', 'LoopedBFS'] or {condition}",
+        f"pp == 1 or pipeline_schedule in {_WHOLE} or {condition}",
         f"pipeline_schedule {{pipeline_schedule}} beside {words}; change it, or set "
         "pipeline_schedule: 1F1B",
         builtin_only=True,
@@ -92,8 +96,7 @@ REQUIREMENTS = (
     Requirement("interleaved_gas", "vpp == 1 or gas % pp == 0", others_only=True),
     Requirement(
         "interleaved_gas",
-        "vpp == 1 or gas % pp == 0 or pipeline_schedule in ['LoopedBFS', 'ZBVZeroBubble', "
-        "'DualPipeV']",
+        f"vpp == 1 or gas % pp == 0 or pipeline_schedule in {_WITHOUT_ROUNDS}",
         "not divisible: gas {gas} by pp {pp} (interleaved schedule, vpp {vpp}); change gas, or set "
         "pipeline_schedule: LoopedBFS",
         builtin_only=True,
@@ -108,7 +111,7 @@ def neighbours(jobs: Jobs) -> Array:
 
 
 def rounds(jobs: Jobs) -> Array:
-    """Micro-batches that pass a stage, those that fill and drain the pipeline included."""
+    """Times that a micro-batch passes a chunk of a rank, filling and draining included."""
     return jobs.layout.gas * jobs.layout.vpp + jobs.layout.pp - 1
 
 
@@ -141,8 +144,7 @@ def idle_share(jobs: Jobs) -> Array:
     # DualPipeV ends with whole backward passes on most ranks; torch does not overlap its pairs.
     whole = 3 / 4 - 1 / (4 * np.maximum(jobs.layout.pp - 1, 1))
     left = np.where((jobs.options.schedule == DUAL_PIPE_V) & again, whole, left)
-    deferred = jobs.options.schedule >= ZERO_BUBBLE
-    return np.where(deferred, left, 1.0)
+    return np.where(jobs.defers_weight_gradients, left, 1.0)
 
 
 def unfilled_turns(jobs: Jobs) -> Array:
@@ -233,6 +235,3 @@ def _kept_by_order(layout: str, pp: float, gas: float, stage: float) -> float | 
     kept = np.cumsum(forward)
     kept[ahead:] -= np.cumsum(backward)[: max(passes - ahead, 0)]
     return float(kept.max() / sum(layers))
-
-
-AXIS = Axis("pp", requirements=REQUIREMENTS)

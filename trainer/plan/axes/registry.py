@@ -1,9 +1,20 @@
-"""The axes of the built-in trainer, by name."""
+"""The axes whose ranks exchange within layers: all that a file of this folder declares."""
 
 from __future__ import annotations
 
-from trainer.plan.axes import cp, grid, pp, tp
-from trainer.plan.axes.axis import Axis
+from importlib import import_module
+from pkgutil import iter_modules
 
-AXES: dict[str, Axis] = {axis.name: axis for axis in (tp.AXIS, grid.GY, grid.GZ, cp.AXIS, pp.AXIS)}
-"""The axes that split layers, tokens or stages; ``dp`` is what they leave of the ranks."""
+from trainer.plan import axes
+from trainer.plan.axes.axis import Axis
+from trainer.plan.axes.mesh import PRICED_AXES, ordered
+
+_FOUND = {
+    value.name: value
+    for module in iter_modules(axes.__path__, f"{axes.__name__}.")
+    if module.name != __name__
+    for value in vars(import_module(module.name)).values()
+    if isinstance(value, Axis)
+}
+AXES = {name: _FOUND[name] for name in ordered(PRICED_AXES) if name in _FOUND}
+"""By name, innermost first."""

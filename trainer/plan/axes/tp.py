@@ -15,7 +15,7 @@ import numpy as np
 from trainer.plan.axes.axis import Axis, Exchanges
 from trainer.plan.axes.mesh import Size
 from trainer.plan.exchange import Exchange, Habits, Operation, Pass, Work
-from trainer.plan.jobs import Jobs, Mask
+from trainer.plan.jobs import STEP_GRAPHS, Array, Jobs, Mask
 from trainer.plan.rules.requirement import Requirement
 
 PASS_SUMS = 2
@@ -109,8 +109,11 @@ def end_exchanges(jobs: Jobs, habits: Habits, first: bool, last: bool) -> Exchan
     return (*made, *(loss if last else ()))
 
 
-AXIS = Axis(
-    "tp",
-    requirements=REQUIREMENTS,
-    layer_exchanges=layer_exchanges,
-)
+def host_calls(jobs: Jobs, habits: Habits) -> Array:
+    """Collectives of a layer's forward pass; none where one CUDA graph has the whole step."""
+    each = np.where(splits_sequence(jobs, habits), 2.0, 1.0)
+    by_host = (jobs.layout.tp > 1) & (jobs.options.graphs != STEP_GRAPHS)
+    return np.where(by_host, PASS_SUMS * each, 0.0)
+
+
+AXIS = Axis("tp", "tensor", layer_exchanges, REQUIREMENTS, host_calls)

@@ -16,7 +16,6 @@ from trainer.plan.fields import Choices
 from trainer.plan.model import ModelConfig
 from trainer.plan.rules.expression import Expression, ValueType, constant, parse
 
-DEGREES = ("weight_shard", "secondary_shard", "gradient_shard", "optimizer_shard")
 QUANTIZED = ("quantize_weights", "quantize_gradients", "quantize_secondary")
 TYPES: dict[str, ValueType] = {
     **value_types(ModelConfig),
@@ -37,7 +36,7 @@ class Requirement:
             only a search leaves out, although a trainer could run it.
         builtin_only: of the built-in trainer; others may pad, say.
         others_only: of others than the built-in trainer.
-        axes: a user's own parallel axes that the condition reads.
+        axes: degrees that the condition reads of axes that not every job has.
     """
 
     name: str

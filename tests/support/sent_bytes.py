@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from analysis.cost.stages import stage_layers
-from analysis.cost.states import stage_parameters
+from analysis.cost.states import fullest_parameters
 from search_spaces import Framework
 from trainer.plan.axes import dp, grid, pp
 from trainer.plan.axes.registry import AXES
@@ -21,7 +21,7 @@ def sent_bytes(jobs: Jobs, framework: Framework) -> dict[str, Array]:
 
     ``gradients`` are all of their reductions, the trainer's ``gradient_sync`` included.
     """
-    weights, gas = stage_parameters(jobs, framework), jobs.layout.gas
+    weights, gas = fullest_parameters(jobs, framework)[0], jobs.layout.gas
     layers = stage_layers(jobs, framework).most
     names = ("weights", "secondary", "gradients", "publish", "tensor", "context", "pipeline")
     found: dict[str, Array] = {name: np.zeros(len(jobs)) for name in names}
