@@ -7,8 +7,8 @@ from typing import Any
 
 from analysis import units
 from analysis.cost.groups import MissingFactError
-from analysis.prediction.pricing import price
-from analysis.prediction.ranking import explain, rank_one
+from analysis.prediction.pricing import Pricing
+from analysis.prediction.ranking import Ranking
 from analysis.run.fold import Run
 from analysis.run.trial import Attempt, Trial
 from foundation.quantities import config_text, counted, duration, number, percent, value_text
@@ -48,17 +48,17 @@ def _history(run: Run, trial: Trial) -> Iterator[str]:
 def _model(run: Run, trial: Trial) -> Iterator[str]:
     """Lines from the cost model, calibrated with the run; none if it cannot price the trial."""
     try:
-        pricing = price(load_space(run.folder.space_file, frozen=True))
+        pricing = Pricing.of(load_space(run.folder.space_file, frozen=True))
         if pricing is None:
             return
         pricing.learn(run)
-        ranking = rank_one(pricing, pricing.space.canonical(trial.config))
+        ranking = Ranking.of_one(pricing, pricing.space.canonical(trial.config))
     except (SpaceError, MissingFactError, ValueError):
         return
     yield ""
     observations = len(pricing.teaching(run.trials.values()))
     yield f"cost model, calibrated with {counted(observations, 'trial')} of this run:"
-    yield from explain(ranking, TOKENS).splitlines()[1:]
+    yield from ranking.explanation(TOKENS).splitlines()[1:]
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:

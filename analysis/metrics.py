@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from analysis import units
 from foundation.files import is_number
 
 LEAST, LARGEST = 1e-100, 1e100  # of what can be measured, besides 0
@@ -31,6 +32,8 @@ class Metrics:
 
     def __init__(self, result: Mapping[str, Any]) -> None:
         self._result = result
+
+    unit = staticmethod(units.unit)
 
     @staticmethod
     def possible(value: float) -> bool:

@@ -1,4 +1,4 @@
-"""A run in a few lines: its winner, its Pareto front, trials that were stopped early."""
+"""A run in a few lines: its winner, and trials that were stopped early."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from analysis.finalists import EQUAL, median_variance, noise_of, verdict
 from analysis.run.fold import Run
 from foundation.quantities import counted, percent
 
-SHOWN_FRONT = 8
 SPEEDS = ("tokens_per_second", "samples_per_second", "tflops_per_gpu", "step_time_s")
 """Objectives whose best trial is the fastest one."""
 
@@ -61,19 +60,6 @@ def _early_stops(run: Run) -> list[tuple[str, str]]:
     saved_min = sum(t.saved_node_s for t in early) / 60
     known = f", {saved_min:.3g} node-minutes saved" if saved_min else ""
     return [("early stop", f"{counted(len(early), 'trial')}{known}")]
-
-
-def front_lines(run: Run) -> list[tuple[str, str]]:
-    """Lines (label, text) on the first trials of the Pareto front; none with one objective."""
-    trials = run.front()
-    if not trials:
-        return []
-    successes = counted(len(run.comparable()), "success")
-    lines = [("front", f"{len(trials)} of {successes} are Pareto-optimal")]
-    lines += [("", f"trial {t.number:4d}  {run.objectives_text(t)}") for t in trials[:SHOWN_FRONT]]
-    if len(trials) > SHOWN_FRONT:
-        lines.append(("", f"and {len(trials) - SHOWN_FRONT} more"))
-    return lines
 
 
 def standard_errors(run: Run) -> dict[int, float]:

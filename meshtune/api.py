@@ -96,7 +96,7 @@ def search(
         SpaceError, RegistryError, LaunchError, LauncherError: if it cannot be searched so.
         ArgumentError: for an unusable argument; nothing is made then.
     """
-    from workflows import Search, run_search
+    from workflows import Search
 
     space = _searched(space, trials)
     folder = _run_folder(space, launcher, run_dir)
@@ -104,7 +104,7 @@ def search(
     checked_text("policy", policy)
     tell = _listener(listen)
     with _opened(launcher, space, folder, simulate) as opened:
-        return run_search(Search(space, folder, opened, seed, policy), tell)
+        return Search(space, folder, opened, seed, policy).run(tell)
 
 
 def _searched(space: SearchSpace | str | Path, trials: int | None) -> SearchSpace:
@@ -177,27 +177,16 @@ def predict(space: SearchSpace | str | Path, top: int = 10) -> pd.DataFrame:
     """
     import pandas as pd
 
-    from analysis import MissingFactError, NotPricedError, Pricing, rank
+    from analysis import MissingFactError, NotPricedError, Pricing, Ranking
     from workflows import space_of
 
     top = checked_whole("top", top, 1)
     space = space_of(space)
     try:
-        ranking = rank(Pricing(space), top)
+        ranking = Ranking.of(Pricing(space), top)
     except (NotPricedError, MissingFactError) as error:
         raise type(error)(f"{space.file}: {error}; {_PRICED}") from None
-    prediction = ranking.prediction
-    low_s, high_s = prediction.interval_s()
-    return pd.DataFrame(ranking.configs).assign(
-        step_time_s=prediction.step_time_s,
-        step_time_low_s=low_s,
-        step_time_high_s=high_s,
-        tokens_per_second=prediction.tokens_per_second,
-        tflops_per_gpu=prediction.tflops_per_gpu,
-        memory_bytes=prediction.memory.total,
-        reserved_bytes=prediction.memory.reserved,
-        fits=prediction.fits,
-    )
+    return pd.DataFrame(ranking.configs).assign(**ranking.prediction.columns())
 
 
 def load(run: Run | Study | str | Path) -> pd.DataFrame:
@@ -226,9 +215,6 @@ def report(run: Run | Study | str | Path) -> Path:
     >>> import meshtune
     >>> meshtune.report(run).name
     'index.html'
-
-    Args:
-        run: as for :func:`load`.
     """
     from analysis import write_report
 
@@ -309,9 +295,6 @@ def plot_sensitivity(found: Sensitivity, effect: str = "effect on the objective"
     Args:
         found: result of :func:`sensitivity`.
         effect: what the SHAP values are, with the objective's unit, for the axes.
-
-    Returns:
-        A matplotlib figure.
 
     Raises:
         ArgumentError: for anything else.

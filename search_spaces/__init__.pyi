@@ -1,10 +1,5 @@
 # The facade: what __init__.py exports, each from its module when it is first used.
-from .cluster import (
-    Cluster,
-    Collective,
-    Link,
-    Nic,
-)
+from .cluster import Cluster, Collective, Link, Nic
 from .defaults import SpaceArgumentError, default_space
 from .errors import SpaceError
 from .export import Export
@@ -15,10 +10,10 @@ from .language.adapter_schema import AdapterFile
 from .language.log_schema import ResultPatterns
 from .language.schema import json_schema
 from .load import load_space
-from .parameters import MAX_CONFIGS, Parameter
+from .parameters import Parameter
 from .points.candidates import Candidates
 from .points.counting import CheckReport, check
-from .points.enumeration import Indices, ValidConfigs
+from .points.enumeration import ValidConfigs
 from .rules.rule import Facts
 from .shipped import shipped_records
 from .space import Objective, SearchSpace
@@ -28,7 +23,6 @@ from .trainers.trainer import Trainer, TrialFacts
 
 __all__ = [
     "FRAMEWORKS",
-    "MAX_CONFIGS",
     "AdapterFile",
     "Candidates",
     "CheckReport",
@@ -37,7 +31,6 @@ __all__ = [
     "Export",
     "Facts",
     "Framework",
-    "Indices",
     "Link",
     "Nic",
     "Objective",

@@ -18,7 +18,7 @@ from search_spaces.language.model import ModelShape
 from search_spaces.language.schema import ModelFile, SpaceFile
 from search_spaces.model_files import assumed
 from search_spaces.objectives import objectives_of
-from search_spaces.parameters import MAX_CONFIGS, Parameter
+from search_spaces.parameters import Parameter
 from search_spaces.rules import deepspeed, experts, facts, placements, rule as rules, stages
 from search_spaces.space import SearchSpace
 from search_spaces.spans import COARSEST, FINEST
@@ -231,7 +231,10 @@ class Builder:
     def _parameters(self) -> dict[str, Parameter]:
         for points in (FINEST, COARSEST):
             found = {name: self._parameter(name, points) for name in self.file.parameters}
-            if math.prod(len(parameter.values) for parameter in found.values()) <= MAX_CONFIGS:
+            if (
+                math.prod(len(parameter.values) for parameter in found.values())
+                <= SearchSpace.MAX_CONFIGS
+            ):
                 return found
         raise self.document.error(
             ("parameters",),

@@ -17,8 +17,6 @@ from trainer.plan.axes.mesh import FURTHER_AXES
 from trainer.plan.fields import Choices, OtherChoices
 from trainer.plan.rules.expression import ValueType
 
-MAX_CONFIGS = 2**62  # raw configurations: they are numbered with 64 bits
-
 SEARCHABLE = tuple(Choices.model_fields)
 BUILTIN_NAMES = ("num_nodes", *SEARCHABLE)
 AXES = tuple(FURTHER_AXES)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -59,6 +59,8 @@ class SearchSpace:
     ones out; a raw one is valid only with inactive parameters at their first value, so that no
     canonical configuration is counted twice.
     """
+
+    MAX_CONFIGS: ClassVar[int] = 2**62  # raw configurations: they are numbered with 64 bits
 
     file: str
     name: str

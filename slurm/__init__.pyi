@@ -10,11 +10,10 @@ from .launcher import (
     LauncherOptions,
     TooFewNodesError,
 )
-from .outcome.classify import Outcome, classify, read_result
+from .outcome.classify import Outcome, classify
 from .outcome.evidence import clear_attempt, gather
-from .outcome.kinds import BLAMELESS, FAILURES, Kind
-from .outcome.result import kept_result
-from .outcome.step_log import EarlyStop, StepReport, StopRule, reported_steps, result_of_steps
+from .outcome.kinds import BLAMELESS, Kind
+from .outcome.step_log import EarlyStop, StepLog, StepReport, StopRule
 from .outcome.texts import LauncherTexts
 from .outcome.watch import watch
 from .pool import NodePool
@@ -22,18 +21,17 @@ from .registry import launcher_names, make_launcher
 from .simulated.cluster import SimulatedCluster
 from .simulated.launcher import SimulatedLauncher
 from .simulated.trial import Price
-from .srun.batch import SCRIPT_NAME, BatchError, batch_script, job_of, submit
+from .srun.batch import BatchError, BatchJob, batch_script
 from .srun.shell import NoAnswerError
-from .srun.site import load_site, shipped_sites
+from .srun.site import Site
 from .trial import Kept, Lease, ResultSource, TrialSpec
 
 __all__ = [
     "BLAMELESS",
-    "FAILURES",
-    "SCRIPT_NAME",
     "AllocationGoneError",
     "AllocationState",
     "BatchError",
+    "BatchJob",
     "Clock",
     "EarlyStop",
     "Kept",
@@ -50,6 +48,8 @@ __all__ = [
     "ResultSource",
     "SimulatedCluster",
     "SimulatedLauncher",
+    "Site",
+    "StepLog",
     "StepReport",
     "StopRule",
     "TooFewNodesError",
@@ -58,18 +58,10 @@ __all__ = [
     "classify",
     "clear_attempt",
     "gather",
-    "job_of",
-    "kept_result",
     "launcher_names",
-    "load_site",
     "make_launcher",
     "minicluster",
     "parsed_python",
     "processes",
-    "read_result",
-    "reported_steps",
-    "result_of_steps",
-    "shipped_sites",
-    "submit",
     "watch",
 ]

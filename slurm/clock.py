@@ -31,13 +31,10 @@ class Clock:
         senders: int,
         until_s: float = math.inf,
     ) -> T | None:
-        """The next item of ``inbox``; None if there is none in time.
+        """The next item of ``inbox``, into which each of ``senders`` threads still puts one.
 
-        Args:
-            inbox: several threads put one item each into it when they are done.
-            timeout_s: None: wait for ever.
-            senders: number of threads whose item was not received yet.
-            until_s: latest time by :meth:`monotonic`, whatever ``timeout_s``.
+        None after ``timeout_s`` (None: wait for ever), and at ``until_s`` by :meth:`monotonic` at
+        the latest.
         """
         if until_s < math.inf:
             left_s = max(0.0, until_s - self.monotonic())

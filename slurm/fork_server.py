@@ -66,11 +66,8 @@ _processes, _forked = _neighbour("processes"), _neighbour("forked_rank")
 class Shepherd:
     """Starts the ranks of one trial at a time, and sees all that descends from them end.
 
-    Subclasses say where reports and the ranks' output go.
-
-    Args:
-        orders: descriptor from which orders are read.
-        first_rank: number of the first rank that is started here.
+    Subclasses say where reports and the ranks' output go. Orders are read from a descriptor;
+    ``first_rank`` is the first one that is started here.
     """
 
     def __init__(self, orders: int, first_rank: int = 0) -> None:
@@ -99,7 +96,6 @@ class Shepherd:
         return []
 
     def sources(self) -> Sequence[int]:
-        """Further descriptors to wait for."""
         return ()
 
     def pump(self) -> float | None:
@@ -115,8 +111,7 @@ class Shepherd:
     def serve(self) -> Callable[[], None]:
         """Obey until no trial is to come and nothing of one is left; then end this process.
 
-        Returns:
-            In a forked rank alone: what it has to run, which does not return.
+        Returns in a forked rank alone: what it has to run, which does not return.
         """
         while self._busy or not self.leaving:
             if self._orders in self._wait():
@@ -214,9 +209,7 @@ class TaskShepherd(Shepherd):
     When nothing of its rank is left it says so, on standard output and error alike, behind all that
     the rank had said: :data:`END_OF_LINE`, then ``MESHTUNE_RANK {"trial", "rank", "code"}`` on a
     line of its own, which slurmstepd passes on in one piece; it cuts lines of more than 1 KiB.
-
-    Args:
-        modules: imported before the first fork.
+    The modules are imported before the first fork.
     """
 
     def __init__(self, modules: Sequence[str], rank: int) -> None:

@@ -41,10 +41,8 @@ def read_at_start(env: Mapping[str, str]) -> list[tuple[str, str]]:
 def load(modules: Iterable[str], order: Mapping[str, Any] | None = None) -> None:
     """Import what ranks need; an error is the ranks' to report, who will meet it again.
 
-    Args:
-        modules: their names; of a package that is run, also ``PACKAGE.__main__``.
-        order: of the first trial: its variables count, and its folder is searched first, as if its
-            own interpreter imported them.
+    A package that is run needs ``PACKAGE.__main__``, too. The variables of ``order``, the first
+    trial's, count, and its folder is searched first, as if its own interpreter imported them.
     """
     before = list(sys.path)
     env: Mapping[str, str] = order["env"] if order is not None else {}
@@ -81,8 +79,7 @@ def started_threads() -> int:
 def parsed_python(argv: Sequence[str]) -> tuple[str, list[str]] | None:
     """A Python command's form (``-m``, ``-c`` or "" for a script) and what follows.
 
-    Returns:
-        None if it is no Python command, or has options of the interpreter that a fork cannot have.
+    None if it is no Python command, or has options of the interpreter that a fork cannot have.
     """
     program, rest = Path(argv[0]).name, list(argv[1:])
     if not program.startswith("python"):
@@ -97,9 +94,7 @@ def parsed_python(argv: Sequence[str]) -> tuple[str, list[str]] | None:
 def run_rank(order: Mapping[str, Any], index: int, threads: int) -> NoReturn:
     """Be a rank, as its command alone would have made it, until its program ends.
 
-    Args:
-        order: of the trial, see :mod:`slurm.fork_server`.
-        threads: that imports have started.
+    Imports have started ``threads``; :mod:`slurm.fork_server` describes the order.
     """
     code: Any = 0
     try:

@@ -91,8 +91,7 @@ class Launcher(ABC):
         A search calls it before its first trial, if need be without names: it also fails where no
         trial can be started at all.
 
-        Raises:
-            LauncherError: if processes do not end, or the launcher cannot work here.
+        Raises LauncherError if processes do not end, or the launcher cannot work here.
         """
 
     def down_nodes(self) -> set[str]:

@@ -16,11 +16,7 @@ class LogFile:
     So a trial neither ends nor blocks while the disk is full. Beyond :data:`MAX_WAITING` bytes the
     oldest lines are lost, and the log says so.
 
-    Args:
-        path: of the file; made if it is not there.
-
-    Raises:
-        OSError: if it cannot be opened.
+    Raises OSError if it cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:

@@ -26,10 +26,7 @@ class NodePool:
 
     A request may be overtaken by those that fill the free nodes better, at most ``MAX_BYPASSES``
     times; then every node that comes back is kept for it. So no request starves. For one thread;
-    nothing here blocks.
-
-    Args:
-        nodes: all nodes, in Slurm's order; leases keep it.
+    nothing here blocks. Leases keep Slurm's order, in which the nodes are given.
     """
 
     def __init__(self, nodes: Iterable[str]) -> None:
@@ -59,7 +56,6 @@ class NodePool:
 
     @property
     def num_free(self) -> int:
-        """Number of nodes that nobody holds."""
         return len(self._free)
 
     @property
@@ -67,16 +63,10 @@ class NodePool:
         """Suspect nodes, which are not leased, in Slurm's order."""
         return tuple(n for n in self._order if n in self._quarantined)
 
-    @property
-    def leases(self) -> tuple[Lease, ...]:
-        """Leases that are held now."""
-        return tuple(self._leases.values())
-
     def request(self, trial: str, width: int) -> None:
         """Ask for ``width`` nodes; :meth:`grants` gives them when they are there.
 
-        Raises:
-            ValueError: if the width can never be granted, or the trial has asked already.
+        Raises ValueError if the width can never be granted, or the trial has asked already.
         """
         if not 1 <= width <= self.size:
             raise ValueError(f"trial {trial} asks for {width} nodes of {self.size}")
@@ -122,11 +112,7 @@ class NodePool:
         return best
 
     def release(self, lease: Lease) -> None:
-        """Give a lease back.
-
-        Raises:
-            ValueError: if it is not held.
-        """
+        """Give a lease back; raises ValueError if it is not held."""
         if self._leases.get(lease.trial) != lease:
             raise ValueError(f"trial {lease.trial} does not hold {', '.join(lease.nodes)}")
         del self._leases[lease.trial]

@@ -96,31 +96,16 @@ def send(pids: Iterable[int], signum: signal.Signals) -> None:
             continue
 
 
-def end_all(
-    find: Callable[[], set[int]], *, grace_s: float = 0.0, deadline_s: float = 10.0
-) -> set[int]:
-    """End everything that ``find`` returns, asking again until it returns nothing.
+def end_all(find: Callable[[], set[int]], deadline_s: float = 10.0) -> set[int]:
+    """Kill everything that ``find`` returns, asking again until it returns nothing.
 
-    Asking again also finds processes that were being forked meanwhile.
-
-    Args:
-        find: finds processes that have to go; called repeatedly.
-        grace_s: time between SIGTERM and SIGKILL; 0 sends SIGKILL at once.
-        deadline_s: how long to go on after SIGKILL.
-
-    Returns:
-        Processes left after the deadline, stuck in the kernel; normally none.
+    Asking again also finds processes that were being forked meanwhile. Returns the processes left
+    after the deadline, stuck in the kernel; normally none.
     """
     started = time.monotonic()
-    asked: set[int] = set()
     while left := find():
-        elapsed = time.monotonic() - started
-        if elapsed > grace_s + deadline_s:
+        if time.monotonic() - started > deadline_s:
             return left
-        if elapsed < grace_s:
-            send(left - asked, signal.SIGTERM)
-            asked |= left
-        else:
-            send(left, signal.SIGKILL)
+        send(left, signal.SIGKILL)
         time.sleep(0.02)
     return set()

@@ -22,19 +22,13 @@ LAUNCHERS: Registry[LauncherFactory] = Registry(
 
 
 def launcher_names() -> list[str]:
-    """Names of all launchers."""
     return LAUNCHERS.names()
 
 
 def make_launcher(
-    name: str,
-    options: LauncherOptions,
-    more: Mapping[str, LauncherFactory] = MappingProxyType({}),
+    name: str, options: LauncherOptions, more: Mapping[str, LauncherFactory] = MappingProxyType({})
 ) -> Launcher:
-    """Make the launcher of that name.
-
-    Args:
-        more: factories that only the caller has.
+    """Make the launcher of that name; ``more`` are factories that only the caller has.
 
     Raises:
         RegistryError: if there is none, or an installed factory returns something else.

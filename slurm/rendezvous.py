@@ -15,9 +15,8 @@ def rendezvous_environment(
 ) -> dict[str, str]:
     """Variables that are the same in every rank of a trial.
 
-    Args:
-        master_addr: address of the lease's first node, which gets rank 0.
-        port: of rank 0; default :func:`master_port`.
+    The lease's first node gets rank 0, at ``master_addr`` and a port, by default
+    :func:`master_port`.
     """
     return {
         "MASTER_ADDR": master_addr,

@@ -1,11 +1,9 @@
 # The facade: what __init__.py exports, each from its module when it is first used.
 from .data.prepare import prepare_data, python_source_files
-from .deepspeed.config import DEEPSPEED_BUCKET_ELEMENTS
 from .deepspeed.rules import deepspeed_requirements
 from .result import FIGURES
 
 __all__ = [
-    "DEEPSPEED_BUCKET_ELEMENTS",
     "FIGURES",
     "deepspeed_requirements",
     "prepare_data",

@@ -19,9 +19,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Also what a process calls that was forked with torch imported: the environment is read now,
     and importing this module does nothing else.
-
-    Args:
-        argv: arguments without the program's name; default ``sys.argv[1:]``.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     if len(arguments) != 1 or arguments[0] in ("-h", "--help"):

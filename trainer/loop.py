@@ -26,51 +26,28 @@ class Engine(Protocol):
     @property
     def traffic(self) -> Traffic | None:
         """Counters of what this rank sent; None if the engine has collectives of its own."""
-        ...
 
     @property
     def kernels(self) -> dict[str, Any] | None:
         """Report of the tuned matrix products; None if they were not timed."""
-        ...
 
     def resume(self) -> int:
         """Load a checkpoint, if one is asked for; returns the steps that are finished."""
-        ...
 
     def step(self, number: int, dataset: Dataset, stop: bool | None = None) -> StepReport:
-        """One optimizer step on the global batch of that number.
-
-        Args:
-            number: from 0 since the start of training.
-            dataset: where the tokens come from.
-            stop: see ``Optimizer.step``.
-        """
-        ...
+        """One optimizer step on the global batch of that number, from 0; see ``Optimizer.step``."""
 
     def validate(self, dataset: Dataset) -> float:
         """Mean loss on held-out data."""
-        ...
 
     def save_if_due(self, step: int, last: int) -> Path | None:
         """The checkpoint after so many steps of a run that ends with ``last``, if one is due."""
-        ...
 
     def finish(self, stopped: bool = False) -> None:
         """Wait until everything is written; raises what writing raised.
 
-        Args:
-            stopped: training ended before its last step, so exports of the end are left out.
+        Exports of the end are left out if training ``stopped`` before its last step.
         """
-        ...
-
-
-def build_engine(config: TrainConfig, device: Device) -> Engine:
-    """The engine that the configuration names."""
-    if config.engine == "deepspeed":
-        from trainer.deepspeed.engine import DeepSpeedTrainer  # heavy, and may not be there
-
-        return DeepSpeedTrainer(config, device)
-    return Trainer(config, device)
 
 
 def train(
@@ -88,11 +65,8 @@ def train(
     The group's backend must be that of ``Device.of_this_rank(config.device)``.
 
     Args:
-        config: what to train and how.
-        dataset: gives each replica's micro-batches.
         progress: called with one line after every step.
         step_done: called with every step's number, from 1 in this run, and its time; not timed.
-        held_out: data of ``config.validation``.
         folder: where the first rank writes ``config.metrics``.
         stop: whether this rank was asked to stop, which all do after the step that they are in
             when any was; asked where there is a folder to save into.
@@ -108,7 +82,13 @@ def train(
         ConfigError: if the configuration cannot run on so many ranks.
     """
     device = Device.of_this_rank(config.device)
-    engine = build_engine(config, device)
+    engine: Engine
+    if config.engine == "deepspeed":
+        from trainer.deepspeed.engine import DeepSpeedTrainer  # heavy, and may not be there
+
+        engine = DeepSpeedTrainer(config, device)
+    else:
+        engine = Trainer(config, device)
     training = _Training(config, engine, device, dataset, held_out)
     with _metrics(config, folder, training.first) as note:
         dist.barrier()
@@ -149,7 +129,8 @@ class _Training:
                 engine.traffic.clear()
             report, time_s = self._step(number, stop() if config.save else None)
             done = number + 1
-            progress(_progress_line(done, last, report, time_s))
+            losses = f"loss {report.loss:.4f} norm {report.grad_norm:.3f}"
+            progress(f"step {done}/{last} {losses} time {time_s:.3f} s")
             step_done(done - self.first, time_s)
             if self.held_out is not None and _validates(config, done, last):
                 with attention_backends(self.device.type):
@@ -223,9 +204,3 @@ def _metrics(config: TrainConfig, folder: Path | None, first: int) -> Iterator[N
 
     with closing(writer):
         yield note
-
-
-def _progress_line(step: int, last: int, report: StepReport, time_s: float) -> str:
-    return (
-        f"step {step}/{last} loss {report.loss:.4f} norm {report.grad_norm:.3f} time {time_s:.3f} s"
-    )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from foundation.writing import write_atomically
 from trainer.plan.limits import ConfigError
 from trainer.plan.sections import Metrics
 
@@ -19,12 +20,8 @@ Figures = Mapping[str, float | int | None]
 class MetricsWriter:
     """Writes metrics to the files and services in the settings; used on rank 0 only.
 
-    Args:
-        metrics: the settings.
-        folder: of ``metrics.jsonl`` and of TensorBoard's files.
-        first: finished steps. Lines of later steps, from a run that died after its last
-            checkpoint, are removed, so that every step appears once.
-        config: of the run, for Weights & Biases.
+    Lines of steps after the ``first`` finished ones, from a run that died after its last
+    checkpoint, are removed, so that every step appears once.
 
     Raises:
         ConfigError: if a package is not installed, or the file cannot be written.
@@ -37,9 +34,7 @@ class MetricsWriter:
         self.path = folder / METRICS_NAME
         try:
             kept = _lines_until(self.path, first)
-            draft = self.path.with_name(f".{METRICS_NAME}")
-            draft.write_text("".join(kept))
-            draft.replace(self.path)
+            write_atomically(self.path, "".join(kept))
             self.file = self.path.open("a")
         except OSError as error:
             raise ConfigError(f"metrics: {self.path}: {error.strerror}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -91,18 +92,12 @@ class Optimizer:
             {"params": masters, "weight_decay": config.weight_decay if traits.decays else 0.0}
             for traits, masters in weights.masters.items()
         ]
-        # A rank whose shares are all empty has no group, and still takes part in the sums.
-        self.adamw = (
-            torch.optim.AdamW(
-                groups,
-                lr=config.lr,
-                betas=(config.beta1, config.beta2),
-                eps=config.eps,
-                fused=True,
+        self.adamw: torch.optim.AdamW | None = None
+        if groups:  # a rank whose shares are all empty has none, and takes part in the sums
+            betas = (config.beta1, config.beta2)
+            self.adamw = torch.optim.AdamW(
+                groups, lr=config.lr, betas=betas, eps=config.eps, fused=True
             )
-            if groups
-            else None
-        )
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the next updates."""
@@ -139,22 +134,13 @@ class Optimizer:
         self.weights.publish()
         told = torch.stack((norm, totals.loss / share, totals.asked)).tolist()
         grad_norm, reported, asked = told
-        done = self.scaler.update(norm_is_finite(grad_norm))
+        done = self.scaler.update(math.isfinite(grad_norm))
         return StepReport(reported, grad_norm, done, asked > 0)
 
     def totals(
-        self,
-        loss: Tensor,
-        counted: Tensor | None,
-        stop: bool | None = None,
-        with_norm: bool = True,
+        self, loss: Tensor, counted: Tensor | None, stop: bool | None = None, with_norm: bool = True
     ) -> Totals:
-        """Sums over the whole job, in float64, by one all-reduce.
-
-        Args:
-            loss, counted, stop: see ``step``.
-            with_norm: whether there are gradients; the norm is 0 otherwise.
-        """
+        """Sums over the whole job, in float64, by one all-reduce; see ``step``."""
         totals = torch.zeros(4, dtype=torch.float64, device=loss.device)
         grads = [master.grad for master in self.counted if master.grad is not None]
         if grads and with_norm:
@@ -168,7 +154,7 @@ class Optimizer:
             numbers = totals[sent]
             self.world.all_reduce(numbers, "totals")
             totals[sent] = numbers
-        return Totals(totals[0], totals[1], totals[2], totals[3])
+        return Totals(*totals)
 
 
 def squared_norm(grads: Sequence[Tensor]) -> Tensor:
@@ -189,8 +175,3 @@ def _row_norms(grad: Tensor) -> Iterator[Tensor]:
     whole = flat.numel() // ROW * ROW
     yield torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=-1)
     yield torch.linalg.vector_norm(flat[whole:]).view(1)
-
-
-def norm_is_finite(norm: float) -> bool:
-    """Whether no gradient overflowed."""
-    return norm == norm and norm not in (float("inf"), float("-inf"))

@@ -41,11 +41,8 @@ def completed(
 ) -> dict[str, Any]:
     """The result of a run whose steps all ended: ``ok``, or ``diverged``.
 
-    Args:
-        config: what was trained.
-        world_size: ranks.
-        training: what ``trainer.loop.train`` returned on one rank.
-        memory: of every rank, in rank order, as ``Device.memory`` gives it.
+    It follows from what ``trainer.loop.train`` returned on one rank, and from the ``Device.memory``
+    of every rank, in rank order.
 
     Returns:
         For ``ok`` the metrics in ``FIGURES``, from the measured steps only; ``loss`` and
@@ -145,12 +142,8 @@ def failure(
 ) -> dict[str, Any]:
     """The result of a run that ended early.
 
-    Args:
-        status: ``oom``, ``invalid`` (the input cannot be trained) or ``error``.
-        where: the phase it happened in, such as ``forward``.
-        message: one line.
-        rank: the rank that saw it first.
-        memory: of that rank, as ``Device.memory`` gives it; None where nothing was measured.
+    ``where`` is the phase it happened in, such as ``forward``; ``rank`` the one that saw it first,
+    and ``memory`` of that rank, None where nothing was measured. The message is one line.
     """
     return {
         "status": status,
@@ -175,17 +168,11 @@ def versions() -> dict[str, str]:
 
 
 def write_result(directory: Path, result: Mapping[str, Any]) -> bool:
-    """Write ``result.json`` unless it exists.
+    """Write ``result.json`` unless it exists; returns whether this call, not another rank, did.
 
     A hard link is the one operation that is atomic and exclusive on local disks, NFS and Lustre
-    alike; the file is complete and on disk before it gets its name.
-
-    Args:
-        directory: the trial's folder.
-        result: JSON-like; NaN and infinities are written as null, which JSON can carry.
-
-    Returns:
-        Whether this call wrote it; False if another rank was first.
+    alike; the file is complete and on disk before it gets its name. NaN and infinities are written
+    as null, which JSON can carry.
     """
     path = directory / RESULT_NAME
     draft = directory / f".{RESULT_NAME}.{uuid.uuid4().hex}"

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -40,17 +40,11 @@ _LOST_PEER = re.compile(
 
 
 def run(path: Path, environ: MutableMapping[str, str]) -> int:
-    """Train what the file says, on the ranks that the environment names.
+    """Train what the file, a ``TrainConfig`` as JSON, says; returns the exit code.
 
-    Writes ``result.json`` beside the file. A rank that fails where it has peers ends its process
-    at once, for they may hold it in a collective; otherwise this returns.
-
-    Args:
-        path: a ``TrainConfig`` as JSON.
-        environ: of this process, see ``rank_environment``; torch's variables are set in it.
-
-    Returns:
-        The exit code.
+    Writes ``result.json`` beside the file. A rank that fails where it has peers ends its process at
+    once, for they may hold it in a collective; otherwise this returns. Torch's variables are set in
+    ``environ``, see ``rank_environment``.
     """
     directory = path.resolve().parent
     try:
@@ -130,8 +124,7 @@ class _Run:
         held_out = None
         if config.validation is not None:
             held_out = TokenDataset(config.validation.data, config.model.vocab_size)
-        progress = self._progress()
-        progress(
+        self._progress(
             f"{place.world_size} x {device.type}: tp {config.tp}, pp {config.pp}, "
             f"dp {config.data_parallel(place.world_size)}"
         )
@@ -141,7 +134,7 @@ class _Run:
             training = train(
                 config,
                 dataset,
-                progress,
+                self._progress,
                 self._step_done,
                 held_out=held_out,
                 folder=self.directory,
@@ -150,14 +143,12 @@ class _Run:
         memory.lift_limit()
         return training
 
-    def _progress(self) -> Callable[[str], None]:
+    def _progress(self, line: str) -> None:
         if self.place.rank == 0:
-            return lambda line: print(line, flush=True)
-        return lambda line: None
+            print(line, flush=True)
 
     def _step_done(self, number: int, step_time_s: float) -> None:
-        if self.place.rank == 0:
-            print(step_line(self.config, self.place.world_size, number, step_time_s), flush=True)
+        self._progress(step_line(self.config, self.place.world_size, number, step_time_s))
 
     def _conclude(self, training: Mapping[str, Any], memory_of: list[dict[str, int]]) -> int:
         """Exit code of a run that ended; rank 0 writes what it has gathered.
@@ -230,11 +221,7 @@ class _Run:
 
 @contextlib.contextmanager
 def _stop_requests(wanted: bool) -> Iterator[threading.Event]:
-    """An event that SIGTERM sets while this is entered, instead of ending the process.
-
-    Args:
-        wanted: whether anybody looks; the signal is left alone otherwise.
-    """
+    """An event that SIGTERM sets while this is entered, if it is wanted, instead of ending all."""
     asked = threading.Event()
     if not wanted or threading.current_thread() is not threading.main_thread():
         yield asked

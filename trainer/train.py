@@ -44,17 +44,10 @@ from trainer.zero.fsdp import ShardedWeights
 def build_stages(config: TrainConfig, mesh: Mesh, depth: Depth, kernels: Kernels) -> list[Stage]:
     """This rank's stages, split over tp or the grid and cp, without storage (meta device)."""
     num_stages = config.pp * config.vpp
+    repeated = (config.recompute, config.recompute_every, config.compile)
     with torch.device("meta"):
         stages = [
-            Stage(
-                config.model,
-                index,
-                num_stages,
-                config.recompute,
-                config.recompute_every,
-                config.compile,
-                config.stages.layers(index),
-            )
+            Stage(config.model, index, num_stages, *repeated, config.stages.layers(index))
             for index in config.stages.of_rank(mesh.pp.rank)
         ]
         for stage in stages:
@@ -72,27 +65,8 @@ def build_stages(config: TrainConfig, mesh: Mesh, depth: Depth, kernels: Kernels
     return stages
 
 
-def build_weights(
-    config: TrainConfig, mesh: Mesh, stages: list[Stage], device: torch.device
-) -> Weights:
-    """Give the stages their storage and first weights, spread over the replicas as asked."""
-    if mesh.placement.fully_sharded:
-        return ShardedWeights(stages, mesh, config, device)
-    return WholeWeights(stages, mesh, config, device)
-
-
-def _kernels(config: TrainConfig, device: Device) -> Kernels:
-    if config.precision == "fp8":
-        return Float8Kernels(device.float8)
-    return TunedKernels() if config.tune_kernels else Kernels()
-
-
 class Trainer:
     """A model under training on this rank.
-
-    Args:
-        config: what to train and how.
-        device: of this rank.
 
     Raises:
         ConfigError: if the configuration cannot run on so many ranks.
@@ -106,10 +80,13 @@ class Trainer:
         self.mesh = build_mesh(config, device.type, device.local_world_size, self.traffic)
         self.scaler = LossScaler(config.precision)
         self.depth = Depth(config, self.mesh)
-        kernels = _kernels(config, device)
+        kernels = TunedKernels() if config.tune_kernels else Kernels()
+        if config.precision == "fp8":
+            kernels = Float8Kernels(device.float8)
         deferred = DeferredKernels(kernels) if config.defers_weight_gradients else None
         self.stages = stages = build_stages(config, self.mesh, self.depth, deferred or kernels)
-        self.weights = build_weights(config, self.mesh, stages, device.torch)
+        placed = ShardedWeights if self.mesh.placement.fully_sharded else WholeWeights
+        self.weights: Weights = placed(stages, self.mesh, config, device.torch)
         self.depth.receive = self.weights.receive
         if deferred is not None:
             deferred.take_over(stages, self.weights.receive)

@@ -41,36 +41,21 @@ _COMMENTS = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """The user's wishes for a space.
-
-    Attributes:
-        adapter: name of the trainer's adapter.
-        model: shipped, or a file; empty where the trainer's own arguments describe it.
-        cluster: shipped, or a file.
-        nodes: of each trial; 0 for what the launch script asks for, or else one.
-        entry: the trainer's script; empty for the adapter's default.
-        arguments: a file with the trainer's arguments, such as a launch script.
-        config: the trainer's own configuration file.
-    """
-
-    adapter: str
-    model: str
-    cluster: str
-    nodes: int = 0
-    entry: str = ""
-    arguments: Path | None = None
-    config: str = ""
+    adapter: str  # name of the trainer's adapter
+    model: str  # shipped, or a file; empty where the trainer's own arguments describe it
+    cluster: str  # shipped, or a file
+    nodes: int = 0  # of each trial; 0 for what the launch script asks for, or else one
+    entry: str = ""  # the trainer's script; empty for the adapter's default
+    arguments: Path | None = None  # a file with the trainer's arguments, such as a launch script
+    config: str = ""  # the trainer's own configuration file
 
 
 def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
     """The text of a space file, and notes on it and on the user's options that it leaves out.
 
-    Args:
-        wanted: what is known.
-        file: that it will be written to; other files are named as seen from there.
+    Other files are named as seen from ``file``, which it will be written to.
 
-    Raises:
-        SpaceError: for what does not exist, or does not go together.
+    Raises SpaceError for what does not exist, or does not go together.
     """
     try:
         record = AdapterFile.named(wanted.adapter)
@@ -117,22 +102,15 @@ def _accepted(space: SearchSpace, name: str, value: Scalar) -> bool:
 
 @dataclass
 class _Own:
-    """The user's own launch script and configuration file, as a space states them.
-
-    Attributes:
-        nodes: of each trial; 0: unknown.
-        ranks: that the script starts; 0: unknown.
-        left_out: options whose value only a shell knows.
-        notes: on differences to the user's script.
-    """
+    """The user's own launch script and configuration file, as a space states them."""
 
     entry: str
     config: str
-    nodes: int
-    ranks: int = 0
+    nodes: int  # of each trial; 0: unknown
+    ranks: int = 0  # that the script starts; 0: unknown
     arguments: list[str] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)  # options whose value only a shell knows
+    notes: list[str] = field(default_factory=list)  # on differences to the user's script
 
     def trainer(self) -> dict[str, Any]:
         """Keys of a space's ``trainer`` section."""

@@ -48,23 +48,12 @@ _LAUNCHERS = {"torch.distributed.run", "torch.distributed.launch", "accelerate.c
 
 @dataclass(frozen=True)
 class Launched:
-    """The trainer that a script starts.
-
-    Attributes:
-        entry: the trainer's script, or its module after ``-m``; empty where none is named.
-        module: ``entry`` is a module.
-        arguments: of the trainer, without those of srun and torchrun.
-        left_out: options whose value only a shell knows.
-        nodes: that the script requests from Slurm or its launcher; 0: none are stated.
-        ranks: that it starts; 0: unknown.
-    """
-
-    entry: str
-    module: bool
-    arguments: list[str]
-    left_out: list[str]
-    nodes: int = 0
-    ranks: int = 0
+    entry: str  # the trainer's script, or its module after ``-m``; empty where none is named
+    module: bool  # ``entry`` is a module
+    arguments: list[str]  # of the trainer, without those of srun and torchrun
+    left_out: list[str]  # options whose value only a shell knows
+    nodes: int = 0  # that the script requests from Slurm or its launcher; 0: none are stated
+    ranks: int = 0  # that it starts; 0: unknown
 
 
 def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] = ()) -> Launched:
@@ -73,7 +62,6 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     A file without a command is read as arguments alone.
 
     Args:
-        path: the script.
         key_value: the trainer's options are ``key=value``, not ``--key value``.
         together: options of which none is of use if one that is given has to be left out.
 

@@ -10,15 +10,7 @@ from pathlib import Path
 from analysis import Run, RunFolder, read_run
 from foundation.quantities import counted
 from search_spaces import SearchSpace
-from slurm import (
-    Launcher,
-    LauncherOptions,
-    Lease,
-    Outcome,
-    StopRule,
-    TrialSpec,
-    make_launcher,
-)
+from slurm import Launcher, LauncherOptions, Lease, Outcome, StopRule, TrialSpec, make_launcher
 
 MAX_RANKS = 4096  # on one machine, even if `--launcher local` asks for it
 
@@ -40,14 +32,9 @@ def launcher_for(
     site: str = "generic",
     hostfile: Path | None = None,
 ) -> Launcher:
-    """The launcher of a search.
+    """The launcher of a search, whose folder may exist already; see :func:`launcher_name`.
 
-    Args:
-        space: to be searched.
-        folder: of its run, which may exist already.
-        name: see :func:`launcher_name`; ``simulate`` is the simulated cluster.
-        simulate: settings of the simulated cluster, ``KEY=VALUE,...``.
-        site, hostfile: see ``LauncherOptions``.
+    ``simulate`` has the simulated cluster's settings, ``KEY=VALUE,...``.
 
     Raises:
         RegistryError: if there is no such launcher.

@@ -16,21 +16,14 @@ class TrackerError(Exception):
 
 @dataclass(frozen=True)
 class Logged:
-    """A trial as a tracker's run.
+    """A trial as a tracker's run."""
 
-    Attributes:
-        name: shown by the tracker.
-        parameters: the configuration, without inactive parameters.
-        metrics: objectives, other measurements, predictions and node-hours; all of them finite.
-        tags: other facts, as text.
-        started_t, ended_t: seconds since the epoch.
-    """
-
-    name: str
-    parameters: dict[str, Any]
+    name: str  # shown by the tracker
+    parameters: dict[str, Any]  # the configuration, without inactive parameters
+    # objectives, other measurements, predictions and node-hours; all of them finite
     metrics: dict[str, float]
-    tags: dict[str, str]
-    started_t: float
+    tags: dict[str, str]  # other facts, as text
+    started_t: float  # seconds since the epoch
     ended_t: float
 
 
@@ -73,17 +66,8 @@ def identity(run: Run) -> str:
     return f"{run.fingerprint[:12]}-{run.opened_t[0] if run.opened_t else 0.0:.0f}"
 
 
-def ended(run: Run) -> list[Trial]:
-    """The trials that have ended, by number."""
-    return [trial for _, trial in sorted(run.trials.items()) if trial.ended]
-
-
 def tracker(name: str) -> Any:
-    """A tracker's module.
-
-    Raises:
-        ValueError: if it is not installed; the message names the remedy.
-    """
+    """A tracker's module; raises ValueError with the remedy if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:

@@ -27,9 +27,7 @@ MAX_CPU_RANKS = 8
 RESULT_NAME = "result.json"  # the file that launchers read
 
 
-def preflight_spec(
-    folder: Path, num_nodes: int, ranks_per_node: int, quick: bool, timeout_s: float = TIMEOUT_S
-) -> TrialSpec:
+def preflight_spec(folder: Path, num_nodes: int, ranks_per_node: int, quick: bool) -> TrialSpec:
     """The trial that measures: a rank per GPU."""
     result = folder.absolute() / RESULT_NAME
     argv = module_argv("trainer.preflight", str(result), *(["--quick"] * quick))
@@ -39,7 +37,7 @@ def preflight_spec(
         argv=argv,
         num_nodes=num_nodes,
         ranks_per_node=ranks_per_node,
-        timeout_s=timeout_s,
+        timeout_s=TIMEOUT_S,
         no_progress_timeout_s=NO_PROGRESS_TIMEOUT_S,
     )
 
@@ -47,8 +45,7 @@ def preflight_spec(
 def default_ranks(launcher: Launcher, num_nodes: int) -> int:
     """Ranks per node: one per GPU; on nodes without GPUs, one per core of this machine.
 
-    Raises:
-        LauncherError: if the number of GPUs is unknown.
+    Raises LauncherError if the number of GPUs is unknown.
     """
     gpus = launcher.gpus_per_node()
     if gpus is None:

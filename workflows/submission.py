@@ -8,17 +8,14 @@ from contextlib import contextmanager, suppress
 
 from analysis import RunFolder
 from foundation.values import seconds
-from slurm import SCRIPT_NAME, LauncherError, NoAnswerError
+from slurm import BatchJob, LauncherError, NoAnswerError
 
 
 def time_limit(text: str) -> str:
-    """A job's time limit as sbatch takes it.
+    """A job's time limit as sbatch takes it, from its own forms or a duration with its unit.
 
     >>> time_limit("90m"), time_limit("1-12"), time_limit("02:00:00")
     ('1:30:00', '1-12', '02:00:00')
-
-    Args:
-        text: in one of sbatch's forms, or a duration with its unit, as in spaces (``1h``).
     """
     if not text.endswith(("s", "m", "h", "d")):
         return text
@@ -36,7 +33,7 @@ def undone_if_refused(folder: RunFolder) -> Iterator[None]:
     """
     run = folder.path.absolute()
     made = [path for path in (run, *run.parents) if not path.exists()]
-    files = (folder.space_file, run / SCRIPT_NAME)
+    files = (folder.space_file, BatchJob.script_of(run))
     before = {file: file.read_bytes() if file.is_file() else None for file in files}
     try:
         yield

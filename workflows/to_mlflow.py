@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis import Run
 from foundation.messages import first_line, shown
-from workflows.logged import Logged, TrackerError, ended, identity, logged, tracker
+from workflows.logged import Logged, TrackerError, identity, logged, tracker
 
 TRIAL, RUN = "meshtune.trial", "meshtune.run"  # tags: of an MLflow run, of an experiment
 PAGE = 1_000  # runs per request
@@ -19,15 +19,10 @@ _NO_NAME = re.compile(r"[^\w./: -]", re.ASCII)  # characters that MLflow accepts
 def to_mlflow(run: Run, uri: str, name: str) -> tuple[int, int]:
     """Add a run's trials to an experiment; trials that it has already are left alone.
 
-    A trial that an interrupted call has begun is completed in the same MLflow run.
+    A trial that an interrupted call has begun is completed in the same MLflow run. The experiment
+    is made unless it exists; ``uri`` is a server, ``sqlite:///mlflow.db`` or a folder.
 
-    Args:
-        run: to copy.
-        uri: the store: a server, ``sqlite:///mlflow.db``, a folder.
-        name: of the experiment, which is made unless it exists.
-
-    Returns:
-        Numbers of added trials, and of those that were there already.
+    Returns numbers of added trials, and of those that were there already.
 
     Raises:
         ValueError: if MLflow is not installed, the URI is wrong, or the experiment is another
@@ -41,7 +36,7 @@ def to_mlflow(run: Run, uri: str, name: str) -> tuple[int, int]:
         client = mlflow.MlflowClient(tracking_uri=uri)
         experiment = _experiment(client, run, name)
         known, begun = _known(client, experiment)
-        trials = ended(run)
+        trials = run.ended
         new = [trial for trial in trials if str(trial.number) not in known]
         for trial in new:
             what = logged(run, trial)
@@ -78,7 +73,6 @@ def _failed(uri: str, error: Exception) -> TrackerError:
 
 
 def _experiment(client: Any, run: Run, name: str) -> str:
-    """The experiment's id."""
     found = client.get_experiment_by_name(name)
     if found is None:
         made: str = client.create_experiment(name, tags={RUN: identity(run)})
@@ -107,7 +101,6 @@ def _known(client: Any, experiment: str) -> tuple[set[str], dict[str, str]]:
 
 
 def _begin(client: Any, experiment: str, what: Logged) -> str:
-    """Make an MLflow run for a trial; returns its id."""
     tags = {TRIAL: what.tags["trial"]} | {f"meshtune.{k}": v for k, v in what.tags.items() if v}
     made = client.create_run(
         experiment, start_time=round(1000 * what.started_t), tags=tags, run_name=what.name

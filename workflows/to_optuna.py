@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from analysis import Run, RunFolder, Trial
 from foundation.messages import first_line
 from search_spaces import Parameter
-from workflows.logged import ended, times
+from workflows.logged import times
 from workflows.optimizer.optuna import distribution, imported
 
 if TYPE_CHECKING:
@@ -19,13 +19,9 @@ if TYPE_CHECKING:
 def to_optuna(run: Run, storage: str, name: str) -> tuple[int, int]:
     """Add a run's trials to a study; trials that it has already are left alone.
 
-    Args:
-        run: to copy.
-        storage: Optuna's URL, such as ``sqlite:///runs.db``.
-        name: of the study, which is made unless it exists.
+    The study is made unless it exists. The storage is Optuna's URL, such as ``sqlite:///runs.db``.
 
-    Returns:
-        Numbers of added trials, and of those that were there already.
+    Returns numbers of added trials, and of those that were there already.
 
     Raises:
         PolicyError: if Optuna is not installed.
@@ -63,7 +59,7 @@ def _copied(module: Any, run: Run, storage: str, name: str) -> tuple[int, int]:
     for key, value in _identity(run).items():
         study.set_user_attr(key, value)
     known = {trial.user_attrs.get("trial") for trial in study.trials}
-    trials = ended(run)
+    trials = run.ended
     new = [trial for trial in trials if trial.number not in known]
     for trial in new:
         study.add_trial(_frozen(module, run, trial, dict(space.parameters)))

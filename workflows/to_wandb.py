@@ -7,31 +7,22 @@ from typing import Any
 
 from analysis import Run
 from foundation.messages import first_line
-from workflows.logged import Logged, TrackerError, ended, identity, logged, tracker
+from workflows.logged import Logged, TrackerError, identity, logged, tracker
 
 
 def to_wandb(run: Run, project: str, name: str, folder: Path) -> int:
-    """Add a run's trials to a project.
+    """Add a run's trials to a project's group ``name``; return how many were written.
 
     A W&B run's id follows from its trial, so that a second call writes the same runs. All metrics
     go into the summary and none into the history, to which each call would append. With
-    ``WANDB_MODE=offline`` everything is kept below ``folder``, for ``wandb sync``.
-
-    Args:
-        run: to copy.
-        project: the W&B project.
-        name: of the group.
-        folder: gets W&B's files, in a folder ``wandb``.
-
-    Returns:
-        Number of written trials.
+    ``WANDB_MODE=offline`` everything is kept in ``folder/wandb``, for ``wandb sync``.
 
     Raises:
         ValueError: if W&B is not installed.
         TrackerError: if W&B refuses them, or the disk is full.
     """
     wandb = tracker("wandb")
-    trials = ended(run)
+    trials = run.ended
     settings = wandb.Settings(silent=True, console="off", x_disable_stats=True, disable_git=True)
     try:
         for trial in trials:

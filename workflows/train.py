@@ -19,7 +19,7 @@ from foundation.python import module_argv
 from foundation.quantities import counted
 from foundation.writing import write_atomically
 from search_spaces import load_space
-from slurm import Kind, Launcher, Lease, ResultSource, StepReport, TrialSpec, reported_steps
+from slurm import Kind, Launcher, Lease, ResultSource, StepLog, StepReport, TrialSpec
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
 from workflows.launching import first_nodes, run_alone
@@ -32,18 +32,13 @@ GRACE_S, SAVE_S = 10.0, 300.0  # time to end; with a last step and a checkpoint
 
 @dataclass(frozen=True)
 class Longer:
-    """A training's differences from its trial.
+    """A training's differences from its trial."""
 
-    Attributes:
-        steps: number of steps after the warm-up.
-        save: folder for checkpoints; training resumes from it if it has any, else from the
-            configuration's ``load``.
-        save_interval: steps between checkpoints; default: only at the end.
-    """
-
-    steps: int | None = None
+    steps: int | None = None  # number of steps after the warm-up
+    # folder for checkpoints; training resumes from it if it has any, else from the configuration's
+    # ``load``
     save: Path | None = None
-    save_interval: int | None = None
+    save_interval: int | None = None  # steps between checkpoints; default: only at the end
 
 
 def train_best(best: Best, launcher: Launcher, out: Path, longer: Longer) -> int:
@@ -150,7 +145,7 @@ class _Steps:
 
     def rest(self) -> None:
         """Print the steps since the last call."""
-        self(reported_steps(self._out))
+        self(StepLog.reported(self._out))
 
 
 def _settle_earlier(launcher: Launcher, out: Path, name: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis import MissingFactError, NotPricedError, Pricing, RunFolder, unit
+from analysis import Metrics, MissingFactError, NotPricedError, Pricing, RunFolder
 from foundation.documents import plain_scalar
 from foundation.quantities import config_text, counted, duration, number
 from foundation.values import Scalar
@@ -29,8 +29,7 @@ STDERR_LINES = 20
 def values_of(space: SearchSpace, given: list[str]) -> dict[str, Scalar]:
     """Values of a space's parameters from texts such as ``tp=2``.
 
-    Raises:
-        SpaceError: if a text is no ``NAME=VALUE``, or has an unknown parameter or value.
+    Raises SpaceError if a text is no ``NAME=VALUE``, or has an unknown parameter or value.
     """
     values: dict[str, Scalar] = {}
     for text in given:
@@ -52,8 +51,7 @@ def choose(space: SearchSpace, given: Mapping[str, Scalar], max_nodes: int) -> d
 
     Without prices it is the first one that is found.
 
-    Raises:
-        SpaceError: if none has them.
+    Raises SpaceError if none has them.
     """
     drawn = Candidates(space).draw(DRAWN, np.random.default_rng(0), [], max_nodes)
     # A value given for a continuous parameter is almost never among the drawn ones: substitute it.
@@ -83,8 +81,7 @@ def try_out(
 ) -> Generator[str, None, bool]:
     """Run one trial of a space; yields lines on what is done, read and missing.
 
-    Returns:
-        Whether the trial gave its objectives, as the generator's value.
+    The generator's value says whether the trial gave its objectives.
     """
     folder = RunFolder(out)
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -99,7 +96,7 @@ def try_out(
     kind, objectives, message = judge(space, outcome, config)
     yield from _after(space, spec, outcome, kind, message)
     for key, value in objectives.items():
-        yield _line("objective", f"{key} = {number(value)} {unit(key)}".rstrip())
+        yield _line("objective", f"{key} = {number(value)} {Metrics.unit(key)}".rstrip())
     yield from _prices(space, config, outcome)
     if kind is not Kind.OK and outcome.stderr_tail:
         yield "last lines of standard error:"
@@ -108,11 +105,7 @@ def try_out(
 
 
 def _before(
-    space: SearchSpace,
-    config: Mapping[str, Any],
-    launcher: Launcher,
-    spec: TrialSpec,
-    lease: Lease,
+    space: SearchSpace, config: Mapping[str, Any], launcher: Launcher, spec: TrialSpec, lease: Lease
 ) -> Iterator[str]:
     yield _line("configuration", config_text(config))
     yield _line("nodes", ", ".join(lease.nodes))
@@ -145,7 +138,7 @@ def _after(
         except FoundNothingError as error:
             yield _line("not read", str(error))
         for found in reader.readings():
-            what = f"{found.metric} = {number(found.value)} {unit(found.metric)}".rstrip()
+            what = f"{found.metric} = {number(found.value)} {Metrics.unit(found.metric)}".rstrip()
             yield _line("read", f"{what}, of {found.counted} of {found.lines} lines in {log};")
             yield _line("", f"the last one: {found.last.strip()[:120]}")
     for note in notes(space):

@@ -51,12 +51,7 @@ class PageError(Exception):
 
 
 class Pages:
-    """The latest page of a run.
-
-    Args:
-        run_dir: the run's folder, which is only read.
-        write: writes a folder's report; returns its page.
-    """
+    """The latest page of a run, whose folder is only read; ``write`` returns a new page."""
 
     def __init__(self, run_dir: Path, write: Callable[[Path], Path]) -> None:
         self._folder = RunFolder(run_dir)
@@ -69,8 +64,7 @@ class Pages:
     def refresh(self) -> bool:
         """Make the page again if the journal has grown and the last page is not too recent.
 
-        Returns:
-            Whether it was made.
+        Returns whether it was made.
 
         Raises:
             PageError: if it could not be made; the next call tries again.

@@ -55,6 +55,11 @@ class Constants:
         )
         return cls(**{f.name: v for f, v in zip(fields(cls), columns, strict=True)})
 
+    def misjudged(self, error: float, rng: np.random.Generator) -> Self:
+        """Constants off by ``error`` times their priors' spread."""
+        spreads = self.spreads()
+        return self.from_logs(self.logs() + error * spreads * rng.standard_normal(len(spreads)))
+
 
 C = TypeVar("C", bound=Constants)
 EDGE = 1.96  # standard deviations: of an interval that has 95 %

@@ -140,6 +140,20 @@ class Prediction:
         watts = self.model.cluster.power_watts or np.nan
         return self.jobs.layout.world_size * watts / self.tokens_per_second
 
+    def columns(self) -> dict[str, Array]:
+        """What users see of it, by name."""
+        low_s, high_s = self.interval_s()
+        return {
+            "step_time_s": self.step_time_s,
+            "step_time_low_s": low_s,
+            "step_time_high_s": high_s,
+            "tokens_per_second": self.tokens_per_second,
+            "tflops_per_gpu": self.tflops_per_gpu,
+            "memory_bytes": self.memory.total,
+            "reserved_bytes": self.memory.reserved,
+            "fits": self.fits,
+        }
+
     def days_to_train(self, tokens: float) -> Array:
         """Days until so many tokens are trained on."""
         return tokens / self.tokens_per_second / 86400
@@ -194,6 +208,12 @@ class CostModel:
             fits=self.fits(jobs),
         )
 
+    @classmethod
+    def of_engines(cls, models: Iterable[CostModel]) -> CostModel:
+        """One model of several engines' jobs: the first one's with the others beside it."""
+        first, *others = models
+        return replace(first, others=tuple(others))
+
     @property
     def engines(self) -> tuple[CostModel, ...]:
         """The models of jobs by their ``engine``, each for one framework."""
@@ -242,7 +262,7 @@ class CostModel:
         explain the other runs move together. Each engine learns from its own trials.
         """
         if self.others:
-            return of_engines(
+            return CostModel.of_engines(
                 model.calibrated(measurements.of_engine(number))
                 for number, model in enumerate(self.engines)
             )
@@ -300,11 +320,29 @@ class CostModel:
 
         return np.hypot(self.log_sd, log_sd(self.constants, covariance, logarithm))
 
+    def drawn(self, rng: np.random.Generator) -> CostModel:
+        """The model with other constants of time and one network, each engine's drawn by itself."""
+        if self.others:
+            return CostModel.of_engines(one.drawn(rng) for one in self.engines)
+        covariance = self.covariance
+        if covariance is None:
+            # Before any evidence the whole prior would draw machines that do not exist.
+            covariance = np.diag((0.5 * TimeConstants.spreads()) ** 2)
+        logs = rng.multivariate_normal(self.constants.logs(), covariance, method="eigh")
+        # How often a network is crowded is one fact of it, not one of each run or a mean.
+        one = rng.choice(len(self.network.nodes), 1, p=self.network.weights)
+        network = Network(self.network.nodes[one], np.ones(1))
+        return replace(self, constants=TimeConstants.from_logs(logs), network=network)
 
-def of_engines(models: Iterable[CostModel]) -> CostModel:
-    """One model of several engines' jobs: the first one's with the others beside it."""
-    first, *others = models
-    return replace(first, others=tuple(others))
+    def misjudged(self, error: float, rng: np.random.Generator) -> CostModel:
+        """The model with all constants off by ``error`` times their priors' spread."""
+        if self.others:
+            return CostModel.of_engines(one.misjudged(error, rng) for one in self.engines)
+        return replace(
+            self,
+            constants=self.constants.misjudged(error, rng),
+            memory=replace(self.memory, constants=self.memory.constants.misjudged(error, rng)),
+        )
 
 
 def between_machines() -> Array:

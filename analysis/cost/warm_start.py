@@ -13,7 +13,7 @@ import numpy as np
 from analysis.cost.constants import TRANSFER, Array
 from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, gpu_kind
 from analysis.cost.memory_fit import MemoryConstants
-from analysis.cost.model import CostModel, of_engines
+from analysis.cost.model import CostModel
 from analysis.cost.time_constants import TimeConstants
 
 
@@ -38,7 +38,7 @@ def taken_over(model: CostModel, other: CostModel) -> CostModel:
     Where there are several engines, each takes over from its own, or from the first.
     """
     if model.others or other.others:
-        return of_engines(taken_over(one, _like(one, other)) for one in model.engines)
+        return CostModel.of_engines(taken_over(one, _like(one, other)) for one in model.engines)
     names = shared(model, other)
     taken = np.array([f.name in names for f in fields(TimeConstants)])
     values = {name: getattr(other.constants, name) for name in names}
@@ -72,7 +72,7 @@ def discounted(model: CostModel, before: CostModel) -> CostModel:
     """
     if model.others:
         pairs = zip(model.engines, before.engines, strict=True)
-        return of_engines(discounted(*pair) for pair in pairs)
+        return CostModel.of_engines(discounted(*pair) for pair in pairs)
     if model.covariance is not None and model.covariance is not before.covariance:
         first = np.diag(TimeConstants.spreads() ** 2)
         known = first / TRANSFER**2 if before.covariance is None else before.covariance

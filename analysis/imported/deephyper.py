@@ -26,8 +26,7 @@ _FAILED = "F"  # the objective of a failure begins with it
 def results_table(path: Path) -> pd.DataFrame | None:
     """The rows of a ``results.csv`` as text; None if the columns are those of another table.
 
-    Raises:
-        TableError: it cannot be read.
+    Raises TableError if it cannot be read.
     """
     frame = read_csv(path)
     names = [*map(str, frame)]
@@ -38,8 +37,7 @@ def results_table(path: Path) -> pd.DataFrame | None:
 def from_deephyper(path: Path) -> Run:
     """The trials of a ``results.csv`` in its order; DeepHyper maximizes every objective.
 
-    Raises:
-        TableError: for another table, or a wrong objective; the message names line and column.
+    Raises TableError for another table, or a wrong objective; the message names line and column.
     """
     frame = results_table(path)
     if frame is None:

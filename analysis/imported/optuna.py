@@ -21,31 +21,19 @@ _TABLES = {"studies", "version_info", "alembic_version"}  # of a database that O
 
 
 class _Study(NamedTuple):
-    """The parts of a study that are read.
-
-    Attributes:
-        goals: ``maximize`` or ``minimize`` for each objective.
-        keys: names of the objectives.
-        trials: those that were started.
-    """
-
     name: str
-    goals: list[str]
-    keys: list[str]
-    trials: list[optuna.trial.FrozenTrial]
+    goals: list[str]  # ``maximize`` or ``minimize`` for each objective
+    keys: list[str]  # names of the objectives
+    trials: list[optuna.trial.FrozenTrial]  # those that were started
 
 
 def from_optuna(url: str, name: str = "") -> Run:
-    """The trials of a study; its storage is not changed.
+    """The trials of a study; its storage, such as ``sqlite:///runs.db``, is not changed.
 
-    A pruned trial counts as stopped early, with its last reported value.
+    A pruned trial counts as stopped early, with its last reported value. ``name`` may be empty if
+    there is only one study.
 
-    Args:
-        url: of the storage, such as ``sqlite:///runs.db``.
-        name: of the study; may be empty if there is only one.
-
-    Raises:
-        TableError: Optuna is not installed, or the storage or study cannot be found or read.
+    Raises TableError if Optuna is not installed, or the storage or study cannot be found or read.
     """
     study = _read(url, name)
     goals, keys, trials = study.goals, study.keys, study.trials
@@ -73,7 +61,6 @@ def _plain(value: Any) -> Any:
 
 
 def _end(trial: Trial, found: optuna.trial.FrozenTrial, keys: list[str]) -> None:
-    """Set how a trial ended."""
     values = found.values or ()
     if found.state.name == "FAIL" or not values:
         trial.kind = Kind.CRASH.value
@@ -85,12 +72,7 @@ def _end(trial: Trial, found: optuna.trial.FrozenTrial, keys: list[str]) -> None
     trial.result = {name: v for name, v in found.user_attrs.items() if isinstance(v, int | float)}
 
 
-def _keys(count: int) -> list[str]:
-    return ["objective"] if count == 1 else [f"objective_{i}" for i in range(count)]
-
-
 def _read(url: str, name: str) -> _Study:
-    """The study of this name, or the only one."""
     try:
         import optuna
         from sqlalchemy.engine import make_url
@@ -119,7 +101,9 @@ def _read(url: str, name: str) -> _Study:
             study = optuna.load_study(study_name=name or names[0], storage=storage)
             goals = [direction.name.lower() for direction in study.directions]
             trials = [trial for trial in study.trials if trial.state.name != "WAITING"]
-            return _Study(study.study_name, goals, study.metric_names or _keys(len(goals)), trials)
+            numbered = [f"objective_{i}" for i in range(len(goals))]
+            keys = study.metric_names or (numbered if len(goals) > 1 else ["objective"])
+            return _Study(study.study_name, goals, keys, trials)
         finally:
             storage.engine.dispose()
     except TableError:

@@ -16,7 +16,7 @@ def read_results(where: str, study: str = "") -> Run:
     Args:
         where: a run's folder or a file in it, DeepHyper's ``results.csv``, or the URL of an Optuna
             storage, such as ``sqlite:///runs.db``.
-        study: in a storage; may be empty where there is only one.
+        study: name in a storage of several.
 
     Raises:
         RunError: a run's folder that cannot be read.

@@ -12,12 +12,10 @@ MISSING = ("the model and the cluster", "nodes and node-hours", "logs")
 
 
 def with_times(run: Run, known: bool, early: Collection[int] = ()) -> Run:
-    """The run with one attempt per trial; without known times, with the trials' order only.
+    """Give each trial one attempt; without ``known`` times, the trials' order only.
 
-    Args:
-        run: its trials have ``proposed_t`` and ``ended_t``; it is changed.
-        known: whether these are times.
-        early: numbers of trials that were stopped early; they have an attempt in any case.
+    Trials have ``proposed_t`` and ``ended_t``; ``early`` ones, by number, have an attempt in any
+    case.
     """
     if not known:
         for at, trial in enumerate(run.trials.values()):

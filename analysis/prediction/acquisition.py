@@ -104,8 +104,10 @@ class ExpectedGain:
 
 def expected_gain(
     posterior: Posterior, best: Trial, batch: int, model: CostModel, rng: np.random.Generator
-) -> ExpectedGain:
+) -> ExpectedGain | None:
     """Expected improvement of the next batch and of all candidates together.
+
+    None while the model has not predicted enough of the trials well enough to state it.
 
     Args:
         posterior: of the candidates.
@@ -114,6 +116,8 @@ def expected_gain(
         model: calibrated, in place of the posterior's where that one's constants are drawn.
         rng: of the draws.
     """
+    if not states_gain(posterior):
+        return None
     mean = posterior.mean_by(model)
     promise = mean + 2 * posterior.deviation + np.log(posterior.feasibility)
     at = np.argsort(-promise, kind="stable")[:NUM_CONSIDERED]

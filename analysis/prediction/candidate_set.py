@@ -12,11 +12,10 @@ from analysis.prediction.columns import unpriced_parameters
 from analysis.prediction.goal import Goal
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.residual import features, unpriced_features
-from analysis.prediction.time_limits import in_time
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
-from search_spaces import Candidates, Indices
-from trainer.plan.jobs import Array, Jobs
+from search_spaces import Candidates
+from trainer.plan.jobs import Array, Indices, Jobs
 
 PRICED = 300_000  # configurations priced for a shortlist
 SHORTLIST = 8_000  # of them, the best by the uncalibrated model
@@ -58,7 +57,7 @@ class CandidateSet:
         rng = np.random.default_rng(seed)
         indices = candidates.indices(PRICED, rng, [], max_nodes=2**31)
         prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
-        runs = np.maximum(prediction.fits * in_time(pricing.space, prediction), 1e-9)
+        runs = np.maximum(prediction.fits * pricing.in_time(prediction), 1e-9)
         promise = Goal(pricing).predicted_at_best(prediction) + np.log(runs)
         order = np.argsort(-promise, kind="stable")
         if len(order) > SHORTLIST:

@@ -26,13 +26,8 @@ def foretold(run: Run) -> list[Trial]:
     return [
         t
         for t in run.trials.values()
-        if t.ok and positive(t) and t.expected.get("objective") and not t.explores
+        if t.ok and t.positive and t.expected.get("objective") and not t.explores
     ]
-
-
-def positive(trial: Trial) -> bool:
-    """Whether its objectives have a logarithm; others say nothing of a model that predicts one."""
-    return (trial.objective or 0.0) > 0 and all(x > 0 for x in trial.objectives.values())
 
 
 def errors(run: Run) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis.cost.model import LIKELY, Prediction
 from analysis.prediction.pricing import Pricing
-from analysis.prediction.scalarization import Scalarization, merits, reached, spread_ranks
+from analysis.prediction.scalarization import Scalarization, merits, spread_ranks
 from analysis.run.trial import Trial
 from trainer.plan.jobs import Array
 
@@ -76,4 +76,4 @@ class Goal:
         return merits(self._objectives, figures)
 
     def _reached(self, trials: Sequence[Trial]) -> Array:
-        return merits(self._objectives, reached(self._objectives, trials))
+        return Scalarization.merits(self._objectives, trials)

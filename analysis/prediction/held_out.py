@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from analysis.cost.model import LIKELY, CostModel, Prediction
-from analysis.prediction.pricing import Pricing, price, reported
+from analysis.prediction.pricing import Pricing, reported
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.units import GIB
@@ -140,7 +140,7 @@ def cross_validated(run: Run) -> CrossValidation | None:
         None where the space cannot be read or priced, or no trial says anything.
     """
     try:
-        pricing = price(load_space(run.folder.space_file))
+        pricing = Pricing.of(load_space(run.folder.space_file))
     except SpaceError:
         return None
     if pricing is None:

@@ -18,16 +18,13 @@ import numpy as np
 from analysis.cost.model import LIKELY, CostModel, Prediction
 from analysis.finalists import NOISE_LOG_SD
 from analysis.prediction.candidate_set import CandidateSet
-from analysis.prediction.foretold import positive, residual_log_sd
+from analysis.prediction.foretold import residual_log_sd
 from analysis.prediction.goal import Goal
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.residual import ResidualProcess, survival
-from analysis.prediction.time_limits import in_time
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
-from search_spaces import Indices
-from slurm import FAILURES
-from trainer.plan.jobs import Array, Mask
+from trainer.plan.jobs import Array, Indices, Mask
 
 REMEMBERED = 200  # trials that are learned from
 
@@ -49,7 +46,7 @@ class Observations:
     @classmethod
     def of(cls, run: Run) -> Self:
         completed = [t for t in run.trials.values() if t.ended]
-        return cls(run, completed, [t for t in completed if t.ok and positive(t)])
+        return cls(run, completed, [t for t in completed if t.ok and t.positive])
 
     def calibrating(self, goal: Goal) -> list[Trial]:
         """Trials that calibrate the cost model; see :func:`remembered`.
@@ -70,7 +67,7 @@ def remembered(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
     """All of few trials; of more than REMEMBERED, the best and the latest."""
     if len(trials) <= REMEMBERED:
         return list(trials)
-    best = sorted(trials, key=lambda t: -goal.measured(t) if positive(t) else np.inf)
+    best = sorted(trials, key=lambda t: -goal.measured(t) if t.positive else np.inf)
     chosen = [*best[: REMEMBERED // 2], *trials[-REMEMBERED // 2 :]]
     return list({t.number: t for t in chosen}.values())
 
@@ -134,8 +131,8 @@ class Posterior:
     @cached_property
     def feasibility(self) -> Array:
         """Probability to run: to fit, to end in time, and not to fail for another reason."""
-        space, completed = self.pricing.space, self.observations.completed
-        ends = self.prediction.fits * in_time(space, self.prediction, completed)
+        in_time = self.pricing.in_time(self.prediction, self.observations.completed)
+        ends = self.prediction.fits * in_time
         return np.asarray(np.maximum(ends, 1e-12) * self._survival)
 
     @cached_property
@@ -219,7 +216,7 @@ class Posterior:
     def _survival(self) -> Array:
         """Probability of no failure that memory does not explain."""
         pricing, completed = self.pricing, self.observations.completed
-        failed = [t for t in completed if t.kind in FAILURES][-REMEMBERED:]
+        failed = [t for t in completed if t.failed][-REMEMBERED:]
         if not failed:
             return np.ones(len(self._rows))
         # A failure for memory that the model expected says nothing more.

@@ -13,10 +13,17 @@ import numpy as np
 from analysis.cost.fitted import cost_model
 from analysis.cost.habits import hypotheses
 from analysis.cost.memory_fit import MemoryConstants, MemoryModel
-from analysis.cost.model import CostModel, Measurements, Prediction, of_engines
+from analysis.cost.model import CostModel, Measurements, Prediction
 from analysis.cost.warm_start import discounted, shared, taken_over
 from analysis.metrics import Metrics
-from analysis.prediction.columns import NEEDED, in_8_bits, jobs_from, unpriced_axes
+from analysis.prediction.columns import (
+    NEEDED,
+    in_8_bits,
+    jobs_from,
+    unpriced_axes,
+    unpriced_parameters,
+)
+from analysis.prediction.start_up import StartUp
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import (
@@ -27,10 +34,10 @@ from search_spaces import (
     framework_named,
 )
 from slurm import Kind
-from trainer import DEEPSPEED_BUCKET_ELEMENTS
 from trainer.plan.axes.mesh import FURTHER_AXES, ordered
 from trainer.plan.jobs import Array, Jobs
 from trainer.plan.model import ModelConfig
+from trainer.plan.states import BUCKET_ELEMENTS
 
 # On CPU a limit counts from what the process held before it trained.
 CPU_MEMORY = MemoryModel(
@@ -94,13 +101,26 @@ class Pricing:
         on_cpu = cluster.is_cpu if builtin is None else builtin.device == "cpu"
         self._engines = _engines(space)
         limit = builtin.device_memory_bytes if builtin else None
-        self.model = of_engines(
+        self.model = CostModel.of_engines(
             _limited(_model(cluster, framework, on_cpu, space.model), limit, on_cpu)
             for framework in self._engines.values()
         )
         # The host's memory is what the model predicts only where it is the device's.
         limits = ("device memory", "host memory") if on_cpu else ("device memory",)
         self.memory_failures = frozenset(kind for kind in Kind if kind.row.out_of in limits)
+
+    @classmethod
+    def of(cls, space: SearchSpace) -> Pricing | None:
+        """The space's prices, or None where the cost model has no word for it."""
+        try:
+            return cls(space)
+        except NotPricedError:
+            return None
+
+    @property
+    def unpriced(self) -> list[str]:
+        """Parameters in which the model sees no difference; see ``unpriced_parameters``."""
+        return unpriced_parameters(self.space)
 
     def jobs(self, facts: Facts, count: int) -> Jobs:
         """The jobs of ``count`` configurations whose facts are given as columns."""
@@ -162,6 +182,39 @@ class Pricing:
         faster = prediction.step_time_s / prediction.promised_s if timed else 1.0
         return np.asarray((figure if maximize else 1 / figure) * faster)
 
+    def in_time(self, prediction: Prediction, trials: Iterable[Trial] = ()) -> Array:
+        """Probability that trials end before the time limits of the space.
+
+        Start-ups are log-normal around what is learned or expected, step times around the
+        prediction in either state of the network, with the model's own spread. Their sum is taken
+        for log-normal with its mean and variance, to first order (Fenton 1960).
+
+        Args:
+            prediction: of the trials asked about.
+            trials: that have ended, from which start-up by the number of nodes is learned.
+        """
+        from scipy.special import ndtr  # slow to import, and a space is checked without it
+
+        trial, log_sd = self.space.trial, prediction.model.log_sd
+        steps = trial.warmup_steps + trial.measured_steps
+        learned = StartUp.learned(self.space, trials)
+        start_s = learned.seconds(prediction.num_nodes)
+        start_sd_s = learned.log_sd(prediction.num_nodes) * start_s
+
+        def chance(step_s: Array) -> Array:
+            for_steps_s = steps * step_s
+            total_s = start_s + for_steps_s
+            spread = np.hypot(start_sd_s, log_sd * for_steps_s) / total_s
+            whole = ndtr(np.log(trial.timeout_s / total_s) / spread)
+            if trial.no_progress_timeout_s is None:
+                return np.asarray(whole)
+            each = ndtr(np.log(trial.no_progress_timeout_s / step_s) / log_sd)
+            # A step that is too long for one limit is so for the other, too.
+            return np.asarray(np.minimum(whole, each))
+
+        calm, crowded = (chance(state_s) for state_s in prediction.states_s)
+        return np.asarray(calm + prediction.crowded * (crowded - calm))
+
     def learn(self, run: Run, of: Pricing | None = None) -> None:
         """Calibrate the model with a run, of this space or of another model, size or machine.
 
@@ -194,7 +247,7 @@ class Pricing:
         """
         other = copy(self)
         if self.space.trainer.builtin is None:
-            other.model = of_engines(
+            other.model = CostModel.of_engines(
                 replace(model, memory=model.memory.supposing(hypotheses(model.framework)))
                 for model in self.model.engines
             )
@@ -262,7 +315,7 @@ def _model(cluster: Cluster, framework: Framework, on_cpu: bool, shape: ModelCon
     if not on_cpu:
         return cost_model(cluster, framework)
     # Two, of 16-bit elements.
-    buckets = 2 * 2 * min(DEEPSPEED_BUCKET_ELEMENTS, shape.num_parameters)
+    buckets = 2 * 2 * min(BUCKET_ELEMENTS, shape.num_parameters)
     framework = framework.with_habits(
         name=f"{framework.name} on CPU",
         flash_attention=False,
@@ -286,14 +339,6 @@ def _limited(model: CostModel, limit_bytes: int | None, on_cpu: bool) -> CostMod
         constants = replace(constants, context_bytes=_NOTHING, communicator_bytes=_NOTHING)
     cluster = model.cluster.model_copy(update={"memory_gib": limit_bytes / 2**30})
     return replace(model, cluster=cluster, memory=replace(model.memory, constants=constants))
-
-
-def price(space: SearchSpace) -> Pricing | None:
-    """The space's prices, or None where the cost model has no word for it."""
-    try:
-        return Pricing(space)
-    except NotPricedError:
-        return None
 
 
 def reported(trial: Trial, key: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -16,8 +16,7 @@ from analysis.prediction.pricing import (
     NotPricedError,
     Pricing,
 )
-from analysis.prediction.time_limits import in_time, start_up_s
-from analysis.run.fold import Run
+from analysis.prediction.start_up import StartUp
 from analysis.units import GIB
 from foundation.quantities import config_text, counted, duration
 from search_spaces import Candidates, CheckReport, SearchSpace, check, notes
@@ -50,58 +49,115 @@ class Ranking:
     ranked_by: str = ""
     warnings: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, pricing: Pricing, top: int) -> Self:
+        """Price the valid configurations of a space and keep the best.
 
-def rank(pricing: Pricing, top: int) -> Ranking:
-    """Price the valid configurations of a space and keep the best.
+        Ranked by what they promise (see ``Pricing.promise``), times the probabilities to fit and to
+        end in time; by memory where none is expected to fit.
 
-    Ranked by what they promise (see ``Pricing.promise``), times the probabilities to fit and to
-    end in time; by memory where none is expected to fit.
+        Args:
+            pricing: of the space.
+            top: how many to keep.
 
-    Args:
-        pricing: of the space.
-        top: how many to keep.
+        Raises:
+            SpaceError: if no configuration is valid; it names the rules that remove the most.
+        """
+        space = pricing.space
+        candidates = Candidates(space)
+        indices = candidates.indices(SAMPLED, np.random.default_rng(0), [], max_nodes=2**31)
+        if not len(indices):
+            check(space)
+        prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
+        likely = int(np.count_nonzero(prediction.fits >= LIKELY))
+        value, ranked_by = -prediction.peak_bytes, "memory"
+        if likely:
+            value = pricing.promise(prediction) * prediction.fits * pricing.in_time(prediction)
+            first = ", the first objective," if space.more_objectives else ""
+            ranked_by = (
+                f"{space.objective.key}{first} and the probability to fit and to end in time"
+            )
+        order = np.argsort(-value, kind="stable")[:top]
+        configs = [space.canonical(raw) for raw in candidates.configs(indices[order])]
+        warnings = _memory_warning(pricing, prediction) + _time_limit_warning(pricing, prediction)
+        return cls(
+            pricing, configs, pricing.predict(configs), len(indices), likely, ranked_by, warnings
+        )
 
-    Raises:
-        SpaceError: if no configuration is valid; it names the rules that remove the most.
-    """
-    space = pricing.space
-    candidates = Candidates(space)
-    indices = candidates.indices(SAMPLED, np.random.default_rng(0), [], max_nodes=2**31)
-    if not len(indices):
-        check(space)
-    prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
-    likely = int(np.count_nonzero(prediction.fits >= LIKELY))
-    value, ranked_by = -prediction.peak_bytes, "memory"
-    if likely:
-        value = pricing.promise(prediction) * prediction.fits * in_time(space, prediction)
-        first = ", the first objective," if space.more_objectives else ""
-        ranked_by = f"{space.objective.key}{first} and the probability to fit and to end in time"
-    order = np.argsort(-value, kind="stable")[:top]
-    configs = [space.canonical(raw) for raw in candidates.configs(indices[order])]
-    warnings = _memory_warning(pricing, prediction) + _time_limit_warning(pricing, prediction)
-    return Ranking(
-        pricing, configs, pricing.predict(configs), len(indices), likely, ranked_by, warnings
-    )
+    @classmethod
+    def of_one(cls, pricing: Pricing, config: dict[str, Any]) -> Self:
+        """One configuration."""
+        prediction = pricing.predict([config])
+        return cls(pricing, [config], prediction, 1, int(prediction.fits[0] >= LIKELY))
 
+    def table(self) -> str:
+        """The ranking as text: one line per configuration."""
+        prediction, pricing = self.prediction, self.pricing
+        space = pricing.space
+        predicted = pricing.objective(prediction)
+        low, high = prediction.interval_s()
+        heads = ["#", "step s", "95 % interval", "tokens/s", "TFLOP/s/GPU", "GiB", "fits", ""]
+        if predicted is not None and space.objective.key not in (
+            "tokens_per_second",
+            "tflops_per_gpu",
+        ):
+            heads.insert(1, space.objective.key)
+        rows = []
+        for i, config in enumerate(self.configs):
+            row = [
+                str(i + 1),
+                f"{prediction.step_time_s[i]:.4g}",
+                f"{low[i]:.3g} to {high[i]:.3g}",
+                f"{prediction.tokens_per_second[i]:,.0f}",
+                f"{prediction.tflops_per_gpu[i]:.3g}",
+                f"{prediction.memory.total[i] / GIB:.3g}",
+                f"{100 * prediction.fits[i]:.0f} %",
+                config_text(config),
+            ]
+            if len(heads) > len(row) and predicted is not None:
+                row.insert(1, f"{predicted[i]:.5g}")
+            rows.append(row)
+        widths = [max(len(row[c]) for row in [heads, *rows]) for c in range(len(heads))]
+        lines = []
+        for row in [heads, *rows]:
+            cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+            lines.append("  ".join([*cells[:-1], row[-1]]).rstrip())
+        share = 100 * self.num_likely / max(self.num_priced, 1)
+        lines.append(
+            f"{space.name}: {self.num_likely:,} of {self.num_priced:,} configurations are "
+            f"expected to fit ({share:.3g} %)"
+        )
+        if self.ranked_by:
+            lines.append(f"ranked by {self.ranked_by}")
+        return "\n".join([*lines, *self.warnings])
 
-def rank_one(pricing: Pricing, config: dict[str, Any]) -> Ranking:
-    """One configuration."""
-    prediction = pricing.predict([config])
-    return Ranking(pricing, [config], prediction, 1, int(prediction.fits[0] >= LIKELY))
+    def explanation(self, tokens: float, index: int = 0) -> str:
+        """Where memory and time of one configuration go, and what follows from them.
 
-
-def calibration_note(pricing: Pricing, run: Run) -> str:
-    """One line about the trials that a calibration is based on.
-
-    Args:
-        pricing: of the run's own space.
-        run: that the model was calibrated with.
-    """
-    told = pricing.teaching(run.trials.values())
-    failed = sum(not trial.ok for trial in told)
-    if not told:
-        return "not calibrated: no trial of the run has run or was out of memory"
-    return f"calibrated with {counted(len(told), 'trial')}, {failed} of them out of memory"
+        Args:
+            tokens: to train on.
+            index: its place in the ranking.
+        """
+        prediction, pricing = self.prediction, self.pricing
+        lines = [config_text(self.configs[index])]
+        limit = pricing.model.memory_limit_bytes
+        total = float(prediction.memory.total[index])
+        lines.append(
+            f"memory: {total / GIB:.4g} of {limit / GIB:.4g} GiB, "
+            f"fits with {100 * prediction.fits[index]:.0f} %; of it torch's allocator reserves "
+            f"{prediction.memory.reserved[index] / GIB:.4g} GiB"
+        )
+        lines += _bars(prediction.memory.as_dict(), index, total, GIB, "GiB")
+        step_s = float(prediction.step_time_s[index])
+        low, high = prediction.interval_s()
+        lines.append(f"step: {step_s:.4g} s, 95 % between {low[index]:.4g} and {high[index]:.4g}")
+        lines += _bars(prediction.time.as_dict(), index, step_s, 1.0, "s")
+        lines.append(f"{prediction.tokens_per_node_hour[index]:.4g} tokens per node-hour")
+        lines.append(f"{prediction.days_to_train(tokens)[index]:.4g} days for {tokens:.3g} tokens")
+        joules = float(prediction.joules_per_token[index])
+        if np.isfinite(joules):
+            lines.append(f"{joules:.4g} J per token at the GPUs' stated power")
+        return "\n".join(lines)
 
 
 def search_warnings(space: SearchSpace, pricing: Pricing | None) -> tuple[str, ...]:
@@ -200,7 +256,7 @@ def _time_limit_warning(pricing: Pricing, prediction: Prediction) -> tuple[str, 
     if not fits.any():
         return ()
     step_s, steps = prediction.step_time_s[fits], trial.warmup_steps + trial.measured_steps
-    start_s = start_up_s(pricing.space)
+    start_s = StartUp.expected(pricing.space).base_s
     limits = {
         "timeout": (start_s + steps * step_s, trial.timeout_s),
         "no_progress_timeout": (step_s, trial.no_progress_timeout_s or np.inf),
@@ -216,75 +272,6 @@ def _time_limit_warning(pricing: Pricing, prediction: Prediction) -> tuple[str, 
                 f"{duration(start_s)} to start"
             )
     return tuple(warnings)
-
-
-def ranking_table(ranking: Ranking) -> str:
-    """The ranking as text: one line per configuration."""
-    prediction, pricing = ranking.prediction, ranking.pricing
-    space = pricing.space
-    predicted = pricing.objective(prediction)
-    low, high = prediction.interval_s()
-    heads = ["#", "step s", "95 % interval", "tokens/s", "TFLOP/s/GPU", "GiB", "fits", ""]
-    if predicted is not None and space.objective.key not in ("tokens_per_second", "tflops_per_gpu"):
-        heads.insert(1, space.objective.key)
-    rows = []
-    for i, config in enumerate(ranking.configs):
-        row = [
-            str(i + 1),
-            f"{prediction.step_time_s[i]:.4g}",
-            f"{low[i]:.3g} to {high[i]:.3g}",
-            f"{prediction.tokens_per_second[i]:,.0f}",
-            f"{prediction.tflops_per_gpu[i]:.3g}",
-            f"{prediction.memory.total[i] / GIB:.3g}",
-            f"{100 * prediction.fits[i]:.0f} %",
-            config_text(config),
-        ]
-        if len(heads) > len(row) and predicted is not None:
-            row.insert(1, f"{predicted[i]:.5g}")
-        rows.append(row)
-    widths = [max(len(row[c]) for row in [heads, *rows]) for c in range(len(heads))]
-    lines = []
-    for row in [heads, *rows]:
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join([*cells[:-1], row[-1]]).rstrip())
-    share = 100 * ranking.num_likely / max(ranking.num_priced, 1)
-    lines.append(
-        f"{space.name}: {ranking.num_likely:,} of {ranking.num_priced:,} configurations are "
-        f"expected to fit ({share:.3g} %)"
-    )
-    if ranking.ranked_by:
-        lines.append(f"ranked by {ranking.ranked_by}")
-    return "\n".join([*lines, *ranking.warnings])
-
-
-def explain(ranking: Ranking, tokens: float, index: int = 0) -> str:
-    """Breakdown of one configuration's memory and time, and what follows from them.
-
-    Args:
-        ranking: of which it is one.
-        tokens: to train on.
-        index: its place.
-    """
-    prediction, pricing = ranking.prediction, ranking.pricing
-    lines = [config_text(ranking.configs[index])]
-    limit = pricing.model.memory_limit_bytes
-    total = float(prediction.memory.total[index])
-    lines.append(
-        f"memory: {total / GIB:.4g} of {limit / GIB:.4g} GiB, "
-        f"fits with {100 * prediction.fits[index]:.0f} %; of it torch's allocator reserves "
-        f"{prediction.memory.reserved[index] / GIB:.4g} GiB"
-    )
-    lines += _bars(prediction.memory.as_dict(), index, total, GIB, "GiB")
-    step_s = float(prediction.step_time_s[index])
-    low, high = prediction.interval_s()
-    lines.append(f"step: {step_s:.4g} s, 95 % between {low[index]:.4g} and {high[index]:.4g}")
-    lines += _bars(prediction.time.as_dict(), index, step_s, 1.0, "s")
-    lines.append(f"{prediction.tokens_per_node_hour[index]:.4g} tokens per node-hour")
-    lines.append(f"{prediction.days_to_train(tokens)[index]:.4g} days for {tokens:.3g} tokens")
-    joules = float(prediction.joules_per_token[index])
-    if np.isfinite(joules):
-        lines.append(f"{joules:.4g} J per token at the GPUs' stated power")
-    return "\n".join(lines)
 
 
 def _bars(

@@ -16,8 +16,8 @@ from scipy.special import expit, stdtrit
 
 from analysis.finalists import NOISE_LOG_SD
 from analysis.prediction.columns import unpriced_parameters
-from search_spaces import Indices, SearchSpace
-from trainer.plan.jobs import Array, Jobs, Mask
+from search_spaces import SearchSpace
+from trainer.plan.jobs import Array, Indices, Jobs, Mask
 
 LENGTH_SCALE = 1.5  # of the correlation, in doublings of a degree
 NEGLIGIBLE = 1e-6  # variance of a direction in which values of a parameter do not differ

@@ -36,15 +36,6 @@ def weights(count: int, seed: int, number: int) -> Array:
     return np.diff(np.concatenate([[0.0], cuts, [1.0]]))
 
 
-def weights_of(space: SearchSpace, seed: int, number: int) -> tuple[Array | None, str]:
-    """The weights of proposal ``number`` and words on them; None where one objective is sought."""
-    if not space.more_objectives:
-        return None, ""
-    drawn = weights(len(space.objectives), seed, number)
-    shares = zip(drawn, space.objectives, strict=True)
-    return drawn, "; weights: " + ", ".join(f"{w:.2f} {o.key}" for w, o in shares)
-
-
 def merits(objectives: Sequence[Objective], figures: Array) -> Array:
     """Figures of several objectives as the search compares them; shape (n, k), more is better.
 
@@ -54,12 +45,6 @@ def merits(objectives: Sequence[Objective], figures: Array) -> Array:
     positive = (figures > 0).all(axis=0)
     logs = np.log(np.where(positive, figures, 1.0))
     return np.asarray(signs * np.where(positive, logs, figures))
-
-
-def reached(objectives: Sequence[Objective], trials: Sequence[Trial]) -> Array:
-    """Measured objectives of successful trials; shape (trials, objectives)."""
-    rows = [[trial.objectives[objective.key] for objective in objectives] for trial in trials]
-    return np.array(rows).reshape(len(trials), len(objectives))
 
 
 @dataclass(frozen=True)
@@ -94,6 +79,21 @@ class Scalarization:
         slopes = weights / np.where(ranges > _NARROW, ranges, 1.0)
         slopes = slopes / slopes.sum()
         return cls(known.max(axis=0), slopes, float(slopes[list(uncertain) or slice(None)].max()))
+
+    @staticmethod
+    def weights(space: SearchSpace, seed: int, number: int) -> tuple[Array | None, str]:
+        """The weights of proposal ``number``, and words on them; None for a single objective."""
+        if not space.more_objectives:
+            return None, ""
+        drawn = weights(len(space.objectives), seed, number)
+        shares = zip(drawn, space.objectives, strict=True)
+        return drawn, "; weights: " + ", ".join(f"{w:.2f} {o.key}" for w, o in shares)
+
+    @staticmethod
+    def merits(objectives: Sequence[Objective], trials: Sequence[Trial]) -> Array:
+        """Merits of successful trials; shape (trials, objectives), see :func:`merits`."""
+        rows = [[trial.objectives[objective.key] for objective in objectives] for trial in trials]
+        return merits(objectives, np.array(rows).reshape(len(trials), len(objectives)))
 
     def value(self, points: Array) -> Array:
         """The scalar by which points rank, shape (n,); at most 0, more is better."""

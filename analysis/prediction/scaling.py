@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -55,51 +55,83 @@ class Scaled:
         spread = np.exp(EDGE * self.efficiency_log_sd)
         return self.efficiency / spread, self.efficiency * spread
 
+    @classmethod
+    def of(
+        cls, pricing: Pricing, config: Mapping[str, Any], mode: Scaling, nodes: Sequence[int] = ()
+    ) -> Self:
+        """Predict a configuration on other numbers of nodes.
 
-def scale(
-    pricing: Pricing, config: Mapping[str, Any], mode: Scaling, nodes: Sequence[int] = ()
-) -> Scaled:
-    """Predict a configuration on other numbers of nodes.
+        Its degrees stay, except for those of data parallelism, which follow from the nodes. Rules
+        of the space itself, such as a limit of the batch, do not count.
 
-    Its degrees stay, except for those of data parallelism, which follow from the nodes. Rules of
-    the space itself, such as a limit of the batch, do not count.
+        Args:
+            pricing: of the configuration's space.
+            config: raw or canonical.
+            mode: of scaling.
+            nodes: on how many; default: its own, halved and doubled again and again.
 
-    Args:
-        pricing: of the configuration's space.
-        config: raw or canonical.
-        mode: of scaling.
-        nodes: on how many; default: its own, halved and doubled again and again.
+        Raises:
+            ValueError: if no number of nodes can be had; it says why.
+        """
+        space = pricing.space
+        counts = sorted(set(nodes)) or _doubled(
+            space.num_nodes(config), pricing.model.cluster.num_nodes
+        )
+        left_out: dict[str, list[int]] = {}
+        wished = _resized(space, config, mode, counts, left_out)
+        prices = Pricing(_widened(space, wished))
+        prices.model = pricing.model
+        kept = []
+        for other in wished:
+            if why := _hindrance(prices, other):
+                left_out.setdefault(why, []).append(int(other["num_nodes"]))
+            else:
+                kept.append(other)
+        reasons = tuple(f"{_listed(counts)}: {why}" for why, counts in left_out.items())
+        if not kept:
+            raise ValueError("\n  ".join(["it can be scaled to no number of nodes", *reasons]))
+        prediction = prices.predict(kept)
+        rate = prediction.tokens_per_node_hour
+        return cls(
+            mode=mode,
+            config=space.canonical(config),
+            prediction=prediction,
+            efficiency=rate / rate[0],
+            efficiency_log_sd=_efficiency_log_sd(prediction),
+            left_out=reasons,
+        )
 
-    Raises:
-        ValueError: if no number of nodes can be had; it says why.
-    """
-    space = pricing.space
-    counts = sorted(set(nodes)) or _doubled(
-        space.num_nodes(config), pricing.model.cluster.num_nodes
-    )
-    left_out: dict[str, list[int]] = {}
-    wished = _resized(space, config, mode, counts, left_out)
-    prices = Pricing(_widened(space, wished))
-    prices.model = pricing.model
-    kept = []
-    for other in wished:
-        if why := _hindrance(prices, other):
-            left_out.setdefault(why, []).append(int(other["num_nodes"]))
-        else:
-            kept.append(other)
-    reasons = tuple(f"{_listed(counts)}: {why}" for why, counts in left_out.items())
-    if not kept:
-        raise ValueError("\n  ".join(["it can be scaled to no number of nodes", *reasons]))
-    prediction = prices.predict(kept)
-    rate = prediction.tokens_per_node_hour
-    return Scaled(
-        mode=mode,
-        config=space.canonical(config),
-        prediction=prediction,
-        efficiency=rate / rate[0],
-        efficiency_log_sd=_efficiency_log_sd(prediction),
-        left_out=reasons,
-    )
+    def table(self, tokens: float) -> str:
+        """A table, a line for each number of nodes; 95 % intervals in parentheses.
+
+        Args:
+            tokens: to train on.
+        """
+        prediction = self.prediction
+        low_s, high_s = prediction.interval_s()
+        less, more = prediction.step_time_s / low_s, high_s / prediction.step_time_s
+        spread = np.exp(EDGE * self.efficiency_log_sd)
+        columns: dict[str, list[str]] = {
+            "nodes": [f"{n:,.0f}" for n in prediction.num_nodes],
+            "gas": [f"{n:.0f}" for n in prediction.jobs.layout.gas],
+            "batch": [f"{n:,.0f}" for n in prediction.jobs.global_batch],
+            "step s": _ranges(prediction.step_time_s, less, more),
+            "tokens/s": _ranges(prediction.tokens_per_second, more, less),
+            "efficiency %": _ranges(100 * self.efficiency, spread, spread),
+            "10^6 tokens/node-hour": _ranges(prediction.tokens_per_node_hour / 1e6, more, less),
+            f"days for {tokens:.3g} tokens": _ranges(prediction.days_to_train(tokens), less, more),
+        }
+        if np.all(np.isfinite(prediction.joules_per_token)):
+            columns["J/token"] = _ranges(prediction.joules_per_token, less, more)
+        columns["fits"] = [f"{100 * fits:.0f} %" for fits in prediction.fits]
+        rows = [list(columns), *zip(*columns.values(), strict=True)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [f"{self.mode} scaling of {config_text(self.config)}"]
+        for row in rows:
+            cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+            lines.append("  ".join(cells))
+        lines += [f"left out: {why}" for why in self.left_out]
+        return "\n".join(lines)
 
 
 def _resized(
@@ -129,40 +161,6 @@ def _resized(
         if "dp" in space.parameters:
             wished[-1]["dp"] = replicas
     return wished
-
-
-def scaling_table(scaled: Scaled, tokens: float) -> str:
-    """A table, a line for each number of nodes; 95 % intervals in parentheses.
-
-    Args:
-        scaled: what is shown.
-        tokens: to train on.
-    """
-    prediction = scaled.prediction
-    low_s, high_s = prediction.interval_s()
-    less, more = prediction.step_time_s / low_s, high_s / prediction.step_time_s
-    spread = np.exp(EDGE * scaled.efficiency_log_sd)
-    columns: dict[str, list[str]] = {
-        "nodes": [f"{n:,.0f}" for n in prediction.num_nodes],
-        "gas": [f"{n:.0f}" for n in prediction.jobs.layout.gas],
-        "batch": [f"{n:,.0f}" for n in prediction.jobs.global_batch],
-        "step s": _ranges(prediction.step_time_s, less, more),
-        "tokens/s": _ranges(prediction.tokens_per_second, more, less),
-        "efficiency %": _ranges(100 * scaled.efficiency, spread, spread),
-        "10^6 tokens/node-hour": _ranges(prediction.tokens_per_node_hour / 1e6, more, less),
-        f"days for {tokens:.3g} tokens": _ranges(prediction.days_to_train(tokens), less, more),
-    }
-    if np.all(np.isfinite(prediction.joules_per_token)):
-        columns["J/token"] = _ranges(prediction.joules_per_token, less, more)
-    columns["fits"] = [f"{100 * fits:.0f} %" for fits in prediction.fits]
-    rows = [list(columns), *zip(*columns.values(), strict=True)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [f"{scaled.mode} scaling of {config_text(scaled.config)}"]
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells))
-    lines += [f"left out: {why}" for why in scaled.left_out]
-    return "\n".join(lines)
 
 
 def _ranges(values: Array, below: Array, above: Array) -> list[str]:

@@ -123,18 +123,20 @@ class StartUp:
         base = statistics.median(s - slope * n for n, every in by_nodes.items() for s in every)
         return cls(max(0.0, base), slope, max(by_nodes), len(by_nodes))
 
+    @staticmethod
+    def exceeds_steps(space: SearchSpace, trials: Iterable[Trial]) -> bool:
+        """Whether the first success to end, if measured whole, started longer than it stepped.
 
-def starts_longer_than_it_runs(space: SearchSpace, trials: Iterable[Trial]) -> bool:
-    """Whether the first success to end that was measured whole took longer to start than to step.
-
-    The first alone: where later ones share a launch, they start sooner.
-    """
-    steps = space.trial.warmup_steps + space.trial.measured_steps
-    for trial in sorted(trials, key=lambda trial: trial.ended_t or 0.0):
-        if of_first := list(_besides_s(space, [trial])):
-            [(_, start_s)] = of_first
-            return start_s > steps * float(Metrics(trial.result).get("step_time_s.median") or 0.0)
-    return False
+        The first alone: where later ones share a launch, they start sooner.
+        """
+        steps = space.trial.warmup_steps + space.trial.measured_steps
+        for trial in sorted(trials, key=lambda trial: trial.ended_t or 0.0):
+            if of_first := list(_besides_s(space, [trial])):
+                [(_, start_s)] = of_first
+                return start_s > steps * float(
+                    Metrics(trial.result).get("step_time_s.median") or 0.0
+                )
+        return False
 
 
 def _besides_s(space: SearchSpace, trials: Iterable[Trial]) -> Iterator[tuple[int, float]]:

@@ -10,7 +10,7 @@ import numpy as np
 from analysis.cost.constants import EDGE
 from analysis.cost.model import PRIOR_LOG_SD
 from analysis.finalists import NOISE_LOG_SD
-from analysis.prediction.foretold import errors, foretold, positive
+from analysis.prediction.foretold import errors, foretold
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.residual import DISTURBED_SHARE, MEAN_SLOWDOWN
 from analysis.run.fold import Run
@@ -43,7 +43,7 @@ def trusted(run: Run, pricing: Pricing) -> bool:
                 return False
     if PRIOR_LOG_ODDS + log_odds(run) > 0:
         return True
-    successes = [t for t in run.trials.values() if t.ok and positive(t)]
+    successes = [t for t in run.trials.values() if t.ok and t.positive]
     if sum(not t.expected for t in successes) < PROBES:
         return False
     predicted = np.log(pricing.promise(pricing.predict([t.config for t in successes])))

@@ -71,23 +71,19 @@ def collectives(measurements: Sequence[Point]) -> list[Collective]:
 
 
 def significant(value: float, digits: int = 3) -> float:
-    """The value rounded to significant digits."""
     return float(f"{value:.{digits}g}")
 
 
-def best_ring(
-    measurements: Sequence[Point],
-    gpus: int,
-    nodes: int,
-    stride: int,
-    operations: Sequence[str] = RINGS,
-) -> Point | None:
+def _of_group(
+    measurements: Sequence[Point], group: tuple[int, int, int], operations: Sequence[str]
+) -> list[Point]:
+    own = [p for p in measurements if (p.gpus, p.nodes, p.stride) == group]
+    return [p for p in own if p.operation in operations]
+
+
+def best_ring(measurements: Sequence[Point], gpus: int, nodes: int, stride: int) -> Point | None:
     """The measurement with the largest bus bandwidth among a group's largest messages."""
-    own = [
-        p
-        for p in measurements
-        if (p.gpus, p.nodes, p.stride) == (gpus, nodes, stride) and p.operation in operations
-    ]
+    own = _of_group(measurements, (gpus, nodes, stride), RINGS)
     largest = max((p.size_bytes for p in own), default=0)
     return max(
         (p for p in own if p.size_bytes == largest), key=lambda p: p.bus_gb_per_s, default=None
@@ -165,20 +161,14 @@ def inter_node_hop_us(measurements: Sequence[Point], gpus_per_node: int) -> floa
 
 
 def _smallest_s(measurements: Sequence[Point], gpus: int, nodes: int, stride: int) -> float | None:
-    own = [
-        p
-        for p in measurements
-        if (p.gpus, p.nodes, p.stride) == (gpus, nodes, stride) and p.operation == "all_gather"
-    ]
+    own = _of_group(measurements, (gpus, nodes, stride), ["all_gather"])
     return min(own, key=lambda p: p.size_bytes).seconds if own else None
 
 
 def link_warnings(measurements: Sequence[Point], nominal: Cluster) -> list[str]:
     """Warnings about the slowest links inside and between nodes, if far below their data sheet.
 
-    Args:
-        measurements: of this cluster.
-        nominal: its facts by data sheet; links that it lacks are not judged.
+    Links that the ``nominal`` cluster lacks are not judged.
     """
     whole = LinkConstants(node_share=1.0, inter_node_share=1.0)
     data_sheet = nominal.model_copy(update={"measured": []})

@@ -26,9 +26,7 @@ _OWN_WIDTH = 34  # of a key and its value, before a comment
 def clusters_with(device: Mapping[str, Any], name: str) -> list[Cluster]:
     """Shipped clusters of this GPU: same model, memory and compute units.
 
-    Args:
-        device: as torch describes it.
-        name: of the cluster; one of that name and GPU is preferred to all others.
+    One of that name is preferred to all others. ``device`` is described by torch.
     """
     model = _MODEL.search(device["name"].upper())
     found = []
@@ -45,12 +43,7 @@ def clusters_with(device: Mapping[str, Any], name: str) -> list[Cluster]:
 class Preflight:
     """A machine as ``trainer.preflight`` measured it, each fact with its source.
 
-    Args:
-        result: of ``trainer.preflight``.
-        name: of the cluster.
-
-    Raises:
-        ValueError: not even the matrix products were measured.
+    Raises ValueError if not even the matrix products were measured.
     """
 
     def __init__(self, result: Mapping[str, Any], name: str) -> None:
@@ -67,12 +60,7 @@ class Preflight:
         self.nic, self.nic_source = self._nic(alike)
 
     def file(self, when: datetime, failure: str = "") -> str:
-        """The text of a cluster file.
-
-        Args:
-            when: it was measured.
-            failure: why the measurement is not complete.
-        """
+        """The text of a cluster file; ``failure`` says why the measurement is not complete."""
         versions = f"torch {self.result['torch']}, {self.device['library']}"
         source = f"meshtune preflight, {when:%Y-%m-%d}, {self.result['hosts'][0]}, {versions}"
         lines = [
@@ -122,7 +110,9 @@ class Preflight:
             ("host_link_gb_per_s", host or _rounded(pinned), self._measured_at(pinned, like, "")),
         ]
         lines = [_line(key, value, note) for key, value, note in entries if value is not None]
-        return [*lines, *self._link_lines(), *self._measured_lines()]
+        measured = [c.model_dump(exclude_defaults=True) for c in collectives(self.points)]
+        lines += [*self._link_lines(), *(["measured:"] if measured else [])]
+        return lines + [f"  - {_flow(each)}" for each in measured]
 
     def data_sheet(self) -> Cluster:
         """The links by their data sheets; unstated ones are left out."""
@@ -190,10 +180,6 @@ class Preflight:
             stated = _flow(self.nic.model_dump(exclude_defaults=True))
             lines.append(f"nic: {stated}  # {self.nic_source}")
         return lines
-
-    def _measured_lines(self) -> list[str]:
-        entries = [c.model_dump(exclude_defaults=True) for c in collectives(self.points)]
-        return ["measured:", *(f"  - {_flow(e)}" for e in entries)] if entries else []
 
 
 def _rounded(value: float | None) -> float | None:

@@ -39,12 +39,7 @@ def summary(result: Mapping[str, Any]) -> list[str]:
 
 
 def warnings(result: Mapping[str, Any], data_sheet: Cluster) -> list[str]:
-    """Warnings about slow links, slow GPUs and communicators that hang.
-
-    Args:
-        result: of ``trainer.preflight``.
-        data_sheet: the cluster's facts by data sheet.
-    """
+    """Warnings about slow links, slow GPUs and communicators that hang."""
     found = link_warnings(points(result.get("collectives", [])), data_sheet)
     if result["device"]["type"] != "cpu":
         gemm = result["gemm"][-1]

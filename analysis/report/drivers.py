@@ -62,7 +62,6 @@ def failure_drivers(content: Content) -> str:
 
 
 def failure_data(content: Content) -> dict[str, Any]:
-    """Effects on failure, and the border of memory."""
     found, _ = content.by_failures
     drawn = {"effects-failure": effects(found, MAX_PARAMETERS)} if found else {}
     return drawn | {"border": content.border}

@@ -61,13 +61,14 @@ def encode(frame: pd.DataFrame) -> Encoded:
         if not column.startswith("p:"):
             continue
         name = column.removeprefix("p:")
-        cells = [None if _missing(v) else v for v in frame[column]]
+        cells = [None if pd.isna(v) else v for v in frame[column]]
         words = {v if _is_number(v) else str(v) for v in cells if v is not None}
         distinct = _in_order(words, _order(name, frame[column].dtype))
         if len(distinct) + (None in cells) < 2:
             constant[name] = distinct[0] if distinct else None
             continue
-        code = {v: float(v) if _all_numbers(distinct) else i for i, v in enumerate(distinct)}
+        numeric = all(map(_is_number, distinct))
+        code = {v: float(v) if numeric else i for i, v in enumerate(distinct)}
         off = min(code.values()) - 1
         values[name] = [off if v is None else code[v if _is_number(v) else str(v)] for v in cells]
         inactive[name] = [v is None for v in cells]
@@ -82,16 +83,8 @@ def encode(frame: pd.DataFrame) -> Encoded:
     )
 
 
-def _missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and np.isnan(value))
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float, np.bool_, np.number))
-
-
-def _all_numbers(values: list[Any]) -> bool:
-    return all(map(_is_number, values))
 
 
 def _order(name: str, dtype: Any) -> Sequence[str]:

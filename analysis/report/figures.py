@@ -162,9 +162,8 @@ def parts(validation: CrossValidation, listed: Sequence[int]) -> dict[str, Any]:
 def stacks(validation: CrossValidation, listed: Sequence[int]) -> dict[str, Any]:
     """Bars of predicted memory and step time by part, by the model calibrated with the run.
 
-    Returns:
-        ``labels`` of the trials; ``memory`` (GiB) and ``time`` (s): ``parts`` by name, in the order
-        in which they are stacked, and ``measured``; ``limit``: GiB of one GPU.
+    Returns ``labels`` of the trials; ``memory`` (GiB) and ``time`` (s): ``parts`` by name, in the
+    order in which they are stacked, and ``measured``; ``limit``: GiB of one GPU.
     """
     rows = [validation.trials.index(number) for number in listed]
     prediction = validation.prediction

@@ -20,13 +20,10 @@ def folded(found: Sensitivity, parents: Mapping[str, Collection[str]]) -> Sensit
     """The sensitivity with no effect of their own for inactive parameters.
 
     A tree that splits on whether a parameter is active (``vpp`` needs a pipeline) in fact splits on
-    the parameters in its condition (``pp``). They get, in equal parts, its contribution where it is
-    inactive, and its mean contribution where it is active; what remains is the effect of its
-    values. Every row still adds up to its prediction; intervals keep their relative width.
-
-    Args:
-        found: by a forest.
-        parents: names in the condition of each conditional parameter.
+    the parameters in its condition (``pp``), its ``parents``. They get, in equal parts, its
+    contribution where it is inactive, and its mean contribution where it is active; what remains is
+    the effect of its values. Every row still adds up to its prediction; intervals keep their
+    relative width.
     """
     columns = found.encoded.values.columns
     shap = found.shap.copy()

@@ -83,11 +83,7 @@ def fitted(
 ) -> Sensitivity:
     """Fit a random forest and explain it; ``trial`` of the result has row indices.
 
-    Args:
-        encoded: one row per configuration.
-        target: bool for a classifier, numbers for a regressor.
-        seed: of the forest and the sample.
-        refits: their spread is the interval.
+    A bool ``target`` makes it a classifier; the spread of ``refits`` is the interval.
     """
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor  # slow to import
 

@@ -26,11 +26,7 @@ def sought(run: Run) -> str:
 
 
 def figure(run: Run, listed: Collection[int]) -> dict[str, Any]:
-    """Successes over the first two objectives.
-
-    Args:
-        run: with several objectives.
-        listed: trials that are drawn; a point links to its trial on the page.
+    """Successes over the first two objectives; only ``listed`` trials are drawn.
 
     Returns:
         ``labels`` and ``up`` (maximized) of the objectives; ``log``: logarithmic axes of the first
@@ -48,14 +44,10 @@ def figure(run: Run, listed: Collection[int]) -> dict[str, Any]:
     return {
         "labels": [units.label(key) for key, _ in run.goals],
         "up": [up for _, up in run.goals],
-        "log": [_wide(column) for column in columns[:2]],
+        "log": [min(c) > 0 and max(c) / min(c) > WIDE for c in columns[:2]],
         "front": [[t.number, *shown(run, t)] for t in best],
         "rest": [[t.number, *shown(run, t)] for t in rest],
         "counts": [len(front), len(every) - len(front)],
         "named": NAMED,
         "steps": points if len(run.goals) == 2 else [],
     }
-
-
-def _wide(values: tuple[float, ...]) -> bool:
-    return min(values) > 0 and max(values) / min(values) > WIDE

@@ -18,13 +18,7 @@ from analysis.prediction.columns import unpriced_parameters
 from analysis.prediction.pricing import Pricing
 from analysis.report.encoding import encode
 from analysis.report.folding import folded, parents
-from analysis.report.forests import (
-    NUM_REFITS,
-    NotEnough,
-    Refit,
-    Sensitivity,
-    fitted,
-)
+from analysis.report.forests import NUM_REFITS, NotEnough, Refit, Sensitivity, fitted
 from analysis.report.outlook import Outlook
 from analysis.run.fold import Run
 from search_spaces import Candidates
@@ -35,30 +29,21 @@ FEWEST = 8  # of them
 
 @dataclass(frozen=True)
 class ModelSensitivity:
-    """Sensitivity of the objective over a space.
+    """Sensitivity of the objective over a space."""
 
-    Attributes:
-        found: by a forest on predictions for configurations that likely fit.
-        trials: measured ones that calibrated the model.
-        likely: share of the valid configurations that likely fit.
-        unseen: parameters that the cost model does not price; their effects come from measured
-            trials alone.
-    """
-
-    found: Sensitivity
-    trials: int
-    likely: float
+    found: Sensitivity  # by a forest on predictions for configurations that likely fit
+    trials: int  # measured ones that calibrated the model
+    likely: float  # share of the valid configurations that likely fit
+    # parameters that the cost model does not price; their effects come from measured trials alone
     unseen: tuple[str, ...]
 
 
 def model_sensitivity(
     run: Run, pricing: Pricing, seed: int = 0, candidates: Candidates | None = None
 ) -> ModelSensitivity:
-    """Sensitivity of the objective over a run's space.
+    """Sensitivity of the objective over a run's space, by ``pricing`` calibrated with its trials.
 
     Args:
-        run: its trials calibrate the model.
-        pricing: of the run's space, not calibrated.
         seed: of the sampled configurations, the constants and the forests.
         candidates: default all valid configurations.
 

@@ -12,7 +12,6 @@ from analysis import units
 from analysis.cost.groups import MissingFactError
 from analysis.cost.model import Prediction
 from analysis.prediction.acquisition import UNLIKELY, acquisition, improvement
-from analysis.prediction.foretold import positive
 from analysis.report.outlook import Outlook
 from foundation.quantities import percent
 
@@ -23,27 +22,18 @@ SHARE = 0.01  # of a step, from which a change is told
 
 @dataclass(frozen=True)
 class Next:
-    """A configuration that has not been tried.
+    """A configuration that has not been tried."""
 
-    Attributes:
-        config: canonical.
-        changes: parameters in which it differs from the best trial: name, its value, this one.
-        objective, low, high: expected objective and its 95 % interval, in the unit shown.
-        runs: probability to run.
-        better: probability to run and to beat the best trial.
-        gain: expected improvement of the best, as a share of it, times ``runs``.
-        why: the shares of a step that change most, in words; empty without a best trial.
-    """
-
-    config: Mapping[str, Any]
+    config: Mapping[str, Any]  # canonical
+    # parameters in which it differs from the best trial: name, its value, this one
     changes: Sequence[tuple[str, Any, Any]]
-    objective: float
+    objective: float  # expected, in the unit shown; its 95 % interval is from low to high
     low: float
     high: float
-    runs: float
-    better: float
-    gain: float
-    why: str
+    runs: float  # probability to run
+    better: float  # probability to run and to beat the best trial
+    gain: float  # expected improvement of the best, as a share of it, times ``runs``
+    why: str  # the shares of a step that change most, in words; empty without a best trial
 
 
 def next_trials(outlook: Outlook) -> list[Next]:
@@ -61,7 +51,7 @@ def next_trials(outlook: Outlook) -> list[Next]:
         return []
     if not np.any(runs >= UNLIKELY):
         return []
-    best = run.best if run.best and positive(run.best) else None
+    best = run.best if run.best and run.best.positive else None
     value = acquisition(posterior, best)
     gain, better = improvement(posterior, best) if best else (0 * runs, 0 * runs)
     unit = units.scaled(pricing.space.objective.key, 1.0)

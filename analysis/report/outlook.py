@@ -6,22 +6,35 @@ views of the whole space start from here.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import pandas as pd
 
 from analysis import units
+from analysis.cost.model import LIKELY
+from analysis.prediction.acquisition import remaining_deviation
 from analysis.prediction.candidate_set import CandidateSet
-from analysis.prediction.drawn_model import drawn
 from analysis.prediction.posterior import Observations, Posterior
 from analysis.prediction.pricing import Pricing
 from analysis.report.forests import NotEnough
 from analysis.run.fold import Run
-from search_spaces import Candidates, Indices
-from trainer.plan.jobs import Array
+from search_spaces import Candidates
+from trainer.plan.jobs import Array, Indices
 
 PRICED = 20_000  # valid configurations that are asked about
+CONSIDERED = 2_000  # that likely run, of which the least known is sought
+DRAWS = 8  # of the model's constants
+
+
+@dataclass(frozen=True)
+class LeastKnown:
+    """A candidate's index, the deviation of its goal, and what is expected of its trial."""
+
+    index: int
+    deviation: float
+    expected: dict[str, float]
 
 
 class Outlook:
@@ -66,7 +79,6 @@ class Outlook:
         return CandidateSet.shortlist(self.pricing, self.candidates, self.run.seed)
 
     def members(self, indices: Indices) -> CandidateSet:
-        """Some configurations, for :meth:`posterior`."""
         return CandidateSet(self.pricing, self.candidates, indices)
 
     def posterior(self, members: CandidateSet, rows: Indices | None = None) -> Posterior:
@@ -75,8 +87,40 @@ class Outlook:
 
     def drawn(self, members: CandidateSet) -> Posterior:
         """The same with the model's constants, and which trials were disturbed, drawn."""
-        model = drawn(self.model, self.rng)
+        model = self.model.drawn(self.rng)
         return Posterior(members, model, self.observations, rng=self.rng)
+
+    def least_known(self, max_nodes: int) -> LeastKnown | None:
+        """The configuration that likely runs and whose goal is least known.
+
+        Models with other constants, and another opinion on which trials were slow by chance, say
+        how far it is unknown. Goals of pending trials count as known.
+
+        Args:
+            max_nodes: the widest trial that may come.
+
+        Returns:
+            None where nothing new likely runs.
+        """
+        trials = self.run.trials.values()
+        tried = self.candidates.indices_of([t.config for t in trials])
+        narrow = self.num_nodes <= max_nodes
+        new = narrow & (self.fits >= LIKELY) & ~np.isin(self.indices, tried)
+        indices = self.indices[new][:CONSIDERED]
+        if not len(indices):
+            return None
+        pending = self.candidates.indices_of([t.config for t in trials if not t.ended])
+        members = self.members(np.concatenate([indices, pending]))
+        posterior = self.posterior(members)
+        runs = posterior.feasibility[: len(indices)]
+        if not np.any(runs >= LIKELY):
+            return None
+        others = np.array([self.drawn(members).mean for _ in range(DRAWS)])
+        unknown = np.hypot(posterior.deviation, np.std(others, axis=0))
+        left = remaining_deviation(posterior.residual, members.features, others, len(indices))
+        at = int(np.argmax(np.where(runs >= LIKELY, left, -np.inf)))
+        expected = posterior.interval(at, float(unknown[at])) | {"fits": float(runs[at])}
+        return LeastKnown(int(indices[at]), float(unknown[at]), expected)
 
     def objective(self, posterior: Posterior) -> Array:
         """Expected objective of a posterior's configurations, in the unit shown."""

@@ -48,7 +48,6 @@ def write_report(
     Args:
         of: ``runs/NAME``, or a run from :func:`analysis.read_results`, whose page has what its
             trials tell alone.
-        sections: of the page, in order.
         validate: compares the cost model with the run's trials, or gives None.
         home: what the page calls the run's folder, where that is a copy.
         folder: of the page; default ``report/`` in the run folder.
@@ -130,9 +129,6 @@ def _facts(run: Run) -> dict[str, Any]:
         "failed_share": sum(t.node_seconds for t in failed) / 3600 / hours if hours else 0.0,
         "over_median": ratio,
         "timed": bool(run.opened_t),
-        "as_of": "" if run.origin else _day_and_time(run.last_t),  # others' clocks start anywhere
+        # Others' clocks start anywhere.
+        "as_of": "" if run.origin else f"{datetime.fromtimestamp(run.last_t, UTC):%F %H:%M} UTC",
     }
-
-
-def _day_and_time(at_t: float) -> str:
-    return f"{datetime.fromtimestamp(at_t, UTC):%Y-%m-%d %H:%M} UTC"

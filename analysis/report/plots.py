@@ -49,18 +49,16 @@ def trajectory_figure(
 ) -> Figure:
     """Objectives, best so far, failures by kind and their rolling share over time.
 
-    After Dash et al. 2023, Figure 9.
-
-    Args:
-        frame: ``trajectory(run)``.
-        objective: label of the objective, with its unit.
-        restarts_s: search time at which the run was resumed, seconds.
+    After Dash et al. 2023, Figure 9. ``objective`` is a label with its unit; the run was resumed at
+    the search times ``restarts_s``, seconds.
     """
     kinds = frame.loc[frame["kind"] != "ok", "kind"].value_counts().index.tolist()
     heights = (3.2, 0.26 * max(len(kinds), 1) + 0.1, 1.2)
     figure = Figure(figsize=(9, sum(heights) + 1.0), layout="constrained")
     top, strip, bottom = figure.subplots(3, 1, sharex=True, height_ratios=heights)
-    scale_s, unit = _time_unit(frame["search_s"].max() if len(frame) else 0.0)
+    longest_s = frame["search_s"].max() if len(frame) else 0.0
+    units = ((scale_s, name) for at_s, scale_s, name in _TIME_UNITS if longest_s >= at_s)
+    scale_s, unit = next(units, (1.0, "s"))
     x = frame["search_s"] / scale_s
     _draw_objective(top, x, frame, objective)
     _draw_failures(strip, x, frame, kinds)
@@ -137,11 +135,7 @@ def sensitivity_figure(sensitivity: Sensitivity, effect: str) -> Figure:
     """Mean |SHAP| per parameter as bars (Dash et al. 2023, Figure 10), and a beeswarm beside them.
 
     Whiskers are the bootstrap interval. A point's colour is the parameter's value from lowest to
-    highest; grey is inactive.
-
-    Args:
-        sensitivity: of the objective or of failure.
-        effect: on what the SHAP values are an effect, with the unit.
+    highest; grey is inactive. ``effect`` names what SHAP values are an effect on, with the unit.
     """
     means = sensitivity.mean_abs.head(MAX_PARAMETERS)
     figure = Figure(figsize=(9, 0.46 * len(means) + 1.35), layout="constrained")
@@ -161,8 +155,9 @@ def sensitivity_figure(sensitivity: Sensitivity, effect: str) -> Figure:
             sensitivity.encoded.values[name].to_numpy(),
             sensitivity.encoded.inactive[name].to_numpy(),
         )  # fmt: skip
+        legend = sensitivity.encoded.legend[name]
         left.annotate(
-            _clip(sensitivity.encoded.legend[name]), (0, row), xytext=(-4, -11),
+            legend if len(legend) <= 34 else f"{legend[:33]}…", (0, row), xytext=(-4, -11),
             textcoords="offset points", ha="right", va="center", fontsize=6.5, color=GRAY,
             annotation_clip=False, parse_math=False,
         )  # fmt: skip
@@ -224,20 +219,7 @@ def plain(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def _time_unit(longest_s: float) -> tuple[float, str]:
-    """Seconds per unit of the time axis, and the unit."""
-    for at_least_s, scale_s, name in _TIME_UNITS:
-        if longest_s >= at_least_s:
-            return scale_s, name
-    return 1.0, "s"
-
-
-def _clip(text: str, length: int = 34) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
 def scaling_image(scaled: Scaled, form: Literal["png", "svg"]) -> bytes:
-    """The figure as a file."""
     return image(scaling_figure(scaled), form)
 
 

@@ -22,11 +22,8 @@ _LIMITS = (
 def resumption(run: Run, home: Path, budget: int | None, trials: int) -> tuple[str, str] | None:
     """A sentence and a command that continues the search; None if nothing is left to do.
 
-    Args:
-        run: of the search.
-        home: the run's folder, as the command calls it.
-        budget: of trials, so far.
-        trials: that a longer search gets, if the trial budget ended it.
+    ``home`` is the folder's name in the command; if the trial ``budget`` ended the search, a longer
+    one gets ``trials``.
     """
     if run.launcher == _OWN_PROGRAM:
         return None

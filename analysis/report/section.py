@@ -16,7 +16,7 @@ from markupsafe import Markup
 from analysis import units
 from analysis.cost.groups import MissingFactError
 from analysis.prediction.held_out import CrossValidation
-from analysis.prediction.pricing import Pricing, price
+from analysis.prediction.pricing import Pricing
 from analysis.report import figures, tables
 from analysis.report.folding import folded, parents
 from analysis.report.forests import NotEnough, Sensitivity
@@ -54,21 +54,14 @@ _TEMPLATES.filters |= {
 
 @dataclass(frozen=True)
 class Content:
-    """A run and what is derived from it, each part computed when a section first asks for it.
-
-    Attributes:
-        run: the run.
-        frame: its ended trials, the objective in the unit in which it is shown.
-        home: the run's folder, as the page calls it.
-        validation: the cost model beside its trials; None where it cannot price them.
-        best_problem: why there is no ``best.yaml``; empty if there is.
-    """
+    """A run and what is derived from it, each part computed when a section first asks for it."""
 
     run: Run
-    frame: pd.DataFrame
-    home: Path
+    frame: pd.DataFrame  # its ended trials, the objective in the unit in which it is shown
+    home: Path  # the run's folder, as the page calls it
+    # the cost model beside its trials; None where it cannot price them
     validation: CrossValidation | None = None
-    best_problem: str = ""
+    best_problem: str = ""  # why there is no ``best.yaml``; empty if there is
 
     @property
     def objective(self) -> str:
@@ -79,7 +72,7 @@ class Content:
     def pricing(self) -> Pricing | None:
         """Prices of the run's space, not calibrated; None where there are none."""
         try:
-            return price(load_space(self.run.folder.space_file, frozen=True))
+            return Pricing.of(load_space(self.run.folder.space_file, frozen=True))
         except SpaceError:
             return None
 
@@ -123,7 +116,6 @@ class Content:
 
     @cached_property
     def by_failures(self) -> Account:
-        """Drivers of failure by the trials."""
         return self._account(failure_sensitivity)
 
     @cached_property
@@ -175,20 +167,11 @@ def _nothing(_: Content) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page.
-
-    Attributes:
-        title: its heading, or what gives it.
-        draw: gives its body as HTML; see ``Content.html``.
-        condition: whether the page of a run has it.
-        anchor: the target of links on the page.
-        data: gives what the page's script draws its figures from, by name.
-    """
-
-    title: str | Callable[[Content], str]
-    draw: Callable[[Content], str]
-    condition: Callable[[Content], bool] = _always
-    anchor: str = ""
+    title: str | Callable[[Content], str]  # its heading, or what gives it
+    draw: Callable[[Content], str]  # gives its body as HTML; see ``Content.html``
+    condition: Callable[[Content], bool] = _always  # whether the page of a run has it
+    anchor: str = ""  # the target of links on the page
+    # gives what the page's script draws its figures from, by name
     data: Callable[[Content], Mapping[str, Any]] = _nothing
 
     def heading(self, content: Content) -> str:

@@ -73,7 +73,6 @@ def _front(content: Content) -> str:
 
 
 def _listed(content: Content) -> set[int]:
-    """Numbers of the trials that the page lists."""
     return {trial.number for trial in tables.listed(content.run)}
 
 

@@ -25,14 +25,9 @@ LOW_R2 = 0.5
 
 
 def objective_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
-    """Drivers of the objective among successful trials.
+    """Drivers of the objective among successful trials of ``analysis.load(run)``.
 
-    Args:
-        frame: ``analysis.load(run)``.
-        seed: of the forests and the bootstrap.
-
-    Raises:
-        NotEnough: fewer than MIN_TRIALS successes, or no parameter or objective varied.
+    Raises NotEnough with fewer than MIN_TRIALS successes, or no parameter or objective varied.
     """
     finite = np.isfinite(frame["objective"].astype(float))
     frame = frame[(frame["kind"] == Kind.OK.value) & finite]
@@ -51,17 +46,12 @@ def objective_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
 
 
 def failure_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
-    """Drivers of failure among completed trials.
+    """Drivers of failure among completed trials of ``analysis.load(run)``.
 
     Lost nodes, failed launches, preempted and cancelled trials do not count.
 
-    Args:
-        frame: ``analysis.load(run)``.
-        seed: of the forests and the bootstrap.
-
-    Raises:
-        NotEnough: fewer than MIN_TRIALS trials, fewer than MIN_PER_CLASS successes or failures,
-            or no parameter varied.
+    Raises NotEnough with fewer than MIN_TRIALS trials, fewer than MIN_PER_CLASS successes or
+    failures, or no parameter varied.
     """
     frame = frame[frame["kind"].isin(COMPLETED)]
     failed = (frame["kind"] != Kind.OK.value).to_numpy(bool)

@@ -16,12 +16,7 @@ from foundation.quantities import config_text, number, percent
 LISTED = 1_000  # trials in the table of all; results.csv has every one
 TAIL_LINES = 20
 TAIL_CHARACTERS = 4000
-KEY_METRICS = (
-    "tflops_per_gpu",
-    "tokens_per_second",
-    "step_time_s.median",
-    "peak_memory_bytes",
-)
+KEY_METRICS = ("tflops_per_gpu", "tokens_per_second", "step_time_s.median", "peak_memory_bytes")
 LINKS = {"stdout": "stdout.log", "stderr": "stderr.log", "folder": ""}  # of a trial's folder
 
 
@@ -55,7 +50,6 @@ def metric_columns(run: Run, frame: pd.DataFrame) -> list[dict[str, str]]:
 
 
 def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
-    """A trial as a row of a table."""
     folder = run.folder.trial(trial.number)
     running = trial.running
     last = trial.attempts[-1] if trial.attempts else None

@@ -70,8 +70,7 @@ class Best:
     def parameters_in(path: Path) -> dict[str, Any] | None:
         """The configuration in a ``best.yaml``; None for any other file, or none.
 
-        Raises:
-            ConfigError: for a best.yaml without parameters, or outside its run's folder.
+        Raises ConfigError for a best.yaml without parameters, or outside its run's folder.
         """
         try:
             document = read_document(path, ConfigError)
@@ -120,11 +119,7 @@ class _File(Record):
 
 
 def write_best(run: Run, path: Path) -> str:
-    """Write the best trial's configuration and command.
-
-    Returns:
-        Why they could not be written; empty if they were.
-    """
+    """Write the best trial's configuration and command; return why not, or ""."""
     path.unlink(missing_ok=True)  # an earlier best must not outlive a reason not to write one
     if run.best is None:
         return "no trial has succeeded"

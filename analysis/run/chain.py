@@ -30,17 +30,11 @@ class Line:
 def in_order(
     lines: Iterable[Line], damaged: Collection[int]
 ) -> tuple[list[Line], list[tuple[int, str]]]:
-    """The lines in the order in which they were written, and notes on what is out of order.
+    """The lines in the order written, and notes on what was left out, moved or lost.
 
     Each line names the one before it, so lines form chains; a chain begins after a missing line. If
-    two lines follow one, two drivers wrote: the longer branch is kept.
-
-    Args:
-        lines: in the order of the file.
-        damaged: numbers of lines that are already left out.
-
-    Returns:
-        The lines; notes, each with a line's number: what was left out, moved or lost.
+    two lines follow one, two drivers wrote: the longer branch is kept. ``damaged`` lines are
+    already left out.
     """
     ordered: list[Line] = []
     notes: list[tuple[int, str]] = []

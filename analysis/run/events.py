@@ -165,8 +165,7 @@ def to_record(event: Event, t: float) -> dict[str, Any]:
 def from_record(record: Mapping[str, Any]) -> Event | None:
     """The event of a record; None for an event of a later version.
 
-    Raises:
-        ValueError: a required value is missing or has the wrong type.
+    Raises ValueError if a required value is missing or has the wrong type.
     """
     name = record.get("event")
     if not isinstance(name, str) or name not in _CLASSES:

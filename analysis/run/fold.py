@@ -30,11 +30,11 @@ from analysis.run.lines import Lines, damaged
 from analysis.run.trial import Attempt, Trial
 from foundation import quantities
 
+SHOWN_FRONT = 8
+
 
 @dataclass
 class Run:
-    """The state of a search."""
-
     directory: Path
     space: str = ""
     fingerprint: str = ""
@@ -54,7 +54,6 @@ class Run:
 
     @property
     def folder(self) -> RunFolder:
-        """The folder with the run's files."""
         return RunFolder(self.directory)
 
     @property
@@ -84,12 +83,10 @@ class Run:
 
     @property
     def node_hours(self) -> float:
-        """Node-hours of all ended attempts."""
         return sum(trial.node_seconds for trial in self.trials.values()) / 3600
 
     @property
     def ended(self) -> list[Trial]:
-        """The trials that have ended, by number."""
         return [trial for _, trial in sorted(self.trials.items()) if trial.ended]
 
     @property
@@ -169,12 +166,24 @@ class Run:
             found.setdefault(tuple(merits[index]), trials[index])
         return [trial for _, trial in sorted(found.items(), reverse=True)]
 
+    def front_lines(self) -> list[tuple[str, str]]:
+        """Lines (label, text) on the first trials of the Pareto front; none with one objective."""
+        trials = self.front()
+        if not trials:
+            return []
+        successes = quantities.counted(len(self.comparable()), "success")
+        lines = [("front", f"{len(trials)} of {successes} are Pareto-optimal")]
+        for trial in trials[:SHOWN_FRONT]:
+            lines.append(("", f"trial {trial.number:4d}  {self.objectives_text(trial)}"))
+        if len(trials) > SHOWN_FRONT:
+            lines.append(("", f"and {len(trials) - SHOWN_FRONT} more"))
+        return lines
+
 
 def fold(directory: Path, records: Iterable[Mapping[str, Any]]) -> Run:
     """Fold a journal's records into a Run, in their order.
 
-    Raises:
-        RunError: a record is no event, or contradicts what precedes it.
+    Raises RunError if a record is no event, or contradicts what precedes it.
     """
     run = Run(directory)
     for number, record in enumerate(records, start=1):
@@ -186,15 +195,11 @@ def fold(directory: Path, records: Iterable[Mapping[str, Any]]) -> Run:
 
 
 def apply(run: Run, t: float, event: Event | None) -> None:
-    """Fold one more event into ``run``.
+    """Fold one more event into ``run``, which happened ``t`` seconds after the epoch.
 
-    Args:
-        run: is changed.
-        t: time of the event, seconds since the epoch.
-        event: None: of a later version.
+    None is an event of a later version.
 
-    Raises:
-        ValueError: it contradicts what precedes it; ``run`` is unchanged.
+    Raises ValueError if it contradicts what precedes it; ``run`` is unchanged.
     """
     match event:
         case Opened():

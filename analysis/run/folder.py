@@ -55,7 +55,6 @@ class RunFolder:
 
     @property
     def report(self) -> Path:
-        """The folder of the report."""
         return self.path / "report"
 
     @property
@@ -64,7 +63,6 @@ class RunFolder:
         return self.journal_file.exists()
 
     def trial(self, number: int) -> Path:
-        """The folder of a trial."""
         return self.path / "trials" / f"{number:04d}"
 
     def lock(self) -> IO[bytes]:
@@ -127,8 +125,7 @@ class RunFolder:
     def create(self, space: SearchSpace) -> None:
         """Prepare the folder and freeze the space in it, whose budget may have changed.
 
-        Raises:
-            FingerprintError: the folder has a run of another space.
+        Raises FingerprintError if the folder has a run of another space.
         """
         self.prepare(space)
         text = space.frozen()
@@ -148,13 +145,7 @@ class RunFolder:
     def write_trial(
         self, number: int, files: Mapping[str, Any], texts: Mapping[str, str] | None = None
     ) -> Path:
-        """Write files into the trial's folder and return it.
-
-        Args:
-            number: of the trial.
-            files: contents of JSON files by name.
-            texts: other files by name, which may have folders in it.
-        """
+        """Write JSON files and texts by name, folders included, into the trial's folder."""
         directory = self.trial(number)
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():

@@ -84,7 +84,6 @@ class Journal:
         apply(self.run, record["t"], as_read)
 
     def close(self) -> None:
-        """Release the lock."""
         os.close(self._file)
         self._lock.close()
 

@@ -64,14 +64,9 @@ def damaged(path: Path, number: int, why: object) -> RunError:
 
 
 def sealed(record: Mapping[str, Any], after: str) -> tuple[bytes, str]:
-    """The line of a record, with its newline, and the line's checksum.
+    """A record's line, with its newline, and its checksum; ``after`` is that of the line before.
 
-    Args:
-        record: without its seal.
-        after: the checksum of the line before.
-
-    Raises:
-        ValueError: a value is not JSON, such as NaN, or the line is too long.
+    Raises ValueError if a value is not JSON, such as NaN, or the line is too long.
     """
     # allow_nan=False: other JSON readers would refuse the line.
     body = json.dumps({**record, "after": after}, allow_nan=False)[:-1].encode()
@@ -158,8 +153,7 @@ class Lines:
 
         A last line without a newline, half-written by a killed driver, is skipped.
 
-        Raises:
-            RunError: at any other damaged line.
+        Raises RunError at any other damaged line.
         """
         try:
             with open_regular(self.path) as file:

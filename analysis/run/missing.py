@@ -6,15 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from analysis.run.chain import Line
-from analysis.run.events import (
-    Ended,
-    Event,
-    Opened,
-    Proposed,
-    Started,
-    from_record,
-    to_record,
-)
+from analysis.run.events import Ended, Event, Opened, Proposed, Started, from_record, to_record
 from analysis.run.fold import Run
 from analysis.run.folder import TRIAL_FILE, RunFolder
 from foundation.files import FileError, parse_json, read_bytes
@@ -24,12 +16,7 @@ MAX_SPEC_BYTES = 16 << 20
 
 
 class MissingEvents:
-    """Reconstructs events whose lines are missing.
-
-    Args:
-        folder: of the run.
-        lines: all intact ones.
-    """
+    """Reconstructs events whose lines are missing from all intact ``lines``."""
 
     def __init__(self, folder: RunFolder, lines: Sequence[Line]) -> None:
         self._folder = folder
@@ -38,10 +25,7 @@ class MissingEvents:
     def before(self, run: Run, t: float, event: Event) -> Iterator[tuple[float, Event, str]]:
         """Yield the missing events that ``event`` presupposes: time, event, description.
 
-        Args:
-            run: the state so far; the caller applies each yielded event to it at once.
-            t: time of ``event``, seconds since the epoch.
-            event: the next intact one.
+        ``run`` is the state before it: the caller applies each yielded event to it at once.
         """
         if isinstance(event, Opened):
             return
@@ -72,11 +56,7 @@ class MissingEvents:
         except FileError:
             return None
         return Opened(
-            space=space.name,
-            fingerprint=space.fingerprint,
-            seed=0,
-            launcher="",
-            **space.goals,
+            space=space.name, fingerprint=space.fingerprint, seed=0, launcher="", **space.goals
         )
 
     def _proposed(self, number: int) -> Proposed | None:

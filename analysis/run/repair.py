@@ -44,19 +44,11 @@ EXCERPT = 100  # characters of a line that is left out
 
 @dataclass
 class Repair:
-    """The outcome of a repair.
-
-    Attributes:
-        run: the journal's content now.
-        notes: what was done, each with a line's number.
-        lines: of the journal now.
-        backup: the original; None if nothing had to be done.
-    """
-
-    run: Run
+    run: Run  # the journal's content now
+    # what was done, each with a line's number
     notes: list[tuple[int, str]] = field(default_factory=list)
-    lines: int = 0
-    backup: Path | None = None
+    lines: int = 0  # of the journal now
+    backup: Path | None = None  # the original; None if nothing had to be done
 
 
 def repair_run(directory: Path | str) -> Repair:

@@ -21,9 +21,6 @@ class ResultsFile:
     """Keeps ``results.csv`` up to date at a small share of the driver's time.
 
     The whole file is rewritten; doing so for each trial would take time quadratic in their number.
-
-    Args:
-        folder: of the run.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -35,8 +32,7 @@ class ResultsFile:
     def catch_up(self, run: Run, *, now: bool = False) -> str:
         """Write what is new if it is time to, or ``now``.
 
-        Returns:
-            Why it cannot be written, once while that lasts; else "". It is tried again.
+        Returns why it cannot be written, once while that lasts; else "". It is tried again.
         """
         begin_s = time.perf_counter()
         if not (now or (self.stale and begin_s >= self._due_s)):

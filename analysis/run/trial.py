@@ -101,6 +101,16 @@ class Trial:
         return self.kind in COMPLETED
 
     @property
+    def failed(self) -> bool:
+        """Whether its configuration made it fail."""
+        return self.completed and not self.ok
+
+    @property
+    def positive(self) -> bool:
+        """Whether its objectives have a logarithm; others say nothing of a model of one."""
+        return (self.objective or 0.0) > 0 and all(x > 0 for x in self.objectives.values())
+
+    @property
     def running(self) -> Attempt | None:
         """The attempt that has started and not ended."""
         last = self.attempts[-1] if self.attempts else None
@@ -108,7 +118,6 @@ class Trial:
 
     @property
     def next_attempt(self) -> int:
-        """The number of the attempt that starts next."""
         return self.attempts[-1].number + 1 if self.attempts else 1
 
     @property

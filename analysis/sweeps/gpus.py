@@ -67,8 +67,7 @@ def cluster_of(gpu: str, gpus_per_node: int | None = None) -> Cluster:
     Args:
         gpu: as the table spells it, brackets and SXM versions ignored; or a cluster's file, as
             ``meshtune preflight`` writes it.
-        gpus_per_node: of the table's nodes, if known; a resized node keeps each GPU's share of the
-            network.
+        gpus_per_node: if known; a resized node keeps each GPU's share of the network.
 
     Raises:
         UnknownGpuError: lists the known spellings.

@@ -156,14 +156,9 @@ def read_as(form: str, formats: Mapping[str, Format], path: Path, frame: pd.Data
 
 
 def read_tables(path: Path, columns: Sequence[str] = ()) -> list[Table]:
-    """The tables in a CSV file.
+    """The tables in a CSV file, one for each combination of values in ``columns``.
 
-    Args:
-        path: of the file.
-        columns: rows with equal values in them are one table, and one landscape.
-
-    Raises:
-        TableError: the form, a column or a value is not accepted; the message names it.
+    Raises TableError if the form, a column or a value is not accepted; the message names it.
     """
     frame = read_csv(path)
     if unknown := [name for name in columns if name not in frame]:

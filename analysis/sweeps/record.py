@@ -154,12 +154,9 @@ def count_column(frame: pd.DataFrame, name: str, path: Path | None = None) -> Ar
 
 def keys(*columns: Iterable[Any]) -> Keys:
     """One key per row, made of several columns."""
-    rows = zip(*[[_short(v) for v in column] for column in columns], strict=True)
+    short = [[f"{v:g}" if isinstance(v, float) else str(v) for v in c] for c in columns]
+    rows = zip(*short, strict=True)
     return np.array([" ".join(row) for row in rows], dtype=str)
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def shape_keys(j: Jobs) -> Keys:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from analysis.prediction.pricing import Pricing
-from analysis.prediction.ranking import rank
+from analysis.prediction.ranking import Ranking
 from analysis.sweeps.record import read_csv
 from search_spaces import Cluster, load_space
 from trainer.plan.flops import hardware_flops
@@ -52,7 +52,7 @@ class Best(NamedTuple):
 def best(space: Space, keep: Callable[[Mapping[str, Any]], bool] = lambda config: True) -> Best:
     """The fastest configuration of a space among those to keep."""
     pricing = Pricing(load_space(space))
-    ranking = rank(pricing, 10_000)
+    ranking = Ranking.of(pricing, 10_000)
     at = next(number for number, config in enumerate(ranking.configs) if keep(config))
     found, jobs = ranking.prediction, ranking.prediction.jobs
     parts = found.time.as_dict()

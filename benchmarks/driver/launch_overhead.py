@@ -30,7 +30,7 @@ from slurm.local.launcher import LocalLauncher
 from slurm.minicluster import cluster as minicluster
 from slurm.srun.allocation import Allocation
 from slurm.srun.launcher import SrunLauncher
-from slurm.srun.site import load_site
+from slurm.srun.site import Site
 from slurm.trial import Kept, Lease, TrialSpec
 
 MODULE = "meshtune_nothing"
@@ -176,7 +176,7 @@ def minicluster_launcher(folder: Path) -> Iterator[Launcher]:
         ).strip()
         while not cluster.run("squeue", "-h", "-j", job, "-t", "RUNNING"):
             time.sleep(0.1)
-        yield SrunLauncher(load_site("generic"), Allocation(job))
+        yield SrunLauncher(Site.load("generic"), Allocation(job))
     finally:
         minicluster.down(folder / "slurm")
 

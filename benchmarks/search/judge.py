@@ -20,7 +20,7 @@ import numpy as np
 
 from analysis.cost.model import CostModel
 from analysis.prediction.pricing import Pricing
-from analysis.prediction.time_limits import start_up_s
+from analysis.prediction.start_up import StartUp
 from analysis.run.fold import Run
 from analysis.sweeps.record import Table
 from benchmarks.published.read import read_table
@@ -118,7 +118,7 @@ def game(landscape: Landscape, seed: int, model_of: ModelOf, policy: str = "mesh
 
 def _failed_time(landscape: Landscape, played: Played) -> float:
     """All trials of a landscape are equally wide: seconds are enough."""
-    start_s = start_up_s(landscape.space)
+    start_s = StartUp.expected(landscape.space).base_s
     first = [*played.run.trials.values()][:FIRST]
     taken = [start_s + STEPS * t.result["step_time_s"]["median"] if t.ok else 0.0 for t in first]
     return sum(start_s for t in first if not t.ok) / (

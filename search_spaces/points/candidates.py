@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from search_spaces.points.enumeration import Indices, ValidConfigs
+from search_spaces.points.enumeration import ValidConfigs
 from search_spaces.rules.rule import Rule
 from search_spaces.space import SearchSpace
+from trainer.plan.jobs import Indices
 
 LISTED = 2_000_000  # valid configurations up to which all of them are listed once
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from search_spaces.parameters import Parameter
 from search_spaces.rules.rule import Rule
 from search_spaces.space import SearchSpace
+from trainer.plan.jobs import Indices
 
 MAX_EDGES = 1 << 21  # tried for one parameter; beyond it the remaining parameters are sampled
 MAX_WORK = 1e7  # terms of rules evaluated, over all configurations; about 0.3 s
@@ -22,7 +23,6 @@ CHUNK = 1 << 19  # configurations evaluated at once
 MAX_DRAWS = 32  # random chunks, after which a sample may be smaller than asked for
 ESTIMATED = 4  # random chunks behind an estimate
 
-Indices = NDArray[np.int64]
 Digits = Mapping[str, NDArray[Any]]
 _Scoped = tuple[Rule, frozenset[str]]  # a rule, and the parameters that it reads
 

@@ -50,10 +50,7 @@ class LocalLauncher(Launcher):
     name = "local"
 
     def __init__(
-        self,
-        num_nodes: int = 1,
-        preload: str = "trainer",
-        failure_grace_s: float = FAILURE_GRACE_S,
+        self, num_nodes: int = 1, preload: str = "trainer", failure_grace_s: float = FAILURE_GRACE_S
     ) -> None:
         if not sys.platform.startswith("linux"):
             raise LauncherError(
@@ -121,8 +118,7 @@ class LocalLauncher(Launcher):
     def settle(self, names: Iterable[str]) -> None:
         """End what an earlier driver left running under these trial names; returns when gone.
 
-        Raises:
-            LauncherError: if a process cannot be ended.
+        Raises LauncherError if a process cannot be ended.
         """
         wanted = set(names)
         markers = {marker(name) for name in wanted}
@@ -198,10 +194,9 @@ class LocalLauncher(Launcher):
 
 
 def visible_gpus(env: Mapping[str, str]) -> tuple[str | None, list[str]]:
-    """GPUs of this machine, found without a driver library.
+    """The variable that selects among this machine's GPUs (None without GPUs), and its values.
 
-    Returns:
-        The environment variable that selects among them (None without GPUs), and its values.
+    No driver library is needed.
     """
     for variable in _GPU_VARIABLES:
         if variable in env:

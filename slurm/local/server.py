@@ -50,9 +50,7 @@ def marker(name: str) -> str:
 class TrialShepherd(Shepherd):
     """The shepherd of one trial; its order has ``directory`` besides, where the logs lie.
 
-    Args:
-        conn: a socket's descriptor.
-        threads: that the imports have started.
+    ``conn`` is a socket's descriptor; imports have started ``threads``.
     """
 
     def __init__(self, conn: int, threads: int) -> None:
@@ -171,9 +169,8 @@ class Ranks:
 class ForkServer:
     """Starts ranks; safe to use from several threads. Its process starts with the first of them.
 
-    Args:
-        preload: module that is imported in the server before the first fork that needs it.
-        failure_grace_s: how long the other ranks of a trial may go on after one has failed.
+    The module ``preload`` is imported in the server before the first fork that needs it. Other
+    ranks may go on for ``failure_grace_s`` after one has failed.
     """
 
     def __init__(self, preload: str, failure_grace_s: float = FAILURE_GRACE_S) -> None:
@@ -187,8 +184,7 @@ class ForkServer:
     def start(self, order: Order) -> Ranks:
         """Start the ranks of a trial; see :mod:`slurm.fork_server`.
 
-        Raises:
-            LauncherError: if the server has died.
+        Raises LauncherError if the server has died.
         """
         ours, theirs = socket.socketpair()
         needs = _FORKED if order["forked"] else _EXECUTED
@@ -244,8 +240,7 @@ class ForkServer:
 def serve(control: socket.socket, preload: str) -> Callable[[], None] | None:
     """Fork a shepherd for each socket that arrives, until the driver is gone.
 
-    Returns:
-        In a forked rank alone, what it has to run; None in the server.
+    Returns what a forked rank has to run; None in the server.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # shepherds report to the driver, not to us
     loaded = False

@@ -40,39 +40,31 @@ _LOSS = re.compile(
 
 @dataclass(frozen=True)
 class Pattern:
-    """Finds one metric in a line.
+    """Finds one metric in a line."""
 
-    Attributes:
-        regex: searched in each line; the number is its group ``value``, or else its first group.
-            A group ``step`` is the step's number.
-        unit: of the number; None: the one beside it in the log, else the metric's own.
-        scale: a further factor of the number.
-        reduce: how the steps' numbers become one.
-        skip: first matches to leave out; None: as many as the trial's warm-up steps.
-        since_start: the numbers accumulate from the run's start; a step's is the difference.
-        unless: a metric that replaces this one where found: the times of single steps replace a
-            mean of the whole run.
-    """
-
+    # searched in each line; the number is its group ``value``, or else its first group. A group
+    # ``step`` is the step's number
     regex: str
+    # of the number; None: the one beside it in the log, else the metric's own
     unit: str | None = None
-    scale: float = 1.0
-    reduce: Reduction = "median"
+    scale: float = 1.0  # a further factor of the number
+    reduce: Reduction = "median"  # how the steps' numbers become one
+    # first matches to leave out; None: as many as the trial's warm-up steps
     skip: int | None = None
+    # the numbers accumulate from the run's start; a step's is the difference
     since_start: bool = False
+    # a metric that replaces this one where found: the times of single steps replace a mean of the
+    # whole run
     unless: str | None = None
 
 
 @dataclass(frozen=True)
 class LogFormat:
-    """Description of the metrics in a trainer's logs.
+    """Description of the metrics in a trainer's logs."""
 
-    Attributes:
-        patterns: by metric, for all variants of the trainer; the first one found in the log counts.
-        pauses: matches lines between two steps; the step after such a line does not count.
-    """
-
+    # by metric, for all variants of the trainer; the first one found in the log counts
     patterns: Mapping[str, Sequence[Pattern]] = field(default_factory=dict)
+    # matches lines between two steps; the step after such a line does not count
     pauses: str = PAUSES
 
     def __bool__(self) -> bool:
@@ -81,21 +73,11 @@ class LogFormat:
 
 @dataclass(frozen=True)
 class Reading:
-    """A metric found in a log, and its place.
-
-    Attributes:
-        metric: its key.
-        value: in the unit that its key names.
-        lines: number of lines that have it.
-        counted: number of those lines that the value is of.
-        last: the last such line.
-    """
-
-    metric: str
-    value: float
-    lines: int
-    counted: int
-    last: str
+    metric: str  # its key
+    value: float  # in the unit that its key names
+    lines: int  # number of lines that have it
+    counted: int  # number of those lines that the value is of
+    last: str  # the last such line
 
 
 class FoundNothingError(ValueError):
@@ -110,12 +92,7 @@ class _Step:
 
 
 class LogMetrics:
-    """The metrics of one trial's log, read line by line.
-
-    Args:
-        warmup_steps: first steps, which do not count.
-        num_gpus: of the trial.
-    """
+    """The metrics of one trial's log, read line by line; its warm-up steps do not count."""
 
     def __init__(self, log: LogFormat, warmup_steps: int = 0, num_gpus: int = 1) -> None:
         self._log, self._warmup, self._num_gpus = log, warmup_steps, num_gpus
@@ -132,11 +109,7 @@ class LogMetrics:
         self._loss_is_finite: bool | None = None
 
     def read(self, line: str) -> None:
-        """Read one line.
-
-        Raises:
-            FoundNothingError: if a pattern's number is not credible.
-        """
+        """Read one line; raises FoundNothingError if a pattern's number is not credible."""
         line = _ANSI.sub("", line)
         for loss in _LOSS.finditer(line):
             self._loss_is_finite = loss[1][-1].isdigit()
@@ -152,11 +125,6 @@ class LogMetrics:
     def diverged(self) -> bool:
         """Whether the last loss in the log is NaN or infinite."""
         return self._loss_is_finite is False
-
-    @property
-    def num_steps(self) -> int:
-        """Number of lines with the most frequent metric."""
-        return max(map(len, self._steps), default=0)
 
     def readings(self) -> list[Reading]:
         """Every metric that was found, each by its first pattern that matched."""
@@ -215,18 +183,11 @@ class LogMetrics:
 def metrics_of(
     log: LogFormat, texts: Sequence[str], warmup_steps: int = 0, num_gpus: int = 1
 ) -> Mapping[str, Any]:
-    """A trial's result from its logs: the first text that has a metric gives it.
+    """A trial's result from its logs, standard output first: the first that has a metric gives it.
 
-    Args:
-        texts: of the logs, standard output first.
-        warmup_steps: first steps, which do not count.
-        num_gpus: of the trial.
+    It is ``status`` ``diverged`` if the last loss is not finite.
 
-    Returns:
-        Metrics, or ``status`` ``diverged`` if the last loss is not finite.
-
-    Raises:
-        FoundNothingError: if there is no metric, or one that is not credible.
+    Raises FoundNothingError if there is no metric, or one that is not credible.
     """
     result: dict[str, Any] = {}
     diverged = False

@@ -124,9 +124,8 @@ def quantity(number: str, beside: Beside, metric: str, unit: str | None, num_gpu
     Args:
         number: the text that a pattern found, ``1,234.5``, ``3.36K`` or ``nan``.
         beside: the line's text on both sides of it.
-        metric: key of the result; its end names its unit.
         unit: of the number, if the pattern states it; ``""`` for the metric's own.
-        num_gpus: of the trial; turns rates per GPU into rates of the job.
+        num_gpus: turns rates per GPU into rates of the job.
 
     Raises:
         QuantityError: if it is no number, or of another kind than its metric.

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from foundation.messages import shown
+from foundation.quantities import counted
 from slurm import processes
 from slurm.minicluster import daemons
 from slurm.minicluster.config import (
@@ -50,15 +51,12 @@ _NO_LIMITS = "memory is not limited: no cgroups that Slurm can use on this machi
 
 @dataclass(frozen=True)
 class Minicluster:
-    """A running minicluster."""
-
     config: MiniclusterConfig
     notice: str = ""  # limitations on this machine, and their reasons
     started: bool = True  # False if it had been up before
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Node names, in Slurm's order."""
         return self.config.nodes
 
     @property
@@ -79,8 +77,7 @@ class Minicluster:
     def run(self, *argv: str, timeout_s: float = 30.0) -> str:
         """Standard output of a Slurm command on this cluster.
 
-        Raises:
-            MiniclusterError: if it fails; the message holds its standard error.
+        Raises MiniclusterError if it fails; the message holds its standard error.
         """
         try:
             done = subprocess.run(
@@ -125,8 +122,6 @@ class Minicluster:
 
 @dataclass(frozen=True)
 class Status:
-    """State of a minicluster."""
-
     cluster: Minicluster
     node_states: dict[str, str]
     jobs: tuple[str, ...]  # squeue's lines
@@ -134,18 +129,14 @@ class Status:
     def __str__(self) -> str:
         config = self.cluster.config
         lines = [
-            f"minicluster in {config.directory}: {_counted(config.num_nodes, 'node')}, "
-            f"{_counted(config.gpus_per_node, 'GPU')} and {config.mem_per_node_mib} MiB each, "
+            f"minicluster in {config.directory}: {counted(config.num_nodes, 'node')}, "
+            f"{counted(config.gpus_per_node, 'GPU')} and {config.mem_per_node_mib} MiB each, "
             f"memory limits {'by cgroup ' + config.cgroup if config.cgroup else 'off'}",
             *(f"  {name:8} {state}" for name, state in self.node_states.items()),
             *(self.jobs or ("no jobs",)),
             self.cluster.export_line,
         ]
         return "\n".join(lines)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def up(
@@ -158,10 +149,10 @@ def up(
     """Start a minicluster, or find it running.
 
     Args:
-        directory: its folder; must not exist or be empty. Default: ``default_directory()``.
-        num_nodes: fake nodes, at most ``MAX_NODES``.
-        gpus_per_node: fake GPUs of each, at most ``MAX_GPUS``.
-        mem_per_node: memory of each, as ``2G`` or ``1500M``. May exceed the machine's in sum.
+        directory: must not exist or be empty. Default: ``default_directory()``.
+        num_nodes: at most ``MAX_NODES``.
+        gpus_per_node: fake ones, at most ``MAX_GPUS``.
+        mem_per_node: ``2G`` or ``1500M``. May exceed the machine's in sum.
         start_s: how long the nodes may take to come up.
 
     Raises:
@@ -197,11 +188,7 @@ def up(
 
 
 def down(directory: Path | None = None) -> bool:
-    """Stop the minicluster in ``directory`` and remove the folder.
-
-    Returns:
-        False if there was none.
-    """
+    """Stop the minicluster in ``directory`` and remove the folder; False if there was none."""
     directory = (directory or default_directory()).absolute()
     config = read_config(directory)
     if config is None:

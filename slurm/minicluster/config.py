@@ -32,7 +32,6 @@ class MiniclusterConfig:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Node names, in Slurm's order."""
         return tuple(f"{self.node_prefix}{i}" for i in range(1, self.num_nodes + 1))
 
     @property
@@ -75,7 +74,7 @@ def slurm_conf(config: MiniclusterConfig, on_loopback: bool) -> str:
     fields["communication"] = _ON_LOOPBACK if on_loopback else ""
     fields["ports"] = f"{config.base_port + 1}-{config.base_port + config.num_nodes}"
     fields["gres"] = f" Gres=gpu:{config.gpus_per_node}" if config.gpus_per_node else ""
-    return _SLURM_CONF.format(**fields)
+    return Path(__file__).with_name("slurm.conf").read_text().format(**fields)
 
 
 def cgroup_conf(config: MiniclusterConfig) -> str:
@@ -112,42 +111,3 @@ _NO_TRACKING = {
     "gather": "jobacct_gather/none",
 }
 _ON_LOOPBACK = "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny\n"
-_SLURM_CONF = """\
-# A Slurm for experiments on one machine, written by `meshtune minicluster up`.
-ClusterName=mini
-SlurmctldHost={hostname}(127.0.0.1)
-SlurmUser={user}
-SlurmdUser={user}
-AuthType=auth/munge
-CredType=cred/munge
-AuthInfo=socket={directory}/munge.sock,cred_expire=10
-StateSaveLocation={directory}/state
-SlurmdSpoolDir={directory}/spool/%n
-SlurmctldPidFile={directory}/slurmctld.pid
-SlurmdPidFile={directory}/slurmd-%n.pid
-SlurmctldLogFile={directory}/log/slurmctld.log
-SlurmdLogFile={directory}/log/%n.log
-SlurmctldPort={base_port}
-{communication}ProctrackType={proctrack}
-TaskPlugin={task}
-JobAcctGatherType={gather}
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core_Memory
-SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=2,bf_interval=2,bf_continue
-MpiDefault=none
-GresTypes=gpu
-JobRequeue=1
-ReturnToService=2
-MessageTimeout=5
-SlurmdTimeout=10
-TCPTimeout=2
-KillWait=2
-UnkillableStepTimeout=30
-BatchStartTimeout=10
-SlurmdParameters=config_overrides
-NodeName={node_prefix}[1-{num_nodes}] NodeHostname={hostname} NodeAddr=127.0.0.1 Port=[{ports}] \
-CPUs={cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={cpus} ThreadsPerCore=1 \
-RealMemory={mem_per_node_mib}{gres}
-PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-"""

@@ -113,7 +113,6 @@ def start_munged(config: MiniclusterConfig) -> None:
 
 
 def start_slurmd(config: MiniclusterConfig, name: str) -> None:
-    """Start the daemon of one node."""
     start_daemon(config, "slurmd", "-f", str(config.daemons_conf), "-N", name)
 
 
@@ -133,8 +132,7 @@ def environment(conf: Path) -> dict[str, str]:
 def start_daemon(config: MiniclusterConfig, *argv: str) -> None:
     """Run a program that goes to the background by itself.
 
-    Raises:
-        MiniclusterError: if it reports a failure; the message has its last words.
+    Raises MiniclusterError if it reports a failure; the message has its last words.
     """
     log = Path(config.directory) / "log" / "start.log"
     with log.open("a") as out:  # a file, as the daemon keeps it open and would hold a pipe
@@ -164,7 +162,6 @@ def _daemons(config: MiniclusterConfig, log: str, *names: str) -> set[int]:
 
 
 def controller(config: MiniclusterConfig) -> set[int]:
-    """The running slurmctld."""
     return _daemons(config, "slurmctld.log", "slurmctld")
 
 
@@ -181,8 +178,7 @@ def node_processes(config: MiniclusterConfig, name: str) -> set[int]:
 def stop(config: MiniclusterConfig) -> None:
     """End every process of the cluster, steps and ranks too, and remove its cgroups.
 
-    Raises:
-        MiniclusterError: if a process cannot be ended.
+    Raises MiniclusterError if a process cannot be ended.
     """
 
     def all_nodes() -> set[int]:

@@ -33,8 +33,7 @@ def runtime_folder() -> Path:
     ``$XDG_RUNTIME_DIR/meshtune`` where that variable names a folder of this user's own (after
     ``su`` it may name another's), else ``/tmp/meshtune-UID``.
 
-    Raises:
-        MiniclusterError: if somebody else made it, or it cannot be made.
+    Raises MiniclusterError if somebody else made it, or it cannot be made.
     """
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or os.devnull)
     own = base.is_absolute() and _problem(base) is None
@@ -46,8 +45,7 @@ def runtime_folder() -> Path:
 def default_directory() -> Path:
     """Default folder of a minicluster.
 
-    Raises:
-        MiniclusterError: if this user's runtime folder may not be trusted.
+    Raises MiniclusterError if this user's runtime folder may not be trusted.
     """
     return runtime_folder() / "minicluster"
 
@@ -55,8 +53,7 @@ def default_directory() -> Path:
 def make_private(folder: Path) -> None:
     """Make a folder for this user alone, or see that it is one.
 
-    Raises:
-        MiniclusterError: if it is a link, or others own it or can write to it.
+    Raises MiniclusterError if it is a link, or others own it or can write to it.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -70,8 +67,7 @@ def make_private(folder: Path) -> None:
 def check_name(config: MiniclusterConfig) -> None:
     """See that sockets and Slurm's files can name a minicluster's folder.
 
-    Raises:
-        MiniclusterError: if they cannot.
+    Raises MiniclusterError if they cannot.
     """
     name = shown(config.directory)
     if len(bytes(config.munge_socket)) > 100:  # sockaddr_un holds 107
@@ -85,8 +81,7 @@ def check_name(config: MiniclusterConfig) -> None:
 def check_owned(folder: Path) -> None:
     """See that a folder is this user's, and that nobody else can write to it.
 
-    Raises:
-        MiniclusterError: if it is not.
+    Raises MiniclusterError if it is not.
     """
     if problem := _problem(folder):
         raise MiniclusterError(
@@ -113,8 +108,7 @@ def _problem(folder: Path) -> str | None:
 def read_config(directory: Path) -> MiniclusterConfig | None:
     """The configuration in a minicluster's folder; None if there is no minicluster in it.
 
-    Raises:
-        MiniclusterError: if others could have written it, or it is not about this folder.
+    Raises MiniclusterError if others could have written it, or it is not about this folder.
     """
     file = _config_file(directory)
     try:

@@ -31,14 +31,9 @@ def mpiexec_argv(
     hosts: Mapping[str, Host],
     environ: Mapping[str, str],
 ) -> list[str]:
-    """The exact mpiexec line of a trial.
+    """The exact mpiexec line of a trial; hosts' slots, if given, limit its ranks there.
 
-    Args:
-        hosts: by name; their slots, if given, limit a trial's ranks there.
-        environ: from :func:`mpiexec_environment`.
-
-    Raises:
-        LauncherError: if the lease does not fit the trial.
+    Raises LauncherError if the lease does not fit the trial.
     """
     if len(lease.nodes) != spec.num_nodes:
         raise LauncherError(
@@ -61,8 +56,7 @@ def mpiexec_environment(
 ) -> dict[str, str]:
     """The environment of mpiexec, from which ranks get the variables that :func:`exported` names.
 
-    Args:
-        master_addr: address of the lease's first host, which gets rank 0.
+    ``master_addr`` is the address of the lease's first host, which gets rank 0.
     """
     defaults = {"PYTHONUNBUFFERED": "1"}  # progress is seen by the growth of the logs
     if spec.cpus_per_rank is not None:

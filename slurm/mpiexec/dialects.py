@@ -16,8 +16,6 @@ from slurm.launcher import LauncherError
 
 @dataclass(frozen=True)
 class Dialect:
-    """One implementation's options, variables and habits."""
-
     name: str
     version: re.Pattern[str]  # found in what `mpiexec --version` prints
     options: tuple[str, ...]  # on every line
@@ -43,11 +41,8 @@ class Dialect:
     ) -> list[str]:
         """The line up to the command of the ranks. Rank 0 is on the first host.
 
-        Args:
-            hosts: in the order of ranks; consecutive ranks share a host.
-            ranks_per_host: the same on each.
-            exported: names of variables that every rank gets from mpiexec's environment.
-            tagged: whether each piece of output names its rank.
+        Consecutive ranks share a host. Every rank gets the ``exported`` variables of mpiexec's
+        environment; each piece of ``tagged`` output names its rank.
         """
         repeats = ranks_per_host if self.ranks_per_host_flag is None else 1
         line = [program, *self.options, *(self.tag_options if tagged else ())]
@@ -82,20 +77,13 @@ OPEN_MPI_4 = Dialect(
     polite=signal.SIGUSR1,  # after SIGTERM it grants a second, whatever the ranks are doing
     failed_rank="exit",
 )
-OPEN_MPI_5 = Dialect(
+OPEN_MPI_5 = replace(
+    OPEN_MPI_4,
     name="Open MPI 5",
     version=re.compile(r"\(Open MPI\) (?:[5-9]|\d\d)\."),
     options=(*_SEQUENTIAL, *_UNBOUND, "--prtemca", *_DIRECT),
-    host_flag="--host",
-    ranks_per_host_flag=None,
-    export_flag="-x",
-    export_list=False,
     tag_options=("--output", "tag"),
     tag=re.compile(rb"\[1,(\d+)\]<std(?:out|err|diag)>: "),
-    rank_variable="OMPI_COMM_WORLD_RANK",
-    local_rank_variable="OMPI_COMM_WORLD_LOCAL_RANK",
-    polite=signal.SIGUSR1,
-    failed_rank="exit",
 )
 MPICH = Dialect(
     name="MPICH",
@@ -122,14 +110,9 @@ DIALECTS = (OPEN_MPI_4, OPEN_MPI_5, MPICH, INTEL_MPI)
 
 
 def dialect_of(program: str, version: str) -> Dialect:
-    """The dialect of an mpiexec.
+    """The dialect of an mpiexec that prints this version.
 
-    Args:
-        program: its name or path, for the message.
-        version: what its ``--version`` prints.
-
-    Raises:
-        LauncherError: if it is none that is known.
+    Raises LauncherError if it is none that is known.
     """
     for dialect in DIALECTS:
         if dialect.version.search(version):

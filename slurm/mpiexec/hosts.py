@@ -23,8 +23,6 @@ class HostsError(LauncherError, FileError):
 
 @dataclass(frozen=True)
 class Host:
-    """A machine that ranks can be started on."""
-
     name: str
     slots: int | None = None  # ranks it may have at once; None: unknown
 
@@ -32,14 +30,10 @@ class Host:
 def find_hosts(hostfile: Path | None, environ: Mapping[str, str]) -> tuple[Host, ...]:
     """The hosts of ``--hostfile``, else of the PBS or LSF job that this process is in.
 
-    A scheduler's counts are cores, so they limit nothing; ``slots`` in a host file do.
+    A scheduler's counts are cores, so they limit nothing; ``slots`` in a host file do. The
+    variables are ``PBS_NODEFILE``, ``LSB_DJOB_HOSTFILE`` and ``LSB_MCPU_HOSTS``.
 
-    Args:
-        hostfile: overrides the scheduler's.
-        environ: the driver's, for ``PBS_NODEFILE``, ``LSB_DJOB_HOSTFILE`` and ``LSB_MCPU_HOSTS``.
-
-    Raises:
-        HostsError: if there are none, or a list is wrong.
+    Raises HostsError if there are none, or a list is wrong.
     """
     if hostfile is not None:
         return read_hostfile(hostfile)
@@ -55,16 +49,12 @@ def find_hosts(hostfile: Path | None, environ: Mapping[str, str]) -> tuple[Host,
 
 
 def read_hostfile(path: Path, variable: str = "") -> tuple[Host, ...]:
-    """Hosts in the order in which they first appear.
+    """Hosts in the order in which they first appear; messages name the file's ``variable``.
 
     A line is ``host``, ``host slots=4`` or ``host:4``; the slots of several lines add up. ``#``
     starts a comment.
 
-    Args:
-        variable: that names it, for messages.
-
-    Raises:
-        HostsError: if it cannot be read, a line is wrong, or there is no host.
+    Raises HostsError if it cannot be read, a line is wrong, or there is no host.
     """
     where = f"{shown(path)} ({variable})" if variable else shown(path)
     try:

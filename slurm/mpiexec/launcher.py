@@ -117,9 +117,8 @@ class MpiexecLauncher(Launcher):
 
         Without names it only sees which hosts answer. Hosts that do not are treated as down.
 
-        Raises:
-            LauncherError: if processes do not end, or no host answers: mpiexec, which may have
-                refused to start anything at all, is quoted.
+        Raises LauncherError if processes do not end, or no host answers: mpiexec, which may have
+        refused to start anything at all, is quoted.
         """
         wanted = set(names)
         left = end_trials(wanted)  # first the mpiexecs, so that they start nothing more

@@ -25,8 +25,7 @@ _MPIEXEC = b""  # in the place of a rank: mpiexec's own words
 class LineMerger:
     """Turns tagged pieces into whole lines, in the order in which they are completed.
 
-    Args:
-        tag: what starts each piece; one group, the rank.
+    Each piece starts with ``tag``, whose one group is the rank.
     """
 
     def __init__(self, tag: re.Pattern[bytes]) -> None:
@@ -75,9 +74,7 @@ class LineMerger:
 class OutputPump:
     """Writes the output of an mpiexec to log files, in a thread of its own.
 
-    Args:
-        sources: descriptor to read from -> log file to write; both are the pump's from here on.
-        tag: what starts each piece of output.
+    ``sources`` maps the descriptors to read from to the files; both are the pump's from here on.
     """
 
     def __init__(self, sources: dict[int, Path], tag: re.Pattern[bytes]) -> None:
@@ -90,11 +87,7 @@ class OutputPump:
         self._thread.start()
 
     def finish(self, timeout_s: float) -> None:
-        """Return when everything is in the logs.
-
-        Args:
-            timeout_s: how long to wait for those who could still write to close their end.
-        """
+        """Return when all is in the logs, waiting at most ``timeout_s`` for further writers."""
         self._thread.join(timeout_s)
         self._stop.set()
         self._thread.join()

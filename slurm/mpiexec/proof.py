@@ -9,6 +9,7 @@ MPI 4.1.4 and 5.0.11).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from slurm.mpiexec.command import scrubbed, sweep_argv
 from slurm.mpiexec.dialects import Dialect
@@ -18,34 +19,23 @@ from slurm.sweep.sweeper import Answers, Run, Swept, answers, run_program, sweep
 ANSWER_S = 30.0  # for a sweep beside GONE_S; the first ssh to a busy host takes seconds
 
 
+@dataclass(frozen=True)
 class Sweeper:
-    """Ends trials on hosts, and proves it.
+    """Ends trials on hosts, which may take ``answer_s`` to answer, and proves it."""
 
-    Args:
-        answer_s: how long hosts may take to answer.
-        run: runs a command; :func:`run_program` unless a test replaces it.
-    """
-
-    def __init__(
-        self,
-        program: str,
-        dialect: Dialect,
-        environ: Mapping[str, str],
-        answer_s: float = ANSWER_S,
-        run: Run = run_program,
-    ) -> None:
-        self._program = program
-        self._dialect = dialect
-        self._environ = scrubbed(environ)
-        self._answer_s = answer_s
-        self._run = run
+    program: str
+    dialect: Dialect
+    environ: Mapping[str, str]
+    answer_s: float = ANSWER_S
+    run: Run = run_program
 
     def sweep(self, hosts: Sequence[str], names: Collection[str]) -> Swept:
         """See :func:`slurm.sweep.sweeper.sweep`."""
         return sweep(self._ask, hosts, names)
 
     def _ask(self, hosts: Sequence[str], names: Collection[str]) -> tuple[Answers, str]:
-        argv = sweep_argv(self._program, self._dialect, hosts, names, self._environ)
-        said = self._run(argv, self._environ, self._answer_s + GONE_S)
+        environ = scrubbed(self.environ)
+        argv = sweep_argv(self.program, self.dialect, hosts, names, environ)
+        said = self.run(argv, environ, self.answer_s + GONE_S)
         by_rank = {int(rank): pids for rank, pids in answers(said).items() if rank.isdecimal()}
         return {hosts[rank]: pids for rank, pids in by_rank.items() if rank < len(hosts)}, said

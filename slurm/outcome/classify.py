@@ -12,12 +12,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from slurm.logs.text import MAX_LINE, cut_lines, read_log
 from slurm.outcome.evidence import Evidence
 from slurm.outcome.kinds import STATUSES, Before, Kind
-from slurm.outcome.result import find_result
+from slurm.outcome.result import find_result, kept_result
 from slurm.outcome.step_log import EarlyStop
 from slurm.outcome.watch import Termination
 from slurm.trial import STDERR_NAME, STDOUT_NAME
@@ -43,6 +43,34 @@ class Outcome:
     suspect_nodes: tuple[str, ...] = ()  # to be quarantined
     excused: bool = False  # by the state of the machine: no retry is counted
     lost_nodes: tuple[str, ...] = ()  # to leave the pool: down, or with processes that do not die
+
+    @property
+    def kept_result(self) -> Mapping[str, Any] | None:
+        """The part of the result that the journal keeps."""
+        return None if self.result is None else kept_result(self.result)
+
+    @classmethod
+    def stated(cls, directory: Path) -> Self | None:
+        """The outcome of a trial whose driver was killed, if the trainer stated one.
+
+        The exit code is unknown, so only a complete statement of the trainer counts
+        (``result.json``, ``MESHTUNE_RESULT``): no pattern in a log that may have been cut short,
+        and no ``error``, which ranks report that are killed one after the other.
+
+        Args:
+            directory: the trial's folder; its processes are gone.
+
+        Returns:
+            None if the trainer had not come to an end.
+        """
+        stdout, _ = read_log(directory / STDOUT_NAME)
+        result, _ = find_result(directory, stdout)
+        kind = Kind.CRASH if result is None else STATUSES[str(result.get("status", "ok"))]
+        if kind is Kind.CRASH:
+            return None
+        message = "" if kind is Kind.OK else _one_line(_result_message(result))
+        stderr, _ = read_log(directory / STDERR_NAME)
+        return cls(kind, result=result, message=message, stderr_tail=_tail(cut_lines(stderr)))
 
 
 @dataclass(frozen=True)
@@ -88,29 +116,6 @@ def classify(evidence: Evidence) -> Outcome:
         suspect_nodes=tuple(n for n in evidence.nodes if n in set(verdict.suspects) - lost),
         lost_nodes=tuple(n for n in evidence.nodes if n in lost),
     )
-
-
-def read_result(directory: Path) -> Outcome | None:
-    """The outcome of a trial whose driver was killed, if the trainer stated one.
-
-    The exit code is unknown, so only a complete statement of the trainer counts (``result.json``,
-    ``MESHTUNE_RESULT``): no pattern in a log that may have been cut short, and no ``error``, which
-    ranks report that are killed one after the other.
-
-    Args:
-        directory: the trial's folder; its processes are gone.
-
-    Returns:
-        None if the trainer had not come to an end.
-    """
-    stdout, _ = read_log(directory / STDOUT_NAME)
-    result, _ = find_result(directory, stdout)
-    kind = Kind.CRASH if result is None else STATUSES[str(result.get("status", "ok"))]
-    if kind is Kind.CRASH:
-        return None
-    message = "" if kind is Kind.OK else _one_line(_result_message(result))
-    stderr, _ = read_log(directory / STDERR_NAME)
-    return Outcome(kind, result=result, message=message, stderr_tail=_tail(cut_lines(stderr)))
 
 
 def _success(evidence: Evidence) -> _Verdict | None:
@@ -209,7 +214,7 @@ def _severed(evidence: Evidence) -> _Verdict | None:
 
 
 def _from_outside(evidence: Evidence, why: str) -> _Verdict:
-    # The trainer had stated that it is done; its exit code is unknown, as in ``read_result``.
+    # The trainer had stated that it is done; its exit code is unknown, as in ``Outcome.stated``.
     if evidence.complete and _status(evidence) == "ok":
         return _Verdict(Kind.OK, "")
     return _Verdict(Kind.PREEMPTED, why)
@@ -283,7 +288,6 @@ def _tail(log: str) -> str:
 
 
 def _all_text(evidence: Evidence) -> str:
-    """Both logs, and the message in the result."""
     said = _result_message(evidence.result) if evidence.result else ""
     return f"{evidence.stderr}\n{evidence.stdout}\n{cut_lines(said)}"
 

@@ -51,8 +51,7 @@ def clear_attempt(directory: Path) -> None:
     folder in the place of a file, or a file in the place of the folder, may be of value to
     somebody: it is moved aside.
 
-    Raises:
-        OSError: if that cannot be done; this machine or its disk is to blame.
+    Raises OSError if that cannot be done; this machine or its disk is to blame.
     """
     if os.path.lexists(directory) and not _is_usable(directory):
         _move_aside(directory)
@@ -100,9 +99,7 @@ def gather(
 ) -> Evidence:
     """Collect the evidence of a trial whose processes are gone.
 
-    Args:
-        down_nodes, stuck_nodes, severed, unwritten, texts: see :class:`Evidence`.
-        said: the launcher's own last lines, if the log may lack them.
+    ``said`` are the launcher's own last lines, if the log may lack them; see :class:`Evidence`.
     """
     whole_stdout, no_stdout = read_log(spec.directory / STDOUT_NAME)
     stdout = cut_lines(whole_stdout)

@@ -155,9 +155,6 @@ class Kind(enum.StrEnum):
         return self.row.retried
 
 
-FAILURES = frozenset(kind for kind in Kind if kind.row.observed_as == "failure")
-"""Kinds that the optimizer observes as failures."""
-
 BLAMELESS = frozenset(kind for kind in Kind if kind.row.cause == "machine")
 """Kinds that are the machine's fault: such ends do not count as trials."""
 

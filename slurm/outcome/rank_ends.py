@@ -36,8 +36,7 @@ class FailureGrace:
 def first_failure(codes: Mapping[int, int]) -> int | None:
     """The exit code of the first rank that failed; later ones may be its consequences.
 
-    Args:
-        codes: of ranks, in the order of their ends; negative: the signal.
+    Ranks are in the order of their ends; a negative code is the signal.
     """
     return next((code for code in codes.values() if code != 0), None)
 

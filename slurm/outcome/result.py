@@ -13,7 +13,7 @@ from slurm.logs.apart import metrics_apart
 from slurm.logs.patterns import FoundNothingError
 from slurm.logs.text import objects_after
 from slurm.outcome.kinds import STATUSES
-from slurm.outcome.step_log import result_of_steps, steps_in
+from slurm.outcome.step_log import StepLog, steps_in
 from slurm.trial import TrialSpec
 
 RESULT_NAME = "result.json"
@@ -26,11 +26,7 @@ Result = Mapping[str, Any]
 
 
 def find_result(directory: Path, stdout: str) -> tuple[Result | None, str]:
-    """The trainer's statement and "", or None and the reason.
-
-    Args:
-        stdout: its standard output, lines of any length.
-    """
+    """The trainer's statement and "", or None and the reason; lines may have any length."""
     try:
         return _parse(read_bytes(directory / RESULT_NAME, MAX_RESULT_BYTES), RESULT_NAME)
     except MissingFileError:
@@ -48,13 +44,11 @@ def find_result(directory: Path, stdout: str) -> tuple[Result | None, str]:
 def result_of_lines(spec: TrialSpec, stdout: str, logs: Sequence[str]) -> tuple[Result | None, str]:
     """The result by patterns, else by lines of steps; or None and the reason.
 
-    Args:
-        stdout: its standard output, lines of any length.
-        logs: in which the patterns are searched, with lines of bounded length.
+    Standard output has lines of any length; the ``logs``, searched for patterns, of bounded length.
     """
     source = spec.result
     steps = [step for step in steps_in(stdout) if step["step"] > source.warmup_steps]
-    result = result_of_steps(steps) if steps else None
+    result = StepLog.result(steps) if steps else None
     if not source.log:
         return result, ""
     try:

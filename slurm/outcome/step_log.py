@@ -37,12 +37,7 @@ StopRule = Callable[[Sequence[StepReport]], EarlyStop | None]
 
 
 class StepLog:
-    """The steps in a log that is still being written.
-
-    Args:
-        path: need not exist yet.
-        most: steps that are kept; None: all.
-    """
+    """The steps in a log that is still being written, and may not exist yet; ``most`` are kept."""
 
     def __init__(self, path: Path, most: int | None) -> None:
         self._most = most
@@ -81,13 +76,35 @@ class StepLog:
             self._last = step["step"]
             self.steps.append(step)
 
+    @classmethod
+    def reported(cls, directory: Path) -> list[StepReport]:
+        """All steps that a trial has reported until now."""
+        log = cls(directory / STDOUT_NAME, most=None)
+        while log.grew():
+            pass
+        return log.steps
 
-def reported_steps(directory: Path) -> list[StepReport]:
-    """All steps that a trial has reported until now."""
-    log = StepLog(directory / STDOUT_NAME, most=None)
-    while log.grew():
-        pass
-    return log.steps
+    @staticmethod
+    def result(steps: Sequence[StepReport]) -> dict[str, Any]:
+        """The result of a trial with these steps: medians of the numbers that all of them have.
+
+        Except for ``*_bytes``, the maximum, and ``loss``, the last; ``step_time_s`` also lists
+        every step's.
+        """
+        result: dict[str, Any] = {"status": "ok"}
+        for key in (key for key in steps[0] if key != "step"):
+            values: list[float] = [v for step in steps if is_number(v := step.get(key))]
+            if len(values) < len(steps):
+                continue
+            if key.endswith("_bytes"):
+                result[key] = max(values)
+            elif key == "loss":
+                result[key] = values[-1]
+            else:
+                result[key] = statistics.median(values)
+            if key == "step_time_s":
+                result[key] = {"median": result[key], "all": values}
+        return result
 
 
 def steps_in(text: str) -> list[StepReport]:
@@ -98,28 +115,6 @@ def steps_in(text: str) -> list[StepReport]:
         if step and (not steps or step["step"] > steps[-1]["step"]):
             steps.append(step)
     return steps
-
-
-def result_of_steps(steps: Sequence[StepReport]) -> dict[str, Any]:
-    """The result of a trial with these steps: medians of the numbers that all of them have.
-
-    Except for ``*_bytes``, the maximum, and ``loss``, the last; ``step_time_s`` also lists every
-    step's.
-    """
-    result: dict[str, Any] = {"status": "ok"}
-    for key in (key for key in steps[0] if key != "step"):
-        values: list[float] = [v for step in steps if is_number(v := step.get(key))]
-        if len(values) < len(steps):
-            continue
-        if key.endswith("_bytes"):
-            result[key] = max(values)
-        elif key == "loss":
-            result[key] = values[-1]
-        else:
-            result[key] = statistics.median(values)
-        if key == "step_time_s":
-            result[key] = {"median": result[key], "all": values}
-    return result
 
 
 def _parsed(said: str) -> dict[str, Any] | None:

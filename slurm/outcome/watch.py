@@ -18,8 +18,6 @@ _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.02, 1.0
 
 
 class Termination(enum.Enum):
-    """Reason why a watch ended."""
-
     EXITED = "exited"  # the processes, by themselves
     TIMEOUT = "timeout"  # still there after ``timeout_s``
     NO_PROGRESS = "no progress"  # nothing in the logs for ``no_progress_timeout_s``
@@ -29,8 +27,6 @@ class Termination(enum.Enum):
 
 @dataclass(frozen=True)
 class Watched:
-    """The end of a watch."""
-
     termination: Termination
     elapsed_s: float  # since the watch began
     early_stop: EarlyStop | None = None  # with STOPPED_EARLY
@@ -44,14 +40,9 @@ def watch(
 ) -> Watched:
     """Wait until the processes end, a timeout passes, ``stop`` is set, or the stop rule says so.
 
-    The poll interval is 2 % of the time waited, at most a second: the end of a short trial is seen
-    at once, and ninety long ones cost nothing.
-
-    Args:
-        spec: has the timeouts; progress is growth of the two logs in its folder.
-        exited: whether every process has ended.
-        stop: ends the watch at once when set.
-        stop_rule: asked whenever the log has further steps.
+    The stop rule is asked whenever the log has further steps. Progress is growth of the two logs in
+    the trial's folder. The poll interval is 2 % of the time waited, at most a second: the end of a
+    short trial is seen at once, and ninety long ones cost nothing.
     """
     steps = StepLog(spec.directory / STDOUT_NAME, spec.max_steps)
     started = progress = time.monotonic()
@@ -87,7 +78,6 @@ def ended_by_others(child: subprocess.Popen[bytes], watched: Watched, program: s
 
 
 def _log_size(directory: Path) -> int:
-    """Bytes in both logs."""
     total = 0
     for name in (STDOUT_NAME, STDERR_NAME):
         with contextlib.suppress(OSError):  # a network file system may hiccup: no reason to stop

@@ -53,10 +53,8 @@ class VirtualClock(Clock):
     ) -> None:
         """Return when it is ``until``, or ``stop`` is set. For senders; ``name`` is unique.
 
-        Args:
-            stop: wakes it at once.
-            checks: moments before ``until``, in order; the first whose function says so is the
-                time to wake up. The functions run in the thread that calls ``receive``.
+        ``checks`` are moments before ``until``, in order; the first whose function says so is the
+        time to wake up. The functions run in the thread that calls ``receive``.
         """
         sleeper = _Sleeper(until, name, until, [c for c in checks if c[0] < until][::-1], stop)
         sleeper.next_t = sleeper.checks[-1][0] if sleeper.checks else until

@@ -15,35 +15,19 @@ EPOCH = 946_684_800.0  # 2000-01-01, UTC: nobody takes it for a real run's time
 
 @dataclass(frozen=True)
 class SimulatedCluster:
-    """Size and troubles of a simulated cluster.
-
-    Attributes:
-        nodes: how many there are.
-        seed: of all random numbers.
-        start_up_s: from the launch of a trial to its first step, in the median.
-        noise: standard deviation of the logarithm of a trial's speed, and of each of its steps'.
-        node_noise: of a node's speed; a trial is as slow as its slowest node.
-        crash: share of the attempts that crash, at any moment.
-        hang: share that stop making progress, at any moment.
-        launch_failure: share that srun cannot launch.
-        node_failures_per_day: of one node; it takes its trial along.
-        repair_s: until a node that failed is up again, for the next session.
-        time_s: until the allocation ends; None: never.
-        max_concurrent: trials that may run at once.
-    """
-
-    nodes: int
-    seed: int = 0
-    start_up_s: float = 60.0
+    nodes: int  # how many there are
+    seed: int = 0  # of all random numbers
+    start_up_s: float = 60.0  # from the launch of a trial to its first step, in the median
+    # standard deviation of the logarithm of a trial's speed, and of each of its steps'
     noise: float = 0.02
-    node_noise: float = 0.01
-    crash: float = 0.005
-    hang: float = 0.005
-    launch_failure: float = 0.005
-    node_failures_per_day: float = 0.0005
-    repair_s: float = 14_400.0
-    time_s: float | None = None
-    max_concurrent: int = Launcher.max_concurrent
+    node_noise: float = 0.01  # of a node's speed; a trial is as slow as its slowest node
+    crash: float = 0.005  # share of the attempts that crash, at any moment
+    hang: float = 0.005  # share that stop making progress, at any moment
+    launch_failure: float = 0.005  # share that srun cannot launch
+    node_failures_per_day: float = 0.0005  # of one node; it takes its trial along
+    repair_s: float = 14_400.0  # until a node that failed is up again, for the next session
+    time_s: float | None = None  # until the allocation ends; None: never
+    max_concurrent: int = Launcher.max_concurrent  # trials that may run at once
 
 
 class NodeFailures:

@@ -120,8 +120,6 @@ class SimulatedLauncher(Launcher):
 
 
 class _StepReporter:
-    """A trial's reports on its steps, in virtual time."""
-
     def __init__(
         self, spec: TrialSpec, done: list[SimulatedStep], work: Workload, stop_rule: StopRule | None
     ) -> None:

@@ -22,8 +22,6 @@ INVALID_EXIT_CODE = 2
 
 
 class Price(NamedTuple):
-    """Time and memory of one configuration."""
-
     step_time_s: float
     needed_bytes: float  # by the fullest rank
     peak_bytes: float  # of the same rank, as the trainer reports it
@@ -53,8 +51,6 @@ class Workload(Protocol):
 
 
 class SimulatedStep(NamedTuple):
-    """A step of a trial."""
-
     at_s: float  # its end, since the trial's start
     number: int
     step_time_s: float
@@ -71,11 +67,7 @@ def simulate(
     """Evidence that a trial on nodes that do not fail will leave, and its steps until then.
 
     The same random numbers are drawn in the same order whatever they decide, so that a change of
-    one rate leaves all other troubles as they were.
-
-    Args:
-        cluster: rates of its troubles.
-        slowness: factor of its slowest node.
+    one rate leaves all other troubles as they were. ``slowness`` is the factor of the slowest node.
     """
     fails, crashes, hangs, when, rank = (chance.random() for _ in range(5))
     start_up_s = cluster.start_up_s * chance.lognormvariate(0.0, START_UP_SPREAD)

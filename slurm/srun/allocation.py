@@ -33,16 +33,11 @@ class JobStep:
 
     @property
     def job(self) -> str:
-        """The id of its job."""
         return self.id.partition(".")[0]
 
 
 class Allocation:
-    """A Slurm job, asked through Slurm's own commands.
-
-    Args:
-        run: runs a command once; :func:`slurm.srun.shell.run` unless a test replaces it.
-        left_out: nodes that cannot be used.
+    """A Slurm job, asked through Slurm's own commands; ``left_out`` nodes cannot be used.
 
     Raises:
         AllocationGoneError: if the job does not run.
@@ -69,11 +64,7 @@ class Allocation:
 
     @classmethod
     def current(cls, environ: Mapping[str, str] = os.environ) -> Allocation:
-        """The allocation that this process is in.
-
-        Raises:
-            LauncherError: if it is in none.
-        """
+        """The allocation that this process is in; raises LauncherError if it is in none."""
         job = environ.get("SLURM_JOB_ID")
         if not job:
             raise LauncherError(
@@ -94,7 +85,6 @@ class Allocation:
         return AllocationState.HELD if state in _HELD and nodes else AllocationState.GONE
 
     def steps(self) -> list[JobStep]:
-        """The job's steps that Slurm lists."""
         return _steps(self._run(["squeue", "-h", "-s", "-j", self.job, "-o", "%i|%j|%N"]))
 
     def steps_of_user(self) -> list[JobStep]:
@@ -128,8 +118,7 @@ class Allocation:
     def address(self, node: str) -> str:
         """The address at which ranks reach a node: its name, or Slurm's address of it.
 
-        Raises:
-            NoAnswerError: if Slurm's controller does not answer for a minute.
+        Raises NoAnswerError if Slurm's controller does not answer for a minute.
         """
         if node not in self._addresses:
             try:
@@ -165,11 +154,9 @@ class Allocation:
     def down_nodes(self, patience_s: float = 0.0) -> set[str]:
         """Nodes that are down, or no longer the job's.
 
-        Args:
-            patience_s: how long a controller that does not answer is asked again.
+        A controller that does not answer is asked again for ``patience_s``.
 
-        Raises:
-            SlurmError: if that is unknown, or the job has no nodes any more.
+        Raises SlurmError if that is unknown, or the job has no nodes any more.
         """
 
         compact = self._ask(self._about_job("%N"), patience_s)
@@ -197,8 +184,7 @@ class Allocation:
     def hostnames(self, compact: str) -> tuple[str, ...]:
         """The nodes of Slurm's compact form, in its order.
 
-        Raises:
-            SlurmError: if scontrol fails; without a slurm.conf it has to ask the controller.
+        Raises SlurmError if scontrol fails; without a slurm.conf it has to ask the controller.
         """
         argv = ["scontrol", "show", "hostnames", compact]
         return tuple(self._ask(argv).split())
@@ -212,8 +198,7 @@ class Allocation:
 def parse_time_left(text: str) -> float | None:
     """Seconds of squeue's %L, ``[days-]hours:minutes:seconds``; None for no limit.
 
-    Raises:
-        SlurmError: if the job has no such time because it is gone.
+    Raises SlurmError if the job has no such time because it is gone.
     """
     if text in ("UNLIMITED", "NOT_SET"):
         return None

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from slurm.launcher import LauncherError
 from slurm.outcome.kinds import Kind
@@ -78,20 +79,31 @@ def batch_script(
     program = [meshtune] if meshtune else _program(site.environment)
     search = [*program, "search", space, "--run-dir", str(run)]
     search += ["--launcher", "srun", "--site", site.reference, *options]
-    return _SCRIPT.format(
+    return _filled(
+        "search.sh",
         directives="\n".join(f"#SBATCH {_directive(option)}" for option in directives),
         modules="".join(f"module load {shlex.quote(name)}\n" for name in site.modules),
         environment=_environment(site.environment) if site.environment else "",
         search=shlex.join(search),
         ended=shlex.quote(_ENDED),
         journal=shlex.quote(str(run / "journal.jsonl")),
-        script=shlex.quote(str(run / SCRIPT_NAME)),
+        script=shlex.quote(str(BatchJob.script_of(run))),
     )
+
+
+# Bash runs a trap only after the foreground command has ended, and --signal=B: reaches
+# the batch shell alone: so search.sh runs the driver in the background, and `wait`, which a signal
+# interrupts, is asked again until it was not. It remembers an exit code that it has given before.
+def _filled(template: str, **values: str) -> str:
+    """A shell script of this folder with a value in place of each ``@name@``."""
+    text = Path(__file__).with_name(template).read_text()
+    return re.sub("@([a-z_]+)@", lambda found: values[found[1]], text)
 
 
 def _environment(environment: Environment) -> str:
     """Lines that send an environment to every node, and leave out nodes that cannot have it."""
-    return _ENVIRONMENT.format(
+    return _filled(
+        "environment.sh",
         left_out=LEFT_OUT,
         archive=shlex.quote(environment.archive),
         sent=shlex.quote(environment.sent),
@@ -129,66 +141,67 @@ def _directives(
 
 @dataclass(frozen=True)
 class BatchJob:
-    """A batch job that has not ended."""
-
     id: str
     state: str  # as squeue lists it: pending, running ...
 
+    @staticmethod
+    def script_of(run_dir: Path) -> Path:
+        """The batch script in a run's folder."""
+        return run_dir.absolute() / SCRIPT_NAME
 
-def job_of(run_dir: Path) -> BatchJob | None:
-    """This user's job that searches, or will search, in a run's folder.
+    @classmethod
+    def of(cls, run_dir: Path) -> Self | None:
+        """This user's job that searches, or will search, in a run's folder.
 
-    Raises:
-        SlurmError: if squeue fails, or Slurm's controller does not answer for ten minutes.
-    """
-    script = str(_script_of(run_dir))
-    # The command stands last: it may have any character.
-    listing = shell.patiently(["squeue", "-h", "-u", str(os.getuid()), "-o", "%i|%T|%o"])
-    for line in listing.splitlines():
-        job, state, command = [*line.split("|", 2), "", ""][:3]
-        if command == script:
-            return BatchJob(job, state.lower())
-    return None
+        Raises:
+            SlurmError: if squeue fails, or Slurm's controller does not answer for ten minutes.
+        """
+        script = str(cls.script_of(run_dir))
+        # The command stands last: it may have any character.
+        listing = shell.patiently(["squeue", "-h", "-u", str(os.getuid()), "-o", "%i|%T|%o"])
+        for line in listing.splitlines():
+            job, state, command = [*line.split("|", 2), "", ""][:3]
+            if command == script:
+                return cls(job, state.lower())
+        return None
 
+    @classmethod
+    def submit(cls, script: str, run_dir: Path) -> str:
+        """Write the script into the run's folder and submit it once.
 
-def submit(script: str, run_dir: Path) -> str:
-    """Write the script into the run's folder, from which the job resubmits it, and submit it once.
+        The job resubmits it from there.
 
-    Returns:
-        The job's id.
+        Returns:
+            The job's id.
 
-    Raises:
-        NoAnswerError: if it is unknown whether it was submitted.
-        SlurmError: if sbatch refuses it; the message has sbatch's words.
-    """
-    path = _script_of(run_dir)
-    path.write_text(script)
-    try:
-        answer = shell.run(["sbatch", "--parsable", str(path)])
-    except NoAnswerError as error:
-        # The job may have been accepted: look for it, and never submit again.
+        Raises:
+            NoAnswerError: if it is unknown whether it was submitted.
+            SlurmError: if sbatch refuses it; the message has sbatch's words.
+        """
+        path = cls.script_of(run_dir)
+        path.write_text(script)
         try:
-            job = job_of(run_dir)
-        except SlurmError as unlisted:  # not a refusal: the job may be pending
+            answer = shell.run(["sbatch", "--parsable", str(path)])
+        except NoAnswerError as error:
+            # The job may have been accepted: look for it, and never submit again.
+            try:
+                job = cls.of(run_dir)
+            except SlurmError as unlisted:  # not a refusal: the job may be pending
+                raise NoAnswerError(
+                    f"{error}; nor can Slurm's jobs be listed ({unlisted}): look for one of "
+                    f"{run_dir} with squeue, then submit again"
+                ) from error
+            if job:
+                return job.id
             raise NoAnswerError(
-                f"{error}; nor can Slurm's jobs be listed ({unlisted}): look for one of {run_dir} "
-                "with squeue, then submit again"
+                f"{error}; Slurm lists no job of {run_dir} now: look once more with squeue, then "
+                "submit again"
             ) from error
-        if job:
-            return job.id
+        if found := _JOB_ID.search(answer):
+            return found[1]
         raise NoAnswerError(
-            f"{error}; Slurm lists no job of {run_dir} now: look once more with squeue, then "
-            "submit again"
-        ) from error
-    if found := _JOB_ID.search(answer):
-        return found[1]
-    raise NoAnswerError(
-        f"sbatch gave no job's id, but {answer!r}: look with squeue for a job of it"
-    )
-
-
-def _script_of(run_dir: Path) -> Path:
-    return run_dir.absolute() / SCRIPT_NAME
+            f"sbatch gave no job's id, but {answer!r}: look with squeue for a job of it"
+        )
 
 
 def time_limit_s(time: str) -> int:
@@ -196,8 +209,7 @@ def time_limit_s(time: str) -> int:
 
     ``M``, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M`` or ``D-H:M:S``.
 
-    Raises:
-        BatchError: if it is none of them, or zero.
+    Raises BatchError if it is none of them, or zero.
     """
     found = _TIME.fullmatch(time)
     if not found:
@@ -251,79 +263,3 @@ def _program(environment: Environment | None) -> list[str]:
         return [f"{environment.folder}/bin/python", "-P", "-m", "meshtune"]
     beside = Path(sys.executable).with_name("meshtune")
     return [str(beside) if beside.exists() else "meshtune"]
-
-
-_ENVIRONMENT = """
-# The environment is read from storage of each node's own: a shared file system is slow to import
-# from where many ranks do it at once.
-sbcast --force {archive} {sent} || echo "sbcast failed: see the line above" >&2
-ready=$(env -u SLURM_NTASKS_PER_GPU -u SLURM_NTASKS_PER_TRES \\
-    srun -N"$SLURM_JOB_NUM_NODES" -n"$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 -c1 --mem=0 \\
-    --overlap --kill-on-bad-exit=0 \\
-    /bin/sh -c {unpack} unpack {folder} "$(wc -c < {archive})")
-{left_out}=''
-for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
-    case " $(echo $ready) " in *" $node "*) ;; *) {left_out}="${left_out} $node" ;; esac
-done
-export {left_out}
-case "${left_out} " in *" $SLURMD_NODENAME "*)
-    echo "not searched: $SLURMD_NODENAME, which runs the search, has no environment;" \\
-        "the lines above say why" >&2
-    exit 1 ;;
-esac
-[ -z "${left_out}" ] || echo "searched without${left_out}, as the lines above say" >&2
-export PATH={folder}/bin:"$PATH"
-"""
-
-# Bash runs a trap only after the foreground command has ended, and --signal=B: reaches the batch
-# shell alone: so the driver runs in the background, and `wait`, which a signal interrupts, is
-# asked again until it was not interrupted. It remembers an exit code that it has given before.
-_SCRIPT = """\
-#!/bin/bash
-{directives}
-
-# A meshtune search. Slurm sends USR1 before the time limit; the driver then starts nothing more,
-# lets its trials end and exits with 3 if the search is not done. The job is requeued then, and if
-# the driver was killed: that keeps its id, its log and this script. Where a site forbids it, the
-# next job is submitted. The run folder's journal carries the search from one job to the next.
-{modules}
-set -u
-ended() {{ cat {journal} 2>/dev/null | grep -cE {ended}; }}
-before=$(ended)
-
-driver='' interrupted='' cancelled=''
-trap 'interrupted=USR1; [ -z "$driver" ] || kill -USR1 "$driver"' USR1
-trap 'interrupted=TERM; cancelled=1; [ -z "$driver" ] || kill -TERM "$driver"' TERM
-{environment}
-{search} &
-driver=$!
-[ -z "$interrupted" ] || kill -"$interrupted" "$driver"  # it came before there was a driver
-while
-    interrupted=''
-    wait "$driver"
-    code=$?
-    [ -n "$interrupted" ]
-do :; done
-
-# 3: there is work left. Above 128, the driver was killed, for its memory perhaps; the journal is
-# whole, and the next one settles what this one left. 130 is somebody's wish.
-case "$cancelled:$code" in
-    :3|:129|:13[1-9]|:1[4-9]?) ;;
-    *) exit "$code" ;;
-esac
-if [ "$(ended)" = "$before" ]; then
-    echo "not requeued: no trial ended in this allocation; does one fit into its time?" >&2
-    exit 1
-fi
-
-# A controller that is being restarted answers again within minutes.
-for pause in 1 2 4 8 15 30 60 60 60 60 60 60; do
-    said=$(scontrol requeue "$SLURM_JOB_ID" 2>&1) && exit 0
-    case "$said" in
-        *"contact slurm"* | *"timed out"* | *"Unexpected message"*) sleep "$pause" ;;
-        *) break ;;
-    esac
-done
-echo "$said" >&2
-sbatch {script}
-"""

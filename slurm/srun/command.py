@@ -21,13 +21,10 @@ def srun_argv(spec: TrialSpec, lease: Lease, site: Site, cpus_per_node: int) -> 
     """The exact srun line of a trial.
 
     Nothing is left to the job's defaults: a job's ``--ntasks-per-node`` or ``-c`` would change the
-    step. ``-N`` must equal the lease's width, or srun widens onto nodes that were not leased.
+    step. ``-N`` must equal the lease's width, or srun widens onto nodes that were not leased. Ranks
+    share the allocation's ``cpus_per_node`` unless the trial or site says.
 
-    Args:
-        cpus_per_node: of the allocation; the ranks share them unless the trial or site says.
-
-    Raises:
-        LauncherError: if the lease does not fit the trial.
+    Raises LauncherError if the lease does not fit the trial.
     """
     if len(lease.nodes) != spec.num_nodes:
         raise LauncherError(
@@ -70,9 +67,8 @@ def srun_environment(
 ) -> dict[str, str]:
     """The environment that srun is started with and hands to every rank.
 
-    Args:
-        site: whose settings are added; the trial's own win.
-        master_addr: address of the lease's first node, which gets rank 0.
+    The trial's own settings win over the site's. ``master_addr`` is the address of the lease's
+    first node, which gets rank 0.
     """
     return {
         **scrubbed(environ),

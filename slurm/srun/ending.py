@@ -30,22 +30,19 @@ class Step:
     srun: subprocess.Popen[bytes]
 
 
+@dataclass(frozen=True)
 class StepEnder:
     """Ends steps; for several threads.
 
     Args:
-        proof: asks the nodes where Slurm's list of steps proves nothing.
-        gone_deadline_s: how long a step may stay in that list before its nodes are asked.
+        gone_deadline_s: how long a step may stay in Slurm's list before ``proof`` asks its nodes.
         patience_s: how long to wait instead for a controller that does not answer.
     """
 
-    def __init__(
-        self, allocation: Allocation, proof: NodeProof, gone_deadline_s: float, patience_s: float
-    ) -> None:
-        self._allocation = allocation
-        self._proof = proof
-        self._gone_deadline_s = gone_deadline_s
-        self._patience_s = patience_s
+    allocation: Allocation
+    proof: NodeProof
+    gone_deadline_s: float
+    patience_s: float
 
     def end(
         self, step: Step, grace_s: float, said: Callable[[], str], doubtful: bool = False
@@ -68,15 +65,15 @@ class StepEnder:
         srun, nodes = step.srun, step.lease.nodes
 
         def own() -> list[JobStep]:
-            return [s for s in self._allocation.steps() if s.name == step.name]
+            return [s for s in self.allocation.steps() if s.name == step.name]
 
         def end_waiting() -> None:
             nonlocal doubtful
             doubtful = True  # srun waits for a step that was never granted, or is forgotten
-            if self._proof.needed():
+            if self.proof.needed():
                 # srun ends when its ranks do. Signalled, it would cancel another step that has been
                 # given the same id.
-                self._proof.unproven(nodes, step.marks)
+                self.proof.unproven(nodes, step.marks)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     srun.wait(_SRUN_S)
             srun.terminate()
@@ -84,16 +81,16 @@ class StepEnder:
         if grace_s and srun.poll() is None:
             with contextlib.suppress(SlurmError, subprocess.TimeoutExpired):
                 for one in own():
-                    self._allocation.cancel(one, "TERM")
+                    self.allocation.cancel(one, "TERM")
                     srun.wait(grace_s)
         listed = self.until_gone(own, lambda: srun.poll() is None, end_waiting)
         if srun.poll() is None:
             srun.kill()  # not its group: its second process still ends what it can
         srun.wait()
         # srun says when it gives up waiting for the step's end; then the step may run on.
-        if listed == [] and not (doubtful or GAVE_UP.search(said()) or self._proof.needed()):
+        if listed == [] and not (doubtful or GAVE_UP.search(said()) or self.proof.needed()):
             return (), ""
-        stuck = self._proof.unproven(nodes, step.marks)
+        stuck = self.proof.unproven(nodes, step.marks)
         undead = f"Slurm could not end its step {listed[0].id}" if listed and not stuck else ""
         return stuck, undead
 
@@ -103,38 +100,32 @@ class StepEnder:
         waiting: Callable[[], bool],
         end_waiting: Callable[[], None],
     ) -> list[JobStep] | None:
-        """Cancel steps again and again until Slurm knows none and no srun is left.
+        """Cancel the steps found again and again until Slurm knows none and no srun is left.
 
-        Args:
-            find: lists the steps that have to go.
-            waiting: whether an srun is left that may still be granted its step.
+        An srun that is ``waiting`` may still be granted its step.
 
-        Returns:
-            Steps still listed at the deadline; None if Slurm did not answer.
+        Returns steps still listed at the deadline; None if Slurm did not answer.
         """
         began = time.monotonic()
-        deadline = began + self._gone_deadline_s
+        deadline = began + self.gone_deadline_s
         next_kill, poll_s = 0.0, _FIRST_POLL_S
         while True:
             steps: list[JobStep] | None = None  # Slurm does not answer: nothing is proven
             with contextlib.suppress(SlurmError):
-                steps = self._allocation.on_live_nodes(find())
+                steps = self.allocation.on_live_nodes(find())
             if steps == [] and not waiting():
                 return []
             now = time.monotonic()
-            if steps is None and now < began + self._patience_s:
-                deadline = now + self._gone_deadline_s
-            if now > deadline or self._is_over(steps):
+            if steps is None and now < began + self.patience_s:
+                deadline = now + self.gone_deadline_s
+            gone = steps is None and self.allocation.state() is AllocationState.GONE
+            if now > deadline or gone:  # with the job its steps are gone
                 return steps
             if now >= next_kill:
                 for step in steps or []:
-                    self._allocation.cancel(step)
+                    self.allocation.cancel(step)
                 if not steps and waiting():
                     end_waiting()
                 next_kill = now + _REPEAT_KILL_S
             time.sleep(poll_s)
             poll_s = min(_LAST_POLL_S, 2 * poll_s)
-
-    def _is_over(self, steps: list[JobStep] | None) -> bool:
-        """Whether Slurm does not answer because the job is gone, and its steps with it."""
-        return steps is None and self._allocation.state() is AllocationState.GONE

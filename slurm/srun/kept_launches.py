@@ -57,7 +57,6 @@ class KeptLaunches:
         self._end_idle([*others, *self._waiting.take_oldest(most)])
 
     def close(self) -> None:
-        """End all idle steps."""
         self._end_idle(self._waiting.take_oldest(0))
 
     def run(
@@ -70,8 +69,7 @@ class KeptLaunches:
     ) -> Outcome:
         """Run a trial that ``can_be_forked``; see ``Launcher.run``.
 
-        Args:
-            most: idle steps that may stay beside this trial's.
+        No more than ``most`` idle steps may stay beside this trial's.
         """
         clear_attempt(spec.directory)
         if spec.obstacle:
@@ -188,8 +186,7 @@ class _Waiting:
     def take(self, lease: Lease, wanted: object = None) -> tuple[KeptStep | None, list[KeptStep]]:
         """Take the steps on these nodes: one that can serve a trial, and those in its way.
 
-        Args:
-            wanted: the trial's :func:`requirements`; None: no step can serve it.
+        No step can serve it if ``wanted``, the trial's :func:`requirements`, is None.
         """
         with self._lock:
             on_nodes = [k for k in self._steps if set(k.step.lease.nodes) & set(lease.nodes)]
@@ -205,6 +202,5 @@ class _Waiting:
         return taken
 
     def give_back(self, kept: KeptStep) -> None:
-        """Keep a step for the next trial."""
         with self._lock:
             self._steps.append(kept)

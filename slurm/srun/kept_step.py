@@ -47,10 +47,8 @@ class _Output:
 class KeptStep:
     """An srun whose tasks wait for trials, one at a time.
 
-    Args:
-        step_spec: the step as a trial that never ends.
-        argv, environ: of srun.
-        requirements: of the trials that it can serve, see :func:`requirements`.
+    ``step_spec`` is the step as a trial that never ends; it can serve trials with the same
+    :func:`requirements`.
     """
 
     def __init__(
@@ -86,7 +84,6 @@ class KeptStep:
 
     @property
     def alive(self) -> bool:
-        """Whether srun still runs."""
         return self.step.srun.poll() is None
 
     @property
@@ -108,8 +105,7 @@ class KeptStep:
     def start(self, spec: TrialSpec, env: Mapping[str, str]) -> None:
         """Start a trial; its folder is ready, and no other trial runs.
 
-        Args:
-            env: variables of its ranks that the step does not have.
+        Its ranks get the variables ``env``, which the step does not have.
         """
         with self._lock:
             self._trial, self._grace, self._problem = spec, FailureGrace(), ""

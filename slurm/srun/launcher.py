@@ -34,7 +34,7 @@ from slurm.srun.kept_step import can_be_forked
 from slurm.srun.pacing import LaunchPacing
 from slurm.srun.proof import NodeProof
 from slurm.srun.shell import PATIENCE_S, SlurmError
-from slurm.srun.site import Site, load_site
+from slurm.srun.site import Site
 from slurm.srun.texts import SRUN_TEXTS
 from slurm.trial import STDERR_NAME, STDOUT_NAME, Lease, TrialSpec, carries, kept_mark
 
@@ -42,12 +42,10 @@ GONE_DEADLINE_S = 60.0
 
 
 class SrunLauncher(Launcher):
-    """Starts trials as steps of the surrounding allocation.
+    """Starts trials as steps of an allocation; default the one this process is in.
 
     Args:
-        allocation: the job whose nodes are used; default the one this process is in.
-        gone_deadline_s: how long a step may stay in Slurm's list before its nodes are asked.
-        proof: asks them; default: by further steps.
+        gone_deadline_s: how long a step may stay in Slurm's list before ``proof`` asks its nodes.
         patience_s: how long to wait instead for a controller that does not answer.
     """
 
@@ -74,7 +72,7 @@ class SrunLauncher(Launcher):
 
     @classmethod
     def from_options(cls, options: LauncherOptions) -> SrunLauncher:
-        return cls(load_site(options.site))
+        return cls(Site.load(options.site))
 
     def nodes(self) -> Sequence[str]:
         return self.allocation.nodes
@@ -181,8 +179,7 @@ class SrunLauncher(Launcher):
         The controller may have forgotten steps since, so all nodes are asked, too. Nodes not proven
         free are treated as down.
 
-        Raises:
-            LauncherError: if no node is proven free, or a step of another job does not end.
+        Raises LauncherError if no node is proven free, or a step of another job does not end.
         """
         wanted = set(names)
         if not wanted:

@@ -16,6 +16,7 @@ import os
 import re
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from foundation.python import module_argv
 from slurm.launcher import AllocationState, LauncherError
@@ -33,28 +34,21 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 8.0
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 
 
+@dataclass(eq=False)
 class NodeProof:
     """Ends trials on the allocation's nodes, and proves it; for several threads.
 
-    Args:
-        deadline_s: within which they have to answer.
-        patience_s: how long to wait besides for a controller that does not answer.
-        run: runs a command; :func:`run_program` unless a test replaces it.
+    Nodes have to answer within ``deadline_s``; a controller that does not answer gets
+    ``patience_s`` besides.
     """
 
-    def __init__(
-        self,
-        site: Site,
-        allocation: Allocation,
-        deadline_s: float = DEADLINE_S,
-        patience_s: float = PATIENCE_S,
-        run: Run = run_program,
-    ) -> None:
-        self._site = site
-        self._allocation = allocation
-        self._deadline_s = deadline_s
-        self._patience_s = patience_s
-        self._run = run
+    site: Site
+    allocation: Allocation
+    deadline_s: float = DEADLINE_S
+    patience_s: float = PATIENCE_S
+    run: Run = run_program
+
+    def __post_init__(self) -> None:
         self._controllers: set[str] = set()  # start times of those that have answered
         self.needed()  # a later one may be a backup that was started before the job
 
@@ -65,7 +59,7 @@ class NodeProof:
         a step id twice.
         """
         try:
-            booted, began = self._allocation.controller_start(), self._allocation.job_start()
+            booted, began = self.allocation.controller_start(), self.allocation.job_start()
         except SlurmError:
             return True
         self._controllers.add(booted)
@@ -73,13 +67,10 @@ class NodeProof:
         return not known or booted >= began or len(self._controllers) > 1
 
     def unproven(self, nodes: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
-        """End these trials on these nodes; returns when they are gone, or time is up.
+        """End these trials on these nodes until time is up; return the nodes not proven free.
 
         Nodes that are down are not asked: nothing runs there, and the pool loses them anyway. If
         the allocation is gone, no node is asked, as nothing more is started.
-
-        Returns:
-            Nodes not proven free.
         """
         began = answered = time.monotonic()
         pause_s = _FIRST_PAUSE_S
@@ -90,12 +81,12 @@ class NodeProof:
             left = [node for node in left if node in swept.left or node in swept.silent]
             if not swept.silent:
                 break
-            state, now = self._allocation.state(), time.monotonic()
+            state, now = self.allocation.state(), time.monotonic()
             if state is AllocationState.GONE:
                 return ()
-            if state is AllocationState.SILENT and now < began + self._patience_s:
+            if state is AllocationState.SILENT and now < began + self.patience_s:
                 answered = now
-            if now + pause_s > answered + self._deadline_s:
+            if now + pause_s > answered + self.deadline_s:
                 break
             time.sleep(pause_s)  # for some seconds after its start the controller creates no steps
             pause_s = min(_LAST_PAUSE_S, 2 * pause_s)
@@ -103,13 +94,13 @@ class NodeProof:
         return tuple(left)
 
     def _alive(self, nodes: Sequence[str]) -> list[str]:
-        down = self._allocation.known_down_nodes(patience_s=0.0)
+        down = self.allocation.known_down_nodes(patience_s=0.0)
         return [node for node in nodes if node not in down]
 
     def _ask(self, nodes: Sequence[str], names: Collection[str]) -> tuple[Answers, str]:
-        environ = scrubbed(os.environ) | self._site.env | {"SLURM_JOB_ID": self._allocation.job}
+        environ = scrubbed(os.environ) | self.site.env | {"SLURM_JOB_ID": self.allocation.job}
         try:
-            said = self._run(sweep_argv(nodes, names), environ, _ANSWER_S + GONE_S)
+            said = self.run(sweep_argv(nodes, names), environ, _ANSWER_S + GONE_S)
         except LauncherError as error:
             said = str(error)
         return {node: pids for node, pids in answers(said).items() if node in nodes}, said

@@ -39,8 +39,7 @@ class RankWords:
     def feed(self, data: bytes) -> tuple[bytes, list[RankEnd]]:
         """The output of ranks that is complete now, and the ends of those behind it.
 
-        Args:
-            data: as read; empty at the end of the stream.
+        ``data`` is empty at the end of the stream.
         """
         text = self._partial + data
         # A progress bar ends its lines by a carriage return.

@@ -111,12 +111,11 @@ def patiently(
 ) -> str:
     """Run a Slurm command until the controller answers, with pauses that double.
 
-    For questions, and for orders that may be given twice.
+    For questions, and for orders that may be given twice. ``tell`` is called once, with one line
+    that says so.
 
     Args:
-        once: runs it; :func:`run` unless a test replaces it.
         patience_s: for all pauses and tries before the last try.
-        tell: called once, with one line that says so; default: print to standard error.
 
     Raises:
         NoAnswerError: if it has not answered by then.

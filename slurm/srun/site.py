@@ -7,14 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from foundation.documents import read_document
 from foundation.files import FileError
@@ -33,7 +26,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)
 Option = Annotated[str, AfterValidator(_option)]
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^\n]*[^/\n]$", max_length=4096)]
 
-
+_SHIPPED = Path(__file__).with_name("sites")
 _REMEDY = "make it with `conda-pack -o env.tar.gz`, or of a venv `tar -czf env.tar.gz -C .venv .`"
 
 
@@ -61,8 +54,7 @@ class Environment(BaseModel):
     def check(self) -> None:
         """Look into the archive with the program that will unpack it.
 
-        Raises:
-            SiteError: if it cannot be read here, or has no ``bin/python`` at its top.
+        Raises SiteError if it cannot be read here, or has no ``bin/python`` at its top.
         """
         what = f"environment: archive {shown(self.archive)}"
         try:
@@ -134,34 +126,31 @@ class Site(BaseModel):
         """The value of ``--site`` for this profile: a shipped name, or an absolute path."""
         return self._reference
 
+    @staticmethod
+    def shipped() -> list[str]:
+        """Names of the profiles that come with meshtune."""
+        return sorted(path.stem for path in _SHIPPED.glob("*.yaml"))
 
-_SHIPPED = Path(__file__).with_name("sites")
+    @classmethod
+    def load(cls, reference: str) -> Self:
+        """Read a site profile.
 
+        Args:
+            reference: a shipped profile's name, or a YAML file's path.
 
-def shipped_sites() -> list[str]:
-    """Names of the profiles that come with meshtune."""
-    return sorted(path.stem for path in _SHIPPED.glob("*.yaml"))
-
-
-def load_site(reference: str) -> Site:
-    """Read a site profile.
-
-    Args:
-        reference: a shipped profile's name, or a YAML file's path.
-
-    Raises:
-        SiteError: if there is no such profile, or it is not one.
-    """
-    if reference in shipped_sites():
-        path = _SHIPPED / f"{reference}.yaml"
-    else:
-        path = Path(reference)
-        if path.suffix not in (".yaml", ".yml"):
-            raise SiteError(
-                f"no site '{shown(reference)}'; shipped are {', '.join(shipped_sites())}, "
-                "or give a profile of your own as a .yaml file"
-            )
-        reference = str(path.absolute())
-    site = validate(Site, read_document(path, SiteError))
-    site._reference = reference
-    return site
+        Raises:
+            SiteError: if there is no such profile, or it is not one.
+        """
+        if reference in cls.shipped():
+            path = _SHIPPED / f"{reference}.yaml"
+        else:
+            path = Path(reference)
+            if path.suffix not in (".yaml", ".yml"):
+                raise SiteError(
+                    f"no site '{shown(reference)}'; shipped are {', '.join(cls.shipped())}, "
+                    "or give a profile of your own as a .yaml file"
+                )
+            reference = str(path.absolute())
+        site = validate(cls, read_document(path, SiteError))
+        site._reference = reference
+        return site

@@ -21,9 +21,7 @@ GONE_S = 10.0  # SIGKILL works at once, unless a process is stuck in the kernel
 _LOOK_AGAIN_S = 0.2  # a daemon of a killed mpiexec may be about to start a rank
 
 
-def end_trials(
-    names: Collection[str], gone_s: float = GONE_S, rank_variable: str = ALL
-) -> set[int]:
+def end_trials(names: Collection[str], rank_variable: str = ALL) -> set[int]:
     """Kill the processes of these trials on this machine; returns those that are left."""
 
     def of_trial(env: dict[str, str]) -> bool:
@@ -32,16 +30,16 @@ def end_trials(
     def find() -> set[int]:
         return processes.with_environ(of_trial)
 
-    left = processes.end_all(find, deadline_s=gone_s)
+    left = processes.end_all(find, deadline_s=GONE_S)
     if names and not left:
         time.sleep(_LOOK_AGAIN_S)
-        left = processes.end_all(find, deadline_s=gone_s)
+        left = processes.end_all(find, deadline_s=GONE_S)
     return left
 
 
 def main() -> None:
     node_variable, rank_variable, *names = sys.argv[1:]
-    left = end_trials(names, rank_variable=rank_variable)
+    left = end_trials(names, rank_variable)
     # In one piece, so that no other node's line gets into it.
     said = f"{WORD} {os.environ[node_variable]} {','.join(map(str, sorted(left)))}\n"
     os.write(1, said.encode())

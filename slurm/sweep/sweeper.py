@@ -26,8 +26,6 @@ Run = Callable[[Sequence[str], Mapping[str, str], float], str]
 
 @dataclass(frozen=True)
 class Swept:
-    """Result of a sweep."""
-
     left: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # node -> do not die
     silent: tuple[str, ...] = ()  # nodes that did not answer
     said: str = ""  # output about them
@@ -36,9 +34,8 @@ class Swept:
 def sweep(ask: Ask, nodes: Sequence[str], names: Collection[str], one_by_one: bool = True) -> Swept:
     """End these trials on these nodes; returns when they are gone, or do not go.
 
-    Args:
-        names: of trials; none: only see which nodes answer.
-        one_by_one: ask silent nodes again, each alone: one that is down makes a sweep fail for all.
+    Without ``names``, only see which nodes answer. ``one_by_one`` asks silent nodes again, alone:
+    one that is down makes a sweep fail for all.
     """
     left, said = ask(nodes, names)
     silent = [node for node in nodes if node not in left]
@@ -61,11 +58,7 @@ def answers(said: str) -> Answers:
 
 
 def run_program(argv: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> str:
-    """Everything that a program prints, however it ends.
-
-    Raises:
-        LauncherError: if it cannot be started.
-    """
+    """All output of a program, however it ends; raises LauncherError if it cannot be started."""
     with tempfile.TemporaryFile() as output:  # not a pipe, which an ssh left behind would hold open
         try:
             child = subprocess.Popen(

@@ -9,7 +9,6 @@ import pytest
 
 from analysis.finalists import median_variance, noise_of
 from analysis.verdict import (
-    front_lines,
     standard_errors,
     verdict_lines,
 )
@@ -68,7 +67,7 @@ def test_the_front_is_listed_with_the_objectives_of_its_first_trials(tmp_path: P
         book.run_one(number, {"num_nodes": number}, "ok", (1000.0 * number, number))
     book.run_one(11, {"num_nodes": 12}, "ok", (500.0, 12))
     run = book.read()
-    (label, text), first, *_, last = front_lines(run)
+    (label, text), first, *_, last = run.front_lines()
     assert (label, text) == ("front", "10 of 11 successes are Pareto-optimal")
     assert first == ("", "trial   10  10,000 tokens/s, 10 nodes")
     assert last == ("", "and 2 more")
@@ -76,4 +75,4 @@ def test_the_front_is_listed_with_the_objectives_of_its_first_trials(tmp_path: P
 
 
 def test_a_run_with_one_objective_has_no_front_to_list(book: RepeatBook) -> None:
-    assert front_lines(book.run({1: [100.0]})) == []
+    assert book.run({1: [100.0]}).front_lines() == []

@@ -8,7 +8,7 @@ import pytest
 
 from foundation.documents import parse_document
 from foundation.files import FileError
-from slurm.srun.site import SiteError, load_site
+from slurm.srun.site import Site, SiteError
 
 
 @pytest.mark.parametrize(
@@ -45,5 +45,5 @@ def test_an_alias_bomb_in_a_site_profile_is_told_in_a_line(tmp_path: Path) -> No
     path = tmp_path / "site.yaml"
     path.write_text(f"source: &a x\n{bomb}")
     with pytest.raises(SiteError, match="more than 50,000 values") as told:
-        load_site(str(path))
+        Site.load(str(path))
     assert len(str(told.value)) < 500

@@ -16,7 +16,7 @@ from analysis import NotPricedError, RunError
 from foundation.arguments import ArgumentError
 from foundation.registry import RegistryError
 from search_spaces import SpaceError
-from workflows import ClosedError
+from workflows.search.study import ClosedError
 
 SPACE = "gpt_22b_frontier"
 NO_SPACE = [None, 5, b"tiny_cpu", ["tiny_cpu"], math.nan]

@@ -15,7 +15,7 @@ import yaml
 from search_spaces import SearchSpace, check, shipped_records
 from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.trainers.command import CommandTrainer
-from slurm import load_site
+from slurm import Site
 from trainer.deepspeed import rules as deepspeed
 from trainer.plan.rules.requirements import REQUIREMENTS
 
@@ -95,7 +95,7 @@ def test_a_page_has_examples_and_the_reference_names_every_rule() -> None:
 
 def test_the_site_profile_of_the_guide_has_every_key(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(SITE)
-    site = load_site(str(tmp_path / "mine.yaml"))
+    site = Site.load(str(tmp_path / "mine.yaml"))
     assert site.source and set(yaml.safe_load(SITE)) == set(type(site).model_fields)
 
 

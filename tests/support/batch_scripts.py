@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from slurm.srun.batch import batch_script
-from slurm.srun.site import load_site
+from slurm.srun.site import Site
 
 
 def script(run_dir: Path, **changes: Any) -> str:
     arguments: dict[str, Any] = {
-        "space": "tiny_cpu", "run_dir": run_dir, "site": load_site("generic"), "nodes": 2,
+        "space": "tiny_cpu", "run_dir": run_dir, "site": Site.load("generic"), "nodes": 2,
         "time": "00:10:00", "meshtune": "meshtune",
     }  # fmt: skip
     return batch_script(**{**arguments, **changes})

@@ -24,8 +24,8 @@ class SrunContract(ProcessLauncherContract):
         return (
             "from slurm.srun.allocation import Allocation\n"
             "from slurm.srun.launcher import SrunLauncher\n"
-            "from slurm.srun.site import load_site\n"
-            f"launcher = SrunLauncher(load_site('generic'), Allocation({self.allocation.job!r}))"
+            "from slurm.srun.site import Site\n"
+            f"launcher = SrunLauncher(Site.load('generic'), Allocation({self.allocation.job!r}))"
         )
 
     def test_a_trial_that_is_stopped_is_cancelled_and_leaves_nothing(

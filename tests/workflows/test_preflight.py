@@ -18,7 +18,7 @@ from slurm.launcher import LauncherError
 from slurm.local.launcher import LocalLauncher
 from slurm.srun.allocation import Allocation
 from slurm.srun.launcher import SrunLauncher
-from slurm.srun.site import load_site
+from slurm.srun.site import Site
 from support.preflight_results import preflight_result, written
 from workflows.cli.main import main
 from workflows.preflight import cluster_name, conclude, default_ranks
@@ -151,7 +151,7 @@ def test_ranks_are_one_per_gpu_that_slurm_shows(
         "scontrol show node n1 -o": f"NodeName=n1 Arch=x86_64 Gres={gres} CfgTRES=cpu=8",
     }
     allocation = Allocation("7", lambda argv: answers[" ".join(argv)])
-    launcher = SrunLauncher(load_site("generic"), allocation)
+    launcher = SrunLauncher(Site.load("generic"), allocation)
     if ranks is not None:
         assert default_ranks(launcher, 2) == ranks
         return

@@ -58,11 +58,7 @@ class Checkpointed(Protocol):
 
 
 class Checkpoints:
-    """Saves and loads the checkpoints of one run. Every rank must call each method.
-
-    Args:
-        config: of the run.
-    """
+    """Saves and loads the checkpoints of one run. Every rank must call each method."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
@@ -73,13 +69,10 @@ class Checkpoints:
         self.pending: Future[None] | None = None
 
     def load(self, trainer: Checkpointed) -> int:
-        """Resume from the latest complete checkpoint, if the configuration names a folder.
+        """Resume from the latest complete checkpoint, if one is asked for; returns finished steps.
 
         A run that saves where it loads from starts from scratch if there is none yet: the same
         configuration then starts a run and resumes it.
-
-        Returns:
-            Steps that are finished.
 
         Raises:
             ConfigError: if there is nothing to load, or it is of another model or seed, or the
@@ -132,10 +125,7 @@ class Checkpoints:
         """Save the state after ``step`` finished steps, then remove what is older than the last 2.
 
         With ``async_save`` the state is copied, and written while training goes on: ``wait`` tells
-        how that ended.
-
-        Returns:
-            The checkpoint, complete and on disk unless it is still written.
+        how that ended. Returns the folder of the checkpoint.
 
         Raises:
             CheckpointError: if it cannot be written, or the one before it could not; earlier ones
@@ -213,12 +203,7 @@ def restore(trainer: Checkpointed, path: Path) -> int:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             # Each rank reads by itself: a common plan would grow with ranks times chunks.
-            dcp.load(
-                {},
-                storage_reader=SafeReader(path),
-                planner=planner,
-                no_dist=True,
-            )
+            dcp.load({}, storage_reader=SafeReader(path), planner=planner, no_dist=True)
         planner.fill_copies()
     except (OSError, CheckpointError, CheckpointException) as error:
         raise CheckpointError(
@@ -243,7 +228,7 @@ def restore(trainer: Checkpointed, path: Path) -> int:
 
 def _chunks(trainer: Checkpointed) -> list[Chunk]:
     with torch.no_grad():
-        return chunks(trainer.stages, trainer.optimizer, trainer.mesh)
+        return list(chunks(trainer.stages, trainer.optimizer, trainer.mesh))
 
 
 def _record(trainer: Checkpointed, step: int) -> Record:

@@ -53,16 +53,12 @@ class Chunk(NamedTuple):
         return ChunkStorageMetadata(torch.Size(self.slice.offsets), torch.Size(self.slice.sizes))
 
 
-def chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> list[Chunk]:
+def chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> Iterator[Chunk]:
     """Master weights and moments of this rank; moments are made (0) where none are yet.
 
     Names are ``model.``, ``exp_avg.`` or ``exp_avg_sq.`` and that of the parameter in the whole
     model.
     """
-    return list(_chunks(stages, optimizer, mesh))
-
-
-def _chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> Iterator[Chunk]:
     paths = {module: path for stage in stages for path, module in stage.named_modules()}
     tied = stages[0].model.tied_embeddings
     degree = mesh.placement.optimizer.degree

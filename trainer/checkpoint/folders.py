@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import uuid
 from pathlib import Path
 from typing import Any
 
-from foundation.writing import sync_folder
+from foundation.writing import sync_folder, write_atomically
 from trainer.checkpoint.integrity import CHECKSUMS_NAME, checksum
 from trainer.checkpoint.record import RECORD_NAME, Record
 
@@ -48,10 +47,7 @@ def finish(draft: Path, final: Path, record: Record, checksums: dict[str, str]) 
 
 
 def _write_json(path: Path, content: Any) -> None:
-    with path.open("w") as file:
-        json.dump(content, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    write_atomically(path, json.dumps(content, indent=1), sync=True)
 
 
 def _partial(final: Path) -> Path:

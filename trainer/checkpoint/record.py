@@ -59,9 +59,7 @@ def check_same(record: Record, config: TrainConfig, path: Path) -> None:
     """
     here = identity(config)
     pairs: list[tuple[str, Any, Any]] = [("seed", record.seed, here["seed"])]
-    pairs += [
-        (f"model.{key}", record.model.get(key), value) for key, value in here["model"].items()
-    ]
+    pairs += [(f"model.{key}", record.model.get(key), own) for key, own in here["model"].items()]
     wrong = [
         f"{key} is {there} there and {ours} here" for key, there, ours in pairs if there != ours
     ]

@@ -20,20 +20,14 @@ class Dataset(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Tokens and targets of consecutive samples, each int64 of shape (count, seq_length).
 
-        Args:
-            first: number of the first one since the start of training.
-            count: of samples.
-            seq_length: tokens of each.
-            seed: of their order.
+        ``first`` is counted since the start of training; the seed is that of their order.
         """
-        ...
 
     def starts(self, first: int, count: int, *, seq_length: int, seed: int) -> Tensor:
         """Start of each token's document in its sample, int64 (count, seq_length + 1).
 
         Called only where document boundaries matter.
         """
-        ...
 
 
 class Consumed(NamedTuple):
@@ -64,12 +58,8 @@ class Batches(NamedTuple):
 def micro_batches(config: TrainConfig, dataset: Dataset, before: int, replica: int) -> Batches:
     """A replica's micro-batches of a step, on the host.
 
-    Args:
-        config: what is trained.
-        dataset: where the tokens come from.
-        before: samples of all earlier steps. A step's samples follow: those of the first replica,
-            by its micro-batches, then those of the next.
-        replica: data-parallel rank.
+    ``before`` is the number of samples of all earlier steps. A step's samples follow: those of the
+    first replica, by its micro-batches, then those of the next.
     """
     found = Batches([], [], [])
     for micro_batch in range(config.gas):
@@ -92,9 +82,8 @@ def micro_batches(config: TrainConfig, dataset: Dataset, before: int, replica: i
 class BatchesAhead:
     """A rank's batches, read one step ahead by a thread while the device computes.
 
-    Args:
-        read: gives a step's batches, on the host.
-        pinned: into memory that a device copies from by itself.
+    ``read`` gives a step's batches, on the host; if ``pinned``, they are put into memory that a
+    device copies from by itself.
     """
 
     def __init__(self, read: Callable[[int], Batches], pinned: bool) -> None:

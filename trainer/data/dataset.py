@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trainer.data.goldfish import IGNORED
+from trainer.data.goldfish import IGNORED, mix
 from trainer.data.indexed import Documents, read_index
 from trainer.plan.limits import ConfigError
 
@@ -21,7 +21,6 @@ class TokenDataset:
     batch does not depend on how it is split over replicas and micro-batches.
 
     Args:
-        prefix: path without ``.bin`` and ``.idx``.
         vocab_size: of the model; tokens outside are an error when they are met.
         loss_mask: prefix of another indexed file, of as many numbers: where one is 0, the token is
             no target.
@@ -54,10 +53,7 @@ class TokenDataset:
     def samples(
         self, first: int, count: int, *, seq_length: int, seed: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Consecutive samples, numbered since the start of training.
-
-        Returns:
-            Tokens and targets, int64 tensors of shape (count, seq_length).
+        """Tokens and targets of samples counted since training began: int64 (count, seq_length).
 
         Raises:
             ConfigError: if the data is shorter than one sample, or a token is not in the
@@ -73,11 +69,7 @@ class TokenDataset:
         return samples[:, :-1].contiguous(), targets
 
     def starts(self, first: int, count: int, *, seq_length: int, seed: int) -> torch.Tensor:
-        """Start of each token's document within its sample.
-
-        Returns:
-            int64 of shape (count, seq_length + 1), the last target included.
-        """
+        """Start of each token's document in its sample, and the last target's: see ``Dataset``."""
         places = [self._place(first + row, seq_length, seed) for row in range(count)]
         return torch.from_numpy(
             np.stack([self._documents.starts(begin, seq_length + 1) for begin in places])
@@ -117,19 +109,11 @@ def shuffled(position: int, size: int, seed: int, epoch: int) -> int:
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half_bits) - 1
-    keys = [_mix((seed << 32) ^ (epoch << 3) ^ round_) for round_ in range(4)]
+    keys = [mix((seed << 32) ^ (epoch << 3) ^ round_) for round_ in range(4)]
     while True:
         left, right = position >> half_bits, position & mask
         for key in keys:
-            left, right = right, left ^ (_mix(right ^ key) & mask)
+            left, right = right, left ^ (mix(right ^ key) & mask)
         position = (left << half_bits) | right
         if position < size:
             return position
-
-
-def _mix(value: int) -> int:
-    """The finaliser of SplitMix64 (Steele et al. 2014): every input bit reaches every output."""
-    value = (value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return value ^ (value >> 31)

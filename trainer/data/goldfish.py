@@ -6,6 +6,8 @@ tokens alone: it is the same in every layout and, if hashed, in every copy of a 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -20,10 +22,7 @@ IGNORED = -1
 def without(tokens: Tensor, targets: Tensor, goldfish: Goldfish) -> Tensor:
     """The targets with ``IGNORED`` in place of those that are left out.
 
-    Args:
-        tokens: (sequences, tokens) int64, whole sequences.
-        targets: of the same shape: the tokens that follow.
-        goldfish: how many are left out, and by what they are chosen.
+    Tokens are whole sequences, int64 (sequences, tokens), and targets the tokens that follow.
     """
     return targets.masked_fill(torch.from_numpy(left_out(tokens.numpy(), goldfish)), IGNORED)
 
@@ -48,13 +47,16 @@ def _hashes(tokens: NDArray[np.uint64], h: int) -> NDArray[np.uint64]:
     windows = tokens.shape[1] - h + 1
     found = np.zeros((tokens.shape[0], windows), dtype=np.uint64)
     for place in range(h):
-        found = _mix(found ^ tokens[:, place : place + windows])
+        found = mix(found ^ tokens[:, place : place + windows])
     return found
 
 
-def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64, as ``dataset`` has it of one number; wraps round at 2^64."""
-    value = value + np.uint64(0x9E3779B97F4A7C15)
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(value ^ (value >> np.uint64(31)))
+def mix(value: Any) -> Any:
+    """The finaliser of SplitMix64 (Steele et al. 2014): every input bit reaches every output.
+
+    An integer, or an array of uint64, modulo 2^64.
+    """
+    value = (value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return value ^ (value >> 31)

@@ -84,11 +84,7 @@ def read_index(prefix: str | Path) -> Index:
 
 
 class Documents:
-    """Starts of a dataset's documents, in tokens; read from the index when asked.
-
-    Args:
-        prefix: path without ``.idx``, which ``read_index`` has checked.
-    """
+    """Starts of a dataset's documents, in tokens; the index has passed ``read_index``."""
 
     def __init__(self, prefix: str | Path) -> None:
         path = f"{prefix}.idx"

@@ -28,7 +28,7 @@ _MAX_SEQUENCE_TOKENS = 1 << 30  # the index counts a sequence's tokens in 32 bit
 
 
 def prepare_data(files: Sequence[Path], out: Path, tokenizer: str = "bytes") -> int:
-    """Tokenize files into ``OUT.bin`` and ``OUT.idx``, one document per file.
+    """Tokenize files into ``OUT.bin`` and ``OUT.idx``, one document per file; returns the tokens.
 
     The files are read as a stream, so their size does not matter, and the output gets its names
     only when it is complete. Empty files are left out.
@@ -39,9 +39,6 @@ def prepare_data(files: Sequence[Path], out: Path, tokenizer: str = "bytes") -> 
         tokenizer: ``bytes``: byte b is token b, and each document ends in token 256; a vocabulary
             of 257, to be rounded up to a multiple of ``tp``. Any other as ``tokenizer_named`` has
             it: files are then text in UTF-8, each of which is in memory as a whole.
-
-    Returns:
-        Tokens written.
 
     Raises:
         ConfigError: if there is nothing to read, the tokenizer is unknown, or ``out`` cannot be
@@ -73,12 +70,8 @@ def prepare_data(files: Sequence[Path], out: Path, tokenizer: str = "bytes") -> 
 def python_source_files(max_bytes: int = 4_000_000) -> list[Path]:
     """Source files of the running Python's standard library: text that every machine has.
 
-    Args:
-        max_bytes: of all files together; files that would exceed it are passed over, so that
-            the demo's data is ready in a moment.
-
-    Returns:
-        Sorted paths, without tests and installed packages.
+    Sorted, without tests and installed packages. Files that would exceed ``max_bytes`` together are
+    passed over, so that the demo's data is ready in a moment.
     """
     root = Path(sysconfig.get_path("stdlib"))
     skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}

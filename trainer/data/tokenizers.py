@@ -15,17 +15,11 @@ _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A conversion of text to tokens.
+    """A conversion of text to tokens."""
 
-    Attributes:
-        encode: tokens of a text, without any that mark a beginning or an end.
-        end: the token that ends a document.
-        vocab_size: tokens are below it.
-    """
-
-    encode: Callable[[str], list[int]]
-    end: int
-    vocab_size: int
+    encode: Callable[[str], list[int]]  # without tokens that mark a beginning or an end
+    end: int  # ends a document
+    vocab_size: int  # tokens are below it
 
 
 def tokenizer_named(name: str) -> Tokenizer:

@@ -9,17 +9,11 @@ from trainer.plan.config import TrainConfig
 from trainer.plan.formats import Format
 from trainer.plan.optimizer import OptimizerConfig
 from trainer.plan.placement import Placement
-
-DEEPSPEED_BUCKET_ELEMENTS = 16 * 2**20
+from trainer.plan.states import BUCKET_ELEMENTS
 
 
 def deepspeed_config(config: TrainConfig, placement: Placement) -> dict[str, Any]:
-    """The configuration for ``deepspeed.initialize``.
-
-    Args:
-        config: one that ``deepspeed.rules.unsupported`` accepts.
-        placement: result of ``config.place``.
-    """
+    """Configuration for ``deepspeed.initialize``, of one that ``deepspeed.rules`` accepts."""
     stage = zero_stage(placement)
     values: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": config.mbs,
@@ -62,8 +56,8 @@ def _zero(config: TrainConfig, placement: Placement, stage: int | None) -> dict[
         "stage": stage,
         "overlap_comm": config.pp == 1,
         # It sets buffers of this size aside; its default is 2 GB and more.
-        "reduce_bucket_size": min(DEEPSPEED_BUCKET_ELEMENTS, model.num_parameters),
-        "allgather_bucket_size": min(DEEPSPEED_BUCKET_ELEMENTS, model.num_parameters),
+        "reduce_bucket_size": min(BUCKET_ELEMENTS, model.num_parameters),
+        "allgather_bucket_size": min(BUCKET_ELEMENTS, model.num_parameters),
     }
     if stage == 3:
         zero |= {

@@ -112,10 +112,6 @@ def _check_visible(ranks_per_node: int) -> None:
 class DeepSpeedTrainer:
     """A model under training by DeepSpeed on this rank; ``train.Trainer``'s counterpart.
 
-    Args:
-        config: what to train and how.
-        device: of this rank.
-
     Raises:
         ConfigError: if DeepSpeed cannot train it on so many ranks, or is not installed.
     """

@@ -23,10 +23,6 @@ def load_deepspeed(config: TrainConfig, device: Device) -> ModuleType:
     What it loads is start-up, as torch is: call it before memory is counted and limited. Again
     it does nothing.
 
-    Args:
-        config: says how many ranks share a node, if the launcher does not.
-        device: of this rank.
-
     Raises:
         ConfigError: if it is not installed.
     """

@@ -108,11 +108,8 @@ def unsupported(
 ) -> str | None:
     """The reason why DeepSpeed cannot train a configuration, with a remedy; None if it can.
 
-    Args:
-        config: valid by itself, see ``TrainConfig.check``; its ``engine`` is not looked at.
-        world_size: ranks.
-        device_type: of all ranks.
-        local_world_size: ranks of a node where the configuration does not say.
+    The configuration is valid by itself, see ``TrainConfig.check``; its ``engine`` is not looked
+    at. ``local_world_size`` counts where it does not say how many ranks a node has.
 
     Raises:
         ConfigError: if the degrees do not fit the ranks, whatever the engine.

@@ -15,11 +15,7 @@ USAGE = "usage: python -m trainer.huggingface FOLDER/step-NNNNNNNN OUT"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Convert one checkpoint; returns the exit code.
-
-    Args:
-        argv: arguments without the program's name; default ``sys.argv[1:]``.
-    """
+    """Convert one checkpoint; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     if len(arguments) != 2 or arguments[0] in ("-h", "--help"):
         asked = arguments in (["-h"], ["--help"])

@@ -21,10 +21,8 @@ _WORDS = ("embedding.weight", "head.weight")
 class Weights:
     """The weights in a folder, as slices of our parameters.
 
-    Args:
-        folder: of ``config.json`` and safetensors.
-        model: that they must be of. Its vocabulary may be larger: further words are then the mean
-            of all, which no prediction prefers. Its sequences may be shorter.
+    They must be of ``model``. Its vocabulary may be larger: further words are then the mean of all,
+    which no prediction prefers. Its sequences may be shorter.
 
     Raises:
         ConfigError: if they are of another model, or cannot be read.

@@ -20,21 +20,13 @@ _LAYER = re.compile(r"blocks\.(\d+)\.(.+)\.(weight|bias)")
 
 @dataclass(frozen=True)
 class Architecture:
-    """One ``model_type``.
+    """One ``model_type``."""
 
-    Attributes:
-        kind: its name.
-        top: names of what is outside of all layers; of GPT-2 files may leave out ``transformer.``.
-        layers: what the names of layers begin with.
-        inside: by our name within a layer, theirs, in the order in which ours stacks them.
-        transposed: whether matrices of layers are (inputs, outputs).
-    """
-
-    kind: str
     top: Mapping[str, str]
-    layers: str
-    inside: Mapping[str, tuple[str, ...]]
-    transposed: bool
+    """What is outside of all layers; of GPT-2 files may leave out ``transformer.``."""
+    layers: str  # what the names of layers begin with
+    inside: Mapping[str, tuple[str, ...]]  # by our name, theirs in the order that ours stacks
+    transposed: bool  # matrices of layers are (inputs, outputs)
 
     def sources(self, name: str) -> list[str]:
         """Their names for one of our parameters, in the order of its rows."""
@@ -50,7 +42,6 @@ class Architecture:
 
 
 LLAMA = Architecture(
-    kind="llama",
     top={
         "embedding.weight": "model.embed_tokens.weight",
         "norm.weight": "model.norm.weight",
@@ -68,7 +59,6 @@ LLAMA = Architecture(
     transposed=False,
 )
 GPT2 = Architecture(
-    kind="gpt2",
     top={
         "embedding.weight": "transformer.wte.weight",
         "positions.weight": "transformer.wpe.weight",

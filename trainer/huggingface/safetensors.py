@@ -27,8 +27,7 @@ _MAX_TABLE_BYTES = 100_000_000  # as the format's own reader
 def read_folder(folder: Path) -> dict[str, Tensor]:
     """Every tensor of a model by its name, mapped into memory and not to be written to.
 
-    Args:
-        folder: with ``model.safetensors``, or several files and their index.
+    They are in ``model.safetensors``, or in several files that have an index.
 
     Raises:
         ConfigError: if there is none, or a file is not what it should be.
@@ -98,10 +97,7 @@ def write_file(
 ) -> None:
     """Write float32 tensors one after another, as they come.
 
-    Args:
-        path: of the file.
-        shapes: of all of them by name, in their order.
-        tensors: the same names in the same order, each with its values on the host.
+    Their names and order are those of ``shapes``; values are on the host.
     """
     table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

@@ -24,9 +24,7 @@ from trainer.plan.model import ModelConfig
 def export(checkpoint: Path, out: Path) -> None:
     """Write ``config.json`` and ``model.safetensors`` in float32; one tensor is in memory at once.
 
-    Args:
-        checkpoint: a complete one.
-        out: folder that gets its name, in place of an older one, when all is in it.
+    The folder gets its name, in place of an older one, when all is in it.
 
     Raises:
         ConfigError: if the model is not one of ``transformers``.

@@ -21,11 +21,7 @@ Receive = Callable[[nn.Parameter, Tensor], None]
 
 
 class DeferredKernels(Kernels):
-    """Products of layers, of which those for weights' gradients wait until they are asked for.
-
-    Args:
-        inner: that compute them.
-    """
+    """Products of layers, of which those for weights' gradients wait until they are asked for."""
 
     own_gradients = True
     receive: Receive
@@ -40,12 +36,7 @@ class DeferredKernels(Kernels):
         """Forward passes through this rank's stages that the step still has."""
 
     def take_over(self, stages: Iterable[Stage], receive: Receive) -> None:
-        """Take the weights of all products away from autograd, and compute their gradients here.
-
-        Args:
-            stages: with the parameters that are trained.
-            receive: is given each gradient.
-        """
+        """Take the weights of all products from autograd; ``receive`` is given each gradient."""
         self.receive = receive
         for stage in stages:
             for module in stage.modules():

@@ -18,11 +18,7 @@ CAST_AT_ONCE = 1 << 24
 
 
 class Float8Kernels(Kernels):
-    """The three products of a layer in FP8.
-
-    Args:
-        dtype: of the operands, as the device has it: e4m3 in one of its two forms.
-    """
+    """The three products of a layer in FP8: the device's e4m3, which has two forms."""
 
     own_gradients = True
 

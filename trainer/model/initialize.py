@@ -26,11 +26,8 @@ def initialize(module: nn.Module, prefix: str, model: ModelConfig, seed: int) ->
     Normal with deviation 0.02, divided by sqrt(2 * layers) where a projection adds to the
     residual stream; biases 0, norms 1.
 
-    Args:
-        module: on its real device; whole, or split by ``parallel.tensor`` or ``parallel.grid``.
-        prefix: where the module is in the whole model, e.g. ``blocks.3.``; "" for the top.
-        model: shape of the whole model.
-        seed: of the whole model.
+    The module is on its real device; whole, or split by ``parallel.tensor`` or ``parallel.grid``.
+    ``prefix`` is its place in the whole model, e.g. ``blocks.3.``; "" for the top.
     """
     for path, child in module.named_modules(prefix=prefix.rstrip(".")):
         for name, parameter in child.named_parameters(recurse=False):

@@ -55,11 +55,7 @@ class Kernels:
 
 
 class Product(NamedTuple):
-    """One matrix product: (rows, inner) times (inner, columns).
-
-    Attributes:
-        form: in which the layer has its operands.
-    """
+    """One matrix product, (rows, inner) times (inner, columns), and the form of its operands."""
 
     form: Form
     rows: int
@@ -75,9 +71,7 @@ class Product(NamedTuple):
 class TunedKernels(Kernels):
     """Each product in the form that was chosen for it, else as torch computes it.
 
-    Attributes:
-        forms: the choices.
-        calls: how often each product was asked for, while ``counts``.
+    ``calls`` has how often each product was asked for, while ``counts``.
     """
 
     own_gradients = True
@@ -119,12 +113,8 @@ def in_form(
 ) -> Tensor:
     """The product in a form; operands that are stored otherwise are copied.
 
-    Args:
-        form: of ``FORMS``.
-        product: tells how they are stored.
-        left: (rows, inner).
-        right: (inner, columns).
-        bias: (columns), added to each row.
+    ``left`` is (rows, inner) and ``right`` (inner, columns), stored as ``product`` tells; ``bias``,
+    (columns), is added to each row.
     """
     left, right = (
         operand if now == wanted else _stored(operand, wanted)

@@ -43,10 +43,7 @@ def recomputed(
 ) -> Callable[..., Tensor]:
     """A layer's computation, of which ``kind`` says what its backward pass does again.
 
-    Args:
-        layer: from activations to activations.
-        kind: see above; ``none`` returns the layer itself.
-        last_input: features that the layer's last product takes in, on this rank.
+    ``last_input``: features that the layer's last product takes in, on this rank.
     """
     if kind == "none":
         return layer

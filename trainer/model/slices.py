@@ -48,17 +48,12 @@ WHOLE = Split()
 
 @dataclass(frozen=True)
 class TensorShard:
-    """A rank's shard of a whole vector or matrix.
-
-    Attributes:
-        shape: of the shard.
-        split: which shard it is, and of how many.
-        parts: rows of each of the stacked matrices in the whole; None if there is one.
-    """
+    """A rank's shard, of shape ``shape``, of a whole vector or matrix."""
 
     shape: Shape
     split: Split = WHOLE
     parts: tuple[int, ...] | None = None
+    """Rows of each of the stacked matrices in the whole; None if there is one."""
 
     @property
     def whole(self) -> Shape:
@@ -85,12 +80,7 @@ class TensorShard:
         """Cover elements ``[start, start + length)`` of the shard, flat.
 
         Up to three slices where rows are consecutive in the whole: the rest of a row, whole rows,
-        the beginning of a row.
-
-        Args:
-            start: first element.
-            length: number of elements.
-            limit: elements of a slice of several rows.
+        the beginning of a row. A slice of several rows has at most ``limit`` elements.
         """
         columns = math.prod(self.shape[1:])
         first_column = self.split.columns.rank * columns if len(self.shape) > 1 else 0

@@ -36,11 +36,7 @@ class Linear(nn.Module):
     """A projection whose rows are several matrices stacked, e.g. query, key and value.
 
     One product instead of three; tensor parallelism splits each of the matrices by itself.
-
-    Args:
-        in_size: input features.
-        parts: output features of each stacked matrix.
-        bias: whether to add one.
+    ``parts`` has the output features of each.
     """
 
     def __init__(self, in_size: int, parts: tuple[int, ...], bias: bool) -> None:
@@ -74,10 +70,7 @@ def rotary_table(
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines of rotary positions (Su et al. 2021), each (sequence, 1, 1, head/2).
 
-    Args:
-        model: gives the sequence length, the head size and the base of the frequencies.
-        like: its device and number format are used.
-        chunks: of the positions that are wanted; default all.
+    At the positions of ``chunks``, default all; device and number format are those of ``like``.
     """
     half = torch.arange(0, model.head_dim, 2, device=like.device, dtype=torch.float32)
     frequency = model.rope_theta ** (-half / model.head_dim)
@@ -119,9 +112,8 @@ class Places(NamedTuple):
 def own_document(starts: Tensor, dtype: torch.dtype) -> Tensor:
     """Lets tokens see those before them in their document; see ``Places.seen``.
 
-    Args:
-        starts: where each token's document begins in its sample, (batch, sequence).
-        dtype: of the queries.
+    ``starts`` has where each token's document begins in its sample, (batch, sequence); ``dtype`` is
+    that of the queries.
     """
     same = starts[:, :, None] == starts[:, None, :]
     seen = torch.zeros(same.shape, dtype=dtype, device=starts.device)
@@ -184,10 +176,8 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """One pre-norm transformer layer.
 
-    Args:
-        model: shape of the whole model.
-        recompute: what its backward pass computes again instead of keeping.
-        compiled: by torch's compiler, into one graph for the forward pass and one for the backward.
+    ``recompute`` says what the backward pass computes again instead of keeping. ``compiled``: by
+    torch's compiler, into one graph for the forward pass and one for the backward.
     """
 
     def __init__(
@@ -254,9 +244,8 @@ class Positions(nn.Module):
     def rows(self, positions: Tensor | None) -> Tensor:
         """Embeddings of the positions that this rank holds, (sequence, 1, hidden).
 
-        Args:
-            positions: of each token, (sequence, batch), where sequences differ; the result is
-                then (sequence, batch, hidden).
+        ``positions`` of each token, (sequence, batch), are given where sequences differ; the result
+        is then (sequence, batch, hidden).
         """
         if positions is not None:
             return F.embedding(positions, self.weight)
@@ -283,16 +272,8 @@ class Head(nn.Module):
 class Stage(nn.Module):
     """Consecutive layers of the model, with the embedding if first and the head if last.
 
-    Parameter names are those of the whole model, whatever the stage.
-
-    Args:
-        model: shape of the whole model.
-        index: of this stage, from 0.
-        num_stages: stages of the whole model.
-        recompute: what the backward pass computes again instead of keeping.
-        recompute_every: in how many layers: every such.
-        compiled: each layer by torch's compiler.
-        layers: of this stage; default an equal share.
+    Parameter names are those of the whole model, whatever the stage. Every
+    ``recompute_every``-th layer is recomputed. ``layers`` is by default an equal share.
     """
 
     def __init__(
@@ -327,10 +308,8 @@ class Stage(nn.Module):
     def forward(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """Tokens (batch, sequence) or hidden states in; hidden states or logits out.
 
-        Args:
-            x: of this stage.
-            starts: where each token's document begins in its sample, (batch, sequence), if the
-                documents of a sample are to be told apart.
+        ``starts`` has where each token's document begins in its sample, (batch, sequence), if the
+        documents of a sample are to be told apart.
         """
         positions = None
         if starts is not None and self.resets_positions:

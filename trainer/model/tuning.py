@@ -38,13 +38,7 @@ Times = dict[Product, dict[Form, float]]
 
 
 class Choice(BaseModel):
-    """The form of one product.
-
-    Attributes:
-        form: the chosen one.
-        default_s: time of the product as the layer has it.
-        form_s: in the chosen form, copies included.
-    """
+    """The form of one product, its time with copies, and the time of the layer's own form."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -54,11 +48,7 @@ class Choice(BaseModel):
 
 
 class Cache(BaseModel):
-    """Tuned products of one kind of device, number format and library; a file in the user's cache.
-
-    Attributes:
-        products: choices by the product's name.
-    """
+    """Tuned products of a kind of device, number format and library; a file in the user's cache."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -93,13 +83,7 @@ class Cache(BaseModel):
 
 
 class Tuning:
-    """Chooses the forms of a job's products; every rank has one.
-
-    Args:
-        kernels: that compute them.
-        device: of this rank.
-        dtype: of the operands.
-    """
+    """Chooses the forms of a job's products; every rank has one."""
 
     def __init__(self, kernels: TunedKernels, device: Device, dtype: torch.dtype) -> None:
         self.kernels = kernels
@@ -110,11 +94,7 @@ class Tuning:
         self.tuning_s = 0.0
 
     def after_step(self) -> float:
-        """To be called by every rank after each step: the first one settles the forms.
-
-        Returns:
-            The seconds that it took.
-        """
+        """Settle the forms after the first step; called after each. Returns the seconds it took."""
         if not self.kernels.counts:
             return 0.0
         self.kernels.counts = False
@@ -210,10 +190,7 @@ class Tuning:
 def choose(default: Form, first: Mapping[Form, float], second: Mapping[Form, float]) -> Choice:
     """A form, by two measurements in seconds: the default unless another wins both clearly.
 
-    Args:
-        default: as the layer has the operands.
-        first: times of all forms.
-        second: those of the default and of the fastest of the first.
+    ``first`` has times of all forms, ``second`` of the default and of the fastest of the first.
     """
     best = min(first, key=lambda form: first[form])
     if all(times[best] <= WORTH * times[default] for times in (first, second)):
@@ -226,9 +203,7 @@ def alternately(
 ) -> dict[Name, float]:
     """Seconds of each call, the median of samples that take turns.
 
-    Args:
-        calls: what to time, by name.
-        clock: of the device, read when its work is done.
+    The clock is read when the work of the device is done.
     """
 
     def sample(call: Callable[[], object], times: int) -> float:

@@ -19,24 +19,20 @@ _FLASH_WIDTH = 8
 
 
 class Attended(NamedTuple):
-    """Attention's result over the keys seen so far.
-
-    Attributes:
-        output: (batch, heads, queries, head).
-        log_sum: of the exponentials of their scores, float32 (batch, heads, queries).
-    """
+    """Attention's result over the keys seen so far."""
 
     output: Tensor
+    """(batch, heads, queries, head)."""
     log_sum: Tensor
+    """Of the exponentials of their scores, float32 (batch, heads, queries)."""
 
 
 def attend_block(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Attended:
     """Attention to these keys alone.
 
-    Args:
-        query: (batch, heads, queries, head).
-        key, value: (batch, key heads, keys, head); heads share keys where there are fewer.
-        causal: queries and keys are the same positions, and see those before.
+    Queries are (batch, heads, queries, head), keys and values (batch, key heads, keys, head); heads
+    share keys where there are fewer. ``causal``: queries and keys are the same positions, and see
+    those before.
     """
     scale = query.size(-1) ** -0.5
     key, value = (_for_each_head(x, query) for x in (key, value))
@@ -62,13 +58,7 @@ def attend_block(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Att
 def block_gradients(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, attended: Attended, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values from one block of keys.
-
-    Args:
-        grad: of the output.
-        query, key, value, causal: of this block; see ``attend_block``.
-        attended: to all blocks.
-    """
+    """Gradients of queries, keys and values from one block; ``attended`` is to all blocks."""
     key_heads = key.size(1)
     key, value = (_for_each_head(x, query) for x in (key, value))
     tensors = (grad, query, key, value, attended.output)

@@ -1,12 +1,9 @@
-"""Process groups as the trainer uses them: every collective is counted, by purpose and link.
-
-torch 2.13 renames ``all_gather_into_tensor`` and ``reduce_scatter_tensor``, and warns at each use
-of the old names; here they have one name.
-"""
+"""Process groups as the trainer uses them: every collective is counted, by purpose and link."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -31,9 +28,6 @@ Purpose = Literal[
     "totals",  # gradient norm and loss
 ]
 
-_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
 
 class Traffic:
     """Counter of what this rank sent: calls, bytes and, if timed, seconds.
@@ -41,8 +35,8 @@ class Traffic:
     Bytes are those that ring algorithms send from one rank of d: d - 1 shares in an all-gather,
     (d-1)/d of the whole tensor in a reduce-scatter or all-to-all, twice that in an all-reduce.
 
-    Args:
-        clock: seconds once the device is idle; given, every collective is waited for and timed.
+    With a ``clock``, which gives seconds once the device is idle, every collective is waited for
+    and timed.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -95,11 +89,7 @@ class Traffic:
 class Group:
     """A process group with its counters.
 
-    Args:
-        handle: of torch.
-        ranks: global, in the group's order.
-        level: the widest link between them.
-        traffic: where to count.
+    ``ranks`` are global, in the group's order; ``level`` is the widest link between them.
     """
 
     def __init__(
@@ -119,7 +109,10 @@ class Group:
         """All-gather every rank's ``share`` into ``whole``, along the first dimension."""
         sent = (self.size - 1) * _bytes(share)
         return self._do(
-            purpose, sent, async_op, lambda wait: _gather(whole, share, self.handle, not wait)
+            purpose,
+            sent,
+            async_op,
+            lambda wait: dist.all_gather_single(whole, share, self.handle, not wait),
         )
 
     def reduce_scatter(
@@ -133,24 +126,21 @@ class Group:
         """Reduce ``whole`` over the ranks; each gets its ``share`` of the first dimension."""
         sent = (self.size - 1) * _bytes(share)
         return self._do(
-            purpose,
-            sent,
-            async_op,
-            lambda wait: self._reduce_scatter(share, whole, op, wait),
+            purpose, sent, async_op, lambda wait: self._reduce_scatter(share, whole, op, wait)
         )
 
     def _reduce_scatter(
         self, share: Tensor, whole: Tensor, op: dist.ReduceOp.RedOpType, wait: bool
     ) -> dist.Work | None:
-        if op == dist.ReduceOp.SUM and self.on_gloo:
-            if not wait:
-                return gloo.begin_scatter(share, whole, self.handle)
-            if self.level is Level.INTER_NODE:
-                gloo.scatter_in_ring(share, whole, self.handle)
-            else:
-                gloo.scatter_directly(share, whole, self.handle)
-            return None
-        return _scatter(share, whole, op=op, group=self.handle, async_op=not wait)
+        if op != dist.ReduceOp.SUM or not self.on_gloo:
+            return dist.reduce_scatter_single(share, whole, op, self.handle, not wait)
+        if not wait:
+            return gloo.scatter_directly(share, whole, self.handle)
+        if self.level is Level.INTER_NODE:
+            gloo.scatter_in_ring(share, whole, self.handle)
+        else:
+            gloo.scatter_directly(share, whole, self.handle).wait()
+        return None
 
     def all_reduce(
         self,
@@ -168,12 +158,8 @@ class Group:
     def all_to_all(self, received: Tensor, sent: Tensor, purpose: Purpose) -> None:
         """All-to-all: row r of ``sent`` goes to rank r; its row for this rank arrives as row r."""
         num_bytes = _bytes(sent) // self.size * (self.size - 1)
-        self._do(
-            purpose,
-            num_bytes,
-            False,
-            lambda wait: dist.all_to_all_single(received, sent, group=self.handle),
-        )
+        exchange = functools.partial(dist.all_to_all_single, received, sent, group=self.handle)
+        self._do(purpose, num_bytes, False, lambda wait: exchange())
 
     def rotate(self, received: Tensor, sent: Tensor, purpose: Purpose) -> Callable[[], None]:
         """Start sending to the next rank and receiving from the previous; call result to wait."""

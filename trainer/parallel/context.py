@@ -36,11 +36,7 @@ def split_sequences(stage: Stage, mesh: Mesh) -> None:
 
 
 class RingAttention:
-    """``transformer.attend`` over sequences of which each rank holds its chunks.
-
-    Args:
-        group: the ranks.
-    """
+    """``transformer.attend`` over sequences of which each rank holds its chunks."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -104,8 +100,7 @@ class _RingAttention(torch.autograd.Function):
 def _others(own: Tensor, group: Group) -> Iterator[tuple[bool, Tensor]]:
     """Keys and values of the ranks before this one, nearest first, each while the next comes.
 
-    Yields:
-        Whether the rank is before this one in its number, and (2, batch, heads, sequence, head).
+    Yields whether the rank is before this one, and (2, batch, heads, sequence, head).
     """
     here = own.contiguous()
     arriving = torch.empty_like(here)

@@ -13,21 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def scatter_directly(share: Tensor, whole: Tensor, group: dist.ProcessGroup) -> None:
-    """Reduce-scatter by one all-to-all.
-
-    Args:
-        share: of this rank, contiguous.
-        whole: as many shares as there are ranks.
-        group: on gloo.
-    """
-    received = torch.empty_like(whole)
-    dist.all_to_all_single(received, whole, group=group)
-    torch.sum(received.view(group.size(), -1), 0, out=share.view(-1))
-
-
-def begin_scatter(share: Tensor, whole: Tensor, group: dist.ProcessGroup) -> dist.Work:
-    """Asynchronous ``scatter_directly``: wait before reading ``share``. The sums are the same."""
+def scatter_directly(share: Tensor, whole: Tensor, group: dist.ProcessGroup) -> dist.Work:
+    """Begin a reduce-scatter by one all-to-all; wait before reading ``share``, contiguous."""
     received = torch.empty_like(whole)
     work = dist.all_to_all_single(received, whole, group=group, async_op=True)
     return _Sum(work, received, share, group.size())

@@ -65,10 +65,8 @@ def cross_entropy(logits: Tensor, targets: Tensor, group: Group | None) -> Tenso
 
     Two small all-reduces over the group (Shoeybi et al. 2019, section 3).
 
-    Args:
-        logits: (sequence, batch, vocabulary / ranks of the group).
-        targets: token numbers, (batch, sequence). Negative ones are ignored: they add nothing to
-            the sum, which is divided by the number of all.
-        group: over which the vocabulary is split; None: it is whole.
+    Logits are (sequence, batch, vocabulary / ranks of the group), targets (batch, sequence).
+    Negative targets are ignored: they add nothing to the sum, which is divided by the number of
+    all. Without a group the vocabulary is whole.
     """
     return _CrossEntropy.apply(logits.flatten(0, 1), targets.t().reshape(-1), group)

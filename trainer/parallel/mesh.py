@@ -65,7 +65,7 @@ class Mesh:
     """Whether the last stage is on the first pipeline rank, see ``StageLayout``."""
     embedding: Group | None
     """First and last pipeline rank, when they share a tied embedding."""
-    _blocks: dict[tuple[int, int, str], Group] = field(default_factory=dict)
+    _blocks: dict[tuple[int, int, str], Group | None] = field(default_factory=dict)
 
     @property
     def replica(self) -> int:
@@ -91,25 +91,17 @@ class Mesh:
         return self.grid.x if self.grid.size > 1 else self.tp
 
     def is_first_holder(self, split: tuple[str, ...]) -> bool:
-        """Whether this rank is the first of a replica's that hold the same part.
-
-        Args:
-            split: the axes along which parts differ.
-        """
+        """Whether this rank is its replica's first with this part; parts differ along ``split``."""
         return all(axis.rank == 0 for axis in self.inside if axis.name not in split)
 
     def replicas(self, size: int, stride: int, stream: str) -> Group | None:
-        """This rank's group of ``size`` ranks with the same weights, ``stride`` apart.
+        """This rank's group of ``size`` ranks with the same weights, ``stride`` apart; None for 1.
 
         Every rank must ask for the same groups in the same order.
 
-        Args:
-            size: of the group; None is returned for 1.
-            stride: between its members, in ranks with the same weights.
-            stream: where it is used. On a CPU groups of different streams are never one, for two
-                threads could pair different collectives. An accelerator keeps the order of what
-                it is given, and communicators that run side by side may block each other there:
-                all streams share one.
+        On a CPU groups of different streams are never one, for two threads could pair different
+        collectives. An accelerator keeps the order of what it is given, and communicators that run
+        side by side may block each other there: all streams share one.
         """
         if size == 1:
             return None
@@ -129,12 +121,6 @@ def build_mesh(
 ) -> Mesh:
     """Arrange all ranks of the default process group; every rank must call it.
 
-    Args:
-        config: what is trained.
-        device_type: of torch.
-        local_world_size: ranks on this node, as the launcher says.
-        traffic: where all groups count.
-
     Raises:
         ConfigError: if the configuration cannot run on so many ranks.
     """
@@ -142,31 +128,12 @@ def build_mesh(
     config.check(world_size, local_world_size)
     topology = config.topology(world_size, local_world_size)
     axes = config.axes(world_size)
-    names = axes.of_states.outermost_first  # as torch names them
-    shape = tuple(axes.of_states.sizes[name] for name in names)
-    mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
     timeout = timedelta(seconds=config.collective_timeout_s)
-    for name, size in zip(names, shape, strict=True):
-        if size > 1:  # torch gives groups of a mesh its own timeout, not the world's
-            _set_pg_timeout(timeout, mesh.get_group(name))
-
-    def group(handle: dist.ProcessGroup) -> Group:
-        ranks = dist.get_process_group_ranks(handle)
-        return Group(handle, ranks, topology.level(ranks), traffic)
-
-    embedding = None
+    mesh, found = _device_mesh(device_type, axes, topology, traffic, timeout)
+    embedding = context = None
     if config.model.tied_embeddings and config.pp > 1 and not config.stages.folded:
         ends = [[stages[0], stages[-1]] for stages in axes.groups("pp")]
-        handle, _ = dist.new_subgroups_by_enumeration(ends, timeout=timeout)
-        if mesh.get_local_rank("pp") in (0, config.pp - 1):
-            embedding = group(handle)
-    found = {
-        name: Axis(
-            name, size, mesh.get_local_rank(name), group(mesh.get_group(name)) if size > 1 else None
-        )
-        for name, size in zip(names, shape, strict=True)
-    }
-    context = None
+        embedding = _subgroup(ends, topology, traffic, timeout)
     if config.cp > 1:
         context = _subgroup(axes.groups("cp"), topology, traffic, timeout)
     return Mesh(
@@ -179,7 +146,7 @@ def build_mesh(
         cp=Axis("cp", config.cp, axes.place(dist.get_rank(), "cp"), context),
         tp=found["tp"],
         grid=Grid(*(found.get(name, Axis(name, 1, 0, None)) for name in GRID)),
-        world=group(dist.group.WORLD),
+        world=_group(dist.group.WORLD, topology, traffic),
         traffic=traffic,
         timeout=timeout,
         folded=config.stages.folded,
@@ -187,11 +154,32 @@ def build_mesh(
     )
 
 
+def _device_mesh(
+    device_type: str, axes: Axes, topology: Topology, traffic: Traffic, timeout: timedelta
+) -> tuple[DeviceMesh, dict[str, Axis]]:
+    """torch's mesh, and its axes by name."""
+    sizes = {name: axes.of_states.sizes[name] for name in axes.of_states.outermost_first}
+    mesh = init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    found = {}
+    for name, size in sizes.items():
+        group = None
+        if size > 1:
+            handle = mesh.get_group(name)
+            _set_pg_timeout(timeout, handle)  # torch gives it its own timeout, not the world's
+            group = _group(handle, topology, traffic)
+        found[name] = Axis(name, size, mesh.get_local_rank(name), group)
+    return mesh, found
+
+
 def _subgroup(
     every: list[list[int]], topology: Topology, traffic: Traffic, timeout: timedelta
-) -> Group:
-    """This rank's group, among groups that hold every rank once."""
+) -> Group | None:
+    """This rank's group of these, which have no rank in common; None if it is in none."""
     handle, _ = dist.new_subgroups_by_enumeration(every, timeout=timeout)
-    rank = dist.get_rank()
-    mine = next(ranks for ranks in every if rank in ranks)
-    return Group(handle, mine, topology.level(mine), traffic)
+    inside = any(dist.get_rank() in ranks for ranks in every)
+    return _group(handle, topology, traffic) if inside else None
+
+
+def _group(handle: dist.ProcessGroup, topology: Topology, traffic: Traffic) -> Group:
+    ranks = dist.get_process_group_ranks(handle)
+    return Group(handle, ranks, topology.level(ranks), traffic)

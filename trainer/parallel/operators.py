@@ -14,12 +14,7 @@ from torch import Tensor
 
 from trainer.model.kernels import Kernels
 from trainer.parallel.collectives import Group
-from trainer.parallel.products import (
-    column_backward,
-    column_forward,
-    gather_sequence,
-    scatter_sum,
-)
+from trainer.parallel.products import column_backward, gather_sequence, scatter_sum
 
 _groups: dict[str, Group] = {}
 _kernels: dict[str, Kernels] = {}
@@ -37,7 +32,8 @@ def column_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, group: str, ranks: int, sequence: bool
 ) -> Tensor:
     """x W^T with W's rows over the group; x whole, or with ``sequence`` a share of it."""
-    return column_forward(x, weight, bias, _groups[group], sequence, _kernels[group])
+    whole = gather_sequence(x, _groups[group])[0] if sequence else x
+    return _kernels[group].outputs(whole, weight, bias)
 
 
 @column_linear.register_fake

@@ -158,14 +158,8 @@ def _schedule(config: TrainConfig, parts: list[_LeanStage], loss_fn: LossFn) -> 
 class Pipeline:
     """Runs all micro-batches of a step through this rank's stages.
 
-    Args:
-        config: what is trained.
-        mesh: where this rank stands.
-        stages: of this rank, in the order of the model.
-        loss_fn: logits and targets of a micro-batch to what backward starts from.
-        dtype: of activations.
-        device: of this rank.
-        deferred: holds back the products of weights' gradients, where the schedule asks for it.
+    ``loss_fn`` makes of a micro-batch's logits and targets what backward starts from. ``deferred``
+    holds back the products of weights' gradients, where the schedule asks for it.
     """
 
     def __init__(
@@ -215,15 +209,10 @@ class Pipeline:
     def __call__(
         self, tokens: list[Tensor], targets: list[Tensor], starts: Sequence[Tensor] = ()
     ) -> list[Tensor]:
-        """Accumulate the gradients of a step.
+        """Accumulate a step's gradients; its losses by micro-batch, none except on the last stage.
 
-        Args:
-            tokens: of each micro-batch; used by the first stage.
-            targets: of each micro-batch; used by the last stage.
-            starts: of each micro-batch, if documents matter: see ``Batches``; used by all stages.
-
-        Returns:
-            The result of ``loss_fn`` for each micro-batch; empty except on the last stage.
+        The first stage uses ``tokens``, the last ``targets``, and each ``starts``, if documents
+        matter.
         """
         losses: list[Tensor] = []
         inputs = (torch.cat(tokens),) if self.mesh.is_first else ()

@@ -22,19 +22,6 @@ def scatter_sum(x: Tensor, group: Group, async_op: bool = False) -> tuple[Tensor
     return share, group.reduce_scatter(share, x.contiguous(), "tensor", async_op=async_op)
 
 
-def column_forward(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    group: Group,
-    sequence: bool,
-    kernels: Kernels,
-) -> Tensor:
-    """x W^T with W's rows over the ranks; x whole, or with ``sequence`` a share of it."""
-    whole = gather_sequence(x, group)[0] if sequence else x
-    return kernels.outputs(whole, weight, bias)
-
-
 def column_backward(
     grad: Tensor,
     x: Tensor,

@@ -19,14 +19,7 @@ from trainer.quantization.blocks import dequantize, dequantize_sum, quantize
 def gather_rows(
     rows: Tensor, group: Group | None, purpose: Purpose, out: Tensor | None = None
 ) -> Tensor:
-    """Join the ranks' rows along the first dimension.
-
-    Args:
-        rows: of this rank, contiguous.
-        group: None for this rank alone.
-        purpose: for the counters.
-        out: where to, contiguous; default new memory.
-    """
+    """Join the ranks' rows along the first dimension; without a group there is this rank alone."""
     if group is None:
         return rows if out is None else out.copy_(rows)
     if out is None:
@@ -40,12 +33,7 @@ def quantized_all_gather(
 ) -> None:
     """All-gather every rank's ``share``, rounded to the format, into ``whole``.
 
-    Args:
-        whole: (ranks * n,), any floating-point format.
-        share: (n,) of this rank.
-        group: the ranks.
-        fmt: on the way.
-        purpose: for the counters.
+    ``share`` is (n,), ``whole`` (ranks * n,) in any floating-point format.
     """
     packed = gather_rows(quantize(share[None], fmt), group, purpose)
     dequantize(packed, fmt, whole.view(group.size, -1))
@@ -71,8 +59,6 @@ def quantized_reduce_scatter(
         rows: (ranks, n), any floating-point format; ranks is the product of the hops' sizes, and
             ranks of the first hop are neighbours.
         hops: groups of all-to-alls, the nearest first; none for this rank alone.
-        fmt: on the way.
-        purpose: for the counters.
         accumulate: add to ``out`` instead of writing it.
     """
     n = rows.size(1)

@@ -24,12 +24,7 @@ from trainer.model.transformer import Embedding, Head, Linear, Positions, Stage
 from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.operators import column_linear, named, row_linear
-from trainer.parallel.products import (
-    column_backward,
-    column_forward,
-    gather_sequence,
-    scatter_sum,
-)
+from trainer.parallel.products import column_backward, gather_sequence, scatter_sum
 from trainer.plan.config import TrainConfig
 
 
@@ -50,7 +45,8 @@ class _ColumnLinear(torch.autograd.Function):
         ctx.kernels = kernels
         ctx.parameter = weight  # see ``kernels``
         ctx.save_for_backward(x, weight)
-        return column_forward(x, weight, bias, group, sequence, kernels)
+        whole = gather_sequence(x, group)[0] if sequence else x
+        return kernels.outputs(whole, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -102,11 +98,8 @@ def split_over_tp(dims: dict[str, int], cut: Cut) -> dict[str, Split]:
 class Style(ParallelStyle):
     """One way of splitting a module.
 
-    Args:
-        group: of the tensor-parallel ranks.
-        sequence: whether activations outside of the projections are split by sequence.
-        opaque: projections are operators of their own, see ``operators``.
-        kernels: that compute the products.
+    ``sequence``: activations outside of the projections are split by sequence. ``opaque``:
+    projections are operators of their own, see ``operators``.
     """
 
     dims: dict[str, int] = {}  # noqa: RUF012 - constant per class

@@ -8,11 +8,6 @@ def held_chunks(seq_length: int, rank: int, cp: int) -> tuple[range, ...]:
 
     The sequence is cut into 2 cp chunks, of which rank r has r and 2 cp - 1 - r: under a causal
     mask every rank then has the same number of pairs of queries and keys.
-
-    Args:
-        seq_length: a multiple of 2 cp.
-        rank: of context parallelism.
-        cp: ranks.
     """
     if cp == 1:
         return ()

@@ -32,6 +32,7 @@ from trainer.plan.states import BUCKET_ELEMENTS, ZERO_STAGES
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+Indices = NDArray[np.int64]
 
 RECOMPUTE = codes_of(fields.Choices, "recompute")
 NONE, SELECTIVE, FULL = RECOMPUTE.values()

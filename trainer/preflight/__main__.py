@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from foundation.writing import write_atomically
 from trainer.plan.limits import ConfigError
 from trainer.preflight.network import network_adapters
 from trainer.preflight.probe import OPERATIONS, Links, Probe, ends_side_by_side, group_shapes
@@ -40,19 +41,11 @@ _SMALL_LAYERS = ((512, 768, 256), (256, 1024, 256))
 
 @dataclass(frozen=True)
 class Effort:
-    """Extent of the measurements.
+    """Extent of the measurements."""
 
-    Attributes:
-        seconds: approximate duration of one measurement.
-        squares: sizes of square matrix products.
-        layers: (rows, columns, inner) of products as in training.
-        copy_bytes: size of a device copy.
-        message_bytes: sizes of collectives.
-    """
-
-    seconds: float
+    seconds: float  # of one measurement, about
     squares: tuple[int, ...]
-    layers: tuple[tuple[int, int, int], ...]
+    layers: tuple[tuple[int, int, int], ...]  # (rows, columns, inner)
     copy_bytes: int
     message_bytes: tuple[int, ...]
 
@@ -71,12 +64,7 @@ def effort(device: str, quick: bool) -> Effort:
 
 
 class Record:
-    """The measurements so far; rank 0 also keeps them in a file.
-
-    Args:
-        path: of the file.
-        rank: of this process.
-    """
+    """The measurements so far; rank 0 also keeps them in a file."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self._path, self._rank = path, rank
@@ -85,7 +73,8 @@ class Record:
     def put(self, **facts: Any) -> None:
         """Keep facts."""
         self.content.update(facts)
-        self._write()
+        if self._rank == 0:
+            write_atomically(self._path, json.dumps(self.content, indent=1) + "\n")
 
     def add(self, table: str, /, **point: Any) -> None:
         """Keep one more measurement and show that there is progress."""
@@ -95,12 +84,6 @@ class Record:
         self.put(message=f"ended after {table} {line}")
         if self._rank == 0:
             print(table, line, flush=True)
-
-    def _write(self) -> None:
-        if self._rank == 0:
-            part = self._path.with_name(f".{self._path.name}.part")
-            part.write_text(json.dumps(self.content, indent=1) + "\n")
-            part.replace(self._path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,9 +14,6 @@ def network_adapters(sysfs: Path = SYSFS) -> dict[str, float]:
 
     InfiniBand's and its like if there are any, else Slingshot's (hsn0 ...), else the others; of
     those only the fastest, since a slower one serves storage or administration.
-
-    Args:
-        sysfs: where the kernel's files are.
     """
     interfaces = {
         path.name: rate

@@ -28,17 +28,11 @@ OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 @dataclass(frozen=True)
 class GroupShape:
-    """Shape of a group of ranks; ranks of a node are consecutive.
-
-    Attributes:
-        gpus: its ranks.
-        nodes: over which they are spread.
-        stride: distance from one member's rank to the next one's.
-    """
+    """Shape of a group of ranks; ranks of a node are consecutive."""
 
     gpus: int
-    nodes: int
-    stride: int
+    nodes: int  # over which they are spread
+    stride: int  # from one member's rank to the next one's
 
     def members(self, rank: int, world_size: int) -> list[int]:
         """The ranks of ``rank``'s group; none where the last block is not full."""
@@ -52,10 +46,7 @@ class GroupShape:
 def group_shapes(num_nodes: int, ranks_per_node: int, quick: bool = False) -> list[GroupShape]:
     """Groups as tensor, data and pipeline parallelism make them: inside a node, then across.
 
-    Args:
-        num_nodes: of the job.
-        ranks_per_node: on each.
-        quick: only the extremes: pairs and whole nodes, and one count of nodes.
+    ``quick``: only the extremes: pairs and whole nodes, and one count of nodes.
     """
     divisors = [d for d in range(1, ranks_per_node + 1) if ranks_per_node % d == 0]
     inside = [
@@ -79,14 +70,7 @@ def group_shapes(num_nodes: int, ranks_per_node: int, quick: bool = False) -> li
 
 
 class Probe:
-    """Times calls on all ranks.
-
-    Args:
-        device: of this rank.
-        place: of this rank.
-        seconds: that one measurement takes, about.
-        timeout_s: of a collective.
-    """
+    """Times calls on all ranks; one measurement takes about ``seconds``."""
 
     def __init__(
         self, device: Device, place: RankEnvironment, seconds: float, timeout_s: float
@@ -141,12 +125,7 @@ class Probe:
 
 
 class Links:
-    """The groups of one shape, each with a communicator of its own; free it with ``close``.
-
-    Args:
-        probe: that times them.
-        shape: theirs.
-    """
+    """The groups of one shape, each with a communicator of its own; free it with ``close``."""
 
     def __init__(self, probe: Probe, shape: GroupShape) -> None:
         self.probe, self.shape = probe, shape
@@ -168,9 +147,8 @@ class Links:
     def seconds(self, operation: str, num_bytes: int) -> float:
         """Seconds of one operation in the slowest group.
 
-        Args:
-            operation: one of ``OPERATIONS``, or ``send`` in groups of two.
-            num_bytes: of the whole tensor, by the convention of nccl-tests.
+        ``operation`` is of ``OPERATIONS``, or ``send`` in groups of two; ``num_bytes`` is of the
+        whole tensor, by the convention of nccl-tests.
         """
         device, gpus = self.probe.device, self.shape.gpus
         dtype = device.half if device.type == "cuda" else torch.float32
@@ -198,17 +176,11 @@ class Links:
 
 
 def ends_side_by_side(device: Device, timeout_s: float, count: int = 3, rounds: int = 20) -> bool:
-    """Whether collectives of several communicators end when all are under way at once.
+    """Whether collectives of ``count`` communicators, all under way, end within ``timeout_s``.
 
     Tensor, data and pipeline parallelism each have a communicator. Every rank starts the same
     collectives in the same order, so nothing but the library, or the device's queues, can make
     them wait for each other for ever. A rank on which they do cannot use its communicators again.
-
-    Args:
-        device: of this rank.
-        timeout_s: for all of them together.
-        count: of communicators.
-        rounds: of one collective in each.
     """
     groups = [dist.new_group() for _ in range(count)]
     numbers = [torch.zeros(1 << 20, device=device.torch) for _ in groups]

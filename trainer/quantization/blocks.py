@@ -42,11 +42,7 @@ def quantize(rows: Tensor, fmt: Format, out: Tensor | None = None) -> Tensor:
 
     Args:
         rows: (r, n), contiguous, float32, bfloat16 or float16.
-        fmt: INT8 or INT4.
         out: (r, ``fmt.num_bytes(n)``) uint8, contiguous, to write to; a new tensor by default.
-
-    Returns:
-        (r, ``fmt.num_bytes(n)``) uint8.
 
     Raises:
         ValueError: if a tensor or the format is not such a one.
@@ -68,11 +64,7 @@ def dequantize(packed: Tensor, fmt: Format, out: Tensor) -> Tensor:
 
     Args:
         packed: (r, ``fmt.num_bytes(n)``) uint8, contiguous.
-        fmt: INT8 or INT4.
         out: (r, n) to write to, float32, bfloat16 or float16; its rows contiguous, each by itself.
-
-    Returns:
-        ``out``.
 
     Raises:
         ValueError: if a tensor or the format is not such a one.
@@ -92,12 +84,8 @@ def dequantize_sum(packed: Tensor, fmt: Format, out: Tensor, accumulate: bool = 
 
     Args:
         packed: (r, ``fmt.num_bytes(n)``) uint8, contiguous.
-        fmt: INT8 or INT4.
         out: (n,) float32, contiguous, to write to.
         accumulate: whether to add to what ``out`` holds.
-
-    Returns:
-        ``out``.
 
     Raises:
         ValueError: if a tensor or the format is not such a one.

@@ -21,12 +21,7 @@ from trainer.runtime import memory
 
 
 class Device:
-    """This rank's device.
-
-    Args:
-        name: ``auto`` takes an accelerator if there is one.
-        local_rank: of this process on its node.
-        local_world_size: ranks on this node.
+    """This rank's device; ``auto`` takes an accelerator if there is one.
 
     Raises:
         ConfigError: if ``cuda`` is asked for and there is none for this rank; or, with ``auto``,
@@ -183,11 +178,7 @@ def attention_backends(device_type: str) -> contextlib.AbstractContextManager[No
     """
     if device_type == "cpu":
         return contextlib.nullcontext()
-    order = [
-        SDPBackend.CUDNN_ATTENTION,
-        SDPBackend.FLASH_ATTENTION,
-        SDPBackend.EFFICIENT_ATTENTION,
-    ]
+    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
     kernels: contextlib.AbstractContextManager[None] = sdpa_kernel(order, set_priority=True)
     return kernels
 
@@ -198,10 +189,8 @@ _AMD_FLOAT8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
 def float8_of(name: str, capability: tuple[int, int], amd: str = "") -> torch.dtype:
     """See ``Device.float8``.
 
-    Args:
-        name: of the device.
-        capability: CUDA's, of NVIDIA.
-        amd: architecture, with what is switched on behind a colon; empty: it is NVIDIA's.
+    ``capability`` is CUDA's, of NVIDIA. ``amd`` is the architecture, with what is switched on
+    behind a colon; empty: it is NVIDIA's.
     """
     found = _AMD_FLOAT8.get(amd.partition(":")[0])
     if found is None and not amd and capability >= (9, 0):
@@ -221,9 +210,7 @@ _NOBODY = ("-1", "NoDevFiles")
 def granted(environ: Mapping[str, str], devices: Path = Path("/dev")) -> bool:
     """Whether this rank was given accelerators, whatever torch can make of them.
 
-    Args:
-        environ: of the process; the launcher or the user may have hidden devices in it.
-        devices: where the kernel shows what there is.
+    The launcher or the user may have hidden devices in ``environ``.
     """
     told = [environ[name] for name in _VISIBLE if name in environ]
     if told:

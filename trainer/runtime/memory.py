@@ -29,12 +29,8 @@ _end_bytes: int | None = None  # private memory at which the limit is reached
 def limit_memory(limit_bytes: int | None, device: torch.device) -> None:
     """Declare start-up over: from here on memory is counted and limited.
 
-    Call it when the process group exists.
-
-    Args:
-        limit_bytes: on a CPU, private memory that this process may add; on an accelerator, what
-            torch's allocator may reserve of it. None for no limit.
-        device: of this rank.
+    Call it when the process group exists. The limit is on what this process adds of private memory
+    on a CPU, and on what torch's allocator reserves of an accelerator; None is no limit.
     """
     if device.type == "cuda":
         if limit_bytes is not None:
@@ -74,10 +70,7 @@ def peak_memory_bytes() -> int:
 def in_words(figures: Mapping[str, int], limit_bytes: int | None, device: Mapping[str, Any]) -> str:
     """How much there was of which memory, and which of them a limit is on.
 
-    Args:
-        figures: as ``Device.memory`` gives them.
-        limit_bytes: that was given to ``limit_memory``.
-        device: as ``Device.facts`` gives it.
+    From what ``Device.memory`` and ``Device.facts`` give, and the limit of ``limit_memory``.
     """
     mib = {key: f"{figures[key] / 2**20:.1f} MiB" for key in ("allocated", "reserved", "used")}
     limit = f", limit {limit_bytes / 2**20:.1f} MiB" if limit_bytes is not None else ""
@@ -98,9 +91,8 @@ def spare_memory(limited: bool) -> None:
     ZeRO 1 that doubled the peak); for every thread, and each gloo group starts three, 8 MiB of
     stack and a heap that never shrinks. (mallopt(3) and pthread_setattr_default_np(3).)
 
-    Args:
-        limited: there is a limit, so memory has to follow from what is trained: tensors of a small
-            model have pages of their own, too, although new pages cost time.
+    If there is a limit, memory has to follow from what is trained: tensors of a small model have
+    pages of their own, too, although new pages cost time.
     """
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_MMAP_THRESHOLD, 1 << (16 if limited else 20))
@@ -122,13 +114,10 @@ _FULL_BYTES = 512 << 20
 def out_of_memory(error: BaseException, free_bytes: int | None = None) -> BaseException | None:
     """The error in this one's chain of causes that says memory ran out, if there is one.
 
-    Recognised are the exception types of Python and torch, and the exact texts of the allocators
-    of CPU, CUDA and HIP, of their libraries, and of NCCL, RCCL and gloo. A few texts have other
-    causes as well; they count where the device is full.
-
-    Args:
-        error: that was raised.
-        free_bytes: of the device, now; None if unknown.
+    Recognised are the exception types of Python and torch, and the exact texts of the allocators of
+    CPU, CUDA and HIP, of their libraries, and of NCCL, RCCL and gloo. A few texts have other causes
+    as well; they count where the device is full. ``free_bytes`` is what the device has now; None if
+    unknown.
     """
     full = free_bytes is not None and free_bytes < _FULL_BYTES
     for link in _chain(error):

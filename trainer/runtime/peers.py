@@ -86,14 +86,8 @@ def rank_environment(environ: Mapping[str, str]) -> RankEnvironment:
             "MASTER_ADDR is not set: the node of rank 0 "
             '(under Slurm: "$(scontrol show hostnames | head -n 1)")'
         )
-    return RankEnvironment(
-        rank,
-        world_size,
-        local_rank,
-        local_world_size,
-        environ["MASTER_ADDR"],
-        _number(environ, "MASTER_PORT"),
-    )
+    address = (environ["MASTER_ADDR"], _number(environ, "MASTER_PORT"))
+    return RankEnvironment(rank, world_size, local_rank, local_world_size, *address)
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -142,9 +136,7 @@ def _loopback_listener(place: RankEnvironment) -> int | None:
 class Peers:
     """The other ranks of this run; meeting them is its construction.
 
-    Attributes:
-        store: for the process group.
-        failure: what a failed peer said; empty as long as all are well.
+    ``failure`` is what a failed peer said; empty as long as all are well.
     """
 
     def __init__(self, place: RankEnvironment, timeout_s: float) -> None:

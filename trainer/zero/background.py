@@ -21,11 +21,9 @@ class CommunicationStream(Protocol):
 
     def run(self, work: Callable[[], None]) -> dist.Work | None:
         """Start a collective; returns a handle to wait for, or None if the device keeps order."""
-        ...
 
     def finish(self) -> None:
         """Wait for all collectives; raises what one of them raised."""
-        ...
 
 
 class OrderedStream(Protocol):
@@ -35,18 +33,26 @@ class OrderedStream(Protocol):
 
     def record_event(self) -> Any:
         """Event that marks all work submitted to this stream so far."""
-        ...
 
     def wait_event(self, event: Any) -> None:
         """Make later work of this stream wait for an event of another stream."""
-        ...
 
 
-class DeviceStream:
-    """The accelerator's current stream at each call; implements both protocols."""
+class InlineStream:
+    """Stream for calls that already run, in order, inside another stream's work."""
 
     def run(self, work: Callable[[], None]) -> None:
         work()
+
+    def record_event(self) -> Any:
+        return None
+
+    def wait_event(self, event: Any) -> None:
+        """Nothing to wait for."""
+
+
+class DeviceStream(InlineStream):
+    """The accelerator's current stream at each call; implements both protocols."""
 
     def record_event(self) -> torch.Event:
         return torch.accelerator.current_stream().record_event()
@@ -60,26 +66,8 @@ class DeviceStream:
         """Nothing to do: FSDP2 makes the main stream wait at the end of the backward pass."""
 
 
-class InlineStream:
-    """Stream for calls that already run, in order, inside another stream's work."""
-
-    def run(self, work: Callable[[], None]) -> None:
-        work()
-
-    def record_event(self) -> None:
-        return None
-
-    def wait_event(self, event: None) -> None:
-        """Nothing to wait for."""
-
-
 class ThreadStream:
-    """A worker thread of the host.
-
-    Args:
-        name: of the thread.
-        bound: collectives that may wait at once; each holds its input in memory.
-    """
+    """A worker thread of the host; at most ``bound`` calls wait at once, each with its input."""
 
     def __init__(self, name: str, bound: int) -> None:
         self.bound = bound

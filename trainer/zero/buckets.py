@@ -31,12 +31,9 @@ from trainer.zero.gradients import BucketGradients, Reductions, SplitGradients, 
 class Bucket:
     """Consecutive parameters of equal traits, in one piece of memory.
 
-    Args:
-        members: the parameters, of any device and contents; they become views of this memory.
-        mesh: where this rank stands, and over how many ranks optimizer states are split.
-        dtype: of the computation. Gradients are summed in float32 whatever it is.
-        device: of the memory.
-        reductions: those on their way, where gradients are reduced behind each micro-batch.
+    The members, of any device and contents, become views of this memory. Gradients are summed in
+    float32, whatever the ``dtype`` of the computation. ``reductions`` are those on their way, where
+    gradients are reduced behind each micro-batch.
     """
 
     def __init__(
@@ -110,14 +107,7 @@ class Bucket:
 
 
 class WholeWeights:
-    """The weights of a rank's stages, whole on every replica.
-
-    Args:
-        stages: of this rank, without storage yet (meta device).
-        mesh: where this rank stands, and the placement.
-        config: what is trained.
-        device: to build on.
-    """
+    """The weights of a rank's stages, whole on every replica; the stages have no storage yet."""
 
     def __init__(
         self, stages: list[Stage], mesh: Mesh, config: TrainConfig, device: torch.device

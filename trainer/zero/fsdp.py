@@ -34,14 +34,7 @@ PENDING_UNITS = 2
 
 
 class ShardedWeights:
-    """The weights of a rank's stages, placed; see ``buckets.WholeWeights``.
-
-    Args:
-        stages: of this rank, without storage yet (meta device).
-        mesh: where this rank stands, and the placement.
-        config: what is trained.
-        device: to build on.
-    """
+    """The weights of a rank's stages, placed; see ``buckets.WholeWeights``."""
 
     def __init__(
         self, stages: list[Stage], mesh: Mesh, config: TrainConfig, device: torch.device
@@ -82,8 +75,8 @@ class ShardedWeights:
             units += self._shard(module, members, outermost=module is stage and not pipelined)
         self._set_prefetches(stage, pipelined)
         # FSDP2's own hook, which gathers, comes second.
-        stage.register_forward_pre_hook(self._enter_forward, prepend=True)
-        stage.register_forward_hook(self._leave_forward)
+        stage.register_forward_pre_hook(lambda *_: self._pass_forward(True), prepend=True)
+        stage.register_forward_hook(lambda *_: self._pass_forward(False))
         return units
 
     def _shard(self, module: nn.Module, members: list[Slot], outermost: bool) -> list[FsdpUnit]:
@@ -117,11 +110,8 @@ class ShardedWeights:
             for before, after in zip([stage, *blocks], blocks, strict=False):
                 before.set_modules_to_forward_prefetch([after])
 
-    def _enter_forward(self, *_: object) -> None:
-        self.context.in_forward = True
-
-    def _leave_forward(self, *_: object) -> None:
-        self.context.in_forward = False
+    def _pass_forward(self, begins: bool) -> None:
+        self.context.in_forward = begins
 
     def _fill(self, members: list[Slot], stage: Stage, config: TrainConfig) -> None:
         """Initial weights, rounded to the compute format, in the storage format."""
@@ -171,15 +161,13 @@ class ShardedWeights:
         """Complete the sums over the mesh; the masters' gradients are then final."""
         phase.name = "communication"
         self.context.reduction.finish()
-        partial: list[Tensor] = []
         for unit in self.units:
             if unit.members[0].traits.shared and self.mesh.embedding is not None:
                 self.mesh.embedding.all_reduce(unit.reduce.final, "embedding")
         if not self.sequence_parallel:
             return
-        for piece in self.pieces():
-            if not piece.slot.traits.split and piece.master.grad is not None:
-                partial.append(piece.master.grad)
+        whole = [piece.master.grad for piece in self.pieces() if not piece.slot.traits.split]
+        partial = [grad for grad in whole if grad is not None]
         if partial:
             joined = torch.cat([grad.flatten() for grad in partial])
             assert self.mesh.tp.group is not None

@@ -23,16 +23,11 @@ from trainer.plan.states import PENDING_REDUCTIONS
 
 
 class BucketGradients(ABC):
-    """Gradients of parameters that lie end to end in a bucket.
+    """Gradients of parameters that lie end to end in a bucket; ``numel`` includes its padding.
 
     Attributes:
         share: the float32 mean over replicas and micro-batches that this rank updates; the whole
             bucket where optimizer states are not split. Final once ``finish`` returns.
-
-    Args:
-        parameters: in the bucket's order.
-        numel: elements of the bucket, padding included.
-        mesh: this rank's groups, and the placement of optimizer states.
     """
 
     share: Tensor
@@ -96,9 +91,6 @@ class WholeGradients(BucketGradients):
     """Gradients accumulated whole in float32, reduced after the step's last micro-batch.
 
     The reduction begins when the bucket is full, while the backward pass goes on.
-
-    Args:
-        parameters, numel, mesh: see ``BucketGradients``.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], numel: int, mesh: Mesh) -> None:
@@ -185,18 +177,10 @@ class SplitGradients(BucketGradients):
     """Gradients reduced after each micro-batch, and accumulated in float32 as shares.
 
     A backward pass copies them into a buffer in the format they are sent in; it is freed after.
-
-    Args:
-        parameters, numel, mesh: see ``BucketGradients``.
-        reductions: of all buckets of this rank.
     """
 
     def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        numel: int,
-        mesh: Mesh,
-        reductions: Reductions,
+        self, parameters: Sequence[nn.Parameter], numel: int, mesh: Mesh, reductions: Reductions
     ) -> None:
         super().__init__(parameters, numel, mesh)
         assert self.sharing is not None  # or nothing is split

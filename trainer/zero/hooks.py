@@ -29,16 +29,10 @@ class HookContext:
     """State shared by the hooks of all FSDP units of a rank.
 
     Attributes:
-        device: of the memory.
-        dtype: of the computation.
-        micro_batches: per step.
         sums_whole: gradients are summed whole, and reduced behind the last micro-batch only.
         refresh_every_forward: renew secondary copies in each forward pass, not only once the
             weights changed.
-        gathering: where weights are gathered.
-        reduction: where gradients are reduced.
         copying: where secondary copies are written and read, inside the work of ``gathering``.
-        in_forward: whether this rank is in a forward pass now.
     """
 
     device: torch.device
@@ -61,21 +55,10 @@ class HookContext:
 
 
 class GatherWeights:
-    """Gathers the rows of weights, quantized if the placement says so, or their secondary copy.
-
-    Args:
-        unit: how the weights lie.
-        group: of the ranks that hold the rows.
-        secondary: the copy, if there is one.
-        context: of all units.
-    """
+    """Gathers the rows of weights, quantized if the placement says so, or their secondary copy."""
 
     def __init__(
-        self,
-        unit: UnitLayout,
-        group: Group,
-        secondary: SecondaryCopy | None,
-        context: HookContext,
+        self, unit: UnitLayout, group: Group, secondary: SecondaryCopy | None, context: HookContext
     ) -> None:
         self.wire = unit.placement.gather_format
         self.group = group
@@ -122,12 +105,10 @@ class ReduceGradients:
     ``final``: the mean over all replicas of the gradients whose weights this rank updates.
 
     Args:
-        unit: how the gradients lie.
         hops: of the ranks that accumulate a whole between them, the nearest first; one group of
             all of them if gradients are not quantized.
         sync: of the ranks that accumulate the same piece and update different slices of it.
         copies: of the ranks that update the same slice.
-        context: of all units.
     """
 
     def __init__(

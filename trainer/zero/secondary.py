@@ -25,14 +25,7 @@ from trainer.zero.background import OrderedStream
 class SecondaryCopy:
     """This rank's share of a unit's weights, beside the primary one.
 
-    Args:
-        unit: how it lies; its placement has a secondary copy.
-        group: of the ranks that hold the whole between them; None if each holds it.
-        rank: which share is this rank's.
-        dtype: of the computation.
-        device: of the memory.
-        writing: where the share is written.
-        reading: and read.
+    The ranks of ``group`` hold the whole between them; if it is None, each holds it.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +21,7 @@ from trainer.zero.secondary import SecondaryCopy
 
 
 class FsdpUnit:
-    """The parameters that FSDP2 gathers together: one layer, or what is outside of all layers.
-
-    Args:
-        module: under FSDP2.
-        members: its parameters, in FSDP2's order.
-        layout: of them.
-        mesh: where this rank stands.
-        context: of all units.
-    """
+    """The parameters that FSDP2 gathers together, in its order: a layer's, or all others."""
 
     def __init__(
         self,
@@ -72,7 +65,7 @@ class FsdpUnit:
             slot.parameter.register_post_accumulate_grad_hook(_drop_gradient)
         self.across = mesh.replicas(layout.slices, degree, "main")
         self.within = mesh.replicas(layout.pieces, layout.ranks, "main")
-        self.locals = [_local(slot.parameter.detach()) for slot in members]
+        self.locals = [cast(DTensor, slot.parameter.detach()).to_local() for slot in members]
         self.flat: Tensor | None = None
         self.pieces = list(self._split() if layout.pieces * layout.slices > 1 else self._whole())
 
@@ -148,8 +141,3 @@ def replica_group(mesh: Mesh, size: int, stride: int, stream: str) -> Group:
 def _drop_gradient(parameter: Tensor) -> None:
     """Drop the gradient that FSDP2 set: a view of scratch memory."""
     parameter.grad = None
-
-
-def _local(tensor: Tensor) -> Tensor:
-    assert isinstance(tensor, DTensor)
-    return tensor.to_local()

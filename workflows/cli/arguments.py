@@ -24,6 +24,10 @@ _POLICY = (
 )
 
 
+class UsageError(Exception):
+    """Arguments that do not fit together; the message names the remedy."""
+
+
 def command(commands: Commands, name: str, handler: Handler, text: str) -> ArgumentParser:
     """A command's parser; ``handler`` returns the process's exit code."""
     parser: ArgumentParser = commands.add_parser(name, help=text, description=text)
@@ -39,12 +43,10 @@ def add(
 
 
 def add_flag(parser: Any, name: str, text: str) -> None:
-    """Add an option without a value."""
     parser.add_argument(name, action="store_true", help=text)
 
 
 def add_space(parser: ArgumentParser) -> None:
-    """Add the space, by file or name."""
     add(parser, "space", str, "SPACE", _SPACE)
 
 
@@ -59,7 +61,6 @@ def add_launcher(parser: ArgumentParser, known: str = "local, srun, mpiexec") ->
 
 
 def add_site(parser: ArgumentParser) -> None:
-    """Add the option that names a site profile."""
     text = "site profile: generic (default), frontier, perlmutter, or a file"
     add(parser, "--site", str, "NAME", text, default=GENERIC)
 
@@ -67,7 +68,7 @@ def add_site(parser: ArgumentParser) -> None:
 def check_site(arguments: Namespace) -> None:
     """Raise SiteError for a bad ``--site`` now, also if its launcher would not read it."""
     if arguments.site != GENERIC:
-        slurm.load_site(arguments.site)
+        slurm.Site.load(arguments.site)
 
 
 def add_study(parser: ArgumentParser) -> None:
@@ -76,7 +77,6 @@ def add_study(parser: ArgumentParser) -> None:
 
 
 def add_policy(parser: ArgumentParser) -> None:
-    """Add the option that names the policy."""
     add(parser, "--policy", str, "NAME", _POLICY, default="meshtune")
 
 
@@ -130,7 +130,6 @@ def tokens(text: str) -> float:
 
 
 def seed(text: str) -> int:
-    """A seed of random numbers."""
     if not text.isdecimal() or len(text) > DIGITS:
         words = f"0 or more, with at most {DIGITS} digits"
         raise ArgumentTypeError(f"'{shown(text, 60)}' is not a whole number of {words}")

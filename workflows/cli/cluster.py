@@ -11,6 +11,7 @@ import slurm
 import trainer
 from workflows.cli.arguments import (
     Commands,
+    UsageError,
     add,
     add_flag,
     add_launcher,
@@ -23,7 +24,6 @@ from workflows.cli.arguments import (
 
 
 def add_commands(commands: Commands) -> None:
-    """Add this group's commands."""
     text = "Measure this machine or allocation, and write its cluster file for a space."
     parser = command(commands, "preflight", preflight, text)
     add(parser, "--out", path, "FILE.yaml", "default: named after the cluster")
@@ -52,7 +52,6 @@ def add_commands(commands: Commands) -> None:
 def preflight(arguments: Namespace) -> int:
     """Measure the machine and write its cluster file."""
     from workflows import preflight as measuring
-    from workflows.cli.errors import UsageError
     from workflows.launching import launcher_name
 
     check_site(arguments)

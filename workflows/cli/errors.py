@@ -7,16 +7,12 @@ from foundation.files import FileError
 from foundation.registry import RegistryError
 from slurm import AllocationGoneError, BatchError, LauncherError, TooFewNodesError
 from trainer.plan.limits import ConfigError
+from workflows.cli.arguments import UsageError
 from workflows.launching import LaunchError
 from workflows.logged import TrackerError
 from workflows.optimizer.registry import PolicyError
 from workflows.search.storage import NoRoomError
 from workflows.simulation.options import SimulationError
-
-
-class UsageError(Exception):
-    """Arguments that do not fit together; the message names the remedy."""
-
 
 EXIT_CODES: dict[int, tuple[type[Exception], ...]] = {
     # Mistakes in the input.

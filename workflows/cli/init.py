@@ -8,7 +8,7 @@ from pathlib import Path
 
 import search_spaces
 from foundation.messages import shown
-from workflows.cli.arguments import Commands, add, command, path, positive
+from workflows.cli.arguments import Commands, UsageError, add, command, path, positive
 from workflows.cli.model_space import CLUSTER, MODEL, option
 
 ASKED = {
@@ -19,7 +19,6 @@ ASKED = {
 
 
 def add_commands(commands: Commands) -> None:
-    """Add this group's commands."""
     parser = command(commands, "init", init, "Write a first search space for a well-known trainer.")
     default = Path("space.yaml")
     add(parser, "file", path, "FILE.yaml", f"default: {default}", nargs="?", default=default)
@@ -34,7 +33,6 @@ def add_commands(commands: Commands) -> None:
 
 def init(arguments: Namespace) -> int:
     """Write a space file; asks for missing options."""
-    from workflows.cli.errors import UsageError
     from workflows.first_space import Wanted, first_space
 
     file: Path = arguments.file
@@ -64,8 +62,6 @@ def init(arguments: Namespace) -> int:
 
 def _ask(arguments: Namespace) -> None:
     """Ask for missing options on a terminal."""
-    from workflows.cli.errors import UsageError
-
     missing = [name for name in ASKED if getattr(arguments, name) is None]
     if arguments.args is not None or arguments.config:  # either has the model
         missing = [name for name in missing if name != "model"]

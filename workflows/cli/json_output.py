@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 from workflows.cli.arguments import add_flag
 
 if TYPE_CHECKING:
-    from analysis import Prediction, Ranking, Run, Scaled, Trial
+    from analysis import Ranking, Run, Scaled, Trial
     from search_spaces import CheckReport
     from workflows.search.budget import Budget
 
 
 def add_json(parser: ArgumentParser) -> None:
-    """Add ``--json``."""
     add_flag(parser, "--json", "print JSON")
 
 
@@ -52,7 +51,7 @@ def of_check(report: CheckReport, expected: str) -> dict[str, Any]:
 
 def of_ranking(ranking: Ranking, explained: bool) -> dict[str, Any]:
     """A ranking, the best first; if ``explained`` with the parts of memory and time."""
-    rows = _rows(ranking.prediction)
+    rows = _rows(ranking.prediction.columns())
     for i, (row, config) in enumerate(zip(rows, ranking.configs, strict=True)):
         row["config"] = config
         if explained:
@@ -71,7 +70,7 @@ def of_ranking(ranking: Ranking, explained: bool) -> dict[str, Any]:
 
 def of_scaling(scaled: Scaled, tokens: float) -> dict[str, Any]:
     """A configuration on several numbers of nodes."""
-    rows, days = _rows(scaled.prediction), scaled.prediction.days_to_train(tokens)
+    rows, days = _rows(scaled.prediction.columns()), scaled.prediction.days_to_train(tokens)
     for i, row in enumerate(rows):
         row |= {
             "num_nodes": scaled.prediction.num_nodes[i],
@@ -116,7 +115,6 @@ def of_run(run: Run, budget: Budget, now: float, state: str, running: bool) -> d
 
 
 def of_trial(trial: Trial) -> dict[str, Any]:
-    """A trial's configuration and outcome."""
     return {
         "trial": trial.number,
         "config": trial.config,
@@ -128,19 +126,8 @@ def of_trial(trial: Trial) -> dict[str, Any]:
     }
 
 
-def _rows(prediction: Prediction) -> list[dict[str, Any]]:
-    low_s, high_s = prediction.interval_s()
-    columns = {
-        "step_time_s": prediction.step_time_s,
-        "step_time_low_s": low_s,
-        "step_time_high_s": high_s,
-        "tokens_per_second": prediction.tokens_per_second,
-        "tflops_per_gpu": prediction.tflops_per_gpu,
-        "memory_bytes": prediction.memory.total,
-        "reserved_bytes": prediction.memory.reserved,
-        "fits": prediction.fits,
-    }
-    return [{name: column[i] for name, column in columns.items()} for i in range(len(low_s))]
+def _rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _plain(value: Any) -> Any:

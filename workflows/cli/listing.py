@@ -14,7 +14,6 @@ NAME_WIDTH = 28  # of the first column, unless a name is longer
 
 
 def add_commands(commands: Commands) -> None:
-    """Add this group's commands."""
     text = "List the names that spaces and options take: models, clusters, adapters, policies ..."
     parser = command(commands, "list", show, text)
     parser.add_argument("kind", choices=sorted(KINDS), metavar="KIND", help=", ".join(KINDS))
@@ -22,7 +21,6 @@ def add_commands(commands: Commands) -> None:
 
 
 def show(arguments: Namespace) -> int:
-    """Print names and what they are."""
     found = KINDS[arguments.kind]()
     if arguments.json:
         print(json.dumps(found, indent=2))
@@ -54,7 +52,7 @@ KINDS: dict[str, Callable[[], dict[str, str]]] = {
     "clusters": _shipped("cluster"),
     "adapters": _shipped("adapter"),
     "frameworks": _only(lambda: search_spaces.FRAMEWORKS),
-    "sites": _only(lambda: slurm.shipped_sites()),
+    "sites": _only(lambda: slurm.Site.shipped()),
     "launchers": _only(lambda: slurm.launcher_names()),
     "policies": _only(_policies),
 }

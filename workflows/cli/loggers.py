@@ -10,15 +10,13 @@ from typing import TypeVar
 import analysis
 from foundation.messages import shown
 from foundation.quantities import counted
-from workflows.cli.arguments import Commands, Handler, add, command, folder
+from workflows.cli.arguments import Commands, Handler, UsageError, add, command, folder
 from workflows.cli.working import Working
 
 C = TypeVar("C")
 
 
 def add_commands(commands: Commands) -> None:
-    """Add this group's commands."""
-
     def of_run(name: str, handler: Handler, text: str) -> ArgumentParser:
         parser = command(commands, name, handler, text)
         add(parser, "run", folder, "RUN")
@@ -72,8 +70,6 @@ def to_wandb(arguments: Namespace) -> int:
 
 def _copied(arguments: Namespace, where: str, copy: Callable[[analysis.Run], C]) -> C:
     """Copy the run; a refusal becomes an error that names the place."""
-    from workflows.cli.errors import UsageError
-
     run = analysis.read_run(arguments.run)
     try:
         with Working("copying the trials"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 import search_spaces
-from workflows.cli.arguments import add, positive
+from workflows.cli.arguments import UsageError, add, positive
 
 FRAMEWORK = "megatron-lm"  # the default
 MODEL = "a Hugging Face config.json, a *.yaml, or a shipped model"
@@ -27,8 +27,6 @@ def add_model_options(parser: ArgumentParser) -> None:
 
 def check_model_options(arguments: Namespace) -> None:
     """Raise UsageError if they do not fit together."""
-    from workflows.cli.errors import UsageError
-
     given = [name for name in OF_A_MODEL if getattr(arguments, name) is not None]
     if arguments.space is not None and (given or arguments.model is not None):
         first = "model" if arguments.model is not None else given[0]
@@ -48,8 +46,6 @@ def check_model_options(arguments: Namespace) -> None:
 
 def default_space_of(arguments: Namespace) -> search_spaces.SearchSpace:
     """The space that the options stand for; prints what it assumes."""
-    from workflows.cli.errors import UsageError
-
     try:
         content = search_spaces.default_space(
             arguments.model,
@@ -70,5 +66,4 @@ def default_space_of(arguments: Namespace) -> search_spaces.SearchSpace:
 
 
 def option(argument: str) -> str:
-    """An argument as written on the command line."""
     return f"--{argument.replace('_', '-')}"

@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 import analysis
 import search_spaces
+from foundation.quantities import counted
 from workflows.cli.arguments import (
     Commands,
+    UsageError,
     add,
     add_flag,
     add_space,
@@ -38,7 +40,6 @@ _FORMS: Mapping[str, Literal["png", "svg"]] = {".png": "png", ".svg": "svg"}
 
 
 def add_commands(commands: Commands) -> None:
-    """Add this group's commands."""
     text = "Count a space's valid configurations, and what each rule removes."
     parser = command(commands, "check", check, text)
     add_space(parser)
@@ -86,8 +87,6 @@ def check(arguments: Namespace) -> int:
 
 def predict(arguments: Namespace) -> int:
     """Print the cost model's ranking of a space, or its prediction of one configuration."""
-    from workflows.cli.errors import UsageError
-
     _check_scaling(arguments)
     check_model_options(arguments)
     with remarks(arguments):
@@ -96,9 +95,9 @@ def predict(arguments: Namespace) -> int:
     try:
         with Working("pricing configurations"):
             ranking = (
-                analysis.rank_one(pricing, config)
+                analysis.Ranking.of_one(pricing, config)
                 if config
-                else analysis.rank(pricing, arguments.top)
+                else analysis.Ranking.of(pricing, arguments.top)
             )
         if arguments.scaling and ranking.configs:
             return _scale(arguments, pricing, ranking.configs[0])
@@ -109,17 +108,15 @@ def predict(arguments: Namespace) -> int:
         ) from error
     if arguments.json:
         return print_json(of_ranking(ranking, arguments.explain))
-    print(analysis.ranking_table(ranking))
+    print(ranking.table())
     if arguments.explain and ranking.configs:
         print()
-        print(analysis.explain(ranking, arguments.tokens or DEFAULT_TOKENS))
+        print(ranking.explanation(arguments.tokens or DEFAULT_TOKENS))
     return 0
 
 
 def _asked(arguments: Namespace) -> tuple[search_spaces.SearchSpace, dict[str, Any] | None]:
     """The space, and the configuration if a best.yaml is asked about."""
-    from workflows.cli.errors import UsageError
-
     if arguments.space is None:
         return default_space_of(arguments), None
     file = Path(arguments.space)
@@ -144,13 +141,20 @@ def _pricing(space: search_spaces.SearchSpace, calibrate: Path | None) -> analys
         "facts and the degrees it searches",
     )
     for run, other in runs:
-        print(analysis.calibration_note(other, run))
+        print(_calibration_note(other, run))
     return pricing
 
 
-def _check_scaling(arguments: Namespace) -> None:
-    from workflows.cli.errors import UsageError
+def _calibration_note(pricing: analysis.Pricing, run: analysis.Run) -> str:
+    """What a calibration with a run of the pricing's own space rests on, as a line of text."""
+    told = pricing.teaching(run.trials.values())
+    failed = sum(not trial.ok for trial in told)
+    if not told:
+        return "not calibrated: no trial of the run has run or was out of memory"
+    return f"calibrated with {counted(len(told), 'trial')}, {failed} of them out of memory"
 
+
+def _check_scaling(arguments: Namespace) -> None:
     for option in ("nodes", "picture"):
         of_model = option == "nodes" and arguments.model is not None
         if getattr(arguments, option) and not arguments.scaling and not of_model:
@@ -163,13 +167,10 @@ def _check_scaling(arguments: Namespace) -> None:
 
 
 def _scale(arguments: Namespace, pricing: analysis.Pricing, config: dict[str, Any]) -> int:
-    """Print the scaling of a configuration, and draw it."""
-    from workflows.cli.errors import UsageError
-
     try:
         nodes = arguments.nodes or ()
         own = arguments.model is not None and len(nodes) == 1  # of the configuration, not a list
-        scaled = analysis.scale(pricing, config, arguments.scaling, () if own else nodes)
+        scaled = analysis.Scaled.of(pricing, config, arguments.scaling, () if own else nodes)
     except ValueError as error:
         raise UsageError(f"{pricing.space.file}: {error}") from error
     if arguments.picture:
@@ -178,11 +179,10 @@ def _scale(arguments: Namespace, pricing: analysis.Pricing, config: dict[str, An
     tokens = arguments.tokens or DEFAULT_TOKENS
     if arguments.json:
         return print_json(of_scaling(scaled, tokens))
-    print(analysis.scaling_table(scaled, tokens))
+    print(scaled.table(tokens))
     return 0
 
 
 def schema(_: Namespace) -> int:
-    """Print the JSON Schema of a space file."""
     print(json.dumps(search_spaces.json_schema(), indent=2))
     return 0

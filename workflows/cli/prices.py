@@ -7,7 +7,7 @@ from pathlib import Path
 
 from analysis import MissingFactError, NotPricedError, Pricing, Run, RunFolder, read_run
 from search_spaces import SearchSpace, load_space
-from workflows.cli.errors import UsageError
+from workflows.cli.arguments import UsageError
 
 
 def calibrated(
@@ -15,8 +15,7 @@ def calibrated(
 ) -> tuple[Pricing, list[tuple[Run, Pricing]]]:
     """Prices by a cost model that has learnt from runs, and each run with its own prices.
 
-    Raises:
-        UsageError: if the cost model cannot price the space or a run's; ends in ``otherwise``.
+    Raises UsageError if the cost model cannot price the space or a run's; ends in ``otherwise``.
     """
     where, learnt = space.file, []
     try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from foundation.messages import without_secrets
 from workflows.cli.arguments import (
     Commands,
+    UsageError,
     add,
     add_policy,
     add_study,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 
 def add_commands(commands: Commands) -> None:
-    """Add this group's commands."""
     text = "Replay a search against a recorded sweep, or the trials of a search."
     parser = command(commands, "replay", replay, text)
     text = "a sweep, RUN/results.csv, DeepHyper's, or an Optuna storage (sqlite:///x.db)"
@@ -41,7 +41,6 @@ def add_commands(commands: Commands) -> None:
 
 def replay(arguments: Namespace) -> int:
     """Replay a policy against a recorded table and print how many trials it needs."""
-    from workflows.cli.errors import UsageError
     from workflows.replay import play as replaying
     from workflows.replay.landscapes import recorded
 

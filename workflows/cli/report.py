@@ -10,13 +10,21 @@ from typing import Any
 
 import analysis
 from foundation.messages import printable, shown
-from workflows.cli.arguments import Commands, add, add_study, command, folder, positive, source
+from workflows.cli.arguments import (
+    Commands,
+    UsageError,
+    add,
+    add_study,
+    command,
+    folder,
+    positive,
+    source,
+)
 from workflows.cli.json_output import add_json, of_run, print_json
 from workflows.cli.working import Working
 
 
 def add_commands(commands: Commands) -> None:
-    """Add this group's commands."""
     text = "Write RUN/report/index.html; of several runs, print what each found, side by side."
     parser = command(commands, "report", report, text)
     text = "its folder; or DeepHyper's results.csv, or an Optuna storage (sqlite:///x.db)"
@@ -34,8 +42,6 @@ def add_commands(commands: Commands) -> None:
 
 def explain(arguments: Namespace) -> int:
     """Print why a trial was proposed, its prediction and its measurement."""
-    from workflows.cli.errors import UsageError
-
     run = analysis.read_run(arguments.run)
     trial = run.trials.get(arguments.trial)
     if trial is None:
@@ -50,8 +56,6 @@ def explain(arguments: Namespace) -> int:
 
 def report(arguments: Namespace) -> int:
     """Write a run's report and print its path, or compare several runs."""
-    from workflows.cli.errors import UsageError
-
     # An error before slow imports.
     runs = [analysis.read_results(each, arguments.study) for each in arguments.runs]
     if len(runs) > 1:
@@ -75,8 +79,6 @@ def report(arguments: Namespace) -> int:
 
 
 def _page(run: analysis.Run, out: Path | None, tell: Callable[[str], object]) -> Path:
-    from workflows.cli.errors import UsageError
-
     if not run.origin:
         return analysis.write_report(run, tell=tell)
     out = out or Path(re.sub(r"[^\w.-]+", "_", run.space) + "-report")

@@ -15,6 +15,7 @@ from foundation.messages import printable, shown
 from foundation.quantities import counted
 from workflows.cli.arguments import (
     Commands,
+    UsageError,
     add,
     add_flag,
     add_launcher,
@@ -29,7 +30,6 @@ from workflows.cli.json_output import add_json, of_run, print_json
 
 
 def add_commands(commands: Commands) -> None:
-    """Add this group's commands."""
     text = "Run one trial of a space, and show its command and what was read from its output."
     parser = command(commands, "try", try_out, text)
     add_space(parser)
@@ -89,7 +89,7 @@ def status(arguments: Namespace) -> int:
     from workflows.search.budget import Budget
     from workflows.search.progress import summary
 
-    script = arguments.run / slurm.SCRIPT_NAME
+    script = slurm.BatchJob.script_of(arguments.run)
     if script.exists() and not analysis.RunFolder(arguments.run).started:
         waiting = "submitted, not started yet"
         if arguments.json:
@@ -111,12 +111,7 @@ def status(arguments: Namespace) -> int:
 
 
 def state_of(run: analysis.Run, driver: str | None) -> str:
-    """Whether a run is searched, done, failed or interrupted, and what resumes it.
-
-    Args:
-        run: as its journal has it.
-        driver: the process that runs it; None or empty if there is none.
-    """
+    """Whether a run is searched, done, failed or interrupted, and what resumes it."""
     from workflows.search.stopping import CONTINUE, FAILED, INTERRUPTED
 
     if driver:
@@ -131,20 +126,18 @@ def state_of(run: analysis.Run, driver: str | None) -> str:
 
 
 def _resumption(run: analysis.Run) -> str:
-    """Command that resumes a run."""
     from workflows.search.study import LAUNCHER
 
     if run.launcher == LAUNCHER:
         return "the program that asked for its trials resumes it"
     space_file = quote(str(run.folder.space_file))
     by_hand = f"`meshtune search {space_file}{run.launcher_option}` resumes it"
-    if (run.directory / slurm.SCRIPT_NAME).exists():
+    if slurm.BatchJob.script_of(run.directory).exists():
         return f"its job resumes it if squeue still lists the job, else {by_hand}"
     return by_hand
 
 
 def export(arguments: Namespace) -> int:
-    """Print or write a run's best configuration in another trainer's form."""
     from workflows.export import of_best, text, write
 
     found, what = of_best(arguments.run, arguments.to)
@@ -159,7 +152,6 @@ def export(arguments: Namespace) -> int:
 
 def train(arguments: Namespace) -> int:
     """Train with a report's best.yaml and print the metrics."""
-    from workflows.cli.errors import UsageError
     from workflows.launching import launcher_name, refuse_too_many_ranks
     from workflows.train import Longer, dry_run, train_best
 

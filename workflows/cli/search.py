@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 
 def add_commands(commands: Commands) -> None:
-    """Add this group's commands."""
     parser = command(commands, "search", search, "Start or resume a search.")
     add_space(parser)
     add_launcher(parser, "local, srun, mpiexec, simulate")
@@ -106,7 +105,7 @@ def submit(arguments: Namespace) -> int:
     space, folder, pricing = asked(arguments)
     earlier = [run.absolute() for run in arguments.warm_start]
     seed = [] if arguments.seed is None else ["--seed", str(arguments.seed)]
-    site = slurm.load_site(arguments.site)
+    site = slurm.Site.load(arguments.site)
     script = slurm.batch_script(
         space=str(folder.space_file),  # frozen: what is edited while the job waits is another run
         run_dir=folder.path,
@@ -130,12 +129,12 @@ def submit(arguments: Namespace) -> int:
         if not folder.started:  # of a job that was cancelled before it began: nothing is mixed
             folder.space_file.unlink(missing_ok=True)
         folder.create(space)
-        job = slurm.submit(script, folder.path)
+        job = slurm.BatchJob.submit(script, folder.path)
     print(f"submitted job {job}; `meshtune status {quote(str(folder.path))}` shows its progress")
     return 0
 
 
 def _warn(space: SearchSpace, pricing: analysis.Pricing | None) -> None:
     """Print what will go wrong with a search, before anything is started for it."""
-    for warning in analysis.search_warnings(space, pricing or analysis.price(space)):
+    for warning in analysis.search_warnings(space, pricing or analysis.Pricing.of(space)):
         print(warning)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from analysis import RunFolder
 from search_spaces import SearchSpace, SpaceError, load_space
-from slurm import job_of
-from workflows.cli.errors import UsageError
+from slurm import BatchJob
+from workflows.cli.arguments import UsageError
 from workflows.optimizer.registry import POLICIES
 
 if TYPE_CHECKING:
@@ -89,10 +89,9 @@ def run_directory(arguments: Namespace, space: SearchSpace) -> Path:
 def refuse_second_job(folder: RunFolder) -> None:
     """Raise if somebody searches in this folder, or a job waits to: a second one would only fail.
 
-    Raises:
-        UsageError: the message says which job, and what to do.
+    Raises UsageError, which says which job, and what to do.
     """
-    if job := job_of(folder.path):
+    if job := BatchJob.of(folder.path):
         raise UsageError(
             f"job {job.id} ({job.state}) searches in {folder.path}, with the space as it was "
             f"submitted ({folder.space_file.name} there): wait for its end, or `scancel {job.id}` "
@@ -121,7 +120,6 @@ def policy_options(policy: str, warm_start: Sequence[Path]) -> list[str]:
 
 
 def resume_flags(arguments: Namespace) -> str:
-    """Options of the command that resumes a run, besides the space."""
     given = {
         "--launcher": arguments.launcher,
         "--simulate": arguments.simulate,

@@ -8,11 +8,10 @@ from argparse import Namespace
 
 import analysis
 from foundation.messages import printable
-from workflows.cli.arguments import Commands, add, command, folder, positive
+from workflows.cli.arguments import Commands, UsageError, add, command, folder, positive
 
 
 def add_commands(commands: Commands) -> None:
-    """Add this group's commands."""
     text = "Serve a run's report to a browser on this machine, updated while the search runs."
     parser = command(commands, "watch", watch, text)
     add(parser, "run", folder, "RUN")
@@ -21,7 +20,6 @@ def add_commands(commands: Commands) -> None:
 
 def watch(arguments: Namespace) -> int:
     """Serve a run's page until Ctrl-C."""
-    from workflows.cli.errors import UsageError
     from workflows.watch import LOOKED_S, PageError, Pages, serving
 
     analysis.read_run(arguments.run)  # an error now

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis import Array, MissingFactError, Run, in_time, trusted, weights_of
+from analysis import MissingFactError, Run, Scalarization, trusted
+from trainer.plan.jobs import Array
 from workflows.optimizer.continuous import ContinuousPart
 from workflows.optimizer.deephyper import DeepHyperOptimizer
 from workflows.optimizer.model_guided import ModelGuidedSearch
@@ -50,7 +51,9 @@ class DeepHyperPolicy(Policy):
         drawn = self._drawn(run, max_nodes, rng)
         if not drawn:
             return None
-        weights, towards = weights_of(self.problem.space, self.problem.seed, len(run.trials))
+        weights, towards = Scalarization.weights(
+            self.problem.space, self.problem.seed, len(run.trials)
+        )
         raw, by, why = self._optimizer.choose(run, drawn, rng, weights)
         if by == "bayesian":
             why += towards
@@ -97,7 +100,7 @@ class LikelyToRun(DeepHyperPolicy):
             prediction = model.predict(pricing.jobs(facts, len(configs)))
         except MissingFactError:  # such as the network, which only some configurations need
             return None
-        ends = in_time(self.problem.space, prediction, run.trials.values())
+        ends = pricing.in_time(prediction, run.trials.values())
         return np.asarray(prediction.fits * ends)
 
 
@@ -130,7 +133,7 @@ class MeshtunePolicy(Policy):
     def _guided(self, model: ModelGuidedSearch, run: Run, max_nodes: int) -> Proposal | None:
         """The model's choice; what it sees no difference in, if continuous, is DeepHyper's."""
         rng, space, rest = self.problem.rng(run), self.problem.space, self._continuous
-        weights, towards = weights_of(space, self.problem.seed, len(run.trials))
+        weights, towards = Scalarization.weights(space, self.problem.seed, len(run.trials))
         if rest.names and (again := self._best_again(run, max_nodes)):
             completed = rest.completed(again, run, rng)
             if completed:

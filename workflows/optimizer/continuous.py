@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis import Array, Run, unpriced_parameters
+from analysis import Run
 from search_spaces import Candidates
+from trainer.plan.jobs import Array
 from workflows.optimizer.deephyper import DeepHyperOptimizer
 from workflows.optimizer.policy import Problem
 
@@ -35,7 +36,8 @@ class ContinuousPart:
 
     def __init__(self, problem: Problem, optimizer: DeepHyperOptimizer) -> None:
         space = problem.space
-        continuous = [n for n in unpriced_parameters(space) if space.parameters[n].span is not None]
+        unpriced = problem.pricing.unpriced if problem.pricing else []
+        continuous = [n for n in unpriced if space.parameters[n].span is not None]
         self.names = tuple(continuous) if problem.only is None else ()
         held = space.holding(self.names)
         self.candidates = Candidates(held) if self.names else problem.candidates

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from analysis import Array, Run, Scalarization, Trial, merits, reached
+from analysis import Run, Scalarization, Trial
 from foundation.quantities import counted
 from search_spaces import Parameter, SearchSpace
+from trainer.plan.jobs import Array
 
 KAPPA, KAPPA_FINAL, KAPPA_PERIOD = 1.96, 0.01, 10
 SCARCE = 4  # times the initial successes, in trials told, from which on two successes suffice
@@ -90,7 +91,7 @@ class DeepHyperOptimizer:
                 told = [-objective for objective in told]
         else:
             objectives = self.space.objectives
-            known = merits(objectives, reached(objectives, [t for _, t in done]))
+            known = Scalarization.merits(objectives, [t for _, t in done])
             told = Scalarization.from_weights(weights, known).value(known).tolist()
         for (i, _), value in zip(done, told, strict=True):
             values[i] = value

@@ -16,20 +16,17 @@ from typing import Any
 import numpy as np
 
 from analysis import (
-    LIKELY,
-    Array,
     MissingFactError,
     NotEnough,
     Outlook,
     Run,
     Trial,
-    remaining_deviation,
     trusted,
 )
+from trainer.plan.jobs import Array
 from workflows.optimizer.policy import Policy, Problem, Proposal
 
-CONSIDERED = 2_000  # configurations that likely run
-DRAWS = 8  # of the model's constants
+CONSIDERED = 2_000  # configurations
 
 
 class ExploringPolicy(Policy):
@@ -64,28 +61,12 @@ class ExploringPolicy(Policy):
         problem, pricing = self.problem, self.problem.pricing
         assert pricing is not None
         seed = int(problem.rng(run).integers(2**32))
-        outlook = Outlook(run, pricing, seed, problem.candidates)
-        tried = problem.candidates.indices_of([t.config for t in run.trials.values()])
-        narrow = outlook.num_nodes <= max_nodes
-        new = narrow & (outlook.fits >= LIKELY) & ~np.isin(outlook.indices, tried)
-        indices = outlook.indices[new][:CONSIDERED]
-        if not len(indices):
+        found = Outlook(run, pricing, seed, problem.candidates).least_known(max_nodes)
+        if found is None:
             return None
-        pending = [trial.config for trial in run.trials.values() if not trial.ended]
-        both = np.concatenate([indices, problem.candidates.indices_of(pending)])
-        members = outlook.members(both)
-        posterior = outlook.posterior(members)
-        runs = posterior.feasibility[: len(indices)]
-        if not np.any(runs >= LIKELY):
-            return None
-        others = np.array([outlook.drawn(members).mean for _ in range(DRAWS)])
-        unknown = np.hypot(posterior.deviation, np.std(others, axis=0))
-        left = remaining_deviation(posterior.residual, members.features, others, len(indices))
-        at = int(np.argmax(np.where(runs >= LIKELY, left, -np.inf)))
-        config = problem.space.canonical(problem.candidates.configs(indices[[at]])[0])
-        expected = posterior.interval(at, float(unknown[at])) | {"fits": float(runs[at])}
-        why = f"the model is least sure of it (± {unknown[at]:.0%})"
-        return Proposal(config, Trial.EXPLORATION, why, expected)
+        config = problem.space.canonical(problem.candidates.configs(np.array([found.index]))[0])
+        why = f"the model is least sure of it (± {found.deviation:.0%})"
+        return Proposal(config, Trial.EXPLORATION, why, found.expected)
 
     def _farthest(self, run: Run, max_nodes: int) -> Proposal | None:
         """Farthest from all that was tried, every parameter's values from 0 to 1."""

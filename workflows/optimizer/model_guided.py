@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis import (
-    Array,
     CandidateSet,
     CostModel,
     Goal,
@@ -22,14 +21,12 @@ from analysis import (
     Pricing,
     Run,
     acquisition,
-    drawn,
     expected_gain,
-    positive,
-    states_gain,
     trusted,
 )
 from foundation.quantities import counted
 from search_spaces import Candidates
+from trainer.plan.jobs import Array
 
 
 @dataclass(frozen=True)
@@ -83,17 +80,16 @@ class ModelGuidedSearch:
         calibrated = model = self._calibrated(observations)
         rule, pending = "highest acquisition", len(run.trials) - len(observations.completed)
         if pending:
-            model, rule = drawn(model, rng), "favourite of one of several models"
+            model, rule = model.drawn(rng), "favourite of one of several models"
         goal = Goal(self._pricing)
         if weights is not None:
             prediction = model.predict(self._shortlist.jobs[rows])
             goal = goal.towards(weights, prediction, observations.successes)
         posterior = Posterior(self._shortlist, model, observations, rows, goal)
-        best = run.best if goal.single and run.best and positive(run.best) else None
+        best = run.best if goal.single and run.best and run.best.positive else None
         at = int(np.argmax(acquisition(posterior, best)))
         expected = posterior.interval(at) | {"fits": float(posterior.feasibility[at])}
-        if best and states_gain(posterior):
-            gain = expected_gain(posterior, best, 1 + pending, calibrated, rng)
+        if best and (gain := expected_gain(posterior, best, 1 + pending, calibrated, rng)):
             expected |= {"gain": gain.next, "left": gain.left}
         learned = "no trial yet"
         if observations.completed:

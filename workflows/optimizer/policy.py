@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis import Pricing, Run, price
+from analysis import Pricing, Run
 from search_spaces import Candidates, SearchSpace
 
 NUM_CANDIDATES = 10_000  # among which a policy looks for the best
@@ -62,7 +62,7 @@ class Problem:
     @cached_property
     def pricing(self) -> Pricing | None:
         """The cost model of the space; None where it cannot price it."""
-        return self.learned or price(self.space)
+        return self.learned or Pricing.of(self.space)
 
     def rng(self, run: Run) -> np.random.Generator:
         """Random numbers for the next proposal: a function of the seed and the history."""

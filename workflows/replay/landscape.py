@@ -17,16 +17,9 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Answer:
-    """The outcome of one recorded trial.
-
-    Attributes:
-        objective: nan if it failed.
-        kind: as in the journal.
-        result: metrics besides the objective, for the policy.
-    """
-
-    objective: float
-    kind: str = "ok"
+    objective: float  # nan if it failed
+    kind: str = "ok"  # as in the journal
+    # metrics besides the objective, for the policy
     result: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -36,21 +29,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Landscape:
-    """Recorded configurations of one model on one machine.
+    """Recorded configurations of one model on one machine."""
 
-    Attributes:
-        key: its name among the landscapes of its file.
-        space: as a person would write it for this model and machine.
-        answers: every recorded repeat, by canonical configuration's key.
-        configs: canonical, in the file's order.
-        model: identity of the model, for fits that leave it out.
-    """
-
-    key: str
-    space: SearchSpace
-    configs: list[dict[str, Any]]
-    answers: Mapping[Key, list[Answer]]
-    model: str = ""
+    key: str  # its name among the landscapes of its file
+    space: SearchSpace  # as a person would write it for this model and machine
+    configs: list[dict[str, Any]]  # canonical, in the file's order
+    answers: Mapping[Key, list[Answer]]  # every recorded repeat, by canonical configuration's key
+    model: str = ""  # identity of the model, for fits that leave it out
 
     @classmethod
     def of(
@@ -77,7 +62,6 @@ class Landscape:
 
     @property
     def best(self) -> float:
-        """The objective of the best configuration."""
         medians = self.medians.values()
         return max(medians) if self.space.objective.maximize else min(medians)
 
@@ -98,11 +82,7 @@ class Landscape:
         return 1 - behind / abs(best) if best else float(behind <= 0)
 
     def checked(self, where: str) -> Landscape:
-        """This landscape.
-
-        Raises:
-            TableError: if there is nothing to choose from; names ``where``.
-        """
+        """This landscape; raises TableError, with ``where``, if there is nothing to choose from."""
         if len(self.configs) < 2 or not self.medians:
             raise TableError(
                 f"{where}: nothing to replay: needs two configurations of which one ran"

@@ -29,14 +29,8 @@ _WORDS = {code: word for word, code in RECOMPUTE.items()}
 
 @dataclass(frozen=True)
 class Recorded:
-    """The landscapes of a file.
-
-    Attributes:
-        landscapes: can be searched.
-        left_out: number of rows that are in none of them, by reason.
-    """
-
-    landscapes: list[Landscape]
+    landscapes: list[Landscape]  # can be searched
+    # number of rows that are in none of them, by reason
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -158,7 +152,8 @@ def _landscape(key: str, table: Table) -> Landscape:
     _check_same(key, table)
     cluster = table.machine()
     nodes = np.maximum(np.round(jobs.layout.world_size / cluster.gpus_per_node), 1)
-    columns = {name: getattr(jobs, name) for name in _VARIED} | {"num_nodes": nodes}
+    numbers = jobs.columns()
+    columns = {name: numbers[name] for name in _VARIED} | {"num_nodes": nodes}
     columns["zero_stage"] = np.maximum(columns["zero_stage"], 0)
     rows = [
         {name: _plain(name, column[row]) for name, column in columns.items()}
@@ -183,7 +178,8 @@ def _answer(table: Table, row: int) -> Answer:
 
 def _check_same(key: str, table: Table) -> None:
     """Raise if rows differ in model, machine or framework."""
-    columns: dict[str, Any] = {name: getattr(table.jobs, name) for name in _SAME}
+    numbers = table.jobs.columns()
+    columns: dict[str, Any] = {name: numbers[name] for name in _SAME}
     columns |= {"gpu": table.cluster, "framework": table.framework}
     if mixed := [name for name, column in columns.items() if len(np.unique(column)) > 1]:
         raise TableError(
@@ -201,7 +197,6 @@ def _plain(name: str, value: float) -> Any:
 def _space(
     key: str, table: Table, cluster: dict[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> SearchSpace:
-    """The space of a landscape, read like any other."""
     jobs = table.jobs
     model = {
         "num_layers": int(jobs.model.num_layers[0]),

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis import CostModel, Pricing, Run, Trial, price
+from analysis import CostModel, Pricing, Run, Trial
 from foundation.quantities import counted
 from search_spaces import SearchSpace
 from workflows.optimizer.policy import Policy
@@ -27,18 +27,13 @@ NEAR, NEARER = 0.05, 0.01  # of the best
 
 @dataclass
 class Played:
-    """One replay of one landscape with one seed.
+    """One replay of one landscape with one seed."""
 
-    Attributes:
-        shares: each trial's objective relative to the landscape's best, in order (see
-            ``Landscape.share``); 0 if it failed.
-        seconds: total time of the policy.
-        run: as the policy saw it.
-    """
-
+    # each trial's objective relative to the landscape's best, in order (see ``Landscape.share``); 0
+    # if it failed
     shares: list[float] = field(default_factory=list)
-    seconds: float = 0.0
-    run: Run = field(default_factory=lambda: Run(Path()))
+    seconds: float = 0.0  # total time of the policy
+    run: Run = field(default_factory=lambda: Run(Path()))  # as the policy saw it
 
     def trials_to(self, share: float) -> int | None:
         """Trials up to the first within a share of the best; None if there is none."""
@@ -71,14 +66,11 @@ def policy_for(
     """A policy of ``meshtune search`` on a landscape.
 
     Args:
-        landscape: what it may propose.
-        policy: its name.
-        seed: of the policy.
         model: replaces the cost model's constants, such as by a fit without the landscape's
             model; its machine and framework are replaced.
         earlier: runs, and their spaces, that the cost model learns from first.
     """
-    pricing = price(landscape.space)
+    pricing = Pricing.of(landscape.space)
     if pricing is not None and model is not None:
         pricing.learn_from(model)
     if pricing is not None:
@@ -98,11 +90,8 @@ def play(
     """Search a landscape until it is exhausted, or one of the limits is reached.
 
     Args:
-        landscape: has the outcomes.
-        policy: chooses the trials.
         seed: of the choice among a configuration's repeats.
         parallel: concurrent trials; all of them complete before more are proposed.
-        max_trials: the most trials.
         until: end once a trial is within this share of the best, after 16 trials at the earliest.
     """
     rng = np.random.default_rng(seed)
@@ -223,14 +212,12 @@ def replay(
     make: Callable[[Landscape, int], Policy],
     seeds: int,
     parallel: int = 1,
-    max_trials: int | None = None,
 ) -> dict[str, Any]:
     """Play every landscape with every seed; see :func:`summary`."""
     played, sizes = {}, {}
     for landscape in recorded:
         sizes[landscape.key] = len(landscape.configs)
         played[landscape.key] = [
-            play(landscape, make(landscape, seed), seed, parallel, max_trials)
-            for seed in range(seeds)
+            play(landscape, make(landscape, seed), seed, parallel) for seed in range(seeds)
         ]
     return summary(played, sizes)

@@ -15,7 +15,7 @@ import numpy as np
 
 from analysis import Run, TableError
 from foundation.messages import shown
-from search_spaces import MAX_CONFIGS, SpaceError, load_space
+from search_spaces import SearchSpace, SpaceError, load_space
 from workflows.replay.landscape import Answer, Landscape
 
 INACTIVE = "inactive"  # value of a parameter that a trial lacks
@@ -24,13 +24,9 @@ SHOWN = 3  # parameters that an error names
 
 
 def of_results(run: Run) -> Landscape:
-    """The landscape of all completed trials.
+    """The landscape of all completed trials; the first of several objectives counts.
 
-    Args:
-        run: from ``analysis.read_results``; the first of several objectives counts.
-
-    Raises:
-        TableError: if no space can have its values, or there is nothing to choose from.
+    Raises TableError if no space can have its values, or there is nothing to choose from.
     """
     trials = [trial for trial in run.trials.values() if trial.ended and not trial.stopped_early]
     names = _names([*dict.fromkeys(name for trial in trials for name in trial.config)])
@@ -62,7 +58,7 @@ def of_results(run: Run) -> Landscape:
 
 def _check_combinations(where: str, values: Mapping[str, int]) -> None:
     """Raise if there are too many combinations to number them."""
-    if math.prod(values.values()) <= MAX_CONFIGS:
+    if math.prod(values.values()) <= SearchSpace.MAX_CONFIGS:
         return
     widest = sorted(values, key=lambda name: -values[name])[:SHOWN]
     most = ", ".join(f"{shown(name)} {values[name]}" for name in widest)

@@ -26,11 +26,8 @@ class Stop:
 class Allocation:
     """Asks the launcher periodically whether trials can be started, and on which nodes.
 
-    Args:
-        launcher: owns the allocation, if there is one.
-        pool: loses the nodes that are down.
-        timeout_s: a trial's, which must fit into the time that is left.
-        tell: called with a line for whoever watches.
+    A trial's ``timeout_s`` must fit into the time that is left. The pool loses the nodes that are
+    down.
     """
 
     def __init__(

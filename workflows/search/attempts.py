@@ -39,7 +39,6 @@ class Attempts:
 
     @property
     def stopping(self) -> bool:
-        """Whether running attempts are being ended."""
         return self._stop.is_set()
 
     def start(self, running: Running, spec: TrialSpec, stop_rule: StopRule | None) -> None:
@@ -53,12 +52,7 @@ class Attempts:
     def next_end(
         self, timeout_s: float | None, until_s: float = math.inf
     ) -> tuple[Running, Outcome] | None:
-        """The next attempt that ended; None after the timeout, or after :meth:`wake`.
-
-        Args:
-            timeout_s: see ``Clock.receive``.
-            until_s: the wait's end on the launcher's monotonic clock.
-        """
+        """The next attempt that ended; None after :meth:`wake`, or as in ``Clock.receive``."""
         ended = self._launcher.clock.receive(self._ended, timeout_s, len(self.running), until_s)
         if ended:
             del self.running[ended[0].trial]

@@ -41,7 +41,6 @@ class Budget:
 
     @classmethod
     def of(cls, space: SearchSpace) -> Budget:
-        """The budget of a space."""
         budget = space.budget
         return cls(budget.trials, budget.wall_time_s, budget.node_hours, budget.expected_gain)
 
@@ -69,11 +68,7 @@ class Budget:
         """Why the next trial should not start although there is budget, or None if it should.
 
         One small expected gain may change with the next trial: only several in a row end a
-        search, and none before enough trials succeeded.
-
-        Args:
-            expected: the proposal's; without ``gain`` it is unknown.
-            run: has the earlier proposals.
+        search, and none before enough trials succeeded. Without ``gain`` it is unknown.
         """
         before = [t.expected for t in run.trials.values() if not t.explores][1 - SMALL_GAINS :]
         gains = [e.get("gain", math.inf) for e in [*before, expected]]
@@ -116,11 +111,8 @@ class NodeHours:
     ) -> bool:
         """Whether a trial of ``config`` should end within the node-hours left.
 
-        Args:
-            run: its trials count.
-            now: on the journal's clock, seconds.
-            started: trials that run or wait for nodes, and have to end within them as well.
-            config: of the trial.
+        The ``started`` trials, which run or wait for nodes, have to end within them as well.
+        ``now`` is on the journal's clock, seconds.
         """
         if self.limit is None:
             return True
@@ -172,9 +164,9 @@ class NodeHours:
 
     @cached_property
     def _pricing(self) -> Pricing | None:
-        from analysis import price
+        from analysis import Pricing
 
-        return price(self._space)
+        return Pricing.of(self._space)
 
 
 def _step_time_s(trial: Trial) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from analysis import (
@@ -26,7 +26,7 @@ from analysis import (
 )
 from foundation.quantities import counted
 from search_spaces import SearchSpace
-from slurm import Kind, Launcher, LauncherError, Lease, NodePool, Outcome, read_result
+from slurm import Kind, Launcher, LauncherError, Lease, NodePool, Outcome
 from workflows.optimizer.policy import Policy
 from workflows.search.allocation import Allocation
 from workflows.search.attempts import Attempts, Running
@@ -45,67 +45,52 @@ TICK_S = 1.0
 Listener = Callable[[Event | Tick | Notice, "Driver"], None]
 
 
+@dataclass(eq=False)
 class Driver:
     """Runs a search on a launcher's nodes until its budget is spent.
 
     Args:
-        space: what is searched.
-        folder: the run's folder, created.
-        journal: the run's journal, locked by this process.
-        launcher: gives trials their processes.
-        policy: chooses configurations.
-        factory: turns them into trials.
-        budget: when to stop.
-        seed: written to the journal.
+        journal: locked by this process; ``seed`` is written to it.
         listen: called with an event and the driver: with each event after it was written to the
             journal, with a ``Notice`` for other messages, and about once a second with a ``Tick``.
         identity: of the folder, by which ``factory`` names trials; None if no other run could have
             the same names.
     """
 
-    def __init__(
-        self,
-        space: SearchSpace,
-        folder: RunFolder,
-        journal: Journal,
-        launcher: Launcher,
-        policy: Policy,
-        factory: TrialFactory,
-        budget: Budget,
-        seed: int,
-        listen: Listener,
-        identity: Identity | None = None,
-    ) -> None:
-        self.space = space
-        self.folder = folder
-        self.journal = journal
-        self.launcher = launcher
-        self.factory = factory
-        self.budget = budget
-        self.seed = seed
-        self.listen = listen
-        self.identity = identity
+    space: SearchSpace
+    folder: RunFolder
+    journal: Journal
+    launcher: Launcher
+    policy: Policy
+    factory: TrialFactory
+    budget: Budget
+    seed: int
+    listen: Listener
+    identity: Identity | None = None
+
+    def __post_init__(self) -> None:
+        space, launcher = self.space, self.launcher
         self.pool = NodePool(launcher.nodes())
         self._storage = Storage(self._tell, lambda: self.stopping)
-        self._schedule = Schedule(space, journal, self.pool, policy, budget, self._write)
+        self._schedule = Schedule(
+            space, self.journal, self.pool, self.policy, self.budget, self._write
+        )
         self._attempts = Attempts(launcher)
         self._waiting: set[int] = set()  # asked the pool for nodes
         self._early_stopping = EarlyStopping(space)
         self._failures = RepeatedFailures()
         self._launches = LaunchFailures()
         self._allocation = Allocation(launcher, self.pool, space.trial.timeout_s, self._tell)
-        self._results = ResultsFile(folder)
+        self._results = ResultsFile(self.folder)
         self._ending: Ending | None = None  # nothing more is started
         self._told = set[str]()
 
     @property
     def running(self) -> dict[int, Running]:
-        """The running attempts, by trial."""
         return self._attempts.running
 
     @property
     def stopping(self) -> bool:
-        """Whether running trials are being ended."""
         return self._attempts.stopping
 
     @property
@@ -134,8 +119,7 @@ class Driver:
     def run(self) -> Ending:
         """Search until the budget is spent, the space is exhausted, or somebody stops it.
 
-        Raises:
-            LauncherError: if the launcher cannot work at all.
+        Raises LauncherError if the launcher cannot work at all.
         """
         try:
             self._open()
@@ -208,7 +192,7 @@ class Driver:
 
     def _left_behind(self, number: int, name: str) -> Outcome:
         """The outcome of an attempt whose driver was killed: its result if it has one."""
-        outcome = read_result(self.folder.trial(number))
+        outcome = Outcome.stated(self.folder.trial(number))
         message = "its driver was killed"
         if not self._is_own(name):
             message = "it ran in the folder that this one is a copy of"
@@ -216,17 +200,15 @@ class Driver:
         return outcome or Outcome(Kind.PREEMPTED, message=message)
 
     def _fill(self) -> Ending | None:
-        """Start the trials that pool, budget and allocation allow.
-
-        Returns:
-            Why no new trial is started any more; None if one may be.
-        """
+        """Start the trials that pool, budget and allocation allow; None if more may start."""
         no_more = None
         self._check_allocation()
         while not self._ending:
             if self._paused_until_s < math.inf:
                 return None
-            self._grant()
+            for lease in self.pool.grants():
+                self._waiting.discard(int(lease.trial))
+                self._start(int(lease.trial), lease)
             if len(self.running) + len(self._waiting) >= self.launcher.max_concurrent:
                 return None
             if self.pool.size == 0:
@@ -248,12 +230,6 @@ class Driver:
                 self.pool.withdraw(str(number))
             self._waiting.clear()
         return no_more
-
-    def _grant(self) -> None:
-        for lease in self.pool.grants():
-            number = int(lease.trial)
-            self._waiting.discard(number)
-            self._start(number, lease)
 
     def _start(self, number: int, lease: Lease) -> None:
         trial = self.state.trials[number]

@@ -17,7 +17,7 @@ from typing import Any
 from analysis import MissingMetricError, Run, Trial, noise_of
 from foundation.files import is_number
 from search_spaces import SearchSpace
-from slurm import EarlyStop, StepReport, result_of_steps
+from slurm import EarlyStop, StepLog, StepReport
 from workflows.search.objectives import objective_values
 
 MARGIN = 0.05  # share of the best objective
@@ -38,11 +38,7 @@ class _Incumbent:
 
 
 class EarlyStopping:
-    """Judges running trials; one thread updates it, others ask it.
-
-    Args:
-        space: has the objective and the number of steps.
-    """
+    """Judges running trials of a space; one thread updates it, others ask it."""
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
@@ -87,7 +83,7 @@ class EarlyStopping:
         logs = []
         for step in measured:
             try:
-                [value] = objective_values(self._space, config, result_of_steps([step])).values()
+                [value] = objective_values(self._space, config, StepLog.result([step])).values()
             except MissingMetricError:
                 return None
             if not 0 < value < math.inf:
@@ -104,7 +100,7 @@ class EarlyStopping:
             f"best, trial {best.trial} (threshold {math.exp(threshold):.2f}x)"
         )
         return EarlyStop(
-            message, result_of_steps(measured), max(0, left) * self._step_time_s(measured)
+            message, StepLog.result(measured), max(0, left) * self._step_time_s(measured)
         )
 
     def _log(self, value: float) -> float:

@@ -34,11 +34,7 @@ class LaunchFailures:
         self._in_a_row = 0
 
     def note(self, trial: int, kind: Kind, wave: int, now_s: float) -> bool:
-        """Record the end of an attempt that began in ``wave``.
-
-        Returns:
-            False if it failed together with one that is counted already.
-        """
+        """Note the end of an attempt begun in ``wave``; False if its failure is counted already."""
         together = wave < self.wave
         if not is_launch_failure(kind):
             if kind.observed and not together:  # its processes ran

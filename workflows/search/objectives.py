@@ -44,8 +44,7 @@ def objective_values(
 ) -> dict[str, float]:
     """The value of every objective, in the space's order; may be infinite or not a number.
 
-    Raises:
-        MissingMetricError: if the result lacks a metric that one needs.
+    Raises MissingMetricError if the result lacks a metric that one needs.
     """
     if space.trainer.builtin is None:
         result = completed(job_of(space, config), result)

@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from analysis import Run, front_lines, verdict_lines
+from analysis import Run, verdict_lines
 from foundation.messages import printable
 from foundation.quantities import clock_text, config_text, duration
 from slurm import BLAMELESS
@@ -64,7 +64,6 @@ class Panel:
         self._expected_s: dict[tuple[int, int], float] = {}  # by trial and attempt
 
     def draw(self, driver: Driver) -> RenderableType:
-        """The current panel."""
         run, now = driver.state, driver.journal.clock()
         self._note_parameters(run)
         facts = self._facts(driver, run, now)
@@ -79,7 +78,9 @@ class Panel:
 
     def _facts(self, driver: Driver, run: Run, now: float) -> list[tuple[str, Text]]:
         simulated = " (simulated)" if driver.launcher.simulated else ""
-        goals = ", ".join(f"{'maximize' if up else 'minimize'} {key}" for key, up in _goals(driver))
+        goals = ", ".join(
+            f"{'maximize' if o.maximize else 'minimize'} {o.key}" for o in driver.space.objectives
+        )
         rows = [("space", Text(f"{driver.space.name}{simulated}: {goals}"))]
         best = run.best
         if best is None:
@@ -94,7 +95,7 @@ class Panel:
             rows.append(("left", Text(left)))
         if constant := self._constants():
             rows.append(("constant", Text(constant, style="dim")))
-        rows += [(label, Text(printable(t))) for label, t in front_lines(run)[: SHOWN_FRONT + 1]]
+        rows += [(label, Text(printable(t))) for label, t in run.front_lines()[: SHOWN_FRONT + 1]]
         rows.append(("trials", _counts(driver, run)))
         rows.append(("spent", Text(_spent(driver, run, now))))
         if finals := [str(n) for n in sorted(driver.running) if run.trials[n].ended]:
@@ -161,10 +162,6 @@ class Panel:
         if not self._varied:
             return ""
         return config_text({n: v for n, v in self._first.items() if n not in self._varied})
-
-
-def _goals(driver: Driver) -> list[tuple[str, bool]]:
-    return [(o.key, o.maximize) for o in driver.space.objectives]
 
 
 def _left(run: Run) -> str:

@@ -20,7 +20,6 @@ from analysis import (
     Run,
     Started,
     Trial,
-    front_lines,
     verdict_lines,
 )
 from foundation.messages import printable
@@ -39,11 +38,7 @@ SHOWN_MESSAGE = 100  # characters; the journal and the report have all
 def summary(run: Run, budget: Budget, now: float, alive: bool = True) -> list[tuple[str, str]]:
     """The state of a run as (label, text) rows, for ``meshtune status``.
 
-    Args:
-        run: as its journal has it.
-        budget: its limits.
-        now: seconds since the epoch.
-        alive: whether a driver is running it.
+    It is ``alive`` while a driver runs it; ``now`` is in seconds since the epoch.
     """
     ended = [t for t in run.trials.values() if t.ended]
     failed = Counter(t.kind for t in ended if not t.ok)
@@ -61,7 +56,7 @@ def summary(run: Run, budget: Budget, now: float, alive: bool = True) -> list[tu
         rows.append(("", config_text(best.config)))
     else:
         rows.append(("best", "no success yet"))
-    rows += front_lines(run)
+    rows += run.front_lines()
     rows += verdict_lines(run)
     rows.append(("time", _spent(wall_time_s(run, now), budget.wall_time_s, clock_text)))
     rows.append(("node-hours", _spent(node_hours(run, now), budget.node_hours, "{:.3g}".format)))

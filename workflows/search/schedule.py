@@ -18,15 +18,7 @@ from workflows.search.trials import MAX_RETRIES, proposed
 
 
 class Schedule:
-    """Chooses the next trial to start, and writes new ones to the journal.
-
-    Args:
-        space: what is searched.
-        journal: of the run.
-        pool: the nodes that there are.
-        policy: chooses configurations.
-        budget: when to stop.
-        write: replaces the journal's own.
+    """Chooses the next trial to start, and writes new ones to the journal, by ``write`` if given.
 
     Attributes:
         too_wide: trials that need more nodes than are left of this allocation.
@@ -57,16 +49,14 @@ class Schedule:
         return self._journal.run
 
     def requeue(self, number: int) -> None:
-        """Put a trial that has to run (again) into the queue."""
         if number not in self._requeued:
             self._requeued.append(number)
 
     def next(self, started: Collection[int], last: Collection[int] = ()) -> int | Ending:
         """The number of the next trial to start, or why there is none.
 
-        Args:
-            started: trials that run or wait for nodes.
-            last: trials that run again only if there is nothing new to try.
+        ``started`` trials run or wait for nodes; ``last`` ones run again only if there is nothing
+        new to try.
         """
         if spent := self._budget.resources_spent(self._run, self._journal.clock()):
             return Ending(spent, DONE)

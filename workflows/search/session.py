@@ -24,7 +24,6 @@ from analysis import (
     Run,
     RunFolder,
     Trial,
-    front_lines,
     read_run,
     verdict_lines,
 )
@@ -48,28 +47,15 @@ NO_IDENTITY = "00000000"  # not yet, or simulated
 
 @dataclass(frozen=True)
 class Search:
-    """A search as it was asked for.
-
-    Attributes:
-        space: what is searched; its budget is that of the whole run.
-        folder: of the run; one that is there already is resumed.
-        launcher: gives trials their processes.
-        seed: default: the run's own, or 0.
-        policy: the name of what chooses; see ``workflows.optimizer.registry``.
-        pricing: replaces the space's own prices.
-        budget: default: the space's.
-    """
-
-    space: SearchSpace
-    folder: RunFolder
-    launcher: Launcher
-    seed: int | None = None
-    policy: str = DEFAULT
-    pricing: Pricing | None = None
-    budget: Budget | None = None
+    space: SearchSpace  # what is searched; its budget is that of the whole run
+    folder: RunFolder  # of the run; one that is there already is resumed
+    launcher: Launcher  # gives trials their processes
+    seed: int | None = None  # default: the run's own, or 0
+    policy: str = DEFAULT  # the name of what chooses; see ``workflows.optimizer.registry``
+    pricing: Pricing | None = None  # replaces the space's own prices
+    budget: Budget | None = None  # default: the space's
 
     def make_policy(self, seed: int) -> Policy:
-        """A new policy."""
         return make_policy(self.space, seed, self.policy, pricing=self.pricing)
 
     def make_factory(self, identity: Identity | None) -> TrialFactory:
@@ -83,6 +69,12 @@ class Search:
         if self.launcher.simulated and self.space.trainer.builtin:
             return self.space.trainer.builtin.data
         return data_prefix(self.space, self.folder.path)
+
+    def run(self, listen: Listener = lambda *_: None) -> Run:
+        """Search until an ending, and return the run; prints nothing and handles no signals."""
+        with open_driver(self, listen) as driver:
+            driver.run()
+            return driver.state
 
 
 def run_session(search: Search, flags: str = "", report: bool = True) -> int:
@@ -149,18 +141,10 @@ def open_driver(search: Search, listen: Listener) -> Iterator[Driver]:
         journal.close()
 
 
-def run_search(search: Search, listen: Listener = lambda *_: None) -> Run:
-    """Search until an ending, and return the run; prints nothing and handles no signals."""
-    with open_driver(search, listen) as driver:
-        driver.run()
-        return driver.state
-
-
 def dry_run(search: Search) -> Iterator[str]:
     """The exact commands of the next trials; starts and writes nothing.
 
-    Raises:
-        TooFewNodesError: if every configuration that is left needs more nodes than there are.
+    Raises TooFewNodesError if every configuration that is left needs more nodes than there are.
     """
     folder, launcher = search.folder, search.launcher
     run = read_run(folder.path) if folder.started else Run(folder.path)
@@ -253,7 +237,7 @@ def _summary(driver: Driver, ending: Ending, flags: str) -> str:
             f"\nbest: {best.objective:.5g} {driver.state.objective_key}, trial {best.number}: "
             f"{config_text(best.config)}"
         )
-    for label, line in front_lines(driver.state):
+    for label, line in driver.state.front_lines():
         text += f"\n{label + ':' if label else ' '} {line}"
     asked = driver.space.finalists.confidence
     for label, line in verdict_lines(driver.state, asked):

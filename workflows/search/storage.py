@@ -22,21 +22,13 @@ class NoRoomError(Exception):
 
 
 class Storage:
-    """Writes that wait while the disk is full.
-
-    Args:
-        tell: called with a line when the search waits, and when it continues.
-        stopping: whether the search is to end; then it waits ``_PATIENCE_S`` only.
-    """
+    """Writes that wait while the disk is full, ``_PATIENCE_S`` if the search is ``stopping``."""
 
     def __init__(self, tell: Callable[[str], None], stopping: Callable[[], bool]) -> None:
         self._tell, self._stopping = tell, stopping
 
     def insist(self, write: Callable[[], T]) -> T:
-        """Repeat ``write`` until the disk has room; returns its result.
-
-        Args:
-            write: leaves nothing half done if it raises.
+        """Repeat ``write``, which is all or nothing, until the disk has room; return its result.
 
         Raises:
             NoRoomError: if the disk is full and the search is to stop.

@@ -8,18 +8,9 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from analysis import (
-    Journal,
-    Opened,
-    ResultsFile,
-    Run,
-    RunFolder,
-    Started,
-    Trial,
-)
+from analysis import Journal, Opened, ResultsFile, Run, RunFolder, Started, Trial
 from foundation.arguments import (
     ArgumentError,
     checked_path,
@@ -133,12 +124,10 @@ class Study:
 
     @property
     def run(self) -> Run:
-        """The run so far."""
         return self._journal.run
 
     @property
     def directory(self) -> Path:
-        """The run's folder."""
         return self._folder.path
 
     @property
@@ -148,17 +137,12 @@ class Study:
 
     @property
     def best(self) -> Trial | None:
-        """The best success so far."""
         return self.run.best
 
     def ask(self, max_nodes: int = _ANY_WIDTH) -> Trial | None:
         """The next trial to run, with its ``number`` and ``config``.
 
-        Args:
-            max_nodes: the most nodes that it may need.
-
-        Returns:
-            None if every configuration for so many nodes has been asked for.
+        None if every configuration for at most ``max_nodes`` has been asked for.
 
         Raises:
             ArgumentError: for fewer than 1 node.
@@ -210,9 +194,8 @@ class Study:
             raise ArgumentError(f"trial {number} does not run: tell what `ask` gave, and only once")
         if isinstance(result, Mapping):
             result = _plain(result)
-            objective_values(
-                self.space, known.config, result
-            )  # an error now, and not a crash of the trial
+            # An error now, and not a crash of the trial.
+            objective_values(self.space, known.config, result)
             outcome = Outcome(Kind.OK, result=result, message=message)
         else:
             outcome = Outcome(_failure(result), message=message)
@@ -237,12 +220,7 @@ class Study:
     def __enter__(self) -> Study:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _check_open(self) -> None:

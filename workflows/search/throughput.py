@@ -29,18 +29,10 @@ _LATE = 1.1  # factor by which a logged step time may exceed the trial's own tim
 
 @dataclass(frozen=True)
 class Job:
-    """The work of one training step.
-
-    Attributes:
-        model: None if the space names none.
-        sequences: per step, over all replicas.
-        micro_batches: per step and replica.
-    """
-
-    model: ModelConfig | None
-    sequences: float
+    model: ModelConfig | None  # None if the space names none
+    sequences: float  # per step, over all replicas
     num_gpus: int
-    micro_batches: float = 1
+    micro_batches: float = 1  # per step and replica
 
     def rates(self, step_time_s: float) -> dict[str, float]:
         """Every metric that follows from the time of a step."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from analysis import (
     Proposed,
     Run,
     RunFolder,
+    StartUp,
     Trial,
-    starts_longer_than_it_runs,
 )
 from search_spaces import SearchSpace
 from slurm import (
@@ -27,7 +27,6 @@ from slurm import (
     ResultSource,
     TrialSpec,
     clear_attempt,
-    kept_result,
 )
 from trainer.plan.limits import ConfigError
 from workflows.optimizer.policy import Proposal
@@ -39,23 +38,19 @@ MAX_RETRIES = 3  # of a trial whose nodes, launch or driver failed
 PYTHON_SOURCE = "python-source"  # value of trainer.builtin.data: the standard library's source
 
 
+@dataclass(frozen=True)
 class TrialFactory:
     """Makes the trial specifications of a space.
 
     Args:
-        space: what is searched.
-        folder: has the trials' folders.
         run_id: a name that no other run on this cluster has.
         data: prefix of the built-in trainer's token file; None for a user's own command.
     """
 
-    def __init__(
-        self, space: SearchSpace, folder: RunFolder, run_id: str, data: str | None
-    ) -> None:
-        self.space = space
-        self.folder = folder
-        self.run_id = run_id
-        self.data = data
+    space: SearchSpace
+    folder: RunFolder
+    run_id: str
+    data: str | None
 
     def name(self, number: int, attempt: int) -> str:
         return f"{self.run_id}-{number:04d}-{attempt}"
@@ -73,7 +68,7 @@ class TrialFactory:
         """
         modules = tuple(self.space.program.preload)
         asked = self.space.trainer.preload is not None
-        if modules and (asked or starts_longer_than_it_runs(self.space, run.trials.values())):
+        if modules and (asked or StartUp.exceeds_steps(self.space, run.trials.values())):
             return Kept(self.mark, modules)
         return None
 
@@ -122,7 +117,6 @@ class TrialFactory:
 
 
 def proposed(run: Run, proposal: Proposal) -> Proposed:
-    """The journal's event for a new trial."""
     return Proposed(
         trial=max(run.trials, default=0) + 1,
         config=proposal.config,
@@ -183,7 +177,7 @@ def ended(
         kind=str(kind),
         objective=next(iter(objectives.values()), None),
         objectives=objectives if len(objectives) > 1 else {},
-        result=None if outcome.result is None else kept_result(outcome.result),
+        result=outcome.kept_result,
         message=message,
         stderr_tail=outcome.stderr_tail,
         elapsed_s=outcome.elapsed_s,
@@ -197,13 +191,11 @@ def ended(
 
 
 def data_prefix(space: SearchSpace, folder: Path) -> str | None:
-    """The built-in trainer's token file, which may have to be made; writes nothing.
+    """Absolute path of the built-in trainer's token file, without its suffix; writes nothing.
 
-    Returns:
-        An absolute path without its suffix; None for a user's own trainer.
+    The file may have to be made. None for a user's own trainer.
 
-    Raises:
-        ConfigError: if a file that the space names for the trainer does not exist.
+    Raises ConfigError if a file that the space names for the trainer does not exist.
     """
     builtin = space.trainer.builtin
     if builtin is None:

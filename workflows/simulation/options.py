@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from analysis import start_up_s
+from analysis import StartUp
 from foundation.messages import nearest
 from foundation.values import seconds
 from search_spaces import SearchSpace
@@ -67,18 +67,16 @@ _TRUTH = ("model_error", "misfit")  # distance from the cost model
 
 
 def parse_options(space: SearchSpace, text: str) -> tuple[SimulatedCluster, dict[str, float]]:
-    """The settings in ``text``, with defaults for a space.
+    """The cluster set by ``text``, with defaults for a space, and its errors by name.
 
-    Returns:
-        The cluster, and its distance from the cost model by name (``model_error``, ``misfit``).
+    The errors are its distance from the cost model, ``model_error`` and ``misfit``.
 
-    Raises:
-        SimulationError: for an unknown key or a value that does not fit it.
+    Raises SimulationError for an unknown key or a value that does not fit it.
     """
     known = None if space.cluster is None else space.cluster.num_nodes
     most = DEFAULT_TRIALS * space.widths[-1]
     nodes = min(known or most, most)
-    fields: dict[str, Any] = {"nodes": nodes, "start_up_s": start_up_s(space)}
+    fields: dict[str, Any] = {"nodes": nodes, "start_up_s": StartUp.expected(space).base_s}
     truth = dict.fromkeys(_TRUTH, 0.0)
     for item in filter(None, text.split(",")):
         key, _, value = item.partition("=")

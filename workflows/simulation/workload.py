@@ -6,12 +6,11 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, SupportsFloat, get_args
 
 import numpy as np
 
-from analysis import Constants, MissingMetricError
+from analysis import MissingMetricError
 from search_spaces import SearchSpace, ValidConfigs
 from slurm import Price, SimulatedLauncher
 from trainer.plan.fields import Recompute
@@ -20,9 +19,8 @@ from workflows.search.objectives import objective_values
 from workflows.simulation.options import SimulationError, parse_options
 
 if TYPE_CHECKING:
-    from analysis import CostModel, Pricing
+    from analysis import Pricing
 
-C = TypeVar("C", bound=Constants)
 # Per configuration: seconds of one step (nan: the trainer refuses it), bytes that the fullest rank
 # needs, and bytes that it would report. Raises ValueError if it cannot price one.
 Answers = Callable[[Sequence[Mapping[str, Any]]], tuple[Sequence[SupportsFloat], ...]]
@@ -35,16 +33,10 @@ class SpaceWorkload:
 
     The misfit is a factor per value of every parameter, for time and for memory: an effect that no
     constants of the model explain. The factors are drawn once, so that the logarithm of their
-    product has the spread ``misfit`` over all configurations.
+    product has the spread ``misfit`` over all configurations; 0: the cost model's ``answers`` are
+    true.
 
-    Args:
-        space: names the model, the cluster and the steps of a trial.
-        answers: the cost model.
-        misfit: spread of the logarithm; 0: the answers are true.
-        seed: of the misfit.
-
-    Raises:
-        SimulationError: if the space has no model, mbs or gas.
+    Raises SimulationError if the space has no model, mbs or gas.
     """
 
     def __init__(
@@ -132,18 +124,13 @@ class _Misfit:
 def simulated_launcher(
     space: SearchSpace, text: str, start: float = 0.0, answers: Answers | None = None
 ) -> SimulatedLauncher:
-    """The launcher of ``--simulate TEXT``.
+    """The launcher of ``--simulate TEXT``; docs/guide/simulate.md lists the keys.
 
-    Args:
-        space: what is searched.
-        text: ``KEY=VALUE,...``; docs/guide/simulate.md lists the keys.
-        start: virtual time at which the session begins, seconds since the epoch.
-        answers: default: the cost model.
+    The session begins at the virtual time ``start``, seconds since the epoch. ``answers`` default
+    to the cost model's.
 
-    Raises:
-        SimulationError: for an unknown key or a value that does not fit it; if the cost model
-            cannot price the space, or does not say what it seeks; if nothing would ever end the
-            search.
+    Raises SimulationError for an unknown key or a value that does not fit it; if the cost model
+    cannot price the space, or does not say what it seeks; if nothing would ever end the search.
     """
     cluster, truth = parse_options(space, text)
     budget = space.budget
@@ -205,28 +192,11 @@ def _cost_model(space: SearchSpace, error: float, seed: int) -> Answers:
 def true_pricing(space: SearchSpace, error: float, seed: int) -> Pricing:
     """The prices of a simulated cluster; see ``model_error``.
 
-    Raises:
-        NotPricedError: if the cost model cannot price the space.
+    Raises NotPricedError if the cost model cannot price the space.
     """
-    from analysis import Pricing, of_engines
+    from analysis import Pricing
 
     pricing = Pricing(space)
     if error:
-        rng = np.random.default_rng((seed, 1))
-        pricing.model = of_engines(_misjudged(model, error, rng) for model in pricing.model.engines)
+        pricing.model = pricing.model.misjudged(error, np.random.default_rng((seed, 1)))
     return pricing
-
-
-def _misjudged(model: CostModel, error: float, rng: np.random.Generator) -> CostModel:
-    return replace(
-        model,
-        constants=_drawn(model.constants, error, rng),
-        memory=replace(model.memory, constants=_drawn(model.memory.constants, error, rng)),
-    )
-
-
-def _drawn(constants: C, error: float, rng: np.random.Generator) -> C:
-    spreads = type(constants).spreads()
-    return type(constants).from_logs(
-        constants.logs() + error * spreads * rng.standard_normal(len(spreads))
-    )

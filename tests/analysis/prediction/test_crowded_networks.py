@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from analysis.cost.network import Network
-from analysis.prediction.drawn_model import drawn
 from analysis.prediction.pricing import Pricing
-from analysis.prediction.time_limits import in_time, start_up_s
+from analysis.prediction.start_up import StartUp
 from search_spaces import SearchSpace, load_space
 
 WIDE_PIPELINE = {"num_nodes": 8, "tp": 8, "pp": 2, "mbs": 1, "gas": 64}
@@ -30,7 +29,7 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> SearchSpace:
 def test_a_drawn_model_is_of_one_network_as_often_as_it_is_believed(space: SearchSpace) -> None:
     model = replace(Pricing(space).model, network=Network.known(never=0.5))
     rng = np.random.default_rng(0)
-    networks = [drawn(model, rng).network for _ in range(200)]
+    networks = [model.drawn(rng).network for _ in range(200)]
     assert {tuple(network.weights) for network in networks} == {(1.0,)}
     assert 0.4 < np.mean([network.never for network in networks]) < 0.6
     assert len({float(network.nodes[0]) for network in networks}) > 3
@@ -48,7 +47,7 @@ def test_a_trial_that_a_crowded_network_would_end_is_as_likely_to_end_in_time_as
     steps = 10_000  # beside which starting is nothing
 
     def chance(longest_s: float) -> float:
-        timeout_s = start_up_s(space) + steps * longest_s
+        timeout_s = StartUp.expected(space).base_s + steps * longest_s
         limits = {
             "timeout_s": timeout_s,
             "no_progress_timeout_s": None,
@@ -56,7 +55,7 @@ def test_a_trial_that_a_crowded_network_would_end_is_as_likely_to_end_in_time_as
             "measured_steps": steps,
         }
         hasty = replace(space, trial=space.trial.model_copy(update=limits))
-        return float(in_time(hasty, prediction)[0])
+        return float(Pricing(hasty).in_time(prediction)[0])
 
     assert chance(0.8 * calm_s) == pytest.approx(0, abs=1e-3)
     assert chance(np.sqrt(calm_s * crowded_s)) == pytest.approx(1 - crowded, abs=1e-3)

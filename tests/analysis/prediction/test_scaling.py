@@ -11,7 +11,7 @@ import yaml
 
 from analysis.cost.time_constants import TimeConstants
 from analysis.prediction.pricing import Pricing
-from analysis.prediction.scaling import scale, scaling_table
+from analysis.prediction.scaling import Scaled
 from analysis.report import plots
 from analysis.report.plots import BLUE, image, scaling_figure
 from analysis.run.fold import Run
@@ -31,7 +31,7 @@ def pricing() -> Pricing:
 def test_the_batch_grows_with_the_nodes_in_weak_scaling_and_stays_in_strong(
     pricing: Pricing,
 ) -> None:
-    weak, strong = (scale(pricing, RECIPE, kind, [16, 32, 80]) for kind in ("weak", "strong"))
+    weak, strong = (Scaled.of(pricing, RECIPE, kind, [16, 32, 80]) for kind in ("weak", "strong"))
     assert weak.prediction.jobs.global_batch.tolist() == [640, 1280, 3200]
     assert weak.prediction.jobs.layout.gas.tolist() == [320, 320, 320]
     assert strong.prediction.jobs.global_batch.tolist() == [640, 640, 640]
@@ -41,12 +41,12 @@ def test_the_batch_grows_with_the_nodes_in_weak_scaling_and_stays_in_strong(
 
 
 def test_its_own_number_of_nodes_is_predicted_as_ever(pricing: Pricing) -> None:
-    scaled = scale(pricing, RECIPE, "strong", [16])
+    scaled = Scaled.of(pricing, RECIPE, "strong", [16])
     assert scaled.prediction.step_time_s == pytest.approx(pricing.predict([RECIPE]).step_time_s)
 
 
 def test_efficiency_is_the_rate_of_a_node_over_that_on_the_fewest(pricing: Pricing) -> None:
-    scaled = scale(pricing, RECIPE, "strong", [64, 16])
+    scaled = Scaled.of(pricing, RECIPE, "strong", [64, 16])
     rates = scaled.prediction.tokens_per_second / scaled.prediction.num_nodes
     assert scaled.prediction.num_nodes.tolist() == [16, 64]
     assert scaled.efficiency == pytest.approx(rates / rates[0])
@@ -56,51 +56,56 @@ def test_efficiency_is_the_rate_of_a_node_over_that_on_the_fewest(pricing: Prici
 
 
 def test_what_cannot_be_is_left_out_and_said(pricing: Pricing) -> None:
-    scaled = scale(pricing, RECIPE, "strong", [7, 16, 24, 9872])
+    scaled = Scaled.of(pricing, RECIPE, "strong", [7, 16, 24, 9872])
     assert scaled.prediction.num_nodes.tolist() == [16]
     said = "\n".join(scaled.left_out)
     assert "24, 9,872 nodes: 640 sequences are not a whole number of micro-batches of 1" in said
     assert "7 nodes: " in said
-    weak = scale(pricing, RECIPE, "weak", [4, 16, 9872])
+    weak = Scaled.of(pricing, RECIPE, "weak", [4, 16, 9872])
     assert "4 nodes: world_by_tp_pp" in "\n".join(weak.left_out)
     assert "9,872 nodes: nodes_in_cluster" in "\n".join(weak.left_out)
 
 
 def test_what_does_not_fit_is_left_out(pricing: Pricing) -> None:
     """With few replicas each holds most optimizer states itself."""
-    scaled = scale(pricing, {**RECIPE, "pp": 8}, "weak", [4, 8, 16, 32, 64])
+    scaled = Scaled.of(pricing, {**RECIPE, "pp": 8}, "weak", [4, 8, 16, 32, 64])
     assert "4, 8 nodes: expected to need more than 64 GiB" in "\n".join(scaled.left_out)
     assert np.all(scaled.prediction.fits >= 0.5)
 
 
 def test_without_any_number_of_nodes_it_says_why(pricing: Pricing) -> None:
     with pytest.raises(ValueError, match=r"no number of nodes\n  3 nodes: world_by_tp_pp"):
-        scale(pricing, RECIPE, "weak", [3])
+        Scaled.of(pricing, RECIPE, "weak", [3])
 
 
 def test_nodes_are_halved_and_doubled_as_far_as_the_cluster_goes(pricing: Pricing) -> None:
-    scaled = scale(pricing, RECIPE, "weak")
+    scaled = Scaled.of(pricing, RECIPE, "weak")
     assert scaled.prediction.num_nodes.tolist() == [8 * 2**k for k in range(11)]
     smaller = replace(
         pricing.space, cluster=pricing.space.cluster.model_copy(update={"num_nodes": 64})
     )
-    assert scale(Pricing(smaller), RECIPE, "weak").prediction.num_nodes.tolist() == [8, 16, 32, 64]
+    assert Scaled.of(Pricing(smaller), RECIPE, "weak").prediction.num_nodes.tolist() == [
+        8,
+        16,
+        32,
+        64,
+    ]
 
 
 def test_errors_that_all_sizes_share_do_not_widen_the_efficiency(pricing: Pricing) -> None:
     kinds = [f.name in ("gemm_share", "inner_size") for f in fields(TimeConstants)]
     rates = Pricing(pricing.space)
     rates.model = replace(pricing.model, covariance=np.diag(0.04 * np.array(kinds)))
-    scaled = scale(rates, RECIPE, "weak", [16, 256])
+    scaled = Scaled.of(rates, RECIPE, "weak", [16, 256])
     assert scaled.efficiency_log_sd[0] == 0
     assert 0 < scaled.efficiency_log_sd[1] < 0.1 * scaled.prediction.time_log_sd[1]
-    links = scale(pricing, RECIPE, "weak", [16, 256])  # where no constant is known at all
+    links = Scaled.of(pricing, RECIPE, "weak", [16, 256])  # where no constant is known at all
     assert links.efficiency_log_sd[1] > 2 * scaled.efficiency_log_sd[1]
 
 
 def test_a_calibrated_model_scales_by_what_it_has_learnt() -> None:
     pricing = Pricing(load_space("gpt_175b_frontier"))
-    before = scale(pricing, RECIPE, "weak", [16, 32]).prediction.step_time_s
+    before = Scaled.of(pricing, RECIPE, "weak", [16, 32]).prediction.step_time_s
     run = Run(Path("nowhere"))
     for number, gas in enumerate((40, 80, 160, 320)):
         config = {**RECIPE, "gas": gas}
@@ -108,13 +113,13 @@ def test_a_calibrated_model_scales_by_what_it_has_learnt() -> None:
         result = {"step_time_s": {"median": slower}}
         run.trials[number] = Trial(number, config, 0.0, kind="ok", objective=1.0, result=result)
     pricing.learn(run)
-    after = scale(pricing, RECIPE, "weak", [16, 32]).prediction.step_time_s
+    after = Scaled.of(pricing, RECIPE, "weak", [16, 32]).prediction.step_time_s
     assert np.all(after > 1.2 * before)
 
 
 def test_the_table_has_a_line_for_each_number_of_nodes(pricing: Pricing) -> None:
-    scaled = scale(pricing, RECIPE, "strong", [16, 32, 24])
-    lines = scaling_table(scaled, 300e9).splitlines()
+    scaled = Scaled.of(pricing, RECIPE, "strong", [16, 32, 24])
+    lines = scaled.table(300e9).splitlines()
     assert lines[0].startswith("strong scaling of num_nodes=16 tp=4 pp=16")
     assert "days for 3e+11 tokens" in lines[1] and "J/token" in lines[1]
     assert [line.split()[:3] for line in lines[2:4]] == [["16", "320", "640"], ["32", "160", "640"]]
@@ -126,11 +131,11 @@ def test_the_table_has_a_line_for_each_number_of_nodes(pricing: Pricing) -> None
 def test_a_cluster_of_unknown_power_has_no_energy() -> None:
     space = load_space("tiny_cpu")
     config = {"tp": 4, "pp": 1, "mbs": 8, "gas": 2, "sequence_parallel": True, "recompute": "full"}
-    assert "J/token" not in scaling_table(scale(Pricing(space), config, "weak", [1]), 1e9)
+    assert "J/token" not in Scaled.of(Pricing(space), config, "weak", [1]).table(1e9)
 
 
 def test_the_figure_is_a_png_or_an_svg_whose_text_is_text(pricing: Pricing) -> None:
-    figure = scaling_figure(scale(pricing, RECIPE, "weak", [16, 32, 64]))
+    figure = scaling_figure(Scaled.of(pricing, RECIPE, "weak", [16, 32, 64]))
     left, right = figure.axes
     assert len(left.lines[1].get_xdata()) == len(right.lines[1].get_xdata()) == 3
     assert image(figure, "png").startswith(b"\x89PNG")
@@ -161,7 +166,7 @@ def test_every_degree_that_splits_a_replica_leaves_fewer_replicas(tmp_path: Path
     path.write_text(yaml.safe_dump(content))
     pricing = Pricing(load_space(str(path)))
     config = {"num_nodes": 2, "tp": 2, "cp": 2, "pp": 1, "mbs": 1, "gas": 8, "zero_stage": 1}
-    jobs = scale(pricing, config, "strong", [1, 2, 4]).prediction.jobs
+    jobs = Scaled.of(pricing, config, "strong", [1, 2, 4]).prediction.jobs
     assert jobs.layout.dp.tolist() == [2, 4, 8]
     assert jobs.layout.gas.tolist() == [16, 8, 4]
     assert jobs.global_batch.tolist() == [32, 32, 32]

@@ -10,7 +10,6 @@ import pytest
 
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.start_up import SPREAD, START_UP_S, StartUp
-from analysis.prediction.time_limits import in_time
 from analysis.run.trial import Attempt, Trial
 from search_spaces import SearchSpace, load_space
 
@@ -102,9 +101,9 @@ def test_repeats_that_run_or_failed_say_nothing(space: SearchSpace, kind: str | 
 def test_a_slow_start_on_many_nodes_leaves_less_of_the_time_limit(space: SearchSpace) -> None:
     configs = [{"num_nodes": n, "tp": 8, "pp": 1, "mbs": 1, "gas": 4} for n in (1, 8, 64)]
     prediction = Pricing(space).predict(configs)
-    assert (in_time(space, prediction) > 0.99).all()
+    assert (Pricing(space).in_time(prediction) > 0.99).all()
     trials = [trial(nodes, seconds) for nodes, seconds in seen([8, 16, 32])]
-    narrow, wider, widest = in_time(space, prediction, trials)
+    narrow, wider, widest = Pricing(space).in_time(prediction, trials)
     assert narrow > 0.99 and wider > 0.99 and 0.05 < widest < 0.2  # 395 to 415 s
 
 
@@ -122,9 +121,9 @@ def test_what_timed_out_before_its_first_step_takes_at_least_so_long(space: Sear
     assert line.seconds(32) > 300 and line.seconds(64) > 300
     configs = [{"num_nodes": n, "tp": 8, "pp": 1, "mbs": 1, "gas": 4} for n in (8, 64)]
     prediction = Pricing(space).predict(configs)
-    narrow, once = in_time(space, prediction, [*started, stuck(32)])
+    narrow, once = Pricing(space).in_time(prediction, [*started, stuck(32)])
     assert narrow > 0.99 and 0.05 < once < 0.25
-    _, twice = in_time(space, prediction, [*started, stuck(32), stuck(64)])
+    _, twice = Pricing(space).in_time(prediction, [*started, stuck(32), stuck(64)])
     assert twice < once / 2
 
 
@@ -158,5 +157,5 @@ def test_beyond_what_has_started_it_is_less_certain() -> None:
 def test_near_a_time_limit_nothing_is_certain(space: SearchSpace) -> None:
     prediction = Pricing(space).predict([{"num_nodes": 1, "tp": 8, "pp": 1, "mbs": 1, "gas": 4}])
     for start_s, low, high in ((150.0, 0.97, 1.0), (270.0, 0.3, 0.7), (450.0, 0.0, 0.15)):
-        chance = float(in_time(space, prediction, [trial(1, start_s)])[0])
+        chance = float(Pricing(space).in_time(prediction, [trial(1, start_s)])[0])
         assert low < chance < high

@@ -22,7 +22,7 @@ from analysis.run.lines import RunError
 from analysis.run.repair import repair_run
 from search_spaces import load_space
 from support.run_book import as_version_1
-from workflows.search.session import Search, run_search
+from workflows.search.session import Search
 from workflows.simulation.workload import simulated_launcher
 
 SPACE = """\
@@ -67,7 +67,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
     for trials in (4, 8):
         asked = replace(space, budget=space.budget.model_copy(update={"trials": trials}))
         launcher = simulated_launcher(asked, TROUBLED)
-        run_search(Search(asked, RunFolder(path), launcher, policy="random"))
+        Search(asked, RunFolder(path), launcher, policy="random").run()
     run = read_run(path)
     kinds = Counter(a.kind for t in run.trials.values() for a in t.attempts)
     assert len(run.opened_t) == 2 and kinds["ok"] >= 4 and kinds["launch_failure"]

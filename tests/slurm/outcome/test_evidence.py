@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm.logs.patterns import LogFormat, Pattern
-from slurm.outcome.classify import classify, read_result
+from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import Evidence, clear_attempt, gather
 from slurm.outcome.kinds import Kind
 from slurm.outcome.result import KEPT_BYTES, kept_result
@@ -92,7 +92,7 @@ def test_what_is_no_result_ends_its_trial_as_a_crash(
     outcome = classify(left(tmp_path, 0))
     assert (outcome.kind, outcome.result) == (Kind.CRASH, None)
     assert "result.json" in outcome.message and words in outcome.message
-    assert read_result(tmp_path) is None
+    assert Outcome.stated(tmp_path) is None
 
 
 @pytest.mark.parametrize("name", ["stdout.log", "stderr.log"])
@@ -112,7 +112,7 @@ def test_what_is_no_log_hides_no_result(tmp_path: Path, name: str, kind: str) ->
     assert outcome.kind is Kind.CRASH
     (tmp_path / "result.json").write_text(json.dumps(OK))
     assert classify(left(tmp_path, 0)).kind is Kind.OK
-    outcome = read_result(tmp_path) or outcome
+    outcome = Outcome.stated(tmp_path) or outcome
     assert outcome.kind is Kind.OK
 
 
@@ -179,16 +179,16 @@ def test_of_a_large_result_the_journal_keeps_the_numbers(tmp_path: Path) -> None
 
 def test_after_a_killed_driver_only_the_trainers_own_final_words_count(tmp_path: Path) -> None:
     (tmp_path / "stdout.log").write_text("speed: 1\n")
-    assert read_result(tmp_path) is None
+    assert Outcome.stated(tmp_path) is None
     # Ranks that are killed one after the other report errors of their peers.
     (tmp_path / "result.json").write_text('{"status": "error", "message": "connection reset"}')
-    assert read_result(tmp_path) is None
+    assert Outcome.stated(tmp_path) is None
     (tmp_path / "result.json").write_text('{"status": "oom", "where": "backward"}')
-    outcome = read_result(tmp_path)
+    outcome = Outcome.stated(tmp_path)
     assert outcome
     assert outcome.kind is Kind.OOM
     (tmp_path / "result.json").write_text(json.dumps(OK))
-    outcome = read_result(tmp_path)
+    outcome = Outcome.stated(tmp_path)
     assert outcome
     assert (outcome.kind, outcome.result) == (Kind.OK, OK)
 

@@ -8,7 +8,7 @@ from slurm.minicluster.cluster import Minicluster
 from slurm.srun import shell
 from slurm.srun.allocation import Allocation
 from slurm.srun.launcher import SrunLauncher
-from slurm.srun.site import load_site
+from slurm.srun.site import Site
 from support.waiting import wait_for
 
 
@@ -16,6 +16,6 @@ from support.waiting import wait_for
 def launcher(minicluster: Minicluster, allocate: Callable[[int], str]) -> Iterator[SrunLauncher]:
     """The launcher, on four nodes of the minicluster."""
     job = allocate(4)
-    yield SrunLauncher(load_site("generic"), Allocation(job))
+    yield SrunLauncher(Site.load("generic"), Allocation(job))
     shell.run(["scancel", job])
     wait_for(lambda: not minicluster.run("squeue", "-h"), "the job is gone")

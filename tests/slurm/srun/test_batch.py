@@ -19,7 +19,7 @@ from slurm.minicluster.cluster import Minicluster
 from slurm.srun import batch, shell
 from slurm.srun.batch import BatchError, time_limit_s
 from slurm.srun.shell import NoAnswerError, SlurmError
-from slurm.srun.site import load_site
+from slurm.srun.site import Site
 from support.batch_scripts import script
 from support.waiting import wait_for
 
@@ -30,7 +30,7 @@ def test_the_shipped_example_is_what_the_builder_makes() -> None:
     text = script(
         Path("/lustre/orion/PROJECT/scratch/USER/runs/gpt_175b"),
         space="gpt_175b_frontier",
-        site=load_site("frontier"),
+        site=Site.load("frontier"),
         nodes=128,
         time="06:00:00",
         account="PROJECT",
@@ -41,7 +41,7 @@ def test_the_shipped_example_is_what_the_builder_makes() -> None:
 
 
 def test_the_users_choice_replaces_the_sites() -> None:
-    site = load_site("perlmutter")
+    site = Site.load("perlmutter")
     text = script(Path("/r"), site=site, qos="debug", partition="p", account="m1")
     assert "#SBATCH --qos=debug\n" in text
     assert "--qos=regular" not in text
@@ -217,11 +217,11 @@ def test_a_job_whose_submission_nobody_confirmed_is_looked_for_and_never_submitt
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     if listed:
-        assert batch.submit("#!/bin/bash\n", run) == "12"
-        assert batch.job_of(run) == batch.BatchJob("12", "pending")
+        assert batch.BatchJob.submit("#!/bin/bash\n", run) == "12"
+        assert batch.BatchJob.of(run) == batch.BatchJob("12", "pending")
     else:
         with pytest.raises(SlurmError, match=r"Socket timed out.*look once more with squeue"):
-            batch.submit("#!/bin/bash\n", run)
+            batch.BatchJob.submit("#!/bin/bash\n", run)
     assert calls.read_text().split() == ["sbatch"]
 
 
@@ -236,7 +236,7 @@ def test_a_queue_that_cannot_be_listed_does_not_make_a_submission_a_refused_one(
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(NoAnswerError, match=r"Socket timed out.*Invalid user.*with squeue"):
-        batch.submit("#!/bin/bash\n", tmp_path)
+        batch.BatchJob.submit("#!/bin/bash\n", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -249,10 +249,10 @@ def test_a_job_without_an_id_is_none(
     (tmp_path / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     if job:
-        assert batch.submit("#!/bin/bash\n", tmp_path) == job
+        assert batch.BatchJob.submit("#!/bin/bash\n", tmp_path) == job
     else:
         with pytest.raises(NoAnswerError, match="no job's id"):
-            batch.submit("#!/bin/bash\n", tmp_path)
+            batch.BatchJob.submit("#!/bin/bash\n", tmp_path)
 
 
 def test_a_cancelled_job_does_not_requeue_itself(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_a_submitted_job_is_warned_requeued_under_its_id_and_goes_on(
 ) -> None:
     run = tmp_path / "a run"
     run.mkdir()
-    job = batch.submit(script(run, meshtune=a_driver(tmp_path)), run)
+    job = batch.BatchJob.submit(script(run, meshtune=a_driver(tmp_path)), run)
     log = run / "driver.log"
     try:
         wait_for(lambda: log.exists() and "started" in log.read_text(), "the driver's start")

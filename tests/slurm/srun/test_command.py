@@ -15,7 +15,7 @@ import pytest
 
 from slurm.launcher import LauncherError
 from slurm.srun.command import RANK_SCRIPT, srun_argv, srun_environment
-from slurm.srun.site import Site, SiteError, load_site, shipped_sites
+from slurm.srun.site import Site, SiteError
 from slurm.trial import Lease, TrialSpec
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -32,12 +32,12 @@ SPEC = TrialSpec(
 
 
 def argv(site: str = "generic", **changes: object) -> list[str]:
-    return srun_argv(replace(SPEC, **changes), LEASE, load_site(site), cpus_per_node=64)  # type: ignore[arg-type]
+    return srun_argv(replace(SPEC, **changes), LEASE, Site.load(site), cpus_per_node=64)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", shipped_sites())
+@pytest.mark.parametrize("name", Site.shipped())
 def test_the_line_of_each_site_is_the_recorded_one(name: str) -> None:
-    site = load_site(name)
+    site = Site.load(name)
     spec = replace(SPEC, ranks_per_node=4) if name == "perlmutter" else SPEC
     environment = srun_environment(spec, LEASE, site, "node002", {}, 64)
     lines = [f"{key}={value}" for key, value in sorted(environment.items())]
@@ -90,7 +90,7 @@ def test_the_jobs_settings_do_not_leak_into_the_step_but_the_way_to_slurm_does()
         "PATH": "/bin",
         "MASTER_ADDR": "elsewhere",
     }
-    environment = srun_environment(SPEC, LEASE, load_site("generic"), "node002", inherited, 64)
+    environment = srun_environment(SPEC, LEASE, Site.load("generic"), "node002", inherited, 64)
     kept = {k: v for k, v in environment.items() if k.startswith(("SLURM", "SRUN", "SBATCH"))}
     assert kept == {
         "SLURM_CONF": "/etc/other.conf",
@@ -103,12 +103,12 @@ def test_the_jobs_settings_do_not_leak_into_the_step_but_the_way_to_slurm_does()
 
 def test_the_trials_environment_wins_over_the_sites() -> None:
     spec = replace(SPEC, env={"NCCL_SOCKET_IFNAME": "hsn0"})
-    environment = srun_environment(spec, LEASE, load_site("frontier"), "node002", {}, 64)
+    environment = srun_environment(spec, LEASE, Site.load("frontier"), "node002", {}, 64)
     assert environment["NCCL_SOCKET_IFNAME"] == "hsn0"
 
 
 def test_frontiers_ranks_have_the_network_of_its_guide_and_caches_of_their_node() -> None:
-    environment = srun_environment(SPEC, LEASE, load_site("frontier"), "node002", {}, 64)
+    environment = srun_environment(SPEC, LEASE, Site.load("frontier"), "node002", {}, 64)
     asked = {
         "NCCL_NET_GDR_LEVEL": "PHB",
         "FI_MR_CACHE_MONITOR": "kdreg2",
@@ -139,9 +139,9 @@ def test_a_rank_has_torchs_names_and_its_arguments_untouched(tmp_path: Path) -> 
 def test_a_profile_of_ones_own_is_read_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("source: my notes\ngpus: per_node\nenv: {A: b}\n")
-    site = load_site(str(path))
+    site = Site.load(str(path))
     assert (site.gpus, site.env, site.reference) == ("per_node", {"A": "b"}, str(path))
-    assert load_site("frontier").reference == "frontier"
+    assert Site.load("frontier").reference == "frontier"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_mistake_in_a_profile_is_named(tmp_path: Path, text: str, words: str) 
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(SiteError) as error:
-        load_site(str(path))
+        Site.load(str(path))
     assert str(path) in str(error.value)
     assert words in str(error.value)
 
@@ -184,10 +184,10 @@ def test_a_mistake_in_a_profile_is_named(tmp_path: Path, text: str, words: str) 
 )
 def test_a_profile_that_does_not_exist_is_named(reference: str, words: str) -> None:
     with pytest.raises(SiteError, match=words):
-        load_site(reference)
+        Site.load(reference)
 
 
 def test_every_shipped_profile_says_where_its_facts_are_from() -> None:
-    sites = {name: load_site(name) for name in shipped_sites()}
+    sites = {name: Site.load(name) for name in Site.shipped()}
     assert set(sites) == {"frontier", "generic", "perlmutter"}
     assert all(isinstance(site, Site) and site.source for site in sites.values())

@@ -16,7 +16,7 @@ import yaml
 from analysis.run.fold import read_run
 from slurm.minicluster.cluster import Minicluster
 from slurm.srun import batch, shell
-from slurm.srun.site import Site, SiteError, load_site
+from slurm.srun.site import Site, SiteError
 from support.batch_scripts import script
 from support.waiting import wait_for
 
@@ -36,7 +36,7 @@ def with_environment(archive: Path, folder: object) -> Site:
     profile = archive.with_name("site.yaml")
     told = {"source": "a test", "environment": {"archive": str(archive), "folder": str(folder)}}
     profile.write_text(yaml.safe_dump(told))
-    return load_site(str(profile))
+    return Site.load(str(profile))
 
 
 def test_the_sites_environment_is_sent_before_the_search_which_runs_from_it(tmp_path: Path) -> None:
@@ -116,7 +116,9 @@ def test_a_job_searches_from_an_environment_that_it_sent_to_its_nodes(
     unpack.write_text(full + batch.UNPACK.read_text())
     monkeypatch.setattr(batch, "UNPACK", unpack)
     site = with_environment(packed(tmp_path), folder)
-    job = batch.submit(script(run, space=str(space), site=site, nodes=2, meshtune=None), run)
+    job = batch.BatchJob.submit(
+        script(run, space=str(space), site=site, nodes=2, meshtune=None), run
+    )
     try:
         wait_for(lambda: job not in shell.run(["squeue", "-h", "-o", "%A"]), "its end", 120)
     finally:

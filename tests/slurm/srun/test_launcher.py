@@ -18,7 +18,7 @@ from slurm.srun import shell
 from slurm.srun.allocation import Allocation
 from slurm.srun.launcher import SrunLauncher
 from slurm.srun.pacing import LaunchPacing
-from slurm.srun.site import load_site
+from slurm.srun.site import Site
 from slurm.trial import Lease
 from support.launched_trials import HANG, NEVER, SLEEP, in_thread, pids, run_on, trial
 from support.slurm_controller import FakeController
@@ -155,7 +155,7 @@ def test_a_node_that_dies_takes_its_trial_along_and_no_other(
     minicluster: Minicluster, allocate: Callable[[int], str], tmp_path: Path
 ) -> None:
     job = allocate(3)
-    launcher = SrunLauncher(load_site("generic"), Allocation(job))
+    launcher = SrunLauncher(Site.load("generic"), Allocation(job))
     nodes = launcher.nodes()
     victim = nodes[1]
     struck, spared = trial(tmp_path, "struck", HANG + SLEEP, num_nodes=2), trial(
@@ -204,7 +204,7 @@ def test_launches_keep_their_distance_and_a_stop_ends_the_wait() -> None:
 
 
 def test_a_trial_that_is_stopped_while_it_waits_for_its_turn_never_starts(tmp_path: Path) -> None:
-    launcher = SrunLauncher(load_site("generic"), Allocation("7", FakeController([""])))
+    launcher = SrunLauncher(Site.load("generic"), Allocation("7", FakeController([""])))
     stopped = threading.Event()
     stopped.set()
     outcome = launcher.run(trial(tmp_path, "t", SAY_WHO), Lease("1", ("n1",)), stopped)

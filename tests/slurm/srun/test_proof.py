@@ -19,7 +19,7 @@ from slurm.srun import shell
 from slurm.srun.allocation import Allocation
 from slurm.srun.launcher import SrunLauncher
 from slurm.srun.proof import NodeProof
-from slurm.srun.site import load_site
+from slurm.srun.site import Site
 from slurm.trial import Lease
 from support.forgetful_slurm import forgetting
 from support.launched_trials import HANG, SLEEP, in_thread, pids, run_on, trial
@@ -27,7 +27,7 @@ from support.slurm_controller import FakeController
 from support.srun_trials import start_srun, step_names
 from support.waiting import wait_for
 
-GENERIC = load_site("generic")
+GENERIC = Site.load("generic")
 
 
 @pytest.fixture

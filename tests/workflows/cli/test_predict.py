@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from analysis.prediction.pricing import Pricing
-from analysis.prediction.ranking import rank
+from analysis.prediction.ranking import Ranking
 from search_spaces import load_space
 from search_spaces.points.candidates import Candidates
 from search_spaces.shipped import SHIPPED
@@ -160,7 +160,7 @@ def test_where_nothing_fits_the_least_that_is_needed_is_said(
     path.write_text(text.replace("model: llama_8b", "model: gpt_1t"))
     assert main(["check", str(path)]) == 0
     warning = capsys.readouterr().out.splitlines()[-1]
-    ranking = rank(Pricing(load_space(path)), top=10)
+    ranking = Ranking.of(Pricing(load_space(path)), top=10)
     memory_bytes = ranking.prediction.memory.total
     assert ranking.num_likely == 0 and list(memory_bytes) == sorted(memory_bytes)
     assert (

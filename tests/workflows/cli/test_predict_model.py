@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis import Pricing, rank, ranking_table
+from analysis import Pricing, Ranking
 from search_spaces import default_space, load_space
 from workflows.cli.main import main
 
@@ -26,7 +26,7 @@ def test_a_configuration_and_a_cluster_are_enough(
     out = capsys.readouterr().out
     space = load_space(default_space(str(file), "dgx_h100", 4))
     assert out.startswith(f"{space.description}\n(assumed; set with --framework,")
-    assert ranking_table(rank(Pricing(space), 3)) in out
+    assert Ranking.of(Pricing(space), 3).table() in out
     assert "memory:" in out and "forward backward" in out
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from analysis.prediction.pricing import Pricing
-from analysis.prediction.time_limits import start_up_s
+from analysis.prediction.start_up import StartUp
 from analysis.prediction.trust import MAX_UNFORESEEN_OOMS, PROBES
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
@@ -59,7 +59,9 @@ def test_what_would_not_end_in_time_is_not_proposed(space: SearchSpace) -> None:
     free = step_time_s(ask(make_policy(space, 0), Run(Path())))
     trial = space.trial
     steps = trial.warmup_steps + trial.measured_steps
-    hasty = trial.model_copy(update={"timeout_s": start_up_s(space) + steps * free / 3})
+    hasty = trial.model_copy(
+        update={"timeout_s": StartUp.expected(space).base_s + steps * free / 3}
+    )
     hurried, run = make_policy(replace(space, trial=hasty), 0), Run(Path())
     for _ in range(6):
         proposal = ask(hurried, run)

@@ -10,7 +10,7 @@ from pathlib import Path
 from analysis.run.folder import RunFolder
 from search_spaces import SearchSpace
 from slurm.local.launcher import LocalLauncher
-from workflows.search.session import Search, run_search
+from workflows.search.session import Search
 
 TRAINER = """
 import json, os, shutil, sys
@@ -44,7 +44,7 @@ def test_a_misbehaving_trainer_ends_its_own_trial_only(
         cluster="{name: toy, gpus_per_node: 1, memory_gib: 1, peak_fp32_tflops: 0.1}",
     )
     with closing(LocalLauncher()) as launcher:
-        run = run_search(Search(space, RunFolder(tmp_path / "run"), launcher))
+        run = Search(space, RunFolder(tmp_path / "run"), launcher).run()
     ends = {t.config["mbs"]: (t.kind, len(t.attempts)) for t in run.trials.values()}
     crashed, diverged = dict.fromkeys((1, 2, 3, 4, 6, 7, 8), ("crash", 1)), {5: ("diverged", 1)}
     assert ends == {**crashed, **diverged, **dict.fromkeys((9, 10, 11, 12), ("ok", 1))}

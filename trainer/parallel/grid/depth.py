@@ -28,17 +28,10 @@ Receive = Callable[[nn.Parameter, Tensor], None]
 
 
 class Depth:
-    """The ranks along z of one rank, for all of its stages.
-
-    Args:
-        config: which formats travel, and what is overlapped.
-        mesh: where this rank stands.
-
-    Attributes:
-        receive: is given each micro-batch's gradient of a parameter that autograd was not given.
-    """
+    """The ranks along z of one rank, for all of its stages."""
 
     receive: Receive
+    """Is given each micro-batch's gradient of a parameter that autograd was not given."""
 
     def __init__(self, config: TrainConfig, mesh: Mesh) -> None:
         self.group = mesh.grid.z.group
@@ -53,12 +46,7 @@ class Depth:
     def scatter(self, gradient: Tensor, block: Block) -> Tensor | None:
         """Sum a block's gradients along z; each rank gets its share of the rows.
 
-        Args:
-            gradient: of the whole block, from this rank's sequences.
-            block: which.
-
-        Returns:
-            The share, or None where ``receive`` will be given it.
+        Returns the share, or None where ``receive`` will be given it.
         """
         if self.group is None:
             return gradient
@@ -95,11 +83,8 @@ class Depth:
 class Block:
     """A layer's weights as this rank computes with them: whole along z.
 
-    Args:
-        module: that has them.
-        order: of the stage.
-        layer: the number of the transformer layer, or -1: what recomputation repeats together.
-        source: the embedding's block, where the head has no weights of its own.
+    Recomputation repeats the blocks of a ``layer`` together, but not those of -1. ``source`` is the
+    embedding's block, where the head has no weights of its own.
     """
 
     def __init__(
@@ -170,10 +155,7 @@ class Block:
 class Order:
     """The blocks of a stage, in the order of a forward pass.
 
-    Args:
-        stage: whose passes are watched, to tell a forward pass from a repeated one.
-        depth: the ranks along z.
-        kernels: that compute with the blocks.
+    Passes of ``stage`` are watched, to tell a forward pass from a repeated one.
     """
 
     def __init__(self, stage: Stage, depth: Depth, kernels: Kernels) -> None:

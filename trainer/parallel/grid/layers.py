@@ -78,16 +78,10 @@ def linear(
 ) -> Tensor:
     """A layer of the network.
 
-    Args:
-        x: (sequence, batch / gz, inputs / ranks of ``inputs``).
-        block: of the weights, (outputs, inputs) of this rank.
-        bias: of this rank's outputs.
-        inputs: the ranks that have the other inputs; None if this rank has all.
-        outputs: the ranks that have the other outputs.
-        overlap: sum the input's gradient while the weights' one is computed.
-
-    Returns:
-        (sequence, batch / gz, outputs / ranks of ``outputs``).
+    ``x`` is (sequence, batch / gz, inputs / ranks of ``inputs``), and the result has outputs /
+    ranks of ``outputs``. These are the ranks that have the other inputs and outputs; None if this
+    rank has all. With ``overlap`` the input's gradient is summed while the weights' one is
+    computed.
     """
     if inputs is None:
         result: Tensor = _Product.apply(x, block.leaf, bias, block, outputs, overlap)
@@ -121,10 +115,7 @@ class _Lookup(torch.autograd.Function):
 def lookup(tokens: Tensor, block: Block, words: Group | None) -> Tensor:
     """Vectors of tokens, (sequence, batch / gz) to (sequence, batch / gz, hidden / gy).
 
-    Args:
-        tokens: their numbers.
-        block: of the table.
-        words: the ranks that have the others' rows.
+    The ranks of ``words`` have the other rows of the table.
     """
     rows = block.weight.size(0) * (1 if block.depth.group is None else block.depth.group.size)
     first = 0 if words is None else words.rank * rows
@@ -177,10 +168,8 @@ def _moments(values: Tensor, group: Group, centred: bool) -> tuple[Tensor, Tenso
 def norm(x: Tensor, module: nn.Module, group: Group | None) -> Tensor:
     """The module's norm of vectors whose features are split over the group.
 
-    Args:
-        x: (sequence, batch, features / ranks).
-        module: a layer norm with a bias, or an RMS norm, with this rank's part of its vectors.
-        group: the ranks.
+    ``x`` is (sequence, batch, features / ranks), and the module has this rank's part of its
+    vectors.
     """
     result: Tensor = _Norm.apply(x, module.weight, getattr(module, "bias", None), group)
     return result
