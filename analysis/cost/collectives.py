@@ -26,29 +26,12 @@ from analysis.cost.groups import (
     level,
     measured_groups,
     measured_rings,
-    members_per_node,
     nic_of,
-    one_adapter,
     path_of,
 )
 from search_spaces import Cluster, Collective
 from trainer.plan.axes.mesh import RankGroup
 from trainer.plan.exchange import Operation, share_sent
-
-__all__ = [
-    "LinkConstants",
-    "RankGroup",
-    "all_gather_s",
-    "all_reduce_s",
-    "all_to_all_s",
-    "bus_bytes_per_s",
-    "group_of",
-    "level",
-    "members_per_node",
-    "one_adapter",
-    "reduce_scatter_s",
-    "send_s",
-]
 
 MIB = 2.0**20
 

@@ -20,7 +20,8 @@ import yaml
 
 from analysis.cost.compute import ComputeConstants
 from analysis.cost.constants import Array, Constants
-from analysis.cost.memory_fit import MemoryConstants, MemoryModel
+from analysis.cost.memory import MemoryConstants
+from analysis.cost.memory_fit import MemoryModel
 from analysis.cost.model import CostModel
 from analysis.cost.network import Network
 from analysis.cost.time_constants import OverlapConstants, TimeConstants

@@ -9,19 +9,10 @@ import numpy as np
 
 from analysis.cost.constants import TRANSFER, fit, log_sd
 from analysis.cost.habits import Hypotheses, log_probability, reweighed
-from analysis.cost.memory import MemoryConstants, MemoryParts, memory, rank_state_bytes, reported
+from analysis.cost.memory import MemoryConstants, MemoryParts, memory, reported
 from analysis.cost.stages import refused
 from search_spaces import Framework
 from trainer.plan.jobs import Array, Jobs, Mask
-
-__all__ = [
-    "MemoryConstants",
-    "MemoryModel",
-    "MemoryParts",
-    "memory",
-    "rank_state_bytes",
-    "reported",
-]
 
 PRIOR_LOG_SD = 0.06  # of the memory that a job needs, where nothing was fitted
 PEAK_LOG_SD = {"allocated": 0.03, "reserved": 0.12, "device": 0.06}

@@ -8,9 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
-from analysis.cost.collectives import LinkConstants
 from analysis.cost.constants import EDGE, TRANSFER, fit, log_odds, log_sd
-from analysis.cost.memory_fit import MemoryModel, MemoryParts
+from analysis.cost.groups import LinkConstants
+from analysis.cost.memory import MemoryParts
+from analysis.cost.memory_fit import MemoryModel
 from analysis.cost.network import RARE, UNKNOWN, Network, expected_state, likelier
 from analysis.cost.stages import refused
 from analysis.cost.step import StepParts, crowded_s, step

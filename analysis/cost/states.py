@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.cost.collectives import one_adapter
 from analysis.cost.compute import Compute
+from analysis.cost.groups import one_adapter
 from analysis.cost.layer import LEAST_SHOWN, left_over, price
 from analysis.cost.stages import stage_layers
 from analysis.cost.time_constants import TimeConstants

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from analysis.cost.collectives import LinkConstants
 from analysis.cost.compute import ComputeConstants
 from analysis.cost.constants import Constants, constant
+from analysis.cost.groups import LinkConstants
 from trainer.plan.jobs import Jobs, Mask
 
 

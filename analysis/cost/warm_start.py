@@ -12,7 +12,7 @@ import numpy as np
 
 from analysis.cost.constants import TRANSFER, Array
 from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, gpu_kind
-from analysis.cost.memory_fit import MemoryConstants
+from analysis.cost.memory import MemoryConstants
 from analysis.cost.model import CostModel
 from analysis.cost.time_constants import TimeConstants
 

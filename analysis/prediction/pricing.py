@@ -12,7 +12,8 @@ import numpy as np
 
 from analysis.cost.fitted import cost_model
 from analysis.cost.habits import hypotheses
-from analysis.cost.memory_fit import MemoryConstants, MemoryModel
+from analysis.cost.memory import MemoryConstants
+from analysis.cost.memory_fit import MemoryModel
 from analysis.cost.model import CostModel, Measurements, Prediction
 from analysis.cost.warm_start import discounted, shared, taken_over
 from analysis.metrics import Metrics

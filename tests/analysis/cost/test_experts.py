@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import yaml
 
-from analysis.cost.collectives import LinkConstants, all_to_all_s, group_of
+from analysis.cost.collectives import all_to_all_s
+from analysis.cost.groups import LinkConstants, group_of
 from analysis.cost.memory import MemoryConstants, memory
 from analysis.cost.model import CostModel
 from analysis.prediction.columns import unpriced_parameters

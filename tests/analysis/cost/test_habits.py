@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from analysis.cost.habits import NAMED, hypotheses, log_probability, reweighed
-from analysis.cost.memory import reported
-from analysis.cost.memory_fit import MemoryConstants, MemoryModel
+from analysis.cost.memory import MemoryConstants, reported
+from analysis.cost.memory_fit import MemoryModel
 from search_spaces.frameworks import Framework
 from search_spaces.known import FRAMEWORKS, framework_named
 from trainer.plan.jobs import Jobs, jobs

@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 from analysis.cost import collectives as links
 from analysis.cost.collectives import MIB
 from analysis.cost.constants import fit
-from analysis.cost.groups import LinkConstants, group_of, path_of
+from analysis.cost.groups import (
+    LinkConstants,
+    group_of,
+    level,
+    members_per_node,
+    one_adapter,
+    path_of,
+)
 from foundation.documents import read_document
 from foundation.records import validate
 from search_spaces.cluster import Cluster, Collective
@@ -120,23 +127,23 @@ def test_groups_of_a_node_share_its_adapters() -> None:
     strides = np.array([1, 2, 4, 8, 64])
     bandwidth = links.bus_bytes_per_s(cluster, EXACT, group_of(16, strides))
     assert bandwidth == pytest.approx(100e9 / np.minimum(4, strides))
-    assert links.members_per_node(cluster, group_of(16, strides)).tolist() == [4, 2, 1, 1, 1]
+    assert members_per_node(cluster, group_of(16, strides)).tolist() == [4, 2, 1, 1, 1]
 
 
 def test_the_level_is_the_innermost_link_that_holds_the_group() -> None:
     cluster = shipped_cluster("frontier")
     groups = group_of([1, 2, 2, 2, 2, 4, 8, 9], [8, 1, 2, 4, 8, 1, 1, 1])
-    assert links.level(cluster, groups).tolist() == [0, 0, 1, 2, 3, 1, 2, 3]
+    assert level(cluster, groups).tolist() == [0, 0, 1, 2, 3, 1, 2, 3]
 
 
 def test_blocks_that_do_not_divide_a_node_straddle_two_of_them() -> None:
     """Ranks 6 to 11 are the second group of six: two on the first node of eight."""
     cluster = shipped_cluster("dgx_a100")
     alone, among = group_of(6, 1, 6), group_of(6, 1, 24)
-    assert links.level(cluster, alone) == [0]
-    assert links.level(cluster, among) == [1]
-    assert links.members_per_node(cluster, alone) == 6
-    assert links.members_per_node(cluster, among) == 3
+    assert level(cluster, alone) == [0]
+    assert level(cluster, among) == [1]
+    assert members_per_node(cluster, alone) == 6
+    assert members_per_node(cluster, among) == 3
     sent = np.array([1e9])
     assert links.all_gather_s(cluster, CONSTANTS, among, sent) > links.all_gather_s(
         cluster, CONSTANTS, alone, sent
@@ -350,7 +357,7 @@ def test_strided_groups_over_two_nodes_share_the_adapters_as_measured() -> None:
 
 def test_what_adapters_were_seen_to_reach_goes_before_the_constant() -> None:
     """Steps on LUMI, whose nodes are Frontier's: medians of the communication log, DeepSpeed's."""
-    frontier, prior = shipped_cluster("frontier"), links.LinkConstants()
+    frontier, prior = shipped_cluster("frontier"), LinkConstants()
     ranks = np.array([2.0, 4, 8, 16, 32])
     groups = group_of(ranks, 8, 64 * ranks)
     sums_s = links.all_reduce_s(frontier, prior, groups, 2795.52 * 2**20)
@@ -361,8 +368,8 @@ def test_what_adapters_were_seen_to_reach_goes_before_the_constant() -> None:
 
 
 def test_one_adapter_reaches_no_less_than_its_share_of_all() -> None:
-    frontier, prior = shipped_cluster("frontier"), links.LinkConstants()
+    frontier, prior = shipped_cluster("frontier"), LinkConstants()
     group = group_of(128, 8)
-    alone = links.bus_bytes_per_s(links.one_adapter(frontier), prior, group)
+    alone = links.bus_bytes_per_s(one_adapter(frontier), prior, group)
     assert alone == pytest.approx(0.75 * 25e9 / 8)
     assert alone < links.bus_bytes_per_s(frontier, prior, group)

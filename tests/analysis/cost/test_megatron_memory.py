@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from analysis.cost.activations import layer_bytes, logits_bytes
-from analysis.cost.memory_fit import MemoryConstants, memory
+from analysis.cost.memory import MemoryConstants, memory
 from search_spaces.known import FRAMEWORKS
 from support.gpt_jobs import gpt
 from trainer.plan.jobs import NONE

@@ -13,13 +13,8 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from analysis.cost.activations import layer_bytes, logits_bytes, waiting_logits_bytes
-from analysis.cost.memory_fit import (
-    MemoryConstants,
-    MemoryModel,
-    memory,
-    rank_state_bytes,
-    reported,
-)
+from analysis.cost.memory import MemoryConstants, memory, rank_state_bytes, reported
+from analysis.cost.memory_fit import MemoryModel
 from analysis.cost.stages import fullest_stages, refused
 from benchmarks.published.read import read_table
 from search_spaces.frameworks import Framework

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.cost.memory_fit import MemoryConstants, MemoryModel, memory, reported
+from analysis.cost.memory import MemoryConstants, memory, reported
+from analysis.cost.memory_fit import MemoryModel
 from search_spaces.known import FRAMEWORKS
 from support.gpt_jobs import gpt
 from trainer.plan.jobs import Jobs

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.cost.activations import waiting_logits_bytes
-from analysis.cost.memory_fit import MemoryConstants, memory
+from analysis.cost.memory import MemoryConstants, memory
 from analysis.cost.model import CostModel
 from analysis.cost.stages import fullest_stages, stage_layers
 from analysis.cost.states import fullest_parameters
