@@ -330,7 +330,7 @@ _FURTHER = {
         for name, one in fields.further_columns({n for p in _DECLARED.values() for n in p}).items()
     },
 }
-"""Columns without a field of a part: degrees of axes in the mesh, options of the trainer's fields."""
+"""Columns without a field of a part: degrees of axes in the mesh, and declared options."""
 _EVERY = {
     name: one for part in (*_DECLARED.values(), *_FURTHER.values()) for name, one in part.items()
 }
@@ -381,11 +381,9 @@ def joined(parts: Sequence[Jobs]) -> Jobs:
     made: dict[str, Any] = {}
     for part, cls in _PARTS.items():
         several = [getattr(one, part) for one in parts]
-        names = vars(several[0])
         sizes = [len(one) for one in parts]
-        made[part] = cls(
-            **{n: concatenated([getattr(o, n) for o in several], sizes) for n in names}
-        )
+        columns = {name: [vars(one)[name] for one in several] for name in vars(several[0])}
+        made[part] = cls(**{name: concatenated(own, sizes) for name, own in columns.items()})
     return Jobs(**made)
 
 

@@ -5,7 +5,7 @@ those of data and context parallelism, so that the world is no larger. Experts' 
 over ``etp`` ranks, by default ``tp``. In the order of ranks ``etp`` is innermost, then ``ep``. A
 rank's experts are held by ``tp cp dp / (ep etp)`` ranks, among which gradients are reduced and
 states split (expert data parallelism). Each pass sends tokens to their experts and back. The
-built-in trainer has none of it; jobs without a mixture never come here.
+built-in trainer has none of it.
 """
 
 from __future__ import annotations
