@@ -33,10 +33,9 @@ from analysis import (
     NotEnough,
     Pricing,
     Run,
-    model_sensitivity,
     objective_sensitivity,
 )
-from analysis.report.model_sensitivity import ModelSensitivity
+from analysis.report.model_sensitivity import ModelSensitivity, model_sensitivity
 from analysis.run.frame import frame_of
 from benchmarks.printing import machine
 from benchmarks.published.read import read_table

@@ -25,7 +25,7 @@ from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.sweeps.read import read_tables
 from benchmarks.printing import machine
-from benchmarks.published.read import FORMATS, read_table
+from benchmarks.published.read import read_table
 from benchmarks.search.games import REPLAYED, LeftOut
 from search_spaces import Objective
 from workflows.replay.landscape import Answer, Landscape
@@ -80,7 +80,7 @@ def sought(truth: Path) -> Iterator[Sought]:
         for landscape in [*landscapes(table)][::EVERY]:
             yield _of_two(landscape, MEMORY, models)
         if len(np.unique(table.nodes)) > 1:
-            for whole in read_tables(path, ("model",), FORMATS):
+            for whole in read_tables(path, ("model",)):
                 yield from (_of_two(landscape, NODES, models) for landscape in landscapes(whole))
 
 

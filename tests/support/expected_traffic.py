@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from search_spaces import framework_named
+from search_spaces.known import framework_named
 from trainer.plan.axes import cp, dp, grid, pp, tp
 from trainer.plan.axes.axis import Exchanges
 from trainer.plan.config import TrainConfig

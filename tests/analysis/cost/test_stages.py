@@ -15,8 +15,9 @@ from analysis.cost.stages import fullest_stages, stage_layers
 from analysis.cost.states import fullest_parameters
 from analysis.prediction.columns import unpriced_parameters
 from analysis.prediction.pricing import Pricing
-from search_spaces import SearchSpace, framework_named, load_space
+from search_spaces import SearchSpace, load_space
 from search_spaces.cluster import Cluster
+from search_spaces.known import framework_named
 from support.pipeline_orders import SCHEDULES, most_in_flight, turns
 from trainer.plan.jobs import (
     BREADTH_FIRST,

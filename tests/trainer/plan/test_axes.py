@@ -137,7 +137,8 @@ WITH_AXIS = """
 from pathlib import Path
 
 from support.sent_bytes import sent_bytes
-from search_spaces import framework_named, load_space
+from search_spaces import load_space
+from search_spaces.known import framework_named
 from trainer.plan.config import TrainConfig
 from trainer.plan.jobs import jobs
 from trainer.plan.limits import ConfigError
@@ -198,7 +199,8 @@ import numpy as np
 
 from support.sent_bytes import sent_bytes
 from analysis.prediction.columns import jobs_from
-from search_spaces import framework_named, load_space
+from search_spaces import load_space
+from search_spaces.known import framework_named
 from trainer.plan.config import TrainConfig
 
 space = load_space(Path("space.yaml"))

@@ -76,7 +76,9 @@ def test_the_default_policy_is_sooner_near_the_best_than_chance(landscape: Lands
     assert (ours.trials_to(0.05) or 99) <= 4
     others = [play(landscape, policy_for(landscape, "random", s), s) for s in range(4)]
     assert np.mean([x.trials_to(0.05) or 99 for x in others]) > 8
-    assert ours.failed_share() < min(x.failed_share() for x in others)
+    assert ours.failed_share(ours.trials_to(0.05) or 99) == 0
+    # Later it tries what would be faster if it ran: the rest of this sweep near the memory limit.
+    assert ours.failed_share() <= max(x.failed_share() for x in others)
 
 
 def test_the_same_seed_is_the_same_game(landscape: Landscape) -> None:
