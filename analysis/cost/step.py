@@ -88,21 +88,17 @@ def step(
     c = constants or TimeConstants()
     compute = Compute(cluster, framework, c)
     one = layer(jobs, cluster, framework, compute, c)
-    head_forward, head_backward = compute.head(jobs)
-    head = head_forward + head_backward
+    head = np.add(*compute.head(jobs))
     dealt = stage_layers(jobs, framework)
     m, p = jobs.layout.gas, jobs.layout.pp
-    ends = dealt.last * one.total + head
-    inner = dealt.most * one.total
-    slow_is_last = (ends >= inner) | (p == 1)
+    slow_is_last = (dealt.last * one.total + head >= dealt.most * one.total) | (p == 1)
     count = np.where(slow_is_last, dealt.last, dealt.most)
     on_slowest = np.where(slow_is_last, head, 0.0)
     slowest = count * one.total + on_slowest
     everything = jobs.model.num_layers * one.total + head
-    sends = _sends(jobs, cluster, framework, c)
-    alone = cluster.shared_by
     path = _path_s(jobs, slowest, everything)
     # Where ranks share processors, nothing is lost as long as enough of them are busy.
+    alone = cluster.shared_by
     used = np.maximum(m * everything / p, path / alone) / path if alone > 1 else 1.0
     states = exposed_state_s(jobs, cluster, framework, c, count * one.device, slowest)
     of_layers = {
@@ -116,7 +112,7 @@ def step(
     return StepParts(
         **{name: m * count * each * used for name, each in of_layers.items()},
         head=m * on_slowest * used,
-        pipeline=pp.rounds(jobs) * sends,
+        pipeline=pp.rounds(jobs) * _sends(jobs, cluster, framework, c),
         crowded=crowded_s(jobs, c) * crowded,
         bubble=(path - m * slowest) * used,
         **states._asdict(),

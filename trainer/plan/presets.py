@@ -197,6 +197,5 @@ def place(
         gather_format=Format.INT8 if quantized["quantize_weights"] else precision,
         reduce_format=Format.INT4 if quantized["quantize_gradients"] else reduce_precision,
     )
-    flat = not placement.fully_sharded
-    one_copy = masters_are_weights(placement, precision == Format.FP32, flat)
-    return replace(placement, weights_are_master=bool(one_copy))
+    alike = masters_are_weights(placement, precision == Format.FP32, not placement.fully_sharded)
+    return replace(placement, weights_are_master=bool(alike))
