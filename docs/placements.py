@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+import meshtune  # noqa: F401 - finds its packages before folders of tests with their names
 from trainer.plan.axes.dp import Holders
 from trainer.plan.axes.mesh import Axes
 from trainer.plan.config import TrainConfig
@@ -24,7 +25,7 @@ from trainer.plan.placement import Level, Placement, Topology
 from trainer.plan.presets import PRESETS, Preset, Wishes, place
 from trainer.plan.shards import UnitLayout, secondary_wire, sum_format, unit_exchanges
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from support.expected_traffic import expected_traffic  # tests are on no other path
 
 MODELS = Path(__file__).parents[1] / "search_spaces" / "models"
