@@ -146,7 +146,7 @@ class Habits(Record):
     overlaps_split_gradients: bool = True
     """The reduction of gradients whose optimizer states are sharded may hide likewise."""
     overlaps_publish: bool = False
-    """Where weights and gradients are whole or in flat buckets, updated weights arrive during the
+    """If weights and gradients are whole or in flat buckets, updated weights arrive during the
     next forward pass.
     """
     overlaps_tensor: bool = False

@@ -15,12 +15,6 @@ FACADE_NAMES, FOLDER_MODULES, FILE_LINES, FUNCTION_LINES, LONG_FUNCTIONS = 150, 
 FRAGMENTS = ("As", "Of", "Those", "What", "Where")
 """First words of a docstring that does not say what a thing is."""
 
-# Excess over the limits, to shrink to nothing.
-FUNCTION_EXCESS = 2
-WIDE_FOLDERS = {"analysis/cost": 23}
-LONG_FILES: dict[str, int] = {}
-LEFT_FRAGMENTS = {"trainer": 32, "slurm": 68, "search_spaces": 8, "analysis": 82, "workflows": 24}
-
 
 def lines_of(file: Path) -> int:
     return len(file.read_text().splitlines())
@@ -53,15 +47,12 @@ def test_facades_have_at_most_150_names_together() -> None:
 def test_no_folder_has_more_than_20_modules() -> None:
     counts = Counter(file.parent for file in modules().values() if file.stem != "__init__")
     wide = {str(folder.relative_to(ROOT)): n for folder, n in counts.items()}
-    assert not {
-        folder: n for folder, n in wide.items() if n > WIDE_FOLDERS.get(folder, FOLDER_MODULES)
-    }
+    assert not {folder: n for folder, n in wide.items() if n > FOLDER_MODULES}
 
 
 def test_no_file_has_more_than_400_lines() -> None:
     long = {name: lines_of(file) for name, file in modules().items()}
-    allowed = {name: LONG_FILES.get(name, FILE_LINES) for name in long}
-    assert not {name: count for name, count in long.items() if count > allowed[name]}
+    assert not {name: count for name, count in long.items() if count > FILE_LINES}
 
 
 def test_at_most_10_functions_have_more_than_50_lines() -> None:
@@ -73,7 +64,7 @@ def test_at_most_10_functions_have_more_than_50_lines() -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno
         if node.end_lineno - node.lineno + 1 > FUNCTION_LINES
     ]
-    assert len(long) <= LONG_FUNCTIONS + FUNCTION_EXCESS, long
+    assert len(long) <= LONG_FUNCTIONS, long
 
 
 def fragments(tree: ast.Module) -> list[str]:
@@ -87,7 +78,7 @@ def test_docstrings_say_what_a_thing_is(package: str) -> None:
     files = (ROOT / package).rglob("*.py")
     found = {str(file.relative_to(ROOT)): fragments(parsed(file)) for file in files}
     found = {file: lines for file, lines in found.items() if lines}
-    assert sum(map(len, found.values())) <= LEFT_FRAGMENTS.get(package, 0), found
+    assert not found
 
 
 def test_a_docstring_that_is_a_fragment_is_found_wherever_it_is() -> None:

@@ -142,7 +142,7 @@ class Prediction:
         return self.jobs.layout.world_size * watts / self.tokens_per_second
 
     def columns(self) -> dict[str, Array]:
-        """What users see of it, by name."""
+        """Parts as users see them, by name."""
         low_s, high_s = self.interval_s()
         return {
             "step_time_s": self.step_time_s,

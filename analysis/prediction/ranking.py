@@ -132,7 +132,7 @@ class Ranking:
         return "\n".join([*lines, *self.warnings])
 
     def explanation(self, tokens: float, index: int = 0) -> str:
-        """Where memory and time of one configuration go, and what follows from them.
+        """Breakdown of one configuration's memory and time, and what follows from them.
 
         Args:
             tokens: to train on.

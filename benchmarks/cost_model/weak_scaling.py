@@ -42,9 +42,9 @@ class Best(NamedTuple):
     step_s: float
     compute_s: float
     tflops: float
-    """Of a GPU, with what is computed again."""
+    """Rate of a GPU, recomputation included."""
     tokens: float
-    """Of a step."""
+    """Seconds of a step."""
     exposed: str
     """The largest part of what is not computing, with its seconds."""
 

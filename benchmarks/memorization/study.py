@@ -27,7 +27,7 @@ BATCH = 8
 MODEL = {"num_layers": 4, "hidden_size": 128, "num_heads": 4, "vocab_size": 264}
 PEAK_RATE, LAST_RATE = 2e-3, 2e-4
 GOLDFISH = {"k": 2, "h": 13}
-"""As Singh et al. 2024 have it, section VIII-D."""
+"""Settings of Singh et al. 2024, section VIII-D."""
 
 
 @dataclass(frozen=True)

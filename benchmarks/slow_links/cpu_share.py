@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PERIOD_S = 0.01
-"""Of the quota. Short, because a rank that has used its own up waits for the next one."""
+"""Period of the quota; short, because a rank that has used its share waits for the next one."""
 
 _MIN_QUOTA_US = 1000  # the kernel's own lower limit
 _GONE_S = 5.0

@@ -99,7 +99,7 @@ def counted_once(
 
 @dataclass(frozen=True)
 class _Firsts:
-    """Which spellings are the first of theirs, in a table made when it is first needed.
+    """Table of the spellings that come first among equal ones, made when it is first needed.
 
     Attributes:
         parameters: of the table: those that placements depend on, then those that spell them.

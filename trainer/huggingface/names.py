@@ -23,7 +23,7 @@ class Architecture:
     """One ``model_type``."""
 
     top: Mapping[str, str]
-    """What is outside of all layers; of GPT-2 files may leave out ``transformer.``."""
+    """Names outside of all layers; GPT-2 files may leave out ``transformer.``."""
     layers: str  # what the names of layers begin with
     inside: Mapping[str, tuple[str, ...]]  # by our name, theirs in the order that ours stacks
     transposed: bool  # matrices of layers are (inputs, outputs)

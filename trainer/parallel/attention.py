@@ -24,7 +24,7 @@ class Attended(NamedTuple):
     output: Tensor
     """(batch, heads, queries, head)."""
     log_sum: Tensor
-    """Of the exponentials of their scores, float32 (batch, heads, queries)."""
+    """Log-sum of the scores' exponentials, float32 (batch, heads, queries)."""
 
 
 def attend_block(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Attended:

@@ -31,7 +31,7 @@ from trainer.plan.states import BUCKET_ELEMENTS
 
 Recompute = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
-"""What layers compute in; fp8: their matrix products, all else in bf16."""
+"""Compute format of layers; fp8: of their matrix products, all else in bf16."""
 PipelineSchedule = Literal[
     "1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"
 ]

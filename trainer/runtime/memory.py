@@ -68,7 +68,7 @@ def peak_memory_bytes() -> int:
 
 
 def in_words(figures: Mapping[str, int], limit_bytes: int | None, device: Mapping[str, Any]) -> str:
-    """How much there was of which memory, and which of them a limit is on.
+    """One line about the memory used, and the limit on it.
 
     From what ``Device.memory`` and ``Device.facts`` give, and the limit of ``limit_memory``.
     """

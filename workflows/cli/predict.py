@@ -146,7 +146,7 @@ def _pricing(space: search_spaces.SearchSpace, calibrate: Path | None) -> analys
 
 
 def _calibration_note(pricing: analysis.Pricing, run: analysis.Run) -> str:
-    """What a calibration with a run of the pricing's own space rests on, as a line of text."""
+    """One line about the trials that a calibration with a run of the pricing's space is based on."""
     told = pricing.teaching(run.trials.values())
     failed = sum(not trial.ok for trial in told)
     if not told:
