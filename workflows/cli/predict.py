@@ -146,7 +146,7 @@ def _pricing(space: search_spaces.SearchSpace, calibrate: Path | None) -> analys
 
 
 def _calibration_note(pricing: analysis.Pricing, run: analysis.Run) -> str:
-    """One line about the trials that a calibration with a run of the pricing's space is based on."""
+    """One line about the trials of a run of the pricing's space that a calibration is based on."""
     told = pricing.teaching(run.trials.values())
     failed = sum(not trial.ok for trial in told)
     if not told:
