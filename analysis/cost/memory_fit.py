@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from analysis.cost.constants import TRANSFER, fit, log_sd
-from analysis.cost.habits import Hypotheses, log_probability, reweighed
+from analysis.cost.hypotheses import Hypotheses, log_probability, reweighed
 from analysis.cost.memory import MemoryConstants, MemoryParts, memory, reported
 from analysis.cost.stages import refused
 from search_spaces import Framework

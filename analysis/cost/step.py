@@ -16,7 +16,7 @@ from analysis.cost import collectives as links
 from analysis.cost.compute import Compute
 from analysis.cost.layer import layer
 from analysis.cost.stages import stage_layers
-from analysis.cost.states import exposed_state_s, update
+from analysis.cost.state_exchanges import exposed_state_s, update
 from analysis.cost.time_constants import TimeConstants
 from search_spaces import Cluster, Framework
 from trainer.plan.axes import pp

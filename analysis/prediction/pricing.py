@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from analysis.cost.fitted import cost_model
-from analysis.cost.habits import hypotheses
+from analysis.cost.hypotheses import hypotheses
 from analysis.cost.memory import MemoryConstants
 from analysis.cost.memory_fit import MemoryModel
 from analysis.cost.model import CostModel, Measurements, Prediction

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from foundation import failures
+from foundation import out_of_memory as words
 
 
 class Before(enum.Enum):
@@ -55,8 +55,8 @@ class Consequences:
 
 # Linear in the length of a log: words within a line are sought from its start, each once (atomic
 # groups), for a log may be made of nothing but their beginnings.
-_DEVICE_OOM = failures.any_of(failures.DEVICE_OOM, failures.DEVICE_OOM_IN_LOGS)
-_HOST_OOM = failures.any_of(failures.HOST_OOM, failures.HOST_OOM_IN_LOGS)
+_DEVICE_OOM = words.any_of(words.DEVICE_OOM, words.DEVICE_OOM_IN_LOGS)
+_HOST_OOM = words.any_of(words.HOST_OOM, words.HOST_OOM_IN_LOGS)
 _BROKEN_DEVICE = re.compile(
     r"uncorrectable (?:ECC|NVLink) error|cudaErrorECCUncorrectable|hipErrorECCNotCorrectable"
     r"|GPU has fallen off the bus"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from analysis.cost.stages import stage_layers
-from analysis.cost.states import fullest_parameters
+from analysis.cost.state_exchanges import fullest_parameters
 from search_spaces import Framework
 from trainer.plan.axes import dp, grid, pp
 from trainer.plan.axes.registry import AXES

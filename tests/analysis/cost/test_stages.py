@@ -12,7 +12,7 @@ from analysis.cost.activations import waiting_logits_bytes
 from analysis.cost.memory import MemoryConstants, memory
 from analysis.cost.model import CostModel
 from analysis.cost.stages import fullest_stages, stage_layers
-from analysis.cost.states import fullest_parameters
+from analysis.cost.state_exchanges import fullest_parameters
 from analysis.prediction.columns import unpriced_parameters
 from analysis.prediction.pricing import Pricing
 from search_spaces import SearchSpace, load_space

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.cost.habits import NAMED, hypotheses, log_probability, reweighed
+from analysis.cost.hypotheses import NAMED, hypotheses, log_probability, reweighed
 from analysis.cost.memory import MemoryConstants, reported
 from analysis.cost.memory_fit import MemoryModel
 from search_spaces.frameworks import Framework

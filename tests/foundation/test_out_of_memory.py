@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from foundation import failures
+from foundation import out_of_memory as words
 
-ERRORS = failures.any_of(
-    failures.DEVICE_OOM, failures.DEVICE_OOM_IN_ERRORS, failures.HOST_OOM
+ERRORS = words.any_of(
+    words.DEVICE_OOM, words.DEVICE_OOM_IN_ERRORS, words.HOST_OOM
 )  # as the trainer asks its exceptions
-LOGS = failures.any_of(
-    failures.DEVICE_OOM, failures.DEVICE_OOM_IN_LOGS, failures.HOST_OOM, failures.HOST_OOM_IN_LOGS
+LOGS = words.any_of(
+    words.DEVICE_OOM, words.DEVICE_OOM_IN_LOGS, words.HOST_OOM, words.HOST_OOM_IN_LOGS
 )  # as a verdict searches logs
 
 
