@@ -13,7 +13,8 @@ from .prediction.candidate_set import CandidateSet
 from .prediction.goal import Goal
 from .prediction.posterior import Observations, Posterior
 from .prediction.pricing import NotPricedError, Pricing
-from .prediction.ranking import Ranking, likely_to_fit, search_warnings
+from .prediction.probes import informative, lessons
+from .prediction.ranking import Ranking, search_warnings
 from .prediction.scalarization import Scalarization
 from .prediction.scaling import Scaled
 from .prediction.start_up import StartUp
@@ -80,7 +81,8 @@ __all__ = [
     "comparison_text",
     "expected_gain",
     "explain_trial",
-    "likely_to_fit",
+    "informative",
+    "lessons",
     "load",
     "next_repeat",
     "noise_of",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
 from analysis.run.fold import Run
-from analysis.run.trial import Trial
 from foundation.quantities import clock_text, counted, value_text
 
 NEAR = 0.05  # distance from the run's best, as a share of it
@@ -83,15 +83,11 @@ def _ratios(runs: Sequence[Run]) -> list[str]:
 
 def _soon(run: Run) -> str:
     """The number of trials that had ended when the first one came near the best."""
+    most = run.merits(run.best)[0] if run.best else math.inf
     for count, trial in enumerate(sorted(run.ended, key=lambda t: t.ended_t or 0.0), start=1):
-        if run.best and trial.ok and _near(run, trial, run.best):
+        if trial.ok and run.merits(trial)[0] >= most - NEAR * abs(most):
             return f"after {counted(count, 'trial')}"
     return "–"
-
-
-def _near(run: Run, trial: Trial, best: Trial) -> bool:
-    own, most = run.merits(trial)[0], run.merits(best)[0]
-    return own >= most - NEAR * abs(most)
 
 
 def _left(run: Run) -> str:

@@ -12,7 +12,7 @@ from analysis.prediction.ranking import Ranking
 from analysis.run.fold import Run
 from analysis.run.trial import Attempt, Trial
 from foundation.quantities import config_text, counted, duration, number, percent, value_text
-from search_spaces import SpaceError, load_space
+from search_spaces import SpaceError
 
 TOKENS = 1e12  # for which training time is shown
 WIDTH = 12  # of the labels
@@ -48,7 +48,7 @@ def _history(run: Run, trial: Trial) -> Iterator[str]:
 def _model(run: Run, trial: Trial) -> Iterator[str]:
     """Lines from the cost model, calibrated with the run; none if it cannot price the trial."""
     try:
-        pricing = Pricing.of(load_space(run.folder.space_file, frozen=True))
+        pricing = Pricing.of_run(run.folder)
         if pricing is None:
             return
         pricing.learn(run)

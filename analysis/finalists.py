@@ -42,37 +42,24 @@ class Noise:
 
 @dataclass(frozen=True)
 class Standing:
-    """A trial among those that may be the best.
+    """A trial among those that may be the best."""
 
-    Attributes:
-        trial: its number.
-        measurements: how often it was measured.
-        best: probability that none is better.
-        rivals: probability that it is more than ``EQUAL`` better than the first.
-        behind: share of the objective that it is behind the first.
-    """
-
-    trial: int
-    measurements: int
-    best: float
-    rivals: float
-    behind: float
+    trial: int  # its number
+    measurements: int  # how often it was measured
+    best: float  # probability that none is better
+    rivals: float  # probability that it is more than ``EQUAL`` better than the first
+    behind: float  # share of the objective that it is behind the first
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Standings of the configurations of a search, by their medians.
-
-    Attributes:
-        standings: the candidates: the first, and all whose probability to be the best is not
-            negligible, in the order of their medians.
-        confidence: probability that nothing measured is more than ``EQUAL`` better than the first.
-        noise: between runs.
+    """Standings of the candidates of a search: the first, and all whose probability to be the best
+    is not negligible, in the order of their medians.
     """
 
     standings: tuple[Standing, ...]
-    confidence: float
-    noise: Noise
+    confidence: float  # probability that none is more than ``EQUAL`` better than the first
+    noise: Noise  # between runs
 
     @property
     def first(self) -> Standing:
@@ -89,11 +76,7 @@ def noise_of(run: Run, prior: float = NOISE_WEIGHT) -> Noise:
 
     A scaled inverse chi-squared prior; Student's t, by expectation maximization, in place of the
     normal distribution: one run that a neighbour disturbed must not make all others look
-    uncertain.
-
-    Args:
-        run: with its repeats.
-        prior: its degrees of freedom.
+    uncertain. ``prior`` is in degrees of freedom.
     """
     left: list[Floats] = []
     for trial in run.trials.values():
@@ -118,12 +101,9 @@ def noise_of(run: Run, prior: float = NOISE_WEIGHT) -> Noise:
 def verdict(run: Run, running: Collection[int] = ()) -> Verdict | None:
     """Compare the successful trials with each other.
 
-    Args:
-        run: with its measurements.
-        running: trials that are being measured again: taken as if they had confirmed their median.
+    Trials that are ``running`` again are taken as if they had confirmed their median.
 
-    Returns:
-        None before the first success, or if the objective is not positive everywhere.
+    None before the first success, or if the objective is not positive everywhere.
     """
     first = run.best
     done = [t for t in run.trials.values() if t.ok and t.objective is not None]
@@ -175,12 +155,9 @@ def next_repeat(
     means, the one with fewer measurements is what makes their difference uncertain. Before them
     come trials in doubt. No winner is final that was measured only once.
 
-    Args:
-        run: with the repeats so far; those since the last proposal count.
-        confidence: at which the winner is final, see ``Verdict.confidence``.
-        max_repeats: of all trials together.
-        running: trials that are being measured again; none runs twice at a time.
-        possible: whether a trial can be measured again, here and now.
+    The winner is final at this ``confidence`` (see ``Verdict``), or after ``max_repeats`` of all
+    trials together since the last proposal. Trials that are ``running`` again do not run twice at
+    a time; ``possible`` says whether one can be measured again here and now.
     """
     if repeats_since_proposal(run) + len(running) >= max_repeats:
         return None

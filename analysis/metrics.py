@@ -13,11 +13,7 @@ LEAST, LARGEST = 1e-100, 1e100  # of what can be measured, besides 0
 
 
 class MissingMetricError(ValueError):
-    """A result lacks a metric; the message names it and what the result has.
-
-    Attributes:
-        key: of the missing metric.
-    """
+    """A result lacks the metric ``key``; the message names it and what the result has."""
 
     def __init__(self, key: str, result: Mapping[str, Any], wanted: str) -> None:
         of = "" if key == wanted else f", from which {wanted!r} follows"
@@ -48,12 +44,7 @@ class Metrics:
     def required(self, key: str, wanted: str = "") -> float:
         """The metric; it may be infinite, nan or otherwise impossible.
 
-        Args:
-            key: of the metric.
-            wanted: what is derived from it, for the message; default itself.
-
-        Raises:
-            MissingMetricError: if there is none.
+        Raises MissingMetricError if there is none; ``wanted`` is what is derived from it.
         """
         value = self._at(key)
         if not is_number(value):

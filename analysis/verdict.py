@@ -15,9 +15,7 @@ SPEEDS = ("tokens_per_second", "samples_per_second", "tflops_per_gpu", "step_tim
 def verdict_lines(run: Run, confidence: float | None = None) -> list[tuple[str, str]]:
     """Lines (label, text) on the winner once a trial was repeated, and on early stops.
 
-    Args:
-        run: with its repeats.
-        confidence: that the search was to reach; None: not mentioned.
+    They mention the ``confidence`` that the search was to reach, if it is given.
     """
     return [*_winner(run, confidence), *_early_stops(run)]
 

@@ -89,7 +89,9 @@ class Reference:
         records = [record for _, record in self.inside(field)]
         if "description" not in field and len(records) == 1:
             field = records[0]
-        return str(field.get("description", "")).split("\n\n")[0].replace("*", "\\*")
+        said = str(field.get("description", "")).split("\n\n")[0].replace("*", "\\*")
+        unit = field.get("unit") or field.get("prefixItems", [{}])[0].get("unit")
+        return f"{said} In {unit}." if unit else said
 
     def inside(self, field: Schema) -> Iterator[tuple[str, Schema]]:
         """Records that a field holds, each with what its path ends with."""
@@ -122,7 +124,8 @@ class Reference:
             return " or ".join(dict.fromkeys(v for v in map(self.values, options) if v != "null"))
         kind = field.get("type", "")
         if kind == "array":
-            return f"list of {self.values(field.get('items', {}))}"
+            items = field.get("items") or field["prefixItems"][0]
+            return f"list of {self.values(items)}"
         if kind == "object" or "properties" in field:
             return "mapping"
         return {"boolean": "`true`, `false`", "string": "text", "null": "null"}.get(

@@ -34,9 +34,8 @@ def checked_whole(name: str, value: Any, least: int, most: int = LARGEST) -> int
     except TypeError:
         number = None
     if number is None or not least <= number <= most:
-        upper = "" if most == LARGEST else f" to {most:,}"
-        above = f"from {least}{upper}" if upper else f"of {least} or more"
-        raise refused(name, value, f"a whole number {above}")
+        span = f"of {least} or more" if most == LARGEST else f"from {least} to {most:,}"
+        raise refused(name, value, f"a whole number {span}")
     return number
 
 

@@ -69,17 +69,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Document:
-    """One file that can say where something in it is.
-
-    Attributes:
-        name: of the file.
-        root: its value.
-        mistake: the class of its errors.
-    """
+    """One file that can say where something in it is."""
 
     name: str
     root: Node
-    mistake: type[Exception] = FileError
+    mistake: type[Exception] = FileError  # the class of its errors, which takes a message
 
     def locate(self, path: Where) -> tuple[Mark, Node]:
         """The place of the key (or item) at ``path`` and its value, or of the nearest one above
@@ -123,14 +117,7 @@ def as_written(value: Any, most: int = 60) -> str:
 
 
 def read_document(path: Path, mistake: type[Exception] = FileError) -> Document:
-    """Read a YAML file.
-
-    Args:
-        mistake: the class of all errors in it; it takes a message.
-
-    Raises:
-        mistake: for anything that is not one small YAML document.
-    """
+    """Read a YAML file; raises ``mistake`` for anything that is not one small YAML document."""
     try:
         text = read_text(path, MAX_BYTES)
     except FileError as error:
@@ -204,13 +191,7 @@ def _syntax(error: yaml.YAMLError, text: str, name: str) -> str:
 def document_of(value: Any, name: str, mistake: type[Exception] = FileError) -> Document:
     """A document from a program's values in place of a file; all positions are line 1, column 1.
 
-    Args:
-        value: numbers, text, booleans and None, in mappings and lists.
-        name: for messages.
-        mistake: the class of all errors in it; it takes a message.
-
-    Raises:
-        mistake: for a value of another type.
+    They are numbers, text, booleans and None, in mappings and lists; raises ``mistake`` for others.
     """
 
     def node(each: Any) -> Node:
@@ -254,10 +235,8 @@ class _Builder:
             self._check_depth(event, depth + anchored.depth - 1)
             return self._count(event, anchored)
         if event.tag is not None:
-            tag = as_written(event.tag)
-            raise self._error(
-                event, f"found the YAML tag {tag}, accepted plain values without tags"
-            )
+            tag = f"found the YAML tag {as_written(event.tag)}"
+            raise self._error(event, f"{tag}, accepted plain values without tags")
         self._check_depth(event, depth)
         mark = _mark(event)
         if isinstance(event, yaml.ScalarEvent):
@@ -286,12 +265,8 @@ class _Builder:
             if key == "<<" and event.implicit[0]:
                 raise self._error(event, "merge keys ('<<') are not accepted; write the keys out")
             if key in items:
-                first = items[key][0]
-                raise self._error(
-                    event,
-                    f"key '{shown(key, 60)}': found twice, first on line {first.line}; accepted "
-                    "once",
-                )
+                twice = f"found twice, first on line {items[key][0].line}; accepted once"
+                raise self._error(event, f"key '{shown(key, 60)}': {twice}")
             items[key] = (_mark(event), self._node(next(events), events, depth + 1))
         return _above(items, mark, [child for _, child in items.values()])
 

@@ -1,8 +1,8 @@
 """Reading files that people and trainers wrote, with distrust.
 
 A FIFO would block for ever, a device need never end, and a file may be of any size, depth or
-encoding. Errors are :class:`FileError`, with a message of one line that begins with the file's
-name.
+encoding. Readers raise :class:`MissingFileError` if there is no such file, and :class:`FileError`
+if it is something else or cannot be read; the message is one line that begins with the file's name.
 """
 
 from __future__ import annotations
@@ -31,44 +31,32 @@ class MissingFileError(FileError):
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """All of a regular file of at most ``most`` bytes.
-
-    Raises:
-        MissingFileError: if there is none.
-        FileError: if it is something else, larger, or cannot be read.
-    """
-    data = _read(path, most + 1)
+    """All of a regular file; raises FileError if it has more than ``most`` bytes."""
+    data = read_from(path, 0, most + 1)
     if len(data) > most:
         raise FileError(f"{shown(path)}: larger than the {most:,} bytes that are accepted")
     return data
 
 
 def read_end(path: Path, most: int) -> bytes:
-    """The last ``most`` bytes of a regular file; all of a shorter one.
-
-    Raises:
-        MissingFileError: if there is none.
-        FileError: if it is something else, or cannot be read.
-    """
-    return _read(path, most, start=-most)
+    """The last ``most`` bytes of a regular file; all of a shorter one."""
+    return read_from(path, -most, most)
 
 
 def read_from(path: Path, start: int, most: int) -> bytes:
-    """At most ``most`` bytes of a regular file from byte ``start`` on.
-
-    Raises:
-        MissingFileError: if there is none.
-        FileError: if it is something else, or cannot be read.
-    """
-    return _read(path, most, start=start)
+    """At most ``most`` bytes of a regular file from byte ``start`` on, negative: before its end."""
+    with open_regular(path) as file:
+        try:
+            file.seek(start if start >= 0 else max(0, os.fstat(file.fileno()).st_size + start))
+            return file.read(most)
+        except OSError as error:
+            raise FileError(f"{shown(path)}: cannot be read: {error.strerror or error}") from None
 
 
 def read_text(path: Path, most: int) -> str:
     """A regular file of at most ``most`` bytes of UTF-8, with or without a byte-order mark.
 
-    Raises:
-        MissingFileError: if there is none.
-        FileError: if it is something else, larger, or not such text.
+    Raises FileError if it is larger, or not such text.
     """
     data = read_bytes(path, most)
     try:
@@ -86,12 +74,7 @@ def read_text(path: Path, most: int) -> str:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a regular file.
-
-    Raises:
-        MissingFileError: if there is none.
-        FileError: if it is something else.
-    """
+    """Bytes of a regular file."""
     with open_regular(path) as file:
         return os.fstat(file.fileno()).st_size
 
@@ -99,9 +82,7 @@ def size_of(path: Path) -> int:
 def read_json(path: Path) -> Any:
     """The content of a JSON file of at most :data:`MAX_JSON_BYTES`, without NaN and infinity.
 
-    Raises:
-        MissingFileError: if there is none.
-        FileError: if it is something else, larger, deeply nested, or not JSON.
+    Raises FileError if it is larger, deeply nested, or not JSON.
     """
     return parse_json(read_bytes(path, MAX_JSON_BYTES), shown(path), finite=True)
 
@@ -109,15 +90,13 @@ def read_json(path: Path) -> Any:
 def parse_json(text: str | bytes, name: str, *, finite: bool = False) -> Any:
     """Parse JSON that is at most :data:`MAX_JSON_DEPTH` deep.
 
-    Args:
-        name: of the file or line, for messages.
-        finite: refuse NaN and infinity, which Python writes and JSON does not know.
+    ``name`` is that of the file or line, for messages; ``finite`` refuses NaN and infinity, which
+    Python writes and JSON does not know.
 
-    Raises:
-        FileError: if it is no JSON, deeper, or has a number of thousands of digits.
+    Raises FileError if it is no JSON, deeper, or has a number of thousands of digits.
     """
     try:
-        value = json.loads(text, parse_constant=_refuse if finite else None)
+        value = json.loads(text, parse_constant=refuse_constant if finite else None)
     except json.JSONDecodeError as error:
         raise FileError(f"{name}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
     except RecursionError:
@@ -172,12 +151,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file to read its bytes.
-
-    Raises:
-        MissingFileError: if there is none.
-        FileError: if it is something else, or cannot be opened.
-    """
+    """Open a regular file to read its bytes."""
     try:
         _check_regular(path, path.stat())  # opening a device may already do something
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
@@ -197,16 +171,6 @@ def open_regular(path: Path) -> BinaryIO:
         raise FileError(f"{shown(path)}: not a file name: {error}") from None
 
 
-def _read(path: Path, most: int, *, start: int = 0) -> bytes:
-    """At most ``most`` bytes from ``start`` on, which counts from the end where it is negative."""
-    with open_regular(path) as file:
-        try:
-            file.seek(start if start >= 0 else max(0, os.fstat(file.fileno()).st_size + start))
-            return file.read(most)
-        except OSError as error:
-            raise FileError(f"{shown(path)}: cannot be read: {error.strerror or error}") from None
-
-
 def _check_regular(path: Path, status: os.stat_result) -> None:
     mode = status.st_mode
     if not stat.S_ISREG(mode):
@@ -214,5 +178,6 @@ def _check_regular(path: Path, status: os.stat_result) -> None:
         raise FileError(f"{shown(path)}: found a {kind}, accepted a file")
 
 
-def _refuse(constant: str) -> NoReturn:
+def refuse_constant(constant: str) -> NoReturn:
+    """Refuse NaN and infinity: ``json``'s ``parse_constant``."""
     raise ValueError(f"{constant} is not a number of JSON")

@@ -5,15 +5,25 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    GetJsonSchemaHandler,
+    Tag,
+    ValidationError,
+)
 from pydantic_core import CoreSchema
 
 from foundation.documents import Document, Mark, as_written
 from foundation.messages import closest, nearest, shown
 
 R = TypeVar("R", bound=BaseModel)
+Name = TypeVar("Name")
+One = TypeVar("One")
+Several = TypeVar("Several")
 
 _ACCEPTED = {
     "int_type": "a whole number",
@@ -66,12 +76,26 @@ class Described(Record):
         return schema
 
 
-def validate(record: type[R], document: Document) -> R:
-    """The document as a record.
+def inline(value: Any) -> str:
+    """Tag of a value that is a name, or a record written in its place."""
+    return "<inline>" if isinstance(value, (dict, BaseModel)) else "<name>"
 
-    Raises:
-        document.mistake: with one line per mistake, the first ones of many.
-    """
+
+def _several(value: Any) -> str:
+    return "<several>" if isinstance(value, (list, tuple)) else "<one>"
+
+
+# Unions whose mistakes are those of the member that is meant.
+Named = Annotated[
+    Annotated[Name, Tag("<name>")] | Annotated[One, Tag("<inline>")], Discriminator(inline)
+]
+OneOrSeveral = Annotated[
+    Annotated[One, Tag("<one>")] | Annotated[Several, Tag("<several>")], Discriminator(_several)
+]
+
+
+def validate(record: type[R], document: Document) -> R:
+    """The document as a record; raises its ``mistake`` with a line for each of the first ones."""
     if not isinstance(document.root.value, dict):
         raise document.error(
             (), f"found {as_written(document.root.plain())}, accepted a mapping of keys"

@@ -23,12 +23,9 @@ class RegistryError(ValueError):
 
 
 class Registry(Generic[P]):
-    """The parts of one sort.
+    """The parts of one ``sort``, as messages call it, and the ``group`` of their entry points.
 
-    Args:
-        sort: their name in messages: ``launcher``.
-        group: of the entry points: ``meshtune.launchers``.
-        own: meshtune's parts by name, as ``module:attribute``; these names are reserved.
+    Meshtune's ``own`` are ``module:attribute`` by name; these names are reserved.
     """
 
     def __init__(self, sort: str, group: str, own: Mapping[str, str]) -> None:
@@ -39,13 +36,10 @@ class Registry(Generic[P]):
         return list(dict.fromkeys([*self._own, *(entry.name for entry in self._installed())]))
 
     def get(self, name: str, more: Mapping[str, P] = MappingProxyType({})) -> P:
-        """The part of that name, imported now.
+        """The part of that name, imported now; ``more`` are parts that only the caller has.
 
-        Args:
-            more: parts that only the caller has.
-
-        Raises:
-            RegistryError: if there is none, two distributions offer one, or it cannot be imported.
+        Raises RegistryError if there is none, two distributions offer one, or it cannot be
+        imported.
         """
         if name in more:
             return more[name]

@@ -13,7 +13,6 @@ from foundation.messages import nearest
 from foundation.registry import RegistryError
 from search_spaces import parameter_values, parameters
 from search_spaces.cluster import Cluster
-from search_spaces.known import framework_named
 from search_spaces.language.model import ModelShape
 from search_spaces.language.schema import ModelFile, SpaceFile
 from search_spaces.model_files import assumed
@@ -69,7 +68,7 @@ class Builder:
         self._facts()
         self._axes()
         own = self._parameters()
-        if LAYOUT in framework_named(self.program.framework).stage_settings:
+        if LAYOUT in self.program.habits.stage_settings:
             layers = self.model.num_layers if self.model else None
             parameter_values.check_layouts(self.document, own, self.written, layers)
         types = facts.types(own, self.static, self.defaults)
@@ -106,10 +105,10 @@ class Builder:
 
     def _model_and_cluster(self) -> None:
         """The built-in trainer needs both; a cluster decides the ranks per node."""
-        if self.model is None and not self.own_trainer:
-            raise self.document.error((), "key 'model' is missing: the built-in trainer needs it")
-        if self.cluster is None and not self.own_trainer:
-            raise self.document.error((), "key 'cluster' is missing: the built-in trainer needs it")
+        for key, value in (("model", self.model), ("cluster", self.cluster)):
+            if value is None and not self.own_trainer:
+                what = f"key '{key}' is missing: the built-in trainer needs it"
+                raise self.document.error((), what)
         if self.cluster is not None and self.file.trial.ranks_per_node is not None:
             raise self.document.error(
                 ("trial", "ranks_per_node"),
@@ -136,30 +135,26 @@ class Builder:
             rules.pinned(name, own[name].array[0], condition)
             for name, condition in conditions.items()
         ]
-        builtin = rules.builtin(
-            types,
-            own_trainer=self.own_trainer,
-            own_axes=self.program.axes,
-            allow=self._allowed(),
-        )
+        axes, trainer = self.program.axes, self.file.trainer.builtin
+        off = self._allowed()
+        builtin = rules.builtin(types, own_trainer=self.own_trainer, own_axes=axes, allow=off)
         if "dp" in own:
-            ranks = f"{' * '.join(ordered(self.program.axes))} == world_size"
+            ranks = f"{' * '.join(ordered(axes))} == world_size"
             builtin.append(
                 rules.expressed("degrees_make_world", self._parse(ranks, (), types), required=True)
             )
         if self.own_trainer:
-            framework = framework_named(self.program.framework)
+            framework = self.program.habits
             uneven = "uneven_layers" in self.file.allow
             builtin += stages.rules(framework, own, types.keys(), uneven=uneven)
         if "tp_across_nodes" not in self.file.allow and {"tp", "gpus_on_links"} <= types.keys():
             within = self._parse("gpus_on_links % tp == 0", (), types)
             builtin.append(rules.expressed("tp_within_links", within))
-        builtin += experts.rules(self.model, own, self.program.axes, types)
-        if self.file.trainer.builtin is not None:
+        builtin += experts.rules(self.model, own, axes, types)
+        if trainer is not None:
             if "engine" in own:
-                builtin += deepspeed.rules(self.file.trainer.builtin, types)
-            axes = self.program.axes
-            if "cp" in types and self.file.trainer.builtin.splits_samples:
+                builtin += deepspeed.rules(trainer, types)
+            if "cp" in types and trainer.splits_samples:
                 builtin.append(rules.expressed("documents_by_cp", parse("cp == 1", types)))
             derive = partial(facts.derive, own, conditions, self.static, self.defaults, axes)
             builtin += placements.one_placement(own)
@@ -231,10 +226,7 @@ class Builder:
     def _parameters(self) -> dict[str, Parameter]:
         for points in (FINEST, COARSEST):
             found = {name: self._parameter(name, points) for name in self.file.parameters}
-            if (
-                math.prod(len(parameter.values) for parameter in found.values())
-                <= SearchSpace.MAX_CONFIGS
-            ):
+            if math.prod(len(p.values) for p in found.values()) <= SearchSpace.MAX_CONFIGS:
                 return found
         raise self.document.error(
             ("parameters",),

@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from foundation.documents import read_document
-from foundation.records import validate
+from foundation.records import Described, validate
 from search_spaces.errors import SpaceError
 from search_spaces.shipped import read_named, shipped_files
 from trainer.plan.limits import MAX_GPUS_PER_NODE, MAX_NODES
@@ -21,26 +21,21 @@ from trainer.plan.limits import MAX_GPUS_PER_NODE, MAX_NODES
 Rate = Annotated[float, Field(gt=0, ge=1e-9, le=1e9)]
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+class _Record(Described):
+    model_config = ConfigDict(strict=False)
 
 
 class Link(_Record):
     """One level of the node's hierarchy: the slowest link inside a group of so many GPUs."""
 
     level: str = Field(description="what the group is: card, neighbours, node")
-    gpus: int = Field(
-        ge=2,
-        le=MAX_GPUS_PER_NODE,
-        description="GPUs in the group, counted from local rank 0 upwards; more than a node has "
-        "where links join several nodes, as NVLink does in a rack",
-    )
+    gpus: int = Field(ge=2, le=MAX_GPUS_PER_NODE)
+    """GPUs in the group, counted from local rank 0 upwards; more than a node has where links join
+    several nodes, as NVLink does in a rack"""
     gb_per_s: Rate = Field(description="between two GPUs of the group, per direction")
-    fully_connected: bool = Field(
-        default=False,
-        description="every pair has a link of its own, so that a group of n uses n - 1 of them per "
-        "GPU; false where a GPU has gb_per_s to all others together (a switch, a single ring)",
-    )
+    fully_connected: bool = False
+    """every pair has a link of its own, so that a group of n uses n - 1 of them per GPU; false
+    where a GPU has gb_per_s to all others together (a switch, a single ring)"""
     latency_us: Rate | None = Field(default=None, description="of one hop of a ring")
 
 
@@ -50,13 +45,9 @@ class Nic(_Record):
     count: int = Field(ge=1, le=1000)
     gb_per_s: Rate = Field(description="of one adapter, per direction")
     latency_us: Rate | None = Field(default=None, description="of one hop between nodes")
-    reached_share: float | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        description="of the rate of all adapters that collectives of large messages were seen to "
-        "reach over many nodes",
-    )
+    reached_share: float | None = Field(default=None, gt=0, le=1)
+    """of the rate of all adapters that collectives of large messages were seen to reach over many
+    nodes"""
 
 
 class Collective(_Record):
@@ -65,20 +56,13 @@ class Collective(_Record):
     All groups of the same kind on the node work at once, as they do in training.
     """
 
-    operation: Literal[
-        "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "any"
-    ] = Field(
-        description="any: stands for all collectives that have no entry of their own; send: from "
-        "one rank of a pair to the other"
-    )
+    operation: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "any"]
+    """any: stands for all collectives that have no entry of their own; send: from one rank of a
+    pair to the other"""
     gpus: int = Field(ge=2, le=MAX_NODES * MAX_GPUS_PER_NODE)
     nodes: int = Field(ge=1, le=MAX_NODES)
-    stride: int = Field(
-        default=1,
-        ge=1,
-        le=MAX_NODES * MAX_GPUS_PER_NODE,
-        description="from one member's rank to the next one's",
-    )
+    stride: int = Field(default=1, ge=1, le=MAX_NODES * MAX_GPUS_PER_NODE)
+    """from one member's rank to the next one's"""
     size_mib: Rate
     bus_gb_per_s: Rate
 
@@ -89,49 +73,39 @@ class Cluster(_Record):
     name: str = Field(min_length=1, max_length=200)
     source: str = Field(default="", description="where the facts are from")
     gpu: str = Field(default="", description="the device that one rank drives")
-    num_nodes: int | None = Field(
-        default=None, ge=1, le=MAX_NODES, description="nodes that a job can have"
-    )
+    num_nodes: int | None = Field(default=None, ge=1, le=MAX_NODES)
+    """nodes that a job can have"""
     gpus_per_node: int = Field(ge=1, le=MAX_GPUS_PER_NODE)
-    cpus_per_node: int | None = Field(
-        default=None, ge=1, le=100_000, description="cores a job may use"
-    )
-    shared_by: float = Field(
-        default=1,
-        ge=1,
-        le=MAX_GPUS_PER_NODE,
-        description="ranks that share one processor, as processes on a CPU with fewer cores do: "
-        "what one leaves idle the others use. The peaks are what a rank gets when all are busy",
-    )
-    compute_units: int | None = Field(
-        default=None,
-        ge=1,
-        le=100_000,
-        description="of one GPU: streaming multiprocessors, or compute units; 1: a CPU",
-    )
-    power_watts: Rate | None = Field(
-        default=None, description="of one GPU under load: its thermal design power"
-    )
+    cpus_per_node: int | None = Field(default=None, ge=1, le=100_000)
+    """cores a job may use"""
+    shared_by: float = Field(default=1, ge=1, le=MAX_GPUS_PER_NODE)
+    """ranks that share one processor, as processes on a CPU with fewer cores do: what one leaves
+    idle the others use. The peaks are what a rank gets when all are busy"""
+    compute_units: int | None = Field(default=None, ge=1, le=100_000)
+    """of one GPU: streaming multiprocessors, or compute units; 1: a CPU"""
+    power_watts: Rate | None = None
+    """of one GPU under load: its thermal design power"""
     memory_gib: Rate = Field(description="of one GPU")
     memory_gb_per_s: Rate | None = Field(default=None, description="of one GPU's memory")
-    peak_bf16_tflops: Rate | None = Field(
-        default=None, description="of one GPU, advertised, dense; fp16 is the same"
-    )
+    peak_bf16_tflops: Rate | None = None
+    """of one GPU, advertised, dense; fp16 is the same"""
     peak_fp32_tflops: Rate | None = None
-    gemm_bf16_tflops: Rate | None = Field(
-        default=None, description="best that a large matrix product was seen to reach"
-    )
+    gemm_bf16_tflops: Rate | None = None
+    """best that a large matrix product was seen to reach"""
     peak_fp8_tflops: Rate | None = Field(default=None, description="of one GPU, advertised, dense")
-    gemm_fp8_tflops: Rate | None = Field(
-        default=None, description="best that a large product of 8-bit numbers was seen to reach"
-    )
-    links: list[Link] = Field(
-        default=[],
-        max_length=16,
-        description="inside a node, innermost first; the outermost may join whole nodes",
-    )
+    gemm_fp8_tflops: Rate | None = None
+    """best that a large product of 8-bit numbers was seen to reach"""
+    links: list[Link] = Field(default=[], max_length=16)
+    """inside a node, innermost first; the outermost may join whole nodes"""
     nic: Nic | None = None
     host_link_gb_per_s: Rate | None = Field(default=None, description="GPU to host memory")
+    overlap: float | None = Field(
+        default=None,
+        ge=0.001,
+        le=1,
+        description="share of its time that a matrix product hides a collective of, if both run at "
+        "once",
+    )
     measured: list[Collective] = Field(default=[], max_length=10_000)
 
     @model_validator(mode="after")

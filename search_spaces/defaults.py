@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -87,20 +87,11 @@ def default_space(
         "model": _named(model, file),
         "cluster": cluster,
         "trainer": _trainer(framework, parameters),
-        **_searched(framework, parameters, batch),
-        "objective": {"maximize": "tokens_per_second"},
-        "allow": _allowed(file.config(), framework, degrees["pp"]),
-    }
-
-
-def _searched(
-    framework: str, parameters: Mapping[str, Sequence[Any]], batch: int
-) -> dict[str, Any]:
-    """Parameters, conditions and constraints of the space."""
-    return {
         "parameters": {n: v[0] if len(v) == 1 else [*v] for n, v in parameters.items()},
         "conditions": {"vpp": "pp > 1"} if "vpp" in parameters else {},
         "constraints": _constraints(framework, parameters, batch),
+        "objective": {"maximize": "tokens_per_second"},
+        "allow": _allowed(file.config(), framework, degrees["pp"]),
     }
 
 
@@ -118,9 +109,12 @@ def _batch(
     file: ModelFile, machine: Cluster, world: int, degrees: Degrees, wanted: int | None
 ) -> tuple[int, list[int]]:
     """Sequences of a step, and the numbers of micro-batches that the degrees leave of them."""
-    usual = default_batch(file, world, _fewest_replicas(degrees, world))
+    ranks = map(math.prod, product(degrees["tp"], degrees["pp"], degrees.get("cp", [1])))
+    replicas = {world // count for count in ranks if world % count == 0}
+    usual = default_batch(file, world, min(replicas))
     batch = wanted or usual
-    gas = _micro_batches(degrees, world, batch)
+    sizes = {number * mbs for number in replicas for mbs in MBS}
+    gas = sorted(batch // size for size in sizes if batch % size == 0)
     if not gas:
         raise SpaceArgumentError(
             "global_batch_size",
@@ -160,13 +154,12 @@ def _read(
         hint = nearest(framework, FRAMEWORKS)
         accepted = f"accepted one of {', '.join(FRAMEWORKS)}{hint}"
         raise SpaceArgumentError("framework", f"found {as_written(framework)}, {accepted}")
+    length = {"seq_length": seq_length} if seq_length else {}
     try:
         if isinstance(model, str):
             file = read_model(model, seq_length)
         else:
-            file = ModelFile(
-                **model.model_dump() | ({"seq_length": seq_length} if seq_length else {})
-            )
+            file = ModelFile(**model.model_dump() | length)
     except SpaceError as error:
         raise SpaceArgumentError("model", str(error)) from None
     try:
@@ -202,22 +195,6 @@ def _degrees(model: ModelConfig, cluster: Cluster, world: int, framework: str) -
 
 def _divisors(number: int, most: int) -> list[int]:
     return [d for d in range(1, min(number, most) + 1) if number % d == 0]
-
-
-def _fewest_replicas(degrees: Degrees, world: int) -> int:
-    """Replicas under the largest degrees that divide the GPUs."""
-    every = product(degrees["tp"], degrees["pp"], degrees.get("cp", [1]))
-    return min(world // math.prod(each) for each in every if world % math.prod(each) == 0)
-
-
-def _micro_batches(degrees: Degrees, world: int, batch: int) -> list[int]:
-    """Micro-batches per step that some degrees leave of a global batch; ascending."""
-    found = set()
-    for tp, pp, cp, mbs in product(degrees["tp"], degrees["pp"], degrees.get("cp", [1]), MBS):
-        replicas, rest = divmod(world, tp * pp * cp)
-        if not rest and replicas and batch % (replicas * mbs) == 0:
-            found.add(batch // (replicas * mbs))
-    return sorted(found)
 
 
 def _others(

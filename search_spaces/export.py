@@ -42,8 +42,9 @@ class Export:
             SpaceError: that begins with ``found``, if there is none.
         """
         record = AdapterFile.named(adapter)
-        facts = space.facts(config)
-        values = {name: v for name, v in facts.items() if _is_active(space, config, name)}
+        own = space.canonical(config)
+        inactive = space.parameters.keys() - own.keys()
+        values = {name: v for name, v in space.facts(config).items() if name not in inactive}
         known = [*_known_settings(record, values)]
         chosen = [s for s in known if s.when is None or templates.holds(s.when, values)]
         arguments = {key: value for setting in chosen for key, value in setting.arguments.items()}
@@ -67,12 +68,16 @@ class Export:
         filled = {key: config_files.filled(value, values) for key, value in arguments.items()}
         argv = [options.written({key: value}, record.options) for key, value in filled.items()]
         argv.append([word for setting in chosen for word in setting.words])
+        files = {}
+        if record.file is not None and paths:
+            file = ConfigFile(set=dict(paths))
+            files = {record.file.name: config_files.rendered(record.file.name, file, values)}
         read = frozenset[str]().union(*(names_of(setting) for setting in known))
         return cls(
             arguments=tuple(tuple(each) for each in argv if each),
-            files=_files(record, paths, values),
+            files=files,
             environment=environment,
-            unmapped=(*unmapped, *_unmapped(space, config, record, read, values)),
+            unmapped=(*unmapped, *_unmapped(space, own, record, read, values)),
         )
 
 
@@ -84,22 +89,9 @@ def _known_settings(record: AdapterFile, values: Mapping[str, Any]) -> Iterator[
             yield from settings
 
 
-def _is_active(space: SearchSpace, config: Mapping[str, Any], name: str) -> bool:
-    return name not in space.parameters or name in space.canonical(config)
-
-
-def _files(
-    record: AdapterFile, paths: Mapping[str, Any], values: Mapping[str, Any]
-) -> dict[str, str]:
-    if record.file is None or not paths:
-        return {}
-    file = ConfigFile(set=dict(paths))
-    return {record.file.name: config_files.rendered(record.file.name, file, values)}
-
-
 def _unmapped(
     space: SearchSpace,
-    config: Mapping[str, Any],
+    own: Mapping[str, Any],
     record: AdapterFile,
     read: frozenset[str],
     values: Mapping[str, Any],
@@ -107,7 +99,7 @@ def _unmapped(
     """Parameters that the trainer has no setting for, and its constraints that are broken."""
     lines = []
     sources = frozenset[str]().union(*(space.reads.get(name, frozenset()) for name in read))
-    for name, value in space.canonical(config).items():
+    for name, value in own.items():
         broken = [
             text
             for text in record.constraints.get(name, [])

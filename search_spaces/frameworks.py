@@ -7,12 +7,12 @@ what most frameworks do.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field, ValidationError, model_serializer
 
-from foundation.records import Record
+from foundation.records import Described
 from trainer.plan.stages import Split
 
 
@@ -20,8 +20,8 @@ def _listed(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _in(unit: str, **bounds: Any) -> Any:
-    return Field(json_schema_extra={"unit": unit}, **bounds)
+def _in(unit: str) -> Any:
+    return Field(json_schema_extra={"unit": unit}, ge=0)
 
 
 PerParameter = Annotated[float, _in("bytes per parameter")]
@@ -29,16 +29,14 @@ PerLogit = Annotated[float, _in("bytes per logit")]
 PerLayer = Annotated[float, _in("all-reduces per layer")]
 Bytes = Annotated[float, _in("bytes")]
 Copies = Annotated[float, _in("copies")]
-Parameters = Annotated[float, _in("parameters", allow_inf_nan=True)]
-Pair = Annotated[tuple[float, float], BeforeValidator(_listed), _in("bytes per parameter")]
+Parameters = Annotated[float, _in("parameters")]
+Pair = Annotated[tuple[PerParameter, PerParameter], BeforeValidator(_listed)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 ZeroStages = Annotated[tuple[Annotated[int, Field(ge=0, le=3)], ...], BeforeValidator(_listed)]
 
 
-class Choices(Record):
+class Choices(Described):
     """Choices that a framework has; a default space varies no more than these."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     zero_stages: ZeroStages = (0, 1)
     """Stages of ZeRO that its optimizer has; 1 is Megatron's distributed optimizer."""
@@ -54,23 +52,26 @@ class Choices(Record):
     """Further parallel degrees that it has: cp, ep."""
 
 
-class Habits(Record):
+class Habits(Described):
     """Habits of one framework; docs/how-it-works/frameworks.md discusses them."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    source: str = ""
-    """Source of these habits."""
-    choices: Choices = Choices()
-    """Choices that it has."""
 
     # Weights, gradients and optimizer states.
     gradient_bytes: PerParameter = 4
     """Size of an accumulated gradient."""
-    master_bytes: PerParameter = 12
-    """Size of master weights and AdamW's two moments together, where weights are 16-bit."""
-    extra_gradient_bytes: PerParameter = 0
-    """Size of a second, never sharded copy of the gradients (DeepSpeed's BF16_Optimizer)."""
+    master_bytes: PerParameter = 4
+    """Size of a master weight: 2 where it is no more than the bits that a 16-bit weight lacks, 0
+    without master weights.
+    """
+    moment_bytes: PerParameter = 4
+    """Size of each of AdamW's two moments; their mean where they differ."""
+    optimizer_always_sharded: bool = False
+    """Master weights and moments are sharded without ZeRO, too. Source: DeepSpeed's
+    BF16_Optimizer.
+    """
+    extra_gradient_bytes: Pair = (0, 0)
+    """Size of a second copy of whole gradients: without ZeRO, and with a sharded optimizer. Source:
+    DeepSpeed's BF16_Optimizer.
+    """
     step_gradient_bytes: Pair = (0, 0)
     """Size of the copies that each rank makes of its part of the gradients to apply them: with an
     unsharded optimizer, and with a sharded one.
@@ -90,7 +91,7 @@ class Habits(Record):
     """8-bit copies of a weight kept from step to step where layers compute in FP8: one per
     direction.
     """
-    live_parameters: Parameters = math.inf
+    live_parameters: Parameters = 1e18
     """Sharded weights that may be gathered at once, unless one matrix has more; without this bound
     those of two layers.
     """
@@ -137,6 +138,13 @@ class Habits(Record):
     """Float32 copies of a logit at the loss, whatever layers compute in."""
     logit_copies: Copies = 0
     """Copies of a logit in the format in which layers compute."""
+    autocast_layers: bool = False
+    """Layers compute one operation at a time on float32 activations under autocast: norms keep
+    float32 numbers, and each product of a gated model its own 16-bit copy of its input. Source:
+    transformers' Llama under torch.autocast.
+    """
+    step_graph_bytes: Bytes = 0
+    """Memory that CUDA graphs of a whole step hold beside what the step needs without them."""
 
     # Communication.
     reduce_bytes: PerParameter = 4
@@ -148,6 +156,10 @@ class Habits(Record):
     overlaps_publish: bool = False
     """If weights and gradients are whole or in flat buckets, updated weights arrive during the
     next forward pass.
+    """
+    owners_send: bool = True
+    """Where optimizer states alone are sharded, each rank sends its part of the updated weights by
+    itself; false: one flat buffer is gathered.
     """
     overlaps_tensor: bool = False
     """Collectives of tensor parallelism hide behind the products that need them. Source:
@@ -193,10 +205,59 @@ class Habits(Record):
     """The printed peak is the first rank's, not the fullest one's."""
 
 
-class Framework(Habits):
+class RecordedHabits(Habits):
+    """Habits of one framework as its record has them."""
+
+    source: str = ""
+    """Source of these habits."""
+    choices: Choices = Choices()
+    """Choices that it has."""
+    fitted_as: str = ""
+    """Framework whose fitted constants it has, for want of own ones."""
+
+
+FrameworkName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,39}$")]
+
+
+class StatedHabits(Habits):
+    """A framework with habits that are known for certain, from the user or from a launch line;
+    those that are left out are as the record of the base has them.
+    """
+
+    base: FrameworkName
+    """The framework whose record has all habits that are not stated here."""
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """The stated habits."""
+        return {n: getattr(self, n) for n in Habits.model_fields if n in self.model_fields_set}
+
+    @model_serializer
+    def _given(self) -> dict[str, Any]:
+        """Only what is stated, even where the framework has the same by default."""
+        plain = {n: [*v] if isinstance(v, tuple) else v for n, v in self.stated.items()}
+        return {"base": self.base, **plain}
+
+
+class Framework(RecordedHabits):
     """A framework by its name, with its habits."""
 
     name: str
+    stated: frozenset[str] = frozenset()
+    """Names of habits that are certain; the others are as its record assumes."""
+
+    @staticmethod
+    def habits(named: Collection[str]) -> set[str]:
+        """The names among these that are of habits."""
+        return Habits.model_fields.keys() & set(named)
+
+    @staticmethod
+    def is_habit(name: str, value: Any) -> bool:
+        """Whether a habit can have a value."""
+        try:
+            return bool(Habits.model_validate({name: value}))
+        except ValidationError:
+            return False
 
     def with_habits(self, **habits: Any) -> Framework:
         """The same framework with some habits replaced.

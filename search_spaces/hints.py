@@ -33,7 +33,7 @@ def _notes(space: SearchSpace) -> Iterator[str]:
     for script in _scripts(space):
         if Path(script).is_absolute() and not Path(script).exists():
             yield f"there is no {script} on this machine; trials need it on their nodes"
-    named = space.program.framework
+    named = space.program.habits.name
     if space.model is not None and named not in FRAMEWORKS:
         yield (
             f"no record of the framework {as_written(named)}: what it keeps in memory is inferred "

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from foundation.documents import read_document
 from foundation.records import validate
 from search_spaces.errors import SpaceError
-from search_spaces.frameworks import Framework
+from search_spaces.frameworks import Framework, StatedHabits
 from search_spaces.language.adapter_schema import AdapterFile, KnownTrainer
 from search_spaces.language.log_schema import ResultPatterns
 from search_spaces.shipped import known_file, known_trainers
@@ -39,20 +39,21 @@ class _ReadOnce(UserDict[str, T], Generic[T]):
 
 
 def _framework(name: str) -> Framework:
-    habits = _record(name).habits
+    habits = record(name).habits
     assert habits is not None  # the name was listed for having them
     return Framework(name=name, **dict(habits))
 
 
 def _log_format(name: str) -> LogFormat:
-    log = _record(name).log
+    log = record(name).log
     if isinstance(log, str):
         return LOG_FORMATS[log]
     assert log is not None  # the name was listed for having one
     return log_format(log.resolved(LOG_FORMATS))
 
 
-def _record(name: str) -> KnownTrainer:
+def record(name: str) -> KnownTrainer:
+    """The record of a known trainer."""
     document = read_document(known_file(name), SpaceError)
     is_adapter = "command" in document.root.value
     return validate(AdapterFile if is_adapter else KnownTrainer, document)
@@ -64,9 +65,12 @@ LOG_FORMATS = _ReadOnce(known_trainers("log"), _log_format)
 """Formats of the logs of known trainers, by name."""
 
 
-def framework_named(name: str) -> Framework:
+def framework_named(named: str | StatedHabits) -> Framework:
     """The habits of a framework; for an unknown one, those that most have."""
-    return FRAMEWORKS.get(FORMER_NAMES.get(name, name)) or Framework(name=name)
+    if isinstance(named, StatedHabits):
+        own = named.stated
+        return framework_named(named.base).with_habits(stated=frozenset(own), **own)
+    return FRAMEWORKS.get(FORMER_NAMES.get(named, named)) or Framework(name=named)
 
 
 def log_format(result: ResultPatterns | None) -> LogFormat:

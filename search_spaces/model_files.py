@@ -11,11 +11,7 @@ from search_spaces.shipped import named, read_named
 
 
 def model_of(given: ModelFile | BasedModel | str | None, document: Document) -> ModelFile | None:
-    """The model of a space.
-
-    Args:
-        given: the value of its key ``model``.
-        document: the space.
+    """The model that a space gives under its key ``model``.
 
     Raises:
         SpaceError: if there is no such model, or something is wrong with its file.
@@ -28,10 +24,10 @@ def model_of(given: ModelFile | BasedModel | str | None, document: Document) -> 
 
 
 def read_model(name: str, seq_length: int | None = None) -> ModelFile:
-    """A shipped model, or that of a file.
+    """A shipped model by its name, or that of a file (``*.yaml``, ``config.json``).
 
     Args:
-        name: of the model, or a file (``*.yaml``, Hugging Face's ``config.json``).
+        name: of either.
         seq_length: tokens of a training sequence; default the model's own.
 
     Raises:

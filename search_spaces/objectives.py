@@ -16,35 +16,27 @@ from trainer import FIGURES
 def objectives_of(
     document: Document, file: SpaceFile, own: Mapping[str, Parameter]
 ) -> tuple[Objective, ...]:
-    """The objectives of a space file.
-
-    Args:
-        document: where mistakes are shown.
-        file: the space.
-        own: its parameters.
+    """The objectives of a space file with its ``own`` parameters.
 
     Raises:
         SpaceError: for a repeated one, one that never varies, or one that is never reported.
     """
     given = file.objective
-    if isinstance(given, ObjectiveSpec):
-        _known_figure(document, file, given, ("objective",))
-        return (Objective.of(given),)
+    several = isinstance(given, list)
     found: list[Objective] = []
-    for index, spec in enumerate(given):
+    for index, spec in enumerate(given if isinstance(given, list) else [given]):
+        path: Where = ("objective", index) if several else ("objective",)
         if spec.key in (objective.key for objective in found):
-            raise document.error(
-                ("objective", index), f"found {as_written(spec.key)} twice, accepted once"
-            )
+            raise document.error(path, f"found {as_written(spec.key)} twice, accepted once")
         widths = own.get("dp" if facts.derived_nodes(own) else "num_nodes")
-        if spec.key == "num_nodes" and (widths is None or not widths.varies):
+        if several and spec.key == "num_nodes" and (widths is None or not widths.varies):
             raise document.error(
-                ("objective", index),
+                path,
                 "num_nodes is the same in every configuration: remove it here, or give it "
                 "several values under parameters",
             )
-        _known_figure(document, file, spec, ("objective", index))
-        found.append(Objective.of(spec))
+        _known_figure(document, file, spec, path)
+        found.append(Objective(spec.key, spec.is_maximized))
     return tuple(found)
 
 

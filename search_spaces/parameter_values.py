@@ -59,9 +59,6 @@ def build(
     """The parameter of a checked file; raises SpaceError at the value that is wrong.
 
     Args:
-        name: of the parameter.
-        spec: its values as the file has them.
-        document: the file.
         own_trainer: a trainer of the user's may take any values.
         is_axis: it is a parallel axis that only that trainer knows: a degree.
         points: of the grid of a continuous parameter.
@@ -197,13 +194,9 @@ def check_layouts(
     written: Collection[str],
     num_layers: int | None,
 ) -> None:
-    """Check the values of :data:`LAYOUT`, if a space has it.
+    """Check the values of :data:`LAYOUT`, if a space has it among its ``own`` parameters.
 
-    Args:
-        document: where mistakes are shown.
-        own: its parameters.
-        written: those that it names itself; others are in its trainer's own arguments or file.
-        num_layers: of its model, if it has one.
+    Those that are not ``written`` in it are in its trainer's own arguments or file.
 
     Raises:
         SpaceError: at the first one that is no layout, or none of the model or of its pipelines.

@@ -70,14 +70,11 @@ def named(
     document: Document,
     read_json: Callable[[Path], Record] | None = None,
 ) -> Record:
-    """The record that a key of a document names; see :func:`read_named`.
+    """The record that a key of a document names, as :func:`read_named` finds it.
 
     Args:
-        record: its type.
-        path: of the key; its last part is the kind of record.
-        value: the name, or a file beside the document.
-        document: where a mistake is shown.
-        read_json: reads a file ``*.json``, which is accepted, too.
+        path: of the key, whose last part is the kind of record.
+        document: where a mistake is shown, and beside which files are.
     """
     folder = Path(document.name).parent
     try:
@@ -97,9 +94,7 @@ def read_named(
     """A record by its shipped name or by file, where no document names it.
 
     Args:
-        record: its type.
         kind: ``model``, ``cluster`` or ``adapter``.
-        value: the name, or a file.
         folder: that files are relative to.
         read_json: reads a file ``*.json``, which is accepted, too.
         others: what else is accepted, for a message.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,12 +16,7 @@ import numpy as np
 from foundation.documents import written_document
 from foundation.values import Scalar
 from search_spaces.cluster import Cluster
-from search_spaces.language.schema import (
-    BudgetSection,
-    FinalistsSection,
-    ObjectiveSpec,
-    TrialSection,
-)
+from search_spaces.language.schema import BudgetSection, FinalistsSection, TrialSection
 from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.parameters import Parameter
 from search_spaces.rules import facts as _facts
@@ -45,10 +41,6 @@ class Objective:
 
     def as_dict(self) -> dict[str, str]:
         return {"maximize" if self.maximize else "minimize": self.key}
-
-    @classmethod
-    def of(cls, spec: ObjectiveSpec) -> Objective:
-        return cls(spec.key, spec.is_maximized)
 
 
 @dataclass(frozen=True)
@@ -90,17 +82,15 @@ class SearchSpace:
     @property
     def goals(self) -> dict[str, Any]:
         """The objectives as the journal states them: the first, and all where there are several."""
-        first = {"objective": self.objective.as_dict()}
-        every = {"objectives": [objective.as_dict() for objective in self.objectives]}
-        return {**first, **every} if self.more_objectives else first
+        goals: dict[str, Any] = {"objective": self.objective.as_dict()}
+        if self.more_objectives:
+            goals["objectives"] = [objective.as_dict() for objective in self.objectives]
+        return goals
 
     @property
     def raw_size(self) -> int:
         """Number of raw configurations."""
-        size = 1
-        for parameter in self.parameters.values():
-            size *= len(parameter.values)
-        return size
+        return math.prod(len(parameter.values) for parameter in self.parameters.values())
 
     @cached_property
     def reads(self) -> dict[str, frozenset[str]]:
@@ -112,11 +102,8 @@ class SearchSpace:
     def holding(self, names: Collection[str]) -> SearchSpace:
         """The space without these parameters: each is held at one value, and no rule reads it."""
         held = {n: p.held() if n in names else p for n, p in self.parameters.items()}
-
-        def kept(rule: Rule) -> bool:
-            return all(self.reads[name].isdisjoint(names) for name in rule.names)
-
-        rules = tuple(rule for rule in self.rules if kept(rule))
+        reading = {name for name, read in self.reads.items() if not read.isdisjoint(names)}
+        rules = tuple(rule for rule in self.rules if rule.names.isdisjoint(reading))
         return replace(self, parameters=held, rules=rules)
 
     def raw_columns(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -132,14 +119,8 @@ class SearchSpace:
 
     def columns(self, raw: Mapping[str, Any]) -> Facts:
         """Every name that rules can use, from columns of raw configurations."""
-        return _facts.derive(
-            self.parameters,
-            self.conditions,
-            self._static,
-            self._defaults,
-            self.program.axes,
-            raw,
-        )
+        static, known, axes = self._static, self._defaults, self.program.axes
+        return _facts.derive(self.parameters, self.conditions, static, known, axes, raw)
 
     def valid(self, columns: Mapping[str, Any]) -> np.ndarray:
         """Mask of the N raw configurations that satisfy every rule; shape (N,)."""
@@ -318,22 +299,18 @@ class SearchSpace:
         return written_document(content)
 
     def _definition(self) -> dict[str, Any]:
+        trial = self.trial.model_dump(by_alias=True, exclude_none=True, exclude={"early_stop"})
         return {
             "version": 1,
-            "model": None if self.model is None else self.model.model_dump(exclude_defaults=True),
-            "cluster": None
-            if self.cluster is None
-            else self.cluster.model_dump(exclude_defaults=True, exclude={"source"}),
+            "model": self.model and self.model.model_dump(exclude_defaults=True),
+            "cluster": self.cluster
+            and self.cluster.model_dump(exclude_defaults=True, exclude={"source"}),
             "trainer": self.trainer.model_dump(exclude_none=True, exclude_defaults=True),
             "parameters": {n: p.as_file() for n, p in self.parameters.items()},
             "conditions": {name: e.text for name, e in self.conditions.items()},
             "constraints": [expression.text for expression in self.constraints],
-            "objective": [objective.as_dict() for objective in self.objectives]
-            if self.more_objectives
-            else self.objective.as_dict(),
-            "trial": self.trial.model_dump(
-                by_alias=True, exclude_none=True, exclude={"early_stop"}
-            ),
+            "objective": self.goals.get("objectives", self.goals["objective"]),
+            "trial": trial,
             "failure_penalty": self.failure_penalty,
             "allow": list(self.allow),
         }

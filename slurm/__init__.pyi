@@ -10,7 +10,7 @@ from .launcher import (
     LauncherOptions,
     TooFewNodesError,
 )
-from .outcome.classify import Outcome, classify
+from .outcome.classify import Outcome
 from .outcome.evidence import clear_attempt, gather
 from .outcome.kinds import BLAMELESS, Kind
 from .outcome.step_log import EarlyStop, StepLog, StepReport, StopRule
@@ -55,7 +55,6 @@ __all__ = [
     "TooFewNodesError",
     "TrialSpec",
     "batch_script",
-    "classify",
     "clear_attempt",
     "gather",
     "launcher_names",

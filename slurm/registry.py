@@ -30,9 +30,8 @@ def make_launcher(
 ) -> Launcher:
     """Make the launcher of that name; ``more`` are factories that only the caller has.
 
-    Raises:
-        RegistryError: if there is none, or an installed factory returns something else.
-        LauncherError: if it cannot work here.
+    Raises RegistryError if there is none, or its factory returns something else; LauncherError if
+    it cannot work here.
     """
     launcher = LAUNCHERS.get(name, more)(options)
     if not isinstance(launcher, Launcher):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm.logs.patterns import LogFormat
+from slurm.logs.text import read_log
 
 TRIAL_VARIABLE = "MESHTUNE_TRIAL"
 """Names the attempt in every rank's environment; a later driver finds its processes by it."""
@@ -96,6 +97,10 @@ class TrialSpec:
         if self.started_in.is_dir():
             return None
         return f"cannot start in {self.started_in}: there is no such folder"
+
+    def stderr(self) -> str:
+        """The end of its standard error until now."""
+        return read_log(self.directory / STDERR_NAME)[0]
 
     @property
     def world_size(self) -> int:

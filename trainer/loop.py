@@ -65,18 +65,17 @@ def train(
     The group's backend must be that of ``Device.of_this_rank(config.device)``.
 
     Args:
-        progress: called with one line after every step.
-        step_done: called with every step's number, from 1 in this run, and its time; not timed.
+        progress: takes one line after every step.
+        step_done: takes every step's number, from 1 in this run, and its time; not timed.
         folder: where the first rank writes ``config.metrics``.
-        stop: whether this rank was asked to stop, which all do after the step that they are in
-            when any was; asked where there is a folder to save into.
+        stop: whether this rank was asked to stop; all stop after the step in which any was. Asked
+            only where there is a folder to save into.
 
     Returns:
         On every rank: ``step_times_s``, ``losses`` (global mean of each step), ``grad_norms``
-        (before clipping), ``skipped_steps``, ``validation_losses`` (by step, from 1), ``stopped``
-        (whether somebody asked for it); and this rank's ``device`` (``Device.facts``), ``memory``
-        (``Device.memory``), ``communication`` per measured step (``Traffic.report``; empty
-        with DeepSpeed) and ``kernels`` (``Tuning.report``, or None).
+        (before clipping), ``skipped_steps``, ``validation_losses`` (by step, from 1), ``stopped``;
+        and this rank's ``device``, ``memory``, ``communication`` per measured step
+        (``Traffic.report``; empty with DeepSpeed) and ``kernels`` (``Tuning.report``, or None).
 
     Raises:
         ConfigError: if the configuration cannot run on so many ranks.
@@ -132,7 +131,9 @@ class _Training:
             losses = f"loss {report.loss:.4f} norm {report.grad_norm:.3f}"
             progress(f"step {done}/{last} {losses} time {time_s:.3f} s")
             step_done(done - self.first, time_s)
-            if self.held_out is not None and _validates(config, done, last):
+            validation = config.validation
+            due = validation is not None and (done % validation.freq == 0 or done == last)
+            if self.held_out is not None and due:
                 with attention_backends(self.device.type):
                     self.validations[done] = engine.validate(self.held_out)
                 progress(f"step {done}/{last} validation loss {self.validations[done]:.4f}")
@@ -171,10 +172,6 @@ class _Training:
             "communication": {} if traffic is None else traffic.report(self.config.measured_steps),
             "kernels": engine.kernels,
         }
-
-
-def _validates(config: TrainConfig, done: int, last: int) -> bool:
-    return config.validation is not None and (done % config.validation.freq == 0 or done == last)
 
 
 Note = Callable[[int, StepReport, float, float | None], None]

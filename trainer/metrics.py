@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,16 @@ from typing import Any
 from foundation.writing import write_atomically
 from trainer.plan.limits import ConfigError
 from trainer.plan.sections import Metrics
+from trainer.result import finite
 
 METRICS_NAME = "metrics.jsonl"
 Figures = Mapping[str, float | int | None]
 
 
 class MetricsWriter:
-    """Writes metrics to the files and services in the settings; used on rank 0 only.
+    """Writes metrics to files and services; used on rank 0 only.
 
-    Lines of steps after the ``first`` finished ones, from a run that died after its last
-    checkpoint, are removed, so that every step appears once.
+    Lines after step ``first``, from a run that died after its last checkpoint, are removed.
 
     Raises:
         ConfigError: if a package is not installed, or the file cannot be written.
@@ -59,7 +58,7 @@ class MetricsWriter:
         """Write one step, counted from 1; values that are not finite become null."""
         if step % self.log_freq and "validation_loss" not in figures:
             return
-        line = {name: _finite(value) for name, value in figures.items()}
+        line = {name: finite(value) for name, value in figures.items()}
         self.file.write(json.dumps({"step": step, **line}, allow_nan=False) + "\n")
         self.file.flush()
         numbers = {name: value for name, value in line.items() if value is not None}
@@ -95,7 +94,3 @@ def _package(module: str, name: str) -> Any:
             f"metrics.enable_{name}: the package {name} is not installed; pip install {name}, or "
             f"set enable_{name}: false"
         ) from error
-
-
-def _finite(value: float | int | None) -> float | int | None:
-    return value if value is None or math.isfinite(value) else None

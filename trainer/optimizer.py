@@ -14,11 +14,8 @@ from trainer.model.parameters import Piece
 from trainer.model.precision import LossScaler
 from trainer.parallel.mesh import Mesh
 from trainer.plan.optimizer import OptimizerConfig
-from trainer.plan.shapes import Traits
+from trainer.plan.shards import ROW, Traits
 from trainer.runtime.phase import phase
-
-ROW = 1024
-"""Elements of a gradient whose norm is taken at once."""
 
 
 class Weights(Protocol):
@@ -53,7 +50,7 @@ class StepReport:
 
 
 class Totals(NamedTuple):
-    """Sums over the whole job, each a number in float64."""
+    """Global sums in float64."""
 
     squares: Tensor
     """The squared gradient norm."""
@@ -68,8 +65,8 @@ class Totals(NamedTuple):
 class Optimizer:
     """Turns finished gradients into updated weights.
 
-    One all-reduce a step carries both the gradient norm and the loss. The clipping factor and the
-    loss scale go into the fused update, so that gradients are not passed over again.
+    One all-reduce per step carries gradient norm and loss. Clipping factor and loss scale go into
+    the fused update, so that gradients are not read again.
     """
 
     def __init__(
@@ -111,9 +108,9 @@ class Optimizer:
         """Update the weights.
 
         Args:
-            loss: this rank's mean over its micro-batches, where ``loss_share`` is not 0.
-            counted: likewise the share of tokens that are in the loss; default all of them. Loss
-                and gradients are then means over those of the whole job.
+            loss: this rank's mean over its micro-batches, if ``loss_share`` is not 0.
+            counted: likewise the fraction of tokens in the loss; default all. Loss and gradients
+                are means over the whole job's.
             stop: whether this rank was asked to stop; None where nobody can be.
         """
         self.weights.finish_gradients()
@@ -158,10 +155,7 @@ class Optimizer:
 
 
 def squared_norm(grads: Sequence[Tensor]) -> Tensor:
-    """Squared 2-norm of all gradients together, in float64.
-
-    An accelerator takes the norms of all tensors in one call, and sums each as a tree.
-    """
+    """Squared 2-norm of all gradients together, in float64."""
     if grads[0].device.type == "cpu":
         norms = torch.cat([norm for grad in grads for norm in _row_norms(grad)])
     else:

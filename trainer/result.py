@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from foundation.writing import sync_folder
 from trainer.plan.config import TrainConfig
-from trainer.plan.flops import hardware_flops, model_flops
+from trainer.plan.flops import executed_flops, model_flops
 
 RESULT_NAME = "result.json"
 # Metrics of an ``ok`` result, which may be a search's objective. Keys that begin with
@@ -39,17 +39,15 @@ def completed(
     training: Mapping[str, Any],
     memory: Sequence[Mapping[str, int]],
 ) -> dict[str, Any]:
-    """The result of a run whose steps all ended: ``ok``, or ``diverged``.
+    """Result of a run whose steps all ended: ``ok``, or ``diverged``.
 
-    It follows from what ``trainer.loop.train`` returned on one rank, and from the ``Device.memory``
-    of every rank, in rank order.
+    ``training`` is what ``trainer.loop.train`` returned on one rank, ``memory`` every rank's
+    ``Device.memory``.
 
     Returns:
-        For ``ok`` the metrics in ``FIGURES``, from the measured steps only; ``loss`` and
-        ``step_time_s`` are in step order, ``loss`` includes the warm-up steps. For ``diverged``
-        the first step that went wrong as ``where``. ``peak_memory_bytes`` is the largest
-        ``allocated`` of all ranks, ``memory`` has every rank's; ``device`` is that of rank 0;
-        ``validation_loss`` is by step, if it was asked for.
+        For ``ok`` the metrics in ``FIGURES`` over the measured steps; ``loss`` includes warm-up.
+        For ``diverged`` the first bad step as ``where``. ``peak_memory_bytes`` is the largest
+        ``allocated`` of all ranks, ``device`` rank 0's; ``validation_loss`` is by step.
     """
     losses = list(training["losses"])
     validations = {str(step): loss for step, loss in training["validation_losses"].items()}
@@ -80,7 +78,7 @@ def completed(
 
 
 def step_line(config: TrainConfig, world_size: int, number: int, step_time_s: float) -> str:
-    """Line with the metrics of one step, counted from 1, for a search that watches the trial."""
+    """Metrics of one step, counted from 1, as a line for a search that watches the trial."""
     figures = {"step": number, "step_time_s": step_time_s, **rates(config, world_size, step_time_s)}
     return "MESHTUNE_STEP " + json.dumps(figures)
 
@@ -97,10 +95,13 @@ def _speed(config: TrainConfig, world_size: int, measured: Sequence[float]) -> d
     batch = config.mbs * config.gas * dp
     median = statistics.median(measured)
     tera_per_gpu = 1e12 * median * world_size
+    executed = executed_flops(
+        config.model, batch, config.recompute, config.keeps_products, config.recompute_every
+    )
     tokens_per_second = batch * config.model.seq_length / median
     return {
         "tflops_per_gpu": model_flops(config.model, batch) / tera_per_gpu,
-        "hardware_tflops_per_gpu": _executed(config, batch) / tera_per_gpu,
+        "hardware_tflops_per_gpu": executed / tera_per_gpu,
         "tokens_per_second": tokens_per_second,
         "tokens_per_second_per_gpu": tokens_per_second / world_size,
         "samples_per_second": batch / median,
@@ -109,16 +110,6 @@ def _speed(config: TrainConfig, world_size: int, measured: Sequence[float]) -> d
         "global_batch_size": batch,
         "parameters": config.model.num_parameters,
     }
-
-
-def _executed(config: TrainConfig, batch: int) -> float:
-    """FLOPs of a step, recomputation included."""
-    useful = float(model_flops(config.model, batch))
-    if config.recompute == "selective" and config.keeps_products:
-        return useful
-    repeated = hardware_flops(config.model, batch, config.recompute) - useful
-    layers = range(config.model.num_layers)
-    return float(useful + repeated * config.recomputed(layers) / len(layers))
 
 
 def _divergence(losses: Sequence[float], skipped_steps: int) -> tuple[str, str] | None:
@@ -140,10 +131,10 @@ def failure(
     rank: int,
     memory: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """The result of a run that ended early.
+    """Result of a run that ended early.
 
-    ``where`` is the phase it happened in, such as ``forward``; ``rank`` the one that saw it first,
-    and ``memory`` of that rank, None where nothing was measured. The message is one line.
+    ``where`` is the phase, such as ``forward``; ``rank`` saw it first, ``memory`` is that rank's or
+    None. The message is one line.
     """
     return {
         "status": status,
@@ -168,17 +159,16 @@ def versions() -> dict[str, str]:
 
 
 def write_result(directory: Path, result: Mapping[str, Any]) -> bool:
-    """Write ``result.json`` unless it exists; returns whether this call, not another rank, did.
+    """Write ``result.json`` unless it exists; returns whether this call did.
 
-    A hard link is the one operation that is atomic and exclusive on local disks, NFS and Lustre
-    alike; the file is complete and on disk before it gets its name. NaN and infinities are written
-    as null, which JSON can carry.
+    A hard link is atomic and exclusive on local disks, NFS and Lustre; the file is complete and on
+    disk before it gets its name. NaN and infinities become null.
     """
     path = directory / RESULT_NAME
     draft = directory / f".{RESULT_NAME}.{uuid.uuid4().hex}"
     try:
         with draft.open("w") as file:
-            json.dump(_finite(result), file, indent=1, allow_nan=False)
+            json.dump(finite(result), file, indent=1, allow_nan=False)
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())
@@ -192,15 +182,16 @@ def write_result(directory: Path, result: Mapping[str, Any]) -> bool:
 
 
 def clear_result(directory: Path) -> None:
-    """Remove the result of an earlier attempt, so that it cannot pass for this one's."""
+    """Remove an earlier attempt's result."""
     (directory / RESULT_NAME).unlink(missing_ok=True)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The value with None in place of NaN and infinities, which JSON cannot carry."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

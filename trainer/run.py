@@ -10,6 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -40,11 +41,11 @@ _LOST_PEER = re.compile(
 
 
 def run(path: Path, environ: MutableMapping[str, str]) -> int:
-    """Train what the file, a ``TrainConfig`` as JSON, says; returns the exit code.
+    """Train what a ``TrainConfig`` as JSON says; returns the exit code.
 
     Writes ``result.json`` beside the file. A rank that fails where it has peers ends its process at
-    once, for they may hold it in a collective; otherwise this returns. Torch's variables are set in
-    ``environ``, see ``rank_environment``.
+    once, since they may hold it in a collective. Sets torch's variables in ``environ``
+    (``rank_environment``).
     """
     directory = path.resolve().parent
     try:
@@ -78,17 +79,15 @@ def _rank(environ: Mapping[str, str]) -> int:
     return int(text) if text.isdecimal() else 0
 
 
+@dataclass
 class _Run:
     """A run whose ranks have met."""
 
-    def __init__(
-        self, config: TrainConfig, place: RankEnvironment, peers: Peers, directory: Path
-    ) -> None:
-        self.config = config
-        self.place = place
-        self.peers = peers
-        self.directory = directory
-        self.device: Device | None = None  # known once its memory is counted
+    config: TrainConfig
+    place: RankEnvironment
+    peers: Peers
+    directory: Path
+    device: Device | None = None  # known once its memory is counted
 
     def run(self) -> int:
         try:

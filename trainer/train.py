@@ -168,9 +168,9 @@ class Trainer:
         return loss, torch.stack(shares).mean() / self.mesh.grid.z.size if shares else zero
 
     def validate(self, dataset: Dataset) -> float:
-        """Mean loss on the first global batches of held-out data; the same on every rank.
+        """Mean loss on the first global batches of held-out data, the same on every rank.
 
-        Not a number where none of their tokens is in the loss.
+        Not a number if none of their tokens is in the loss.
         """
         assert self.config.validation is not None
         steps = self.config.validation.steps

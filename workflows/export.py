@@ -46,9 +46,7 @@ def of_best(source: Path, adapter: str) -> tuple[Export, str]:
 
 def text(export: Export, what: str) -> Iterator[str]:
     """The export as lines for a screen or a script."""
-    yield f"# {what}"
-    yield from (f"# not exported: {line}" for line in export.unmapped)
-    yield from _environment(export)
+    yield from (*_notes(export, what), *_environment(export))
     yield from (f"{join(option)} \\" for option in export.arguments)
     for name, content in export.files.items():
         yield f"# ---- {name}"
@@ -58,8 +56,7 @@ def text(export: Export, what: str) -> Iterator[str]:
 def write(export: Export, what: str, out: Path) -> list[str]:
     """Write the export into a folder; returns the names of its files."""
     out.mkdir(parents=True, exist_ok=True)
-    notes = [f"# {what}", *(f"# not exported: {line}" for line in export.unmapped)]
-    files = dict(export.files)
+    notes, files = _notes(export, what), dict(export.files)
     if export.arguments or not files:
         files[ARGUMENTS] = "\n".join([*notes, *map(join, export.arguments)]) + "\n"
     if export.environment:
@@ -67,6 +64,10 @@ def write(export: Export, what: str, out: Path) -> list[str]:
     for name, content in files.items():
         write_atomically(out / name, content)
     return sorted(files)
+
+
+def _notes(export: Export, what: str) -> list[str]:
+    return [f"# {what}", *(f"# not exported: {line}" for line in export.unmapped)]
 
 
 def _environment(export: Export) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from foundation.documents import written_document
-from foundation.values import Scalar
 from search_spaces import (
     AdapterFile,
     SearchSpace,
@@ -42,7 +41,7 @@ _COMMENTS = {
 @dataclass(frozen=True)
 class Wanted:
     adapter: str  # name of the trainer's adapter
-    model: str  # shipped, or a file; empty where the trainer's own arguments describe it
+    model: str | None  # shipped, or a file; None where the trainer's own arguments describe it
     cluster: str  # shipped, or a file
     nodes: int = 0  # of each trial; 0 for what the launch script asks for, or else one
     entry: str = ""  # the trainer's script; empty for the adapter's default
@@ -74,8 +73,15 @@ def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
         default_space, model, wanted.cluster, own.nodes or 1, record.framework,
         seq_length=stated.seq_length(), settings=record.settings, batch_is_stated=batch is not None,
     )  # fmt: skip
-    ranks = own.ranks or own.nodes * least.ranks_per_node
-    content, notes = _content(whole, stated.batch_on(ranks), batch is not None)
+    stated_batch = stated.batch_on(own.ranks or own.nodes * least.ranks_per_node)
+    notes = []
+    try:
+        content = whole(global_batch_size=stated_batch)
+    except SpaceArgumentError as error:
+        # A batch that only follows from a command line, and that these nodes cannot share.
+        if error.argument != "global_batch_size" or batch is not None:
+            raise
+        content, notes = whole(), [f"the trainer's own batch is left: {error.what}"]
     if batch is None and "mbs" not in record.settings:
         notes.append(
             f"no micro-batch is searched, as {wanted.adapter} has no option for it: add your "
@@ -90,14 +96,11 @@ def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
     space = load_space(content)  # before anything is written
     for name, values in content["parameters"].items():
         if isinstance(values, list):
-            content["parameters"][name] = [v for v in values if _accepted(space, name, v)]
+            alone = [e for e in space.constraints if e.names == {name}]
+            fitting = [v for v in values if all(e.value({name: v}) for e in alone)]
+            content["parameters"][name] = fitting
     notes += [f"left out, as no shell reads it: {words}" for words in own.left_out]
     return _text(content, file), [content["description"], *own.notes, *notes]
-
-
-def _accepted(space: SearchSpace, name: str, value: Scalar) -> bool:
-    """Whether the constraints on that parameter alone allow the value."""
-    return all(e.value({name: value}) for e in space.constraints if e.names == {name})
 
 
 @dataclass
@@ -144,22 +147,6 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
             own.arguments += [f"--{option}", str(value)]
             own.notes.append(f"--{option} is taken to be {value}: correct it if it is not")
     return own
-
-
-def _content(
-    whole: Callable[..., dict[str, Any]], batch: int | None, stated: bool
-) -> tuple[dict[str, Any], list[str]]:
-    """The content of a space with that batch, and notes.
-
-    The usual batch replaces one that only follows from a command line and that these nodes cannot
-    share.
-    """
-    try:
-        return whole(global_batch_size=batch), []
-    except SpaceArgumentError as error:
-        if error.argument != "global_batch_size" or stated:
-            raise
-        return whole(), [f"the trainer's own batch is left: {error.what}"]
 
 
 def _least_space(trainer: Mapping[str, Any], wanted: Wanted) -> SearchSpace:

@@ -43,6 +43,7 @@ _ARITHMETIC = re.compile(r"\$\(\(([\w\s+*/%()-]{1,200})\)\)")
 _SEVERAL = re.compile(r"(?i)\$\{?(?:[@*]|\w*(?:ARG|OPT|FLAG|OVERRIDE|EXTRA)\w*)")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\})")
+_QUOTED_COMMAND = re.compile(r"\s--\w|\.py\s")  # bash -c "torchrun train.py --bf16"
 _LAUNCHERS = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
 
 
@@ -126,9 +127,7 @@ class _Shell:
             self.texts[name] = text[:MAX_BYTES]
             return
         for word in self._words(raw):
-            if self.depth < DEEPEST and re.search(
-                r"\s--\w|\.py\s", word
-            ):  # bash -c "torchrun train.py --bf16"
+            if self.depth < DEEPEST and _QUOTED_COMMAND.search(word):
                 self.commands.append([])
                 self.depth += 1
                 self.run(word)

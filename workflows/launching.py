@@ -7,7 +7,7 @@ import signal
 import threading
 from pathlib import Path
 
-from analysis import Run, RunFolder, read_run
+from analysis import RunFolder, read_run
 from foundation.quantities import counted
 from search_spaces import SearchSpace
 from slurm import Launcher, LauncherOptions, Lease, Outcome, StopRule, TrialSpec, make_launcher
@@ -44,8 +44,14 @@ def launcher_for(
     if simulate and name != "simulate":
         raise LaunchError("settings of a simulated cluster go with the launcher 'simulate'")
     run = read_run(folder.path) if folder.started else None
-    if run:
-        _refuse_mixture(run, name)
+    was = run.launcher if run else ""
+    if name == "simulate" and was not in ("", "simulate"):
+        raise LaunchError(f"{folder.path} holds a real run ({was}): choose another run folder")
+    if name != "simulate" and was == "simulate":
+        raise LaunchError(
+            f"{folder.path} holds a simulated run: resume it with the launcher 'simulate', or "
+            "choose another run folder"
+        )
 
     def simulated(_: LauncherOptions) -> Launcher:
         from workflows.simulation.workload import simulated_launcher
@@ -59,10 +65,7 @@ def launcher_for(
 
 
 def refuse_too_many_ranks(file: Path, asked: str | None, ranks: int) -> None:
-    """Raise LaunchError if this machine is too small for the largest trial's ranks.
-
-    ``asked`` is the launcher that was asked for, if any; messages name the file.
-    """
+    """Raise LaunchError, with the file, if this machine is too small for the largest trial."""
     cores = os.cpu_count() or 1
     if launcher_name(asked) == "local" and ranks > (MAX_RANKS if asked else max(8, 4 * cores)):
         here = ", `--launcher local` starts them here anyway" if ranks <= MAX_RANKS else ""
@@ -70,19 +73,6 @@ def refuse_too_many_ranks(file: Path, asked: str | None, ranks: int) -> None:
             f"{file}: a trial has up to {ranks} ranks, and this machine {counted(cores, 'core')}; "
             "`meshtune submit` searches on a cluster, `search --launcher simulate --dry-run` "
             f"shows the commands{here}"
-        )
-
-
-def _refuse_mixture(run: Run, name: str | None) -> None:
-    """Raise LaunchError if simulated and real trials would share a run."""
-    if name == "simulate" and run.launcher not in ("", "simulate"):
-        raise LaunchError(
-            f"{run.directory} holds a real run ({run.launcher}): choose another run folder"
-        )
-    if name != "simulate" and run.launcher == "simulate":
-        raise LaunchError(
-            f"{run.directory} holds a simulated run: resume it with the launcher 'simulate', or "
-            "choose another run folder"
         )
 
 

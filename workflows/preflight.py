@@ -74,16 +74,15 @@ def run_preflight(launcher: Launcher, spec: TrialSpec, out: Path, name: str) -> 
     ranks = f"{counted(spec.ranks_per_node, 'rank')} each"
     print(f"measuring {', '.join(lease.nodes)}, {ranks}; log: {spec.directory}/stdout.log")
     outcome = run_alone(launcher, spec, lease)
-    failure = ""
-    if outcome.kind is not Kind.OK:
-        failure = printable(f"{outcome.kind}: {outcome.message}")
+    ok = outcome.kind is Kind.OK
+    failure = "" if ok else printable(f"{outcome.kind}: {outcome.message}")
     return conclude(spec.directory / RESULT_NAME, out, name, failure)
 
 
 def conclude(result_file: Path, out: Path, name: str, failure: str) -> int:
     """Write the cluster file ``out`` from the measurements, complete or not; print a summary.
 
-    Returns the exit code: 1 if the measurement failed, for which ``failure`` has the reason.
+    Returns the exit code: 1 after a ``failure``.
     """
     try:
         result = json.loads(result_file.read_text())

@@ -84,20 +84,16 @@ def _experiment(client: Any, run: Run, name: str) -> str:
 
 def _known(client: Any, experiment: str) -> tuple[set[str], dict[str, str]]:
     """Numbers of complete trials; MLflow run ids of those that were only begun."""
-    known: set[str] = set()
-    begun: dict[str, str] = {}
+    found: list[Any] = []
     token = None
     while True:
         page = client.search_runs([experiment], max_results=PAGE, page_token=token)
-        for found in page:
-            number = found.data.tags.get(TRIAL, "")
-            if found.info.status == "RUNNING":
-                begun[number] = found.info.run_id
-            else:
-                known.add(number)
-        token = page.token
-        if not token:
-            return known, begun
+        found += page
+        if not (token := page.token):
+            break
+    of = [(one.data.tags.get(TRIAL, ""), one.info) for one in found]
+    begun = {number: info.run_id for number, info in of if info.status == "RUNNING"}
+    return {number for number, info in of if info.status != "RUNNING"}, begun
 
 
 def _begin(client: Any, experiment: str, what: Logged) -> str:

@@ -23,9 +23,8 @@ def to_optuna(run: Run, storage: str, name: str) -> tuple[int, int]:
 
     Returns numbers of added trials, and of those that were there already.
 
-    Raises:
-        PolicyError: if Optuna is not installed.
-        ValueError: if the storage is unusable, or the study is another run's.
+    Raises PolicyError if Optuna is not installed, ValueError if the storage is unusable, or the
+    study is another run's.
     """
     optuna = imported()
     from sqlalchemy.exc import SQLAlchemyError  # Optuna's
@@ -51,12 +50,16 @@ def _copied(module: Any, run: Run, storage: str, name: str) -> tuple[int, int]:
     )
     if [d.name == "MAXIMIZE" for d in study.directions] != [up for _, up in goals]:
         raise ValueError(f"the study {name!r} there has other objectives; choose another --name")
-    _refuse_another(study, run, name)
+    identity = {  # trials of other runs have the same numbers
+        "fingerprint": run.fingerprint,
+        "objectives": [key for key, _ in goals],
+        "began": run.opened_t[0] if run.opened_t else None,
+    }
+    if any(study.user_attrs.get(key, value) != value for key, value in identity.items()):
+        raise ValueError(f"the study {name!r} there is of another run; choose another --name")
     with warnings.catch_warnings(action="ignore", category=module.exceptions.ExperimentalWarning):
         study.set_metric_names([key for key, _ in goals])
-    study.set_user_attr("space", run.space)
-    study.set_user_attr("launcher", run.launcher)
-    for key, value in _identity(run).items():
+    for key, value in {"space": run.space, "launcher": run.launcher, **identity}.items():
         study.set_user_attr(key, value)
     known = {trial.user_attrs.get("trial") for trial in study.trials}
     trials = run.ended
@@ -64,22 +67,6 @@ def _copied(module: Any, run: Run, storage: str, name: str) -> tuple[int, int]:
     for trial in new:
         study.add_trial(_frozen(module, run, trial, dict(space.parameters)))
     return len(new), len(trials) - len(new)
-
-
-def _identity(run: Run) -> dict[str, Any]:
-    """The run's identity, which the study keeps: trials of others have the same numbers."""
-    return {
-        "fingerprint": run.fingerprint,
-        "objectives": [key for key, _ in run.goals],
-        "began": run.opened_t[0] if run.opened_t else None,
-    }
-
-
-def _refuse_another(study: optuna.Study, run: Run, name: str) -> None:
-    """Raise if the study is another run's; attributes that it lacks are not compared."""
-    for key, value in _identity(run).items():
-        if study.user_attrs.get(key, value) != value:
-            raise ValueError(f"the study {name!r} there is of another run; choose another --name")
 
 
 def _frozen(

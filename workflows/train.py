@@ -35,8 +35,7 @@ class Longer:
     """A training's differences from its trial."""
 
     steps: int | None = None  # number of steps after the warm-up
-    # folder for checkpoints; training resumes from it if it has any, else from the configuration's
-    # ``load``
+    # Checkpoints; training resumes from them if there are any, else from the configuration's load.
     save: Path | None = None
     save_interval: int | None = None  # steps between checkpoints; default: only at the end
 
@@ -98,13 +97,9 @@ def _of_steps(best: Best, steps: int) -> Best:
             f"{best.path}: --steps has no effect, for the command does not have "
             "{measured_steps}; change the number of steps in best.yaml's command"
         )
-    trial = space.trial.model_copy(update={"measured_steps": steps})
-    longer = replace(space, trial=trial)
-    return replace(
-        best,
-        command=longer.command(best.parameters, Best.TRIAL_DIR),
-        files=dict(longer.files(best.parameters, Best.TRIAL_DIR)),
-    )
+    longer = replace(space, trial=space.trial.model_copy(update={"measured_steps": steps}))
+    trial = best.parameters, Best.TRIAL_DIR
+    return replace(best, command=longer.command(*trial), files=dict(longer.files(*trial)))
 
 
 def _train(best: Best, launcher: Launcher, out: Path) -> int:
@@ -117,9 +112,9 @@ def _train(best: Best, launcher: Launcher, out: Path) -> int:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out / name, text.replace(Best.TRIAL_DIR, str(out)), private=True)
     print(f"training on {', '.join(lease.nodes)}; logs in {out}")
-    steps = _Steps(out)
-    outcome = run_alone(launcher, spec, lease, steps)
-    steps.rest()
+    show = _Steps()
+    outcome = run_alone(launcher, spec, lease, show)
+    show(StepLog.reported(out))
     if outcome.kind is not Kind.OK:
         said = f"{outcome.kind}: {outcome.message}\n{outcome.stderr_tail}"
         print(printable(said), file=sys.stderr)
@@ -131,21 +126,15 @@ def _train(best: Best, launcher: Launcher, out: Path) -> int:
 
 
 class _Steps:
-    """Stop rule that prints the reported steps and never stops."""
+    """Stop rule that prints the steps since its last call and never stops."""
 
-    def __init__(self, out: Path) -> None:
-        self._out = out
-        self._printed = 0
+    printed = 0
 
     def __call__(self, steps: Sequence[StepReport]) -> None:
-        for step in steps[self._printed :]:
+        for step in steps[self.printed :]:
             metrics = [f"{k} {v:.6g}" for k, v in step.items() if k != "step" and is_number(v)]
             print(printable(f"step {step['step']:5d}  {'  '.join(metrics)}"), flush=True)
-        self._printed = max(self._printed, len(steps))
-
-    def rest(self) -> None:
-        """Print the steps since the last call."""
-        self(StepLog.reported(self._out))
+        self.printed = max(self.printed, len(steps))
 
 
 def _settle_earlier(launcher: Launcher, out: Path, name: str) -> None:

@@ -85,8 +85,7 @@ def try_out(
     """
     folder = RunFolder(out)
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    data = data_prefix(space, folder.path)
-    if data:
+    if data := data_prefix(space, folder.path):
         make_data(data)
     factory = TrialFactory(space, folder, f"meshtune-try-{secrets.token_hex(4)}", data)
     spec = factory.write(0, 1, config)
@@ -97,7 +96,14 @@ def try_out(
     yield from _after(space, spec, outcome, kind, message)
     for key, value in objectives.items():
         yield _line("objective", f"{key} = {number(value)} {Metrics.unit(key)}".rstrip())
-    yield from _prices(space, config, outcome)
+    try:
+        prediction = Pricing(space).predict([config])
+    except (NotPricedError, MissingFactError) as error:
+        yield _line("cost model", f"has no price: {error}")
+    else:
+        memory = f"{prediction.peak_bytes[0] / 2**30:.1f} GiB on the fullest GPU"
+        time_s = number(prediction.step_time_s[0])
+        yield _line("cost model", f"predicts {time_s} s a step, {memory}")
     if kind is not Kind.OK and outcome.stderr_tail:
         yield "last lines of standard error:"
         yield from (f"  {text}" for text in outcome.stderr_tail.splitlines()[-STDERR_LINES:])
@@ -143,17 +149,6 @@ def _after(
             yield _line("", f"the last one: {found.last.strip()[:120]}")
     for note in notes(space):
         yield _line("note", note)
-
-
-def _prices(space: SearchSpace, config: Mapping[str, Any], outcome: Outcome) -> Iterator[str]:
-    try:
-        pricing = Pricing(space)
-        prediction = pricing.predict([config])
-    except (NotPricedError, MissingFactError) as error:
-        yield _line("cost model", f"has no price: {error}")
-        return
-    memory = f"{prediction.peak_bytes[0] / 2**30:.1f} GiB on the fullest GPU"
-    yield _line("cost model", f"predicts {number(prediction.step_time_s[0])} s a step, {memory}")
 
 
 def _line(label: str, text: str) -> str:

@@ -11,18 +11,15 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from analysis import RunFolder
 from foundation.files import FileError, read_end
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HOST = "127.0.0.1"
 LOOKED_S = 1.0  # between two checks of the journal
@@ -40,6 +37,12 @@ setInterval(async () => {
   } catch { }  // the watch has ended, or this machine sleeps
 }, 2000);
 </script>"""
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
 _NOT_YET = (
     "<!doctype html><meta charset=utf-8><title>meshtune</title>"
     "<body><p>The page is being made ...</p></body>"
@@ -89,21 +92,17 @@ class Pages:
         except OSError as error:
             raise PageError(f"{gettempdir()}: {error.strerror}") from error
         with place:
-            copy = RunFolder(Path(place.name) / self._folder.path.name)
+            copy = Path(place.name) / self._folder.path.name
             try:
-                return self._made_of(copy)
+                copy.mkdir()
+                for file in (self._folder.journal_file, self._folder.space_file):
+                    with suppress(FileNotFoundError):
+                        shutil.copyfile(file, copy / file.name)
+                (copy / "trials").symlink_to(self._folder.path / "trials")
+                return self._write(copy).read_text(errors="replace")
             except Exception as error:  # the journal may be half-written
                 words = str(error) or type(error).__name__
-                words = words.replace(str(copy.path), str(self._folder.path))
-                raise PageError(words) from error
-
-    def _made_of(self, copy: RunFolder) -> str:
-        copy.path.mkdir()
-        for name in ("journal_file", "space_file"):
-            with suppress(FileNotFoundError):
-                shutil.copyfile(getattr(self._folder, name), getattr(copy, name))
-        (copy.path / "trials").symlink_to(self._folder.path / "trials")
-        return self._write(copy.path).read_text(errors="replace")
+                raise PageError(words.replace(str(copy), str(self._folder.path))) from error
 
     def served(self) -> str:
         """The page, with a script that reloads it when there is a newer one."""
@@ -155,14 +154,8 @@ def _handler(pages: Pages, token: str) -> type[BaseHTTPRequestHandler]:
                 return
             kind, content = found
             self.send_response(200)
-            for name, value in {
-                "Content-Type": kind,
-                "Content-Length": str(len(content)),
-                "Cache-Control": "no-store",
-                "Referrer-Policy": "no-referrer",
-                "X-Content-Type-Options": "nosniff",
-                "X-Frame-Options": "DENY",
-            }.items():
+            length = {"Content-Type": kind, "Content-Length": str(len(content))}
+            for name, value in (length | _HEADERS).items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from analysis.cost.compute import is_flash
 from analysis.cost.stages import StageLoad
 from search_spaces import Framework
 from trainer.plan.axes import ep, pp
@@ -31,7 +32,12 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
     keys = queries * jobs.model.kv_heads / jobs.model.num_heads
     dropout = framework.masked_dropout & ~jobs.model.gated
     masks = np.where(dropout, 2.0 * h, 0.0)
-    whole = (4 * e * h + masks) / sequence_split(jobs, framework)
+    ends = 4 * e * h
+    if framework.autocast_layers:
+        # Inputs of norms, numbers that RMS norms scale, and inputs of products.
+        gated = jobs.model.gated
+        ends = np.where(gated, 16 * h, 8 * h) + np.where(gated & (e < 4), 5, 2) * e * h
+    whole = (ends + masks) / sequence_split(jobs, framework)
     experts: Array | float = 0.0
     if jobs.model.mixture is not None:
         share = ep.mixed_share(jobs, jobs.model.mixture)
@@ -42,12 +48,10 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
     split = e * (
         2 * queries + 2 * keys + rotated + np.where(jobs.model.gated, 3 if fused else 4, 2) * f
     )
-    if framework.flash_attention:
-        split = split + 4 * jobs.model.num_heads  # logarithm of the softmax's denominator, float32
-    else:
-        dropped = np.where(dropout, 1 + e, 0.0)
-        scores = jobs.model.num_heads * jobs.model.attended * (e + dropped)
-        split = split + np.where(recompute == NONE, scores, 0.0)
+    sums = 4 * jobs.model.num_heads  # logarithm of the softmax's denominator, float32
+    scores = jobs.model.num_heads * jobs.model.attended * (e + np.where(dropout, 1 + e, 0.0))
+    written = np.where(recompute == NONE, scores, 0.0)
+    split = split + np.where(is_flash(jobs, framework), sums, written)
     kept = whole + split / jobs.layout.tp
     only_input = e * h / sequence_split(jobs, framework)
     some = np.where(recompute == SELECTIVE, _selective(jobs, framework, kept, f), kept)
@@ -87,8 +91,8 @@ def repeats_attention(jobs: Jobs, framework: Framework) -> Array:
 
     The built-in trainer keeps attention but for where keys go round or layers lie on a grid.
     """
-    exchanges = (jobs.layout.cp > 1) | (jobs.layout.gy * jobs.layout.gz > 1)
-    return np.asarray(exchanges | (framework.keeps_products != "all"))
+    grid = jobs.layout.on_grid | (jobs.layout.gy * jobs.layout.gz > 1)
+    return np.asarray(grid | (jobs.layout.cp > 1) | (framework.keeps_products != "all"))
 
 
 def embedding_bytes(jobs: Jobs, framework: Framework) -> Array:
@@ -137,8 +141,10 @@ def logits_bytes(jobs: Jobs, framework: Framework) -> Array:
     gradient; the vocabulary is split by ``tp``.
     """
     e = jobs.options.element_bytes
-    each = framework.logits_bytes + framework.logit_copies * e
-    kept = jobs.tokens * np.where(jobs.options.fused_loss, e, each)
+    copies, loss = framework.logit_copies, jobs.options.fused_loss
+    each = np.where(loss, np.maximum(copies, 1), copies) * e
+    each = each + np.where(loss, 0.0, framework.logits_bytes)
+    kept = jobs.tokens * np.where(jobs.options.chunked_loss, 0.0, each)
     if framework.placeholder_gradients:
         # The loss is behind when the output layer's gradient is computed, beside that of logits.
         kept = np.maximum(kept, e * (jobs.tokens + jobs.model.hidden_size))

@@ -14,7 +14,7 @@ from analysis.cost.constants import Constants, constant
 from search_spaces import Cluster, Framework
 from trainer.plan.axes.ep import assigned_tokens, local_experts, mixed_share
 from trainer.plan.axes.tp import splits_sequence
-from trainer.plan.jobs import NO_GRAPHS, STEP_GRAPHS, Array, Jobs
+from trainer.plan.jobs import BY_HABIT, NO_GRAPHS, STEP_GRAPHS, Array, Jobs, Mask
 from trainer.plan.sizes import Latent, Mixture, latent_matrices
 
 GEMM_SHARE_OF_PEAK = 0.8  # where nobody measured: the median of the shipped clusters
@@ -23,6 +23,12 @@ TILE = 128
 ALIGNMENT = 8  # elements: 16 bytes, what tensor cores load at once
 BACKWARD_LAUNCHES = 1.5  # of the forward pass: gradients, but no Python of the model
 UNALIGNED_HEADS = 10.0  # times slower: attention's products for head sizes that it does not divide
+
+
+def is_flash(jobs: Jobs, framework: Framework) -> Mask:
+    """Whether attention's scores never reach memory."""
+    said = jobs.options.flash_attention
+    return np.where(said == BY_HABIT, framework.flash_attention, said == 1)
 
 
 @dataclass(frozen=True)
@@ -234,16 +240,17 @@ class Compute:
         """Scores, softmax and values: 4 b s^2 h flops over the heads and tokens of this rank."""
         scores = jobs.tokens * jobs.model.attended * jobs.model.num_heads / jobs.layout.tp
         c = self.constants
-        if self.framework.flash_attention:
-            # Causal: half of the blocks are skipped. Heads are padded to 64.
-            padded = np.ceil(head / 64) * 64
-            causal_s = 2 * scores * padded / (rate * c.attention_share / c.gemm_share)
-            # With a mask no block is skipped, and each head reads it.
-            masked_s = 2 * causal_s + scores * jobs.options.element_bytes / self.memory_bytes_per_s
-            return np.asarray(np.where(jobs.options.masks_documents, masked_s, causal_s))
+        # Causal: half of the blocks are skipped. Heads are padded to 64.
+        padded = np.ceil(head / 64) * 64
+        causal_s = 2 * scores * padded / (rate * c.attention_share / c.gemm_share)
+        # With a mask no block is skipped, and each head reads it.
+        masked_s = 2 * causal_s + scores * jobs.options.element_bytes / self.memory_bytes_per_s
+        fused_s = np.where(jobs.options.masks_documents, masked_s, causal_s)
         products = 4 * scores * head / rate * (1 + c.inner_size / head)
         products = products * np.where(head % ALIGNMENT != 0, UNALIGNED_HEADS, 1.0)
-        return np.asarray(products + scores * c.score_bytes / self.memory_bytes_per_s)
+        written_s = products + scores * c.score_bytes / self.memory_bytes_per_s
+        flash = is_flash(jobs, self.framework)
+        return np.asarray(np.where(flash, fused_s, written_s))
 
     def backward(self, jobs: Jobs, f: PassTimes) -> PassTimes:
         """One layer's backward pass without what it computes again, after its forward pass ``f``.
@@ -251,7 +258,7 @@ class Compute:
         Two products for each of the forward pass; flash attention's backward has five for two
         (Dao 2023).
         """
-        core = 2.5 if self.framework.flash_attention else 2.0
+        core = np.where(is_flash(jobs, self.framework), 2.5, 2.0)
         launch = BACKWARD_LAUNCHES * f.launch
         return PassTimes(2 * f.gemm, core * f.attention, 2 * f.elementwise, launch)
 

@@ -67,6 +67,8 @@ FAR = 4.0  # standard deviations of a prior that no evidence may leave
 BOUNDS = (-FAR - 0.01, FAR + 0.01)
 _NO_VARIANCE = 1e-12  # what rounding leaves of none
 DIFFERENCE = 1e-4  # for derivatives, in the prior's standard deviations
+STEP = 0.3  # likewise, where a function is taken for linear
+FREEDOM = 4.0  # of the scale of a noise that is integrated out
 MAX_STEPS = 15  # of the optimizer, for each loss: what further ones gain is far below the noise
 
 
@@ -152,6 +154,40 @@ def fit(
     spread = float(1.4826 * np.median(np.abs(left))) if left.size else noise
     posterior = root @ np.linalg.inv(found.jac.T @ found.jac) @ root.T
     return Fit(constants, posterior, spread, int(left.size))
+
+
+def integrated(
+    constants: C,
+    covariance: Array | None,
+    residuals: Callable[[C], Array],
+    noise: float,
+) -> tuple[float, Array, Array]:
+    """Evidence of residuals with the constants integrated out, which are linear in them.
+
+    The noise is known up to a scale, integrated out as well: a multivariate t distribution.
+
+    Args:
+        constants: medians.
+        covariance: of their logarithms; None: their spreads'.
+        residuals: measured less predicted logarithms; see :func:`fit`.
+        noise: their deviation.
+
+    Returns:
+        The logarithm of the evidence, less what is the same for all constants; mean and covariance
+        of the logarithms of the constants thereafter.
+    """
+    logs = constants.logs()
+    wide = np.diag(type(constants).spreads() ** 2) if covariance is None else covariance
+    step = STEP * np.sqrt(np.diag(wide))
+    moved = step > 0
+    near = residuals(type(constants).from_logs(np.vstack([logs, logs + np.diag(step)[moved]])))
+    slopes, off = np.zeros((len(logs), near.shape[1])), near[0]
+    slopes[moved] = (near[1:] - off) / step[moved, None]
+    across = wide @ slopes
+    gain = np.linalg.inv(slopes.T @ across + noise**2 * np.eye(len(off)))
+    log = float(np.linalg.slogdet(gain)[1]) / 2
+    log -= (FREEDOM + len(off)) / 2 * float(np.log1p(off @ gain @ off / FREEDOM))
+    return log, logs - across @ gain @ off, wide - across @ gain @ across.T
 
 
 def log_odds(first: Array, second: Array, noise: float) -> Array:

@@ -25,7 +25,7 @@ from analysis.cost.memory_fit import MemoryModel
 from analysis.cost.model import CostModel
 from analysis.cost.network import Network
 from analysis.cost.time_constants import OverlapConstants, TimeConstants
-from search_spaces import Cluster, Framework
+from search_spaces import FRAMEWORKS, Cluster, Framework
 
 FILE = Path(__file__).with_name("fitted.yaml")
 OF_FRAMEWORK = (
@@ -38,7 +38,7 @@ OF_GPU = tuple(f.name for f in fields(ComputeConstants) if f.name not in OF_FRAM
 def cost_model(cluster: Cluster, framework: Framework) -> CostModel:
     """The model of a framework on a machine, with what other runs say of both."""
     known = _known()
-    own = known["frameworks"].get(framework.name, {})
+    own = _fits(framework)
     gpu = known["gpus"].get(gpu_kind(cluster)) or any_gpu(known["gpus"])
     model = CostModel(cluster, framework)
     if own.get("machine") == cluster.name:
@@ -59,6 +59,20 @@ def composed(
 ) -> TimeConstants:
     """The priors, but for what is known of the framework and of the GPU."""
     return TimeConstants(**{**(gpu or {}), **(framework or {})})
+
+
+def suspected(constants: TimeConstants) -> dict[str, TimeConstants]:
+    """A framework's constants of time if they are another record's, by its name."""
+    return {
+        name: replace(constants, **_fits(one).get("elsewhere", {}))
+        for name, one in FRAMEWORKS.items()
+    }
+
+
+def _fits(framework: Framework) -> dict[str, Any]:
+    """Fits to runs of a framework, or of the one whose constants it has; empty without any."""
+    fits: dict[str, dict[str, Any]] = _known()["frameworks"]
+    return fits.get(framework.name) or fits.get(framework.fitted_as, {})
 
 
 def any_gpu(gpus: Mapping[float, Mapping[str, float]]) -> dict[str, float]:

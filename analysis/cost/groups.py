@@ -59,6 +59,11 @@ def members_per_node(cluster: Cluster, group: RankGroup) -> Array:
     return np.asarray(np.where(straddles, np.ceil(group.size / 2), members))
 
 
+def crosses_nodes(cluster: Cluster, group: RankGroup) -> NDArray[np.bool_]:
+    """Whether messages of the group take network adapters."""
+    return np.asarray((group.size > 1) & (group.size * group.stride > cluster.domain_gpus))
+
+
 def level(cluster: Cluster, group: RankGroup) -> NDArray[np.int64]:
     """Index of the innermost of the machine's links that holds the group.
 

@@ -1,91 +1,200 @@
-"""Habits of frameworks in keeping memory: hypotheses, weighed by what its trials needed.
+"""Habits of frameworks as hypotheses, each of its own, weighed by what trials needed and took.
 
 Habits such as the format of gradients, copies of the logits, or what recomputation keeps are facts
 of a framework's record. Where nobody has written one, or the program in use differs from it, trials
-tell: each that ran, failed or reported its peak is more probable under some hypotheses than others.
+tell. A hypothesis is a framework's record, or another's, in which any habit may be changed. They
+are too many to list: those that matter are found by Gibbs sampling, one habit at a time given all
+others (Geman and Geman 1984).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
+
 import numpy as np
 
 from search_spaces import FRAMEWORKS, Framework
-from trainer.plan.jobs import Array, Mask
+from trainer.plan.jobs import Array
 
-WRITES_SCORES = 0.3  # share of a record of before fused attention that is as the record says
-NAMED = 0.95  # share of the record of a framework that has one; all others have the rest together
-OTHER_CAUSES = 0.05  # share of what fits that fails all the same
-NEVERTHELESS = 0.02  # of what cannot fit, share that runs: no hypothesis is quite right
-LEVEL_LOG_SD = 0.1  # of all peaks together: constants are fitted only to the likely hypotheses
-PEAK_LOG_SD = 0.1  # of each, beside the others
-FAR_OFF = 0.5  # logarithms: a peak further off says no more than one that is so far
+NAMED = 0.9  # share of the record of a framework that has one; all others have the rest together
+CHANGED = 0.03  # probability that a habit of the named record is not as it says
+CHANGED_ELSEWHERE = 0.1  # likewise of a record that another framework is like
+SINCE_THEN = 0.7  # that a framework has fused attention though its record is of before
+NEXT = 0.25  # of a habit, that it is a value no record has, if it is not as the record says
+CHAINS = 2  # of Gibbs sampling, each from another record
+SWEEPS = 2  # over all habits
+NOTHING = 1e-3  # logarithms of evidence that are none
+LIKELIEST, DRAWN = 8, 8  # hypotheses that are kept: the most probable, and draws from the others
 
-Hypotheses = tuple[tuple[Framework, float], ...]
-"""Habits and their weights, which sum to 1; the most probable first."""
+T = TypeVar("T")
+
+ALTERNATIVES: dict[str, tuple[Any, ...]] = {
+    "master_bytes": (0.0, 2.0),
+    "moment_bytes": (2.0,),
+    "logits_bytes": (4.0,),
+}
+"""Values that programs have, but no record yet."""
+
+TIMING = frozenset(
+    {
+        *("overlaps_gradients", "overlaps_split_gradients", "overlaps_publish", "overlaps_tensor"),
+        *("gradients_synced_per_micro_batch", "repeated_sums", "one_adapter", "sends_tokens_once"),
+        *("reduce_bytes", "name"),
+    }
+)
+"""What step times are asked about; a framework of another's name has its constants of time."""
+MEMORY = (
+    frozenset(Framework.model_fields)
+    - (TIMING - {"reduce_bytes"})
+    - {"split", "counts_ends", "stage_settings", "fills_pipeline", "fp8_copy_bytes", "own_kernels"}
+    - {"source", "choices", "fitted_as", "stated"}
+)
+"""What memory is asked about; the rest is told by a job, its log or its errors."""
 
 
-def hypotheses(named: Framework) -> Hypotheses:
-    """Prior hypotheses for a framework of that record, before any trial.
+@dataclass(frozen=True)
+class Hypothesis(Generic[T]):
+    """Habits that a framework may have, their probability, and what evidence says of the rest."""
 
-    Its own record has most of the weight; without one, all records have the same, and few of those
-    without fused attention are without it still.
+    framework: Framework
+    weight: float
+    rest: T
+
+
+Key = tuple[int, ...]
+"""A hypothesis: the index of each habit's value."""
+
+
+@dataclass(frozen=True)
+class Doubts:
+    """Prior probability of the habits of a framework.
+
+    Attributes:
+        named: its record, or what most frameworks do; certain where it is ``stated``.
+        names: of the habits that are in doubt.
     """
-    # How layers are split over stages is no matter of memory: the named one's holds for all.
-    stages = {name: getattr(named, name) for name in ("split", "counts_ends", "stage_settings")}
-    # Nor do generations of one framework differ in what they keep.
-    known = [f for f in FRAMEWORKS.values() if f.name != named.name]
-    records = [f.with_habits(**stages) for f in known]
-    others = [(one, share / len(records)) for record in records for one, share in _variants(record)]
-    if named.name not in FRAMEWORKS:
-        return tuple(others)
-    own = _formats(named)[1:]
-    rest = [(one, 0.5 / len(own)) for one in own] + [(one, 0.5 * share) for one, share in others]
-    return ((named, NAMED), *((one, (1 - NAMED) * share) for one, share in rest))
+
+    named: Framework
+    names: frozenset[str] = MEMORY
+
+    @cached_property
+    def values(self) -> dict[str, tuple[Any, ...]]:
+        """Values that each doubted habit may have, the named one's first."""
+        found = {}
+        for name, field in Framework.model_fields.items():
+            if name not in self.names or name in self.named.stated:
+                continue
+            own, records = getattr(self.named, name), FRAMEWORKS.values()
+            others = [getattr(one, name) for one in records] + [*ALTERNATIVES.get(name, ())]
+            if get_origin(field.annotation) is Literal:
+                others += get_args(field.annotation)
+            others += [True, False] if field.annotation is bool else []
+            if len(every := tuple(dict.fromkeys([own, *others]))) > 1:
+                found[name] = every
+        return found
+
+    @cached_property
+    def records(self) -> tuple[Key, ...]:
+        """The records that the framework may be like, its own first."""
+        others = [one for one in FRAMEWORKS.values() if one.name != self.named.name]
+        return tuple(
+            tuple(every.index(getattr(one, name)) for name, every in self.values.items())
+            for one in [self.named, *others]
+        )
+
+    @cached_property
+    def _shares(self) -> Array:
+        """Prior of each record; shape (r,)."""
+        others = len(self.records) - 1
+        own = NAMED if self.named.name in FRAMEWORKS else 1 / (others + 1)
+        return np.array([own] + [(1 - own) / others] * others)
+
+    @cached_property
+    def _logs(self) -> list[Array]:
+        """Log probabilities of each habit's values, by the record that it is like; (r, values)."""
+        keys, known = np.array(self.records), self.named.name in FRAMEWORKS
+        found = []
+        for column, (name, every) in zip(keys.T, self.values.items(), strict=True):
+            seen = np.bincount(column, minlength=len(every)).astype(float)
+            usual = np.where(
+                seen > 0, (1 - NEXT) * seen / seen.sum(), NEXT / max((seen == 0).sum(), 1)
+            )
+            changed = np.full((len(keys), 1), CHANGED_ELSEWHERE)
+            if name == "flash_attention":
+                changed[column == every.index(False)] = SINCE_THEN
+                usual = np.array([float(value) for value in every])
+            changed[: 1 * known] = CHANGED
+            table = changed * usual / usual.sum()
+            table[np.arange(len(keys)), column] += 1 - changed[:, 0]
+            found.append(np.log(np.maximum(table, 1e-4)))
+        return found
+
+    def log_prior(self, key: Key) -> float:
+        """Logarithm of the probability of a hypothesis, whichever record it is like."""
+        logs = np.log(self._shares)
+        for table, value in zip(self._logs, key, strict=True):
+            logs = logs + table[:, value]
+        return float(np.logaddexp.reduce(logs))
+
+    def framework(self, key: Key) -> Framework:
+        """The named framework with the habits of a hypothesis."""
+        habits = zip(self.values.items(), key, strict=True)
+        return self.named.with_habits(**{name: every[i] for (name, every), i in habits})
+
+    def weighed(
+        self, evidence: Callable[[Framework], tuple[float, T]]
+    ) -> tuple[Hypothesis[T], ...]:
+        """A handful of hypotheses after evidence, the most probable first; weights sum to 1.
+
+        Args:
+            evidence: logarithm of how probable habits make what was measured, and what it says of
+                the rest if they are so. Habits that change nothing are found out and not asked
+                for again.
+        """
+        told: dict[Key, tuple[float, T]] = {}
+        idle: set[int] = set()
+
+        def tell(key: Key) -> tuple[float, T]:
+            key = tuple(0 if at in idle else value for at, value in enumerate(key))
+            if key not in told:
+                told[key] = evidence(self.framework(key))
+            return told[key]
+
+        def score(key: Key) -> float:
+            known[key] = self.log_prior(key) + tell(key)[0]
+            return known[key]
+
+        known: dict[Key, float] = {}
+        rng = np.random.default_rng(0)
+        for key in sorted(self.records, key=score)[: -CHAINS - 1 : -1]:
+            for _ in range(SWEEPS):
+                for at in rng.permutation(len(key)):
+                    others = range(len([*self.values.values()][at]))
+                    every = [(*key[:at], value, *key[at + 1 :]) for value in others]
+                    if np.ptp([tell(one)[0] for one in every]) < NOTHING:
+                        idle.add(int(at))
+                    key = every[rng.choice(len(every), p=_weights([score(one) for one in every]))]
+        keys = sorted(known, key=lambda key: -known[key])
+        kept = _handful(_weights([known[key] for key in keys]), rng)
+        return tuple(
+            Hypothesis(self.framework(keys[i]), weight, tell(keys[i])[1]) for i, weight in kept
+        )
 
 
-def reweighed(before: Hypotheses, evidence: Array) -> Hypotheses:
-    """The hypotheses after evidence: logarithms of how probable each makes it; shape (h,)."""
-    logs = np.log([weight for _, weight in before]) + evidence
-    weights = np.exp(logs - logs.max())
-    weights /= weights.sum()
-    order = np.argsort(-weights, kind="stable")
-    return tuple((before[i][0], float(weights[i])) for i in order)
+def _weights(logs: Sequence[float]) -> Array:
+    weights = np.exp(np.array(logs) - max(logs))
+    return np.asarray(weights / weights.sum())
 
 
-def log_probability(fits: Array, failed: Mask, off: Array) -> float:
-    """Logarithm of how probable trials are under one hypothesis.
-
-    Args:
-        fits: probability that it gives each trial to fit; shape (n,).
-        failed: which of them failed for lack of memory.
-        off: logarithms of predicted over measured peaks, where there are any; shape (m,).
-    """
-    ran = NEVERTHELESS + (1 - NEVERTHELESS - OTHER_CAUSES) * fits
-    outcome = np.log(np.where(failed, 1 - ran, ran)).sum()
-    if not len(off):
-        return float(outcome)
-    off = np.clip(off, -FAR_OFF, FAR_OFF)
-    # One error common to all, and one of each: normal, with the common one integrated out.
-    level, each = LEVEL_LOG_SD**2 * len(off), PEAK_LOG_SD**2
-    scattered = ((off - off.mean()) ** 2).sum() / each
-    common = len(off) * off.mean() ** 2 / (each + level)
-    return float(outcome - 0.5 * (scattered + common))
-
-
-def _variants(record: Framework) -> list[tuple[Framework, float]]:
-    """Hypotheses for another framework if it is like that of a record; with shares that sum to 1.
-
-    Records of before fused attention say how attention was computed then. What else they say of
-    memory is as good as any other's.
-    """
-    shares = [(record, 1.0)]
-    if not record.flash_attention:
-        now = record.with_habits(flash_attention=True)
-        shares = [(now, 1 - WRITES_SCORES), (record, WRITES_SCORES)]
-    return [(one, share / len(_formats(of))) for of, share in shares for one in _formats(of)]
-
-
-def _formats(framework: Framework) -> list[Framework]:
-    """A framework's habits, and the same with gradients in the other format."""
-    other = 2.0 if framework.gradient_bytes == 4 else 4.0
-    return [framework, framework.with_habits(gradient_bytes=other)]
+def _handful(weights: Array, rng: np.random.Generator) -> list[tuple[int, float]]:
+    """The first of them as they are, and draws that stand for the rest."""
+    found = [(i, float(weight)) for i, weight in enumerate(weights[:LIKELIEST])]
+    rest = weights[LIKELIEST:].sum()
+    if rest > 0:
+        at = (rng.random() + np.arange(DRAWN)) / DRAWN
+        drawn = LIKELIEST + np.searchsorted(np.cumsum(weights[LIKELIEST:]) / rest, at)
+        found += [(int(min(i, len(weights) - 1)), float(rest) / DRAWN) for i in drawn]
+    return found

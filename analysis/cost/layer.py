@@ -25,6 +25,7 @@ from trainer.plan.exchange import Exchange, Pass, Work
 from trainer.plan.jobs import SELECTIVE, Array, Jobs
 
 LEAST_SHOWN = 0.05  # exposed share of communication that could hide entirely
+_BACKWARD = 2 / 3  # of the device's time in both passes
 
 _TIMED = {
     "all_gather": links.all_gather_s,
@@ -55,6 +56,13 @@ def left_over(taken: Array, hidden: Array) -> Array:
     return np.maximum(taken - hidden, LEAST_SHOWN * taken)
 
 
+def overlap(cluster: Cluster, c: TimeConstants) -> Array | float:
+    """Share of a computation that can hide communication: as measured, and corrected by trials."""
+    if cluster.overlap is None:
+        return c.overlap
+    return np.asarray(np.minimum(1.0, cluster.overlap * c.overlap / TimeConstants.overlap))
+
+
 @dataclass(frozen=True)
 class Layer:
     """Seconds of one layer's passes on one micro-batch, by cause.
@@ -72,6 +80,11 @@ class Layer:
     context: Array
     experts: Array
     launch: Array
+
+    @property
+    def passes(self) -> tuple[Array, Array]:
+        """Seconds of the device: forward, and backward with what it repeats."""
+        return (1 - _BACKWARD) * self.device, _BACKWARD * self.device + self.again
 
     @property
     def total(self) -> Array:
@@ -95,7 +108,7 @@ def layer(
         "layer": passes * forward.device,
         "layer_backward": backward.device,
     }
-    seconds = price(cluster, c)
+    seconds, share = price(cluster, c), overlap(cluster, c)
     exposed: dict[Cause, Array] = {cause: np.zeros(len(jobs)) for cause in get_args(Cause)}
     waited: dict[Pass, Array] = {"forward": np.zeros(len(jobs)), "backward": np.zeros(len(jobs))}
     calls_s = np.zeros(len(jobs))
@@ -105,7 +118,7 @@ def layer(
         if not (ranks > 1).any():
             continue
         sent = axis.layer_exchanges(jobs, framework)
-        exposed[axis.cause] = exposed[axis.cause] + exposed_s(sent, seconds, c, beside)
+        exposed[axis.cause] = exposed[axis.cause] + exposed_s(sent, seconds, share, beside)
         if axis.host_calls is not None:
             call = c.host_call_s + np.where(across, c.contended_call_s * ranks, 0.0)
             calls_s = calls_s + axis.host_calls(jobs, framework) * call
@@ -132,15 +145,18 @@ def layer(
 
 
 def exposed_s(
-    exchanges: Iterable[Exchange], seconds: Price, c: TimeConstants, beside: Mapping[Work, Array]
+    exchanges: Iterable[Exchange],
+    seconds: Price,
+    share: Array | float,
+    beside: Mapping[Work, Array],
 ) -> Array:
-    """Seconds of a layer's exchanges that do not hide behind its computation."""
+    """Seconds of a layer's exchanges that do not hide behind so much of its computation."""
     taken: dict[Work, Array] = {}
     for one in exchanges:
         taken[one.behind] = taken.get(one.behind, 0.0) + one.times * seconds(one)
     shown = taken.pop("", 0.0)
     for work, sent in taken.items():
-        shown = shown + left_over(sent, c.overlap * beside[work])
+        shown = shown + left_over(sent, share * beside[work])
     return np.asarray(shown)
 
 
@@ -169,7 +185,7 @@ def dispatch_s(
     once = np.maximum(seconds(sent.inside), seconds(sent.across))
     ways = sent.plain.times * np.where(sent.once, once, seconds(sent.plain))
     alone = c.exposed_dispatch * ways
-    left = left_over(ways, c.overlap * device_s)
+    left = left_over(ways, overlap(cluster, c) * device_s)
     shown = sent.hidden * np.minimum(left, alone) + (1 - sent.hidden) * alone
     split = sum(one.times * seconds(one) for one in sent.split)
     return np.asarray(ep.mixed_share(jobs, mixture) * (shown + split))

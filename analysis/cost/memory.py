@@ -20,10 +20,11 @@ from analysis.cost.activations import (
 )
 from analysis.cost.constants import Constants, constant
 from analysis.cost.stages import StageLoad, fullest_stages
+from analysis.cost.state_exchanges import as_run
 from search_spaces import Framework
 from trainer.plan.axes import cp, ep, grid
 from trainer.plan.axes.dp import Holders, dense_holders, in_buckets
-from trainer.plan.jobs import NONE, Array, Jobs, Mask
+from trainer.plan.jobs import NONE, STEP_GRAPHS, Array, Jobs, Mask
 from trainer.plan.sizes import (
     expert_weights,
     ffn_weights,
@@ -135,6 +136,9 @@ def rank_state_bytes(
     if framework.sharded_masters:
         flat = in_buckets(jobs, framework, holders)
         one_copy = masters_are_weights(holders.placement, one_copy, flat)
+    whole = (holders.placement.gradient_shard == 1) & (e < 4)
+    alone = (holders.placement.optimizer_shard == 1) | (jobs.placement.zero_stage == 0)
+    extra = np.where(alone, *framework.extra_gradient_bytes)
     return state_bytes(
         parameters,
         holders.placement,
@@ -144,7 +148,8 @@ def rank_state_bytes(
         one_copy=one_copy,
         regathers=framework.sharded_masters,
         master_bytes=framework.master_bytes,
-        extra_gradient_bytes=framework.extra_gradient_bytes,
+        moment_bytes=framework.moment_bytes,
+        extra_gradient_bytes=np.where(whole, extra, 0.0),
     )
 
 
@@ -188,7 +193,8 @@ def _stages(
 
 
 def _as_held(jobs: Jobs, framework: Framework) -> Jobs:
-    """Jobs with the degrees by which a pipeline really holds weights and gradients."""
+    """Jobs with the degrees by which the framework really holds training states."""
+    jobs = as_run(jobs, framework)
     if not framework.whole_in_pipelines:
         return jobs
     whole, said = jobs.layout.pp > 1, jobs.placement
@@ -208,7 +214,7 @@ def _stage_memory(
 ) -> MemoryParts:
     """Parts of one stage's rank; ``layer`` is what a layer keeps of a micro-batch."""
     each = ep.rank_parameters(jobs, stage.layers, _tables(stage, jobs), stage.embedding)
-    parameters, held = each[0], [*zip(each, holders, strict=False)]
+    held = [*zip(each, holders, strict=False)]
     every = np.asarray(sum(weights for weights, _ in held))
     states = _state_bytes(held, jobs, framework)
     one = constants.activation_scale * stage_bytes(stage, layer, jobs, framework)
@@ -219,6 +225,7 @@ def _stage_memory(
     buffers = constants.workspace_bytes + framework.fixed_buffer_bytes + np.zeros(len(jobs))
     unsharded = (jobs.layout.replicas > 1) & (jobs.placement.optimizer_shard == 1)
     buffers += np.where(unsharded, framework.bucket_bytes * every, 0.0)
+    buffers += np.where(jobs.options.graphs == STEP_GRAPHS, framework.step_graph_bytes, 0.0)
     if framework.placeholder_gradients:
         buffers += _placeholder_bytes(stage, jobs)
     # Gradients are reduced and applied when activations are gone: copies of them need memory of
@@ -230,13 +237,20 @@ def _stage_memory(
         whole = jobs.options.recompute == NONE
         buffers += constants.cached_share * one * np.where(whole, passing, 1.0)
         fresh = np.maximum(constants.unserved_share * flat, applied)
-        buffers += np.maximum(fresh - logits, 0.0) + framework.freed_weight_bytes * parameters
+        freed = framework.freed_weight_bytes * every
+        buffers += np.where(jobs.placement.weight_shard == 1, freed, 0.0)
+        buffers += np.maximum(fresh - logits, 0.0)
     else:
         free = activations + working + logits
         buffers += np.maximum(np.maximum(flat, applied) - free, 0.0)
     if state == "short":
         buffers += constants.hole_share * activations * passing
-    groups = sum(np.where(degree > 1, 1.0, 0.0) for degree in jobs.layout.axes.sizes.values())
+    degrees = jobs.layout.axes.sizes.values()
+    groups = np.asarray(sum(np.where(degree > 1, 1.0, 0.0) for degree in degrees))
+    if jobs.model.mixture is not None:  # experts have groups of their own
+        mixed = jobs.model.mixture.num_experts > 0
+        own = (jobs.layout.ep, jobs.layout.etp, holders[1].size)
+        groups = groups + sum(np.where(mixed & (degree > 1), 1.0, 0.0) for degree in own)
     return MemoryParts(
         **states,
         activations=activations,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from analysis.cost.constants import TRANSFER, fit, log_sd
-from analysis.cost.hypotheses import Hypotheses, log_probability, reweighed
+from analysis.cost.constants import STEP, TRANSFER, fit, integrated, log_sd
+from analysis.cost.hypotheses import Doubts, Hypothesis
 from analysis.cost.memory import MemoryConstants, MemoryParts, memory, reported
 from analysis.cost.stages import refused
 from search_spaces import Framework
@@ -17,13 +18,15 @@ from trainer.plan.jobs import Array, Jobs, Mask
 PRIOR_LOG_SD = 0.06  # of the memory that a job needs, where nothing was fitted
 PEAK_LOG_SD = {"allocated": 0.03, "reserved": 0.12, "device": 0.06}
 """In reported peaks, by the counter: the allocator's free blocks are a matter of chance."""
-SUPPOSED_LOG_SD = 0.09
-"""PRIOR_LOG_SD of other trainers than the built-in one: the priors are off by 4 to 10 % from the
-peaks of BLOOM and torchtitan."""
 BOUND_LOG_SD = 0.04  # in what a job needs at least
 NEEDS_LIMIT = 0.8  # a failure predicted to need less of the limit was not for lack of memory
-NEGLIGIBLE = 0.005  # weight of habits that say nothing of whether a job fits
+SETTLED, OPEN = 0.9, 0.8  # probability of a habit that trials have settled; at most, before them
 NEAR = 0.25  # logarithms from the limit, beyond which no uncertainty of constants matters
+OTHER_CAUSES = 0.05  # share of what fits that fails all the same
+NEVERTHELESS = 0.02  # of what cannot fit, share that runs: no hypothesis is quite right
+FACTOR_LOG_SD = {"allocated": 0.03, "reserved": 0.06, "device": 0.04}
+"""In peaks by the right habits, where the constants are integrated out."""
+SAMPLES = 128  # of constants, over which outcomes are averaged
 
 
 @dataclass(frozen=True)
@@ -34,45 +37,62 @@ class MemoryModel:
         constants: of the formulas.
         covariance: of their logarithms; None before any evidence, when it is their spreads'.
         log_sd: standard deviation of the logarithm of the memory needed.
-        habits: what the framework may keep instead of what its record says; without any, the
-            record holds.
+        doubts: the prior of what the framework may keep instead of what its record says; without
+            any, the record holds.
+        habits: what it may keep after the evidence, the most probable first.
     """
 
     constants: MemoryConstants = field(default_factory=MemoryConstants)
     covariance: Array | None = None
     log_sd: float = PRIOR_LOG_SD
-    habits: Hypotheses = ()
+    doubts: Doubts | None = None
+    habits: tuple[Hypothesis[MemoryConstants], ...] = ()
 
-    def supposing(self, habits: Hypotheses) -> MemoryModel:
+    def supposing(self, doubts: Doubts) -> MemoryModel:
         """The model of a framework that may keep something else than its record says."""
-        return replace(self, habits=habits, log_sd=max(self.log_sd, SUPPOSED_LOG_SD))
+        habits = doubts.weighed(lambda _: (0.0, self.constants))
+        return replace(self, doubts=doubts, habits=habits)
+
+    @property
+    def settled(self) -> dict[str, tuple[Any, float]]:
+        """Habits that trials have settled: the value of each, and its probability."""
+        before = self.supposing(self.doubts).habits if self.doubts else ()
+        found: dict[str, tuple[Any, float]] = {}
+        for name in self.doubts.values if self.doubts else ():
+            now, was = _weights(self.habits, name), _weights(before, name)
+            best = max(now, key=lambda value: now[value])
+            if now[best] >= SETTLED and was.get(best, 0.0) <= OPEN:
+                found[name] = best, now[best]
+        return found
+
+    def drawn(self, framework: Framework, rng: np.random.Generator) -> MemoryModel:
+        """The model with one of the habits, and constants from their distribution."""
+        habits = self.habits or (Hypothesis(framework, 1.0, self.constants),)
+        weights = np.array([each.weight for each in habits])
+        one = habits[rng.choice(len(habits), p=weights / weights.sum())]
+        spreads = np.diag(MemoryConstants.spreads() ** 2)
+        covariance = spreads if self.covariance is None else self.covariance
+        logs = rng.multivariate_normal(one.rest.logs(), covariance, method="eigh")
+        constants = MemoryConstants.from_logs(logs)
+        return replace(self, constants=constants, habits=(replace(one, weight=1.0),))
 
     def parts(self, jobs: Jobs, framework: Framework) -> MemoryParts:
         """Memory of the fullest rank, in parts; bytes. By the most probable habits."""
-        return memory(jobs, self._likely(framework), self.constants)
+        return memory(jobs, self.likely(framework), self.constants)
 
     def peak_bytes(self, jobs: Jobs, framework: Framework) -> Array:
         """The peak that the framework would report, by the most probable habits."""
-        return reported(jobs, self._likely(framework), self.constants)[0]
+        return reported(jobs, self.likely(framework), self.constants)[0]
 
     def fits(self, jobs: Jobs, framework: Framework, limit_bytes: float) -> Array:
-        """Probability that jobs run within a device's memory; 0 for what a framework refuses."""
-        likely = [(h, w) for h, w in self.habits or ((framework, 1.0),) if w > NEGLIGIBLE]
-        each = self._fits(jobs, [habits for habits, _ in likely], limit_bytes)
-        weights = np.array([weight for _, weight in likely])
-        return np.asarray(weights @ each / weights.sum())
+        """Probability that jobs run within a device's memory; 0 for what a framework refuses.
 
-    def _likely(self, framework: Framework) -> Framework:
-        return self.habits[0][0] if self.habits else framework
-
-    def _fits(self, jobs: Jobs, habits: Sequence[Framework], limit_bytes: float) -> Array:
-        """The same by each of several frameworks' habits, the likeliest first; shape (h, n).
-
-        How much the constants leave open is taken from the first for all.
+        How much the constants leave open is taken from the most probable habits for all.
         """
         from scipy.special import ndtr  # slow to import, and a space is checked without it
 
-        needed = np.stack([memory(jobs, one, self.constants).total for one in habits])
+        likely = self.habits or (Hypothesis(framework, 1.0, self.constants),)
+        needed = np.stack([memory(jobs, one.framework, one.rest).total for one in likely])
         margin = np.log(limit_bytes / needed)
         deviation = np.full(len(jobs), self.log_sd)
         near = (np.abs(margin) < NEAR).any(axis=0)
@@ -82,11 +102,15 @@ class MemoryModel:
             spread = log_sd(
                 self.constants,
                 np.diag(spreads**2) if self.covariance is None else self.covariance,
-                lambda c: np.log(memory(close, habits[0], c).total),
+                lambda c: np.log(memory(close, likely[0].framework, c).total),
             )
             deviation[near] = np.hypot(self.log_sd, spread)
-        never = np.stack([refused(jobs, one) for one in habits])
-        return np.where(never, 0.0, ndtr(margin / deviation))
+        runs = np.array([one.weight for one in likely]) @ ndtr(margin / deviation)
+        return np.where(refused(jobs, framework), 0.0, runs)
+
+    def likely(self, framework: Framework) -> Framework:
+        """The most probable habits."""
+        return self.habits[0].framework if self.habits else framework
 
     def calibrated(
         self,
@@ -109,13 +133,20 @@ class MemoryModel:
             out_of_memory: failed for lack of memory, or for a reason unknown.
             limit_bytes: memory of the device.
         """
-        if self.habits:
-            weighed = self._weighed(jobs, peak_bytes, out_of_memory, limit_bytes)
-            framework = weighed[0][0]
-            self = replace(self, habits=weighed)
+        measured = np.isfinite(peak_bytes) & ~out_of_memory
+        if self.doubts is not None:
+            told = Told(
+                jobs[measured],
+                np.log(peak_bytes[measured]),
+                jobs[(unrefused := ~refused(jobs, framework))],
+                out_of_memory[unrefused],
+                limit_bytes,
+            )
+            habits = self.doubts.weighed(lambda one: self.learnt(one, told))
+            framework = habits[0].framework
+            self = replace(self, habits=habits)
         needed = self.parts(jobs, framework).total
         believed = out_of_memory & (needed > NEEDS_LIMIT * limit_bytes) & ~refused(jobs, framework)
-        measured = np.isfinite(peak_bytes) & ~out_of_memory
         rows = believed | ~out_of_memory
         if not rows.any():
             return self
@@ -132,28 +163,73 @@ class MemoryModel:
             sure = np.concatenate([bounds, beyond], axis=-1) * (noise / BOUND_LOG_SD)
             return np.concatenate([np.log(predicted) - peaks, sure], axis=-1)
 
-        learnt = None
-        if self.covariance is not None:
-            first = np.diag(MemoryConstants.spreads() ** -2.0)
-            learnt = np.linalg.inv(first + np.linalg.inv(TRANSFER**2 * self.covariance))
-        found = fit(self.constants, residuals, noise, covariance=learnt)
+        found = fit(self.constants, residuals, noise, covariance=self._learnt_covariance)
+        if self.habits:
+            first = replace(self.habits[0], rest=found.constants)
+            self = replace(self, habits=(first, *self.habits[1:]))
         return replace(self, constants=found.constants, covariance=found.covariance)
 
-    def _weighed(
-        self, jobs: Jobs, peak_bytes: Array, out_of_memory: Mask, limit_bytes: float
-    ) -> Hypotheses:
-        """The habits after evidence; see :meth:`calibrated`."""
-        measured = np.isfinite(peak_bytes) & ~out_of_memory
-        known, peaks = jobs[measured], np.log(peak_bytes[measured])
-        frameworks = [habits for habits, _ in self.habits]
-        evidence = [
-            log_probability(
-                fits,
-                out_of_memory,
-                np.log(reported(known, habits, self.constants)[0]) - peaks,
-            )
-            for habits, fits in zip(
-                frameworks, self._fits(jobs, frameworks, limit_bytes), strict=True
-            )
-        ]
-        return reweighed(self.habits, np.array(evidence))
+    @property
+    def _learnt_covariance(self) -> Array | None:
+        """Prior covariance of the constants' logarithms; None: that of their spreads."""
+        if self.covariance is None:
+            return None
+        first = np.diag(MemoryConstants.spreads() ** -2.0)
+        return np.asarray(np.linalg.inv(first + np.linalg.inv(TRANSFER**2 * self.covariance)))
+
+    def learnt(self, framework: Framework, told: Told) -> tuple[float, MemoryConstants]:
+        """Logarithm of how probable trials are by some habits, and the constants in their mean.
+
+        The logarithm of memory is linear in those of the constants, so that peaks leave them
+        normal: integrated out together with the scale of what the formulas miss. Outcomes are
+        averaged over draws from there. All have the constants in common: what one of them
+        explains by a constant, the others need not explain by a habit.
+        """
+        from scipy.special import logsumexp, ndtr  # slow to import
+
+        def over(constants: MemoryConstants) -> Array:
+            return np.log(reported(told.measured, framework, constants)[0]) - told.peaks
+
+        noise = FACTOR_LOG_SD[framework.reports]
+        prior = self._learnt_covariance
+        log, mean, covariance = integrated(self.constants, prior, over, noise)
+        if len(told.failed):
+            normal = np.random.default_rng(0).standard_normal((SAMPLES, len(mean)))
+            root = np.linalg.cholesky(covariance)
+            drawn = np.vstack([mean, mean + STEP * root.T])
+            needed = memory(told.bounded, framework, MemoryConstants.from_logs(drawn)).total
+            past = np.log(needed / told.limit_bytes)
+            past = past[0] + normal @ (past[1:] - past[0]) / STEP
+            ran = NEVERTHELESS + (1 - NEVERTHELESS - OTHER_CAUSES) * ndtr(-past / self.log_sd)
+            each = np.log(np.where(told.failed, 1 - ran, ran)).sum(axis=1)
+            log += float(logsumexp(each)) - float(np.log(SAMPLES))
+            mean = mean + root @ (np.exp(each - logsumexp(each)) @ normal)
+        return log, MemoryConstants.from_logs(mean)
+
+
+@dataclass(frozen=True)
+class Told:
+    """Trials, as they tell of memory.
+
+    Attributes:
+        measured: jobs with a reported peak.
+        peaks: its logarithm.
+        bounded: jobs that ran or failed.
+        failed: which of them failed for lack of memory, or for a reason unknown.
+        limit_bytes: memory of the device.
+    """
+
+    measured: Jobs
+    peaks: Array
+    bounded: Jobs
+    failed: Mask
+    limit_bytes: float
+
+
+def _weights(habits: Sequence[Hypothesis[MemoryConstants]], name: str) -> dict[Any, float]:
+    """Probability of each value of a habit."""
+    weights: dict[Any, float] = {}
+    for one in habits:
+        value = getattr(one.framework, name)
+        weights[value] = weights.get(value, 0.0) + one.weight
+    return weights

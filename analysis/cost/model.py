@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
-from analysis.cost.constants import EDGE, TRANSFER, fit, log_odds, log_sd
+from analysis.cost.constants import EDGE, TRANSFER, fit, integrated, log_odds, log_sd
 from analysis.cost.groups import LinkConstants
+from analysis.cost.hypotheses import TIMING, Doubts
 from analysis.cost.memory import MemoryParts
 from analysis.cost.memory_fit import MemoryModel
 from analysis.cost.network import RARE, UNKNOWN, Network, expected_state, likelier
@@ -173,6 +174,7 @@ class CostModel:
             ``between_machines``.
         log_sd: of step times around the prediction, beyond what the covariance explains.
         network: how often runs are believed to meet a crowded network.
+        suspected: constants of time that it may have instead, by the record that has them.
         others: models of jobs whose ``engine`` is 1, 2, ...: each by its own framework.
     """
 
@@ -183,6 +185,7 @@ class CostModel:
     covariance: Array | None = None
     log_sd: float = PRIOR_LOG_SD
     network: Network = UNKNOWN
+    suspected: Mapping[str, TimeConstants] = field(default_factory=dict)
     others: tuple[CostModel, ...] = ()
 
     @property
@@ -267,34 +270,6 @@ class CostModel:
                 model.calibrated(measurements.of_engine(number))
                 for number, model in enumerate(self.engines)
             )
-        timed = np.isfinite(measurements.step_time_s) & (measurements.step_time_s > 0)
-        learnt = self
-        if timed.any():
-            jobs, measured = measurements.jobs[timed], np.log(measurements.step_time_s[timed])
-            chance = self.network.crowded(jobs, self.cluster)
-
-            def states(constants: TimeConstants) -> tuple[Array, Array]:
-                calm_s = step(jobs, self.cluster, self.framework, constants).total
-                late_s = calm_s + crowded_s(jobs, constants)
-                return np.log(calm_s) - measured, np.log(late_s) - measured
-
-            def residuals(constants: TimeConstants) -> Array:
-                """Residuals of the network state that the run was more probably in."""
-                return likelier(*states(constants), chance, FIT_LOG_SD)
-
-            known = None if self.covariance is None else TRANSFER**2 * self.covariance
-            found = fit(self.constants, residuals, FIT_LOG_SD, covariance=known)
-            # Few rows say little of the spread: the prior's counts as four of them.
-            rows = found.num_rows
-            spread = (rows * found.spread**2 + 4 * self.log_sd**2) / (rows + 4)
-            told = log_odds(*states(found.constants), max(FIT_LOG_SD, found.spread))
-            learnt = replace(
-                self,
-                network=self.network.after(jobs, self.cluster, told),
-                constants=found.constants,
-                covariance=found.covariance,
-                log_sd=float(np.sqrt(spread)),
-            )
         memory = self.memory.calibrated(
             measurements.jobs,
             self.framework,
@@ -302,7 +277,71 @@ class CostModel:
             measurements.out_of_memory,
             self.memory_limit_bytes,
         )
-        return replace(learnt, memory=memory)
+        learnt = replace(self, memory=memory)
+        timed = np.isfinite(measurements.step_time_s) & (measurements.step_time_s > 0)
+        if not timed.any():
+            return learnt
+        jobs, measured = measurements.jobs[timed], np.log(measurements.step_time_s[timed])
+        return learnt._likeliest(jobs, measured)._timed(jobs, measured)
+
+    def _timed(self, jobs: Jobs, measured: Array) -> CostModel:
+        """The model with constants fitted to logarithms of step times."""
+        known = None if self.covariance is None else TRANSFER**2 * self.covariance
+        residuals = partial(self._residuals, jobs, measured)
+        found = fit(self.constants, residuals, FIT_LOG_SD, covariance=known)
+        # Few rows say little of the spread: the prior's counts as four of them.
+        rows = found.num_rows
+        spread = (rows * found.spread**2 + 4 * self.log_sd**2) / (rows + 4)
+        calm, late = self._states(jobs, measured, found.constants)
+        told = log_odds(calm, late, max(FIT_LOG_SD, found.spread))
+        return replace(
+            self,
+            network=self.network.after(jobs, self.cluster, told),
+            constants=found.constants,
+            covariance=found.covariance,
+            log_sd=float(np.sqrt(spread)),
+        )
+
+    def _likeliest(self, jobs: Jobs, measured: Array) -> CostModel:
+        """The model with the habits that make step times most probable, and their constants."""
+        if not self.suspected:
+            return self
+
+        def evidence(habits: Framework) -> tuple[float, CostModel]:
+            own = habits.name == self.framework.name
+            model = replace(
+                self,
+                framework=habits.with_habits(name=self.framework.name),
+                constants=self.constants
+                if own
+                else self.suspected.get(habits.name, self.constants),
+                covariance=self.covariance if own else None,
+            )
+            known = None if model.covariance is None else TRANSFER**2 * model.covariance
+            residuals = partial(model._residuals, jobs, measured)
+            return integrated(model.constants, known, residuals, FIT_LOG_SD)[0], model
+
+        return Doubts(self.memory.likely(self.framework), TIMING).weighed(evidence)[0].rest
+
+    def _states(self, jobs: Jobs, measured: Array, constants: TimeConstants) -> tuple[Array, Array]:
+        """Logarithms of predicted over measured times, in either state of the network."""
+        calm_s = step(jobs, self.cluster, self.framework, constants).total
+        late_s = calm_s + crowded_s(jobs, constants)
+        return np.log(calm_s) - measured, np.log(late_s) - measured
+
+    def _residuals(self, jobs: Jobs, measured: Array, constants: TimeConstants) -> Array:
+        """Logarithms of predicted over measured times, in the likelier state of each run."""
+        chance = self.network.crowded(jobs, self.cluster)
+        return likelier(*self._states(jobs, measured, constants), chance, FIT_LOG_SD)
+
+    def supposing(self, suspected: Mapping[str, TimeConstants]) -> CostModel:
+        """The model of a framework that may have other habits than its record says.
+
+        Args:
+            suspected: constants of time if it is like another record, by that one's name.
+        """
+        memory = self.memory.supposing(Doubts(self.framework))
+        return replace(self, memory=memory, suspected=suspected)
 
     def time_log_sd(self, jobs: Jobs) -> Array:
         """See :meth:`Prediction.time_log_sd`."""

@@ -12,16 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.cost.compute import Compute
-from analysis.cost.groups import one_adapter
-from analysis.cost.layer import LEAST_SHOWN, left_over, price
+from analysis.cost.groups import crosses_nodes, one_adapter
+from analysis.cost.layer import LEAST_SHOWN, left_over, overlap, price
 from analysis.cost.stages import stage_layers
 from analysis.cost.time_constants import TimeConstants
 from search_spaces import Cluster, Framework
 from trainer.plan.axes import dp, ep
 from trainer.plan.exchange import Exchange
 from trainer.plan.jobs import Array, Jobs
-
-_BACKWARD = 2 / 3  # of both passes' time
 
 
 def fullest_parameters(jobs: Jobs, framework: Framework) -> tuple[Array, Array]:
@@ -55,14 +53,16 @@ def exposed_state_s(
     cluster: Cluster,
     framework: Framework,
     c: TimeConstants,
-    computing: Array,
-    micro: Array,
+    forward: Array,
+    backward: Array,
 ) -> ExposedStates:
     """Seconds of gathering weights, reducing gradients and publishing weights that do not hide.
 
+    Behind a layer's pass the next layer's weights are gathered and the last one's gradients
+    reduced: an exchange hides behind its own pass only, and shares it with those on its links.
+
     Args:
-        computing: of the device, both passes of one micro-batch on the slowest stage.
-        micro: the same with what the device waits for.
+        forward, backward: of the device, passes of one micro-batch on the slowest stage.
     """
     whole = price(cluster, c)
     by_layer = price(one_adapter(cluster), c) if framework.one_adapter else whole
@@ -72,13 +72,20 @@ def exposed_state_s(
     # gradients in flat buckets.
     units = stage_layers(jobs, framework).most + 1
     flat = dp.in_buckets(jobs, framework, held[0][1])
+    forward, backward = overlap(cluster, c) * forward, overlap(cluster, c) * backward
 
     def in_calls(exchange: Exchange, calls: Array) -> Array:
         return calls * by_layer(replace(exchange, num_bytes=exchange.num_bytes / calls))
 
     # Split weights are gathered before each pass of a micro-batch, later from a copy if there is.
-    gathers = [one.times * in_calls(one, units) for s in sent for one in (s.weights, s.secondary)]
-    gather = left_over(np.asarray(sum(gathers)), c.overlap * jobs.layout.gas * micro)
+    stored = np.asarray(sum(in_calls(s.weights, units) for s in sent))
+    copied = np.asarray(sum(in_calls(s.secondary, units) for s in sent))
+    has_copy, gas = jobs.placement.secondary_shard > 0, jobs.layout.gas
+    nearest = np.where(has_copy, copied, stored)
+    from_stored, from_copy = dp.job_gathers(jobs)
+    gather = np.where(has_copy, from_stored, gas) * left_over(stored, forward)
+    gather = gather + np.where(has_copy, from_copy - gas, 0.0) * left_over(copied, forward)
+    gather = gather + gas * left_over(nearest, backward)
 
     # Split gradients are reduced in every micro-batch or once, then once over what is left.
     calls = np.where(flat, 1.0, units)
@@ -87,25 +94,43 @@ def exposed_state_s(
     once = np.asarray(sum(one.times * whole(one) for one in rest))
     split = jobs.placement.optimizer_shard > 1
     overlaps = framework.overlaps_gradients & (framework.overlaps_split_gradients | ~split)
-    hidden = c.overlap * _BACKWARD * computing * overlaps
+    between = [crosses_nodes(cluster, s.group) for s in (sent[0].weights, sent[0].secondary)]
+    between_nodes = np.where(has_copy, between[1], between[0])
+    alike = between_nodes == crosses_nodes(cluster, sent[0].gradients.group)
+    left = backward - np.where(alike, np.minimum(nearest, backward), 0.0)
+    gradients = left_over(inner, left * overlaps) * jobs.reductions
     every = dp.reduces_every_time(jobs, framework, held[0][1])
-    gradients = left_over(inner, hidden) * jobs.reductions
-    gradients = gradients + np.where(every, once, left_over(once, hidden))
+    gradients = gradients + np.where(every, once, left_over(once, backward * overlaps))
 
     # Whole weights are used as they arrive, in the first forward pass of the next step.
     publish = np.asarray(sum(s.publish.times * whole(s.publish) for s in sent))
     arrives = framework.overlaps_publish & flat & (jobs.layout.gy * jobs.layout.gz == 1)
-    hidden = c.overlap * (1 - _BACKWARD) * computing * arrives
     shown = np.where(arrives, LEAST_SHOWN, 1.0) * publish
-    return ExposedStates(gather, gradients, np.maximum(publish - hidden, shown))
+    publish = np.maximum(publish - forward * arrives, shown)
+    if framework.owners_send:
+        owners = np.where(jobs.placement.weight_shard == 1, jobs.placement.optimizer_shard - 1, 0.0)
+        publish = publish + c.owner_s * owners
+    return ExposedStates(gather, gradients, publish)
+
+
+def as_run(jobs: Jobs, framework: Framework) -> Jobs:
+    """Jobs with the degree to which the framework really shards states of 16-bit weights."""
+    if not framework.optimizer_always_sharded:
+        return jobs
+    said = jobs.placement
+    whole = (said.optimizer_shard == 1) & (jobs.options.element_bytes < 4)
+    degree = np.where(whole, jobs.layout.replicas, said.optimizer_shard)
+    return replace(jobs, placement=replace(said, optimizer_shard=degree))
 
 
 def update(jobs: Jobs, compute: Compute, c: TimeConstants) -> Array:
-    """AdamW: per weight of the share, master weight and two moments in float32 are read and
-    written, the gradient read, the weight written; and all gradients are cleared and scaled."""
+    """AdamW: per weight of the share, master weight and two moments are read and written, the
+    gradient read, the weight written; and all gradients are cleared and scaled."""
     moved: Array | float = 0.0
-    for weights, holders in held_parameters(jobs, compute.framework):
+    habits = compute.framework
+    states = 2 * habits.master_bytes + 4 * habits.moment_bytes
+    for weights, holders in held_parameters(jobs, habits):
         degrees = holders.placement
-        shares = (24 + 4 + 2) / degrees.optimizer_shard + 8 / degrees.gradient_shard
+        shares = (states + 4 + 2) / degrees.optimizer_shard + 8 / degrees.gradient_shard
         moved = moved + weights * shares
     return np.asarray(c.update * moved / compute.memory_bytes_per_s)

@@ -16,7 +16,7 @@ from analysis.cost import collectives as links
 from analysis.cost.compute import Compute
 from analysis.cost.layer import layer
 from analysis.cost.stages import stage_layers
-from analysis.cost.state_exchanges import exposed_state_s, update
+from analysis.cost.state_exchanges import as_run, exposed_state_s, update
 from analysis.cost.time_constants import TimeConstants
 from search_spaces import Cluster, Framework
 from trainer.plan.axes import pp
@@ -85,7 +85,7 @@ def step(
     Args:
         crowded: 1 for runs that meet a crowded network, 0 for calm ones; shape (n,).
     """
-    c = constants or TimeConstants()
+    c, jobs = constants or TimeConstants(), as_run(jobs, framework)
     compute = Compute(cluster, framework, c)
     one = layer(jobs, cluster, framework, compute, c)
     head = np.add(*compute.head(jobs))
@@ -100,7 +100,8 @@ def step(
     # Where ranks share processors, nothing is lost as long as enough of them are busy.
     alone = cluster.shared_by
     used = np.maximum(m * everything / p, path / alone) / path if alone > 1 else 1.0
-    states = exposed_state_s(jobs, cluster, framework, c, count * one.device, slowest)
+    forward, backward = (count * each for each in one.passes)
+    states = exposed_state_s(jobs, cluster, framework, c, forward, backward)
     of_layers = {
         "forward_backward": one.device,
         "recompute": one.again,

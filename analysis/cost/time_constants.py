@@ -29,6 +29,9 @@ class OverlapConstants(Constants):
     exposed_dispatch: float = constant(
         0.8, 0.4, "of the time in which tokens are on their way to experts and back"
     )
+    owner_s: float = constant(
+        2e-3, 1.0, "for each rank that alone updates its part of whole weights, and sends it to all"
+    )
     update: float = constant(1.5, 0.5, "of the memory traffic that a fused optimizer would have")
     step_s: float = constant(0.02, 1.0, "of the host, once a step")
 

@@ -119,5 +119,4 @@ def _named(cells: Mapping[str, str], prefix: str) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    word = {"True": "true", "False": "false", "": "null", "nan": "null"}.get(text, text)
-    return plain_scalar(word)
+    return plain_scalar({"True": "true", "False": "false", "nan": "null"}.get(text, text))

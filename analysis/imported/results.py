@@ -11,16 +11,10 @@ from analysis.run.folder import RunFolder
 
 
 def read_results(where: str, study: str = "") -> Run:
-    """The run that a search has left; one of another program's has no folder.
+    """The run that a search has left in a folder or a file in it, in DeepHyper's ``results.csv``,
+    or in an Optuna storage by its URL, such as ``sqlite:///runs.db``, in which ``study`` names one.
 
-    Args:
-        where: a run's folder or a file in it, DeepHyper's ``results.csv``, or the URL of an Optuna
-            storage, such as ``sqlite:///runs.db``.
-        study: name in a storage of several.
-
-    Raises:
-        RunError: a run's folder that cannot be read.
-        TableError: there are no such results, or they cannot be read.
+    Raises RunError if a run's folder, TableError if another program's results cannot be read.
     """
     if "://" in where:
         return from_optuna(where, study)

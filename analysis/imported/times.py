@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from analysis.run.fold import Run
-from analysis.run.trial import Attempt, Trial
+from analysis.run.trial import Attempt
 
 MISSING = ("the model and the cluster", "nodes and node-hours", "logs")
 """Facts that other programs' results lack."""
@@ -24,15 +24,11 @@ def with_times(run: Run, known: bool, early: Collection[int] = ()) -> Run:
         run.not_said = ("when trials ran", *run.not_said)
     for trial in run.trials.values():
         if known or trial.number in early:
-            trial.attempts.append(_attempt(trial, trial.number in early))
+            made = Attempt(1, "", (), trial.proposed_t, trial.ended_t, trial.kind, trial.message)
+            made.objective, made.objectives = trial.objective, trial.objectives
+            made.stopped_early = trial.number in early
+            trial.attempts.append(made)
     if known:
         run.opened_t = [min((t.proposed_t for t in run.trials.values()), default=0.0)]
         run.last_t = max((t.ended_t or t.proposed_t for t in run.trials.values()), default=0.0)
     return run
-
-
-def _attempt(trial: Trial, early: bool) -> Attempt:
-    made = Attempt(1, "", (), trial.proposed_t, trial.ended_t, trial.kind, trial.message)
-    made.objective, made.objectives = trial.objective, trial.objectives
-    made.stopped_early = early
-    return made

@@ -10,33 +10,39 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.cost.model import CostModel
+from analysis.cost.model import LIKELY, CostModel
 from analysis.finalists import NOISE_LOG_SD
 from analysis.prediction.posterior import Posterior
 from analysis.prediction.residual import ResidualProcess
 from analysis.prediction.trust import foresees
 from analysis.run.trial import Trial
-from search_spaces import FRAMEWORKS
 from trainer.plan.jobs import Array
 
-KAPPA = 0.25  # standard deviations above the mean at which a candidate is valued
-UNLIKELY = 0.05  # probability to run below which a candidate counts as one that cannot win
+KAPPA = 0.25  # standard deviations above the mean at which a candidate is valued, before gains
+FIRST_GAINS = 2  # successes from which on candidates are valued by what they would gain
+FAILURE_PRICE = 0.01  # of a failed trial, as a share of the best objective
+FAILURES_IN_A_ROW = 2  # after which only candidates that run with SURE come, until one has run
+SURE = 0.9
+UNTRIED_LOG_SD = 0.2  # of each value of a priced switch that no success had, where little is left
+TIE = 1e-6  # weight of the bound: gains of all that cannot win are equal but for rounding
+UNLIKELY = 0.05  # probability to run below which a candidate is not shown
 GAIN_TRIALS = 5  # successes before a gain can be stated
-SETTLED = 8  # successes before candidates are valued by their gain
 DEGREES = 8  # different configurations among the successes, where variants count as one
 DRAWS = 256
 NUM_CONSIDERED = 256  # candidates that may gain something worth counting
 
 
 def acquisition(posterior: Posterior, best: Trial | None) -> Array:
-    """Value of trying each candidate, more is better; shape (m,); -inf for a useless trial.
+    """Value of trying each candidate, more is better; shape (m,); -inf for one that has to wait.
 
-    Candidates that can win are those whose 95 % interval reaches the best trial and which run with
-    at least UNLIKELY. Their value is the expected improvement times P(runs). Before SETTLED
-    successes gains are too uncertain, and so are the probabilities to fit of a framework without a
-    record: the value is then an upper confidence bound, mean + KAPPA deviation + the deviation of
-    untried values of unpriced parameters, plus log P(runs). If no candidate can win, all that are
-    not useless are valued by expected improvement times P(runs), or by the bound where that is 0.
+    An upper confidence bound before FIRST_GAINS successes: mean + KAPPA deviation + the deviation
+    of untried values of unpriced parameters, plus log P(runs). From then on the expected
+    improvement times P(runs), less FAILURE_PRICE times the probability to fail; the bound decides
+    between equal values. Where no candidate would gain what a trial has to, values of switches
+    that no success had (a pipeline, unsharded states) are doubted by UNTRIED_LOG_SD. First come
+    candidates that run with SURE, if the latest FAILURES_IN_A_ROW trials failed; among them those
+    that can win: their 95 % interval reaches the best trial, and they likely run or are worth the
+    risk.
 
     Expected improvement times the probability of feasibility: Gardner et al. 2014; Gelbart et al.
     2014. GP-UCB: Srinivas et al. 2010. Discarding candidates whose upper bound is below a known
@@ -46,32 +52,45 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
         posterior: of the candidates.
         best: the best trial; None before the first success, or for several objectives.
     """
-    runs, space = posterior.feasibility, posterior.pricing.space
-    bound = posterior.mean + KAPPA * posterior.deviation + posterior.main_effects + np.log(runs)
-    if best is None:
-        return np.asarray(bound)
-    gain, _ = improvement(posterior, best)
-    useful = np.ones(len(runs), dtype=bool)
-    if posterior.has_new_degrees:  # a variant that gains little is useless beside them
-        useful = ~posterior.is_variant | (gain >= space.budget.expected_gain)
-    wins = useful & (posterior.upper >= posterior.goal.measured(best)) & (runs >= UNLIKELY)
-    settled = len(posterior.observations.successes) >= SETTLED and states_gain(posterior)
-    by_gain = settled and space.program.framework in FRAMEWORKS
-    if wins.any():
-        return np.where(wins, gain * runs if by_gain else bound, -np.inf)
-    value = np.where(useful, gain * runs, 0.0)
-    return value if value.any() else np.where(useful, bound, -np.inf)
+    runs, observations = posterior.feasibility, posterior.observations
+    value = posterior.mean + KAPPA * posterior.deviation + posterior.main_effects + np.log(runs)
+    preferred = []
+    latest = observations.completed[-FAILURES_IN_A_ROW:]
+    if len(latest) == FAILURES_IN_A_ROW and all(trial.failed for trial in latest):
+        preferred.append(runs >= SURE)
+    if best is not None:
+        gain, _ = improvement(posterior, best)
+        measured = posterior.goal.measured(best)
+        least = posterior.pricing.space.budget.expected_gain
+        reaches = posterior.upper >= measured
+        if (gain * runs).max() < least:  # little is left, but for what was never tried
+            gain, _ = improvement(posterior, best, _doubtful_deviation(posterior))
+            reaches |= gain * runs >= least
+        if len(observations.successes) >= FIRST_GAINS:
+            value = gain * runs - FAILURE_PRICE * (1 - runs) + TIE * (value - measured)
+        if posterior.has_new_degrees:  # a variant that gains little is useless beside them
+            preferred.append(~posterior.is_variant | (gain >= least))
+        risky = (runs < LIKELY) & (value <= 0)
+        preferred.append(reaches & ~risky)
+    kept = np.ones(len(runs), dtype=bool)
+    for mask in preferred:
+        kept = kept & mask if (kept & mask).any() else kept
+    return np.where(kept, value, -np.inf)
 
 
 def states_gain(posterior: Posterior) -> bool:
     """Whether the model has predicted enough of the trials well enough to state a gain."""
     observations = posterior.observations
+    if not np.any(posterior.feasibility >= LIKELY):
+        return len(observations.successes) > 0  # what is left to gain is little, however fast it is
     if posterior.has_new_degrees and posterior.num_tried_degrees < DEGREES:
         return False
     return len(observations.successes) >= GAIN_TRIALS and foresees(observations.run)
 
 
-def improvement(posterior: Posterior, best: Trial) -> tuple[Array, Array]:
+def improvement(
+    posterior: Posterior, best: Trial, deviation: Array | None = None
+) -> tuple[Array, Array]:
     """Expected improvement of each candidate, if it runs, and the probability to be better.
 
     E[max(exp(goal - best) - 1, 0)] of a normal goal: a share of the best objective (Jones et al.
@@ -80,10 +99,12 @@ def improvement(posterior: Posterior, best: Trial) -> tuple[Array, Array]:
     Args:
         posterior: of the candidates.
         best: the best trial.
+        deviation: of the goals; default the posterior's.
     """
     from scipy.special import ndtr  # slow to import
 
-    ahead, deviation = posterior.mean - posterior.goal.measured(best), posterior.deviation
+    ahead = posterior.mean - posterior.goal.measured(best)
+    deviation = posterior.deviation if deviation is None else deviation
     better = ndtr(ahead / deviation)
     grown = np.exp(ahead + deviation**2 / 2) * ndtr(ahead / deviation + deviation)
     return np.maximum(grown - better, 0.0), np.asarray(better)
@@ -119,10 +140,18 @@ def expected_gain(
     if not states_gain(posterior):
         return None
     mean = posterior.mean_by(model)
-    promise = mean + 2 * posterior.deviation + np.log(posterior.feasibility)
+    promise = mean + 2 * _doubtful_deviation(posterior) + np.log(posterior.feasibility)
     at = np.argsort(-promise, kind="stable")[:NUM_CONSIDERED]
     ahead = mean[at] - posterior.goal.measured(best)
-    return drawn_gain(ahead, posterior.covariance(at), posterior.feasibility[at], batch, rng)
+    untried = UNTRIED_LOG_SD * posterior.untried[at]
+    covariance = posterior.covariance(at) + untried @ untried.T
+    return drawn_gain(ahead, covariance, posterior.feasibility[at], batch, rng)
+
+
+def _doubtful_deviation(posterior: Posterior) -> Array:
+    """Deviation of the goal, with what the model may have wrong of switches no success had."""
+    untried = UNTRIED_LOG_SD * np.sqrt(posterior.untried.sum(axis=1))
+    return np.asarray(np.hypot(posterior.deviation, untried))
 
 
 def drawn_gain(

@@ -47,16 +47,17 @@ class CandidateSet:
 
     @classmethod
     def shortlist(cls, pricing: Pricing, candidates: Candidates, seed: int) -> Self:
-        """The configurations that a search chooses among, best first by the uncalibrated model.
+        """The configurations that a search chooses among, best first by the model before any trial.
 
         Args:
-            pricing: of the space, not calibrated.
+            pricing: of the space.
             candidates: all valid configurations.
             seed: of the draws, where there are more than PRICED or SHORTLIST.
         """
         rng = np.random.default_rng(seed)
         indices = candidates.indices(PRICED, rng, [], max_nodes=2**31)
-        prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
+        columns = pricing.space.columns(candidates.columns(indices))
+        prediction = pricing.calibrated([]).predict(pricing.jobs(columns, len(indices)))
         runs = np.maximum(prediction.fits * pricing.in_time(prediction), 1e-9)
         promise = Goal(pricing).predicted_at_best(prediction) + np.log(runs)
         order = np.argsort(-promise, kind="stable")
@@ -101,3 +102,13 @@ class CandidateSet:
         digits = dict(zip(parameters, np.unravel_index(indices, radix), strict=True))
         first = [0 * d if name in unpriced else d for name, d in digits.items()]
         return np.asarray(np.ravel_multi_index(first, radix))
+
+
+def switch_values(jobs: Jobs) -> Array:
+    """Values that jobs have of the switches that the cost model prices; 0 or 1, shape (n, k)."""
+    layout, placement = jobs.layout, jobs.placement
+    degrees = (layout.pp, layout.vpp, layout.cp, layout.ep)
+    shards = (placement.weight_shard, placement.gradient_shard, placement.optimizer_shard)
+    options = (jobs.options.sequence_parallel, jobs.options.recompute)
+    switches = [*(np.asarray(x > 1, float) for x in (*degrees, *shards)), *options]
+    return np.stack([switch == v for switch in switches for v in range(3)], axis=1).astype(float)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from search_spaces import Facts, SearchSpace, framework_named
+from search_spaces import Facts, SearchSpace
 from trainer.plan.annotations import Column, columns, value_types, values_of
 from trainer.plan.axes.mesh import GRID, PRICED_AXES, beside_dp
 from trainer.plan.fields import FP8, Choices, OtherChoices
@@ -36,7 +36,7 @@ def jobs_from(
     found: dict[str, Any] = {name: known[name] for name in NEEDED if name != "num_layers"}
     found |= {name: known[name] if name in axes else 1 for name in PRICED_AXES}
     if "gx" in axes:
-        found["tp"] = known["tp"] * known["gx"]
+        found |= {"tp": known["tp"] * known["gx"], "on_grid": known["gx"] > 1}
     mixed = shape.mixture is not None and "ep" not in axes
     for key, (name, column) in _COLUMNS.items():
         if name in known and _understood(space, name, column) and (mixed or not column.mixtures):
@@ -75,7 +75,7 @@ def unpriced_parameters(space: SearchSpace) -> list[str]:
     Those of a condition or an axis count as seen, and so do all that a rule reads only.
     """
     mixed = space.model is not None and space.model.mixture is not None
-    settings = framework_named(space.program.framework).stage_settings
+    settings = space.program.habits.stage_settings
     read = [*NEEDED, "gx", *PRICED_AXES, "placement", "engine", *settings]
     read += [
         name

@@ -13,7 +13,7 @@ from analysis.prediction.pricing import Pricing, reported
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.units import GIB
-from search_spaces import SpaceError, load_space
+from search_spaces import SpaceError
 from trainer.plan.jobs import Array, Mask
 
 FOLDS = 5
@@ -140,7 +140,7 @@ def cross_validated(run: Run) -> CrossValidation | None:
         None where the space cannot be read or priced, or no trial says anything.
     """
     try:
-        pricing = Pricing.of(load_space(run.folder.space_file))
+        pricing = Pricing.of_run(run.folder)
     except SpaceError:
         return None
     if pricing is None:

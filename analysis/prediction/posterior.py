@@ -17,16 +17,22 @@ import numpy as np
 
 from analysis.cost.model import LIKELY, CostModel, Prediction
 from analysis.finalists import NOISE_LOG_SD
-from analysis.prediction.candidate_set import CandidateSet
+from analysis.prediction.candidate_set import CandidateSet, switch_values
 from analysis.prediction.foretold import residual_log_sd
 from analysis.prediction.goal import Goal
 from analysis.prediction.pricing import Pricing
-from analysis.prediction.residual import ResidualProcess, survival
+from analysis.prediction.residual import (
+    ResidualProcess,
+    features,
+    survival,
+    unpriced_features,
+)
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from trainer.plan.jobs import Array, Indices, Mask
 
 REMEMBERED = 200  # trials that are learned from
+NEVERTHELESS = 0.05  # probability that a variant of what ran out of memory runs
 
 
 @dataclass(frozen=True)
@@ -141,6 +147,18 @@ class Posterior:
         return self.residual.untried(self._features)
 
     @cached_property
+    def untried(self) -> Array:
+        """Values of priced switches that a candidate has and no success had; 0 or 1, shape (m, k).
+
+        0 before any success.
+        """
+        own = switch_values(self._candidates.jobs[self._rows])
+        configs = [trial.config for trial in self._successes]
+        return (
+            own * ~switch_values(self.pricing.jobs_of(configs)).any(axis=0) if configs else 0 * own
+        )
+
+    @cached_property
     def is_variant(self) -> Mask:
         """Mask of candidates that differ from a success only in unpriced parameters."""
         return np.isfinite(self._caps)
@@ -183,18 +201,32 @@ class Posterior:
     def _fitted_residual(self, rng: np.random.Generator | None) -> ResidualProcess:
         """Gaussian process over measured minus predicted goals of the successes."""
         pricing, successes = self.pricing, self._successes
-        left = np.zeros(0)
+        left, at = np.zeros(0), self._candidates.features_of(successes)
         if successes:
             own = self._model.predict(pricing.jobs_of([t.config for t in successes]))
             left = self._measured - self.goal.predicted(own)
+        if pricing.probes and self.goal.single:
+            of_probes, left_of_probes = self._of_probes(*pricing.probes)
+            at, left = np.concatenate([at, of_probes]), np.concatenate([left, left_of_probes])
         return ResidualProcess(
-            self._candidates.features_of(successes),
+            at,
             left,
             self.goal.scale * residual_log_sd(self.observations.run, pricing.model.log_sd),
             self.goal.scale * NOISE_LOG_SD,
             self._candidates.num_unpriced,
             rng,
         )
+
+    def _of_probes(self, shallow: Pricing, trials: Sequence[Trial]) -> tuple[Array, Array]:
+        """Features of the probes that ran, and what the model leaves of their goals."""
+        seen, goal = [t for t in trials if t.ok and t.positive], Goal(shallow)
+        if not seen:
+            return self._features[:0], np.zeros(0)
+        rows = [shallow.space.raw(t.config) for t in seen]
+        raw = {name: np.array([row[name] for row in rows]) for name in shallow.space.parameters}
+        own = self._model.predict(shallow.jobs_of([t.config for t in seen]))
+        left = np.array([goal.measured(t) for t in seen]) - goal.predicted(own)
+        return features(own.jobs, unpriced_features(shallow.space, raw, len(rows))), left
 
     @cached_property
     def _caps(self) -> Array:
@@ -220,9 +252,12 @@ class Posterior:
         if not failed:
             return np.ones(len(self._rows))
         # A failure for memory that the model expected says nothing more.
-        memory = [t.kind in pricing.memory_failures for t in failed]
+        kinds = pricing.memory_failures
+        memory = [t.kind in kinds for t in failed]
         fits = self._model.fits(pricing.jobs_of([t.config for t in failed]))
-        return survival(
+        groups, of_failed = self._candidates.variants([t for t in failed if t.kind in kinds])
+        alike = np.where(np.isin(groups[self._rows], of_failed), NEVERTHELESS, 1.0)
+        return alike * survival(
             self._features,
             self._candidates.features_of(failed),
             np.where(memory, fits, 1.0),

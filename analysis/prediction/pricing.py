@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.cost.fitted import cost_model
-from analysis.cost.hypotheses import hypotheses
+from analysis.cost.fitted import cost_model, suspected
 from analysis.cost.memory import MemoryConstants
 from analysis.cost.memory_fit import MemoryModel
 from analysis.cost.model import CostModel, Measurements, Prediction
@@ -25,7 +24,8 @@ from analysis.prediction.columns import (
     unpriced_parameters,
 )
 from analysis.prediction.start_up import StartUp
-from analysis.run.fold import Run
+from analysis.run.fold import Run, read_run
+from analysis.run.folder import RunFolder
 from analysis.run.trial import Trial
 from search_spaces import (
     Cluster,
@@ -33,10 +33,11 @@ from search_spaces import (
     Framework,
     SearchSpace,
     framework_named,
+    load_space,
 )
 from slurm import Kind
 from trainer.plan.axes.mesh import FURTHER_AXES, ordered
-from trainer.plan.jobs import Array, Jobs
+from trainer.plan.jobs import Array, Jobs, joined
 from trainer.plan.model import ModelConfig
 from trainer.plan.states import BUCKET_ELEMENTS
 
@@ -72,6 +73,7 @@ class Pricing:
     Attributes:
         model: before any trial of the space was measured; replace it by a calibrated one.
         memory_failures: kinds of trials that needed more memory than there is.
+        probes: trials of a shallower model, with the prices of their own space.
 
     Raises:
         NotPricedError: if the space has no model, or lacks a parameter that a price needs.
@@ -109,6 +111,7 @@ class Pricing:
         # The host's memory is what the model predicts only where it is the device's.
         limits = ("device memory", "host memory") if on_cpu else ("device memory",)
         self.memory_failures = frozenset(kind for kind in Kind if kind.row.out_of in limits)
+        self.probes: tuple[Pricing, tuple[Trial, ...]] | None = None
 
     @classmethod
     def of(cls, space: SearchSpace) -> Pricing | None:
@@ -117,6 +120,16 @@ class Pricing:
             return cls(space)
         except NotPricedError:
             return None
+
+    @classmethod
+    def of_run(cls, folder: RunFolder) -> Pricing | None:
+        """Prices of a run's space, which learn from its probes as well; None: no word for it.
+
+        Raises:
+            SpaceError: if the space cannot be read.
+        """
+        pricing = cls.of(load_space(folder.space_file, frozen=True))
+        return pricing and pricing.probed(folder)
 
     @property
     def unpriced(self) -> list[str]:
@@ -198,7 +211,7 @@ class Pricing:
 
         trial, log_sd = self.space.trial, prediction.model.log_sd
         steps = trial.warmup_steps + trial.measured_steps
-        learned = StartUp.learned(self.space, trials)
+        learned = StartUp.learned(self.space, [*(self.probes[1] if self.probes else ()), *trials])
         start_s = learned.seconds(prediction.num_nodes)
         start_sd_s = learned.log_sd(prediction.num_nodes) * start_s
 
@@ -249,8 +262,7 @@ class Pricing:
         other = copy(self)
         if self.space.trainer.builtin is None:
             other.model = CostModel.of_engines(
-                replace(model, memory=model.memory.supposing(hypotheses(model.framework)))
-                for model in self.model.engines
+                model.supposing(suspected(model.constants)) for model in self.model.engines
             )
         return other
 
@@ -258,16 +270,28 @@ class Pricing:
         """Trials that inform the model about time or memory."""
         return [t for t in trials if t.ok or t.kind in self.memory_failures]
 
+    def probed(self, folder: RunFolder) -> Pricing:
+        """The same prices, that learn from a run's probes as well, if it has any."""
+        probes = folder.probes
+        if not probes.started:
+            return self
+        other, run = copy(self), read_run(probes.path)
+        shallower = Pricing(load_space(probes.space_file, frozen=True))
+        other.probes = shallower, tuple(trial for trial in run.trials.values() if trial.ended)
+        return other
+
     def calibrated(self, trials: Iterable[Trial]) -> CostModel:
-        """The space's model after trials of it."""
-        told = self.teaching(trials)
+        """The space's model after trials of it, and after its probes."""
+        every = [self.probes, (self, trials)] if self.probes else [(self, trials)]
+        told = [(own, seen) for own, of in every if (seen := own.teaching(of))]
         if not told:
             return self.model
+        seen = [trial for _, trials in told for trial in trials]
         measurements = Measurements(
-            jobs=self.jobs_of([t.config for t in told]),
-            step_time_s=self.step_times_s(told),
-            peak_bytes=np.array([reported(t, "peak_memory_bytes") for t in told]),
-            out_of_memory=np.array([not t.ok for t in told]),
+            jobs=joined([own.jobs_of([t.config for t in trials]) for own, trials in told]),
+            step_time_s=np.concatenate([own.step_times_s(trials) for own, trials in told]),
+            peak_bytes=np.array([reported(t, "peak_memory_bytes") for t in seen]),
+            out_of_memory=np.array([not t.ok for t in seen]),
         )
         return self.model.calibrated(measurements)
 
@@ -301,7 +325,7 @@ class Pricing:
 
 def _engines(space: SearchSpace) -> dict[str, Framework]:
     """The engines that a space searches, and whose habits each has; the first one's job is 0."""
-    own = framework_named(space.program.framework)
+    own = space.program.habits
     if space.trainer.builtin is None or "engine" not in space.parameters:
         return {"meshtune": own}
     known = {"meshtune": own, "deepspeed": framework_named("megatron-deepspeed")}

@@ -159,6 +159,32 @@ class Ranking:
             lines.append(f"{joules:.4g} J per token at the GPUs' stated power")
         return "\n".join(lines)
 
+    @staticmethod
+    def likely_to_fit(report: CheckReport) -> str:
+        """One line about how many of a space's valid configurations are expected to fit."""
+        try:
+            pricing = Pricing(report.space)
+        except NotPricedError as error:
+            return f"memory is not predicted: {error}"
+        candidates = Candidates(report.space)
+        indices = candidates.indices(COUNTED, np.random.default_rng(0), [], max_nodes=2**31)
+        model = pricing.model
+        jobs = pricing.jobs(report.space.columns(candidates.columns(indices)), len(indices))
+        fits = model.fits(jobs)
+        likely = round(np.count_nonzero(fits >= LIKELY) / len(indices) * report.valid)
+        about = "about " if len(indices) < report.valid else ""
+        lines = [
+            f"{about}{likely:,} of {report.valid:,} valid configurations are "
+            f"predicted to fit in {model.memory_limit_bytes / GIB:.4g} GiB "
+            "(cost model, uncalibrated)",
+            *_unpriced_note(report.space),
+            *_objective_note(pricing),
+        ]
+        with suppress(MissingFactError):  # such as the network: it can be counted, not timed
+            prediction = model.predict(jobs)
+            lines += _memory_warning(pricing, prediction) + _time_limit_warning(pricing, prediction)
+        return "\n".join(lines)
+
 
 def search_warnings(space: SearchSpace, pricing: Pricing | None) -> tuple[str, ...]:
     """Warnings before a search: lines of text on what its trials cannot do.
@@ -187,32 +213,6 @@ def search_warnings(space: SearchSpace, pricing: Pricing | None) -> tuple[str, .
         memory = _memory_warning(pricing, prediction)
         return said + memory + _time_limit_warning(pricing, prediction)
     return said
-
-
-def likely_to_fit(report: CheckReport) -> str:
-    """One line about how many of a space's valid configurations are expected to fit."""
-    try:
-        pricing = Pricing(report.space)
-    except NotPricedError as error:
-        return f"memory is not predicted: {error}"
-    candidates = Candidates(report.space)
-    indices = candidates.indices(COUNTED, np.random.default_rng(0), [], max_nodes=2**31)
-    model = pricing.model
-    jobs = pricing.jobs(report.space.columns(candidates.columns(indices)), len(indices))
-    fits = model.fits(jobs)
-    likely = round(np.count_nonzero(fits >= LIKELY) / len(indices) * report.valid)
-    about = "about " if len(indices) < report.valid else ""
-    lines = [
-        f"{about}{likely:,} of {report.valid:,} valid configurations are "
-        f"predicted to fit in {model.memory_limit_bytes / GIB:.4g} GiB "
-        "(cost model, uncalibrated)",
-        *_unpriced_note(report.space),
-        *_objective_note(pricing),
-    ]
-    with suppress(MissingFactError):  # such as the network: it can be counted, not timed
-        prediction = model.predict(jobs)
-        lines += _memory_warning(pricing, prediction) + _time_limit_warning(pricing, prediction)
-    return "\n".join(lines)
 
 
 def _unpriced_note(space: SearchSpace) -> tuple[str, ...]:

@@ -155,6 +155,7 @@ def features(of: Jobs, unpriced: Array) -> Array:
         np.log2(of.layout.etp) * (of.model.mixture is not None),  # of others it is tp
         *(APART * x for x in (of.options.fp8, of.options.schedule, of.options.overlaps_dispatch)),
         *(APART * x for x in (of.options.dispatcher, of.options.graphs)),
+        np.log2(of.model.num_layers),  # of probes fewer
     ]
     return np.concatenate([np.stack(columns, axis=1) / LENGTH_SCALE, unpriced], axis=1)
 

@@ -24,8 +24,8 @@ SURPRISED = 5  # latest trials of which none may be faster than expected
 MAX_UNFORESEEN_OOMS = 5  # in a row, of trials expected to fit
 
 
-def trusted(run: Run, pricing: Pricing) -> bool:
-    """Whether the model behind some prices may go on choosing.
+def trusted(run: Run, pricing: Pricing | None = None) -> bool:
+    """Whether the model may go on choosing; without its prices, on saying what fits.
 
     Judged by the predictions that the journal had before the trials ran. Where they are far off,
     others choose for a while. A machine that disturbs most trials differs from a wrong model in
@@ -41,10 +41,10 @@ def trusted(run: Run, pricing: Pricing) -> bool:
             failures += 1
             if failures >= MAX_UNFORESEEN_OOMS:
                 return False
-    if PRIOR_LOG_ODDS + log_odds(run) > 0:
+    if pricing is None or PRIOR_LOG_ODDS + log_odds(run) > 0:
         return True
     successes = [t for t in run.trials.values() if t.ok and t.positive]
-    if sum(not t.expected for t in successes) < PROBES:
+    if sum("objective" not in t.expected for t in successes) < PROBES:
         return False
     predicted = np.log(pricing.promise(pricing.predict([t.config for t in successes])))
     measured = np.log([t.objective for t in successes if t.objective])
@@ -96,9 +96,11 @@ def _log_likelihood_ratio(objective: float, expected: float, low: float, high: f
     """Log likelihood ratio of an objective if the model is right and if it is wrong.
 
     If it is right, the objective is within the interval, or the run was disturbed: far off either
-    way (a trial that is faster than anything expected is as strong evidence against the model).
+    way (a trial that is faster than anything expected is as strong evidence against the model). How
+    far off it is counts by the edge on its own side: a slow run that the interval covers, because
+    disturbed runs are to be expected, is no evidence against the model.
     """
-    edge = min(math.log(high / expected), math.log(expected / low))  # the other: disturbed runs
+    edge = abs(math.log((high if objective > expected else low) / expected))
     log_sd = edge / EDGE + NOISE_LOG_SD
     off = abs(math.log(objective / expected)) / log_sd
     within = math.log((1 - DISTURBED_SHARE) / math.sqrt(2 * math.pi)) - 0.5 * off**2

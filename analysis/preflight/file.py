@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,28 @@ import yaml
 
 from analysis.cost.compute import ComputeConstants
 from analysis.cost.groups import LinkConstants
-from analysis.preflight.facts import collectives, derived_links, derived_nic, points, significant
-from analysis.preflight.summary import summary, warnings
+from analysis.preflight.facts import (
+    best_ring,
+    collectives,
+    derived_links,
+    derived_nic,
+    link_warnings,
+    points,
+    significant,
+    slow_gpu_warnings,
+)
+from foundation.quantities import counted
 from search_spaces import Cluster, Link, Nic
 
 # NVIDIA A100-SXM4-80GB, AMD Instinct MI250X: letters, two digits or more.
 _MODEL = re.compile(r"\b([A-Z]{1,3}\d{2,4}[A-Z]?)\b")
 _SAME_MEMORY = 0.12  # a driver keeps some; other editions of a GPU differ by more
 _OWN_WIDTH = 34  # of a key and its value, before a comment
+_HANG = (
+    "collectives of three communicators, started together in one order on every rank, did not end "
+    "({library}): training with tensor and data parallelism may hang. A later library helps, or "
+    "NCCL_LAUNCH_ORDER_IMPLICIT: 1 in the site profile's env, which keeps their order"
+)
 
 
 def clusters_with(device: Mapping[str, Any], name: str) -> list[Cluster]:
@@ -77,11 +92,31 @@ class Preflight:
 
     def summary(self) -> list[str]:
         """One line for each matrix product, copy and group of ranks."""
-        return summary(self.result)
+        lines = []
+        for gemm in self.result["gemm"]:
+            label = f"{gemm['dtype']} {gemm['rows']} x {gemm['columns']} x {gemm['inner']}"
+            lines.append(f"{label:44s}{median(gemm['tflops']):10.4g} TFLOP/s")
+        for key, label in (("copy", "memory copy"), ("host_copy", "host to device")):
+            for copy in self.result.get(key, []):
+                lines.append(f"{label:44s}{median(copy['gb_per_s']):10.4g} GB/s")
+        for gpus, nodes, stride in dict.fromkeys((p.gpus, p.nodes, p.stride) for p in self.points):
+            label = f"{gpus} ranks on {counted(nodes, 'node')}, stride {stride}"
+            if ring := best_ring(self.points, gpus, nodes, stride):
+                lines.append(
+                    f"{label:44s}{ring.bus_gb_per_s:10.4g} GB/s bus bandwidth, {ring.operation} of "
+                    f"{ring.size_bytes / 2**20:.4g} MiB"
+                )
+        return lines
 
     def warnings(self) -> list[str]:
-        """Slow links, slow GPUs, communicators that hang; see :func:`summary.warnings`."""
-        return warnings(self.result, self.data_sheet())
+        """Slow links, slow GPUs, communicators that hang."""
+        found = link_warnings(self.points, self.data_sheet())
+        if self.device["type"] != "cpu":
+            tflops = self.result["gemm"][-1]["tflops"]
+            found += slow_gpu_warnings(tflops, self.result["hosts"], self.per_node)
+        if self.result.get("side_by_side") is False:
+            found.append(_HANG.format(library=self.device["library"]))
+        return found
 
     def _lines(self) -> list[str]:
         known, device = self.known, self.device
@@ -107,6 +142,7 @@ class Preflight:
             ("peak_bf16_tflops", peak or _rounded(half), like if peak else unstated),
             ("peak_fp32_tflops", _rounded(full), unstated),
             ("gemm_bf16_tflops", _rounded(half), "measured"),
+            ("overlap", _rounded(self.result.get("overlap")), "measured"),
             ("host_link_gb_per_s", host or _rounded(pinned), self._measured_at(pinned, like, "")),
         ]
         lines = [_line(key, value, note) for key, value, note in entries if value is not None]

@@ -54,7 +54,7 @@ def failure_drivers(content: Content) -> str:
     found, refusal = content.by_failures
     return content.html(
         "failures.html",
-        failures=failures(content.run).to_dict("records"),
+        failures=failures(content.run),
         sensitivity=found,
         refusal=refusal,
         border=content.border,

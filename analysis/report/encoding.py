@@ -15,25 +15,15 @@ _ORDERS: Mapping[str, tuple[str, ...]] = {"recompute": ("none", "selective", "fu
 
 @dataclass(frozen=True)
 class Encoded:
-    """Parameters as ordered numbers, one column per parameter that varied.
+    """Parameters as ordered numbers, one column per parameter that varied."""
 
-    Attributes:
-        values: float, one row per trial. Numbers are kept, false and true are 0 and 1, words are
-            their index in ``legend``; an inactive parameter (None) is one below the smallest.
-        inactive: bool, the same shape: where the parameter is inactive.
-        legend: parameter -> its values from low to high, as one text.
-        words: parameter -> its values as text, by code.
-        constant: parameters with a single value, and that value.
-    """
-
+    # float, one row per trial. Numbers are kept, false and true are 0 and 1, words are their index
+    # in ``legend``; an inactive parameter (None) is one below the smallest
     values: pd.DataFrame
-    inactive: pd.DataFrame
-    legend: dict[str, str]
-    words: dict[str, dict[float, str]]
-    constant: dict[str, Any]
-
-    def word(self, name: str, value: float) -> str:
-        return self.words[name][value]
+    inactive: pd.DataFrame  # bool, the same shape: where the parameter is inactive
+    legend: dict[str, str]  # parameter -> its values from low to high, as one text
+    words: dict[str, dict[float, str]]  # parameter -> its values as text, by code
+    constant: dict[str, Any]  # parameters with a single value, and that value
 
     def levels(self, name: str) -> dict[str, list[Any]]:
         """A parameter's values as text, from low to high, and each row's index ``of`` them."""

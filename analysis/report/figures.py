@@ -87,10 +87,7 @@ def _column(ended: Sequence[Trial], name: str) -> dict[str, list[Any]]:
     cells = [t.config.get(name) for t in ended]
     distinct = list(dict.fromkeys(cells))
     numbers = all(isinstance(v, bool | int | float) or v is None for v in distinct)
-    if numbers:
-        distinct.sort(key=lambda v: (v is not None, v or 0))
-    else:
-        distinct.sort(key=lambda v: (v is not None, str(v)))
+    distinct.sort(key=lambda v: (v is not None, (v or 0) if numbers else str(v)))
     place = {value: i for i, value in enumerate(distinct)}
     return {"values": [value_text(v) for v in distinct], "of": [place[v] for v in cells]}
 
@@ -137,7 +134,7 @@ def effects(found: Sensitivity, limit: int) -> list[dict[str, Any]]:
         inactive = found.encoded.inactive[name]
         shap = found.shap[:, column]
         each = [
-            [found.encoded.word(str(name), value), shap[(values == value).to_numpy()].mean()]
+            [found.encoded.words[str(name)][value], shap[(values == value).to_numpy()].mean()]
             for value in sorted(values[~inactive].unique())
         ]
         if len(each) > VALUES:

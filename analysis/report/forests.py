@@ -34,37 +34,26 @@ class NotEnough(Exception):  # noqa: N818 - nobody's error
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """SHAP values of a random forest for one target.
-
-    Attributes:
-        total: trials or configurations that the forest is fitted to.
-        encoded: parameters of the n explained ones: all, or EXPLAINED spread evenly over the
-            predictions.
-        trial: numbers of the explained trials, or rows; shape (n,).
-        shap: SHAP values, shape (n, parameters), in the target's unit; for the classifier the
-            probability of failure. ``base + shap.sum(1) == prediction``.
-        base: the forest's mean prediction.
-        prediction: shape (n,).
-        oob_score: out-of-bag R2 of the regressor, accuracy of the classifier.
-        base_rate: accuracy of the majority-class baseline; None for the regressor.
-        interval: ``low`` and ``high`` of mean |SHAP| per parameter: its value times the 5th and
-            95th percentile over refits, relative to their median. Refits are on resampled trials,
-            or on predictions with other draws of a model's constants.
-        seed: of the forests, the sample and the refits.
-        warnings: caveats about the ranking.
+    """SHAP values of a random forest for one target, which adds up: base + shap.sum(1) ==
+    prediction. The n explained trials or configurations are all, or EXPLAINED spread evenly over
+    the predictions.
     """
 
-    total: int
-    encoded: Encoded
-    trial: NDArray[np.int_]
+    total: int  # trials or configurations that the forest is fitted to
+    encoded: Encoded  # parameters of the n explained ones
+    trial: NDArray[np.int_]  # numbers of the explained trials, or rows; shape (n,)
+    # shape (n, parameters), in the target's unit; for the classifier the probability of failure
     shap: NDArray[np.float64]
-    base: float
-    prediction: NDArray[np.float64]
-    oob_score: float
-    base_rate: float | None
+    base: float  # the forest's mean prediction
+    prediction: NDArray[np.float64]  # shape (n,)
+    oob_score: float  # out-of-bag R2 of the regressor, accuracy of the classifier
+    base_rate: float | None  # accuracy of the majority-class baseline; None for the regressor
+    # ``low`` and ``high`` of mean |SHAP| per parameter: its value times the 5th and 95th percentile
+    # over refits, relative to their median. Refits are on resampled trials, or on predictions with
+    # other draws of a model's constants
     interval: pd.DataFrame
-    seed: int
-    warnings: tuple[str, ...]
+    seed: int  # of the forests, the sample and the refits
+    warnings: tuple[str, ...]  # caveats about the ranking
 
     @property
     def n(self) -> int:

@@ -28,11 +28,10 @@ def sought(run: Run) -> str:
 def figure(run: Run, listed: Collection[int]) -> dict[str, Any]:
     """Successes over the first two objectives; only ``listed`` trials are drawn.
 
-    Returns:
-        ``labels`` and ``up`` (maximized) of the objectives; ``log``: logarithmic axes of the first
-        two; ``front`` and ``rest``: ``[trial, first, second, third?]`` of each point; ``counts`` of
-        both; ``named``: labelled points of the front; ``steps``, with two objectives: (second,
-        first) of the line of the best first objective at no worse a second one.
+    ``labels`` and ``up`` (maximized) of the objectives; ``log``: logarithmic axes of the first two;
+    ``front`` and ``rest``: ``[trial, first, second, third?]`` of each point; ``counts`` of both;
+    ``named``: labelled points of the front; ``steps``, with two objectives: (second, first) of the
+    line of the best first objective at no worse a second one.
     """
     front, every = run.front(), run.comparable()
     numbers = {trial.number for trial in front}

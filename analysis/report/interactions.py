@@ -67,10 +67,9 @@ def dependence(found: Sensitivity) -> dict[str, Any]:
 def memory_border(outlook: Outlook) -> dict[str, Any] | None:
     """The border of memory: which configurations fit, and the parameters that decide it.
 
-    Returns:
-        ``parameters`` as of trials; ``fits``: probability of each row; ``share`` that likely fits;
-        ``decisive``: parameters by the share of the variance that each explains alone. None if all
-        configurations fit, none does, or no parameter is decisive.
+    ``parameters`` as of trials; ``fits``: probability of each row; ``share`` that likely fits;
+    ``decisive``: parameters by the share of the variance that each explains alone. None if all
+    configurations fit, none does, or no parameter is decisive.
     """
     fits = outlook.fits
     likely = fits >= LIKELY

@@ -15,13 +15,10 @@ import numpy as np
 from analysis.cost.groups import MissingFactError
 from analysis.cost.model import LIKELY
 from analysis.prediction.columns import unpriced_parameters
-from analysis.prediction.pricing import Pricing
 from analysis.report.encoding import encode
 from analysis.report.folding import folded, parents
 from analysis.report.forests import NUM_REFITS, NotEnough, Refit, Sensitivity, fitted
 from analysis.report.outlook import Outlook
-from analysis.run.fold import Run
-from search_spaces import Candidates
 
 SAMPLED = 2_000  # configurations that likely fit, to which the forest is fitted
 FEWEST = 8  # of them
@@ -38,23 +35,11 @@ class ModelSensitivity:
     unseen: tuple[str, ...]
 
 
-def model_sensitivity(
-    run: Run, pricing: Pricing, seed: int = 0, candidates: Candidates | None = None
-) -> ModelSensitivity:
-    """Sensitivity of the objective over a run's space, by ``pricing`` calibrated with its trials.
+def model_sensitivity(outlook: Outlook, seed: int = 0) -> ModelSensitivity:
+    """Sensitivity of the objective over a run's space; the seed is that of the forests.
 
-    Args:
-        seed: of the sampled configurations, the constants and the forests.
-        candidates: default all valid configurations.
-
-    Raises:
-        NotEnough: the model does not predict the objective, or expects too few to fit.
+    Raises NotEnough if the model expects too few configurations to fit.
     """
-    return sensitivity_of(Outlook(run, pricing, seed, candidates), seed)
-
-
-def sensitivity_of(outlook: Outlook, seed: int = 0) -> ModelSensitivity:
-    """The same from an outlook on the space; the seed is that of the forests."""
     likely = outlook.fits >= LIKELY
     indices = outlook.indices[likely][:SAMPLED]
     if len(indices) < FEWEST:

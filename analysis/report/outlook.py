@@ -40,21 +40,11 @@ class LeastKnown:
 class Outlook:
     """The calibrated model of a run, and configurations of its space.
 
-    Args:
-        run: whose trials calibrate the model.
-        pricing: of the run's space, not calibrated.
-        seed: of the configurations that are drawn, and of other draws later.
-        candidates: the configurations that there are; default all valid ones.
+    The run's trials calibrate ``pricing``; ``seed`` is that of all draws, ``candidates`` are by
+    default all valid configurations. The ``indices`` of n of them are in random order;
+    ``fits`` has their probabilities to fit, ``num_nodes`` the nodes that each needs; shape (n,).
 
-    Attributes:
-        model: calibrated.
-        observations: the trials that it has learned from.
-        indices: of the configurations, in random order.
-        fits: probability of each to fit; shape (n,).
-        num_nodes: that each needs; shape (n,).
-
-    Raises:
-        NotEnough: the model does not predict the objective.
+    Raises NotEnough if the model does not predict the objective.
     """
 
     def __init__(
@@ -96,11 +86,7 @@ class Outlook:
         Models with other constants, and another opinion on which trials were slow by chance, say
         how far it is unknown. Goals of pending trials count as known.
 
-        Args:
-            max_nodes: the widest trial that may come.
-
-        Returns:
-            None where nothing new likely runs.
+        None where nothing new on up to ``max_nodes`` likely runs.
         """
         trials = self.run.trials.values()
         tried = self.candidates.indices_of([t.config for t in trials])

@@ -31,17 +31,13 @@ _FORMER_PICTURES = (
 """Pictures that earlier versions wrote beside the page; they may be outdated."""
 
 
-def _silent(_: str) -> None:
-    pass
-
-
 def write_report(
     of: Run | Path | str,
     sections: Sequence[Section] = SECTIONS,
     validate: Callable[[Run], CrossValidation | None] = cross_validated,
     home: Path | None = None,
     folder: Path | None = None,
-    tell: Callable[[str], object] = _silent,
+    tell: Callable[[str], object] = lambda _: None,
 ) -> Path:
     """Write ``index.html`` and, in a run folder, ``best.yaml``, at any time of the search.
 
@@ -53,8 +49,7 @@ def write_report(
         folder: of the page; default ``report/`` in the run folder.
         tell: is told what is being done.
 
-    Returns:
-        Path of ``index.html``; files are replaced whole.
+    Returns the path of ``index.html``; files are replaced whole.
 
     Raises:
         RunError: ``of`` is not a run folder, or its journal is damaged.

@@ -21,14 +21,14 @@ from analysis.report import figures, tables
 from analysis.report.folding import folded, parents
 from analysis.report.forests import NotEnough, Sensitivity
 from analysis.report.interactions import dependence, memory_border
-from analysis.report.model_sensitivity import ModelSensitivity, sensitivity_of
+from analysis.report.model_sensitivity import ModelSensitivity, model_sensitivity
 from analysis.report.outlook import Outlook
 from analysis.report.sensitivity import LOW_R2, failure_sensitivity, objective_sensitivity
 from analysis.run.fold import Run
 from analysis.verdict import standard_errors
 from foundation.messages import printable
 from foundation.quantities import counted, duration, number, percent, value_text
-from search_spaces import SpaceError, load_space
+from search_spaces import SpaceError
 
 Account = tuple[Sensitivity | None, str]
 """A sensitivity, or None and the reason."""
@@ -72,7 +72,7 @@ class Content:
     def pricing(self) -> Pricing | None:
         """Prices of the run's space, not calibrated; None where there are none."""
         try:
-            return Pricing.of(load_space(self.run.folder.space_file, frozen=True))
+            return Pricing.of_run(self.run.folder)
         except SpaceError:
             return None
 
@@ -93,7 +93,7 @@ class Content:
     def by_model(self) -> ModelSensitivity | None:
         """Drivers of the objective over the space; None where the model cannot tell."""
         try:
-            return None if self.outlook is None else sensitivity_of(self.outlook)
+            return None if self.outlook is None else model_sensitivity(self.outlook)
         except NotEnough:
             return None
 
@@ -157,22 +157,14 @@ class Content:
         }
 
 
-def _always(_: Content) -> bool:
-    return True
-
-
-def _nothing(_: Content) -> Mapping[str, Any]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Section:
     title: str | Callable[[Content], str]  # its heading, or what gives it
     draw: Callable[[Content], str]  # gives its body as HTML; see ``Content.html``
-    condition: Callable[[Content], bool] = _always  # whether the page of a run has it
+    condition: Callable[[Content], bool] = lambda _: True  # whether the page of a run has it
     anchor: str = ""  # the target of links on the page
     # gives what the page's script draws its figures from, by name
-    data: Callable[[Content], Mapping[str, Any]] = _nothing
+    data: Callable[[Content], Mapping[str, Any]] = lambda _: {}
 
     def heading(self, content: Content) -> str:
         return self.title if isinstance(self.title, str) else self.title(content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from analysis.prediction.probes import lessons
 from analysis.report import figures, front, tables
 from analysis.report.drivers import (
     doubt,
@@ -156,6 +157,10 @@ def _trials(content: Content) -> str:
     return content.html("trials.html", trials=rows, left_out=len(run.trials) - len(rows))
 
 
+def _lessons(content: Content) -> list[str]:
+    return [*lessons(content.pricing)] if content.pricing else []
+
+
 def _trials_title(content: Content) -> str:
     return "Every trial" if len(content.run.trials) <= tables.LISTED else "Trials"
 
@@ -186,6 +191,11 @@ SECTIONS: tuple[Section, ...] = (
         _cost_model,
         condition=lambda content: content.validation is not None,
         data=_cost_model_data,
+    ),
+    Section(
+        "What the probes told",
+        lambda content: content.html("probes.html", lines=_lessons(content)),
+        condition=lambda content: bool(_lessons(content)),
     ),
     Section(
         "Parameters and objective",

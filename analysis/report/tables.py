@@ -56,7 +56,9 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
     key = run.objective_key
     return {
         "number": trial.number,
-        "words": _words(trial),
+        # searched by the table's filter
+        "words": f"trial {trial.number} {trial.kind or 'running'} {trial.by} "
+        + config_text(trial.config),
         "state": trial.kind or ("running" if running else "pending"),
         "early": trial.stopped_early,
         "measurements": [
@@ -81,12 +83,6 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
             if (folder / file).exists()
         ],
     }
-
-
-def _words(trial: Trial) -> str:
-    """Text that the table's filter searches."""
-    state = trial.kind or "running"
-    return f"trial {trial.number} {state} {trial.by} {config_text(trial.config)}"
 
 
 def _why(trial: Trial, key: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pandas as pd
 
@@ -39,16 +40,12 @@ def trajectory(run: Run) -> pd.DataFrame:
     ``failure_window`` completed trials (a lost node, say, does not count).
     """
     ended = in_order(run)
-    frame = pd.DataFrame(
-        {
-            "trial": pd.Series([t.number for t in ended], dtype=int),
-            "search_s": pd.Series([run.search_s(ended_t(t)) for t in ended], dtype=float),
-            "kind": pd.Series([t.kind for t in ended], dtype=object),
-            "objective": pd.Series(
-                [t.objective if succeeded(t) else math.nan for t in ended], dtype=float
-            ),
-        }
-    )
+    kinds = {"trial": int, "search_s": float, "kind": object, "objective": float}
+    rows = [
+        (t.number, run.search_s(ended_t(t)), t.kind, t.objective if succeeded(t) else math.nan)
+        for t in ended
+    ]
+    frame = pd.DataFrame(rows, columns=list(kinds)).astype(kinds)
     best = frame["objective"].cummax() if run.maximize else frame["objective"].cummin()
     frame["best"] = best.ffill()
     completed = frame["kind"].isin(COMPLETED)
@@ -58,10 +55,10 @@ def trajectory(run: Run) -> pd.DataFrame:
     return frame
 
 
-def failures(run: Run) -> pd.DataFrame:
-    """One row per kind of failure, the most frequent first.
+def failures(run: Run) -> list[dict[str, Any]]:
+    """A record of each kind of failure, the most frequent first.
 
-    Columns: ``kind``, ``trials``, ``share`` (of all ended trials), ``node_hours`` (all attempts),
+    It has ``kind``, ``trials``, ``share`` (of all ended trials), ``node_hours`` (all attempts),
     ``completed`` (the configuration made it fail), ``words`` and ``colour`` (of the kind) and
     ``example`` (the first trial's message).
     """
@@ -70,7 +67,7 @@ def failures(run: Run) -> pd.DataFrame:
     for trial in ended:
         if not trial.ok:
             by_kind.setdefault(str(trial.kind), []).append(trial)
-    rows = [
+    return [
         {
             "kind": kind,
             "trials": len(trials),
@@ -83,8 +80,6 @@ def failures(run: Run) -> pd.DataFrame:
         }
         for kind, trials in sorted(by_kind.items(), key=lambda item: (-len(item[1]), item[0]))
     ]
-    columns = ["kind", "trials", "share", "node_hours", "completed", "words", "colour", "example"]
-    return pd.DataFrame(rows, columns=columns)
 
 
 def ranked_trials(run: Run) -> list[Trial]:

@@ -42,108 +42,72 @@ def _sparse(default: Any = None, **factory: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A driver begins a session.
+    """A driver begins a session."""
 
-    Attributes:
-        space: its name.
-        seed: of the proposals.
-        nodes: of the allocation.
-        objective: ``{maximize|minimize: key}``.
-        objectives: all of them, the first included, if there are several.
-        identity: of the folder (``id``, ``path``, ``inode``); trials' names carry it.
-    """
-
-    space: str
+    space: str  # its name
     fingerprint: str
-    seed: int
+    seed: int  # of the proposals
     launcher: str
-    nodes: Sequence[str] = ()
+    nodes: Sequence[str] = ()  # of the allocation
     objective: Goal
-    objectives: Sequence[Goal] = _sparse(())
+    objectives: Sequence[Goal] = _sparse(
+        ()
+    )  # all of them, the first included, if there are several
+    # of the folder (``id``, ``path``, ``inode``); trials' names carry it
     identity: Mapping[str, str | int] = _sparse(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proposed:
-    """A configuration was chosen for a new trial.
-
-    Attributes:
-        by: what chose it.
-        why: its reason.
-        expected: objective, low, high (95 % interval), fits (probability to run), gain, left;
-            unknown ones are absent.
-    """
+    """A configuration was chosen for a new trial."""
 
     trial: Number
     config: Mapping[str, Value]
-    by: str = ""
-    why: str = ""
+    by: str = ""  # what chose it
+    why: str = ""  # its reason
+    # objective, low, high (95 % interval), fits (probability to run), gain, left, as far as known
     expected: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """An attempt at a trial is about to get its processes.
-
-    Attributes:
-        name: of the step or process group.
-        nodes: that it holds.
-        repeat: the trial has its result and is measured again.
-    """
+    """An attempt at a trial is about to get its processes."""
 
     trial: Number
     attempt: Number
-    name: str
-    nodes: Sequence[str]
-    repeat: bool = _sparse(False)
+    name: str  # of the step or process group
+    nodes: Sequence[str]  # that it holds
+    repeat: bool = _sparse(False)  # the trial has its result and is measured again
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """An attempt has ended.
-
-    Attributes:
-        kind: how it ended.
-        objective: None unless it succeeded.
-        objectives: metrics by key, if there are several objectives.
-        result: what the trainer reported; null stands for nan and infinity.
-        message: one line on the end.
-        elapsed_s: from start to end.
-        steps: seen in its log; None: not known.
-        nodes: that it held.
-        final: False: the trial will run again, or this was a repeat.
-        excused: it ended with its allocation, or nothing could be started; no retry is used up.
-        early: stopped before its last step because it was too slow.
-        saved_node_s: node-seconds saved by the stop; None unless ``early``.
-    """
+    """An attempt has ended."""
 
     trial: Number
     attempt: Number
-    kind: str
-    objective: float | None
-    objectives: Mapping[str, float] = _sparse(default_factory=dict)
-    result: Mapping[str, Any] | None = None
-    message: str
+    kind: str  # how it ended
+    objective: float | None  # None unless it succeeded
+    objectives: Mapping[str, float] = _sparse(default_factory=dict)  # metrics by key, if several
+    result: Mapping[str, Any] | None = None  # the trainer's; null stands for nan and infinity
+    message: str  # one line on the end
     stderr_tail: str = ""
-    elapsed_s: float = 0.0
-    steps: int | None = _sparse()
-    nodes: Sequence[str] = ()
-    final: bool
+    elapsed_s: float = 0.0  # from start to end
+    steps: int | None = _sparse()  # seen in its log; None: not known
+    nodes: Sequence[str] = ()  # that it held
+    final: bool  # False: the trial will run again, or this was a repeat
+    # it ended with its allocation, or nothing could be started; no retry is used up
     excused: bool = _sparse(False)
-    early: bool = _sparse(False)
-    saved_node_s: float | None = _sparse()
+    early: bool = _sparse(False)  # stopped before its last step because it was too slow
+    saved_node_s: float | None = _sparse()  # node-seconds saved by the stop; None unless ``early``
 
 
 @dataclass(frozen=True, kw_only=True)
 class Closed:
-    """The session ended by itself.
-
-    Attributes:
-        code: exit code of the driver; None if it had no process of its own.
-    """
+    """The session ended by itself."""
 
     reason: str
-    code: int | None = _sparse()
+    code: int | None = _sparse()  # exit code of the driver; None if it had no process of its own
 
 
 Event = Opened | Proposed | Started | Ended | Closed

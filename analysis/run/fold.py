@@ -117,20 +117,15 @@ class Run:
 
         A trial that was stopped early is never the best: it was slower than the best of its time.
         """
-        done = [t for t in self.trials.values() if t.ok and t.objective is not None]
-        done = [t for t in done if not t.stopped_early]
+        done = (t for t in self.trials.values() if t.ok and not t.stopped_early)
+        done = (t for t in done if t.objective is not None)
         return max(done, key=lambda t: (*self.merits(t), -t.number), default=None)
 
     def comparable(self) -> list[Trial]:
         """Successes with a finite value of every objective, by number; empty with one objective."""
-        return [
-            trial
-            for _, trial in sorted(self.trials.items())
-            if trial.ok
-            and len(self.goals) > 1
-            and not trial.stopped_early
-            and all(math.isfinite(trial.objectives.get(key, math.nan)) for key, _ in self.goals)
-        ]
+        keys = [key for key, _ in self.goals]
+        done = (t for t in self.ended if t.ok and not t.stopped_early and len(keys) > 1)
+        return [t for t in done if all(math.isfinite(t.objectives.get(k, math.nan)) for k in keys)]
 
     def objectives_text(self, trial: Trial) -> str:
         """A success's objective, or all of several: ``1,234 tokens/s, 8 nodes``."""

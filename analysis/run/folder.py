@@ -35,6 +35,10 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
+        self.space_file = self.path / "space.yaml"
+        self.journal_file = self.path / "journal.jsonl"
+        self.results_file = self.path / "results.csv"
+        self.report = self.path / "report"
 
     @classmethod
     def holding(cls, file: Path) -> RunFolder:
@@ -42,25 +46,14 @@ class RunFolder:
         return cls(file.parent.parent)
 
     @property
-    def space_file(self) -> Path:
-        return self.path / "space.yaml"
-
-    @property
-    def journal_file(self) -> Path:
-        return self.path / "journal.jsonl"
-
-    @property
-    def results_file(self) -> Path:
-        return self.path / "results.csv"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report"
-
-    @property
     def started(self) -> bool:
         """Whether there is a run in this folder."""
         return self.journal_file.exists()
+
+    @property
+    def probes(self) -> RunFolder:
+        """The run of its probes; see ``workflows.search.probing``."""
+        return RunFolder(self.path / "probes")
 
     def trial(self, number: int) -> Path:
         return self.path / "trials" / f"{number:04d}"
@@ -92,9 +85,7 @@ class RunFolder:
     def prepare(self, space: SearchSpace) -> None:
         """Make the folder, or check that the space frozen in it is the same.
 
-        Raises:
-            FingerprintError: the folder has a run of another space.
-            RunError: the folder cannot be made, or its journal cannot be read.
+        Raises FingerprintError if it has a run of another space, RunError if it cannot be made.
         """
         if self.space_file.exists():
             try:

@@ -23,17 +23,12 @@ from slurm import Clock
 class Journal:
     """Appends events and keeps the folded :class:`~analysis.run.fold.Run` up to date.
 
-    A half-written last line of a killed driver is cut: nothing had been done for it.
+    A half-written last line of a killed driver is cut: nothing had been done for it. If ``clock``,
+    seconds since the epoch that never go back, is behind the journal's last line, time continues
+    from that. Without ``sync`` a crash of the machine may lose lines.
 
-    Args:
-        directory: the run's folder; it must exist.
-        clock: seconds since the epoch, never going back; simulated clusters have their own. If it
-            is behind the journal's last line, time continues from that.
-        sync: False: lines are not synced to disk; a crash of the machine may lose some.
-
-    Raises:
-        RunBusyError: another process drives this run.
-        RunError: the journal cannot be read or written.
+    Raises RunBusyError if another process drives this run, RunError if the journal cannot be read
+    or written.
     """
 
     def __init__(

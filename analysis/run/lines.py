@@ -18,9 +18,9 @@ import shlex
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
-from foundation.files import FileError, MissingFileError, open_regular
+from foundation.files import FileError, MissingFileError, open_regular, refuse_constant
 from foundation.messages import shown
 
 VERSION = 2
@@ -80,9 +80,7 @@ def sealed(record: Mapping[str, Any], after: str) -> tuple[bytes, str]:
 def unsealed(line: bytes) -> tuple[dict[str, Any], str]:
     """The record of a line without its newline, and the line's checksum.
 
-    Raises:
-        DamagedLineError: it is not as it was written.
-        LaterVersionError: a later version wrote it.
+    Raises DamagedLineError if it is not as it was written, or LaterVersionError.
     """
     seal = _SEAL.fullmatch(line[-_SEAL_BYTES:])
     crc = checksum(line[:-_SEAL_BYTES] if seal else line)
@@ -206,8 +204,4 @@ def _sealed_end(data: bytes, begin: int) -> int | None:
     return None
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(parse_constant=refuse_constant)

@@ -34,9 +34,7 @@ class RunBusyError(RunError):
 def lock(directory: Path) -> IO[bytes]:
     """Lock a folder until the returned file is closed or the process ends.
 
-    Raises:
-        RunBusyError: another process holds it.
-        RunError: the lock file cannot be made.
+    Raises RunBusyError if another process holds it, RunError if the lock file cannot be made.
     """
     path = directory / LOCK_NAME
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from analysis.run.chain import Line
@@ -15,12 +16,12 @@ from search_spaces import load_space
 MAX_SPEC_BYTES = 16 << 20
 
 
+@dataclass(frozen=True)
 class MissingEvents:
     """Reconstructs events whose lines are missing from all intact ``lines``."""
 
-    def __init__(self, folder: RunFolder, lines: Sequence[Line]) -> None:
-        self._folder = folder
-        self._lines = lines
+    folder: RunFolder
+    lines: Sequence[Line]
 
     def before(self, run: Run, t: float, event: Event) -> Iterator[tuple[float, Event, str]]:
         """Yield the missing events that ``event`` presupposes: time, event, description.
@@ -46,13 +47,13 @@ class MissingEvents:
 
     def _opened(self) -> Opened | None:
         """The opening of another session, or one made from the run's space."""
-        for line in self._lines:
+        for line in self.lines:
             if line.record.get("event") == "opened":
                 event = _valid(line.record)
                 if isinstance(event, Opened):
                     return event
         try:
-            space = load_space(self._folder.space_file)
+            space = load_space(self.folder.space_file)
         except FileError:
             return None
         return Opened(
@@ -61,7 +62,7 @@ class MissingEvents:
 
     def _proposed(self, number: int) -> Proposed | None:
         """The proposal with the configuration in the trial's folder."""
-        file = self._folder.trial(number) / TRIAL_FILE
+        file = self.folder.trial(number) / TRIAL_FILE
         try:
             content: Any = parse_json(read_bytes(file, MAX_SPEC_BYTES), str(file))
             proposed = Proposed(trial=number, config=content["config"], why="its line was lost")

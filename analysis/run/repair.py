@@ -54,10 +54,8 @@ class Repair:
 def repair_run(directory: Path | str) -> Repair:
     """Rewrite a run's journal from its intact lines; the original is kept beside it.
 
-    Raises:
-        RunBusyError: a driver is running it.
-        RunError: there is no journal, no intact line, or a later version wrote it.
-        OSError: there is no room for the copy; the journal is as it was.
+    Raises RunBusyError if a driver is running it; RunError without a journal or an intact line, or
+    if a later version wrote it; OSError without room for the copy: the journal is as it was.
     """
     folder = RunFolder(Path(directory))
     path = folder.journal_file

@@ -12,6 +12,7 @@ from analysis.run.folder import RunFolder
 from foundation.messages import shown
 from foundation.writing import write_atomically
 
+_SCALAR = int | float | str
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 TRY_AGAIN_S = 10.0  # after a failure
 PAUSE = 20  # between two writes, in multiples of how long the last one took
@@ -52,29 +53,29 @@ class ResultsFile:
         Several objectives are ``objective_0`` and so on, as measured, and ``pareto_efficient``.
         """
         ended = run.ended
-        metrics = sorted({key for t in ended for key, v in t.result.items() if _is_scalar(v)})
+        metrics = sorted(
+            {key for t in ended for key, v in t.result.items() if isinstance(v, _SCALAR)}
+        )
         parameters = list(dict.fromkeys(name for t in ended for name in t.config))
         keys = [key for key, _ in run.goals]
         several = len(keys) > 1
         efficient = {t.number for t in run.front()}
+        columns: dict[str, list[Any]] = {
+            f"p:{name}": [t.config.get(name) for t in ended] for name in parameters
+        }
+        for i, key in enumerate(keys):
+            columns[f"objective_{i}" if several else "objective"] = [
+                (t.objectives.get(key) if several else t.objective) if t.ok else f"F_{t.kind}"
+                for t in ended
+            ]
+        columns["job_id"] = [t.number for t in ended]
+        columns["job_status"] = ["DONE" if t.ok else "FAILED" for t in ended]
+        columns |= {f"m:{key}": [_inert(t.result.get(key)) for t in ended] for key in metrics}
+        if several:
+            columns["pareto_efficient"] = [t.number in efficient for t in ended]
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(
-            [f"p:{name}" for name in parameters]
-            + ([f"objective_{i}" for i in range(len(keys))] if several else ["objective"])
-            + ["job_id", "job_status"]
-            + [f"m:{key}" for key in metrics]
-            + (["pareto_efficient"] if several else [])
-        )
-        for t in ended:
-            row = [t.config.get(name) for name in parameters]
-            if several:
-                row += [t.objectives.get(key) if t.ok else f"F_{t.kind}" for key in keys]
-            else:
-                row.append(t.objective if t.ok else f"F_{t.kind}")
-            row += [t.number, "DONE" if t.ok else "FAILED"]
-            row += [_inert(t.result.get(key)) for key in metrics]
-            writer.writerow(row + ([t.number in efficient] if several else []))
+        rows = zip(*columns.values(), strict=True)
+        csv.writer(text, lineterminator="\n").writerows([list(columns), *rows])
         write_atomically(self._file, text.getvalue())
         self.stale = False
 
@@ -82,7 +83,3 @@ class ResultsFile:
 def _inert(value: Any) -> Any:
     """Text that a spreadsheet shows and does not evaluate as a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, (int, float, str))

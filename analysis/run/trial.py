@@ -20,8 +20,28 @@ def meaning(kind: str) -> tuple[str, str]:
     return row.words, row.colour
 
 
+class _Ends:
+    """Properties of something that ends."""
+
+    kind: str | None
+
+    @property
+    def ok(self) -> bool:
+        return self.kind == "ok"
+
+    @property
+    def completed(self) -> bool:
+        """Whether its end says something about the configuration."""
+        return self.kind in COMPLETED
+
+    @property
+    def failed(self) -> bool:
+        """Whether its configuration made it fail."""
+        return self.completed and not self.ok
+
+
 @dataclass
-class Attempt:
+class Attempt(_Ends):
     """One start of a trial's processes."""
 
     number: int
@@ -46,23 +66,18 @@ class Attempt:
         return (self.ended_t or self.started_t) - self.started_t
 
     @property
-    def completed(self) -> bool:
-        """Whether its end says something about the configuration."""
-        return self.kind in COMPLETED
+    def complete(self) -> bool:
+        """Whether it succeeded and ran to its last step."""
+        return self.ok and not self.stopped_early
 
     @property
     def costs_retry(self) -> bool:
         """Whether it uses up one of the retries after a node's or a launch's failure."""
         return self.kind in BLAMELESS and not self.excused
 
-    @property
-    def failed(self) -> bool:
-        """Whether its configuration made it fail."""
-        return self.completed and self.kind != Kind.OK
-
 
 @dataclass
-class Trial:
+class Trial(_Ends):
     """One configuration, its attempts and its result."""
 
     EXPLORATION: ClassVar[str] = "exploration"  # ``by`` of trials that sharpen the sensitivity
@@ -87,23 +102,9 @@ class Trial:
         return self.kind is not None
 
     @property
-    def ok(self) -> bool:
-        return self.kind == "ok"
-
-    @property
     def explores(self) -> bool:
         """Whether it was proposed to sharpen the sensitivity, not to be the best."""
         return self.by == self.EXPLORATION
-
-    @property
-    def completed(self) -> bool:
-        """Whether its final end says something about the configuration."""
-        return self.kind in COMPLETED
-
-    @property
-    def failed(self) -> bool:
-        """Whether its configuration made it fail."""
-        return self.completed and not self.ok
 
     @property
     def positive(self) -> bool:
@@ -123,22 +124,21 @@ class Trial:
     @property
     def stopped_early(self) -> bool:
         """Whether it was stopped as too slow, and never measured to its last step."""
-        complete = [a for a in self.attempts if a.kind == "ok"]
-        return self.ok and bool(complete) and all(a.stopped_early for a in complete)
+        done = [a.stopped_early for a in self.attempts if a.ok]
+        return self.ok and bool(done) and all(done)
 
     @property
     def measured(self) -> Attempt | None:
         """The latest attempt that succeeded and ran to its last step."""
-        complete = (a for a in reversed(self.attempts) if a.kind == "ok" and not a.stopped_early)
-        return next(complete, None)
+        return next((a for a in reversed(self.attempts) if a.complete), None)
 
     @property
     def measurements(self) -> list[float]:
         """The objective of each complete measurement; at least one for a success."""
         if self.objective is None:
             return []
-        complete = [a.objective for a in self.attempts if a.kind == "ok" and not a.stopped_early]
-        return [x for x in complete if x is not None] or [self.objective]
+        found = [a.objective for a in self.attempts if a.complete and a.objective is not None]
+        return found or [self.objective]
 
     @property
     def failed_repeats(self) -> int:

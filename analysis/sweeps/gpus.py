@@ -62,15 +62,10 @@ _SPELLINGS = {
 
 
 def cluster_of(gpu: str, gpus_per_node: int | None = None) -> Cluster:
-    """The cluster for a GPU's published name.
+    """The cluster for a GPU's published name, brackets and SXM versions ignored; or of a cluster's
+    file, as ``meshtune preflight`` writes it. A resized node keeps each GPU's share of the network.
 
-    Args:
-        gpu: as the table spells it, brackets and SXM versions ignored; or a cluster's file, as
-            ``meshtune preflight`` writes it.
-        gpus_per_node: if known; a resized node keeps each GPU's share of the network.
-
-    Raises:
-        UnknownGpuError: lists the known spellings.
+    Raises UnknownGpuError, which lists the known spellings.
     """
     if gpu.endswith(".yaml"):
         return Cluster.read(Path(gpu))

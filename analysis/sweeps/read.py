@@ -6,9 +6,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from analysis.sweeps.record import (
     Keys,
@@ -26,14 +28,18 @@ from analysis.sweeps.record import (
 )
 from analysis.sweeps.vtrain import VTRAIN, read_vtrain
 from analysis.units import GIB
+from foundation.documents import plain_scalar
 from foundation.messages import listed
-from trainer.plan.jobs import RECOMPUTE, Array, Jobs, Mask, jobs
+from search_spaces import Framework
+from trainer.plan.jobs import BY_HABIT, RECOMPUTE, Array, Jobs, Mask, jobs
+from trainer.plan.sizes import Mixture
 
 SWEEP = {
     *("model", "layers", "hidden", "heads", "kv_heads", "ffn", "gated", "tied_emb", "vocab"),
     *("seq", "gpu", "n_nodes", "n_gpu", "dp", "tp", "pp", "mbs", "gas", "gbs", "zero_stage"),
     *("tok_s", "peak_mem_GB", "crashed_or_oom"),
 }
+_ALSO = {"tokens_per_second": "tok_s", "out_of_memory": "crashed_or_oom", "attn": "attention"}
 
 
 @dataclass(frozen=True)
@@ -69,14 +75,29 @@ class _Columns:
 
 
 def _jobs(columns: _Columns) -> Jobs:
-    """The jobs; sequence parallelism goes with tensor parallelism unless a column says no."""
+    """The jobs; sequence parallelism goes with tensor parallelism unless a column says no.
+
+    Further degrees, heads of another size, precision, kernels and experts are optional columns.
+    """
     frame = columns.frame
     sequence_parallel: Mask = np.ones(len(frame), dtype=bool)
     if "sequence_parallel" in frame:
         sequence_parallel = columns.flag("sequence_parallel", default=True)
-    recompute = columns.choice("recompute", _RECOMPUTE) if "recompute" in frame else 0.0
+    given: dict[str, Any] = {n: columns.count(n) for n in ("cp", "ep", "vpp") if n in frame}
+    if "sp" in frame:  # Ulysses: another way to split sequences
+        given["cp"] = given.get("cp", 1) * columns.count("sp")
+    for name, (column, words, blank) in _CHOICES.items():
+        if column in frame:
+            given[name] = columns.choice(column, words, blank)
+    if "head_dim" in frame:
+        given["attention_size"] = columns.count("heads") * columns.count("head_dim")
+    if "experts" in frame:
+        numbers = [np.nan_to_num(columns.number(name)) for name in _EXPERTS]
+        if numbers[0].any():
+            given["mixture"] = Mixture._make([*numbers, np.ones(len(frame))])
     return jobs(
         {
+            **given,
             "num_layers": columns.count("layers"),
             "hidden_size": columns.count("hidden"),
             "num_heads": columns.count("heads"),
@@ -93,13 +114,25 @@ def _jobs(columns: _Columns) -> Jobs:
             "gas": columns.count("gas"),
             "zero_stage": columns.choice("zero_stage", _ZERO_STAGES),
             "sequence_parallel": sequence_parallel & (columns.number("tp") > 1),
-            "recompute": recompute,
         }
     )
 
 
+def _habits(columns: _Columns) -> dict[str, NDArray[np.object_]]:
+    """Columns that are named as a framework's habit is, and state it; blanks state nothing."""
+    found = {}
+    for name in Framework.habits(columns.frame.columns) - {"sequence_parallel"}:
+        text = columns.frame[name].str.strip().str.lower()
+        values = [None if word == "" else plain_scalar(word) for word in text]
+        right = [value is None or Framework.is_habit(name, value) for value in values]
+        check(columns.frame, name, right, "nothing, or a value of this habit", columns.path)
+        found[name] = np.array(values, dtype=object)
+    return found
+
+
 def read_sweep(path: Path, frame: pd.DataFrame) -> Table:
     """Read the general form; the framework is nanotron unless a column says otherwise."""
+    frame = frame.rename(columns={a: b for a, b in _ALSO.items() if b not in frame})
     columns = _Columns(path, frame)
     what = _jobs(columns)
     num_gpus, nodes = columns.count("n_gpu"), columns.count("n_nodes")
@@ -109,7 +142,9 @@ def read_sweep(path: Path, frame: pd.DataFrame) -> Table:
     check(frame, "tok_s", ~(tokens_per_second <= 0), "a number above 0 in a row that ran", path)
     framework = columns.framework()
     batch, seq_length = columns.number("gbs"), columns.number("seq")
-    landscape = keys(frame["model"], frame["gpu"], nodes, seq_length, framework)
+    habits = _habits(columns)
+    also = [frame[name] for name in (*_SHARED, *sorted(habits)) if name in frame]
+    landscape = keys(frame["model"], frame["gpu"], nodes, seq_length, framework, *also)
     table = Table(
         name=path.stem,
         jobs=what,
@@ -124,6 +159,7 @@ def read_sweep(path: Path, frame: pd.DataFrame) -> Table:
         campaign=landscape,
         nodes=nodes,
         memory_measure="torch",
+        habits=habits,
     )
     reasons = contradictory(table, batch, num_gpus)
     if "consistent" in frame:
@@ -134,12 +170,28 @@ def read_sweep(path: Path, frame: pd.DataFrame) -> Table:
 _FLAGS = {"1": 1.0, "true": 1.0, "yes": 1.0, "0": 0.0, "false": 0.0, "no": 0.0}
 _ZERO_STAGES = {str(stage): float(stage) for stage in range(4)}
 _RECOMPUTE = {k: float(v) for k, v in RECOMPUTE.items()} | {"0": 0.0, "false": 0.0}
+_16_BITS = dict.fromkeys(("bf16", "fp16", "amp_bf16", "amp_fp16"), 0.0)
+_8_BITS = dict.fromkeys(("fp8", "mxfp8"), 1.0)
+_WRITTEN = dict.fromkeys(("eager", "math", "unfused"), 0.0)
+_FLASH = dict.fromkeys(("sdpa", "flash", "flash_attention_2", "fa2", "fa3", "fused"), 1.0)
+_CHOICES = {
+    "recompute": ("recompute", _RECOMPUTE, 0.0),
+    "fp8": ("precision", {**_16_BITS, "fp32": 0.0, **_8_BITS}, 0.0),
+    "element_bytes": ("precision", dict.fromkeys([*_16_BITS, *_8_BITS], 2.0) | {"fp32": 4.0}, 2.0),
+    "fused_loss": ("fused_loss", _FLAGS, 0.0),
+    "chunked_loss": ("liger", _FLAGS, 0.0),
+    "flash_attention": ("attention", {**_WRITTEN, **_FLASH}, BY_HABIT),
+}
+"""Optional choices of a job: the column, the number of each of its words, and that of a blank."""
+_SHARED = ("fused_loss", "liger", "attention")  # by a landscape's rows
+_EXPERTS = ("experts", "experts_per_token", "expert_ffn", "shared_ffn", "dense_layers")
 
 
 Format = tuple[Set[str], Callable[[Path, pd.DataFrame], Table]]
 """The columns that identify a form, and its reader."""
 TABLE_FORMATS: Mapping[str, Format] = {
     "sweep": (SWEEP, read_sweep),
+    "sweep in other words": (SWEEP - {*_ALSO.values()} | {*_ALSO} - {"attn"}, read_sweep),
     "vtrain": (VTRAIN, read_vtrain),
 }
 """Forms of tables by name; the first that fits is used."""

@@ -35,43 +35,28 @@ class TableError(FileError):
 
 @dataclass(frozen=True)
 class Table:
-    """Measured runs, one per row.
+    """Measured runs, one per row."""
 
-    Attributes:
-        name: of the file, without its ending.
-        form: name of the form of its columns.
-        jobs: what was run.
-        clusters: their facts, by key.
-        cluster: each row's key in ``clusters``.
-        step_time_s: nan if the run failed or its time is unknown.
-        peak_bytes: of the fullest GPU; nan if unknown.
-        failed: the run did not train, for any reason.
-        model: rows with the same key have the same layers and hidden size.
-        landscape: rows with the same key differ only in the configuration, so a search chooses
-            among them.
-        campaign: rows with the same key were measured together, with the same software.
-        memory_measure: source of ``peak_bytes``: ``torch`` (allocated by torch's allocator) or
-            ``nvidia-smi`` (all of the device's used memory).
-        left_out: excluded rows, counted by reason.
-        notes: assumptions where the publication is silent.
-    """
-
-    name: str
-    jobs: Jobs
-    clusters: Mapping[str, Cluster]
-    cluster: Keys
+    name: str  # of the file, without its ending
+    jobs: Jobs  # what was run
+    clusters: Mapping[str, Cluster]  # their facts, by key
+    cluster: Keys  # each row's key in ``clusters``
     framework: Keys
-    step_time_s: Array
-    peak_bytes: Array
-    failed: Mask
-    model: Keys
-    landscape: Keys
-    campaign: Keys
+    step_time_s: Array  # nan if the run failed or its time is unknown
+    peak_bytes: Array  # of the fullest GPU; nan if unknown
+    failed: Mask  # the run did not train, for any reason
+    model: Keys  # rows with the same key have the same layers and hidden size
+    landscape: Keys  # likewise differ only in the configuration, so a search chooses among them
+    campaign: Keys  # likewise were measured together, with the same software
     nodes: Array
+    # source of ``peak_bytes``: ``torch`` (allocated by torch's allocator) or ``nvidia-smi`` (all of
+    # the device's used memory)
     memory_measure: str = ""
-    form: str = ""
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    form: str = ""  # name of the form of its columns
+    # stated habits of the framework by name, None where a row states none
+    habits: Mapping[str, NDArray[np.object_]] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)  # excluded rows by reason
+    notes: tuple[str, ...] = ()  # assumptions where the publication is silent
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -79,7 +64,8 @@ class Table:
     def __getitem__(self, rows: Any) -> Table:
         """The rows that a mask, a slice or an array of indices selects."""
         columns = ("step_time_s", "peak_bytes", "failed", "nodes", *KEYS, "jobs")
-        return replace(self, **{name: getattr(self, name)[rows] for name in columns})
+        habits = {name: column[rows] for name, column in self.habits.items()}
+        return replace(self, habits=habits, **{n: getattr(self, n)[rows] for n in columns})
 
     def machine(self) -> Cluster:
         """The first row's cluster; its node is cut to the largest run if that fills none."""
@@ -182,7 +168,7 @@ def contradictory(table: Table, global_batch: Array, world_size: Array) -> dict[
     """Rows whose degrees do not multiply to their own number of GPUs or global batch."""
     j = table.jobs
     return {
-        "dp * tp * pp is not the number of GPUs": j.layout.axes.world_size != world_size,
+        "dp * tp * pp * cp is not the number of GPUs": j.layout.axes.world_size != world_size,
         "mbs * gas * dp is not the global batch": j.global_batch != global_batch,
     }
 

@@ -55,7 +55,7 @@ def read_vtrain(path: Path, frame: pd.DataFrame) -> Table:
         jobs=gpts,
         clusters={home.name: home},
         cluster=np.full(len(gpts), home.name),
-        framework=np.full(len(gpts), "megatron-deepspeed"),
+        framework=np.full(len(gpts), "megatron-deepspeed-2022"),
         step_time_s=times_ms / 1e3,
         peak_bytes=np.full(len(gpts), np.nan),
         failed=np.zeros(len(gpts), dtype=bool),

@@ -102,7 +102,7 @@ GOALS = (
          _vtrain(False), LEFT_OUT, lambda s: [at_most(s.time_error, 0.08)]),
     Goal("BLOOM, rows of the fp16 optimizer: memory", "<= 7 %", "36 % (llm-analysis)",
          _kind("bloom"), LEFT_OUT, lambda s: [at_most(s.memory_error, 0.07)],
-         framework="megatron-deepspeed"),
+         framework="megatron-deepspeed-2022"),
     Goal("BLOOM after 8 calibration rows: time", "<= 5 %", "", _kind("bloom"), CALIBRATED,
          lambda s: [at_most(s.time_error, 0.05)]),
     Goal("Sweep: out of memory, right / runnable, wrongly pruned", ">= 95 % / <= 1 %",

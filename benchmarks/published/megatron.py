@@ -49,7 +49,7 @@ def zero3(path: Path, frame: pd.DataFrame) -> Table:
         path,
         j,
         Cluster.named("dgx_a100"),
-        np.where(stage == 3, "megatron-deepspeed", "megatron-lm-v3"),
+        np.where(stage == 3, "megatron-deepspeed-2022", "megatron-lm-v3"),
         step_time_s=gpt_flops(j)
         / (number_column(frame, "tflops_per_gpu") * 1e12 * j.layout.world_size),
         notes=("micro-batches of the pipelined rows are not stated: 1, and no interleaving",),

@@ -36,6 +36,7 @@ from analysis import (
     objective_sensitivity,
 )
 from analysis.report.model_sensitivity import ModelSensitivity, model_sensitivity
+from analysis.report.outlook import Outlook
 from analysis.run.frame import frame_of
 from benchmarks.printing import machine
 from benchmarks.published.read import read_table
@@ -208,7 +209,7 @@ def searched(
     pricing = Pricing(landscape.space)
     pricing.learn_from(model)
     only = Candidates(landscape.space, only=landscape.configs)
-    return model_sensitivity(run, pricing, seed, only), run
+    return model_sensitivity(Outlook(run, pricing, seed, only), seed), run
 
 
 def print_agreement(account: ModelSensitivity, true: pd.Series[float]) -> None:

@@ -18,6 +18,7 @@ from scipy.stats import spearmanr
 
 from analysis import NotEnough, Pricing, objective_sensitivity
 from analysis.report.model_sensitivity import model_sensitivity
+from analysis.report.outlook import Outlook
 from analysis.run.frame import frame_of
 from benchmarks.printing import machine
 from benchmarks.search.figure9 import HOUR_S, TABLE_4, simulate
@@ -44,7 +45,7 @@ def accounts(seed: int) -> Mapping[str, pd.Series[float]]:
             score = f"{account.total}, out-of-bag R² {account.oob_score:.2f}"
             found[f"{policy}: {trials} ({score})"] = account.mean_abs
         if policy == "deephyper":
-            likely = model_sensitivity(run, pricing, seed).found.mean_abs
+            likely = model_sensitivity(Outlook(run, pricing, seed), seed).found.mean_abs
             found["deephyper: cost model over what likely fits"] = likely
     return found
 

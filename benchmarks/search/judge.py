@@ -46,6 +46,7 @@ class ToTheEnd(Policy):
 
     inner: Policy
     landscape: Landscape
+    least: int = 0  # trials in any case
     ended_after: int | None = None
 
     def propose(self, run: Run, max_nodes: int) -> Proposal | None:
@@ -56,7 +57,8 @@ class ToTheEnd(Policy):
         if self.ended_after is None and budget.not_worth_it(proposal.expected, run):
             self.ended_after = len(run.trials)
         good = any(self.landscape.share(t.config) >= 1 - NEAR for t in run.trials.values())
-        return None if good and self.ended_after is not None else proposal
+        enough = good and len(run.trials) >= self.least and self.ended_after is not None
+        return None if enough else proposal
 
 
 @dataclass(frozen=True)

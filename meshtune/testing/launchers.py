@@ -54,22 +54,17 @@ SLEEP = "\ntime.sleep(600)\n"
 class Running:
     """A trial that a launcher runs in a thread, as under the driver."""
 
-    def __init__(
-        self, launcher: Launcher, spec: TrialSpec, lease: Lease, stop_rule: StopRule | None = None
-    ) -> None:
+    def __init__(self, launcher: Launcher, spec: TrialSpec, *start: Any, stopped: bool) -> None:
+        self.name, self.ended = spec.name, False
         self.stop = threading.Event()
+        if stopped:
+            self.stop.set()
         self._launcher = launcher
         self._inbox: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
-        self._start = (spec, lease, stop_rule)
-        self.name = spec.name
-        self.ended = False
-
-    def start(self) -> Running:
-        threading.Thread(target=self._run, daemon=True).start()
-        return self
+        threading.Thread(target=self._run, args=(spec, *start), daemon=True).start()
 
     def outcome(self) -> Outcome:
-        """Wait for its end, in the launcher's own time; returns the outcome."""
+        """The outcome, once it has ended, in the launcher's own time."""
         ended = self._launcher.clock.receive(self._inbox, DEADLINE_S, 1)
         assert ended is not None, f"run() did not return within {DEADLINE_S:g} s"
         if isinstance(ended, BaseException):
@@ -77,8 +72,7 @@ class Running:
         self.ended = True
         return ended
 
-    def _run(self) -> None:
-        spec, lease, stop_rule = self._start
+    def _run(self, spec: TrialSpec, lease: Lease, stop_rule: StopRule | None) -> None:
         try:
             self._inbox.put(self._launcher.run(spec, lease, self.stop, stop_rule))
         except BaseException as error:
@@ -100,8 +94,9 @@ class LauncherContract:
 
     @pytest.fixture
     def trial(self, launcher: Launcher, shared_folder: Path) -> Iterator[MakeTrial]:
-        """Makes trials of Python code; running ones are ended afterwards."""
+        """Makes trials of Python code for :meth:`start`; running ones are ended afterwards."""
         made: list[str] = []
+        self.tested = launcher
         self.running: list[Running] = []
         numbers = itertools.count(1)
 
@@ -129,15 +124,21 @@ class LauncherContract:
 
     def start(
         self,
-        launcher: Launcher,
         spec: TrialSpec,
         stop_rule: StopRule | None = None,
         first_node: int = 0,
+        *,
+        stopped: bool = False,
     ) -> Running:
-        """Run a trial in a thread, on nodes from ``first_node`` on."""
-        nodes = tuple(launcher.nodes()[first_node : first_node + spec.num_nodes])
-        self.running.append(Running(launcher, spec, Lease(spec.name, nodes), stop_rule))
-        return self.running[-1].start()
+        """Run a trial in a thread, on nodes from ``first_node`` on; or one ``stopped`` before."""
+        nodes = tuple(self.tested.nodes()[first_node : first_node + spec.num_nodes])
+        lease = Lease(spec.name, nodes)
+        self.running.append(Running(self.tested, spec, lease, stop_rule, stopped=stopped))
+        return self.running[-1]
+
+    def outcome(self, spec: TrialSpec, stop_rule: StopRule | None = None) -> Outcome:
+        """Run a trial to its end."""
+        return self.start(spec, stop_rule).outcome()
 
     def test_its_nodes_are_a_list_without_repeats_that_stays(self, launcher: Launcher) -> None:
         nodes = list(launcher.nodes())
@@ -161,13 +162,9 @@ class LauncherContract:
         assert launcher.command(spec, lease) == command
         assert not list(spec.directory.iterdir())
 
-    def test_a_trial_that_is_stopped_before_it_starts_is_cancelled(
-        self, launcher: Launcher, trial: MakeTrial
-    ) -> None:
-        spec = trial(SLEEP, grace_s=0.0)
-        running = Running(launcher, spec, Lease(spec.name, tuple(launcher.nodes()[:1])))
-        running.stop.set()
-        assert running.start().outcome().kind is Kind.CANCELLED
+    def test_a_trial_that_is_stopped_before_it_starts_is_cancelled(self, trial: MakeTrial) -> None:
+        running = self.start(trial(SLEEP, grace_s=0.0), stopped=True)
+        assert running.outcome().kind is Kind.CANCELLED
 
     def test_settling_what_never_ran_returns(self, launcher: Launcher) -> None:
         launcher.settle([])

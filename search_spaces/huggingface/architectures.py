@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field, RootModel
 
-from foundation.documents import as_written, read_document
+from foundation.documents import read_document
 from foundation.records import Record
 from search_spaces.errors import SpaceError
 from search_spaces.huggingface.keys import Keys
@@ -58,8 +58,7 @@ class Architecture(Record):
     def shape(self, keys: Keys) -> Shape:
         """The model that a file's keys describe; raises SpaceError where it has no record."""
         shape = {**_sizes(keys), **FAMILIES[self.family]}
-        if self.positions:
-            shape["positions"] = self.positions
+        shape["positions"] = self.positions or shape["positions"]
         if self.biases:
             shape["linear_bias"] = all(keys.flag(name) for name in self.biases)
         if self.windows != "none":
@@ -122,10 +121,7 @@ def _windows(keys: Keys, which: str, layers: int) -> Shape:
 def _sparse_layers(keys: Keys, shape: Shape) -> Shape:
     """Qwen 3 MoE: some layers are dense, namely listed ones, or all but every n-th."""
     every = keys.count("decoder_sparse_step")
-    named = keys.given("mlp_only_layers") or []
-    if not isinstance(named, list):
-        found = f"found {as_written(named)}"
-        raise keys.error("mlp_only_layers", f"{found}, accepted a list of layers")
+    named = keys.items("mlp_only_layers", "layers")
     mixed = [i for i in range(shape["num_layers"]) if (i + 1) % every == 0 and i not in named]
     return {"dense_layers": shape["num_layers"] - len(mixed)}
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from foundation.documents import Document, as_written
 
+T = TypeVar("T")
 MOST = 10_000_000  # bound on most sizes
 _ROPE = ("rope_parameters", "rope_scaling")  # since version 5 of transformers, and before
 
@@ -48,29 +51,29 @@ class Keys:
 
     def some(self, key: str, least: int = 1, most: int = MOST) -> int | None:
         """A whole number, or None."""
-        value = self.given(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            accepted = f"accepted a whole number from {least:,} to {most:,}"
-            raise self.error(key, f"found {as_written(value)}, {accepted}")
-        return value
+        accepted = f"a whole number from {least:,} to {most:,}"
+        whole = TypeAdapter[int](Annotated[int, Field(ge=least, le=most)])
+        return self._typed(key, whole, accepted)
 
     def flag(self, key: str) -> bool:
         """A boolean; false where the key is missing."""
-        value = self.given(key)
-        if value is not None and not isinstance(value, bool):
-            raise self.error(key, f"found {as_written(value)}, accepted true or false")
-        return bool(value)
+        return bool(self._typed(key, TypeAdapter(bool), "true or false"))
 
     def words(self, key: str) -> list[str] | None:
         """A list of texts, or None."""
+        return self._typed(key, TypeAdapter(list[str]), "a list of texts")
+
+    def items(self, key: str, of: str) -> list[Any]:
+        """A list, whatever is in it; empty where the key is missing."""
+        return self._typed(key, TypeAdapter(list[Any]), f"a list of {of}") or []
+
+    def _typed(self, key: str, kind: TypeAdapter[T], accepted: str) -> T | None:
         value = self.given(key)
-        if value is None:
-            return None
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise self.error(key, f"found {as_written(value)}, accepted a list of texts")
-        return value
+        try:
+            return None if value is None else kind.validate_python(value, strict=True)
+        except ValidationError:
+            found = f"found {as_written(value)}"
+            raise self.error(key, f"{found}, accepted {accepted}") from None
 
     def rope(self, key: str) -> Any:
         """A key of rotary positions, at the place where this version of the file has it."""

@@ -7,14 +7,17 @@ options. The others are of frameworks and logs that meshtune knows and does not 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import inf
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from foundation.records import Record
+from foundation.records import Described, Named
 from foundation.values import Identifier, Scalar, VariableName
-from search_spaces.frameworks import Habits
+from search_spaces.frameworks import Framework, RecordedHabits
 from search_spaces.language.log_schema import FormatName, LogRecord
 from search_spaces.shipped import known_trainers, read_named
 
@@ -24,31 +27,23 @@ else:
     FrameworkName = Literal[known_trainers("habits")]
 
 
-class Setting(Record):
+class Setting(Described):
     """Options that a trainer gets for one parameter or fact; values are templates (``{tp}``)."""
 
     when: str | None = Field(default=None, description="an expression; default always")
-    unless: list[str] = Field(
-        default=[],
-        description="options or paths, or what these begin with, of which the user's own arguments "
-        "or file may have one instead",
-    )
-    given: list[str] = Field(
-        default=[],
-        description="likewise, of which they must have one: another version's, say",
-    )
-    arguments: dict[str, Any] = Field(
-        default={}, description="option: value; true is a flag, a list several values"
-    )
-    words: list[str] = Field(
-        default=[], description="arguments that are no options, and the last ones"
-    )
+    unless: list[str] = Field(default=[])
+    """options or paths, or what these begin with, of which the user's own arguments or file may
+    have one instead"""
+    given: list[str] = Field(default=[])
+    """likewise, of which they must have one: another version's, say"""
+    arguments: dict[str, Any] = Field(default={})
+    """option: value; true is a flag, a list several values"""
+    words: list[str] = Field(default=[])
+    """arguments that are no options, and the last ones"""
     file: dict[str, Any] = Field(default={}, description="dotted path: value")
     environment: dict[VariableName, str] = Field(default={}, description="variable: value")
-    same: dict[str, Scalar] = Field(
-        default={},
-        description="other options that state the same, as earlier versions have them; read only",
-    )
+    same: dict[str, Scalar] = Field(default={})
+    """other options that state the same, as earlier versions have them; read only"""
 
     @model_validator(mode="after")
     def _unconditional(self) -> Setting:
@@ -57,51 +52,41 @@ class Setting(Record):
         return self
 
 
-class ModelKey(Record):
+class ModelKey(Described):
     """A trainer's key for one field of the model's record."""
 
-    key: str = Field(
-        default="", description="an option, or a dotted path of the file; none: always the default"
-    )
-    values: dict[str, Scalar] = Field(
-        default={}, description="the record's value: the trainer's; others are the same in both"
-    )
-    text: str | dict[str, str] | None = Field(
-        default=None,
-        description="the trainer's value where 'values' has none: a template of the record's "
-        "fields, or expression: template; without {this field} in it, it is written and not read",
-    )
-    default: Scalar | dict[str, Scalar] | None = Field(
-        default=None,
-        description="the record's value where the key is missing; expression: value, where it "
-        "depends on other fields",
-    )
+    key: str = ""
+    """an option, or a dotted path of the file; none: always the default"""
+    values: dict[str, Scalar] = Field(default={})
+    """the record's value: the trainer's; others are the same in both"""
+    text: str | dict[str, str] | None = None
+    """the trainer's value where 'values' has none: a template of the record's fields, or
+    expression: template; without {this field} in it, it is written and not read"""
+    default: Scalar | dict[str, Scalar] | None = None
+    """the record's value where the key is missing; expression: value, where it depends on other
+    fields"""
     also: dict[str, Any] = Field(default={}, description="options that are written beside it")
-    implied: dict[str, dict[str, Scalar]] = Field(
-        default={},
-        description="another option, and the record's value by that option's; '*' is any other",
-    )
+    implied: dict[str, dict[str, Scalar]] = Field(default={})
+    """another option, and the record's value by that option's; '*' is any other"""
 
 
-class BatchProduct(Record):
+class BatchProduct(Described):
     """Options whose product is the global batch, where no option states it."""
 
-    of: list[str] = Field(
-        min_length=1, description="options or paths; only the first one has to be stated"
-    )
+    of: list[str] = Field(min_length=1)
+    """options or paths; only the first one has to be stated"""
     times: Literal["replicas", "ranks"] | None = None
 
 
-class ModelNames(Record):
+class ModelNames(Described):
     """Models that a trainer knows by name."""
 
     keys: list[str] = Field(min_length=1, description="options or paths that name one")
-    names: dict[str, str] = Field(
-        description="the keys' values, with a space between: the record; '' if the sizes count"
-    )
+    names: dict[str, str]
+    """the keys' values, with a space between: the record; '' if the sizes count"""
 
 
-class WrittenFile(Record):
+class WrittenFile(Described):
     """The trainer's configuration file; the user's own, ``trainer.config``, is its base.
 
     It is written unless it is empty.
@@ -110,16 +95,39 @@ class WrittenFile(Record):
     name: str = Field(description="in the trial's folder; its suffix is its format")
     arguments: list[str] = Field(default=[], description="that name it on the command line")
     required: bool = Field(default=False, description="nothing runs without the user's own")
-    underscores: bool = Field(
-        default=False, description="keys of the user's own may have dashes for underscores"
-    )
-    options: bool = Field(
-        default=False,
-        description="its dotted paths are options as well, which count for more than it does",
-    )
-    defaults: bool = Field(
-        default=False, description="what it says of the model is a default, and contradicts nothing"
-    )
+    underscores: bool = False
+    """keys of the user's own may have dashes for underscores"""
+    options: bool = False
+    """its dotted paths are options as well, which count for more than it does"""
+    defaults: bool = False
+    """what it says of the model is a default, and contradicts nothing"""
+
+
+class HabitRule(Described):
+    """Options that state a habit."""
+
+    key: str | list[str]
+    """option, dotted path or variable; of several, the mean of their numbers"""
+    values: dict[str, Any] = Field(default={})
+    """the habit by the option's value; none: the number itself"""
+    default: Any = None
+    """the habit without the option, if it is so in every version"""
+    given: list[str] = Field(default=[])
+    """options of which there must be one"""
+
+    def value(self, stated: Mapping[str, Any], absent: bool) -> Any:
+        """The habit that stated options mean, or their absence; None where that says nothing."""
+        keys = [self.key] if isinstance(self.key, str) else self.key
+        lacking = stated.keys().isdisjoint
+        if (self.given and lacking(self.given)) or (lacking(keys) and not absent):
+            return None
+        found = [self._meaning(stated[key]) if key in stated else self.default for key in keys]
+        return fmean(found) if len(found) > 1 and None not in found else found[0]
+
+    def _meaning(self, value: Any) -> Any:
+        if not self.values:
+            return value if type(value) in (int, float) and 0 <= value < inf else None
+        return self.values.get(str(value).lower() if isinstance(value, bool) else str(value))
 
 
 def _key(value: Any) -> Any:
@@ -130,28 +138,36 @@ def _settings(value: Any) -> Any:
     return [value] if isinstance(value, dict) else value
 
 
+_Rules = Annotated[list[HabitRule], BeforeValidator(_settings)]
 _Settings = Annotated[list[Setting], BeforeValidator(_settings)]
 
 
-def _log(value: Any) -> str:
-    return "<name>" if isinstance(value, str) else "<patterns>"
-
-
-class KnownTrainer(Record):
+class KnownTrainer(Described):
     """A trainer whose habits or whose log meshtune knows."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)
     source: str = Field(description="files that this record is from, and their versions")
-    log: (
-        Annotated[
-            Annotated[FormatName, Tag("<name>")] | Annotated[LogRecord, Tag("<patterns>")],
-            Discriminator(_log),
-        ]
-        | None
-    ) = Field(default=None, description="patterns of its log, or the known trainer that logs alike")
-    habits: Habits | None = Field(
-        default=None, description="what it keeps in memory, and how it communicates"
-    )
+    log: Named[FormatName, LogRecord] | None = None
+    """patterns of its log, or the known trainer that logs alike"""
+    habits: RecordedHabits | None = None
+    """what it keeps in memory, and how it communicates"""
+    stated: dict[str, _Rules] = Field(default={})
+    """habit: options that state it; the first that does so counts"""
+
+    @field_validator("stated")
+    @classmethod
+    def _of_habits(cls, stated: dict[str, list[HabitRule]]) -> dict[str, list[HabitRule]]:
+        for name, rules in stated.items():
+            for value in (v for rule in rules for v in (rule.default, *rule.values.values())):
+                if value is not None and not Framework.is_habit(name, value):
+                    raise ValueError(f"{name}: {value!r} is no value of a habit of that name")
+        return stated
+
+    def stated_habits(self, options: Mapping[str, Any], absent: bool) -> dict[str, Any]:
+        """Habits that options state, by name; ``absent``: so do the defaults of missing ones."""
+        each = {n: [rule.value(options, absent) for rule in r] for n, r in self.stated.items()}
+        known = {name: [v for v in values if v is not None] for name, values in each.items()}
+        return {name: values[0] for name, values in known.items() if values}
 
 
 class AdapterFile(KnownTrainer):
@@ -167,53 +183,36 @@ class AdapterFile(KnownTrainer):
         return read_named(cls, "adapter", name, folder)
 
     framework: FrameworkName = Field(description="whose habits the cost model assumes")
-    frameworks: dict[str, FrameworkName] = Field(
-        default={},
-        description="option, path or variable: whose habits instead, where the user states it",
-    )
-    command: list[str] = Field(
-        min_length=1, description="argv before the options; {entry} is the user's script"
-    )
+    frameworks: dict[str, FrameworkName] = Field(default={})
+    """option, path or variable: whose habits instead, where the user states it"""
+    command: list[str] = Field(min_length=1)
+    """argv before the options; {entry} is the user's script"""
     entry: str = Field(default="", description="the script, where the space names none")
-    options: Literal["--key value", "--key=value", "key=value"] = Field(
-        default="--key value", description="how an option is written"
-    )
+    options: Literal["--key value", "--key=value", "key=value"] = "--key value"
+    """how an option is written"""
     file: WrittenFile | None = None
-    settings: dict[Identifier, _Settings] = Field(
-        default={}, description="parameter or fact: options that the trainer gets for it"
-    )
+    settings: dict[Identifier, _Settings] = Field(default={})
+    """parameter or fact: options that the trainer gets for it"""
     always: list[Setting] = Field(default=[], description="options of every trial: steps, logging")
-    dropped: list[str] = Field(
-        default=[],
-        description="the user's options that trials do without: checkpoints and the like",
-    )
-    constraints: dict[Identifier, list[str]] = Field(
-        default={},
-        description="parameter: the trainer's constraints on it; those with names that the space "
-        "lacks are left out",
-    )
-    absent: dict[Identifier, str] = Field(
-        default={},
-        description="parameter: an expression that stands for it in constraints and conditions "
-        "where the space has none",
-    )
-    conditions: dict[Identifier, str] = Field(
-        default={}, description="parameter: where it has an effect"
-    )
-    model: dict[Identifier, Annotated[ModelKey, BeforeValidator(_key)]] = Field(
-        default={}, description="field of the model's record: the trainer's key"
-    )
+    dropped: list[str] = Field(default=[])
+    """the user's options that trials do without: checkpoints and the like"""
+    constraints: dict[Identifier, list[str]] = Field(default={})
+    """parameter: the trainer's constraints on it; those with names that the space lacks are left
+    out"""
+    absent: dict[Identifier, str] = Field(default={})
+    """parameter: an expression that stands for it in constraints and conditions where the space has
+    none"""
+    conditions: dict[Identifier, str] = Field(default={})
+    """parameter: where it has an effect"""
+    model: dict[Identifier, Annotated[ModelKey, BeforeValidator(_key)]] = Field(default={})
+    """field of the model's record: the trainer's key"""
     model_in: Literal["arguments", "file"] = "arguments"
     models: ModelNames | None = None
-    sequence_length: list[str] = Field(
-        default=[],
-        description="options for the sequence length that scripts often have; read only",
-    )
+    sequence_length: list[str] = Field(default=[])
+    """options for the sequence length that scripts often have; read only"""
     batch: BatchProduct | None = None
-    together: list[list[str]] = Field(
-        default=[],
-        description="options of which none is of use without the others that are stated",
-    )
+    together: list[list[str]] = Field(default=[])
+    """options of which none is of use without the others that are stated"""
 
     @model_validator(mode="after")
     def _has_its_file(self) -> AdapterFile:

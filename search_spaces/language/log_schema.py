@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from foundation.records import Record
+from foundation.records import Described, Named, OneOrSeveral, inline
 from search_spaces.errors import SpaceError
 from search_spaces.shipped import known_trainers
 from slurm.logs.patterns import PAUSES, REDUCTIONS, LogFormat, Pattern
@@ -28,75 +28,53 @@ _PLACEHOLDERS = {
 }
 
 
-class PatternSpec(Record):
+class PatternSpec(Described):
     """Finds one metric in the lines of a log."""
 
-    regex: str = Field(
-        description="the number is its group 'value', or else its first one; 'step' is the step's"
-    )
-    unit: str | None = Field(
-        default=None,
-        description="of the number, as ms, GiB or K tokens/s; default what the log says beside it, "
-        "or else the key's own; '' is always the key's own",
-    )
+    regex: str
+    """the number is its group 'value', or else its first one; 'step' is the step's"""
+    unit: str | None = None
+    """of the number, as ms, GiB or K tokens/s; default what the log says beside it, or else the
+    key's own; '' is always the key's own"""
     scale: float = Field(default=1.0, description="by which the number is multiplied")
     reduce: Literal[REDUCTION_NAMES] = Field(  # type: ignore[valid-type]
         default="median", description="how the steps' numbers become one"
     )
-    skip: int | None = Field(
-        default=None, ge=0, description="first matches that do not count; default warmup_steps"
-    )
-    since_start: bool = Field(
-        default=False, description="numbers count from the run's start: a step's is what was added"
-    )
-    unless: str | None = Field(
-        default=None, description="a metric beside which this pattern is left out"
-    )
+    skip: int | None = Field(default=None, ge=0)
+    """first matches that do not count; default warmup_steps"""
+    since_start: bool = False
+    """numbers count from the run's start: a step's is what was added"""
+    unless: str | None = None
+    """a metric beside which this pattern is left out"""
 
 
-class LikePattern(Record):
+class LikePattern(Described):
     """The patterns that another known trainer's log has for the same metric."""
 
     like: FormatName
 
 
 def _form(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return "<several>"
-    if isinstance(value, LikePattern) or (isinstance(value, dict) and "like" in value):
-        return "<like>"
-    return "<record>" if isinstance(value, (dict, BaseModel)) else "<regex>"
+    shared = isinstance(value, LikePattern) or (isinstance(value, dict) and "like" in value)
+    return "<like>" if shared else inline(value)
 
 
-_OnePattern = Annotated[
-    Annotated[str, Tag("<regex>")] | Annotated[PatternSpec, Tag("<record>")],
-    Discriminator(_form),
-]
-PatternsSpec = Annotated[
-    Annotated[str, Tag("<regex>")]
-    | Annotated[PatternSpec, Tag("<record>")]
-    | Annotated[list[_OnePattern], Field(min_length=1), Tag("<several>")],
-    Discriminator(_form),
+PatternsSpec = OneOrSeveral[
+    Named[str, PatternSpec], Annotated[list[Named[str, PatternSpec]], Field(min_length=1)]
 ]
 
 
-class ResultPatterns(Record):
+class ResultPatterns(Described):
     """Patterns for the logs of a trainer that writes no result."""
 
-    format: str | None = Field(
-        default=None, description="of a well-known trainer's log: megatron-lm, torchtitan ..."
-    )
-    patterns: dict[str, PatternsSpec] = Field(
-        default={},
-        description="result key: regular expression with the number in a group, a record, or a "
-        "list of them of which the first that is found counts; of the steps after the warm-up "
-        "the median is taken",
-    )
-    pauses: str | None = Field(
-        default=None,
-        description="regular expression of lines after which a step's time does not count, as "
-        "after a checkpoint",
-    )
+    format: str | None = None
+    """of a well-known trainer's log: megatron-lm, torchtitan ..."""
+    patterns: dict[str, PatternsSpec] = Field(default={})
+    """result key: regular expression with the number in a group, a record, or a list of them of
+    which the first that is found counts; of the steps after the warm-up the median is taken"""
+    pauses: str | None = None
+    """regular expression of lines after which a step's time does not count, as after a
+    checkpoint"""
 
     @model_validator(mode="after")
     def _some(self) -> ResultPatterns:
@@ -119,14 +97,14 @@ class ResultPatterns(Record):
 
 
 _RecordPattern = Annotated[
-    Annotated[str, Tag("<regex>")]
-    | Annotated[PatternSpec, Tag("<record>")]
+    Annotated[str, Tag("<name>")]
+    | Annotated[PatternSpec, Tag("<inline>")]
     | Annotated[LikePattern, Tag("<like>")],
     Discriminator(_form),
 ]
 
 
-class LogRecord(Record):
+class LogRecord(Described):
     """The log of a known trainer.
 
     In a regular expression ``{number}``, ``{decimal}`` and ``{rate}`` find a number, and ``{step}``
@@ -137,10 +115,8 @@ class LogRecord(Record):
 
     step: str = Field(default="", description="regular expression for which {step} stands")
     patterns: dict[str, list[_RecordPattern]] = Field(description="result key: patterns")
-    pauses: str = Field(
-        default="{pauses}",
-        description="lines after which a step's time does not count; {pauses}: the usual ones",
-    )
+    pauses: str = "{pauses}"
+    """lines after which a step's time does not count; {pauses}: the usual ones"""
 
     def resolved(self, formats: Mapping[str, LogFormat]) -> ResultPatterns:
         """The same patterns as a space states them.

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from foundation.records import Described
 from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import Latent, Mixture, model_weights, table_weights
 
@@ -25,40 +26,29 @@ _TOGETHER = {
 }
 
 
-class ModelShape(ModelConfig):
+class ModelShape(ModelConfig, Described):
     """Shape of a decoder-only transformer, under the names that public configurations use."""
 
-    head_size: Count | None = Field(
-        default=None, description="channels of a head; default hidden_size / num_heads"
-    )
-    windowed_layers: Some = Field(
-        default=0, description="layers whose tokens attend to the last window_size tokens only"
-    )
+    head_size: Count | None = None
+    """channels of a head; default hidden_size / num_heads"""
+    windowed_layers: Some = 0
+    """layers whose tokens attend to the last window_size tokens only"""
     window_size: Count | None = None
-    num_experts: Some = Field(
-        default=0, description="of a layer, in place of its feed-forward part; 0: a dense model"
-    )
+    num_experts: Some = 0
+    """of a layer, in place of its feed-forward part; 0: a dense model"""
     experts_per_token: Count | None = Field(default=None, description="that the router chooses")
     expert_ffn_hidden_size: Count | None = Field(default=None, description="of one expert")
-    shared_ffn_hidden_size: Some = Field(
-        default=0, description="of the experts that every token takes, together"
-    )
-    dense_layers: Some = Field(
-        default=0, description="layers with an ordinary feed-forward part and no experts"
-    )
-    capacity_factor: float | None = Field(
-        default=None,
-        gt=0,
-        le=1000,
-        description="rows of an expert, of its mean share; tokens beyond are dropped, and too few "
-        "are padded; default: no token is dropped",
-    )
-    q_lora_rank: Some = Field(
-        default=0, description="of latent attention: the queries' rank; 0: one matrix"
-    )
-    kv_lora_rank: Some = Field(
-        default=0, description="the keys' and values' rank; 0: no latent attention"
-    )
+    shared_ffn_hidden_size: Some = 0
+    """of the experts that every token takes, together"""
+    dense_layers: Some = 0
+    """layers with an ordinary feed-forward part and no experts"""
+    capacity_factor: float | None = Field(default=None, gt=0, le=1000)
+    """rows of an expert, of its mean share; tokens beyond are dropped, and too few are padded;
+    default: no token is dropped"""
+    q_lora_rank: Some = 0
+    """of latent attention: the queries' rank; 0: one matrix"""
+    kv_lora_rank: Some = 0
+    """the keys' and values' rank; 0: no latent attention"""
     qk_nope_head_dim: Count | None = Field(default=None, description="without position")
     qk_rope_head_dim: Count | None = Field(default=None, description="with: one for all heads")
     v_head_dim: Count | None = None

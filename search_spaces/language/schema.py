@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from foundation.records import Record
+from foundation.records import Described, Named, OneOrSeveral, inline
 from foundation.values import Duration, Identifier, Number, Scalar
 from search_spaces.cluster import Cluster
 from search_spaces.language.model import ModelShape
@@ -41,53 +41,53 @@ class ModelFile(ModelShape):
         return record(**self.model_dump(include=set(record.model_fields)))
 
 
-class BasedModel(Record):
+class BasedModel(Described):
     """A named model, trained on sequences of another length."""
 
     base: str = Field(description="a shipped model, or a file (*.yaml, config.json)")
     seq_length: int | None = Field(default=None, ge=1, le=1_000_000_000)
 
 
-class Range(Record):
+class Range(Described):
     """Numbers from the first to the last, which is included if a step lands on it."""
 
     range: list[Number] = Field(min_length=2, max_length=2)
     step: Number | None = Field(default=None, description="default 1, between whole numbers")
 
 
-class Log2(Record):
+class Log2(Described):
     """Powers of two from the first to the last, both included."""
 
     log2: list[int] = Field(min_length=2, max_length=2)
 
 
-class Float(Record):
+class Float(Described):
     """Any number from the first to the last."""
 
     ends: list[Number] = Field(alias="float", min_length=2, max_length=2)
     log: bool = Field(default=False, description="evenly by the logarithm, as a learning rate")
 
 
-class Int(Record):
+class Int(Described):
     """Any whole number from the first to the last, as a continuous parameter."""
 
     ends: list[int] = Field(alias="int", min_length=2, max_length=2)
     log: bool = Field(default=False, description="evenly by the logarithm")
 
 
-class Ordered(Record):
+class Ordered(Described):
     """Words in ascending order."""
 
     ordered: list[str] = Field(min_length=1)
 
 
-class Categories(Record):
+class Categories(Described):
     """Values without an order, such as numbers that are mere names."""
 
     categories: list[Scalar] = Field(min_length=1)
 
 
-_MAPPINGS: dict[str, type[Record]] = {
+_MAPPINGS: dict[str, type[Described]] = {
     "range": Range,
     "log2": Log2,
     "float": Float,
@@ -125,16 +125,20 @@ def _whole(value: Any) -> int:
     return value
 
 
-def _inline(value: Any) -> str:
-    return "<inline>" if isinstance(value, (dict, BaseModel)) else "<name>"
-
-
 def _model(value: Any) -> str:
     based = isinstance(value, BasedModel) or (isinstance(value, dict) and "base" in value)
-    return "<based>" if based else _inline(value)
+    return "<based>" if based else inline(value)
 
 
-class ObjectiveSpec(Record):
+Model = Annotated[
+    Annotated[str, Tag("<name>")]
+    | Annotated[BasedModel, Tag("<based>")]
+    | Annotated[ModelFile, Tag("<inline>")],
+    Discriminator(_model),
+]
+
+
+class ObjectiveSpec(Described):
     """``maximize: KEY`` or ``minimize: KEY``: a number of the trainer's result, dots reach inside;
     or ``num_nodes``, ``node_seconds_per_token``, ``joules_per_token``, which follow from it.
     """
@@ -159,80 +163,52 @@ class ObjectiveSpec(Record):
         return self.maximize is not None
 
 
-def _objectives(value: Any) -> str:
-    return "<several>" if isinstance(value, (list, tuple)) else "<one>"
-
-
-Objectives = Annotated[
-    Annotated[ObjectiveSpec, Tag("<one>")]
-    | Annotated[
-        list[ObjectiveSpec], Field(min_length=2, max_length=MAX_OBJECTIVES), Tag("<several>")
-    ],
-    Discriminator(_objectives),
+Objectives = OneOrSeveral[
+    ObjectiveSpec,
+    Annotated[list[ObjectiveSpec], Field(min_length=2, max_length=MAX_OBJECTIVES)],
 ]
 
 
-class TrialSection(Record):
+class TrialSection(Described):
     """Length and limits of a trial."""
 
     warmup_steps: int = Field(default=2, ge=0, description="first steps, which are not measured")
     measured_steps: int = Field(default=5, ge=1, description="steps after the warm-up")
-    timeout_s: Duration = Field(
-        default=1200.0, alias="timeout", description="a trial is ended after this time"
-    )
-    no_progress_timeout_s: Duration | None = Field(
-        default=None,
-        alias="no_progress_timeout",
-        description="a trial is ended when its logs did not grow for so long; default: never",
-    )
-    ranks_per_node: int | None = Field(
-        default=None,
-        ge=1,
-        le=MAX_GPUS_PER_NODE,
-        description="processes of a trial on each node, where the space names no cluster; "
-        "default 1",
-    )
-    early_stop: bool = Field(
-        default=True,
-        description="a trial is stopped when its steps so far are slower than the best's by more "
-        "than noise explains",
-    )
+    timeout_s: Duration = Field(default=1200.0, alias="timeout")
+    """a trial is ended after this time"""
+    no_progress_timeout_s: Duration | None = Field(default=None, alias="no_progress_timeout")
+    """a trial is ended when its logs did not grow for so long; default: never"""
+    ranks_per_node: int | None = Field(default=None, ge=1, le=MAX_GPUS_PER_NODE)
+    """processes of a trial on each node, where the space names no cluster; default 1"""
+    early_stop: bool = True
+    """a trial is stopped when its steps so far are slower than the best's by more than noise
+    explains"""
 
 
-class BudgetSection(Record):
+class BudgetSection(Described):
     """Limits of the search; it ends at the first that is reached. They can be raised later."""
 
-    trials: int | None = Field(
-        default=None, ge=1, description="in all, over all sessions of the run"
-    )
-    wall_time_s: Duration | None = Field(
-        default=None, alias="wall_time", description="of the search, over all its sessions"
-    )
-    node_hours: float | None = Field(
-        default=None, gt=0, description="of all trials: time of each multiplied by its nodes"
-    )
-    expected_gain: float = Field(
-        default=0.01,
-        ge=0,
-        lt=1,
-        description="the search ends once the cost model has expected another batch to gain less "
-        "than this share of the best three times running; 0: never",
-    )
-    explore: float = Field(
-        default=0.0,
-        ge=0,
-        lt=1,
-        description="share of the trials that are chosen to learn what drives the objective, not "
-        "to be the best",
-    )
+    trials: int | None = Field(default=None, ge=1)
+    """in all, over all sessions of the run"""
+    wall_time_s: Duration | None = Field(default=None, alias="wall_time")
+    """of the search, over all its sessions"""
+    node_hours: float | None = Field(default=None, gt=0)
+    """of all trials: time of each multiplied by its nodes"""
+    expected_gain: float = Field(default=0.01, ge=0, lt=1)
+    """the search ends once the cost model has expected another batch to gain less than this share
+    of the best three times running; 0: never"""
+    explore: float = Field(default=0.0, ge=0, lt=1)
+    """share of the trials that are chosen to learn what drives the objective, not to be the best"""
+    probes: Annotated[int, Field(ge=0)] | Literal["auto"] = 0
+    """short trials of a shallower model, before the others, from which the cost model learns what
+    this trainer does on this machine; auto: 4 where they should cost less than a trial"""
 
 
-class FinalistsSection(Record):
+class FinalistsSection(Described):
     """Repeated measurements of the leading configurations once the search ends by itself."""
 
-    confidence: float = Field(
-        default=0.9, gt=0.5, lt=1.0, description="probability at which the winner is settled"
-    )
+    confidence: float = Field(default=0.9, gt=0.5, lt=1.0)
+    """probability at which the winner is settled"""
     max_repeats: int = Field(default=6, ge=0, description="of all trials together; 0: none")
 
 
@@ -242,54 +218,28 @@ def _finalists(value: Any) -> Any:
     return value
 
 
-class SpaceFile(Record):
+class SpaceFile(Described):
     """A search space: parameters and their rules, how a trial runs, and the objective."""
 
     version: Annotated[Literal[1], BeforeValidator(_whole)] = Field(description="of the format")
-    name: str = Field(
-        default="",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^$",
-        max_length=100,
-        description="of the run's folder; default: the file's name",
-    )
+    name: str = Field(default="", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^$", max_length=100)
+    """of the run's folder; default: the file's name"""
     description: str = ""
-    model: (
-        Annotated[
-            Annotated[str, Tag("<name>")]
-            | Annotated[BasedModel, Tag("<based>")]
-            | Annotated[ModelFile, Tag("<inline>")],
-            Discriminator(_model),
-        ]
-        | None
-    ) = Field(
-        default=None,
-        description="a shipped model, a file (*.yaml, or Hugging Face's config.json), or its "
-        "record; or one of the first two as base, with a seq_length",
-    )
-    cluster: (
-        Annotated[
-            Annotated[str, Tag("<name>")] | Annotated[Cluster, Tag("<inline>")],
-            Discriminator(_inline),
-        ]
-        | None
-    ) = Field(
-        default=None,
-        description="a shipped cluster, a file (*.yaml), or its record; without it a trainer of "
-        "your own has one process per node, and no prices",
-    )
+    model: Model | None = None
+    """a shipped model, a file (*.yaml, or Hugging Face's config.json), or its record; or one of the
+    first two as base, with a seq_length"""
+    cluster: Named[str, Cluster] | None = None
+    """a shipped cluster, a file (*.yaml), or its record; without it a trainer of your own has one
+    process per node, and no prices"""
     trainer: TrainerSpec
-    parameters: dict[Identifier, ParameterSpec] = Field(
-        min_length=1, max_length=30, description="values that each may have, or one fixed value"
-    )
-    conditions: dict[Identifier, str] = Field(
-        default={}, description="parameter: where it matters; elsewhere it is left out"
-    )
-    constraints: list[str] = Field(
-        default=[], max_length=100, description="what every configuration must satisfy"
-    )
-    objective: Objectives = Field(
-        description="one metric, or a list of two or three for a Pareto front"
-    )
+    parameters: dict[Identifier, ParameterSpec] = Field(min_length=1, max_length=30)
+    """values that each may have, or one fixed value"""
+    conditions: dict[Identifier, str] = Field(default={})
+    """parameter: where it matters; elsewhere it is left out"""
+    constraints: list[str] = Field(default=[], max_length=100)
+    """what every configuration must satisfy"""
+    objective: Objectives
+    """one metric, or a list of two or three for a Pareto front"""
     trial: TrialSection = TrialSection()
     budget: BudgetSection = BudgetSection()
     finalists: Annotated[
@@ -297,16 +247,12 @@ class SpaceFile(Record):
         BeforeValidator(_finalists),
         WithJsonSchema({"anyOf": [{"type": "boolean"}, FinalistsSection.model_json_schema()]}),
     ] = FinalistsSection()
-    failure_penalty: Literal["min", "mean", "ignore"] = Field(
-        default="min",
-        description="value that the optimizer gets for a failure: the worst objective so far, the "
-        "mean, or nothing",
-    )
-    allow: list[Literal["tp_across_nodes", "uneven_layers"]] = Field(
-        default=[],
-        description="built-in rules that are switched off: tp within a node; the same number of "
-        "layers on every pipeline stage (of one's own trainer only)",
-    )
+    failure_penalty: Literal["min", "mean", "ignore"] = "min"
+    """value that the optimizer gets for a failure: the worst objective so far, the mean, or
+    nothing"""
+    allow: list[Literal["tp_across_nodes", "uneven_layers"]] = Field(default=[])
+    """built-in rules that are switched off: tp within a node; the same number of layers on every
+    pipeline stage (of one's own trainer only)"""
 
 
 def json_schema() -> dict[str, Any]:

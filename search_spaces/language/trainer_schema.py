@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BeforeValidator, ConfigDict, Field, model_serializer, model_validator
 
-from foundation.records import Described
+from foundation.records import Described, Named
 from foundation.values import Identifier, VariableName
+from search_spaces.frameworks import FrameworkName, StatedHabits
 from search_spaces.language.log_schema import ResultPatterns
 from search_spaces.shipped import known_trainers
 from slurm import parsed_python
@@ -73,15 +64,7 @@ class Flags(Described):
     args: list[str] = Field(min_length=1)
 
 
-def _entry(value: Any) -> str:
-    return "<flags>" if isinstance(value, (dict, BaseModel)) else "<argument>"
-
-
-CommandEntry = Annotated[
-    Annotated[str, Tag("<argument>")] | Annotated[Flags, Tag("<flags>")], Discriminator(_entry)
-]
-
-
+CommandEntry = Named[str, Flags]
 _CONTINUED = re.compile(r"\\\n|\\\s+(?=-|$)")  # YAML's ">" makes a space of the line's end
 
 
@@ -124,11 +107,6 @@ class ConfigFile(Described):
         return self
 
 
-def _is_python(command: Sequence[str | Flags]) -> bool:
-    """Whether ranks of the command can be forked from a Python process."""
-    return parsed_python([entry for entry in command if isinstance(entry, str)]) is not None
-
-
 class TrainerSpec(Described):
     """The program of a trial: the built-in trainer, a well-known one, the user's own command, or an
     installed trainer.
@@ -162,12 +140,11 @@ class TrainerSpec(Described):
     """modules that are imported once for many trials, as torch: srun's processes outlive a trial
     and fork the next one's ranks; default: the built-in trainer's own once starting takes longer
     than the steps, none for a command; []: never"""
-    framework: str | None = Field(
+    framework: Named[FrameworkName, StatedHabits] | None = Field(
         default=None,
-        pattern=r"^[a-z0-9][a-z0-9.-]{0,39}$",
         description="framework whose habits the cost model assumes for a command "
-        f"({', '.join(known_trainers('habits'))}; the search infers those of any other); default "
-        "megatron-lm",
+        f"({', '.join(known_trainers('habits'))}; the search infers those of any other), or a "
+        "mapping of it as base and of habits that are certain; default megatron-lm",
     )
     axes: list[Identifier] = Field(default=[])
     """parameters that are further parallel axes of a command, innermost first, between tp and dp:
@@ -179,11 +156,9 @@ class TrainerSpec(Described):
             raise ValueError("accepted exactly one of: builtin, adapter, command, use")
         own = self.command is not None or self.adapter is not None
         own_axes = own or (self.builtin is not None and {*self.axes} <= {*FURTHER_AXES})
+        adapted = (self.adapter is not None, "'adapter'")
         for name, accepted, partner in (
-            *(
-                (name, self.adapter is not None, "'adapter'")
-                for name in ("entry", "args", "config")
-            ),
+            *((name, *adapted) for name in ("entry", "args", "config")),
             ("workdir", self.builtin is None, "a trainer of your own"),
             ("options", self.use is not None, "'use'"),
             ("framework", own, "'command'; the built-in trainer is known"),
@@ -193,7 +168,8 @@ class TrainerSpec(Described):
         ):
             if getattr(self, name) and not accepted:
                 raise ValueError(f"'{name}' goes with {partner}")
-        if self.preload and self.command and not _is_python(self.command):
+        words = [entry for entry in self.command or () if isinstance(entry, str)]
+        if self.preload and self.command and parsed_python(words) is None:
             raise ValueError(
                 "'preload' goes with a command that starts with python, then a script, -m or -c: "
                 f"found {self.command[0]}"

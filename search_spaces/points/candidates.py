@@ -17,15 +17,7 @@ LISTED = 2_000_000  # valid configurations up to which all of them are listed on
 
 
 class Candidates:
-    """Draws from the valid configurations of a space, by their raw index.
-
-    Args:
-        space: the space.
-        only: the configurations to draw from; default all valid ones.
-
-    Attributes:
-        space: the space.
-    """
+    """Draws from the valid configurations of a space by their raw index, or from those ``only``."""
 
     def __init__(self, space: SearchSpace, only: Sequence[Mapping[str, Any]] | None = None) -> None:
         self.space = space

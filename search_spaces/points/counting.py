@@ -9,7 +9,7 @@ import numpy as np
 from search_spaces.errors import SpaceError
 from search_spaces.hints import notes as notes_of
 from search_spaces.parameters import Parameter
-from search_spaces.points.enumeration import MAX_EDGES, MAX_WORK, ValidConfigs, affordable
+from search_spaces.points.enumeration import MAX_EDGES, MAX_WORK, ValidConfigs, affordable, terms
 from search_spaces.space import SearchSpace
 
 SAMPLE = 1_000_000
@@ -77,9 +77,7 @@ class CheckReport:
 def check(space: SearchSpace, max_edges: int = MAX_EDGES) -> CheckReport:
     """Count valid configurations, and those that each rule removes.
 
-    Args:
-        space: to count.
-        max_edges: of ``ValidConfigs``; where it is too low the counts are estimates.
+    Where ``max_edges`` of ``ValidConfigs`` are too few, the counts are estimates.
 
     Raises:
         SpaceError: if no configuration is valid; it names the rules that remove the most.
@@ -118,7 +116,7 @@ def _counted(space: SearchSpace, max_edges: int) -> tuple[RuleCount, ...] | None
 def _estimated(space: SearchSpace) -> tuple[RuleCount, ...]:
     """Counts estimated from a random sample."""
     generator = np.random.default_rng(0)
-    sample = min(SAMPLE, affordable(sum(1 + len(rule.text) / 10 for rule in space.rules)))
+    sample = min(SAMPLE, affordable(sum(map(terms, space.rules))))
     raw = {name: generator.choice(p.array, sample) for name, p in space.parameters.items()}
     facts, left = space.columns(raw), np.ones(sample, dtype=bool)
     scale = space.raw_size / sample

@@ -60,7 +60,6 @@ class ValidConfigs:
     that break a rule are rejected.
 
     Args:
-        space: the space.
         rules: that count; default all of the space.
         max_edges: most values of one parameter, over all states before it, to try.
         max_work: most terms of rules to evaluate while binding parameters.
@@ -88,8 +87,8 @@ class ValidConfigs:
         strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
         self._strides = dict(zip(self._parameters, strides, strict=True))
         self._levels: list[_Level] = []
-        terms = sum(_terms(rule) for rule, _ in waiting)
-        self._chunk = min(CHUNK, affordable(terms * ESTIMATED))
+        cost = sum(terms(rule) for rule, _ in waiting)
+        self._chunk = min(CHUNK, affordable(cost * ESTIMATED))
         self._bind(waiting, max_edges, max_work)
 
     @property
@@ -177,7 +176,7 @@ class ValidConfigs:
         for name in self._order:
             size = len(self._parameters[name].values)
             bound = {name, *states}
-            ready = sum(_terms(rule) for rule, scope in waiting if scope <= bound)
+            ready = sum(terms(rule) for rule, scope in waiting if scope <= bound)
             work = len(ways) * size * (_SORTING + ready)
             if len(ways) * size > max_edges or self.work + work > max_work:
                 break
@@ -246,7 +245,7 @@ class ValidConfigs:
         return kept
 
 
-def _terms(rule: Rule) -> float:
+def terms(rule: Rule) -> float:
     """Cost of evaluating a rule on one configuration, estimated from the length of its text."""
     return 1 + len(rule.text) / 10
 

@@ -22,11 +22,7 @@ def rules(
 ) -> list[Rule]:
     """The rules for a space that searches ``ep`` for a model with experts; else none.
 
-    Args:
-        model: that is trained.
-        parameters: of the space.
-        axes: parallel axes of the trainer beside the usual ones; an ``ep`` among them is another.
-        types: of the names that the space has.
+    An ``ep`` among the trainer's own ``axes`` is another.
     """
     if model is None or model.mixture is None or "ep" not in parameters or "ep" in axes:
         return []

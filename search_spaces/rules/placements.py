@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 
 import numpy as np
 
@@ -45,12 +44,8 @@ def resolved(columns: Mapping[str, Array], counts: Mapping[str, Array]) -> dict[
     topology = Topology(int(columns["gpus_per_node"]), int(columns["ranks_per_pair"]))
     apart = columns["tp"] * columns["gx"] * columns["gy"] * columns["gz"]
     apart = apart * np.where(is_pp_inside(columns["rank_order"]), columns["pp"], 1)
-    return resolve_presets(columns, counts, _same_weights(columns), apart, topology)
-
-
-def _same_weights(columns: Mapping[str, Array]) -> Array:
-    """Ranks that hold the same weights, over which states are split."""
-    return np.asarray(columns["dp"] * columns["cp"])
+    holders = np.asarray(columns["dp"] * columns["cp"])  # of the same weights: states are split
+    return resolve_presets(columns, counts, holders, apart, topology)
 
 
 def one_placement(parameters: Mapping[str, Parameter]) -> list[Rule]:
@@ -92,55 +87,40 @@ def counted_once(
     if set(spelling) <= {"zero_stage"} or spellings == 1 or size > _LARGEST_TABLE:
         return []
     others = {n: p.array[:1] for n, p in parameters.items() if n not in {o.name for o in own}}
-    firsts = _Firsts(own, spellings, others, derive)
-    text = "the first of several spellings of one placement"
-    return [Rule("placement_counts_once", text, frozenset(p.name for p in own), firsts.holds)]
 
+    @cache  # a large table, made when it is first needed
+    def firsts() -> Array:
+        sizes = [len(parameter.values) for parameter in own]
+        axes = np.ogrid[tuple(slice(size) for size in sizes)]
+        raw = {p.name: p.array[axis] for p, axis in zip(own, axes, strict=True)}
+        meanings = np.broadcast_to(_meanings(derive({**others, **raw})), sizes)
+        return _first_of_equals(meanings.reshape(-1, spellings)).reshape(sizes)
 
-@dataclass(frozen=True)
-class _Firsts:
-    """Table of the spellings that come first among equal ones, made when it is first needed.
-
-    Attributes:
-        parameters: of the table: those that placements depend on, then those that spell them.
-        spellings: combinations of the latter.
-        others: a value for all parameters that do not matter.
-        derive: facts of raw configurations.
-    """
-
-    parameters: Sequence[Parameter]
-    spellings: int
-    others: Mapping[str, Array]
-    derive: Callable[[Mapping[str, Array]], Facts]
-
-    def holds(self, facts: Facts) -> Array:
+    def test(facts: Facts) -> Array:
         digits = []
-        for parameter in self.parameters:
+        for parameter in own:
             order = np.argsort(parameter.array)
             found = np.searchsorted(parameter.array, facts.raw[parameter.name], sorter=order)
             digits.append(order[found])
-        return np.asarray(self._table[tuple(digits)])
+        return np.asarray(firsts()[tuple(digits)])
 
-    @cached_property
-    def _table(self) -> Array:
-        sizes = [len(parameter.values) for parameter in self.parameters]
-        axes = np.ogrid[tuple(slice(size) for size in sizes)]
-        raw = {p.name: p.array[axis] for p, axis in zip(self.parameters, axes, strict=True)}
-        meanings = _meanings(self.derive({**self.others, **raw}))
-        meanings = np.broadcast_to(meanings, sizes).reshape(-1, self.spellings)
-        order = np.argsort(meanings, axis=1, kind="stable")
-        ordered = np.take_along_axis(meanings, order, axis=1)
-        first = np.ones(ordered.shape, dtype=bool)
-        first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-        table = np.empty_like(first)
-        np.put_along_axis(table, order, first, axis=1)
-        return table.reshape(sizes)
+    text = "the first of several spellings of one placement"
+    return [Rule("placement_counts_once", text, frozenset(p.name for p in own), test)]
+
+
+def _first_of_equals(rows: Array) -> Array:
+    """Mask of the numbers that do not stand earlier in their row."""
+    order = np.argsort(rows, axis=1, kind="stable")
+    first = np.diff(np.take_along_axis(rows, order, axis=1), axis=1, prepend=-1) > 0
+    mask = np.empty_like(first)
+    np.put_along_axis(mask, order, first, axis=1)
+    return mask
 
 
 def _meanings(facts: Facts) -> Array:
     """A number for each configuration, equal where placements are."""
     columns = facts.columns
-    alone = _same_weights(columns) == 1
+    alone = columns["dp"] * columns["cp"] == 1
     gathers = np.logical_not(alone) | (columns["gz"] > 1)
     quantized = columns["quantize_gradients"]
     named = facts.active.get("placement", np.asarray("placement" in facts.raw))

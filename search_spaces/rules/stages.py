@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from search_spaces.rules.rule import Facts, Rule
 from trainer.plan.layouts import NO_LAYOUT
 from trainer.plan.rules.expression import Array
 from trainer.plan.stages import COUNTED, GIVEN, LAYOUT, StageLayers, StageSettings
+
+# Ways to say how many layers stages have; a space has one of them.
+_KINDS = (GIVEN, COUNTED, (LAYOUT,))
 
 
 def rules(
@@ -40,26 +43,20 @@ def rules(
         return StageLayers(layers, pp, vpp, StageSettings(**{**habit, **said}), framework.split)
 
     made = _one_kind(settings)
+
+    def require(name: str, text: str, test: Callable[[Facts], Array], remedy: str = "") -> None:
+        made.append(Rule(name, text, names, test, True, remedy))
+
     if framework.split == "even" and not uneven:
-        made.append(
-            Rule(
-                "layers_by_stages",
-                _shared_text(settings),
-                names,
-                lambda facts: stages(facts).are_even,
-                required=True,
-                remedy=_remedy(framework, settings),
-            )
-        )
+        text, remedy = _shared_text(settings), _remedy(framework, settings)
+        require("layers_by_stages", text, lambda f: stages(f).are_even, remedy)
     text = "num_layers >= pp * vpp" if not settings else "a layer on every stage"
     if framework.split == "last_fewer":
         text = "a layer on every stage, each filled as far as the first"
-    made.append(
-        Rule("layers_for_stages", text, names, lambda f: stages(f).all_have_some, required=True)
-    )
+    require("layers_for_stages", text, lambda f: stages(f).all_have_some)
     if LAYOUT in settings:
         text = f"{LAYOUT} has num_layers t and pp * vpp stages, and m in a rank's last chunk"
-        made.append(Rule("layout_by_stages", text, names, lambda f: stages(f).fit, required=True))
+        require("layout_by_stages", text, lambda f: stages(f).fit)
     return made + _once(parameters, counts)
 
 
@@ -75,8 +72,7 @@ def _shared_text(settings: list[str]) -> str:
 
 def _remedy(framework: Framework, settings: list[str]) -> str:
     # Of the kind that the space has, if it has one: both at once are refused.
-    every = [GIVEN, COUNTED, (LAYOUT,)]
-    kinds = [kind for kind in every if {*kind} & {*settings}] or every
+    kinds = [kind for kind in _KINDS if {*kind} & {*settings}] or _KINDS
     known = [name for kind in kinds for name in kind if name in framework.stage_settings]
     ways = [f"set {', '.join(known)}"] if known else []
     return ", or ".join([*ways, "allow: [uneven_layers]"])
@@ -101,8 +97,8 @@ def _once(parameters: Mapping[str, Parameter], settings: list[str]) -> list[Rule
 def _one_kind(settings: list[str]) -> list[Rule]:
     """Layers are given, or embedding and loss counted, or there is a layout (Megatron-LM refuses
     two of them at once)."""
-    kinds = [[name for name in kind if name in settings] for kind in (GIVEN, COUNTED, (LAYOUT,))]
-    kinds = [kind for kind in kinds if kind]
+    given = ([name for name in kind if name in settings] for kind in _KINDS)
+    kinds = [kind for kind in given if kind]
     if len(kinds) < 2:
         return []
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from foundation.documents import Document, as_written
 from search_spaces.errors import SpaceError
-from search_spaces.known import LOG_FORMATS
+from search_spaces.frameworks import StatedHabits
+from search_spaces.known import LOG_FORMATS, record
 from search_spaces.language.adapter_schema import AdapterFile, Setting, WrittenFile
 from search_spaces.language.log_schema import ResultPatterns
 from search_spaces.language.schema import Categories, Log2, Ordered, Range, SpaceFile
@@ -104,7 +105,7 @@ class _Adapting:
             "files": files,
             "env": {**{k: v for s in chosen for k, v in s.environment.items()}, **self.spec.env},
             "result": self._log(),
-            "framework": self.spec.framework or self._framework(),
+            "framework": self._habits(),
         }
         demands = [
             text
@@ -120,6 +121,17 @@ class _Adapting:
             "constraints": [*self.file.constraints, *batch, *demands],
         }
         return self.file.model_copy(update=changes), model
+
+    def _habits(self) -> str | StatedHabits:
+        """The framework, with the habits that the user's space and options state."""
+        own, usual = self.spec.framework, self._framework()
+        said = {**self.spec.env, **self.stated.paths, **self.stated.options}
+        of_framework = record(usual).stated_habits(said, absent=False)
+        found = {**of_framework, **self.adapter.stated_habits(said, absent=True)}
+        if isinstance(own, StatedHabits):
+            found, own = {**found, **own.stated}, own.base
+        base = own or usual
+        return StatedHabits(base=base, **found) if found else base
 
     def _framework(self) -> str:
         """The framework whose habits the trainer has under the options that the user states."""
@@ -186,17 +198,19 @@ class _Adapting:
         replaced = {o for setting in chosen for o in (*setting.arguments, *setting.same)}
         if self.adapter.file is not None and self.adapter.file.name in files:
             replaced |= {text[2:] for text in self.adapter.file.arguments if text[:2] == "--"}
-        own = options.without(self.spec.args, {*replaced, *self.adapter.dropped}, style)
+        model_options: dict[str, Any] = {}
+        if model is not None and self.adapter.model_in == "arguments":
+            model_options = model_keys.written(self.adapter.model, model, self.stated.of_model)
+        told = {*replaced, *self.adapter.dropped, *model_options}
+        own = options.without(self.spec.args, told, style)
         command: list[str | Flags] = [*self._program()]
         if self.adapter.file is not None and self.adapter.file.name in files:
             first = options.first(own, style)  # the user's subcommand comes before the file
             command += [*own[:first], *self._of_file(self.adapter.file), *own[first:]]
         else:
             command += own
-        if model is not None and self.adapter.model_in == "arguments":
-            model_options = model_keys.written(self.adapter.model, model, self.stated.of_model)
-            kept = {name: v for name, v in model_options.items() if name not in replaced}
-            command += options.written(kept, style)
+        kept = {name: v for name, v in model_options.items() if name not in replaced}
+        command += options.written(kept, style)
         for setting in sorted(chosen, key=lambda setting: bool(setting.words)):
             arguments = [*options.written(setting.arguments, style), *setting.words]
             if arguments and setting.when is not None:

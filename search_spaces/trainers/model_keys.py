@@ -17,6 +17,8 @@ from search_spaces.language.schema import ModelFile
 from search_spaces.trainers import config_files, templates
 from trainer.plan.model import ModelConfig
 
+DEPTH = "num_layers"
+
 
 def read(
     keys: Mapping[str, ModelKey], stated: Mapping[str, Any], known: ModelConfig | None = None
@@ -80,7 +82,10 @@ def contradiction(
 def written(
     keys: Mapping[str, ModelKey], model: ModelConfig, stated: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Options that describe a model to a trainer, without those that are stated or its defaults."""
+    """Options that describe a model to a trainer, without those that are stated or its defaults.
+
+    What follows from the number of layers stays a template: a probe trains fewer of them.
+    """
     fields = _fields(model)
     given = model.model_dump()
     options: dict[str, Any] = {}
@@ -88,14 +93,18 @@ def written(
         default = _default(key, fields)
         # A field that the record leaves open is written where the trainer's default differs.
         value = given.get(name) if default is None else fields.get(name)
-        if value is None or not key.key or key.key in stated or value == default:
+        kept = key.key in stated and name != DEPTH
+        if value is None or not key.key or kept or value == default:
             continue
         text = _text(value)
+        template = f"{{{DEPTH}}}" if name == DEPTH else _case(key.text, fields)
         if text in key.values:
             options[key.key] = key.values[text]
+        elif template is None:
+            options[key.key] = value
         else:
-            template = _case(key.text, fields)
-            options[key.key] = value if template is None else templates.value(template, fields)
+            shallower = DEPTH in templates.names(template)
+            options[key.key] = template if shallower else templates.value(template, fields)
         also = {name: each for name, each in key.also.items() if name not in stated}
         options |= config_files.filled(also, fields)
     return options

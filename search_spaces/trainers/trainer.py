@@ -5,10 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from foundation.values import Scalar
+from search_spaces.frameworks import Framework, StatedHabits
+from search_spaces.known import framework_named
 from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.trainers import templates
 from slurm.logs.patterns import LogFormat
@@ -64,8 +67,8 @@ class Trainer(ABC):
         ValueError: for wrong options; the message says what is accepted.
     """
 
-    framework: str = DEFAULT_FRAMEWORK
-    """Framework whose habits the cost model assumes."""
+    framework: str | StatedHabits = DEFAULT_FRAMEWORK
+    """Framework whose habits the cost model assumes, by its name or with those that are certain."""
 
     def __init__(self, spec: TrainerSpec) -> None:
         self.spec = spec
@@ -86,6 +89,11 @@ class Trainer(ABC):
         """Environment variables of every rank."""
         values = trial.values
         return {name: templates.filled(text, values) for name, text in self.spec.env.items()}
+
+    @cached_property
+    def habits(self) -> Framework:
+        """The framework with its habits."""
+        return framework_named(self.framework)
 
     @property
     def reads(self) -> frozenset[str] | None:

@@ -43,8 +43,7 @@ class LocalLauncher(Launcher):
         preload: module that is imported once; ``module_argv`` of it then starts fast.
         failure_grace_s: how long the other ranks of a trial may go on after one has failed.
 
-    Raises:
-        LauncherError: if this is not Linux, or there are no nodes.
+    Raises LauncherError if this is not Linux, or there are no nodes.
     """
 
     name = "local"
@@ -116,10 +115,6 @@ class LocalLauncher(Launcher):
         return classify(evidence)
 
     def settle(self, names: Iterable[str]) -> None:
-        """End what an earlier driver left running under these trial names; returns when gone.
-
-        Raises LauncherError if a process cannot be ended.
-        """
         wanted = set(names)
         markers = {marker(name) for name in wanted}
 
@@ -225,8 +220,7 @@ def _cannot_start(spec: TrialSpec, env: Mapping[str, str]) -> str | None:
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])
 
 
 def _exit_code(spec: TrialSpec, ranks: Ranks) -> int | None:

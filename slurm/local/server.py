@@ -87,7 +87,7 @@ class TrialShepherd(Shepherd):
     def pump(self) -> float | None:
         for log in self._logs:
             log.pump()
-        return _FULL_DISK_S if any(log.waiting for log in self._logs) else None
+        return _FULL_DISK_S if any(log.file.waiting for log in self._logs) else None
 
     def ended(self, rank: int, code: int) -> None:
         self._report({"rank": rank, "code": code})
@@ -95,7 +95,7 @@ class TrialShepherd(Shepherd):
     def gone(self) -> None:
         for log in self._logs:
             log.close()
-        problems = [log.problem for log in self._logs if log.problem]
+        problems = [log.file.problem for log in self._logs if log.file.problem]
         self._report({"gone": self._unwritten or "; ".join(problems)})
 
     def _report(self, message: Mapping[str, Any]) -> None:
@@ -142,11 +142,7 @@ class Ranks:
 
     def send(self, signum: signal.Signals) -> None:
         """Send a signal to everything that descends from the trial."""
-        self._order({"end": signum})
-
-    def start(self, order: Order) -> None:
-        """Have the shepherd start the ranks."""
-        self._order(order)
+        self.order({"end": signum})
 
     def close(self) -> None:
         """Give the socket back; whatever is left is killed."""
@@ -160,7 +156,8 @@ class Ranks:
         else:
             self.exit_codes[message["rank"]] = message["code"]
 
-    def _order(self, order: Order) -> None:
+    def order(self, order: Order) -> None:
+        """Have the shepherd start the ranks, or end them."""
         with contextlib.suppress(OSError):  # over already
             self._conn.settimeout(None)
             self._conn.sendall(json.dumps(order).encode() + b"\n")
@@ -200,7 +197,7 @@ class ForkServer:
                     said = self._errors.read().decode(errors="replace").strip()
                     raise LauncherError(f"the fork server died: {said or error}") from error
         ranks = Ranks(ours, self._failure_grace_s)
-        ranks.start(order)
+        ranks.order(order)
         return ranks
 
     def close(self) -> None:

@@ -8,17 +8,17 @@ busy machine is not held against a pattern.
 from __future__ import annotations
 
 import json
+import pickle
 import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from foundation.python import module_argv
-from slurm.logs.patterns import FoundNothingError, LogFormat, Pattern, metrics_of
+from slurm.logs.patterns import FoundNothingError, LogFormat, metrics_of
 
 MAX_CPU_S = 20
 _MAX_WALL_S = 300.0
@@ -29,16 +29,15 @@ def metrics_apart(
 ) -> Mapping[str, Any]:
     """:func:`slurm.logs.patterns.metrics_of` in a process of its own.
 
-    Raises:
-        FoundNothingError: as there; and if the search takes more than :data:`MAX_CPU_S` seconds of
-            CPU time, or fails.
+    Raises FoundNothingError as there; and if the search takes more than :data:`MAX_CPU_S` seconds
+    of CPU time, or fails.
     """
-    job = [MAX_CPU_S, asdict(log), list(texts), warmup_steps, num_gpus]
+    job = (MAX_CPU_S, log, texts, warmup_steps, num_gpus)
     try:
         done = subprocess.run(
             module_argv("slurm.logs.apart"),
             cwd=Path(__file__).parents[2],
-            input=json.dumps(job).encode(),
+            input=pickle.dumps(job),
             capture_output=True,
             timeout=_MAX_WALL_S,
             start_new_session=True,  # Ctrl-C is for the driver alone
@@ -66,15 +65,10 @@ def _too_slow(log: LogFormat) -> FoundNothingError:
 
 
 def _serve() -> None:
-    cpu_s, given, texts, warmup_steps, num_gpus = json.load(sys.stdin)
+    cpu_s, log, texts, warmup_steps, num_gpus = pickle.load(sys.stdin.buffer)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard_s = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, hard_s))
-    patterns = {
-        metric: [Pattern(**variant) for variant in variants]
-        for metric, variants in given["patterns"].items()
-    }
-    log = LogFormat(patterns, given["pauses"])
     try:
         answer: dict[str, Any] = {"metrics": metrics_of(log, texts, warmup_steps, num_gpus)}
     except FoundNothingError as error:

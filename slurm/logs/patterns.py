@@ -91,21 +91,30 @@ class _Step:
     disturbed: bool
 
 
+@dataclass
+class _Steps:
+    """The steps that one pattern has found so far."""
+
+    metric: str
+    pattern: Pattern
+    regex: re.Pattern[str]
+    found: list[_Step] = field(default_factory=list)
+    line: str = ""  # the last one with a step
+    disturbed: bool = False  # a pause came after it
+    so_far: float = 0.0  # the number itself, of a pattern ``since_start``
+
+
 class LogMetrics:
     """The metrics of one trial's log, read line by line; its warm-up steps do not count."""
 
     def __init__(self, log: LogFormat, warmup_steps: int = 0, num_gpus: int = 1) -> None:
         self._log, self._warmup, self._num_gpus = log, warmup_steps, num_gpus
-        self._patterns = [
-            (metric, pattern, re.compile(pattern.regex))
+        self._steps = [
+            _Steps(metric, pattern, re.compile(pattern.regex))
             for metric, variants in log.patterns.items()
             for pattern in variants
         ]
         self._pauses = re.compile(log.pauses) if log.pauses else None
-        self._steps: list[list[_Step]] = [[] for _ in self._patterns]
-        self._disturbed = [False] * len(self._patterns)
-        self._last = [""] * len(self._patterns)
-        self._so_far = [0.0] * len(self._patterns)
         self._loss_is_finite: bool | None = None
 
     def read(self, line: str) -> None:
@@ -114,12 +123,13 @@ class LogMetrics:
         for loss in _LOSS.finditer(line):
             self._loss_is_finite = loss[1][-1].isdigit()
         matched = False
-        for index, (metric, pattern, regex) in enumerate(self._patterns):
-            if found := regex.search(line):
+        for steps in self._steps:
+            if found := steps.regex.search(line):
                 matched = True
-                self._note(index, metric, pattern, found)
+                self._note(steps, found)
         if not matched and self._pauses and self._pauses.search(line):
-            self._disturbed = [True] * len(self._patterns)
+            for steps in self._steps:
+                steps.disturbed = True
 
     @property
     def diverged(self) -> bool:
@@ -129,23 +139,21 @@ class LogMetrics:
     def readings(self) -> list[Reading]:
         """Every metric that was found, each by its first pattern that matched."""
         found: dict[str, Reading] = {}
-        read = {
-            metric for (metric, *_), steps in zip(self._patterns, self._steps, strict=True) if steps
-        }
-        for (metric, pattern, _), steps, line in zip(
-            self._patterns, self._steps, self._last, strict=True
-        ):
-            if metric not in found and steps and pattern.unless not in read:
-                values = self._counted(pattern, steps)
+        read = {steps.metric for steps in self._steps if steps.found}
+        for steps in self._steps:
+            metric, pattern = steps.metric, steps.pattern
+            if metric not in found and steps.found and pattern.unless not in read:
+                values = self._counted(pattern, steps.found)
                 value = REDUCTIONS[pattern.reduce](values)
-                found[metric] = Reading(metric, value, len(steps), len(values), line)
+                found[metric] = Reading(metric, value, len(steps.found), len(values), steps.line)
         return list(found.values())
 
     def metrics(self) -> dict[str, float]:
         """Values of the readings by metric."""
         return {reading.metric: reading.value for reading in self.readings()}
 
-    def _note(self, index: int, metric: str, pattern: Pattern, found: re.Match[str]) -> None:
+    def _note(self, steps: _Steps, found: re.Match[str]) -> None:
+        metric, pattern = steps.metric, steps.pattern
         groups = found.re.groupindex
         which: int | str = "value" if "value" in groups else _first_unnamed(found.re)
         text = found[which]
@@ -160,14 +168,12 @@ class LogMetrics:
         number = None
         if "step" in groups and found["step"] and found["step"].replace(",", "").isdecimal():
             number = int(found["step"].replace(",", ""))
-        steps = self._steps[index]
-        if number is not None and steps and steps[-1].number == number:
+        if number is not None and steps.found and steps.found[-1].number == number:
             return  # the same step, printed by another rank
         if pattern.since_start:
-            value, self._so_far[index] = value - self._so_far[index], value
-        steps.append(_Step(value, number, self._disturbed[index]))
-        self._last[index] = line
-        self._disturbed[index] = False
+            value, steps.so_far = value - steps.so_far, value
+        steps.found.append(_Step(value, number, steps.disturbed))
+        steps.line, steps.disturbed = line, False
 
     def _counted(self, pattern: Pattern, steps: Sequence[_Step]) -> list[float]:
         """The values after the warm-up; at least the last one."""

@@ -119,16 +119,12 @@ def check_unit(unit: str, metric: str) -> None:
 
 
 def quantity(number: str, beside: Beside, metric: str, unit: str | None, num_gpus: int) -> float:
-    """A number of a log line in the unit that its metric's key names.
+    """A number of a log line, such as ``1,234.5``, ``3.36K`` or ``nan``, in its metric's unit.
 
-    Args:
-        number: the text that a pattern found, ``1,234.5``, ``3.36K`` or ``nan``.
-        beside: the line's text on both sides of it.
-        unit: of the number, if the pattern states it; ``""`` for the metric's own.
-        num_gpus: turns rates per GPU into rates of the job.
+    The ``unit`` is the one that the pattern states; ``""``: the metric's own. ``num_gpus`` turns
+    rates per GPU into rates of the job.
 
-    Raises:
-        QuantityError: if it is no number, or of another kind than its metric.
+    Raises QuantityError if it is no number, or of another kind than its metric.
     """
     text = number.strip().rstrip(",.;")
     magnitude = 1.0
@@ -141,17 +137,20 @@ def quantity(number: str, beside: Beside, metric: str, unit: str | None, num_gpu
     value = _plain(text, metric)
     if not math.isfinite(value):
         return value
-    after = _AFTER.match(beside.after)
-    if after and after["magnitude"]:
-        magnitude *= _MAGNITUDES[after["magnitude"]]
+    after, before = _AFTER.match(beside.after), _BEFORE.search(beside.before[-80:])
+    printed = after["magnitude"] if after else None
+    magnitude *= _MAGNITUDES[printed] if printed else 1.0
     wanted = _of_key(metric)
     if wanted is None or unit == "":
         return value * magnitude
-    if wanted.dimension == "memory" and after and after["magnitude"]:
+    if wanted.dimension == "memory" and printed:
         magnitude = 1.0  # 12.3 G of memory: its unit, below
-    if wanted.dimension == "steps/s" and value and (seconds := _of_a_step(beside)):
+    units = Beside(before["unit"] if before else "", (after and after["unit"]) or "")
+    # A time per step, such as ``s/it``.
+    seconds = _factor(units.after, "time") if "/" in units.after else None
+    if wanted.dimension == "steps/s" and value and seconds:
         return 1 / (value * seconds)
-    seen = _seen(beside, wanted.dimension, metric)
+    seen = _seen(units, wanted.dimension, metric)
     if unit is not None:
         stated = _factor(unit, wanted.dimension)
         if seen is not None and stated is not None and not math.isclose(seen.factor, stated):
@@ -162,7 +161,9 @@ def quantity(number: str, beside: Beside, metric: str, unit: str | None, num_gpu
         factor = stated if stated is not None else 1.0
     else:
         factor = seen.factor if seen else wanted.factor
-    return value * magnitude * factor / wanted.factor * _gpus(beside, metric, num_gpus)
+    of_job = metric in ("tokens_per_second", "samples_per_second")
+    gpus = num_gpus if of_job and _PER_GPU.search(" ".join(units)) else 1
+    return value * magnitude * factor / wanted.factor * gpus
 
 
 def _plain(text: str, metric: str) -> float:
@@ -198,14 +199,9 @@ def _factor(unit: str, dimension: str) -> float | None:
 
 
 def _seen(beside: Beside, dimension: str, metric: str) -> _Unit | None:
-    """The unit in the log, right after the number or right before it."""
-    for found, longest_first in (
-        (_AFTER.match(beside.after), True),
-        (_BEFORE.search(beside.before[-80:]), False),
-    ):
-        if not found or not found["unit"]:
-            continue
-        for text in _candidates(found["unit"], longest_first):
+    """The unit in the words right after the number, or right before it."""
+    for words, from_start in ((beside.after, True), (beside.before, False)):
+        for text in _candidates(words, from_start) if words else ():
             if (factor := _factor(text, dimension)) is not None:
                 return _Unit(dimension, factor, text.strip())
             other = next(
@@ -220,26 +216,9 @@ def _seen(beside: Beside, dimension: str, metric: str) -> _Unit | None:
     return None
 
 
-def _of_a_step(beside: Beside) -> float | None:
-    """Seconds in the unit after a number if that is a time per step, such as ``s/it``."""
-    found = _AFTER.match(beside.after)
-    text = found["unit"] if found else None
-    return _factor(text, "time") if text and "/" in text else None
-
-
 def _candidates(words: str, from_start: bool) -> list[str]:
     """Beginnings, or ends, of a text at word boundaries, longest first."""
     cuts = [i for i, c in enumerate(words) if c in " _"]
     if from_start:
         return [words, *(words[:cut] for cut in reversed(cuts))]
     return [words, *(words[cut + 1 :] for cut in cuts)]
-
-
-def _gpus(beside: Beside, metric: str, num_gpus: int) -> float:
-    """The factor from a rate per GPU in the log to the job's rate that the metric names."""
-    if metric not in ("tokens_per_second", "samples_per_second"):
-        return 1.0
-    near = _BEFORE.search(beside.before[-80:])
-    after = _AFTER.match(beside.after)
-    said = f"{near['unit'] if near else ''} {after['unit'] if after and after['unit'] else ''}"
-    return float(num_gpus) if _PER_GPU.search(said) else 1.0

@@ -155,8 +155,7 @@ def up(
         mem_per_node: ``2G`` or ``1500M``. May exceed the machine's in sum.
         start_s: how long the nodes may take to come up.
 
-    Raises:
-        MiniclusterError: if the machine lacks something, or the arguments make no sense.
+    Raises MiniclusterError if the machine lacks something, or the arguments make no sense.
     """
     directory = (directory or default_directory()).absolute()
     if reason := missing():

@@ -43,10 +43,7 @@ def runtime_folder() -> Path:
 
 
 def default_directory() -> Path:
-    """Default folder of a minicluster.
-
-    Raises MiniclusterError if this user's runtime folder may not be trusted.
-    """
+    """Default folder of a minicluster; see :func:`runtime_folder`."""
     return runtime_folder() / "minicluster"
 
 
@@ -65,10 +62,7 @@ def make_private(folder: Path) -> None:
 
 
 def check_name(config: MiniclusterConfig) -> None:
-    """See that sockets and Slurm's files can name a minicluster's folder.
-
-    Raises MiniclusterError if they cannot.
-    """
+    """Raise MiniclusterError unless sockets and Slurm's files can name a minicluster's folder."""
     name = shown(config.directory)
     if len(bytes(config.munge_socket)) > 100:  # sockaddr_un holds 107
         raise MiniclusterError(f"{name}: the path is too long for a socket; use a shorter one")
@@ -79,10 +73,7 @@ def check_name(config: MiniclusterConfig) -> None:
 
 
 def check_owned(folder: Path) -> None:
-    """See that a folder is this user's, and that nobody else can write to it.
-
-    Raises MiniclusterError if it is not.
-    """
+    """Raise MiniclusterError unless a folder is this user's, and nobody else can write to it."""
     if problem := _problem(folder):
         raise MiniclusterError(
             f"{folder} {problem}: what is in it could be somebody else's; use another folder, "

@@ -42,8 +42,7 @@ class MpiexecLauncher(Launcher):
         address: from a host's name to the address at which ranks reach it.
         answer_s: how long hosts may take to answer a sweep before they are given up.
 
-    Raises:
-        LauncherError: if there are no hosts, or no mpiexec that is known.
+    Raises LauncherError if there are no hosts, or no mpiexec that is known.
     """
 
     name = "mpiexec"

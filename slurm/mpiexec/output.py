@@ -14,10 +14,8 @@ import select
 import threading
 from pathlib import Path
 
-from slurm.log_file import LogFile
+from slurm.log_file import LAST_TRIES_S, LogFile, whole_lines
 
-_LAST_TRIES_S = 2.0  # to write what a full disk does not take when all writers are gone
-_LONGEST_LINE_BYTES = 1 << 20  # longer lines are passed on in pieces
 _POLL_S = 0.2
 _MPIEXEC = b""  # in the place of a rank: mpiexec's own words
 
@@ -35,11 +33,9 @@ class LineMerger:
         self._current = _MPIEXEC
 
     def feed(self, data: bytes) -> bytes:
-        """Lines that are complete now; a progress bar ends its lines by a carriage return."""
+        """Lines that are complete now."""
         self._unread += data
-        end = _after_last_line(self._unread)
-        if not end and len(self._unread) > _LONGEST_LINE_BYTES:
-            end = len(self._unread)
+        end = whole_lines(self._unread)
         text, self._unread = self._unread[:end], self._unread[end:]
         return self._merged(text)
 
@@ -63,9 +59,7 @@ class LineMerger:
 
     def _add(self, rank: bytes, piece: bytes) -> bytes:
         line = self._partial.pop(rank, b"") + piece
-        end = _after_last_line(line)
-        if len(line) - end > _LONGEST_LINE_BYTES:
-            end = len(line)
+        end = whole_lines(line)
         if rest := line[end:]:
             self._partial[rank] = rest
         return line[:end]
@@ -113,10 +107,6 @@ class OutputPump:
     def _close(self, source: int) -> None:
         merger, log = self._open.pop(source)
         log.write(merger.end())
-        log.close(_LAST_TRIES_S)
+        log.close(LAST_TRIES_S)
         self.problem = self.problem or log.problem
         os.close(source)
-
-
-def _after_last_line(text: bytes) -> int:
-    return max(text.rfind(b"\n"), text.rfind(b"\r")) + 1

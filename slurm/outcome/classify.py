@@ -55,13 +55,8 @@ class Outcome:
 
         The exit code is unknown, so only a complete statement of the trainer counts
         (``result.json``, ``MESHTUNE_RESULT``): no pattern in a log that may have been cut short,
-        and no ``error``, which ranks report that are killed one after the other.
-
-        Args:
-            directory: the trial's folder; its processes are gone.
-
-        Returns:
-            None if the trainer had not come to an end.
+        and no ``error``, which ranks report that are killed one after the other. None if the
+        trainer had not come to an end.
         """
         stdout, _ = read_log(directory / STDOUT_NAME)
         result, _ = find_result(directory, stdout)
@@ -96,7 +91,6 @@ def classify(evidence: Evidence) -> Outcome:
         or _stopped(evidence)
         or _out_of_memory(evidence)
         or _launch_failure(evidence)
-        or _unwritten(evidence)
         or _severed(evidence)
         or _timeout(evidence)
         or _cancelled_by_others(evidence)
@@ -170,6 +164,7 @@ def _out_of_memory(evidence: Evidence) -> _Verdict | None:
 
 
 def _launch_failure(evidence: Evidence) -> _Verdict | None:
+    """A failed launch, or a full disk."""
     texts, stderr = evidence.texts, evidence.stderr
     if found := texts.launch_failure.search(stderr):
         named = _named(texts.launch_failure, stderr)
@@ -181,12 +176,9 @@ def _launch_failure(evidence: Evidence) -> _Verdict | None:
         named = _named(texts.no_program, stderr)
         suspects = named if named < set(evidence.nodes) else ()
         return _Verdict(Kind.LAUNCH_FAILURE, found.group(), suspects=suspects)
-    return _said(evidence, Before.TIMEOUT)
-
-
-def _unwritten(evidence: Evidence) -> _Verdict | None:
-    """A disk too full for the launcher to write logs, which may have held the cause."""
-    if evidence.unwritten:
+    if verdict := _said(evidence, Before.TIMEOUT):
+        return verdict
+    if evidence.unwritten:  # a disk too full for logs, which may have held the cause
         return _Verdict(Kind.DISK_FULL, f"could not be written: {evidence.unwritten}")
     return None
 
@@ -245,14 +237,14 @@ def _crash(evidence: Evidence) -> _Verdict:
 def _said(evidence: Evidence, before: Before) -> _Verdict | None:
     """The first kind that has a text of this weight in the logs."""
     for kind in Kind:
-        for text in kind.row.texts:
-            if text.before is not before:
-                continue
-            logs = evidence.stderr if text.stderr_only else _all_text(evidence)
-            if found := text.pattern.search(logs):
-                first = evidence.texts.task_end.search(evidence.stderr)
-                suspects = [first["node"]] if first and text.blames_node else []
-                return _Verdict(kind, found.groupdict().get("message") or _line_of(found), suspects)
+        text = kind.row.text
+        if text is None or text.before is not before:
+            continue
+        logs = evidence.stderr if text.stderr_only else _all_text(evidence)
+        if found := text.pattern.search(logs):
+            first = evidence.texts.task_end.search(evidence.stderr)
+            suspects = [first["node"]] if first and text.blames_node else []
+            return _Verdict(kind, found.groupdict().get("message") or _line_of(found), suspects)
     return None
 
 

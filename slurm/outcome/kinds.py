@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,31 +44,47 @@ class Consequences:
 
     words: str  # for it in the report
     # A machine's fault is not the trial's, which does not count; "driver": we ended it.
-    cause: Literal["configuration", "machine", "driver"]
-    observed_as: Literal["success", "failure"] | None  # by the optimizer; a failure is penalized
-    retried: bool  # whether the same configuration runs again
-    colour: Literal["green", "red", "gray"]  # in the report
+    cause: Literal["success", "configuration", "machine", "driver"] = "configuration"
     status: str | None = None  # in result.json: the trainer's own word for it
-    texts: tuple[LogText, ...] = ()
+    text: LogText | None = None
     out_of: Literal["device memory", "host memory"] | None = None
     stops_search: bool = False  # after many in a row
 
+    @property
+    def colour(self) -> Literal["green", "red", "gray"]:
+        """Its colour in the report."""
+        return _COLOURS.get(self.cause, "gray")
 
+
+_COLOURS: Mapping[str, Literal["green", "red"]] = {"success": "green", "configuration": "red"}
 # Linear in the length of a log: words within a line are sought from its start, each once (atomic
 # groups), for a log may be made of nothing but their beginnings.
-_DEVICE_OOM = words.any_of(words.DEVICE_OOM, words.DEVICE_OOM_IN_LOGS)
-_HOST_OOM = words.any_of(words.HOST_OOM, words.HOST_OOM_IN_LOGS)
-_BROKEN_DEVICE = re.compile(
-    r"uncorrectable (?:ECC|NVLink) error|cudaErrorECCUncorrectable|hipErrorECCNotCorrectable"
-    r"|GPU has fallen off the bus"
+_DEVICE_OOM = LogText(words.any_of(words.DEVICE_OOM, words.DEVICE_OOM_IN_LOGS), Before.LAUNCH)
+_HOST_OOM = LogText(words.any_of(words.HOST_OOM, words.HOST_OOM_IN_LOGS), Before.LAUNCH)
+_BROKEN_DEVICE = LogText(
+    re.compile(
+        r"uncorrectable (?:ECC|NVLink) error|cudaErrorECCUncorrectable|hipErrorECCNotCorrectable"
+        r"|GPU has fallen off the bus"
+    ),
+    Before.RESULT,
+    stderr_only=True,
+    blames_node=True,
 )
-_ADDRESS_IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
-_INDIVISIBLE = re.compile(
-    r"(?im)^(?>.*?(?=error))(?P<message>(?>error.*?world[ _]?size).*(?:not|must be) divisible.*)"
+_ADDRESS_IN_USE = LogText(re.compile(r"EADDRINUSE|[Aa]ddress already in use"), Before.TIMEOUT)
+_INDIVISIBLE = LogText(
+    re.compile(
+        r"(?im)^(?>.*?(?=error))"
+        r"(?P<message>(?>error.*?world[ _]?size).*(?:not|must be) divisible.*)"
+    ),
+    Before.CRASH,
+    stderr_only=True,
 )
-_DISK_FULL = re.compile(  # not of what is memory in truth
-    r"(?m)^(?!.*(?:/dev/shm|/torch_|shared memory))"
-    r".*(?:No space left on device|Disk quota exceeded).*"
+_DISK_FULL = LogText(
+    re.compile(  # not of what is memory in truth
+        r"(?m)^(?!.*(?:/dev/shm|/torch_|shared memory))"
+        r".*(?:No space left on device|Disk quota exceeded).*"
+    ),
+    Before.TIMEOUT,
 )
 
 
@@ -86,73 +103,45 @@ class Kind(enum.StrEnum):
         (kind.row,) = row
         return kind
 
-    OK = "ok", Consequences("succeeded", "configuration", "success", False, "green", status="ok")
+    OK = "ok", Consequences("succeeded", "success", status="ok")
     OOM = (
         "oom",
         Consequences(
-            "out of device memory", "configuration", "failure", False, "red",
-            status="oom", texts=(LogText(_DEVICE_OOM, Before.LAUNCH),), out_of="device memory",
+            "out of device memory", status="oom", text=_DEVICE_OOM, out_of="device memory"
         ),
-    )  # fmt: skip
+    )
     HOST_OOM = (
         "host_oom",
-        Consequences(
-            "out of host memory", "configuration", "failure", False, "red",
-            texts=(LogText(_HOST_OOM, Before.LAUNCH),), out_of="host memory",
-        ),
-    )  # fmt: skip
+        Consequences("out of host memory", text=_HOST_OOM, out_of="host memory"),
+    )
     INVALID = (
         "invalid",
-        Consequences(
-            "refused by the trainer", "configuration", "failure", False, "red",
-            status="invalid", texts=(LogText(_INDIVISIBLE, Before.CRASH, stderr_only=True),),
-        ),
-    )  # fmt: skip
-    DIVERGED = (
-        "diverged",
-        Consequences("loss diverged", "configuration", "failure", False, "red", status="diverged"),
+        Consequences("refused by the trainer", status="invalid", text=_INDIVISIBLE),
     )
-    TIMEOUT = "timeout", Consequences("timed out or hung", "configuration", "failure", False, "red")
-    CRASH = (
-        "crash",
-        Consequences(
-            "crashed", "configuration", "failure", False, "red",
-            status="error", stops_search=True,
-        ),
-    )  # fmt: skip
-    NODE_FAILURE = (
-        "node_failure",
-        Consequences(
-            "a node failed", "machine", None, True, "gray",
-            texts=(LogText(_BROKEN_DEVICE, Before.RESULT, stderr_only=True, blames_node=True),),
-        ),
-    )  # fmt: skip
+    DIVERGED = "diverged", Consequences("loss diverged", status="diverged")
+    TIMEOUT = "timeout", Consequences("timed out or hung")
+    CRASH = "crash", Consequences("crashed", status="error", stops_search=True)
+    NODE_FAILURE = "node_failure", Consequences("a node failed", "machine", text=_BROKEN_DEVICE)
     LAUNCH_FAILURE = (
         "launch_failure",
-        Consequences(
-            "could not be launched", "machine", None, True, "gray",
-            texts=(LogText(_ADDRESS_IN_USE, Before.TIMEOUT),), stops_search=True,
-        ),
-    )  # fmt: skip
+        Consequences("could not be launched", "machine", text=_ADDRESS_IN_USE, stops_search=True),
+    )
     DISK_FULL = (
         "disk_full",
-        Consequences(
-            "found the disk full", "machine", None, True, "gray",
-            texts=(LogText(_DISK_FULL, Before.TIMEOUT),), stops_search=True,
-        ),
-    )  # fmt: skip
-    PREEMPTED = "preempted", Consequences("preempted", "machine", None, True, "gray")
-    CANCELLED = "cancelled", Consequences("stopped with the search", "driver", None, True, "gray")
+        Consequences("found the disk full", "machine", text=_DISK_FULL, stops_search=True),
+    )
+    PREEMPTED = "preempted", Consequences("preempted", "machine")
+    CANCELLED = "cancelled", Consequences("stopped with the search", "driver")
 
     @property
     def observed(self) -> bool:
         """Whether it is an observation for the optimizer: it depends on the configuration."""
-        return self.row.observed_as is not None
+        return self.row.cause in ("success", "configuration")
 
     @property
     def retried(self) -> bool:
         """Whether the same configuration runs again."""
-        return self.row.retried
+        return not self.observed
 
 
 BLAMELESS = frozenset(kind for kind in Kind if kind.row.cause == "machine")

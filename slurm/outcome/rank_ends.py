@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -19,18 +20,17 @@ class FailureGrace:
 
     def __init__(self, grace_s: float = FAILURE_GRACE_S) -> None:
         self._grace_s = grace_s
-        self._failed_s: float | None = None  # when the first failure was seen
-        self._used = False
+        self._failed_s = math.inf  # when the first failure was seen
 
     def is_over(self, codes: Mapping[int, int]) -> bool:
         """Whether the ranks that still run have to be killed now; true at most once."""
-        if self._failed_s is None and any(codes.values()):
-            self._failed_s = time.monotonic()
-        late = self._failed_s is not None and time.monotonic() - self._failed_s > self._grace_s
-        if late and not self._used:
-            self._used = True
-            return True
-        return False
+        now = time.monotonic()
+        if any(codes.values()):
+            self._failed_s = min(self._failed_s, now)
+        if now - self._failed_s <= self._grace_s:
+            return False
+        self._grace_s = math.inf
+        return True
 
 
 def first_failure(codes: Mapping[int, int]) -> int | None:

@@ -6,6 +6,7 @@ after each step. The driver decides; launchers only ask.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -40,7 +41,7 @@ class StepLog:
     """The steps in a log that is still being written, and may not exist yet; ``most`` are kept."""
 
     def __init__(self, path: Path, most: int | None) -> None:
-        self._most = most
+        self._most = math.inf if most is None else most
         self.steps: list[StepReport] = []
         self._path = path
         self._offset = 0
@@ -50,13 +51,14 @@ class StepLog:
     def grew(self) -> bool:
         """Read what is new; whether there are more steps than before."""
         before = len(self.steps)
-        data = self._new()
-        text, newline, rest = (self._partial + data).rpartition(b"\n")
-        if not newline:
-            text, rest = b"", rest
+        text, _, rest = (self._partial + self._new()).rpartition(b"\n")
         self._partial = rest[-_LONGEST_LINE_BYTES:]
         for said in objects_after(_WORD, text.decode(errors="replace")):
-            self._note(said)
+            step = _parsed(said)
+            # Several ranks may have printed it, or an earlier part of the log may be repeated.
+            if step and step["step"] > self._last and len(self.steps) < self._most:
+                self._last = step["step"]
+                self.steps.append(step)
         return len(self.steps) > before
 
     def _new(self) -> bytes:
@@ -67,14 +69,6 @@ class StepLog:
                 self._offset += len(data)
                 return unified(data)
         return b""
-
-    def _note(self, said: str) -> None:
-        step = _parsed(said)
-        # Several ranks may have printed it, or an earlier part of the log may be repeated.
-        full = self._most is not None and len(self.steps) >= self._most
-        if step and step["step"] > self._last and not full:
-            self._last = step["step"]
-            self.steps.append(step)
 
     @classmethod
     def reported(cls, directory: Path) -> list[StepReport]:
@@ -125,4 +119,4 @@ def _parsed(said: str) -> dict[str, Any] | None:
     except FileError:
         return None
     number = step.get("step") if isinstance(step, dict) else None
-    return step if isinstance(number, int) and not isinstance(number, bool) else None
+    return step if type(number) is int else None

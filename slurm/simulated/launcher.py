@@ -17,7 +17,7 @@ from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import Evidence
 from slurm.outcome.step_log import EarlyStop, StepReport, StopRule
 from slurm.outcome.watch import Termination
-from slurm.simulated.clock import Check, VirtualClock
+from slurm.simulated.clock import VirtualClock
 from slurm.simulated.cluster import EPOCH, NodeFailures, SimulatedCluster
 from slurm.simulated.trial import SimulatedStep, Workload, simulate
 from slurm.srun.texts import SRUN_TEXTS
@@ -29,12 +29,9 @@ NODE_LOSS_S = 60.0  # until Slurm has noticed that a node does not answer
 class SimulatedLauncher(Launcher):
     """Trials of a workload on a cluster, in virtual time.
 
-    Args:
-        start: virtual time at which this session begins, seconds since the epoch; ``EPOCH`` at
-            the earliest.
+    The session begins at ``start``, seconds since the epoch, ``EPOCH`` at the earliest.
 
-    Raises:
-        LauncherError: if there are no nodes.
+    Raises LauncherError if there are no nodes.
     """
 
     name = "simulate"
@@ -73,13 +70,20 @@ class SimulatedLauncher(Launcher):
         began = self._clock.time()
         end, steps = self._end(spec, lease, began)
         until = began + end.elapsed_s
-        reporter = _StepReporter(spec, steps, self.workload, stop_rule)
-        self._clock.sleep(until, spec.name, stop, reporter.checks(began) if stop_rule else ())
+        reports: list[StepReport] = []
+        early: list[EarlyStop] = []
+
+        def ask(rule: StopRule, done: SimulatedStep) -> bool:
+            reports.append(self.workload.step(spec.config, done.number, done.step_time_s))
+            if found := rule(reports):
+                early.append(found)
+            return found is not None
+
+        checks = [(began + done.at_s, partial(ask, stop_rule, done)) for done in steps if stop_rule]
+        self._clock.sleep(until, spec.name, stop, checks)
         now = self._clock.time()
-        if reporter.early_stop:
-            end = Evidence(
-                Termination.STOPPED_EARLY, now - began, reporter.early_stop, nodes=lease.nodes
-            )
+        if early:
+            end = Evidence(Termination.STOPPED_EARLY, now - began, early[0], nodes=lease.nodes)
         elif now < until:  # only a stop ends a sleep too early
             end = Evidence(Termination.STOPPED, now - began, nodes=lease.nodes)
         return classify(end)
@@ -107,31 +111,9 @@ class SimulatedLauncher(Launcher):
         ):
             if node in lease.nodes:
                 elapsed_s = max(0.0, at - began) + NODE_LOSS_S
-                stderr = f"srun: error: Node failure on {node}\n"
-                lost = Evidence(
-                    Termination.EXITED,
-                    elapsed_s,
-                    stderr=stderr,
-                    nodes=lease.nodes,
-                    texts=SRUN_TEXTS,
+                said = f"srun: error: Node failure on {node}\n"
+                evidence = Evidence(
+                    Termination.EXITED, elapsed_s, stderr=said, nodes=lease.nodes, texts=SRUN_TEXTS
                 )
-                return lost, [step for step in steps if step.at_s < elapsed_s - NODE_LOSS_S]
+                return evidence, [step for step in steps if step.at_s < elapsed_s - NODE_LOSS_S]
         return evidence, steps
-
-
-class _StepReporter:
-    def __init__(
-        self, spec: TrialSpec, done: list[SimulatedStep], work: Workload, stop_rule: StopRule | None
-    ) -> None:
-        self.early_stop: EarlyStop | None = None
-        self._spec, self._done, self._work, self._stop_rule = spec, done, work, stop_rule
-        self._reports: list[StepReport] = []
-
-    def checks(self, began: float) -> list[Check]:
-        """The moments at which a step is reported."""
-        return [(began + done.at_s, partial(self._report, done)) for done in self._done]
-
-    def _report(self, done: SimulatedStep) -> bool:
-        self._reports.append(self._work.step(self._spec.config, done.number, done.step_time_s))
-        self.early_stop = self._stop_rule(self._reports) if self._stop_rule else None
-        return self.early_stop is not None

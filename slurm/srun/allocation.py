@@ -39,9 +39,8 @@ class JobStep:
 class Allocation:
     """A Slurm job, asked through Slurm's own commands; ``left_out`` nodes cannot be used.
 
-    Raises:
-        AllocationGoneError: if the job does not run.
-        SlurmError: if Slurm's controller does not answer for ten minutes.
+    Raises AllocationGoneError if the job does not run, SlurmError if Slurm's controller does not
+    answer for ten minutes.
     """
 
     def __init__(self, job: str, run: Run = shell.run, left_out: Collection[str] = ()) -> None:
@@ -84,13 +83,11 @@ class Allocation:
         # squeue still knows a job that ended lately; a requeued one has no nodes yet.
         return AllocationState.HELD if state in _HELD and nodes else AllocationState.GONE
 
-    def steps(self) -> list[JobStep]:
-        return _steps(self._run(["squeue", "-h", "-s", "-j", self.job, "-o", "%i|%j|%N"]))
-
-    def steps_of_user(self) -> list[JobStep]:
-        """Listed steps of all jobs of this user."""
-        user = str(os.getuid())
-        return _steps(self._run(["squeue", "-h", "-s", "-u", user, "-o", "%i|%j|%N"]))
+    def steps(self, *, of_user: bool = False) -> list[JobStep]:
+        """Listed steps of the job, or of all jobs of this user."""
+        whose = ("-u", str(os.getuid())) if of_user else ("-j", self.job)
+        listing = self._run(["squeue", "-h", "-s", *whose, "-o", "%i|%j|%N"]).splitlines()
+        return [JobStep(*line.split("|", 2)) for line in listing if line.count("|") >= 2]
 
     def on_live_nodes(self, steps: list[JobStep]) -> list[JobStep]:
         """The steps that have a node which is not down.
@@ -158,7 +155,6 @@ class Allocation:
 
         Raises SlurmError if that is unknown, or the job has no nodes any more.
         """
-
         compact = self._ask(self._about_job("%N"), patience_s)
         if not compact:
             raise SlurmError(f"job {self.job} has no nodes: it is not running (any more)")
@@ -210,10 +206,6 @@ def parse_time_left(text: str) -> float | None:
         return float(86400 * int(days or 0) + seconds)
     except ValueError:
         raise SlurmError(f"squeue shows {text!r} as the job's time left") from None
-
-
-def _steps(listing: str) -> list[JobStep]:
-    return [JobStep(*line.split("|", 2)) for line in listing.splitlines() if line.count("|") >= 2]
 
 
 def _resolves(host: str) -> bool:

@@ -25,18 +25,17 @@ UNPACK = Path(__file__).with_name("unpack.sh")
 # machine is to blame for the end.
 _ENDED = f'"final": true|"event": "ended",.*"kind": "({"|".join(k for k in Kind if k.observed)})"'
 _OPTION = re.compile(r"--[a-z][a-z0-9-]+(=.+)?")
-_OWN = {"account", "nodes", "partition", "qos", "time"}  # options of `meshtune submit` itself
-_NEEDED = {  # options that the script sets, or that would undo one
-    "array", "exclusive", "mem", "no-kill", "no-requeue", "open-mode", "output", "oversubscribe",
-    "overcommit", "requeue", "signal", "wait", "wrap",
-}  # fmt: skip
-# With these there is no job, one in another cluster's queue, or no job id.
-_NO_JOB = {"clusters", "help", "parsable", "test-only", "usage", "version"}
+_REFUSED = {  # options of sbatch, by the reason
+    "`meshtune submit` has --{} itself": "account nodes partition qos time",
+    # or they would undo what it sets
+    "the script sets --{}, as a search needs it": "array exclusive mem no-kill no-requeue "
+    "open-mode output oversubscribe overcommit requeue signal wait wrap",
+    # or it would be in another cluster's queue, or have no id
+    "with --{} there is no job to follow": "clusters help parsable test-only usage version",
+}
 _JOB_ID = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)  # --parsable prints "id" or "id;cluster"
 _WARNING_S = 300  # before the allocation ends: for the last trials, the journal and the report
-_TIME = re.compile(
-    r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>[0-5]?\d))?(?::(?P<third>[0-5]?\d))?"
-)
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::([0-5]?\d))?(?::([0-5]?\d))?")
 
 
 class BatchError(LauncherError, ValueError):
@@ -59,18 +58,16 @@ def batch_script(
 ) -> str:
     """The text of a batch script; pure but for ``meshtune``'s default.
 
+    Raises BatchError if a value cannot be given to sbatch. Its options override the site's.
+
     Args:
         space: a shipped space's name or an absolute path.
         run_dir: the run's folder; the same one continues the same search.
         time: its limit, as sbatch takes it.
-        account: sbatch's option, as are ``partition`` and ``qos``; each overrides the site's.
-        further: options of sbatch, ``constraint=gpu`` or ``--constraint=gpu``, which override, too.
+        further: options of sbatch, ``constraint=gpu`` or ``--constraint=gpu``.
         meshtune: the command; default: that of the site's environment, else the one beside the
             running interpreter, so that the job runs what was submitted whatever its PATH is.
         options: further options of ``meshtune search``.
-
-    Raises:
-        BatchError: if a value cannot be given to sbatch.
     """
     run = run_dir.absolute()
     chosen = {"account": account, "partition": partition, "qos": qos}
@@ -153,8 +150,7 @@ class BatchJob:
     def of(cls, run_dir: Path) -> Self | None:
         """This user's job that searches, or will search, in a run's folder.
 
-        Raises:
-            SlurmError: if squeue fails, or Slurm's controller does not answer for ten minutes.
+        Raises SlurmError if squeue fails, or Slurm's controller does not answer for ten minutes.
         """
         script = str(cls.script_of(run_dir))
         # The command stands last: it may have any character.
@@ -167,12 +163,9 @@ class BatchJob:
 
     @classmethod
     def submit(cls, script: str, run_dir: Path) -> str:
-        """Write the script into the run's folder and submit it once.
+        """Write the script into the run's folder and submit it once; returns the job's id.
 
         The job resubmits it from there.
-
-        Returns:
-            The job's id.
 
         Raises:
             NoAnswerError: if it is unknown whether it was submitted.
@@ -214,14 +207,10 @@ def time_limit_s(time: str) -> int:
     found = _TIME.fullmatch(time)
     if not found:
         raise BatchError(f"--time {time!r} is not a time limit; write hours:minutes:seconds, or 6h")
-    parts = [int(p) for p in (found["first"], found["second"], found["third"]) if p is not None]
-    if found["days"] is not None:
-        hours, minutes, seconds = (*parts, 0, 0)[:3]
-    elif len(parts) == 3:
-        hours, minutes, seconds = parts
-    else:
-        hours, minutes, seconds = 0, parts[0], (*parts, 0)[1]
-    total_s = ((int(found["days"] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+    days, *parts = (int(p) if p else None for p in found.groups())
+    from_hours = days is not None or parts[2] is not None
+    sizes_s = (3600, 60, 1) if from_hours else (60, 1)
+    total_s = 86400 * (days or 0) + sum(n * s for n, s in zip(parts, sizes_s, strict=False) if n)
     if total_s == 0:
         raise BatchError(f"--time {time!r} is zero; give the job a time limit above 0, such as 6h")
     return total_s
@@ -233,15 +222,11 @@ def _further(option: str) -> str:
     if not _OPTION.fullmatch(text):
         raise BatchError(f"--sbatch {option}: accepted NAME or NAME=VALUE, such as constraint=gpu")
     # sbatch accepts an option's first letters, too.
-    refused = [name for name in _OWN | _NEEDED | _NO_JOB if name.startswith(_name(text))]
-    if not refused:
-        return text
-    meant = min(refused, key=lambda name: (len(name), name))
-    if meant in _OWN:
-        raise BatchError(f"--sbatch {option}: `meshtune submit` has --{meant} itself")
-    if meant in _NEEDED:
-        raise BatchError(f"--sbatch {option}: the script sets --{meant}, as a search needs it")
-    raise BatchError(f"--sbatch {option}: with --{meant} there is no job to follow")
+    why = {name: reason for reason, names in _REFUSED.items() for name in names.split()}
+    if refused := [name for name in why if name.startswith(_name(text))]:
+        meant = min(refused, key=lambda name: (len(name), name))
+        raise BatchError(f"--sbatch {option}: {why[meant].format(meant)}")
+    return text
 
 
 def _name(option: str) -> str:

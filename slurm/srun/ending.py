@@ -32,17 +32,12 @@ class Step:
 
 @dataclass(frozen=True)
 class StepEnder:
-    """Ends steps; for several threads.
-
-    Args:
-        gone_deadline_s: how long a step may stay in Slurm's list before ``proof`` asks its nodes.
-        patience_s: how long to wait instead for a controller that does not answer.
-    """
+    """Ends steps; for several threads."""
 
     allocation: Allocation
     proof: NodeProof
-    gone_deadline_s: float
-    patience_s: float
+    gone_deadline_s: float  # how long a step may stay in Slurm's list before its nodes are asked
+    patience_s: float  # how long to wait instead for a controller that does not answer
 
     def end(
         self, step: Step, grace_s: float, said: Callable[[], str], doubtful: bool = False
@@ -52,15 +47,11 @@ class StepEnder:
         Through Slurm: SIGTERM to srun would kill its tasks without grace, and SIGKILL to its
         process group would leave them running.
 
-        Args:
-            grace_s: between the polite and the final signal; 0: no polite one.
-            said: the standard error of its srun.
-            doubtful: Slurm's list does not prove that the step is gone.
+        Between the polite and the final signal it has ``grace_s``; 0: there is no polite one. Its
+        srun has ``said`` on standard error. If ``doubtful``, Slurm's list proves nothing.
 
-        Returns:
-            The nodes that are not proven free. If all are free and Slurm still lists the step, a
-            message that says so: somebody may have killed the step daemon that its ranks waited
-            for.
+        Returns the nodes that are not proven free. If all are free and Slurm still lists the step,
+        a message says so: somebody may have killed the step daemon that its ranks waited for.
         """
         srun, nodes = step.srun, step.lease.nodes
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 from foundation.writing import write_private
 from slurm import fork_server
 from slurm.forked_rank import read_at_start
-from slurm.logs.text import read_log
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
 from slurm.outcome.kinds import Kind
@@ -29,7 +28,7 @@ from slurm.srun.kept_step import KeptStep, requirements
 from slurm.srun.pacing import LaunchPacing
 from slurm.srun.site import Site
 from slurm.srun.texts import SRUN_TEXTS
-from slurm.trial import STDERR_NAME, Lease, TrialSpec
+from slurm.trial import Lease, TrialSpec
 
 _LET_GO_S = 10.0  # for a step with nothing left to do to end by itself
 
@@ -152,11 +151,7 @@ class KeptLaunches:
             kept.let_go(_LET_GO_S)
         # A rank itself carries the step's name in its environment, what it has started the trial's.
         step = replace(kept.step, marks=kept.step.marks | {spec.name})
-
-        def said() -> str:
-            return read_log(spec.directory / STDERR_NAME)[0]
-
-        return self._ender.end(step, 0.0, said, doubtful)
+        return self._ender.end(step, 0.0, spec.stderr, doubtful)
 
     def _end_idle(self, steps: Sequence[KeptStep]) -> None:
         for kept in steps:

@@ -19,13 +19,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurm.forked_rank import parsed_python, read_at_start
-from slurm.log_file import LogFile
+from slurm.log_file import LAST_TRIES_S, LogFile
 from slurm.outcome.rank_ends import FailureGrace, first_failure
 from slurm.srun.ending import Step
 from slurm.srun.rank_words import RankWords
 from slurm.trial import STDERR_NAME, STDOUT_NAME, Lease, TrialSpec
 
-_LAST_TRIES_S = 2.0  # to write what a full disk does not take
 _POLL_S = 0.2
 _MOST_UNCLAIMED = 1 << 16  # bytes kept of what srun says while no trial runs
 
@@ -159,13 +158,13 @@ class KeptStep:
         If srun has ended, all its output is in them.
         """
         if not self.alive:
-            self._pump.join(_LAST_TRIES_S)
+            self._pump.join(LAST_TRIES_S)
         with self._lock:
             self._trial = None
             for output in (self._out, self._err):
                 log, output.log = output.log, None
                 if log is not None:
-                    log.close(_LAST_TRIES_S)
+                    log.close(LAST_TRIES_S)
                     self._problem = self._problem or log.problem
         return self._problem
 

@@ -20,7 +20,6 @@ from slurm.launcher import (
     LauncherError,
     LauncherOptions,
 )
-from slurm.logs.text import read_log
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
 from slurm.outcome.kinds import Kind
@@ -44,9 +43,7 @@ GONE_DEADLINE_S = 60.0
 class SrunLauncher(Launcher):
     """Starts trials as steps of an allocation; default the one this process is in.
 
-    Args:
-        gone_deadline_s: how long a step may stay in Slurm's list before ``proof`` asks its nodes.
-        patience_s: how long to wait instead for a controller that does not answer.
+    ``gone_deadline_s`` and ``patience_s`` are those of a :class:`StepEnder`.
     """
 
     name = "srun"
@@ -116,9 +113,6 @@ class SrunLauncher(Launcher):
         step = self._start(spec, lease, argv)
         unwritten = ""
 
-        def said() -> str:
-            return read_log(spec.directory / STDERR_NAME)[0]
-
         def exited() -> bool:
             nonlocal unwritten
             done = step.srun.poll() is not None
@@ -130,11 +124,11 @@ class SrunLauncher(Launcher):
         try:
             watched = watch(spec, exited, stop, stop_rule)
         except BaseException:
-            self._ender.end(step, spec.grace_s, said)  # whatever went wrong, nothing is left
+            self._ender.end(step, spec.grace_s, spec.stderr)  # whatever went wrong, nothing is left
             raise
         grace_s = 0.0 if watched.termination is Termination.EXITED else spec.grace_s
         severed = ended_by_others(step.srun, watched, "srun")
-        stuck, undead = self._ender.end(step, grace_s, said, doubtful=bool(severed))
+        stuck, undead = self._ender.end(step, grace_s, spec.stderr, doubtful=bool(severed))
         evidence = gather(
             spec,
             lease,
@@ -150,14 +144,9 @@ class SrunLauncher(Launcher):
         return classify(evidence)
 
     def _start(self, spec: TrialSpec, lease: Lease, argv: Sequence[str]) -> Step:
-        environ = srun_environment(
-            spec,
-            lease,
-            self.site,
-            self.allocation.address(lease.nodes[0]),
-            os.environ,
-            self.allocation.cpus_per_node,
-        ) | {"SLURM_JOB_ID": self.allocation.job}
+        cpus, address = self.allocation.cpus_per_node, self.allocation.address(lease.nodes[0])
+        environ = srun_environment(spec, lease, self.site, address, os.environ, cpus)
+        environ["SLURM_JOB_ID"] = self.allocation.job
         with (
             (spec.directory / STDOUT_NAME).open("wb") as stdout,
             (spec.directory / STDERR_NAME).open("wb") as stderr,
@@ -188,9 +177,8 @@ class SrunLauncher(Launcher):
         sruns = {pid for pid in left_behind if processes.name(pid) == "srun"}
 
         def left() -> list[JobStep]:
-            return [
-                s for s in self.allocation.steps_of_user() if {s.name, kept_mark(s.name)} & wanted
-            ]
+            steps = self.allocation.steps(of_user=True)
+            return [s for s in steps if {s.name, kept_mark(s.name)} & wanted]
 
         def waiting() -> bool:
             return any(processes.is_running(pid) for pid in sruns)

@@ -111,15 +111,10 @@ def patiently(
 ) -> str:
     """Run a Slurm command until the controller answers, with pauses that double.
 
-    For questions, and for orders that may be given twice. ``tell`` is called once, with one line
-    that says so.
+    For questions, and for orders that may be given twice. ``patience_s`` is for all pauses and
+    tries before the last try; ``tell`` is called once, with one line that says so.
 
-    Args:
-        patience_s: for all pauses and tries before the last try.
-
-    Raises:
-        NoAnswerError: if it has not answered by then.
-        SlurmError: if it has answered, and the command fails.
+    Raises NoAnswerError if it has not answered by then, SlurmError if the command fails.
     """
     left_s, pause_s = patience_s, _FIRST_PAUSE_S
     while True:

@@ -7,12 +7,13 @@ import subprocess
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from foundation.documents import read_document
 from foundation.files import FileError
 from foundation.messages import shown
-from foundation.records import validate
+from foundation.records import Record, validate
+from foundation.values import VariableName
 from slurm.launcher import LauncherError
 
 
@@ -22,7 +23,6 @@ def _option(text: str) -> str:
     return text
 
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)]
 Option = Annotated[str, AfterValidator(_option)]
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^\n]*[^/\n]$", max_length=4096)]
 
@@ -34,17 +34,11 @@ class SiteError(LauncherError, FileError):
     """A site profile that cannot be used; the message names the file, the key and the remedy."""
 
 
-class Environment(BaseModel):
+class Environment(Record):
     """A Python environment that a job copies to storage of each node's own before it searches."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    archive: AbsolutePath = Field(
-        description="a tar of it, compressed or not, with bin/ at its top; nodes share this path"
-    )
-    folder: AbsolutePath = Field(
-        description="where each node gets it; the folder above it must be there"
-    )
+    archive: AbsolutePath  # a tar, compressed or not, with bin/ at its top; nodes share this path
+    folder: AbsolutePath  # where each node gets it; the folder above it must be there
 
     @property
     def sent(self) -> str:
@@ -87,38 +81,22 @@ class Environment(BaseModel):
         return self
 
 
-class Site(BaseModel):
-    """Options of srun and sbatch at one site. Strict: an unknown key is a mistake."""
+class Site(Record):
+    """Options of srun and sbatch at one site."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    source: str = Field(description="where these facts are from")
-    gpus: Literal["none", "per_task", "per_node"] = Field(
-        default="none",
-        description=(
-            "none: steps get what the job has. per_task: each rank sees one GPU, as device 0. "
-            "per_node: each rank sees the node's GPUs and takes that of its LOCAL_RANK"
-        ),
-    )
-    cpus_per_rank: int | None = Field(
-        default=None, ge=1, le=10_000, description="unless the trial says"
-    )
-    srun_options: list[Option] = Field(
-        default=[], max_length=100, description="added to every srun line"
-    )
-    env: dict[Name, str] = Field(default={}, max_length=1000, description="set for every rank")
-    modules: list[str] = Field(default=[], max_length=100, description="loaded by the batch script")
-    environment: Environment | None = Field(
-        default=None, description="sent to the nodes by the batch script, and used by all ranks"
-    )
-    batch_options: list[Option] = Field(default=[], max_length=100, description="#SBATCH lines")
+    source: str  # where these facts are from
+    # none: steps get what the job has. per_task: each rank sees one GPU, as device 0.
+    # per_node: each rank sees the node's GPUs and takes that of its LOCAL_RANK
+    gpus: Literal["none", "per_task", "per_node"] = "none"
+    cpus_per_rank: int | None = Field(default=None, ge=1, le=10_000)  # unless the trial says
+    srun_options: list[Option] = Field(default=[], max_length=100)  # added to every srun line
+    env: dict[VariableName, str] = Field(default={}, max_length=1000)  # set for every rank
+    modules: list[str] = Field(default=[], max_length=100)  # loaded by the batch script
+    environment: Environment | None = None  # sent to the nodes by the job; all ranks use it
+    batch_options: list[Option] = Field(default=[], max_length=100)  # #SBATCH lines
     max_concurrent_steps: int = Field(default=90, ge=1, le=100_000)
-    launch_interval_s: float = Field(
-        default=0.2,
-        ge=0,
-        le=3600,
-        description="least time between two sruns, for the controller's sake",
-    )
+    # least time between two sruns, for the controller's sake
+    launch_interval_s: float = Field(default=0.2, ge=0, le=3600)
     _reference: str = PrivateAttr(default="generic")
 
     @property
@@ -133,13 +111,9 @@ class Site(BaseModel):
 
     @classmethod
     def load(cls, reference: str) -> Self:
-        """Read a site profile.
+        """Read a shipped profile by its name, or a YAML file by its path.
 
-        Args:
-            reference: a shipped profile's name, or a YAML file's path.
-
-        Raises:
-            SiteError: if there is no such profile, or it is not one.
+        Raises SiteError if there is no such profile, or it is not one.
         """
         if reference in cls.shipped():
             path = _SHIPPED / f"{reference}.yaml"

@@ -69,6 +69,16 @@ def test_an_unknown_framework_has_the_habits_of_most() -> None:
     assert framework_named("megatron-bridge-26.06") is framework_named("megatron-bridge")
 
 
+def test_a_rule_of_a_habit_that_there_is_not_is_refused(load: Load, tmp_path: Path) -> None:
+    for rule in (
+        "flash_atention: {key: fa, default: true}",
+        "flash_attention: {key: fa, default: 2}",
+    ):
+        (tmp_path / "mine.yaml").write_text(OWN.replace("log:", f"stated: {{{rule}}}\nlog:"))
+        with pytest.raises(SpaceError, match=rf"mine.yaml:4:.*{rule.split(':')[0]}"):
+            load(SPACE)
+
+
 def test_an_adapter_is_a_record_that_starts_its_trainer() -> None:
     more = AdapterFile.model_fields.keys() - KnownTrainer.model_fields.keys()
     assert {"command", "settings", "framework"} <= more

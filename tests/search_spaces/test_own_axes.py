@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from analysis.prediction.pricing import NotPricedError, Pricing
-from analysis.prediction.ranking import likely_to_fit, search_warnings
+from analysis.prediction.ranking import Ranking, search_warnings
 from search_spaces import SearchSpace, SpaceError, check, load_space
 from search_spaces.points.candidates import Candidates
 
@@ -77,7 +77,7 @@ def test_a_degree_that_the_cost_model_does_not_know_is_never_priced(load: Load) 
     known = "cannot price the parallel axis sp: it knows tp, cp, dp, pp"
     with pytest.raises(NotPricedError, match=known):
         Pricing(space)
-    assert known in likely_to_fit(check(space))
+    assert known in Ranking.likely_to_fit(check(space))
     assert ["sp" in line for line in search_warnings(space, Pricing.of(space))] == [True]
 
 
@@ -181,6 +181,6 @@ def test_a_degree_that_splits_no_ranks_is_searched_beside_the_prices_and_said(lo
     content["trainer"]["command"].append("--ep={ep}")
     space = load(yaml.safe_dump(content))
     note = "the cost model sees no difference between values of ep"
-    assert note in likely_to_fit(check(space))
+    assert note in Ranking.likely_to_fit(check(space))
     assert [note in line for line in search_warnings(space, Pricing.of(space))] == [True]
-    assert note not in likely_to_fit(check(load(text())))
+    assert note not in Ranking.likely_to_fit(check(load(text())))

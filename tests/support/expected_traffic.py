@@ -13,20 +13,22 @@ from dataclasses import replace
 import numpy as np
 
 from search_spaces.known import framework_named
+from support.expected_parameters import Parameter, Ranks, in_order, stage_parameters
 from trainer.plan.axes import cp, dp, grid, pp, tp
 from trainer.plan.axes.axis import Exchanges
+from trainer.plan.axes.dp import Cuts, Holders, Wires, state_exchanges
+from trainer.plan.axes.mesh import Size
 from trainer.plan.config import TrainConfig
-from trainer.plan.exchange import Exchange
+from trainer.plan.exchange import Exchange, Habits
 from trainer.plan.formats import Format
 from trainer.plan.jobs import RECOMPUTE, Jobs, jobs
 from trainer.plan.placement import Level, Placement, Topology
-from trainer.plan.shapes import Parameter, Ranks, in_order, stage_parameters
-from trainer.plan.shards import UnitLayout, bucket_exchanges, fill, padded, unit_exchanges
+from trainer.plan.shards import UnitLayout, fill, padded, unit_exchanges
 from trainer.plan.sizes import Matrix, layer_matrices
+from trainer.plan.states import Degrees
 
 Report = dict[str, dict[str, dict[str, int]]]
 MESHTUNE = framework_named("meshtune")
-REPEATED_GATHERS = 2  # of a layer whose pass is repeated with sequence parallelism
 _SUMMED_BYTES = 4  # gradients between ranks are summed in float32
 
 
@@ -114,7 +116,7 @@ class _Walk:
         self.pp_rank = self.axes.place(rank, "pp")
         states = self.axes.of_states
         size, stride = states.sizes["dp"], states.stride("dp")
-        self.holders = dp.Holders(size, stride, config.tp, self.placement, world_size)
+        self.holders = Holders(size, stride, config.tp, self.placement, world_size)
         self.copy = states.place(rank, "dp")
         self.num_stages = config.pp * config.vpp
 
@@ -141,9 +143,9 @@ class _Walk:
         first, last = index == 0, index == self.num_stages - 1
         layers = config.stages.layers(index)
         repeated = config.recomputed(layers)
-        each = tp.layer_exchanges(job, MESHTUNE, REPEATED_GATHERS)
+        each = tp.layer_exchanges(job, MESHTUNE)
         sent = _of_layers(each, len(layers), repeated)
-        sent += tp.end_exchanges(job, MESHTUNE, first, last)
+        sent += end_exchanges(job, MESHTUNE, first, last)
         for one in _of_layers(cp.layer_exchanges(job, MESHTUNE), len(layers), repeated):
             # The trainer passes blocks from rank to rank, and counts each.
             steps = config.cp - 1
@@ -154,7 +156,7 @@ class _Walk:
         if config.grid_axes:
             sent += self._of_grid(len(layers), repeated, first, last)
         for one in sent:
-            yield one.repeated(config.gas)
+            yield repeatedly(one, config.gas)
 
     def _of_grid(self, layers: int, repeated: int, first: bool, last: bool) -> Exchanges:
         """Along gy and gz: products of layers and tables, norms and weights."""
@@ -165,10 +167,10 @@ class _Walk:
         for matrix in matrices:
             sent += _of_layers(grid.product_sums(job, matrix), layers, repeated)
             sent += _of_layers(self._depth(matrix), layers, repeated)
-        sent += _of_layers(grid.norm_exchanges(job), 2 * layers, 2 * repeated)
+        sent += _of_layers(norm_exchanges(job), 2 * layers, 2 * repeated)
         if last:
             sent += _of_layers((*grid.product_sums(job, table), *self._depth(table)), 1, 0)
-            sent += _of_layers(grid.norm_exchanges(job), 1, 0)
+            sent += _of_layers(norm_exchanges(job), 1, 0)
         return sent + (_of_layers(self._depth(table), 1, 0) if first else ())
 
     def _depth(self, matrix: Matrix) -> Exchanges:
@@ -180,7 +182,7 @@ class _Walk:
     def _messages(self, index: int) -> Iterator[Sent]:
         """Activations to the next stage, and their gradients to the one before."""
         message = pp.message(self.job, MESHTUNE)
-        stages = self.axes.group_of(self.rank, "pp")
+        stages = self.axes.group("pp").of(self.rank)
         for near in (index + 1, index - 1):
             peer = self.config.stages.rank_of(near) if 0 <= near < self.num_stages else self.pp_rank
             if peer != self.pp_rank:
@@ -244,13 +246,72 @@ class _Walk:
         return sent, group.of(self.rank)
 
     def _embedding(self, numel: int) -> Sent:
-        stages = self.axes.group_of(self.rank, "pp")
+        stages = self.axes.group("pp").of(self.rank)
         peer = stages[-1 if self.pp_rank == 0 else 0]
-        return pp.tied_embedding(self.job, numel), (self.rank, peer)
+        return tied_embedding(self.job, numel), (self.rank, peer)
+
+
+def repeatedly(exchange: Exchange, count: Size) -> Exchange:
+    """The exchange with its number of calls multiplied."""
+    return replace(exchange, times=exchange.times * count)
 
 
 def _of_layers(exchanges: Exchanges, layers: int, repeated: int) -> Exchanges:
     """Exchanges of one layer, for so many layers of which some are computed again."""
     return tuple(
-        one.repeated(repeated if one.within == "repeated" else layers) for one in exchanges
+        repeatedly(one, repeated if one.within == "repeated" else layers) for one in exchanges
     )
+
+
+def end_exchanges(jobs: Jobs, habits: Habits, first: bool, last: bool) -> Exchanges:
+    """Sums of a micro-batch outside of the layers, on a stage with the first or the last of them.
+
+    The embedding's output is a sum, and so is the gradient of the output layer's input. The loss
+    sums the greatest logit, then the exponentials and the target's logit, in float32.
+    """
+    made = tp.sums(jobs, habits, {"forward": (first + last, first + 2 * last)})
+    group, tokens = jobs.layout.axes.group("tp"), jobs.tokens
+    loss = (Exchange("tensor", "all_reduce", group, n * tokens * 4) for n in (1, 2))
+    return (*made, *(loss if last else ()))
+
+
+def norm_exchanges(jobs: Jobs) -> Exchanges:
+    """Moments of one norm's inputs, which lie along gy, in float32; the backward pass sums two."""
+    group, moments = jobs.layout.axes.group("gy"), 2 * jobs.tokens * 4
+    full = np.where(jobs.repeats_layers, 1.0, 0.0)
+    gathered = jobs.layout.gy * moments
+    return (
+        Exchange("tensor", "all_gather", group, gathered, 1, "forward"),
+        Exchange("tensor", "all_gather", group, gathered, full, "repeated"),
+        Exchange("tensor", "all_reduce", group, moments, 1, "backward"),
+    )
+
+
+def tied_embedding(jobs: Jobs, weights: float) -> Exchange:
+    """Gradients of so many weights of a tied table, summed between the first and the last stage."""
+    group = jobs.layout.axes.group("pp", np.full(len(jobs), 2.0), jobs.layout.pp - 1)
+    return Exchange("embedding", "all_reduce", group, 4 * weights)
+
+
+def bucket_exchanges(
+    placement: Placement, total: int, holders: Holders, reductions: int
+) -> Iterator[Exchange]:
+    """All that one rank sends in a step for a flat bucket of whole weights; see ``padded``.
+
+    Gradients go straight to the ranks that update them. Without a split there is one sum of them.
+    """
+    shares = placement.optimizer_shard
+    share, stored = total // shares, placement.weights.format
+    wire = placement.reduce_format.num_bytes
+    whole = state_exchanges(
+        holders,
+        Degrees(1, 0, shares, shares),
+        Cuts(total, 0, share, share),
+        Wires(stored.num_bytes, stored.num_bytes, wire, wire),
+        (0, 0),
+        reductions,
+    )
+    yield whole.gradients
+    yield whole.publish
+    purpose = "gradients" if shares == 1 else "gradient_sync"
+    yield replace(whole.gradient_sum, purpose=purpose)

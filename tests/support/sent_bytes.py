@@ -11,6 +11,7 @@ import numpy as np
 from analysis.cost.stages import stage_layers
 from analysis.cost.state_exchanges import fullest_parameters
 from search_spaces import Framework
+from support.expected_traffic import repeatedly
 from trainer.plan.axes import dp, grid, pp
 from trainer.plan.axes.registry import AXES
 from trainer.plan.jobs import Array, Jobs
@@ -27,13 +28,13 @@ def sent_bytes(jobs: Jobs, framework: Framework) -> dict[str, Array]:
     found: dict[str, Array] = {name: np.zeros(len(jobs)) for name in names}
     sent = [
         *dp.job_exchanges(jobs, framework, dp.dense_holders(jobs), weights),
-        *(one.repeated(gas) for one in grid.gz_exchanges(jobs, framework, weights)),
+        *(repeatedly(one, gas) for one in grid.gz_exchanges(jobs, framework, weights)),
         pp.message(jobs, framework),
     ]
     for name, axis in AXES.items():
         if name != "gz":  # whose weights are those of the whole stage, tables included
             of_layer = axis.layer_exchanges(jobs, framework)
-            sent += [one.repeated(gas * layers) for one in of_layer]
+            sent += [repeatedly(one, gas * layers) for one in of_layer]
     for one in sent:
         purpose = "gradients" if one.purpose == "gradient_sync" else one.purpose
         found[purpose] = found[purpose] + one.sent_bytes

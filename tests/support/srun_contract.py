@@ -29,11 +29,11 @@ class SrunContract(ProcessLauncherContract):
         )
 
     def test_a_trial_that_is_stopped_is_cancelled_and_leaves_nothing(
-        self, launcher: Launcher, trial: MakeTrial, minicluster: Minicluster
+        self, trial: MakeTrial, minicluster: Minicluster
     ) -> None:
         if not minicluster.limits_memory:
             pytest.skip("without cgroups, Slurm loses sight of what leaves its session")
-        super().test_a_trial_that_is_stopped_is_cancelled_and_leaves_nothing(launcher, trial)
+        super().test_a_trial_that_is_stopped_is_cancelled_and_leaves_nothing(trial)
 
     def assert_gone(self, spec: TrialSpec) -> None:
         super().assert_gone(spec)

@@ -1,10 +1,9 @@
-"""Checkpoints: a run's state in a folder that is complete or not there at all.
+"""Checkpoints: a run's state in a folder that is complete or absent.
 
-``step-00000012`` holds the state after 12 steps: float32 weights and moments as torch's DCP writes
-them, of whole parameters, so that any layout can go on from any other's; and ``training.json``
-with all that is the same on every rank, and ``checksums.json`` of all other files. It gets its
-name when everything is on disk; until then, and again while it is removed, it ends in
-``.partial``, which nobody reads.
+``step-00000012`` holds the state after 12 steps: float32 weights and moments of whole parameters in
+torch's DCP format, readable in any layout; ``training.json`` with what all ranks share; and
+``checksums.json`` of all other files. It gets its name when everything is on disk; before that, and
+while it is removed, it ends in ``.partial``.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from trainer.runtime.phase import phase
 
 
 class Checkpointed(Protocol):
-    """An object whose state a checkpoint saves and restores, such as ``train.Trainer``."""
+    """State that a checkpoint saves and restores, such as ``train.Trainer``'s."""
 
     config: TrainConfig
     mesh: Mesh
@@ -69,14 +68,14 @@ class Checkpoints:
         self.pending: Future[None] | None = None
 
     def load(self, trainer: Checkpointed) -> int:
-        """Resume from the latest complete checkpoint, if one is asked for; returns finished steps.
+        """Resume from the latest complete checkpoint, if asked for; returns finished steps.
 
-        A run that saves where it loads from starts from scratch if there is none yet: the same
-        configuration then starts a run and resumes it.
+        If a run saves where it loads from, the folder may still be empty: one configuration starts
+        and resumes a run.
 
         Raises:
-            ConfigError: if there is nothing to load, or it is of another model or seed, or the
-                folder to save into cannot be written or holds a later step.
+            ConfigError: if there is nothing to load, it is of another model or seed, or the folder
+                to save into cannot be written or holds a later step.
             CheckpointError: if it cannot be read.
         """
         path = on_first(self._find)
@@ -122,14 +121,13 @@ class Checkpoints:
         )
 
     def save(self, trainer: Checkpointed, step: int) -> Path:
-        """Save the state after ``step`` finished steps, then remove what is older than the last 2.
+        """Save the state after ``step`` steps, keep the last 2 checkpoints; returns the folder.
 
-        With ``async_save`` the state is copied, and written while training goes on: ``wait`` tells
-        how that ended. Returns the folder of the checkpoint.
+        With ``async_save`` a copy is written while training goes on; see ``wait``.
 
         Raises:
-            CheckpointError: if it cannot be written, or the one before it could not; earlier ones
-                are as before.
+            CheckpointError: if this one, or the one before it, cannot be written; earlier ones
+                stay.
         """
         assert self.folder is not None
         self.wait()

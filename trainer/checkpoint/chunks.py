@@ -1,8 +1,7 @@
-"""A rank's training state as chunks of whole parameters, which torch's DCP saves and loads.
+"""A rank's training state as chunks of whole parameters, for torch's DCP.
 
-Distributed checkpoints (``torch.distributed.checkpoint``) keep slices of whole tensors, so that
-any layout can read what any other wrote. The two planners here tell it which slices are on this
-rank.
+Distributed checkpoints (``torch.distributed.checkpoint``) keep slices of whole tensors, which any
+layout can read; the planners here say which of them this rank has.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from trainer.model.parameters import Piece, Slot
-from trainer.model.slices import Shape, Slice, Split, TensorShard
+from trainer.model.parameters import Piece
+from trainer.model.slices import Shape, Slice, shard_of
 from trainer.model.transformer import Stage
 from trainer.optimizer import Optimizer
 from trainer.parallel.mesh import Mesh
@@ -68,7 +67,7 @@ def chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> Iterator[Ch
         name = f"{paths[slot.module]}.{slot.name}"
         if name == "head.weight" and tied:
             name = "embedding.weight"
-        shard = _shard(slot)
+        shard = shard_of(slot.module, slot.name)
         # Copies are told apart by a number, and take turns in saving.
         copies, copy = mesh.states.size // degree, mesh.states.rank // degree
         for axis in mesh.inside:
@@ -82,11 +81,6 @@ def chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> Iterator[Ch
                 writes = number % copies == copy and not slot.traits.copy
                 yield Chunk(f"{state}.{name}", shard.whole, piece_slice, data, writes)
                 number += 1
-
-
-def _shard(slot: Slot) -> TensorShard:
-    split = getattr(slot.module, "splits", {}).get(slot.name, Split())
-    return TensorShard(tuple(slot.parameter.shape), split, getattr(slot.module, "parts", None))
 
 
 def _states(optimizer: Optimizer, piece: Piece) -> dict[str, Tensor]:

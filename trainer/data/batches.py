@@ -18,9 +18,9 @@ class Dataset(Protocol):
     def samples(
         self, first: int, count: int, *, seq_length: int, seed: int
     ) -> tuple[Tensor, Tensor]:
-        """Tokens and targets of consecutive samples, each int64 of shape (count, seq_length).
+        """Tokens and targets of consecutive samples, each int64 (count, seq_length).
 
-        ``first`` is counted since the start of training; the seed is that of their order.
+        ``first`` counts from the start of training; the seed orders samples.
         """
 
     def starts(self, first: int, count: int, *, seq_length: int, seed: int) -> Tensor:
@@ -56,10 +56,9 @@ class Batches(NamedTuple):
 
 
 def micro_batches(config: TrainConfig, dataset: Dataset, before: int, replica: int) -> Batches:
-    """A replica's micro-batches of a step, on the host.
+    """A replica's micro-batches of a step, on the host, after ``before`` samples of earlier steps.
 
-    ``before`` is the number of samples of all earlier steps. A step's samples follow: those of the
-    first replica, by its micro-batches, then those of the next.
+    A step's samples go to the first replica, by its micro-batches, then to the next.
     """
     found = Batches([], [], [])
     for micro_batch in range(config.gas):
@@ -82,8 +81,7 @@ def micro_batches(config: TrainConfig, dataset: Dataset, before: int, replica: i
 class BatchesAhead:
     """A rank's batches, read one step ahead by a thread while the device computes.
 
-    ``read`` gives a step's batches, on the host; if ``pinned``, they are put into memory that a
-    device copies from by itself.
+    ``read`` gives a step's batches on the host; ``pinned`` puts them into pinned memory.
     """
 
     def __init__(self, read: Callable[[int], Batches], pinned: bool) -> None:

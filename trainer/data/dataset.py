@@ -13,20 +13,18 @@ from trainer.plan.limits import ConfigError
 
 
 class TokenDataset:
-    """The tokens of an indexed dataset as one long stream, cut into samples and shuffled.
+    """Tokens of an indexed dataset as one stream, cut into samples and shuffled.
 
-    Sample ``i`` of ``seq_length`` inputs covers tokens ``i * seq_length`` to
-    ``(i + 1) * seq_length`` inclusive: targets are the inputs one token later. Each epoch visits
-    every sample once, in an order drawn from the seed and the epoch alone; so a step's global
-    batch does not depend on how it is split over replicas and micro-batches.
+    Sample ``i`` has tokens ``i * seq_length`` to ``(i + 1) * seq_length`` inclusive; targets are
+    the inputs one token later. Each epoch visits every sample once, in an order of seed and epoch
+    alone, so a global batch does not depend on its split over replicas and micro-batches.
 
     Args:
-        vocab_size: of the model; tokens outside are an error when they are met.
-        loss_mask: prefix of another indexed file, of as many numbers: where one is 0, the token is
-            no target.
+        vocab_size: of the model; larger tokens are an error when met.
+        loss_mask: prefix of an indexed file of equal length; 0: the token is no target.
 
     Raises:
-        ConfigError: as ``read_index``, or if the two files are not of one length.
+        ConfigError: as ``read_index``, or if the two files differ in length.
     """
 
     def __init__(
@@ -102,10 +100,9 @@ class TokenDataset:
 def shuffled(position: int, size: int, seed: int, epoch: int) -> int:
     """Image of ``position`` under a random permutation of ``range(size)``, without a table.
 
-    A four-round Feistel network permutes the next power of four; a result outside ``size`` is
-    permuted again until it is inside (cycle walking; Black and Rogaway 2002, "Ciphers with
-    arbitrary finite domains"). It takes at most four passes on average and no memory: an epoch of
-    a trillion tokens has 10^9 samples.
+    A four-round Feistel network on the next power of four, repeated until the result is below
+    ``size`` (cycle walking; Black and Rogaway 2002, "Ciphers with arbitrary finite domains"): at
+    most four passes on average, and no memory for an epoch of 10^9 samples.
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half_bits) - 1

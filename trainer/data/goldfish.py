@@ -20,10 +20,8 @@ IGNORED = -1
 
 
 def without(tokens: Tensor, targets: Tensor, goldfish: Goldfish) -> Tensor:
-    """The targets with ``IGNORED`` in place of those that are left out.
-
-    Tokens are whole sequences, int64 (sequences, tokens), and targets the tokens that follow.
-    """
+    """Targets, with ``IGNORED`` where left out; tokens are whole sequences, int64 (sequences,
+    tokens)."""
     return targets.masked_fill(torch.from_numpy(left_out(tokens.numpy(), goldfish)), IGNORED)
 
 
@@ -52,10 +50,7 @@ def _hashes(tokens: NDArray[np.uint64], h: int) -> NDArray[np.uint64]:
 
 
 def mix(value: Any) -> Any:
-    """The finaliser of SplitMix64 (Steele et al. 2014): every input bit reaches every output.
-
-    An integer, or an array of uint64, modulo 2^64.
-    """
+    """The finaliser of SplitMix64 (Steele et al. 2014), of an integer or an array of uint64."""
     value = (value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF

@@ -49,7 +49,7 @@ class Index:
 
 
 def read_index(prefix: str | Path) -> Index:
-    """Read and check ``PREFIX.idx`` against the sizes of both files, in constant time.
+    """Check ``PREFIX.idx`` against the sizes of both files, in constant time.
 
     Raises:
         ConfigError: if a file is missing, truncated or of another kind; names it and the remedy.
@@ -100,9 +100,8 @@ class Documents:
         return int(self.offsets[self.first[document]]) // self.itemsize
 
     def starts(self, begin: int, count: int) -> np.ndarray:
-        """For each of consecutive tokens, where its document begins: counted from the first of
-        them, which begins one whatever was before it; int64.
-        """
+        """Start of each token's document, int64, relative to the first token, which starts one
+        itself."""
         found = np.zeros(count, np.int64)
         documents = range(len(self.first) - 1)  # the last entry is where all end
         number = bisect.bisect_right(documents, begin, key=self.begin)

@@ -30,15 +30,13 @@ _MAX_SEQUENCE_TOKENS = 1 << 30  # the index counts a sequence's tokens in 32 bit
 def prepare_data(files: Sequence[Path], out: Path, tokenizer: str = "bytes") -> int:
     """Tokenize files into ``OUT.bin`` and ``OUT.idx``, one document per file; returns the tokens.
 
-    The files are read as a stream, so their size does not matter, and the output gets its names
-    only when it is complete. Empty files are left out.
+    Files are streamed, empty ones left out; output gets its names only when complete.
 
     Args:
-        files: files, or folders to take every file of (sorted; hidden ones left out).
+        files: files, or folders (recursively, sorted, without hidden files).
         out: prefix of the two files; its folder is made if need be.
-        tokenizer: ``bytes``: byte b is token b, and each document ends in token 256; a vocabulary
-            of 257, to be rounded up to a multiple of ``tp``. Any other as ``tokenizer_named`` has
-            it: files are then text in UTF-8, each of which is in memory as a whole.
+        tokenizer: ``bytes``: byte b is token b, and 256 ends a document: vocabulary 257, rounded up
+            to a multiple of ``tp``. Else see ``tokenizer_named``; UTF-8 files are read whole.
 
     Raises:
         ConfigError: if there is nothing to read, the tokenizer is unknown, or ``out`` cannot be
@@ -68,10 +66,10 @@ def prepare_data(files: Sequence[Path], out: Path, tokenizer: str = "bytes") -> 
 
 
 def python_source_files(max_bytes: int = 4_000_000) -> list[Path]:
-    """Source files of the running Python's standard library: text that every machine has.
+    """Source files of Python's standard library, sorted, without tests: text that every machine
+    has.
 
-    Sorted, without tests and installed packages. Files that would exceed ``max_bytes`` together are
-    passed over, so that the demo's data is ready in a moment.
+    Files that would exceed ``max_bytes`` together are passed over.
     """
     root = Path(sysconfig.get_path("stdlib"))
     skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -96,12 +94,18 @@ def _walk(files: Sequence[Path]) -> Iterator[Path]:
             yield path
 
 
-def _check_regular(path: Path) -> None:
-    """Raise ConfigError for what has no end, such as a device, or is not there."""
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
     try:
-        mode = path.stat().st_mode
+        yield
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name readable files or folders") from error
+
+
+def _check_regular(path: Path) -> None:
+    """Raise ConfigError for what has no end, such as a device, or is not there."""
+    with _reading(path):
+        mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
         raise ConfigError(f"{path}: a device or a pipe; name readable files or folders")
 
@@ -109,13 +113,10 @@ def _check_regular(path: Path) -> None:
 def _append(path: Path, data: BinaryIO) -> list[int]:
     """Write one document; returns the tokens of each sequence it is cut into, none if empty."""
     tokens = 0
-    try:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                data.write(np.frombuffer(chunk, np.uint8).astype("<u2").tobytes())
-                tokens += len(chunk)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; name readable files or folders") from error
+    with _reading(path), path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            data.write(np.frombuffer(chunk, np.uint8).astype("<u2").tobytes())
+            tokens += len(chunk)
     if tokens == 0:
         return []
     data.write(END_OF_DOCUMENT.to_bytes(2, "little"))
@@ -125,9 +126,8 @@ def _append(path: Path, data: BinaryIO) -> list[int]:
 def _append_text(path: Path, data: BinaryIO, tokenizer: Tokenizer, code: int) -> list[int]:
     """The same of text."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; name readable files or folders") from error
+        with _reading(path):
+            text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{path}: not text in UTF-8: {error.reason} at byte {error.start}"

@@ -7,21 +7,28 @@ from typing import Any
 from trainer.deepspeed.rules import zero_stage
 from trainer.plan.config import TrainConfig
 from trainer.plan.formats import Format
-from trainer.plan.optimizer import OptimizerConfig
 from trainer.plan.placement import Placement
 from trainer.plan.states import BUCKET_ELEMENTS
 
 
 def deepspeed_config(config: TrainConfig, placement: Placement) -> dict[str, Any]:
     """Configuration for ``deepspeed.initialize``, of one that ``deepspeed.rules`` accepts."""
-    stage = zero_stage(placement)
+    stage, optimizer = zero_stage(placement), config.optimizer
+    adamw = {
+        "torch_adam": True,
+        "fused": True,
+        "lr": optimizer.lr,
+        "betas": [optimizer.beta1, optimizer.beta2],
+        "eps": optimizer.eps,
+        "weight_decay": optimizer.weight_decay,
+    }
     values: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": config.mbs,
         "gradient_accumulation_steps": config.gas,
         "steps_per_print": config.steps + 1,
         # Infinite: it then counts the norm, which it does not without clipping.
         "gradient_clipping": config.optimizer.grad_clip or float("inf"),
-        "optimizer": {"type": "AdamW", "params": _adamw(config.optimizer)},
+        "optimizer": {"type": "AdamW", "params": adamw},
         "zero_optimization": _zero(config, placement, stage),
         "communication_data_type": config.reduce_precision,
         "bf16": {"enabled": config.precision == "bf16", "check_grad_overflow": False},
@@ -36,17 +43,6 @@ def deepspeed_config(config: TrainConfig, placement: Placement) -> dict[str, Any
     if stage != 0 and not (config.pp > 1 and config.precision == "fp16"):
         values["data_types"] = {"grad_accum_dtype": "fp32"}
     return values
-
-
-def _adamw(optimizer: OptimizerConfig) -> dict[str, Any]:
-    return {
-        "torch_adam": True,
-        "fused": True,
-        "lr": optimizer.lr,
-        "betas": [optimizer.beta1, optimizer.beta2],
-        "eps": optimizer.eps,
-        "weight_decay": optimizer.weight_decay,
-    }
 
 
 def _zero(config: TrainConfig, placement: Placement, stage: int | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ A second opinion on every figure. The differences that DeepSpeed imposes are in
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from trainer.data.batches import Dataset, micro_batches
 from trainer.deepspeed.config import deepspeed_config
-from trainer.deepspeed.load import load_deepspeed, local_world_size, talk_to_stderr
+from trainer.deepspeed.load import load_deepspeed, local_world_size
 from trainer.deepspeed.rules import unsupported
 from trainer.model.initialize import initialize
 from trainer.model.precision import COMPUTE_DTYPE
@@ -135,7 +136,7 @@ class DeepSpeedTrainer:
         values = deepspeed_config(config, placement)
         if values["zero_optimization"].get("zero_quantized_gradients"):
             _check_visible(config.topology(ranks, local).ranks_per_node)
-        with talk_to_stderr():
+        with contextlib.redirect_stdout(sys.stderr):
             module = self._build(deepspeed, values)
             self.engine, *_ = deepspeed.initialize(
                 model=module,

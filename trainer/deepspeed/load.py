@@ -7,7 +7,6 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator
 from types import ModuleType
 
 import torch.distributed as dist
@@ -18,10 +17,10 @@ from trainer.runtime.device import Device
 
 
 def load_deepspeed(config: TrainConfig, device: Device) -> ModuleType:
-    """Import DeepSpeed for a device and let it take over the default process group.
+    """Import DeepSpeed for a device and let it take over the default process group; again does
+    nothing.
 
-    What it loads is start-up, as torch is: call it before memory is counted and limited. Again
-    it does nothing.
+    Call it before memory is counted and limited, as it is part of start-up.
 
     Raises:
         ConfigError: if it is not installed.
@@ -34,7 +33,7 @@ def load_deepspeed(config: TrainConfig, device: Device) -> ModuleType:
     else:
         # It numbers devices by local rank, also where the launcher shows each rank only one.
         os.environ["LOCAL_RANK"] = str(device.torch.index)
-    with talk_to_stderr():
+    with contextlib.redirect_stdout(sys.stderr):  # its banners, and its log's that begins here
         try:
             deepspeed = importlib.import_module("deepspeed")
         except ModuleNotFoundError as error:
@@ -57,10 +56,3 @@ def load_deepspeed(config: TrainConfig, device: Device) -> ModuleType:
 def local_world_size() -> int | None:
     value = os.environ.get("LOCAL_WORLD_SIZE")
     return int(value) if value else None
-
-
-@contextlib.contextmanager
-def talk_to_stderr() -> Iterator[None]:
-    """Keep its banners, and those of its log that begins here, out of standard output."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield

@@ -5,6 +5,8 @@ DeepSpeed is imported by this module: only ``deepspeed.engine`` imports it, and 
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
@@ -68,10 +70,6 @@ def _tied_head(embedding: Embedding, x: Tensor) -> Tensor:
     return F.linear(x, embedding.weight)
 
 
-def _loss(logits: Tensor, targets: Tensor) -> Tensor:
-    return cross_entropy(logits, targets, None)
-
-
 def build_pipeline(config: TrainConfig) -> PipelineModule:
     """This rank's stage with its first weights; every rank must call it.
 
@@ -94,7 +92,7 @@ def build_pipeline(config: TrainConfig) -> PipelineModule:
         pipeline = PipelineModule(
             [spec for _, spec in specs],
             num_stages=config.pp,
-            loss_fn=_loss,
+            loss_fn=functools.partial(cross_entropy, group=None),
             partition_method="type:PipedBlock",
             activation_checkpoint_interval=1 if config.recompute == "full" else 0,
             checkpointable_layers=["PipedBlock"],

@@ -106,10 +106,9 @@ def unsupported(
     device_type: DeviceType,
     local_world_size: int | None = None,
 ) -> str | None:
-    """The reason why DeepSpeed cannot train a configuration, with a remedy; None if it can.
+    """Why DeepSpeed cannot train a valid configuration, with a remedy; None if it can.
 
-    The configuration is valid by itself, see ``TrainConfig.check``; its ``engine`` is not looked
-    at. ``local_world_size`` counts where it does not say how many ranks a node has.
+    Whatever its ``engine``. ``local_world_size``: ranks per node, unless it says.
 
     Raises:
         ConfigError: if the degrees do not fit the ranks, whatever the engine.
@@ -123,8 +122,7 @@ def unsupported(
 def zero_stage(placement: Placement) -> int | None:
     """DeepSpeed's name for a placement; None if it has none.
 
-    With one replica nothing is split whatever the stage; stage 1 also runs in a pipeline, and
-    sums gradients in float32.
+    Without replicas stage 1, which also runs in a pipeline and sums gradients in float32.
     """
     dp = placement.dp
     if dp == 1:

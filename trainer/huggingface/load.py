@@ -19,10 +19,10 @@ _WORDS = ("embedding.weight", "head.weight")
 
 
 class Weights:
-    """The weights in a folder, as slices of our parameters.
+    """Weights in a folder, as slices of our parameters.
 
-    They must be of ``model``. Its vocabulary may be larger: further words are then the mean of all,
-    which no prediction prefers. Its sequences may be shorter.
+    They must be of ``model``, whose vocabulary may be larger (further words get the mean of all)
+    and whose sequences may be shorter.
 
     Raises:
         ConfigError: if they are of another model, or cannot be read.

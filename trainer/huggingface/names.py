@@ -143,10 +143,10 @@ _NO_MATTER = ("architectures", "torch_dtype", "head_dim")  # the last, where it 
 
 
 def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
-    """See that a ``config.json`` is of this model.
+    """Check that a ``config.json`` is of this model.
 
     Raises:
-        ConfigError: if it is not; the message names the keys and both values.
+        ConfigError: if it is not; names the keys and both values.
     """
     wanted = config_of(model)
     known = {**_OTHERWISE.get(str(given.get("model_type")), {}), **given}

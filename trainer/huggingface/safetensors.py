@@ -1,7 +1,7 @@
 """Tensors in files of the safetensors format: eight bytes, a table as JSON, and the numbers.
 
-A file is mapped into memory: who wants a slice of a tensor reads that slice. Nothing in it is
-executed. https://github.com/huggingface/safetensors#format
+Files are mapped into memory, and nothing in them is executed.
+https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations

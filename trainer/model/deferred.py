@@ -1,9 +1,8 @@
-"""Weights' gradients computed later than their inputs' (Qi et al. 2023, "Zero Bubble").
+"""Weight gradients computed later than input gradients (Qi et al. 2023, "Zero Bubble").
 
-A pipeline stage waits only for the gradient of the next stage's input. So a backward pass first
-computes the gradients of inputs, and the products for weight gradients fill idle time: the end of
-a step, when no forward pass is left. Earlier nobody is idle, and deferred products hide the
-all-reduce of inputs' gradients over tensor-parallel ranks.
+A pipeline stage waits only for its output's gradient, so the products of weight gradients can fill
+idle time at the end of a step. Before that, deferred products hide the all-reduce of input
+gradients over tensor-parallel ranks.
 """
 
 from __future__ import annotations

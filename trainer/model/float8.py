@@ -1,8 +1,8 @@
-"""Products of layers in FP8, each row of an operand with a scale of its own (``torch._scaled_mm``).
+"""Matrix products in FP8, with a scale per row of an operand (``torch._scaled_mm``).
 
-Operands are cast as they are used; what lies in memory and what is sent stays in 16 bits. All three
-products of a projection are in e4m3 (Micikevicius et al. 2022), the "rowwise" recipe of torchao.
-Embedding, logits and attention are as ever.
+Operands are cast when used; memory and collectives stay in 16 bits. All three products of a
+projection are in e4m3 (Micikevicius et al. 2022; torchao's "rowwise" recipe), embedding, logits and
+attention are not.
 """
 
 from __future__ import annotations

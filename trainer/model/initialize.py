@@ -1,7 +1,7 @@
-"""First values of the weights, the same for every parallel layout.
+"""Initial weights, the same for every parallel layout.
 
-Each value depends on the seed, the parameter's name and its place in the whole parameter only.
-A rank draws the rows it holds, a few at a time: never a whole model, and seldom a whole matrix.
+Each value depends only on the seed, the parameter's name and its place in the whole parameter. A
+rank draws the rows it holds, a few at a time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from trainer.model.slices import Split, TensorShard
+from trainer.model.slices import TensorShard, shard_of
 from trainer.plan.model import ModelConfig
 
 STD = 0.02
@@ -21,13 +21,11 @@ DRAW_ELEMENTS = 1 << 20
 
 
 def initialize(module: nn.Module, prefix: str, model: ModelConfig, seed: int) -> None:
-    """Fill the parameters of a module in place, as Radford et al. 2019 (GPT-2) do.
+    """Initialize a module's parameters in place, as GPT-2 (Radford et al. 2019).
 
-    Normal with deviation 0.02, divided by sqrt(2 * layers) where a projection adds to the
-    residual stream; biases 0, norms 1.
-
-    The module is on its real device; whole, or split by ``parallel.tensor`` or ``parallel.grid``.
-    ``prefix`` is its place in the whole model, e.g. ``blocks.3.``; "" for the top.
+    Normal with deviation 0.02, divided by sqrt(2 * layers) where a projection adds to the residual
+    stream; biases 0, norms 1. The module is whole or split, on its real device; ``prefix`` is its
+    place in the whole model, e.g. ``blocks.3.``.
     """
     for path, child in module.named_modules(prefix=prefix.rstrip(".")):
         for name, parameter in child.named_parameters(recurse=False):
@@ -42,9 +40,7 @@ def initialize(module: nn.Module, prefix: str, model: ModelConfig, seed: int) ->
             else:
                 residual = full_name.endswith((".out.weight", ".down.weight"))
                 std = STD / math.sqrt(2 * model.num_layers) if residual else STD
-                split = getattr(child, "splits", {}).get(name, Split())
-                shard = TensorShard(tuple(value.shape), split, getattr(child, "parts", None))
-                _draw(value, f"{seed}/{full_name}", std, shard)
+                _draw(value, f"{seed}/{full_name}", std, shard_of(child, name))
 
 
 def _draw(out: Tensor, key: str, std: float, shard: TensorShard) -> None:

@@ -1,9 +1,8 @@
 """Matrix products of layers, and the choice of kernel for each.
 
-A BLAS library has different kernels for operands stored by rows (N) and by columns (T), and they
-are not equally fast. A layer's three products use operands as they lie in memory: outputs NT, the
-gradient of inputs NN, that of weights TN. Another form costs a copy of an operand, which pays if
-its kernel is much faster (Singh et al. 2024, section V-C).
+BLAS kernels for operands stored by rows (N) and by columns (T) differ in speed. A layer's products
+are NT (outputs), NN (input gradients) and TN (weight gradients); another form copies an operand,
+which pays if its kernel is much faster (Singh et al. 2024, section V-C).
 """
 
 from __future__ import annotations
@@ -83,37 +82,36 @@ class TunedKernels(Kernels):
 
     def outputs(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         product = Product("NT", x.size(0) * x.size(1), x.size(2), weight.size(0), bias is not None)
-        form = self._form(product)
-        if form == product.form:
-            return super().outputs(x, weight, bias)
-        return like(x, in_form(form, product, x.flatten(0, 1), weight.t(), bias))
+        if form := self._other_form(product):
+            return like(x, in_form(form, product, x.flatten(0, 1), weight.t(), bias))
+        return super().outputs(x, weight, bias)
 
     def input_gradient(self, grad: Tensor, weight: Tensor) -> Tensor:
         product = Product("NN", grad.size(0) * grad.size(1), grad.size(2), weight.size(1))
-        form = self._form(product)
-        if form == product.form:
-            return super().input_gradient(grad, weight)
-        return like(grad, in_form(form, product, grad.flatten(0, 1), weight))
+        if form := self._other_form(product):
+            return like(grad, in_form(form, product, grad.flatten(0, 1), weight))
+        return super().input_gradient(grad, weight)
 
     def weight_gradient(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
         product = Product("TN", grad.size(2), grad.size(0) * grad.size(1), x.size(2))
-        form = self._form(product)
-        if form == product.form:
-            return super().weight_gradient(grad, x, weight)
-        return in_form(form, product, grad.flatten(0, 1).t(), x.flatten(0, 1))
+        if form := self._other_form(product):
+            return in_form(form, product, grad.flatten(0, 1).t(), x.flatten(0, 1))
+        return super().weight_gradient(grad, x, weight)
 
-    def _form(self, product: Product) -> Form:
+    def _other_form(self, product: Product) -> Form | None:
+        """The form that was chosen in place of the product's own."""
         if self.counts:
             self.calls[product] += 1
-        return self.forms.get(product, product.form)
+        form = self.forms.get(product, product.form)
+        return None if form == product.form else form
 
 
 def in_form(
     form: Form, product: Product, left: Tensor, right: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """The product in a form; operands that are stored otherwise are copied.
+    """The product in a form; operands stored otherwise are copied.
 
-    ``left`` is (rows, inner) and ``right`` (inner, columns), stored as ``product`` tells; ``bias``,
+    ``left`` is (rows, inner) and ``right`` (inner, columns), stored as ``product`` says; ``bias``,
     (columns), is added to each row.
     """
     left, right = (

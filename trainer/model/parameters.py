@@ -9,7 +9,7 @@ from torch import nn
 
 from trainer.model.slices import Split
 from trainer.model.transformer import Stage
-from trainer.plan.shapes import Traits
+from trainer.plan.shards import Traits
 
 
 class Slot(NamedTuple):

@@ -24,8 +24,7 @@ WIRE_DTYPE: dict[Format, torch.dtype] = {
 class LossScaler:
     """Dynamic loss scaling (Micikevicius et al. 2018, section 3.2), for fp16 only.
 
-    The factor halves when a gradient overflows, that step being skipped, and doubles after
-    ``interval`` steps without overflow. In other formats it stays 1 and nothing is skipped.
+    The scale halves on overflow, skipping that step, and doubles after ``interval`` steps without.
     """
 
     def __init__(

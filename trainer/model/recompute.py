@@ -1,9 +1,8 @@
 """Activation recomputation in a layer's backward pass.
 
-``full`` keeps only a layer's input. ``selective`` keeps the outputs of matrix products and
-attention, which cost most to compute again, and repeats norms, rotations and activation functions,
-whose outputs are most of a layer's activations. The output of the layer's last product is not
-kept: nothing in the layer reads it.
+``full`` keeps a layer's input. ``selective`` keeps outputs of matrix products and attention, which
+cost most, and repeats norms, rotations and activation functions, which take most memory. The last
+product's output is not kept: nothing in the layer reads it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Position of a flat part of a rank's parameter in the whole parameter.
+"""Positions of a flat part of a rank's parameter in the whole parameter. Torch-free.
 
-Data parallelism splits parameters without regard to rows; tensor parallelism splits rows or
-columns, each of several stacked matrices by itself, and a grid of ranks splits both. Initial
-weights and checkpoints refer to slices of the whole. Torch-free.
+Data parallelism splits parameters regardless of rows; tensor parallelism splits rows or columns, of
+each stacked matrix by itself; a grid splits both. Initial weights and checkpoints refer to slices
+of the whole.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Shape = tuple[int, ...]
 
@@ -77,10 +77,10 @@ class TensorShard:
             held += high - low
 
     def slices(self, start: int, length: int, limit: int) -> Iterator[Slice]:
-        """Cover elements ``[start, start + length)`` of the shard, flat.
+        """Cover elements ``[start, start + length)`` of the flattened shard.
 
-        Up to three slices where rows are consecutive in the whole: the rest of a row, whole rows,
-        the beginning of a row. A slice of several rows has at most ``limit`` elements.
+        Up to three slices per range of rows: the rest of a row, whole rows, the beginning of a row.
+        A slice of several rows has at most ``limit`` elements.
         """
         columns = math.prod(self.shape[1:])
         first_column = self.split.columns.rank * columns if len(self.shape) > 1 else 0
@@ -108,3 +108,9 @@ def rows_held(parts: tuple[int, ...], rank: int, ranks: int) -> Iterator[tuple[i
         share = part // ranks
         yield start + rank * share, start + (rank + 1) * share
         start += part
+
+
+def shard_of(module: Any, name: str) -> TensorShard:
+    """This rank's shard of a module's parameter; its ``splits`` and ``parts`` say which."""
+    split = getattr(module, "splits", {}).get(name, WHOLE)
+    return TensorShard(tuple(getattr(module, name).shape), split, getattr(module, "parts", None))

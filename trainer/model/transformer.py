@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 from trainer.model.recompute import recomputed
 from trainer.plan.fields import Recompute
 from trainer.plan.model import ModelConfig
-from trainer.plan.shapes import equal_share
 
 NORM_EPS = 1e-5
 Attend = Callable[..., Tensor]
@@ -33,10 +32,10 @@ class SplitProduct(Protocol):
 
 
 class Linear(nn.Module):
-    """A projection whose rows are several matrices stacked, e.g. query, key and value.
+    """A projection whose rows are several stacked matrices of ``parts`` rows, e.g. query, key and
+    value.
 
     One product instead of three; tensor parallelism splits each of the matrices by itself.
-    ``parts`` has the output features of each.
     """
 
     def __init__(self, in_size: int, parts: tuple[int, ...], bias: bool) -> None:
@@ -70,7 +69,7 @@ def rotary_table(
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines of rotary positions (Su et al. 2021), each (sequence, 1, 1, head/2).
 
-    At the positions of ``chunks``, default all; device and number format are those of ``like``.
+    Of the positions of ``chunks``, default all; device and format are those of ``like``.
     """
     half = torch.arange(0, model.head_dim, 2, device=like.device, dtype=torch.float32)
     frequency = model.rope_theta ** (-half / model.head_dim)
@@ -110,10 +109,9 @@ class Places(NamedTuple):
 
 
 def own_document(starts: Tensor, dtype: torch.dtype) -> Tensor:
-    """Lets tokens see those before them in their document; see ``Places.seen``.
+    """Mask that lets tokens see those before them in their document; see ``Places.seen``.
 
-    ``starts`` has where each token's document begins in its sample, (batch, sequence); ``dtype`` is
-    that of the queries.
+    ``starts``: where each token's document begins in its sample, (batch, sequence).
     """
     same = starts[:, :, None] == starts[:, None, :]
     seen = torch.zeros(same.shape, dtype=dtype, device=starts.device)
@@ -176,8 +174,7 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """One pre-norm transformer layer.
 
-    ``recompute`` says what the backward pass computes again instead of keeping. ``compiled``: by
-    torch's compiler, into one graph for the forward pass and one for the backward.
+    ``recompute``: what the backward pass repeats. ``compiled``: by torch, to one graph per pass.
     """
 
     def __init__(
@@ -242,10 +239,9 @@ class Positions(nn.Module):
         self.chunks: Sequence[range] = ()
 
     def rows(self, positions: Tensor | None) -> Tensor:
-        """Embeddings of the positions that this rank holds, (sequence, 1, hidden).
+        """Embeddings of this rank's positions, (sequence, 1, hidden).
 
-        ``positions`` of each token, (sequence, batch), are given where sequences differ; the result
-        is then (sequence, batch, hidden).
+        With ``positions`` of each token, (sequence, batch): (sequence, batch, hidden).
         """
         if positions is not None:
             return F.embedding(positions, self.weight)
@@ -272,8 +268,8 @@ class Head(nn.Module):
 class Stage(nn.Module):
     """Consecutive layers of the model, with the embedding if first and the head if last.
 
-    Parameter names are those of the whole model, whatever the stage. Every
-    ``recompute_every``-th layer is recomputed. ``layers`` is by default an equal share.
+    Parameters have the whole model's names. Every ``recompute_every``-th layer is recomputed.
+    ``layers`` defaults to an equal share.
     """
 
     def __init__(
@@ -298,7 +294,8 @@ class Stage(nn.Module):
         learned = self.is_first and model.positions == "learned"
         self.positions = Positions(model) if learned else None
         self.blocks = nn.ModuleDict()
-        for layer in layers or equal_share(model, index, num_stages):
+        share = model.num_layers // num_stages
+        for layer in layers or range(index * share, (index + 1) * share):
             again = recompute if layer % recompute_every == 0 else "none"
             self.blocks[str(layer)] = Block(model, again, compiled)
         self.norm = norm_layer(model) if self.is_last else None
@@ -308,8 +305,8 @@ class Stage(nn.Module):
     def forward(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """Tokens (batch, sequence) or hidden states in; hidden states or logits out.
 
-        ``starts`` has where each token's document begins in its sample, (batch, sequence), if the
-        documents of a sample are to be told apart.
+        ``starts``: where each token's document begins in its sample, (batch, sequence), if
+        documents are separate.
         """
         positions = None
         if starts is not None and self.resets_positions:

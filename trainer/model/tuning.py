@@ -1,8 +1,7 @@
-"""Finds the fastest form of each matrix product once, and remembers it for the next trial.
+"""Times each matrix product's forms once, and caches the fastest for later trials.
 
-The first step tells which products a rank computes. They are timed when it has ended, when no
-activations are held, by all ranks at once, for ranks of a node share what their products need. A
-job is as fast as its slowest rank: that one's times decide, and all ranks decide alike.
+The first step tells which products a rank computes. All ranks time them together after it, when no
+activations are held; the slowest rank's times decide, for all ranks alike.
 """
 
 from __future__ import annotations
@@ -10,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import os
 import statistics
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from foundation.files import FileError, read_json
+from foundation.writing import write_atomically
 from trainer.model.kernels import FORMS, Form, Product, TunedKernels, in_form
 from trainer.runtime.cache import cpu_identity, user_cache
 from trainer.runtime.device import Device
@@ -73,13 +71,7 @@ class Cache(BaseModel):
         mine = dict(self.products)
         self.read()
         self.products |= mine
-        handle, name = tempfile.mkstemp(suffix=".json", dir=self.path.parent)
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(self.model_dump_json(indent=1))
-            Path(name).replace(self.path)
-        finally:
-            Path(name).unlink(missing_ok=True)
+        write_atomically(self.path, self.model_dump_json(indent=1), private=True)
 
 
 class Tuning:

@@ -1,8 +1,8 @@
-"""Attention to one block of keys, by torch's own kernels, with the log-sums that join blocks.
+"""Attention to one block of keys, with the log-sum-exp that joins blocks.
 
-Their public function returns no log-sum-exp, so the operators are called by name. The backward
-kernels compute probabilities from the log-sum-exp they are given: with that of all blocks, the
-gradients of one block are its part of the whole.
+Torch's public function does not return it, so its kernels are called by name. Their backward passes
+compute probabilities from the log-sum-exp they are given: with that of all blocks, a block's
+gradients are its part of the whole.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ class Attended(NamedTuple):
 def attend_block(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Attended:
     """Attention to these keys alone.
 
-    Queries are (batch, heads, queries, head), keys and values (batch, key heads, keys, head); heads
-    share keys where there are fewer. ``causal``: queries and keys are the same positions, and see
-    those before.
+    Queries are (batch, heads, queries, head), keys and values (batch, key heads, keys, head).
+    ``causal``: queries and keys are at the same positions.
     """
     scale = query.size(-1) ** -0.5
     key, value = (_for_each_head(x, query) for x in (key, value))

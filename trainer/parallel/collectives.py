@@ -30,13 +30,11 @@ Purpose = Literal[
 
 
 class Traffic:
-    """Counter of what this rank sent: calls, bytes and, if timed, seconds.
+    """Counter of calls, bytes and, if timed, seconds that this rank sent.
 
-    Bytes are those that ring algorithms send from one rank of d: d - 1 shares in an all-gather,
-    (d-1)/d of the whole tensor in a reduce-scatter or all-to-all, twice that in an all-reduce.
-
-    With a ``clock``, which gives seconds once the device is idle, every collective is waited for
-    and timed.
+    Bytes are a ring's, per rank of d: d - 1 shards in an all-gather, (d-1)/d of the tensor in a
+    reduce-scatter or all-to-all, twice that in an all-reduce. With a ``clock`` (seconds once the
+    device is idle) every collective is waited for and timed.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -87,10 +85,7 @@ class Traffic:
 
 
 class Group:
-    """A process group with its counters.
-
-    ``ranks`` are global, in the group's order; ``level`` is the widest link between them.
-    """
+    """A process group with counters: global ``ranks`` in its order, ``level`` its widest link."""
 
     def __init__(
         self, handle: dist.ProcessGroup, ranks: Sequence[int], level: Level, traffic: Traffic
@@ -162,7 +157,7 @@ class Group:
         self._do(purpose, num_bytes, False, lambda wait: exchange())
 
     def rotate(self, received: Tensor, sent: Tensor, purpose: Purpose) -> Callable[[], None]:
-        """Start sending to the next rank and receiving from the previous; call result to wait."""
+        """Start sending to the next rank and receiving from the previous; the result waits."""
         before, after = (self.ranks[(self.rank + step) % self.size] for step in (-1, 1))
         ops = [
             dist.P2POp(dist.isend, sent, after, self.handle),

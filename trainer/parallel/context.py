@@ -1,13 +1,13 @@
-"""Context parallelism: ring attention over sequences that are dealt out zig-zag.
+"""Context parallelism: ring attention over zig-zag sequences.
 
-A sequence is cut into 2 cp chunks, of which rank r holds r and 2 cp - 1 - r: under a causal mask
-all ranks then have the same pairs of queries and keys. Keys and values go round the ring while
-attention works on those that are here (Liu et al. 2023, arXiv 2310.01889). All else in the model
-works on each token by itself.
+Of 2 cp chunks, rank r holds r and 2 cp - 1 - r, which balances a causal mask. Keys and values go
+round the ring while attention works on those that are here (Liu et al. 2023, arXiv 2310.01889); all
+else works on each token by itself.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,27 +31,22 @@ def split_sequences(stage: Stage, mesh: Mesh) -> None:
         stage.positions.chunks = stage.chunks
     for block in stage.blocks.values():
         assert isinstance(block, Block)
-        block.attention.attend = RingAttention(group)
+        block.attention.attend = functools.partial(ring_attention, group=group)
         block.repeat_attention_only()
 
 
-class RingAttention:
+def ring_attention(query: Tensor, key: Tensor, value: Tensor, group: Group) -> Tensor:
     """``transformer.attend`` over sequences of which each rank holds its chunks."""
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-        context: Tensor = _RingAttention.apply(query, key, value, self.group)
-        return context.permute(2, 0, 1, 3).flatten(2)
+    query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+    context: Tensor = _RingAttention.apply(query, key, value, group)
+    return context.permute(2, 0, 1, 3).flatten(2)
 
 
 class _RingAttention(torch.autograd.Function):
     """All of (batch, heads, sequence, head); the sequence is this rank's two chunks.
 
-    The rank's own keys are seen causally. Of a rank before it, the first chunk is before both of
-    its own and the second behind both; of a rank behind it, both chunks are between its own.
+    Own keys are causal. Of an earlier rank, the first chunk precedes both own ones and the second
+    follows them; of a later rank, both lie between.
     """
 
     @staticmethod
@@ -115,11 +110,8 @@ def _others(own: Tensor, group: Group) -> Iterator[tuple[bool, Tensor]]:
 
 
 class _Homeward:
-    """Sums of gradients that follow the keys and values round the ring.
-
-    A rank adds its part to the sum for the keys it has just used, and passes it on with them. The
-    rank that holds those keys comes last.
-    """
+    """Gradients that follow keys and values round the ring: each rank adds its part and passes them
+    on, the keys' own rank last."""
 
     def __init__(self, group: Group) -> None:
         self.group = group

@@ -1,7 +1,7 @@
-"""Reduce-scatter on CPUs: gloo's own reduces the whole on every rank, which sends twice the bytes.
+"""Reduce-scatter on CPUs: gloo's own reduces everything on every rank, which sends twice the bytes.
 
-Which of the two here is right depends on the link. Inside a node one all-to-all has the fewest
-steps; across nodes a ring crosses each node's link once, however many of its ranks are in it.
+Inside a node one all-to-all has the fewest steps; across nodes a ring crosses each node's link
+once.
 """
 
 from __future__ import annotations

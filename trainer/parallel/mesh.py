@@ -97,11 +97,9 @@ class Mesh:
     def replicas(self, size: int, stride: int, stream: str) -> Group | None:
         """This rank's group of ``size`` ranks with the same weights, ``stride`` apart; None for 1.
 
-        Every rank must ask for the same groups in the same order.
-
-        On a CPU groups of different streams are never one, for two threads could pair different
-        collectives. An accelerator keeps the order of what it is given, and communicators that run
-        side by side may block each other there: all streams share one.
+        Every rank must ask for the same groups in the same order. On a CPU each stream has its own,
+        since two threads could pair different collectives. On an accelerator all streams share one:
+        it keeps order, and communicators side by side may block each other.
         """
         if size == 1:
             return None

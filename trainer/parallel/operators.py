@@ -1,8 +1,8 @@
-"""The split products of ``products`` as operators that torch knows by name.
+"""The split products of ``products`` as torch operators.
 
-Torch's compiler takes each as one node of its graph, where a function that calls a collective would
-break the graph in two; selective recomputation can say that an output is kept. Dispatching them
-costs the host more than the autograd functions of ``tensor`` do, which eager training uses.
+The compiler takes each as one node, where a function with a collective would break the graph;
+selective recomputation can keep their outputs. Eager training uses the autograd functions of
+``tensor``, whose dispatch is cheaper.
 """
 
 from __future__ import annotations

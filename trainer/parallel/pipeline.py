@@ -34,11 +34,8 @@ LossFn = Callable[[Tensor, Tensor], Tensor]
 
 
 class _Opaque(nn.Module):
-    """Hides a stage's data parallelism from the pipeline.
-
-    torch would otherwise make FSDP keep whole gradients until the last micro-batch, which defeats
-    ZeRO 2 and 3.
-    """
+    """Hides a stage's data parallelism from torch's pipeline, which would make FSDP keep whole
+    gradients until the last micro-batch and defeat ZeRO 2 and 3."""
 
     def __init__(self, stage: Stage, deferred: DeferredKernels | None) -> None:
         super().__init__()
@@ -55,10 +52,10 @@ class _Opaque(nn.Module):
 
 
 class _LeanStage(PipelineStage):
-    """Keeps buffers only for micro-batches in flight.
+    """Keeps buffers for micro-batches in flight only.
 
-    torch's own stage keeps one for every micro-batch of a step, in both directions, forever: at
-    gas 320 far more than the activations that 1F1B bounds.
+    torch's stage keeps one per micro-batch of a step and direction: at gas 320 far more than the
+    activations that 1F1B bounds.
     """
 
     count: Callable[[dist.P2POp], None]
@@ -158,8 +155,8 @@ def _schedule(config: TrainConfig, parts: list[_LeanStage], loss_fn: LossFn) -> 
 class Pipeline:
     """Runs all micro-batches of a step through this rank's stages.
 
-    ``loss_fn`` makes of a micro-batch's logits and targets what backward starts from. ``deferred``
-    holds back the products of weights' gradients, where the schedule asks for it.
+    ``loss_fn`` maps a micro-batch's logits and targets to what backward starts from. ``deferred``
+    holds back weight gradients, if the schedule wants that.
     """
 
     def __init__(
@@ -209,7 +206,7 @@ class Pipeline:
     def __call__(
         self, tokens: list[Tensor], targets: list[Tensor], starts: Sequence[Tensor] = ()
     ) -> list[Tensor]:
-        """Accumulate a step's gradients; its losses by micro-batch, none except on the last stage.
+        """Accumulate a step's gradients; its losses by micro-batch, on the last stage only.
 
         The first stage uses ``tokens``, the last ``targets``, and each ``starts``, if documents
         matter.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trainer.model.kernels import Kernels
@@ -46,3 +47,20 @@ def column_backward(
     grad_bias = grad.flatten(0, 1).sum(0) if has_bias else None
     summing.wait()
     return grad_x, grad_weight, grad_bias
+
+
+class Sum(torch.autograd.Function):
+    """Sum of the ranks' partial results; with ``sequence`` each keeps its share."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group, sequence: bool) -> Tensor:
+        ctx.group, ctx.sequence = group, sequence
+        if sequence:
+            return scatter_sum(x, group)[0]
+        ctx.mark_dirty(x)
+        group.all_reduce(x, "tensor")
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (gather_sequence(grad, ctx.group)[0] if ctx.sequence else grad), None, None

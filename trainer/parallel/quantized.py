@@ -1,7 +1,7 @@
-"""Collectives whose payload is quantized on its way: qwZ and qgZ of ZeRO++ (Wang et al. 2023).
+"""Quantized collectives: qwZ and qgZ of ZeRO++ (Wang et al. 2023).
 
-Codes and scales travel in one piece of memory. Every receiver decodes what a rank sends to the same
-numbers, the sender included; sums are in float32.
+Codes and scales are one buffer. All receivers, the sender included, decode the same numbers; sums
+are in float32.
 """
 
 from __future__ import annotations
@@ -49,17 +49,15 @@ def quantized_reduce_scatter(
 ) -> None:
     """Sum the ranks' rows; each rank gets the row of its number.
 
-    One all-to-all per hop, the nearest ranks first, so that what goes over far links has been
-    summed by the near ones. Each hop carries, for every rank of the hop, the rows of all ranks
-    that stand at its place: that slice reordering is what leaves the result where it belongs
-    (Wang et al. 2023, section 4.3).
+    One all-to-all per hop, nearest ranks first, so that far links carry sums. Each hop sends, to
+    every rank, the rows of all ranks at its position: this slice reordering leaves results where
+    they belong (Wang et al. 2023, section 4.3).
 
     Args:
-        out: (n,) float32 of this rank.
-        rows: (ranks, n), any floating-point format; ranks is the product of the hops' sizes, and
-            ranks of the first hop are neighbours.
-        hops: groups of all-to-alls, the nearest first; none for this rank alone.
-        accumulate: add to ``out`` instead of writing it.
+        out: (n,) float32.
+        rows: (ranks, n), floating point; ranks is the product of the hops' sizes.
+        hops: groups, nearest first; none for this rank alone.
+        accumulate: add to ``out``.
     """
     n = rows.size(1)
     for number, group in enumerate(hops):

@@ -1,9 +1,9 @@
 """Tensor parallelism (Shoeybi et al. 2019) and sequence parallelism (Korthikanti et al. 2022).
 
-The styles plug into torch's ``parallelize_module``. They hold plain local tensors and call the
-collectives themselves: the gradient of an input is then summed while that of the weight is
-computed, sequence parallelism keeps only a rank's share of an input for the backward pass, and no
-operation pays for DTensor's dispatch.
+The styles plug into torch's ``parallelize_module``, but hold plain local tensors and call the
+collectives themselves: an input's gradient is summed while the weight's is computed, sequence
+parallelism keeps only a shard of the input for the backward pass, and DTensor's dispatch costs
+nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainer.model.transformer import Embedding, Head, Linear, Positions, Stage
 from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.operators import column_linear, named, row_linear
-from trainer.parallel.products import column_backward, gather_sequence, scatter_sum
+from trainer.parallel.products import Sum, column_backward, gather_sequence
 from trainer.plan.config import TrainConfig
 
 
@@ -57,28 +57,8 @@ class _ColumnLinear(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, None, None, None
 
 
-class _Sum(torch.autograd.Function):
-    """Sum of the ranks' partial results; with ``sequence`` each keeps its share."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, sequence: bool) -> Tensor:
-        ctx.group, ctx.sequence = group, sequence
-        if sequence:
-            return scatter_sum(x, group)[0]
-        ctx.mark_dirty(x)
-        group.all_reduce(x, "tensor")
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return (gather_sequence(grad, ctx.group)[0] if ctx.sequence else grad), None, None
-
-
 def split(module: nn.Module, splits: dict[str, Split]) -> None:
-    """Shrink parameters that are still without storage (meta device) to one rank's share.
-
-    ``splits`` on the module then tells which are split, and how.
-    """
+    """Shrink parameters without storage (meta device) to one rank's shard, noted in ``splits``."""
     for name, by in splits.items():
         parameter = getattr(module, name)
         if parameter is not None:
@@ -98,8 +78,8 @@ def split_over_tp(dims: dict[str, int], cut: Cut) -> dict[str, Split]:
 class Style(ParallelStyle):
     """One way of splitting a module.
 
-    ``sequence``: activations outside of the projections are split by sequence. ``opaque``:
-    projections are operators of their own, see ``operators``.
+    ``sequence``: sequence parallelism. ``opaque``: projections are custom operators
+    (``operators``).
     """
 
     dims: dict[str, int] = {}  # noqa: RUF012 - constant per class
@@ -153,7 +133,7 @@ class RowParallel(Style):
             total = row_linear(x, module.weight, self.name, group.size, self.sequence)
         else:
             partial = multiply(x, module.weight, None, self.kernels)
-            total = _Sum.apply(partial, group, self.sequence)
+            total = Sum.apply(partial, group, self.sequence)
         return total if module.bias is None else total + module.bias
 
 
@@ -168,7 +148,7 @@ class VocabParallelEmbedding(Style):
         outside = (local < 0) | (local >= rows)
         partial = F.embedding(local.masked_fill(outside, 0), module.weight)
         partial = partial.masked_fill(outside[..., None], 0.0)
-        return _Sum.apply(partial, group, self.sequence)
+        return Sum.apply(partial, group, self.sequence)
 
 
 class VocabParallelHead(Style):
@@ -194,14 +174,12 @@ class SequencePositions(Style):
 
 
 def parallelize(stage: Stage, mesh: Mesh, config: TrainConfig, kernels: Kernels) -> None:
-    """Split a stage that has no storage yet (meta device) over a tensor-parallel mesh.
+    """Split a stage without storage (meta device) over tensor-parallel ranks.
 
-    Norms, biases after a sum and learned positions stay whole. With sequence parallelism their
-    gradients are partial sums over the mesh, which the optimizer's side adds up once a step. The
-    projections inside layers are operators of their own for the compiler and for selective
-    recomputation. But the last of a layer only for the compiler, which drops what nobody reads: of
-    an operator, what its backward pass needs is known when it has run, and its sum would be
-    repeated for nothing.
+    Norms, biases after a sum and learned positions stay whole; with sequence parallelism their
+    gradients are partial sums, added up once a step. Projections are custom operators for the
+    compiler and for selective recomputation; a layer's last one only for the compiler, which drops
+    unread outputs, since recomputation would repeat its sum for nothing.
     """
     group, sequence = mesh.tp.group, config.sequence_parallel
     assert group is not None

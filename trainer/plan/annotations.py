@@ -1,9 +1,8 @@
-"""Annotations of fields: what is known of a field besides its type and its default.
+"""Annotations of fields: facts about a field besides type and default. Torch-free.
 
     vpp: Annotated[Layers, Counts("pp > 1", "vpp_needs_pp"), Column()] = 1
 
-Pydantic keeps them in a field's metadata. Each reader picks its own kind, so that a field is
-declared in one place and a reader names none. Torch-free.
+Pydantic keeps them in a field's metadata, and each reader picks its own kind.
 """
 
 from __future__ import annotations
@@ -23,14 +22,12 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class Column:
-    """The column of the cost model's jobs that a field becomes.
+    """Column of the cost model's jobs that a field becomes.
 
     Attributes:
-        name: of the column; default the field's own.
-        codes: number of each value; default: words count from 0 in the order of their type, and
-            numbers and truth values stand for themselves.
-        other: number of any other word, or value where nothing is said; None leaves that to the
-            cost model.
+        name: default the field's own.
+        codes: number per value; by default words count from 0 in the order of their type.
+        other: code of any other word, or of an unset value; None: the cost model decides.
         mixtures: only models with experts have it.
     """
 
@@ -42,14 +39,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Counts:
-    """The condition under which a field has an effect. Elsewhere only its default is valid, so
-    that a search does not try one job twice; fields that share the annotation are one requirement.
+    """Condition under which a field has an effect; elsewhere only its default is valid, so that a
+    search never tries one job twice. Fields with the same annotation form one requirement.
 
     Attributes:
         where: condition, in the constraint grammar.
         rule: name of the requirement.
-        why: what a trainer says of another value, which it then refuses; empty: it ignores it.
-        builtin_only: of the built-in trainer; another may see an effect.
+        why: reason that a trainer gives for refusing another value; empty: it ignores the value.
+        builtin_only: for the built-in trainer; others may see an effect.
     """
 
     where: str
@@ -60,14 +57,13 @@ class Counts:
 
 @dataclass(frozen=True)
 class Refused:
-    """An engine cannot do what a field asks for; fields that share the annotation are one reason.
+    """A value that an engine cannot run; fields with the same annotation share one reason.
 
     Attributes:
         why: the engine's reason.
-        rule: name of the rule of a space, behind the engine's; default the field's.
-        values: that are refused; default all but the field's default.
-        remedy: default the field's default.
-        engine: that refuses.
+        rule: name of the space's rule, after the engine's; default the field's.
+        values: refused values; default all but the field's default.
+        remedy: default to set the field's default.
     """
 
     why: str
@@ -79,14 +75,14 @@ class Refused:
 
 @dataclass(frozen=True)
 class OtherNames:
-    """Names in frameworks, separated by spaces and without endings such as ``_size``."""
+    """Names in other frameworks, separated by spaces, without endings such as ``_size``."""
 
     names: str
 
 
 @dataclass(frozen=True)
 class Open:
-    """Another trainer than the built-in one may have values of its own."""
+    """Trainers other than the built-in one may accept values of their own."""
 
 
 def of_field(field: FieldInfo, kind: type[A]) -> list[A]:
@@ -95,7 +91,7 @@ def of_field(field: FieldInfo, kind: type[A]) -> list[A]:
 
 
 def grouped(record: type[BaseModel], kind: type[A]) -> dict[A, list[str]]:
-    """The annotations of one kind, each with the fields that share it."""
+    """Annotations of one kind, each with the fields that share it."""
     found: dict[A, list[str]] = {}
     for name, field in record.model_fields.items():
         for annotation in of_field(field, kind):
@@ -104,12 +100,12 @@ def grouped(record: type[BaseModel], kind: type[A]) -> dict[A, list[str]]:
 
 
 def codes_of(record: type[BaseModel], name: str) -> dict[str, int]:
-    """The numbers that stand for a field's words."""
+    """Numeric codes of a field's words."""
     return numbered(record.model_fields[name].annotation) or {}
 
 
 def columns(record: type[BaseModel]) -> dict[str, tuple[str, Column]]:
-    """The field and the declaration of every column, by the column's name; codes are filled in."""
+    """Source field and declaration of every column, by column name; codes are filled in."""
     found = {}
     for name, field in record.model_fields.items():
         for column in of_field(field, Column):
@@ -120,7 +116,7 @@ def columns(record: type[BaseModel]) -> dict[str, tuple[str, Column]]:
 
 
 def values_of(record: BaseModel) -> dict[str, Any]:
-    """The value of every column that a record declares, those of records in it included."""
+    """Value of every declared column, nested records included."""
     found: dict[str, Any] = {}
     for name, field in type(record).model_fields.items():
         value = getattr(record, name)
@@ -131,14 +127,14 @@ def values_of(record: BaseModel) -> dict[str, Any]:
 
 
 def numbered(words: Any) -> dict[str, int] | None:
-    """Numbers from 0 for the words of a type, in their order; None if it has none."""
+    """Codes from 0 for the words of a type, in order; None if it has none."""
     if _scalar(words) != "text" or (literal := _members(words)[0]) is str:
         return None
     return {word: number for number, word in enumerate(get_args(literal))}
 
 
 def value_types(record: type[BaseModel]) -> dict[str, ValueType]:
-    """The type of every field of a record that an expression can name: those of single values."""
+    """Type of every scalar field of a record, as expressions see it."""
     found = {name: _scalar(field.annotation) for name, field in record.model_fields.items()}
     return {name: value_type for name, value_type in found.items() if value_type is not None}
 
@@ -155,7 +151,7 @@ def _scalar(annotation: Any) -> ValueType | None:
 
 
 def _members(annotation: Any) -> list[Any]:
-    """The types of a union but None, without what is annotated to them."""
+    """Members of a union except None, annotations stripped."""
     if get_origin(annotation) is Annotated:
         return _members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):

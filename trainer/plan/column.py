@@ -9,12 +9,12 @@ import numpy as np
 
 
 class ColumnType(NamedTuple):
-    """The declaration of a column.
+    """Declaration of a column.
 
     Attributes:
-        default: where nothing is said; None: it must be.
+        default: None: required.
         kind: numbers are float64, so that products of sizes cannot overflow.
-        least: smallest number accepted.
+        least: smallest accepted number.
     """
 
     default: Any = None
@@ -27,27 +27,26 @@ class ColumnType(NamedTuple):
 
 
 def column(default: Any = None, kind: type = float, least: float | None = None) -> Any:
-    """A field of a job's part; see ``ColumnType``."""
+    """A field of a ``Part``; see ``ColumnType``."""
     return field(metadata={"column": ColumnType(default, kind, least)})
 
 
 def mask(default: bool | None = False) -> Any:
-    """A truth value of a job's part."""
+    """A boolean column of a ``Part``."""
     return column(default, bool)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Base of a job's parts: columns of shape (n,) and, where few models have them, records of
-    columns, or None."""
+    """Base of a job's parts: columns of shape (n,), optional records of columns."""
 
     @classmethod
     def declared(cls) -> dict[str, ColumnType]:
-        """The part's columns by name."""
+        """Declared columns by name."""
         return {f.name: f.metadata["column"] for f in fields(cls) if "column" in f.metadata}
 
     def rows(self, rows: Any) -> Self:
-        """The rows that a mask, a slice or an array of indices selects."""
+        """Rows selected by a mask, slice or index array."""
         return type(self)(**{name: selected(value, rows) for name, value in vars(self).items()})
 
 
@@ -67,7 +66,7 @@ def broadcast(few: Any, shape: tuple[int, ...]) -> Any:
 
 
 def concatenated(values: list[Any], sizes: list[int]) -> Any:
-    """Columns one after the other; of records, zeros where a part has none."""
+    """Columns end to end; a record missing in a part counts as zeros."""
     some = next((value for value in values if value is not None), None)
     if some is None:
         return None

@@ -36,7 +36,7 @@ from trainer.plan.states import DEGREES
 
 
 class TrainConfig(Settings, Choices):
-    """Everything ``python -m trainer CONFIG.json`` needs; ``dp`` is what the ranks leave."""
+    """Everything ``python -m trainer CONFIG.json`` needs; ``dp`` follows from the ranks."""
 
     model: ModelConfig
     warmup_steps: int = Field(default=2, ge=0, le=1_000_000_000)
@@ -84,33 +84,33 @@ class TrainConfig(Settings, Choices):
 
     @property
     def format(self) -> Format:
-        """Format in which weights and activations are stored and sent."""
+        """Storage and communication format of weights and activations."""
         return Format.BF16 if self.precision == "fp8" else Format(self.precision)
 
     @property
     def sums_whole_gradients(self) -> bool:
-        """Whether split gradients are whole until the last micro-batch."""
+        """Whether sharded gradients accumulate whole until the last micro-batch."""
         return self.reduce_gradients == "step" and self.gas > 1
 
     @property
     def defers_weight_gradients(self) -> bool:
-        """Whether gradients of weights are computed apart from those of inputs."""
+        """Whether weight gradients are computed apart from input gradients."""
         return self.pp > 1 and self.pipeline_schedule in DEFERRING_SCHEDULES
 
     @property
     def stages(self) -> StageLayout:
-        """Stages of the pipeline; one without."""
+        """Pipeline stages; one without a pipeline."""
         folded = self.pp > 1 and self.pipeline_schedule in FOLDED_SCHEDULES
         first, last = self.first_stage_layers, self.last_stage_layers
         return StageLayout(self.pp, self.vpp, self.model.num_layers, first, last, folded)
 
     @property
     def keeps_products(self) -> bool:
-        """Whether ``selective`` keeps products and attention, not all but attention."""
+        """Whether ``selective`` keeps matrix products and attention, not all but attention."""
         return self.cp == 1 and not self.grid_axes
 
     def recomputed(self, layers: range) -> int:
-        """Number of these layers of the model that recompute something."""
+        """Layers among these that recompute something."""
         if self.recompute == "none":
             return 0
         return sum(layer % self.recompute_every == 0 for layer in layers)
@@ -120,15 +120,15 @@ class TrainConfig(Settings, Choices):
         return self.warmup_steps + self.measured_steps
 
     def lr(self, step: int) -> float:
-        """The learning rate of a step, counted from 0 since the start of training."""
+        """Learning rate of a step, counted from 0."""
         return self.optimizer.lr * self.lr_scheduler.factor(step)
 
     def data_parallel(self, world_size: int) -> int:
-        """Replicas that ``world_size`` ranks form; raises ConfigError if they do not divide."""
+        """Data-parallel replicas; raises ConfigError if the degrees do not divide the ranks."""
         return int(self.axes(world_size).sizes["dp"])
 
     def axes(self, world_size: int) -> Axes:
-        """The parallel axes and their sizes; raises ConfigError if they leave no whole replicas."""
+        """Parallel axes and their sizes; raises ConfigError as ``data_parallel``."""
         own = [*self.grid_axes, *FURTHER_AXES]
         degrees = {name: getattr(self, name) for name in beside_dp(own)}
         if broken := refusal(self._requirements(), {"world_size": world_size, **degrees}):
@@ -139,25 +139,20 @@ class TrainConfig(Settings, Choices):
 
     @property
     def grid_axes(self) -> tuple[str, ...]:
-        """The axes of the grid, all of them or none."""
+        """Axes of the grid, all or none."""
         return tuple(GRID) if any(getattr(self, name) > 1 for name in GRID) else ()
 
     def _requirements(self) -> tuple[Requirement, ...]:
-        """Requirements, with the axes that the configuration uses."""
+        """Requirements of the axes in use."""
         further = [name for name in FURTHER_AXES if getattr(self, name) > 1]
         return requirements([*self.grid_axes, *further])
 
     def topology(self, world_size: int, local_world_size: int | None = None) -> Topology:
-        """Ranks of a node and of a pair.
-
-        Args:
-            world_size: ranks of a node where neither the configuration nor the launcher says.
-            local_world_size: ranks of a node as the launcher says.
-        """
+        """Ranks per node and pair: the configuration's, else the launcher's, else one node."""
         return Topology(self.ranks_per_node or local_world_size or world_size, self.ranks_per_pair)
 
     def place(self, world_size: int, local_world_size: int | None = None) -> Placement:
-        """Placement of weights, gradients and optimizer states; raises ConfigError."""
+        """Placement of training states; raises ConfigError."""
         axes = self.axes(world_size)
         dp = axes.sizes["dp"]
         wishes = {name: getattr(self, name) for name in Wishes.__dataclass_fields__}
@@ -177,11 +172,7 @@ class TrainConfig(Settings, Choices):
             raise ConfigError(f"{error} ({world_size} ranks, dp {dp})") from error
 
     def facts(self, world_size: int, local_world_size: int | None = None) -> dict[str, Scalar]:
-        """The value of every name that requirements read, as this configuration ends with it.
-
-        Raises:
-            ConfigError: if the degrees do not fit the ranks.
-        """
+        """Final values of all names that requirements read; raises ConfigError as ``place``."""
         placement = self.place(world_size, local_world_size)
         ranks_per_node = self.topology(world_size, local_world_size).ranks_per_node
         model, copy = self.model, placement.secondary
@@ -200,13 +191,13 @@ class TrainConfig(Settings, Choices):
         }
 
     def check(self, world_size: int, local_world_size: int | None = None) -> None:
-        """Raise ConfigError for a configuration that this trainer cannot run on so many ranks."""
+        """Raise ConfigError if this trainer cannot run the configuration on so many ranks."""
         if broken := refusal(self._requirements(), self.facts(world_size, local_world_size)):
             raise ConfigError(broken)
 
     @classmethod
     def read(cls, path: Path) -> TrainConfig:
-        """Read a JSON file; raises ConfigError that names the file, the key and the value."""
+        """Read a JSON file; raises ConfigError with file, key and value."""
         try:
             return cls.parse(read_json(path))
         except FileError as error:
@@ -216,7 +207,7 @@ class TrainConfig(Settings, Choices):
 
     @classmethod
     def parse(cls, values: Any) -> TrainConfig:
-        """Validate a mapping; raises ConfigError that names the keys and their values."""
+        """Validate a mapping; raises ConfigError with keys and values."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:

@@ -1,27 +1,27 @@
-"""One collective, or message, of training: who sends how much to whom, how often, behind what.
+"""One collective or point-to-point message of training. Sizes are numbers or columns. Torch-free.
 
-Axes state theirs (``trainer.plan.axes``). The cost model prices them, and tests compare them with
-the counters of real ranks. Sizes are numbers, or numpy columns. Torch-free.
+Axes declare theirs (``trainer.plan.axes``); the cost model prices them, and tests compare them with
+counters of real ranks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, Self
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 from trainer.plan.axes.mesh import RankGroup, Size
 
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
 _TIMES_AROUND = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1}
 Pass = Literal["forward", "backward", "repeated"]
-"""Part of a layer's work on one micro-batch; repeated: what the backward pass computes again."""
+"""Pass of a layer on one micro-batch; repeated: the recomputed forward pass."""
 Work = Literal["", "products", "attention", "attention_backward", "layer", "layer_backward"]
-"""Work that an exchange can hide behind: none; a layer's matrix products of both passes; attention,
-or the whole layer, in one pass (a repeated forward pass is one as well)."""
+"""Computation that can hide an exchange: none; a layer's matrix products in both passes; attention
+or a whole layer in one pass, recomputed or not."""
 
 
 class Habits(Protocol):
-    """Differences between frameworks in their exchanges; see ``search_spaces.Framework``."""
+    """How a framework communicates; see ``search_spaces.Framework``."""
 
     @property
     def sequence_parallel(self) -> bool: ...
@@ -40,19 +40,16 @@ class Habits(Protocol):
 
 
 def share_sent(ranks: Any) -> Any:
-    """Share of a tensor that a rank sends in one way around a ring: (d - 1) / d.
+    """Fraction of a tensor that each of d ranks sends once around a ring: (d - 1) / d.
 
-    That of an all-gather, and of a reduce-scatter; an all-reduce is both (Patarasuk and Yuan 2009;
-    Thakur et al. 2005).
-
-    Args:
-        ranks: d, a number or a column.
+    All-gather and reduce-scatter; an all-reduce is both (Patarasuk and Yuan 2009; Thakur et al.
+    2005).
     """
     return (ranks - 1) / ranks
 
 
 def all_reduce_bytes(num_bytes: int, ranks: int) -> int:
-    """Bytes that each of ``ranks`` ranks sends in an all-reduce: twice around, in whole bytes."""
+    """Whole bytes that each rank sends in a ring all-reduce."""
     return 2 * (ranks - 1) * num_bytes // ranks
 
 
@@ -61,13 +58,11 @@ class Exchange:
     """A collective, or a message from rank to rank.
 
     Attributes:
-        purpose: under which the trainer's counters have it.
-        operation: which collective.
-        group: its ranks.
-        num_bytes: of the whole tensor: gathered, or before it is scattered or summed; of a message.
+        purpose: key in the trainer's traffic counters.
+        num_bytes: the whole tensor (gathered, or before scattering or summing), or the message.
         times: per layer and micro-batch, or per step.
-        within: the pass of a layer that it belongs to.
-        behind: computation that it can hide behind.
+        within: pass of the layer.
+        behind: computation that can hide it.
     """
 
     purpose: str
@@ -80,7 +75,7 @@ class Exchange:
 
     @property
     def once_bytes(self) -> Size:
-        """Bytes that each rank sends once; nothing in a group of one."""
+        """Bytes that each rank sends in one call; 0 in a group of one."""
         if self.operation == "send":
             return self.num_bytes
         ranks = self.group.size
@@ -88,9 +83,5 @@ class Exchange:
 
     @property
     def sent_bytes(self) -> Size:
-        """Bytes that each rank sends in all its times."""
+        """Bytes that each rank sends in all calls."""
         return self.once_bytes * self.times
-
-    def repeated(self, times: Size) -> Self:
-        """The exchange so many times as often."""
-        return replace(self, times=self.times * times)

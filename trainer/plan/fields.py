@@ -36,13 +36,13 @@ PipelineSchedule = Literal[
     "1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"
 ]
 FOLDED_SCHEDULES: tuple[PipelineSchedule, ...] = ("ZBVZeroBubble", "DualPipeV")
-"""Schedules in which stages go there and back over the ranks: the first has the last one too."""
+"""Schedules whose stages run over the ranks and back: the first rank also has the last stage."""
 DEFERRING_SCHEDULES: tuple[PipelineSchedule, ...] = ("InterleavedZeroBubble", *FOLDED_SCHEDULES)
-"""Schedules that compute gradients of weights apart from those of inputs."""
+"""Schedules that compute weight gradients apart from input gradients."""
 RankOrder = Literal["tp-cp-dp-pp", "tp-pp-cp-dp"]
 Preset = Literal["zero0", "zero1", "zero2", "zero3", "hpz", "mics", "zero++", "zero_topo"]
 FP8 = ("fp8", "mxfp8")
-"""Words for 8-bit products; the second is another trainer's, and priced as the first."""
+"""8-bit formats; the second is another trainer's, priced as the first."""
 
 _STAGES = Counts("pp > 1", "stage_layers_need_pp", "without a pipeline: pp is {pp}")
 _EQUAL_STAGES = Refused("its pipeline shares layers out equally here", "stages")
@@ -140,7 +140,9 @@ class Choices(Described):
         bool | None, Column("secondary_bits", {True: Format.INT8.bits_with_scales})
     ] = None
     """keep the secondary copy as INT8"""
-    refresh_secondary: Annotated[Literal["step", "micro_batch"], Open()] = "step"
+    refresh_secondary: Annotated[Literal["step", "micro_batch"], Open(), Column("renews_copy")] = (
+        "step"
+    )
     """when the secondary copy is renewed: once the weights changed, or in every forward pass, as
     ZeRO++ was published"""
     reduce_precision: Annotated[Literal["fp32", "bf16"], Open()] = "fp32"
@@ -286,7 +288,7 @@ class Settings(Described):
 
 
 def further_columns(known: Collection[str]) -> dict[str, tuple[Scalar | None, type]]:
-    """Value where nothing is said, and type, of the declared columns that are not ``known``."""
+    """Default and type of declared columns that are not ``known``."""
     types = {"boolean": bool, "text": str, "number": float}
     found = {}
     for record in (Choices, OtherChoices):

@@ -1,18 +1,18 @@
-"""Number formats in which tensors are stored and sent, and the bytes they take. Torch-free."""
+"""Number formats of stored and communicated tensors, with their bytes. Torch-free."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
 BLOCK = 256
-"""Numbers that share a scale in the quantized formats (blocks as in Dettmers et al. 2022)."""
+"""Elements per scale in quantized formats (Dettmers et al. 2022)."""
 
 _SCALE_BYTES = 4
 _BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8": 8, "int4": 4}
 
 
 class Format(StrEnum):
-    """A number format; the quantized ones are symmetric, with one float32 scale a block."""
+    """A number format; quantized ones are symmetric, with one float32 scale per block."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -26,19 +26,18 @@ class Format(StrEnum):
 
     @property
     def bits(self) -> int:
-        """Bits of one number, without scales."""
+        """Bits per element, without scales."""
         return _BITS[self.value]
 
     @property
     def bits_with_scales(self) -> float:
-        """Bits of one number in a long tensor, its share of the scale included."""
+        """Bits per element of a long tensor, scales included."""
         return self.bits + (8 * _SCALE_BYTES / BLOCK if self.quantized else 0)
 
     def num_bytes(self, numel: int) -> int:
-        """Bytes of ``numel`` numbers as one tensor, or as one row of a quantized one.
+        """Bytes of ``numel`` elements: of a tensor, or of one quantized row.
 
-        A quantized row is the codes, filled up to a multiple of 4 bytes, then the scales: one
-        piece of memory, so that one collective carries both.
+        A quantized row is one buffer, for one collective: codes padded to 4 bytes, then scales.
         """
         codes = -(-numel * self.bits // 8)
         if not self.quantized:

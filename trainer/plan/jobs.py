@@ -1,7 +1,7 @@
-"""Training jobs as columns, one job per row: what axes, exchanges and the cost model compute with.
+"""Training jobs as columns, one job per row, for axes, exchanges and the cost model. Torch-free.
 
 A space has one model and many configurations; a published sweep has a model per row. Both are
-columns here, so a formula is written once and computed for all rows together. Torch-free.
+columns, so every formula is written once and evaluated for all rows together.
 """
 
 from __future__ import annotations
@@ -51,23 +51,19 @@ NO_GRAPHS, LAYER_GRAPHS, STEP_GRAPHS = GRAPHS.values()
 
 @dataclass(frozen=True)
 class Shape(Part):
-    """Shape of the model, under the names of ``ModelConfig``.
+    """Model shape, under the names of ``ModelConfig``.
 
     Attributes:
-        num_layers: transformer layers of the whole model.
-        hidden_size: h.
         num_heads: a, attention heads.
-        attention_size: channels of all their queries: h, unless heads have a size of their own;
-            of latent attention the mean of keys' and values'.
-        kv_heads: groups of grouped-query attention; equals ``num_heads`` without.
+        attention_size: channels of all queries: h unless heads have their own size; with latent
+            attention the mean of keys and values.
+        kv_heads: groups of grouped-query attention, else ``num_heads``.
         ffn_size: f, inner size of the feed-forward part.
         gated: SwiGLU: two projections up instead of one.
-        vocab_size: V.
-        seq_length: s, tokens.
-        attended: keys of each query, masked ones included: s, or fewer where layers have windows.
+        attended: keys per query, masked ones included: s, or less with sliding windows.
         tied_embeddings: the output layer is the embedding.
-        mixture: experts in place of feed-forward parts; None where no job has any.
-        latent: latent attention; None where no job has it.
+        mixture: experts; None if no job has any.
+        latent: latent attention; None if no job has it.
     """
 
     num_layers: Array = column(least=1)
@@ -86,34 +82,34 @@ class Shape(Part):
 
     @property
     def head_dim(self) -> Array:
-        """Channels of one attention head."""
+        """Channels per attention head."""
         return self.attention_size / self.num_heads
 
 
 @dataclass(frozen=True)
 class Layout(Part):
-    """Degrees of parallelism, and how the batch is cut.
+    """Parallel degrees and batch sizes.
 
     Attributes:
         world_size: GPUs, ``tp * cp * gy * gz * dp * pp``.
-        tp: tensor parallelism; the grid's first axis ``gx`` splits a layer alike and counts as it.
-        cp: context parallelism, which splits every sequence.
+        tp: tensor parallelism; the grid's first axis ``gx`` counts as it.
+        cp: context parallelism.
+        on_grid: ``tp`` is the grid's first axis.
         gy, gz: the grid's second and third axis.
-        pp: pipeline ranks.
         vpp: model chunks per pipeline rank.
-        dp: replicas.
-        ep: ranks over which a layer's experts are dealt out; taken from those of ``dp`` and ``cp``,
-            so that it is no factor of ``world_size``.
-        etp: ranks that split each expert's matrices.
+        dp: data-parallel replicas.
+        ep: expert parallelism, over ranks of ``dp`` and ``cp``: no factor of ``world_size``.
+        etp: tensor parallelism of experts.
         mbs: sequences per micro-batch and replica.
         gas: micro-batches per step and replica.
-        pp_inside: stages are numbered before the ranks of ``cp`` and ``dp`` (see ``Axes``).
-        further: degrees of axes that have no name of their own here.
+        pp_inside: stages are numbered before ``cp`` and ``dp`` (see ``Axes``).
+        further: degrees of other axes of the mesh.
     """
 
     world_size: Array = column()
     tp: Array = column(least=1)
     cp: Array = column(1, least=1)
+    on_grid: Mask = mask()
     gy: Array = column(1, least=1)
     gz: Array = column(1, least=1)
     pp: Array = column(least=1)
@@ -128,7 +124,7 @@ class Layout(Part):
 
     @property
     def axes(self) -> Axes:
-        """The parallel axes and their sizes."""
+        """The mesh: axes and their sizes."""
         own = {**vars(self), **self.further}
         return Axes({name: own[name] for name in ordered(PRICED_AXES)}, self.pp_inside)
 
@@ -139,7 +135,7 @@ class Layout(Part):
 
     @property
     def layer_ranks(self) -> Array:
-        """Ranks that split a layer's weights, whatever the placement."""
+        """Ranks that split a layer's weights by model parallelism."""
         return np.asarray(self.axes.product(SPLIT_WEIGHTS))
 
     @property
@@ -150,16 +146,16 @@ class Layout(Part):
 
 @dataclass(frozen=True)
 class StatePlacement(Part):
-    """Placement of training states over the ranks that hold the same weights.
+    """Sharding of training states over the ranks with the same weights.
 
     Attributes:
-        weight_shard, gradient_shard, optimizer_shard: degrees; 1 is not split.
-        secondary_shard: degree of the nearer copy of the weights; 0 is no copy.
-        gather_bits, reduce_bits, secondary_bits: of one element on its way, or in the copy, scales
-            included; 0 stands for the framework's habit.
-        zero_stage: 0 to 3 where the job says it in ZeRO's words, else -1.
-        reduces_once: split gradients are summed whole and reduced once a step, not behind each
-            micro-batch.
+        weight_shard, gradient_shard, optimizer_shard: degrees; 1: replicated.
+        secondary_shard: degree of the secondary copy (hpZ); 0: no copy.
+        gather_bits, reduce_bits, secondary_bits: bits per element in the collective or the copy,
+            scales included; 0: the framework's habit.
+        zero_stage: 0 to 3 if the job is stated as a ZeRO stage, else -1.
+        renews_copy: the secondary copy is refreshed in every micro-batch, not once a step.
+        reduces_once: sharded gradients are reduced once a step, not after each micro-batch.
     """
 
     weight_shard: Array = column()
@@ -170,18 +166,19 @@ class StatePlacement(Part):
     reduce_bits: Array = column(0)
     secondary_bits: Array = column(0)
     zero_stage: Array = column(-1)
+    renews_copy: Mask = mask()
     reduces_once: Mask = mask()
 
 
 @dataclass(frozen=True)
 class Stages(Part):
-    """Layers of the pipeline's stages, as ``trainer.plan.stages.StageSettings`` has them.
+    """Pipeline stage settings, as in ``trainer.plan.stages.StageSettings``.
 
     Attributes:
-        first_stage_layers, last_stage_layers: layers of that stage; 0 is its share.
-        account_for_embedding, account_for_loss: layers that either counts as; -1 is the
-            framework's habit.
-        pipeline_layout: the layers of all stages in place of these, as a text; ``none`` is none.
+        first_stage_layers, last_stage_layers: 0: an equal share.
+        account_for_embedding, account_for_loss: layers that either counts as; -1: the framework's
+            habit.
+        pipeline_layout: layers of all stages as text, in place of the others; or ``none``.
     """
 
     first_stage_layers: Array = column(0)
@@ -193,25 +190,24 @@ class Stages(Part):
 
 @dataclass(frozen=True)
 class Options(Part):
-    """Choices of how to compute, beside the degrees.
+    """How to compute, beside the degrees.
 
     Attributes:
-        sequence_parallel: of tensor parallelism, as Korthikanti et al. 2022.
-        recompute: NONE, SELECTIVE (the attention core) or FULL (all but a layer's input).
-        schedule: of a pipeline: ONE_F_ONE_B, plain or interleaved, BREADTH_FIRST, ZERO_BUBBLE,
-            ZERO_BUBBLE_V or DUAL_PIPE_V.
+        sequence_parallel: Korthikanti et al. 2022.
+        recompute: NONE, SELECTIVE (attention core) or FULL (all but a layer's input).
+        schedule: pipeline schedule; ONE_F_ONE_B is plain or interleaved.
         element_bytes: of weights and activations in the computation: 2 or 4.
-        fp8: the layers' matrix products are computed in 8 bits.
-        masks_documents: attention takes a mask that keeps documents apart.
-        bucket_elements: parameters of a flat bucket of gradients, where the job says it.
-        fused_loss: one kernel, which leaves the logits' gradient in their own place.
-        dispatcher: how tokens are sent to experts: ALL_TO_ALL, once to each; FLEX, once to each
-            node, and from there once to each rank; BY_HABIT, the framework's own way.
-        overlaps_dispatch: that happens behind the layers of another micro-batch.
-        graphs: CUDA graphs, whose kernels the host launches at once: NO_GRAPHS; LAYER_GRAPHS, of a
-            layer without its experts; STEP_GRAPHS, of the whole step.
-        engine: number of the model, where a space has several; see ``CostModel.others``.
-        further: columns that the trainer's fields declare beside these (``trainer.plan.fields``).
+        fp8, masks_documents: layers' products are in 8 bits; attention separates documents.
+        bucket_elements: parameters per flat gradient bucket, if stated.
+        fused_loss: fused cross entropy, which makes no float32 copies of the logits.
+        chunked_loss: likewise with the output layer, logits of few tokens at a time.
+        flash_attention: scores never reach memory: 1, 0, or BY_HABIT.
+        dispatcher: ALL_TO_ALL sends a token once per expert; FLEX once per node, and from there
+            once per rank; BY_HABIT is the framework's own.
+        overlaps_dispatch: token dispatch runs behind another micro-batch's layers.
+        graphs: CUDA graphs: NO_GRAPHS, LAYER_GRAPHS (layers without experts) or STEP_GRAPHS.
+        engine: index of the framework, where a space has several; see ``CostModel.others``.
+        further: other columns that the trainer's fields declare (``trainer.plan.fields``).
     """
 
     sequence_parallel: Mask = mask()
@@ -222,6 +218,8 @@ class Options(Part):
     masks_documents: Mask = mask()
     bucket_elements: Array = column(BUCKET_ELEMENTS)
     fused_loss: Mask = mask()
+    chunked_loss: Mask = mask()
+    flash_attention: Array = column(BY_HABIT)
     dispatcher: Array = column(BY_HABIT)
     overlaps_dispatch: Mask = mask()
     graphs: Array = column(NO_GRAPHS)
@@ -249,11 +247,11 @@ class Jobs:
         return int(self.layout.tp.size)
 
     def __getitem__(self, rows: Any) -> Jobs:
-        """The jobs that a mask, a slice or an array of indices selects."""
+        """Jobs selected by a mask, slice or index array."""
         return Jobs(**{name: part.rows(rows) for name, part in vars(self).items()})
 
     def columns(self) -> dict[str, Array]:
-        """All numbers by name, those of mixtures and latent attention too."""
+        """All numeric columns by name, including those of mixtures and latent attention."""
         found: dict[str, Array] = {}
         for part in vars(self).values():
             for name, value in vars(part).items():
@@ -268,34 +266,34 @@ class Jobs:
 
     @property
     def folded(self) -> Mask:
-        """Whether the first of several pipeline ranks has the last stage as well."""
+        """Whether the schedule places the first and the last stage on the same pipeline rank."""
         return np.isin(self.options.schedule, _FOLDED) & (self.layout.pp > 1)
 
     @property
     def defers_weight_gradients(self) -> Mask:
-        """Whether gradients of weights are computed apart from those of inputs."""
+        """Whether weight gradients are computed apart from input gradients."""
         return np.isin(self.options.schedule, _DEFERRING)
 
     @property
     def tokens(self) -> Array:
-        """Tokens of one micro-batch on one rank."""
+        """Tokens per micro-batch and rank."""
         return self.layout.mbs * self.model.seq_length / self.layout.token_ranks
 
     @property
     def activation_bytes(self) -> Array:
-        """Bytes of a micro-batch's activations between two layers, sequences whole over ``tp``."""
+        """Bytes of a micro-batch's hidden states between layers, sequences whole over ``tp``."""
         width = self.model.hidden_size / self.layout.gy
         return self.tokens * width * self.options.element_bytes
 
     @property
     def gather_bytes(self) -> Array:
-        """Bytes of a weight that is gathered."""
+        """Bytes per weight in an all-gather."""
         bits = self.placement.gather_bits
         return np.where(bits > 0, bits / 8, self.options.element_bytes)
 
     @property
     def repeats_layers(self) -> Mask:
-        """Whether the backward pass computes whole layers again."""
+        """Whether full recomputation is on."""
         return np.asarray(self.options.recompute == FULL)
 
     @property
@@ -305,19 +303,19 @@ class Jobs:
 
     @property
     def reductions(self) -> Array:
-        """Times that split gradients are reduced in a step."""
+        """Reductions of sharded gradients per step."""
         return np.where(self.placement.reduces_once, 1.0, self.layout.gas)
 
     @property
     def recompute_words(self) -> NDArray[np.str_]:
-        """The words for what is recomputed, as ``TrainConfig`` says it."""
+        """Recomputation, in the words of ``TrainConfig``."""
         words: NDArray[np.str_] = np.array([*RECOMPUTE])[self.options.recompute.astype(int)]
         return words
 
 
 _PARTS: Mapping[str, Any] = get_type_hints(Jobs)
 _FEW: dict[str, Any] = {"mixture": Mixture, "latent": Latent}
-"""Records of columns in the model's shape."""
+"""Records of columns inside the model's shape."""
 _DECLARED: dict[str, dict[str, ColumnType]] = {
     name: part.declared() for name, part in _PARTS.items()
 }
@@ -330,7 +328,7 @@ _FURTHER = {
         for name, one in fields.further_columns({n for p in _DECLARED.values() for n in p}).items()
     },
 }
-"""Columns without a field of a part: degrees of axes in the mesh, and declared options."""
+"""Columns without a field of a part: degrees of further axes, and declared options."""
 _EVERY = {
     name: one for part in (*_DECLARED.values(), *_FURTHER.values()) for name, one in part.items()
 }
@@ -340,13 +338,12 @@ def jobs(columns: Mapping[str, Any], model: ModelConfig | None = None) -> Jobs:
     """Jobs from columns or scalars that broadcast against each other.
 
     Args:
-        columns: by the name of their field in whichever part; ``zero_stage`` may stand in for the
-            shard degrees. ``dp`` or ``world_size`` may be left out, since one follows from the
-            other.
-        model: gives the shape where the columns do not.
+        columns: by field name of any part. ``zero_stage`` may replace the shard degrees; one of
+            ``dp`` and ``world_size`` follows from the other.
+        model: supplies the shape where the columns do not.
 
     Raises:
-        ValueError: if a field is missing, or a degree is below 1; it names the field.
+        ValueError: if a column is missing, or a degree is below 1; names it.
     """
     given = {name: one.default for name, one in _EVERY.items() if one.default is not None}
     if model is not None:
@@ -377,7 +374,7 @@ def jobs(columns: Mapping[str, Any], model: ModelConfig | None = None) -> Jobs:
 
 
 def joined(parts: Sequence[Jobs]) -> Jobs:
-    """The jobs of several records, one after the other."""
+    """Jobs of several records, end to end."""
     made: dict[str, Any] = {}
     for part, cls in _PARTS.items():
         several = [getattr(one, part) for one in parts]
@@ -388,7 +385,7 @@ def joined(parts: Sequence[Jobs]) -> Jobs:
 
 
 def _with_ranks(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns with ``dp`` and ``world_size``, of which one may be left out."""
+    """The columns with both ``dp`` and ``world_size``."""
     made = dict(given)
     if "dp" not in made:
         degrees = {name: np.asarray(made[name]) for name in beside_dp(PRICED_AXES)}

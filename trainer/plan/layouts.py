@@ -1,9 +1,8 @@
-"""Megatron's layouts of a pipeline: one string that says which layers every stage has.
+"""Megatron-LM's pipeline layouts: a string that assigns layers to stages.
 
-``"Et*3|(tt|)*29,m|L"``: E is the embedding, t a transformer layer, m a layer of multi-token
-prediction, L the output layer with the loss; ``|`` ends a stage, ``*N`` repeats a letter or a
-group in parentheses, commas mean nothing. With ``vpp`` chunks per rank, stage i is chunk i // pp of
-rank i % pp.
+``"Et*3|(tt|)*29,m|L"``: E embedding, t transformer layer, m layer of multi-token prediction, L
+output layer with the loss; ``|`` ends a stage, ``*N`` repeats a letter or a parenthesized group,
+commas are ignored. With ``vpp`` chunks per rank, stage i is chunk i // pp of rank i % pp.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from foundation.documents import as_written
 Array = Any  # a number, or a numpy column
 
 NO_LAYOUT = "none"
-"""The value of ``pipeline_layout`` with which a framework splits layers as it does without one."""
+"""Value of ``pipeline_layout`` without a layout."""
 MOST_LETTERS = 100_000
 _LETTER = r"[EtmL|](?:\*[0-9]{1,6})?"
 _ITEM = re.compile(rf"\((?P<group>(?:{_LETTER})+)\)\*(?P<times>[0-9]{{1,6}})|(?P<one>{_LETTER})")
@@ -29,7 +28,7 @@ _ACCEPTED = "E, t, m, L and |, each or a group in parentheses followed by *N to 
 
 
 class LayoutError(ValueError):
-    """A string that is no layout; the message names the position, from 1, and what is accepted."""
+    """An invalid layout; the message names position (from 1) and what is accepted."""
 
     def __init__(self, text: str, position: int, what: str) -> None:
         super().__init__(f"found {as_written(text, 200)}, at position {position}: {what}")
@@ -37,13 +36,12 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True)
 class Chunk:
-    """A stage of a layout: what one chunk of a pipeline's rank has.
+    """One stage of a layout: a model chunk of one pipeline rank.
 
     Attributes:
         layers: transformer layers.
         predictors: layers of multi-token prediction.
-        embedding: it looks tokens up.
-        head: it computes logits and the loss.
+        embedding, head: it has the embedding; the output layer and the loss.
     """
 
     layers: int
@@ -54,11 +52,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout that is one for some number of ranks; see :func:`parsed_layout`.
-
-    Attributes:
-        chunks: in the order in which a micro-batch passes them.
-    """
+    """A layout for some number of ranks, its chunks in the order of a forward pass."""
 
     chunks: tuple[Chunk, ...]
 
@@ -67,8 +61,8 @@ class Layout:
         return sum(chunk.layers for chunk in self.chunks)
 
     def fits(self, pp: Array, vpp: Array) -> Array:
-        """Whether it is one of pp ranks of vpp chunks; Megatron has all layers of multi-token
-        prediction in a rank's last chunk."""
+        """Whether it has pp * vpp chunks, multi-token prediction only in a rank's last one
+        (Megatron)."""
         fits = np.equal(pp * vpp, len(self.chunks))
         for index, chunk in enumerate(self.chunks):
             if chunk.predictors:
@@ -76,21 +70,17 @@ class Layout:
         return fits
 
     def ranks(self, pp: int) -> list[tuple[Chunk, ...]]:
-        """The chunks of each of a pipeline's ranks."""
+        """Chunks of each pipeline rank."""
         return [self.chunks[rank::pp] for rank in range(pp)]
 
     def layers_of_chunks(self, pp: int) -> list[tuple[int, ...]]:
-        """Layers of each rank's chunks; one of multi-token prediction counts as one."""
+        """Layers of each rank's chunks, multi-token prediction included."""
         return [tuple(c.layers + c.predictors for c in chunks) for chunks in self.ranks(pp)]
 
 
 @lru_cache(maxsize=10_000)
 def parsed_layout(text: str) -> Layout:
-    """The layout that a string says, as Megatron-LM reads it.
-
-    Raises:
-        LayoutError: if it is none, or one that no model and no number of ranks can have.
-    """
+    """Parse a layout as Megatron-LM does; raises LayoutError."""
     letters = _letters(text)
     _check_ends(text, letters)
     _check_predictors(text, letters)
@@ -101,12 +91,7 @@ def parsed_layout(text: str) -> Layout:
 
 
 def chunks_per_rank(texts: Iterable[object], degrees: Collection[object]) -> list[int]:
-    """The chunks that layouts leave each rank of pipelines of several; what is none says nothing.
-
-    Args:
-        texts: layouts, or :data:`NO_LAYOUT`, which is one chunk.
-        degrees: numbers of ranks.
-    """
+    """Possible vpp of layouts (``NO_LAYOUT``: 1) at these pp degrees; invalid ones are skipped."""
     found = set[int]()
     for text in texts:
         try:
@@ -119,7 +104,7 @@ def chunks_per_rank(texts: Iterable[object], degrees: Collection[object]) -> lis
 
 
 def _letters(text: str) -> list[tuple[str, int]]:
-    """Every letter and bar with its position, repeated ones with that of the one repeated."""
+    """Letters and bars with positions; repeated ones have that of their original."""
     positions = [index for index, letter in enumerate(text, start=1) if letter != ","]
     plain = text.replace(",", "")
     found: list[tuple[str, int]] = []
@@ -142,7 +127,7 @@ def _letters(text: str) -> list[tuple[str, int]]:
 
 
 def _check_ends(text: str, letters: list[tuple[str, int]]) -> None:
-    """The first stage begins with the only embedding, the last one ends with the only loss."""
+    """The first letter is the only E, the last one the only L."""
     ends = (("E", "the embedding", 0, "first"), ("L", "the output layer with the loss", -1, "last"))
     for letter, meaning, end, name in ends:
         places = [position for each, position in letters if each == letter]

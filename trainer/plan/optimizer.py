@@ -26,8 +26,7 @@ class OptimizerConfig(Described):
 class LRScheduler(Described):
     """The learning rate over the steps: it rises, stays, and falls; named as torchtitan's.
 
-    A step's rate depends on its number alone, so that a run that goes on from a checkpoint has the
-    rates of one that was never stopped.
+    A step's rate depends on its number alone, so resuming from a checkpoint does not change it.
     """
 
     warmup_steps: int = Field(default=0, ge=0, le=1_000_000_000)
@@ -66,8 +65,8 @@ class LRScheduler(Described):
     def factor(self, step: int) -> float:
         """Factor on the learning rate in a step, counted from 0.
 
-        The decay ends one step after the last, whose rate is therefore not yet the least
-        (torchtitan, ``components/lr_scheduler.py``).
+        The decay would end one step after the last, as in torchtitan
+        (``components/lr_scheduler.py``).
         """
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps

@@ -1,9 +1,9 @@
-"""Placement of the states of data-parallel training: one record for every kind of ZeRO.
+"""Placement of data-parallel training states: one record for every kind of ZeRO. Torch-free.
 
-Weights, a secondary copy of them, gradients and optimizer states are each split over a number of
-consecutive data-parallel ranks, and repeated beyond. ZeRO's stages (Rajbhandari et al. 2020), MiCS
+Weights, a secondary copy of them, gradients and optimizer states are each sharded over a number of
+consecutive data-parallel ranks and replicated beyond. ZeRO stages (Rajbhandari et al. 2020), MiCS
 and hybrid sharding (Zhang et al. 2022), ZeRO++ (Wang et al. 2023) and ZeRO-topo (Xu et al. 2025)
-are points of this space. The trainer executes the record, the cost model prices it. Torch-free.
+are points of this space. The trainer executes the record, the cost model prices it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PlacementError(ValueError):
 
 
 class Level(StrEnum):
-    """The widest link that a group of ranks talks over."""
+    """Widest link inside a group of ranks."""
 
     PAIR = "pair"
     NODE = "node"
@@ -35,11 +35,11 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Topology:
-    """Ranks on the machine, in the order of their numbers.
+    """Consecutive ranks on the machine.
 
     Attributes:
-        ranks_per_node: ranks that share a node.
-        ranks_per_pair: ranks that share a card, 2 on MI250X; 1 where a card is one device.
+        ranks_per_node: ranks on one node.
+        ranks_per_pair: ranks on one card: 2 on MI250X, else 1.
     """
 
     ranks_per_node: int
@@ -55,7 +55,7 @@ class Topology:
             )
 
     def level(self, ranks: Sequence[int]) -> Level:
-        """The widest link inside a group, given its global ranks."""
+        """Widest link inside a group of global ranks."""
         if len({rank // self.ranks_per_pair for rank in ranks}) == 1:
             return Level.PAIR
         if len({rank // self.ranks_per_node for rank in ranks}) == 1:
@@ -63,33 +63,24 @@ class Topology:
         return Level.INTER_NODE
 
     def replicas_per_node(self, dp: int, apart: int) -> int:
-        """Consecutive data-parallel ranks that share a node and divide ``dp``."""
+        """Consecutive data-parallel ranks on one node, dividing ``dp``."""
         return int(shared_within(self.ranks_per_node, dp, apart))
-
-    def replicas_per_pair(self, dp: int, apart: int) -> int:
-        """Consecutive data-parallel ranks that share a pair and divide ``dp``."""
-        return int(shared_within(self.ranks_per_pair, dp, apart))
 
 
 def shared_within(ranks: int, dp: Any, apart: Any) -> Any:
-    """Consecutive data-parallel ranks among so many ranks of a node or card, dividing ``dp``.
+    """Consecutive data-parallel ranks on a node or card of ``ranks`` ranks, dividing ``dp``.
 
-    1 where the ranks between two of them do not divide those of the node or card.
-
-    Args:
-        ranks: of the node or card.
-        dp: their degree, a number or a column.
-        apart: from one of them to the next, likewise.
+    1 unless ``apart``, the distance between two of them, divides ``ranks``. Numbers or columns.
     """
     return np.where(ranks % apart == 0, np.gcd(dp, np.maximum(ranks // apart, 1)), 1)
 
 
 @dataclass(frozen=True)
 class Share:
-    """One state: the ranks it is split over, and its number format.
+    """One training state.
 
     Attributes:
-        degree: consecutive data-parallel ranks that hold the whole between them.
+        degree: consecutive data-parallel ranks that it is sharded over.
         format: in memory.
     """
 
@@ -99,19 +90,18 @@ class Share:
 
 @dataclass(frozen=True)
 class Placement:
-    """Degrees and formats of all states, over ``dp`` data-parallel ranks.
+    """Shard degrees and formats of all states over ``dp`` ranks.
 
     Attributes:
-        dp: ranks that hold the same weights: data-parallel ones, times those of context
-            parallelism.
-        weights: what forward and backward passes are computed with.
-        secondary: a copy of the weights on nearer ranks, gathered in place of ``weights`` (hpZ).
-        gradients: as they are accumulated over micro-batches.
-        optimizer: float32 master weights and AdamW's two moments.
-        gather_format: of weights on their way.
-        reduce_format: of gradients on their way.
-        weights_are_master: weights and master weights are one copy in float32, split as the
-            weights are and counted as the optimizer's.
+        dp: ranks with the same weights: data parallel times context parallel.
+        weights: weights of the forward and backward passes.
+        secondary: their copy on nearer ranks, gathered in place of ``weights`` (hpZ).
+        gradients: as accumulated over micro-batches.
+        optimizer: float32 master weights and AdamW's moments.
+        gather_format: of weights in collectives.
+        reduce_format: of gradients in collectives.
+        weights_are_master: weights and master weights are one float32 copy, sharded as the weights
+            and counted with the optimizer states.
     """
 
     dp: int
@@ -151,29 +141,26 @@ class Placement:
 
     @property
     def fully_sharded(self) -> bool:
-        """Whether FSDP2 holds the weights, which else lie whole in flat buckets."""
+        """Whether FSDP2 holds the weights; else they lie whole in flat buckets."""
         quantized = self.gather_format.quantized or self.reduce_format.quantized
         return not in_flat_buckets(self, quantized)
 
     @property
     def storage_degree(self) -> int:
-        """Ranks over which the weights that gathers start from are split.
+        """Shard degree of the weights that gathers read.
 
-        Under FSDP2 whole weights are gathered from the gradients' split once a step, and kept.
+        FSDP2 gathers whole weights once a step from the gradients' sharding, and keeps them.
         """
         return self.weights.degree if self.weights.degree > 1 else self.gradients.degree
 
     @property
     def keeps_whole(self) -> bool:
-        """Whether whole weights stay in memory from one step to the next."""
+        """Whether whole weights stay in memory between steps."""
         return self.weights.degree == 1
 
     def bytes_per_rank(self, parameters: int) -> dict[str, float]:
-        """Bytes of each state on one rank in steady state; see ``trainer.plan.states.state_bytes``.
-
-        Args:
-            parameters: of the model, or of the part that a rank's tp and pp leave it.
-        """
+        """Bytes of each state on one rank, with ``parameters`` left to it by tp and pp; see
+        ``state_bytes``."""
         found = state_bytes(
             parameters,
             self,

@@ -1,7 +1,7 @@
-"""From what a configuration says of its placement to what it comes to, once for many at a time.
+"""Placement presets, and what a configuration's own settings make of them. Torch-free.
 
-A preset is changed by what the configuration says beside it. Degrees that it leaves open follow:
-gradients are split at least as weights are, optimizer states at least as gradients. Torch-free.
+Settings override the preset. Unset degrees follow: gradients are sharded at least as weights,
+optimizer states at least as gradients.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _Span = Literal["one", "pair", "node", "all"]
 
 
 class _Meaning(NamedTuple):
-    """The ranks over which a preset splits each state, and what it quantizes."""
+    """Ranks over which a preset shards each state, and what it quantizes."""
 
     weights: _Span
     gradients: _Span
     optimizer: _Span
     secondary: _Span | None = None
     quantized: bool = False
-    """Weights and gradients on their way."""
+    """Weights and gradients in collectives."""
     quantized_copy: bool = False
 
 
@@ -48,9 +48,9 @@ def _zero(stage: int) -> _Meaning:
 
 _MEANINGS: dict[Preset, _Meaning] = {
     **{preset: _zero(stage) for stage, preset in enumerate(ZERO_PRESETS)},
-    # Wang et al. 2023: a secondary copy in the node; ``zero++`` with both quantizations.
+    # Wang et al. 2023: a secondary copy within the node; ``zero++`` also quantizes.
     "hpz": _Meaning("all", "all", "all", "node"),
-    # Zhang et al. 2022, and hybrid sharding: all states are split in the node, and repeated.
+    # Zhang et al. 2022, and hybrid sharding: all states are sharded in the node and replicated.
     "mics": _Meaning("node", "node", "node"),
     "zero++": _Meaning("all", "all", "all", "node", quantized=True),
     # Xu et al. 2025, table IV.
@@ -78,13 +78,13 @@ def resolve_presets(
     apart: Value,
     topology: Topology,
 ) -> dict[str, Value]:
-    """The preset, degrees and quantizations that configurations end with.
+    """Final preset, shard degrees and quantizations of configurations.
 
     Args:
-        said: of placements; ``zero_stage`` stands for a preset where ``placement`` does not count.
-        counts: by name, where what is said counts; a name that is left out counts nowhere.
+        said: settings; ``zero_stage`` stands for a preset where ``placement`` is not set.
+        counts: where each setting is set, by name; a missing name is set nowhere.
         dp: data-parallel ranks.
-        apart: from one data-parallel rank to the next.
+        apart: distance of two of them in rank numbers.
         topology: of the cluster.
 
     Returns:
@@ -121,7 +121,7 @@ def resolve_presets(
 
 
 def _meant(placement: Value, dp: Value, apart: Value, topology: Topology) -> dict[str, Value]:
-    """The degrees and quantizations that presets stand for on a cluster."""
+    """Degrees and quantizations of presets on a cluster."""
     dp = np.maximum(np.asarray(dp).astype(np.int64), 1)  # 0: another requirement's business
     apart = np.asarray(apart).astype(np.int64)
     node = shared_within(topology.ranks_per_node, dp, apart)
@@ -160,24 +160,24 @@ def place(
     cp: int = 1,
     gz: int = 1,
 ) -> Placement:
-    """The trainer's placement: a preset, changed by what the configuration says.
+    """The built-in trainer's placement: a preset, overridden by the configuration.
 
-    Gradients are accumulated in float32. Where master weights are split as the weights are, the
-    weights are the master weights, cast as they are gathered.
+    Gradients accumulate in float32. Where weights are sharded as the optimizer states are, they are
+    the master weights, cast when gathered.
 
     Args:
-        preset: what the wishes leave open.
-        wishes: of the configuration; ``secondary_shard`` 0 asks for none.
+        preset: fills what ``wishes`` leave open.
+        wishes: the configuration's; ``secondary_shard`` 0: no copy.
         dp: data-parallel ranks.
-        apart: from one data-parallel rank to the next: ranks of a replica's layers, say.
+        apart: distance of two of them in rank numbers.
         topology: of the cluster.
         precision: of the computation.
-        reduce_precision: of gradients on their way, where they are not quantized.
-        cp: ranks of context parallelism, which hold the same weights as well.
+        reduce_precision: of gradients in collectives, unless quantized.
+        cp: context-parallel ranks, which hold the same weights.
         gz: ranks along the grid's third axis, which gather weights too.
 
     Raises:
-        PlacementError: where the degrees break a requirement, with its values.
+        PlacementError: if the degrees break a requirement.
     """
     wished = {name: wish for name, wish in asdict(wishes).items() if wish is not None}
     said, given = {"zero_stage": 0, "placement": preset, **wished}, {"placement", *wished}

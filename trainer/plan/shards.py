@@ -1,9 +1,8 @@
-"""Layout of a sharded unit's parameters in memory, and the exchanges that follow from it.
+"""Memory layout of an FSDP2 unit's parameters, and the collectives that follow from it. Torch-free.
 
-FSDP2 splits every parameter along its first dimension, filled up to whole chunks; a rank's chunks
-of a unit (one layer, say) make a row. Gradients and optimizer states are cuts of that row, so that
-a finer split nests in a coarser one. Torch-free: the trainer executes these sizes, and whoever
-wants to know the bytes beforehand reads them here.
+FSDP2 shards every parameter along its first dimension, padded to whole chunks; a rank's chunks of a
+unit (one layer, say) form its row. Gradients and optimizer states are cuts of that row, so that a
+finer sharding nests in a coarser one.
 """
 
 from __future__ import annotations
@@ -17,33 +16,46 @@ from trainer.plan.axes.dp import Cuts, Holders, Wires, state_exchanges
 from trainer.plan.exchange import Exchange
 from trainer.plan.formats import BLOCK, Format
 from trainer.plan.placement import Placement
-from trainer.plan.shapes import Shape, Traits
 from trainer.plan.states import Degrees
 
+Shape = tuple[int, ...]
 ROW = 1024
-"""Buckets are padded to whole rows: a norm is then exact, a row at a time."""
+"""Buckets are padded to a multiple of this, so that their norm can be taken row by row."""
+
+
+class Traits(NamedTuple):
+    """Properties that decide how a parameter is sharded, updated and reduced."""
+
+    split: tuple[str, ...]
+    """Parallel axes along which ranks hold different parts; along all others they hold the same."""
+    decays: bool
+    """Weight decay applies: matrices, not norms and biases."""
+    shared: bool
+    """The tied embedding, on the first and the last pipeline stage."""
+    copy: bool
+    """The last stage's copy of it, left out of the global norm."""
 
 
 class Segment(NamedTuple):
-    """The part of one parameter that lies in a cut of a row."""
+    """The part of one parameter inside a cut of a row; offsets and length in elements."""
 
     parameter: int
-    """Its number in the unit."""
+    """Its index in the unit."""
     begin: int
-    """Begin of the part in the parameter's chunk, in elements."""
+    """Offset in the parameter's chunk."""
     offset: int
-    """Begin of it in the cut."""
+    """Offset in the cut."""
     length: int
 
 
 @dataclass(frozen=True)
 class UnitLayout:
-    """Consecutive cuts of a unit's row: every split state in one coordinate system.
+    """Cuts of a unit's row for weights, gradients and optimizer states.
 
     Attributes:
-        placement: of the states.
-        shapes: of the unit's parameters on this rank, after tensor parallelism.
-        node_replicas: consecutive data-parallel ranks that share a node.
+        placement: shard degrees and formats.
+        shapes: parameters on this rank, after tensor parallelism.
+        node_replicas: consecutive data-parallel ranks on one node.
     """
 
     placement: Placement
@@ -52,17 +64,17 @@ class UnitLayout:
 
     @property
     def ranks(self) -> int:
-        """Rows of the unit: ranks that its stored weights are split over."""
+        """Ranks that the stored weights are sharded over: rows of the unit."""
         return self.placement.storage_degree
 
     @property
     def pieces(self) -> int:
-        """Cuts of a row between ranks that accumulate gradients."""
+        """Gradient shards per row."""
         return self.placement.gradients.degree // self.ranks
 
     @property
     def slices(self) -> int:
-        """Cuts of such a piece between ranks that update weights."""
+        """Optimizer shards per gradient shard."""
         return self.placement.optimizer.degree // self.placement.gradients.degree
 
     @property
@@ -72,7 +84,8 @@ class UnitLayout:
 
     @property
     def hops(self) -> tuple[int, ...]:
-        """Sizes of the all-to-alls that reduce quantized gradients: in the node, then across."""
+        """Sizes of the all-to-alls that reduce quantized gradients: within a node, then across
+        nodes."""
         degree = self.placement.gradients.degree
         local = math.gcd(self.node_replicas, degree)
         return tuple(size for size in (local, degree // local) if size > 1)
@@ -84,15 +97,15 @@ class UnitLayout:
 
     @property
     def used(self) -> int:
-        """Elements of a row that belong to parameters (or to the filling of their chunks)."""
+        """Elements of a row before its own padding; padding of chunks counts."""
         return sum(self.chunks)
 
     @property
     def row(self) -> int:
-        """Elements of a row, filled up so that all cuts are equal.
+        """Elements of a row, padded so that all cuts are equal.
 
-        Where updated weights are published as INT8, cuts are whole blocks of it: gathering then
-        quantizes the row in the same blocks again, which adds no error.
+        Where updated weights are gathered as INT8, cuts are whole quantization blocks:
+        re-quantizing a row then uses the same blocks and adds no error.
         """
         cuts = self.pieces * self.slices
         if cuts > 1 and self.placement.gather_format.quantized:
@@ -109,10 +122,10 @@ class UnitLayout:
 
     @property
     def secondary(self) -> tuple[int, int]:
-        """Rows of a rank's share of the secondary copy, and elements of each.
+        """Rows of a rank's shard of the secondary copy, and elements of each.
 
-        Whole rows of the primary where the copy is split less: what was quantized in a row is then
-        quantized again in the very same blocks. Else an even part of all rows end to end.
+        Whole rows of the primary if the copy's degree divides it, which keeps quantization blocks
+        aligned; else an even part of all rows end to end.
         """
         assert self.placement.secondary is not None
         degree = self.placement.secondary.degree
@@ -121,7 +134,7 @@ class UnitLayout:
         return 1, -(-self.ranks * self.used // degree)
 
     def segments(self, begin: int, length: int) -> Iterator[Segment]:
-        """Parameters' parts in ``row[begin : begin + length]``."""
+        """Parts of parameters in ``row[begin : begin + length]``."""
         start = 0
         for number, chunk in enumerate(self.chunks):
             low, high = max(begin, start), min(begin + length, start + chunk)
@@ -130,14 +143,14 @@ class UnitLayout:
             start += chunk
 
     def begin(self, replica: int) -> int:
-        """Begin of the slice of the row that a data-parallel rank updates."""
+        """Start of a data-parallel rank's optimizer shard in the row."""
         placement = self.placement
         piece = replica % placement.gradients.degree // self.ranks
         cut = replica % placement.optimizer.degree // placement.gradients.degree
         return piece * self.piece + cut * self.slice
 
     def updated(self, replica: int) -> Iterator[Segment]:
-        """Parameters' parts in that slice; the filling of chunks is no part of them."""
+        """Parts of parameters in that shard, without padding."""
         row = replica % self.ranks
         for number, begin, offset, length in self.segments(self.begin(replica), self.slice):
             shape, chunk = self.shapes[number], self.chunks[number]
@@ -154,7 +167,7 @@ def secondary_wire(placement: Placement) -> Format:
 
 
 def sum_format(placement: Placement) -> Format:
-    """Format of gradients in an all-reduce, which cannot be quantized."""
+    """Format of gradients in an all-reduce, which is never quantized."""
     wire = placement.reduce_format
     return Format.FP32 if wire.quantized else wire
 
@@ -170,9 +183,10 @@ _Member = TypeVar("_Member", bound=_Sized)
 
 
 def fill(members: Iterable[_Member], limit: int) -> list[list[_Member]]:
-    """Group whole parameters into buckets of equal traits, at most ``limit`` elements unless alone.
+    """Group parameters of equal traits into buckets of at most ``limit`` elements; a larger one is
+    alone.
 
-    Given in the order in which gradients arrive, so that full buckets leave early.
+    Members come in the order of their gradients, so that full buckets can be reduced early.
     """
     done: list[list[_Member]] = []
     filling: dict[Traits, tuple[list[_Member], int]] = {}
@@ -186,7 +200,7 @@ def fill(members: Iterable[_Member], limit: int) -> list[list[_Member]]:
 
 
 def padded(bucket: Sequence[_Sized], shares: int) -> int:
-    """Elements of a bucket that is split over so many ranks."""
+    """Elements of a bucket padded for ``shares`` ranks."""
     used = sum(member.numel for member in bucket)
     return -(-used // (shares * ROW)) * shares * ROW
 
@@ -194,17 +208,16 @@ def padded(bucket: Sequence[_Sized], shares: int) -> int:
 def unit_exchanges(
     unit: UnitLayout, holders: Holders, gathers: tuple[int, int], reductions: int
 ) -> Iterator[Exchange]:
-    """All that one rank sends in a step for one unit, in whole numbers.
+    """Exact collectives of one rank per step for one unit.
 
-    Quantized gradients are reduced by an all-to-all in the node, then across nodes what the node
-    has summed (Wang et al. 2023, section 4.3). Updated weights are published first between the
-    slices of a piece, then between pieces.
+    Quantized gradients take an all-to-all within the node, then one across nodes (Wang et al. 2023,
+    section 4.3). Updated weights are gathered between slices of a piece, then between pieces.
 
     Args:
-        unit: how it lies.
-        holders: its ranks.
-        gathers: of whole weights per step, from the stored ones and from the secondary copy.
-        reductions: of gradients per step.
+        unit: memory layout.
+        holders: ranks with the same parameters.
+        gathers: per step, from the primary shards and from the secondary copy.
+        reductions: gradient reductions per step.
     """
     placement = unit.placement
     rows, copied = unit.secondary if placement.secondary is not None else (0, 0)
@@ -213,7 +226,7 @@ def unit_exchanges(
     degree = placement.gradients.degree
     whole = state_exchanges(
         holders,
-        # Gathers start from the stored weights, which may be split where those in use are not.
+        # Gathers read the stored weights, which may be sharded where those in use are not.
         Degrees(unit.ranks, placement.secondary_shard, degree, placement.optimizer_shard),
         Cuts(unit.used, copied, unit.piece, unit.slice),
         Wires(gather, lambda n: rows * copy.num_bytes(n), reduce, sum_format(placement).num_bytes),
@@ -234,27 +247,3 @@ def unit_exchanges(
     across, within = holders.group(unit.slices, degree), holders.group(unit.pieces, unit.ranks)
     yield replace(whole.publish, group=across, num_bytes=unit.slices * one)
     yield replace(whole.publish, group=within, num_bytes=unit.pieces * unit.slices * one)
-
-
-def bucket_exchanges(
-    placement: Placement, total: int, holders: Holders, reductions: int
-) -> Iterator[Exchange]:
-    """All that one rank sends in a step for a flat bucket of whole weights; see ``padded``.
-
-    Gradients go straight to the ranks that update them. Without a split there is one sum of them.
-    """
-    shares = placement.optimizer_shard
-    share, stored = total // shares, placement.weights.format
-    wire = placement.reduce_format.num_bytes
-    whole = state_exchanges(
-        holders,
-        Degrees(1, 0, shares, shares),
-        Cuts(total, 0, share, share),
-        Wires(stored.num_bytes, stored.num_bytes, wire, wire),
-        (0, 0),
-        reductions,
-    )
-    yield whole.gradients
-    yield whole.publish
-    purpose = "gradients" if shares == 1 else "gradient_sync"
-    yield replace(whole.gradient_sum, purpose=purpose)

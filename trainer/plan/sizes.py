@@ -1,7 +1,6 @@
-"""Sizes of a transformer's matrices and vectors, of one model or of columns of models.
+"""Sizes of a transformer's matrices, for one model or columns of models. Torch-free.
 
-Everything that counts weights counts them here: the parameters that the trainer builds, FLOPs, and
-the weights of the cost model. Sizes are whole numbers, or numpy columns of them; torch-free.
+The one place that counts weights: for the trainer's parameters, FLOPs and the cost model's memory.
 """
 
 from __future__ import annotations
@@ -12,16 +11,15 @@ Size = Any  # int, or a numpy column that broadcasts against the others
 
 
 class Mixture(NamedTuple):
-    """Experts in place of a layer's feed-forward part, of which each token takes a few.
+    """Mixture of experts.
 
     Attributes:
-        num_experts: of a layer, without shared ones; 0 in a column: that model has none.
-        experts_per_token: that the router chooses.
+        num_experts: routed experts per layer; 0 in a column: none.
+        experts_per_token: top-k of the router.
         expert_ffn_size: f of one expert.
-        shared_ffn_size: f of the experts that every token takes, together; 0: there are none.
-        dense_layers: of the model's layers, those with an ordinary feed-forward part.
-        capacity: rows that an expert computes, for each that is its share; 1 where no token is
-            dropped and none is made up.
+        shared_ffn_size: f of all shared experts together; 0: none.
+        dense_layers: layers with an ordinary feed-forward part.
+        capacity: rows computed per routed token; 1: none dropped, none padded.
     """
 
     num_experts: Size
@@ -36,11 +34,11 @@ class Latent(NamedTuple):
     """Multi-head latent attention (DeepSeek-AI 2024, arXiv 2405.04434, section 2.1).
 
     Attributes:
-        query_rank: of the queries' low-rank product; 0: they are one matrix.
-        key_value_rank: of the keys' and values'; 0 in a column: that model has none.
-        key_size: channels of a head's key without position.
-        rotary_size: those with, of which all heads share one key.
-        value_size: of a head's value.
+        query_rank: low rank of queries; 0: one full matrix.
+        key_value_rank: low rank of keys and values; 0 in a column: no latent attention.
+        key_size: channels per head and key without rotary positions.
+        rotary_size: rotary channels; their key is shared by all heads.
+        value_size: channels per head and value.
     """
 
     query_rank: Size
@@ -51,7 +49,7 @@ class Latent(NamedTuple):
 
 
 class Dimensions(Protocol):
-    """A model's shape, as ``ModelConfig`` says it of one model and ``Jobs`` of many."""
+    """Shape of a model: a ``ModelConfig``, or the columns of ``Jobs``."""
 
     @property
     def num_layers(self) -> Size: ...
@@ -85,9 +83,9 @@ class Matrix(NamedTuple):
     """One matrix of a transformer layer.
 
     Attributes:
-        name: in the layer, as ``trainer.model.transformer`` has it.
-        inputs, outputs: its sizes.
-        splits_outputs: tensor parallelism splits its outputs; else its inputs.
+        name: in ``trainer.model.transformer``.
+        inputs, outputs: sizes.
+        splits_outputs: column-parallel in Megatron's terms; else row-parallel.
     """
 
     name: str
@@ -97,7 +95,7 @@ class Matrix(NamedTuple):
 
 
 def layer_matrices(model: Dimensions) -> tuple[Matrix, ...]:
-    """Matrices of a plain layer: queries, keys, values; attention output; up (and gate); down."""
+    """Matrices of a dense layer: QKV, attention output, up (and gate), down."""
     hidden, ffn, queries = model.hidden_size, model.ffn_size, model.attention_size
     return (
         Matrix("attention.qkv", hidden, queries + 2 * model.kv_heads * model.head_dim, True),
@@ -108,10 +106,10 @@ def layer_matrices(model: Dimensions) -> tuple[Matrix, ...]:
 
 
 def latent_matrices(model: Dimensions, latent: Latent) -> tuple[Matrix, ...]:
-    """Matrices of latent attention: down to the ranks, up to the heads, and what attention gives.
+    """Matrices of latent attention: down to the ranks, up to the heads, output.
 
-    Those down are whole on every tensor-parallel rank. Without a rank of the queries the first is
-    empty, and the second begins at the hidden size.
+    Down projections are replicated over tp. Without a query rank the first matrix is empty, and the
+    second starts from the hidden size.
     """
     hidden, heads = model.hidden_size, model.num_heads
     rank, one = latent.query_rank, latent.key_size + latent.rotary_size
@@ -140,25 +138,24 @@ def attention_weights(model: Dimensions) -> Size:
 
 
 def ffn_weights(model: Dimensions, ffn_size: Size) -> Size:
-    """Elements of a feed-forward part of so many inner channels."""
+    """Elements of a feed-forward part of inner size ``ffn_size``."""
     return (2 + model.gated) * model.hidden_size * ffn_size
 
 
 def expert_weights(model: Dimensions, mixture: Mixture) -> Size:
-    """Elements of all experts of one layer, without shared ones."""
+    """Elements of one layer's routed experts."""
     return mixture.num_experts * ffn_weights(model, mixture.expert_ffn_size)
 
 
 def mixed_layers(model: Dimensions, mixture: Mixture) -> Size:
-    """Layers of the whole model that have experts."""
+    """Layers with experts."""
     return (mixture.num_experts > 0) * (model.num_layers - mixture.dense_layers)
 
 
 def layer_weights(model: Dimensions) -> Size:
-    """Elements of one layer's matrices; norms and biases, a share of 1 / h of it, are left out.
+    """Elements of one layer's matrices, without norms and biases (about 1 / h of it).
 
-    Of a mixture: what every token of a layer with experts passes (attention, router, shared
-    experts), without ``expert_weights``.
+    With experts: attention, router and shared experts, without ``expert_weights``.
     """
     whole = attention_weights(model)
     mixture = model.mixture
@@ -170,12 +167,7 @@ def layer_weights(model: Dimensions) -> Size:
 
 
 def model_weights(model: Dimensions, *, active: bool = False) -> Size:
-    """Elements of all layers' matrices.
-
-    Args:
-        model: the whole model.
-        active: of the experts only those that one token takes.
-    """
+    """Elements of all layers' matrices; ``active``: routed experts count per token."""
     mixture, layers = model.mixture, model.num_layers
     if mixture is None:
         return layers * layer_weights(model)
@@ -187,19 +179,17 @@ def model_weights(model: Dimensions, *, active: bool = False) -> Size:
 
 
 def table_weights(model: Dimensions) -> Size:
-    """Elements of one vocabulary table: the embedding, or the output layer."""
+    """Elements of one vocabulary table: embedding or output layer."""
     return model.vocab_size * model.hidden_size
 
 
 def stage_weights(model: Dimensions, layers: Size, tables: Size, tp: Size = 1) -> Size:
-    """Elements of a pipeline stage's matrices on one of its tensor-parallel ranks.
-
-    Without experts: those are split otherwise.
+    """Elements of a pipeline stage's matrices per tp rank, without routed experts.
 
     Args:
-        model: the whole model.
-        layers: that the stage has.
-        tables: of the vocabulary that it has: 0, 1 or 2.
-        tp: ranks that split it.
+        model: whole model.
+        layers: of the stage.
+        tables: vocabulary tables of the stage: 0, 1 or 2.
+        tp: degree.
     """
     return (layers * layer_weights(model) + tables * table_weights(model)) / tp

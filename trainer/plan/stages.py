@@ -1,7 +1,7 @@
-"""Layers of the stages of a pipeline: of one trained job, or of columns of jobs. Torch-free.
+"""Layers per pipeline stage, of one job or of columns of jobs. Torch-free.
 
-``StageLayout`` is the built-in trainer's: every layer by its number. ``StageLayers`` counts layers
-for any framework; spaces check it, the cost model prices it.
+``StageLayout`` numbers the built-in trainer's layers. ``StageLayers`` counts layers for any
+framework; spaces check it, the cost model prices it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,12 @@ Array = Any  # a number, or a numpy column
 
 @dataclass(frozen=True)
 class StageLayout:
-    """Stages of a pipeline, ``vpp`` on each of ``pp`` ranks, numbered in the order of the model.
+    """Pipeline stages, ``vpp`` on each of ``pp`` ranks, numbered in model order.
 
     Attributes:
-        pp: ranks of the pipeline.
-        vpp: stages of each.
-        num_layers: of the model.
-        first_layers: of the first rank; 0: its share.
-        last_layers: of the last one, likewise.
-        folded: the last stage is on the first rank, as stages go there and back.
+        num_layers: layers of the whole model.
+        first_layers, last_layers: of the first and last pipeline rank; 0: an equal share.
+        folded: stages run over the ranks and back; the first rank also holds the last stage.
     """
 
     pp: int
@@ -38,25 +35,25 @@ class StageLayout:
     folded: bool = False
 
     def of_rank(self, pp_rank: int) -> tuple[int, ...]:
-        """The numbers of a rank's stages."""
+        """Stages of a pipeline rank."""
         if self.folded:
             return pp_rank, 2 * self.pp - 1 - pp_rank
         return tuple(range(pp_rank, self.pp * self.vpp, self.pp))
 
     def rank_of(self, stage: int) -> int:
-        """The rank that a stage is on."""
+        """Pipeline rank of a stage."""
         if self.folded:
             return min(stage, 2 * self.pp - 1 - stage)
         return stage % self.pp
 
     def layers(self, stage: int) -> range:
-        """The numbers of a stage's layers."""
+        """Layer numbers of a stage."""
         held = self._layers_by_rank()
         before = sum(held[self.rank_of(one)] for one in range(stage)) // self.vpp
         return range(before, before + held[self.rank_of(stage)] // self.vpp)
 
     def _layers_by_rank(self) -> list[int]:
-        """Layers of each rank, in all of its stages."""
+        """Layers of each rank, over all its stages."""
         first, last = self.first_layers, self.last_layers
         sharing = self.pp - (first > 0) - (last > 0)
         share = (self.num_layers - first - last) // max(sharing, 1)
@@ -66,20 +63,20 @@ class StageLayout:
 
 
 Split = Literal["even", "first_more", "last_fewer", "by_weight"]
-"""Ways in which frameworks split layers over stages; see :class:`search_spaces.Framework`."""
+"""How frameworks split layers over stages; see :class:`search_spaces.Framework`."""
 
 
 @dataclass(frozen=True)
 class StageSettings:
-    """Settings of a pipeline's stages; numbers, or columns that broadcast.
+    """Settings of pipeline stages; numbers, or columns that broadcast.
 
     Attributes:
-        first_stage_layers, last_stage_layers: layers of that stage; 0 is its share.
+        first_stage_layers, last_stage_layers: layers of that stage; 0: an equal share.
         account_for_embedding, account_for_loss: layers that the embedding, and the output layer
-            with the loss, count as where layers are shared out; nothing on a stage whose layers
-            are given.
-        pipeline_layout: text that says all layers of all stages (``trainer.plan.layouts``), in
-            place of the others.
+            with the loss, count as when layers are shared out; ignored on a stage with given
+            layers.
+        pipeline_layout: text that assigns all layers (``trainer.plan.layouts``), in place of the
+            rest.
     """
 
     first_stage_layers: Array = 0.0
@@ -90,12 +87,12 @@ class StageSettings:
 
 
 STAGE_SETTINGS = tuple(f.name for f in fields(StageSettings))
-"""Parameters by which a space says them, as Megatron-LM's arguments are called in short."""
+"""Parameters of a space for them, short for Megatron-LM's arguments."""
 GIVEN, COUNTED, LAYOUT = STAGE_SETTINGS[:2], STAGE_SETTINGS[2:4], STAGE_SETTINGS[4]
 
 
 class _Listed(NamedTuple):
-    """Layers of the stages of layouts, by row; what is between is as in ``StageLayers.between``."""
+    """Stage layers of jobs with a layout, by row; ``between`` as in ``StageLayers.between``."""
 
     rows: Array
     first: Array
@@ -106,17 +103,17 @@ class _Listed(NamedTuple):
 
 @dataclass(frozen=True)
 class StageLayers:
-    """Layers of a pipeline's stages; columns of the shape that all of its fields broadcast to.
+    """Layers per pipeline stage; columns of the broadcast shape of all fields.
 
-    Stages whose layers are not given share the rest, embedding and loss counted. What they cannot
-    share equally gives the first of them one more. With ``last_fewer`` each has as many as the
-    fullest one needs until none are left (DeepSpeed's ``partition_balanced``).
+    Stages without given layers share the rest, embedding and loss counted; the first ones take the
+    remainder. With ``last_fewer`` each takes what the fullest needs until none are left
+    (DeepSpeed's ``partition_balanced``).
 
     Attributes:
         num_layers: of the whole model.
-        pp, vpp: degrees; a stage has the same layers whatever number of chunks they are in.
-        settings: of the configurations.
-        split: of their framework; ``by_weight`` is read as ``first_more``.
+        pp, vpp: degrees; chunks do not change a stage's layers.
+        settings: stage settings.
+        split: the framework's rule; ``by_weight`` is read as ``first_more``.
     """
 
     num_layers: Array
@@ -127,14 +124,14 @@ class StageLayers:
 
     @cached_property
     def first(self) -> Array:
-        """Layers of the first stage; all where there is no other."""
+        """Layers of the first stage; all layers without a pipeline."""
         own = self._share(0) - self._embedding
         own = self._unless_given(self._first_given, self.settings.first_stage_layers, own)
         return own if self._listed is None else np.where(self.listed, self._listed.first, own)
 
     @cached_property
     def second(self) -> Array:
-        """Layers of the second stage; 0 where that is the last one, or there is none."""
+        """Layers of the second stage; 0 if that is the last one, or there is none."""
         own = np.where(self.pp > 2, self._share(np.where(self._first_given, 0, 1)), 0)
         if self._listed is None:
             return own
@@ -142,9 +139,8 @@ class StageLayers:
 
     @cached_property
     def between(self) -> list[tuple[Array, Array]]:
-        """Number and layers of the second stage, and of those before the last that may need more:
-        with more layers, or other chunks, than all from the second to it. Only layouts have such
-        a one."""
+        """Number and layers of candidates for the fullest inner stage: the second, and with a
+        layout every later one with more layers or other chunks than all inner stages before it."""
         further = [] if self._listed is None else self._listed.between[1:]
         return [(np.ones(()), self.second), *further]
 
@@ -157,19 +153,18 @@ class StageLayers:
 
     @property
     def listed(self) -> Array:
-        """Whether a layout says the layers of all stages."""
+        """Whether a layout assigns the layers."""
         return np.False_ if self._listed is None else self._listed.rows
 
     @property
     def fit(self) -> Array:
-        """Whether a layout, where there is one, is of as many layers, ranks and chunks."""
+        """Whether a layout, if any, matches layers, ranks and chunks."""
         return np.True_ if self._listed is None else self._listed.fits
 
     @property
     def all_have_some(self) -> Array:
-        """Whether every stage has a layer, each of its chunks something, and none is left over.
-
-        A layout may leave stages without."""
+        """Whether every stage and chunk has a layer, and none is left over; layouts may leave
+        stages empty."""
         before_last = self._sharing - np.where(self._last_given, 1, 2)
         between = np.where(self.pp > 2, self._share(before_last), np.inf)
         smallest = np.minimum(np.minimum(self.first, self.last), between)
@@ -180,16 +175,16 @@ class StageLayers:
 
     @property
     def are_even(self) -> Array:
-        """Whether shares are equal in whole layers, and chunks of a stage likewise."""
+        """Whether shares are equal in whole layers, and so are the chunks of a stage."""
         given = np.mod(self.settings.first_stage_layers, self.vpp) == 0
         given = given & (np.mod(self.settings.last_stage_layers, self.vpp) == 0)
-        # With nothing to share it out to, nothing may be left.
+        # Without sharing stages no layer may be left.
         parts = np.where(self._sharing > 0, self._sharing * self.vpp, np.inf)
         return self.listed | ((np.mod(self._units, parts) == 0) & (given | (self.pp == 1)))
 
     @cached_property
     def _listed(self) -> _Listed | None:
-        """None where no layout says anything."""
+        """None if no job has a layout."""
         if not np.any(np.not_equal(self.settings.pipeline_layout, NO_LAYOUT)):
             return None
         columns = (self.settings.pipeline_layout, self.num_layers, self.pp, self.vpp)
@@ -205,7 +200,7 @@ class StageLayers:
                 where, chunks = alike & (pp == ranks), layout.layers_of_chunks(int(ranks))
                 layers = [sum(each) for each in chunks]
                 first, last = np.where(where, layers[0], first), np.where(where, layers[-1], last)
-                # Of those with the same chunks the first keeps most.
+                # Among equal stages the first has most micro-batches in flight.
                 fuller = [
                     (stage, number)
                     for stage, number in enumerate(layers[1:-1], start=1)
@@ -239,12 +234,12 @@ class StageLayers:
 
     @cached_property
     def _sharing(self) -> Array:
-        """Stages whose layers are not given."""
+        """Stages without given layers."""
         return self.pp - np.where(self._first_given, 1, 0) - np.where(self._last_given, 1, 0)
 
     @cached_property
     def _units(self) -> Array:
-        """Layers that they share, and what counts as layers."""
+        """Layers that they share, plus what counts as layers."""
         given = np.where(self._first_given, self.settings.first_stage_layers, 0)
         given = given + np.where(self._last_given, self.settings.last_stage_layers, 0)
         return self.num_layers - given + self._embedding + self._loss
@@ -258,7 +253,7 @@ class StageLayers:
         return self._units - self._whole * np.maximum(self._sharing, 1)
 
     def _given(self, layers: Array) -> Array:
-        # Hardly any jobs say so, and columns of nothing take time.
+        # Few jobs give layers; empty columns would cost time.
         return (layers > 0) & (self.pp > 1) if np.any(layers) else np.False_
 
     def _unless_given(self, given: Array, layers: Array, own: Array) -> Array:
@@ -267,7 +262,7 @@ class StageLayers:
         return np.where(self.pp == 1, self.num_layers, own)
 
     def _share(self, number: Array) -> Array:
-        """Units of one of the stages that share, counted from 0."""
+        """Units of the ``number``-th sharing stage, from 0."""
         if self.split != "last_fewer":
             return self._whole + np.where(number < self._more, 1, 0)
         most = self._whole + np.where(self._more > 0, 1, 0)

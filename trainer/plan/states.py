@@ -1,7 +1,6 @@
-"""Bytes of a rank's training states: weights, their nearer copy, gradients, optimizer states.
+"""Bytes of training states per rank: weights, secondary copy, gradients, optimizer. Torch-free.
 
-Written once, for one placement or for columns of configurations; what differs between frameworks
-is an argument. Torch-free.
+Numbers or columns; differences between frameworks are arguments.
 """
 
 from __future__ import annotations
@@ -11,16 +10,16 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 BUCKET_ELEMENTS = 16 * 2**20
-"""Elements of a flat bucket, unless a configuration says else or one parameter has more."""
+"""Default size of a flat bucket; a larger parameter is a bucket by itself."""
 PENDING_REDUCTIONS = 2
-"""Buckets of split gradients that may be on their way at once; each holds whole gradients."""
+"""Gradient buckets in flight at once; each holds unreduced gradients."""
 ZERO_STAGES = {"weight_shard": 3, "gradient_shard": 2, "optimizer_shard": 1}
-"""Lowest stage of ZeRO that splits each state over all ranks (Rajbhandari et al. 2020)."""
+"""Lowest ZeRO stage that shards each state over all ranks (Rajbhandari et al. 2020)."""
 Size = Any  # a number, or a numpy column that broadcasts against the others
 
 
 class Shards(Protocol):
-    """Data-parallel ranks that each state is split over; 1: not split, or 0: no secondary copy."""
+    """Shard degree of each state; 1: replicated; 0: no secondary copy."""
 
     @property
     def weight_shard(self) -> Size: ...
@@ -33,7 +32,7 @@ class Shards(Protocol):
 
 
 class Degrees(NamedTuple):
-    """The degrees of ``Shards`` by themselves."""
+    """Plain ``Shards``."""
 
     weight_shard: Size
     secondary_shard: Size
@@ -45,28 +44,20 @@ DEGREES = Degrees._fields
 
 
 def in_flat_buckets(shards: Shards, quantized: Size) -> Size:
-    """Whether whole weights can lie in flat buckets, which are split one way: ZeRO 0 to 2.
+    """Whether weights can lie whole in flat buckets (ZeRO 0 to 2).
 
-    Gradients are then whole, or split as the optimizer states are.
-
-    Args:
-        shards: of the states.
-        quantized: whether weights or gradients are on their way.
+    Gradients are then whole, or sharded as the optimizer states are. ``quantized``: weights or
+    gradients are quantized in collectives.
     """
     alike = (shards.weight_shard == 1) & (shards.gradient_shard == shards.optimizer_shard)
     return (shards.gradient_shard == 1) | alike & np.logical_not(quantized)
 
 
 def masters_are_weights(shards: Shards, in_float32: Size, in_buckets: Size) -> Size:
-    """Whether weights and float32 master weights can be one copy, cast as it is gathered.
+    """Whether weights double as float32 master weights, cast when gathered.
 
-    In flat buckets, that is training in float32; else the weights must be split, and as their
-    optimizer states are.
-
-    Args:
-        shards: of the states.
-        in_float32: whether the computation is.
-        in_buckets: whether whole weights lie in flat buckets.
+    In flat buckets if training is in float32; else if weights and optimizer states are sharded
+    alike.
     """
     split = shards.weight_shard > 1
     stored = np.where(split, shards.weight_shard, shards.gradient_shard)
@@ -83,25 +74,23 @@ def state_bytes(
     gradient_bytes: float,
     one_copy: Size,
     regathers: bool = True,
-    master_bytes: float = 12,
-    extra_gradient_bytes: float = 0,
+    master_bytes: float = 4,
+    moment_bytes: float = 4,
+    extra_gradient_bytes: Size = 0,
 ) -> dict[str, Size]:
-    """Bytes of each state on one rank in steady state, without the layers in use.
+    """Bytes of each state on one rank between layers.
 
-    Xu et al. 2025, tables V and VI, and section III-B for the optimizer: with K = 12 bytes, master
-    weights and two moments in float32.
+    Xu et al. 2025, tables V and VI; section III-B for K = 12 bytes of master weights and moments.
 
     Args:
-        parameters: of the model, or of the part that a rank's tp and pp leave it.
-        shards: of the states.
-        weight_bytes: of a weight that is computed with.
-        secondary_bytes: of a weight in the secondary copy.
-        gradient_bytes: of an accumulated gradient.
-        one_copy: weights are the master weights, split as weights are; the optimizer's bytes.
-        regathers: whole weights whose gradients are split less than the optimizer states are
-            gathered from a copy that is split as the gradients are.
-        master_bytes: of master weights and moments together.
-        extra_gradient_bytes: of a second copy of the gradients, which is never split.
+        parameters: left to the rank by tp and pp.
+        shards: degrees.
+        weight_bytes, secondary_bytes, gradient_bytes: per parameter, in memory.
+        one_copy: weights are the master weights, counted with the optimizer.
+        regathers: replicated weights whose gradients are sharded less than the optimizer states
+            also keep a copy sharded as the gradients.
+        master_bytes, moment_bytes: of a master weight, and of each of AdamW's two moments.
+        extra_gradient_bytes: second copy of the gradients, never sharded.
     """
     weights, gradients, optimizer = (
         shards.weight_shard,
@@ -113,10 +102,12 @@ def state_bytes(
         between = (weights == 1) & (gradients > 1) & (gradients < optimizer)
         held = held + np.where(between, 1 / gradients, 0.0)
     copies = np.where(shards.secondary_shard > 0, shards.secondary_shard, np.inf)
-    masters: Size = np.where(one_copy, weights, optimizer)
+    masters: Size = np.where(
+        one_copy, np.maximum(master_bytes, weight_bytes) / weights, master_bytes / optimizer
+    )
     return {
         "weights": np.where(one_copy, 0.0, weight_bytes * held) * parameters,
         "secondary": secondary_bytes / copies * parameters,
         "gradients": (gradient_bytes / gradients + extra_gradient_bytes) * parameters,
-        "optimizer": (4 / masters + (master_bytes - 4) / optimizer) * parameters,
+        "optimizer": (masters + 2 * moment_bytes / optimizer) * parameters,
     }

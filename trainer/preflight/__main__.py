@@ -142,7 +142,8 @@ def measure(record: Record, place: RankEnvironment, peers: Peers, quick: bool) -
         rates = probe.host_gb_per_s(much.copy_bytes)
         record.add("host_copy", bytes=much.copy_bytes, gb_per_s=rates)
     num_nodes = place.world_size // place.local_world_size
-    for shape in group_shapes(num_nodes, place.local_world_size, quick):
+    shapes = group_shapes(num_nodes, place.local_world_size, quick)
+    for shape in shapes:
         links = Links(probe, shape)
         for operation in (*OPERATIONS, *(("send",) if shape.gpus == 2 else ())):
             for num_bytes in much.message_bytes:
@@ -155,6 +156,9 @@ def measure(record: Record, place: RankEnvironment, peers: Peers, quick: bool) -
                     size_bytes=num_bytes,
                     seconds=links.seconds(operation, num_bytes),
                 )
+        if shape == shapes[-1]:
+            hidden = links.hidden_share(much.message_bytes[-1], much.squares[1])
+            record.put(overlap=min(1.0, max(0.001, hidden)))
         links.close()
     if place.world_size > 1:  # the last: a rank that hangs here measures no more
         own = ends_side_by_side(device, SIDE_BY_SIDE_S)

@@ -12,8 +12,8 @@ SYSFS = Path("/sys")
 def network_adapters(sysfs: Path = SYSFS) -> dict[str, float]:
     """Nominal GB/s per direction of the adapters that a job's traffic takes, by name.
 
-    InfiniBand's and its like if there are any, else Slingshot's (hsn0 ...), else the others; of
-    those only the fastest, since a slower one serves storage or administration.
+    InfiniBand's and its like, else Slingshot's (hsn0 ...), else all others; only the fastest of
+    them, since slower ones serve storage or administration.
     """
     interfaces = {
         path.name: rate

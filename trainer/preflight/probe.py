@@ -46,7 +46,7 @@ class GroupShape:
 def group_shapes(num_nodes: int, ranks_per_node: int, quick: bool = False) -> list[GroupShape]:
     """Groups as tensor, data and pipeline parallelism make them: inside a node, then across.
 
-    ``quick``: only the extremes: pairs and whole nodes, and one count of nodes.
+    ``quick``: only pairs and whole nodes, and one count of nodes.
     """
     divisors = [d for d in range(1, ranks_per_node + 1) if ranks_per_node % d == 0]
     inside = [
@@ -147,8 +147,8 @@ class Links:
     def seconds(self, operation: str, num_bytes: int) -> float:
         """Seconds of one operation in the slowest group.
 
-        ``operation`` is of ``OPERATIONS``, or ``send`` in groups of two; ``num_bytes`` is of the
-        whole tensor, by the convention of nccl-tests.
+        ``operation``: of ``OPERATIONS``, or ``send`` in groups of two; ``num_bytes``: of the whole
+        tensor, as in nccl-tests.
         """
         device, gpus = self.probe.device, self.shape.gpus
         dtype = device.half if device.type == "cuda" else torch.float32
@@ -156,6 +156,33 @@ class Links:
         whole = torch.zeros(count, dtype=dtype, device=device.torch)
         share = torch.zeros(count // gpus, dtype=dtype, device=device.torch)
         return max(self.probe.times_s(lambda: self._call(operation, whole, share)))
+
+    def hidden_share(self, num_bytes: int, size: int) -> float:
+        """Share of its time that an all-gather hides behind square products that take as long."""
+        probe, device = self.probe, self.probe.device
+        part = max(1, num_bytes // 2 // self.shape.gpus)
+        share = torch.zeros(part, dtype=device.half, device=device.torch)
+        whole = torch.zeros(part * self.shape.gpus, dtype=device.half, device=device.torch)
+        factor = torch.randn(size, size, dtype=device.half, device=device.torch)
+
+        def gather() -> None:
+            self._call("all_gather", whole, share)
+
+        def products(count: int) -> None:
+            for _ in range(count):
+                linear(factor, factor)
+
+        def both() -> None:
+            group = self.group
+            begun = group and group.all_gather(whole, share, "tensor", async_op=True)
+            products(count)
+            if begun:
+                begun.wait()
+
+        gather_s = max(probe.times_s(gather))
+        count = max(1, round(gather_s / max(probe.times_s(lambda: products(1)))))
+        product_s, both_s = (max(probe.times_s(call)) for call in (lambda: products(count), both))
+        return (product_s + gather_s - both_s) / min(product_s, gather_s)
 
     def _call(self, operation: str, whole: Tensor, share: Tensor) -> None:
         group = self.group
@@ -176,11 +203,11 @@ class Links:
 
 
 def ends_side_by_side(device: Device, timeout_s: float, count: int = 3, rounds: int = 20) -> bool:
-    """Whether collectives of ``count`` communicators, all under way, end within ``timeout_s``.
+    """Whether concurrent collectives of ``count`` communicators end within ``timeout_s``.
 
-    Tensor, data and pipeline parallelism each have a communicator. Every rank starts the same
-    collectives in the same order, so nothing but the library, or the device's queues, can make
-    them wait for each other for ever. A rank on which they do cannot use its communicators again.
+    Tensor, data and pipeline parallelism each have a communicator. All ranks start the same
+    collectives in the same order, so only the library or the device's queues can block them. A rank
+    on which they hang cannot use its communicators again.
     """
     groups = [dist.new_group() for _ in range(count)]
     numbers = [torch.zeros(1 << 20, device=device.torch) for _ in groups]

@@ -42,10 +42,10 @@ def quantize(rows: Tensor, fmt: Format, out: Tensor | None = None) -> Tensor:
 
     Args:
         rows: (r, n), contiguous, float32, bfloat16 or float16.
-        out: (r, ``fmt.num_bytes(n)``) uint8, contiguous, to write to; a new tensor by default.
+        out: (r, ``fmt.num_bytes(n)``) uint8, contiguous; default a new tensor.
 
     Raises:
-        ValueError: if a tensor or the format is not such a one.
+        ValueError: if a tensor or the format does not fit.
     """
     _check_numbers("rows", rows, rank=2)
     _check(rows.is_contiguous(), "rows must be contiguous, but have strides", rows.stride())
@@ -64,10 +64,10 @@ def dequantize(packed: Tensor, fmt: Format, out: Tensor) -> Tensor:
 
     Args:
         packed: (r, ``fmt.num_bytes(n)``) uint8, contiguous.
-        out: (r, n) to write to, float32, bfloat16 or float16; its rows contiguous, each by itself.
+        out: (r, n), float32, bfloat16 or float16; each row contiguous.
 
     Raises:
-        ValueError: if a tensor or the format is not such a one.
+        ValueError: if a tensor or the format does not fit.
     """
     _check_numbers("out", out, rank=2)
     contiguous = out.shape[1] <= 1 or out.stride(1) == 1
@@ -84,11 +84,11 @@ def dequantize_sum(packed: Tensor, fmt: Format, out: Tensor, accumulate: bool = 
 
     Args:
         packed: (r, ``fmt.num_bytes(n)``) uint8, contiguous.
-        out: (n,) float32, contiguous, to write to.
-        accumulate: whether to add to what ``out`` holds.
+        out: (n,) float32, contiguous.
+        accumulate: add to ``out``.
 
     Raises:
-        ValueError: if a tensor or the format is not such a one.
+        ValueError: if a tensor or the format does not fit.
     """
     _check_numbers("out", out, rank=1)
     _check(out.dtype == torch.float32, "out must be float32, but is", out.dtype)
@@ -104,7 +104,7 @@ def dequantize_sum(packed: Tensor, fmt: Format, out: Tensor, accumulate: bool = 
 @functools.cache
 def kernels_for(device_type: str) -> ModuleType:
     """The module that does the work on such devices."""
-    if device_type == "cpu" and cpu.available():
+    if device_type == "cpu" and cpu.compiled_library():
         return cpu
     if device_type == "cuda":
         try:

@@ -1,7 +1,7 @@
 """Compiles and loads ``cpu.c``: block quantization on the CPU at the memory's speed.
 
-The library is compiled once for a machine type and user, when it is first needed, and kept in
-``$XDG_CACHE_HOME/meshtune`` (``~/.cache/meshtune``).
+Compiled once per machine type and user, at first use, and kept in ``$XDG_CACHE_HOME/meshtune``
+(``~/.cache/meshtune``).
 """
 
 from __future__ import annotations
@@ -56,11 +56,6 @@ def dequantize_sum(packed: Tensor, fmt: Format, out: Tensor, accumulate: bool) -
     library.dequantize_sum(
         out.data_ptr(), packed.data_ptr(), fmt.bits, count, n, accumulate, threads
     )
-
-
-def available() -> bool:
-    """Whether the library is there, compiled now if need be; warns once if it cannot be."""
-    return compiled_library() is not None
 
 
 def _call(function: str, numbers: Tensor, packed: Tensor, fmt: Format) -> None:

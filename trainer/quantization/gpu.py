@@ -1,8 +1,7 @@
 """Block quantization on GPUs, NVIDIA's and AMD's: Triton kernels of ``quantization.blocks``.
 
-Each kernel reads its input once and writes its output once. A program takes ``TILE`` blocks of a
-row; bfloat16 is handled as its 16 bits, so that it is the same in Triton's interpreter, whose own
-conversions round otherwise. With ``TRITON_INTERPRET=1`` the kernels run on CPU tensors.
+Kernels read input and write output once; a program takes ``TILE`` blocks of a row. bfloat16 is
+handled as 16 bits, since Triton's interpreter rounds otherwise (``TRITON_INTERPRET=1``: on CPUs).
 """
 
 # ruff: noqa: N803, N806 (Triton's compile-time constants are written in capitals)

@@ -21,11 +21,11 @@ from trainer.runtime import memory
 
 
 class Device:
-    """This rank's device; ``auto`` takes an accelerator if there is one.
+    """This rank's device; ``auto`` prefers an accelerator.
 
     Raises:
-        ConfigError: if ``cuda`` is asked for and there is none for this rank; or, with ``auto``,
-            if the node has accelerators that torch cannot use.
+        ConfigError: if ``cuda`` is asked for and missing, or ``auto`` finds accelerators on the
+            node that torch cannot use.
     """
 
     def __init__(self, name: str, local_rank: int = 0, local_world_size: int = 1) -> None:
@@ -37,7 +37,9 @@ class Device:
         if self.type == "cuda":
             # One visible device per rank is how Slurm binds them with --gpus-per-task.
             index = 0 if found == 1 else local_rank
-            if index >= found or (found == 1 and local_world_size > 1 and not _bound()):
+            if index >= found or (
+                found == 1 and local_world_size > 1 and not any(map(os.environ.get, _VISIBLE))
+            ):
                 raise ConfigError(
                     f"device: {local_world_size} ranks on a node that shows {found} accelerators; "
                     "start one rank per accelerator, or set device: cpu"
@@ -51,7 +53,7 @@ class Device:
 
     @classmethod
     def of_this_rank(cls, name: str) -> Device:
-        """The device as the launcher's LOCAL_RANK and LOCAL_WORLD_SIZE tell."""
+        """The device by the launcher's LOCAL_RANK and LOCAL_WORLD_SIZE."""
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         return cls(name, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
@@ -69,11 +71,7 @@ class Device:
 
     @property
     def float8(self) -> torch.dtype:
-        """The format of 8 bits that products can be in.
-
-        Raises:
-            ConfigError: if the device has none.
-        """
+        """The device's FP8 format for matrix products; raises ConfigError if it has none."""
         if self.type == "cpu":
             return torch.float8_e4m3fn
         seen = torch.cuda.get_device_properties(self.torch)
@@ -81,21 +79,19 @@ class Device:
         return float8_of(seen.name, (seen.major, seen.minor), amd)
 
     def group_options(self) -> dict[str, Any]:
-        """Arguments of ``init_process_group``: which backend, and on an accelerator which device.
+        """Backend and device arguments of ``init_process_group``.
 
-        A group that knows its device connects when it is made, not in its first collective, and
-        its subgroups are split off it.
+        A group that knows its device connects when it is made, not in its first collective, and its
+        subgroups are split off it.
         """
         bound = {"device_id": self.torch} if self.type == "cuda" else {}
         return {"backend": self.backend, **bound}
 
     def facts(self) -> dict[str, str | int | None]:
-        """Properties of the device.
+        """Device type, name, memory, compute units, versions of driver and runtime, collectives'
+        library.
 
-        ``type``, ``name``, ``memory_bytes``; ``compute_units``, ``driver`` and ``runtime`` with
-        versions (None on a CPU); ``library``: the collectives' library with its version.
-
-        A CPU rank counts an equal share of its node's memory.
+        A CPU rank counts an equal share of its node's memory, and has no units, driver or runtime.
         """
         if self.type == "cuda":
             seen = torch.cuda.get_device_properties(self.torch)
@@ -121,7 +117,7 @@ class Device:
         }
 
     def host_buffer(self, num_bytes: int) -> torch.Tensor:
-        """Memory of the host that the device can copy from at full speed."""
+        """Host memory, pinned for a device."""
         return torch.ones(num_bytes // 4, pin_memory=self.type == "cuda")
 
     def synchronize(self) -> None:
@@ -130,21 +126,19 @@ class Device:
             torch.cuda.synchronize(self.torch)
 
     def clock(self) -> float:
-        """Seconds, read when the computation is done; what is sent beside it may go on.
-
-        All that a step needs of other streams its own has waited for.
-        """
+        """Seconds, once the current stream's computation is done; communication beside it may go
+        on."""
         if self.type == "cuda":
             torch.cuda.current_stream(self.torch).synchronize()
         return time.perf_counter()
 
     def memory(self) -> dict[str, int]:
-        """Most memory since start-up, in bytes: ``allocated``, ``reserved`` and ``used``.
+        """Peak bytes since start-up: ``allocated`` by tensors, ``reserved`` by torch's allocator,
+        ``used``.
 
-        On an accelerator what tensors held, what torch's allocator took of the device for them,
-        and what is taken of the device now, by whomever: the context, libraries and communicators
-        as well. A limit is on ``reserved``. On CPU all three are the private memory of this
-        process, counted from ``memory.limit_memory``, which is what a limit is on.
+        On an accelerator ``used`` is all that is taken of it now, by anyone; a limit is on
+        ``reserved``. On a CPU all three are this process's private memory since
+        ``memory.limit_memory``, which a limit is on.
         """
         if self.type == "cuda":
             free, total = torch.cuda.mem_get_info(self.torch)
@@ -171,10 +165,10 @@ class Device:
 
 
 def attention_backends(device_type: str) -> contextlib.AbstractContextManager[None]:
-    """While it is entered, attention runs by cuDNN, else flash, else memory-efficient kernels.
+    """Context in which attention runs by cuDNN, else flash, else memory-efficient kernels.
 
     On an accelerator it is an error if none of them can, rather than scores that grow with the
-    square of the sequence. A CPU has one kernel, and what it falls back to.
+    square of the sequence. A CPU has one kernel and its fallback.
     """
     if device_type == "cpu":
         return contextlib.nullcontext()
@@ -187,11 +181,7 @@ _AMD_FLOAT8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
 
 
 def float8_of(name: str, capability: tuple[int, int], amd: str = "") -> torch.dtype:
-    """See ``Device.float8``.
-
-    ``capability`` is CUDA's, of NVIDIA. ``amd`` is the architecture, with what is switched on
-    behind a colon; empty: it is NVIDIA's.
-    """
+    """See ``Device.float8``; ``capability`` is CUDA's, ``amd`` the architecture, or empty."""
     found = _AMD_FLOAT8.get(amd.partition(":")[0])
     if found is None and not amd and capability >= (9, 0):
         found = torch.float8_e4m3fn
@@ -208,10 +198,7 @@ _NOBODY = ("-1", "NoDevFiles")
 
 
 def granted(environ: Mapping[str, str], devices: Path = Path("/dev")) -> bool:
-    """Whether this rank was given accelerators, whatever torch can make of them.
-
-    The launcher or the user may have hidden devices in ``environ``.
-    """
+    """Whether this rank was given accelerators, usable or not; ``environ`` may hide them."""
     told = [environ[name] for name in _VISIBLE if name in environ]
     if told:
         return any(value and value not in _NOBODY for value in told)
@@ -233,14 +220,14 @@ def _why_none() -> str:
 
 
 def _built_for() -> str | None:
-    """The platform that torch was built for, with its version; None for CPUs only."""
+    """Platform and version that torch was built for; None: CPUs only."""
     if torch.version.hip:
         return f"ROCm {torch.version.hip}"
     return f"CUDA {torch.version.cuda}" if torch.version.cuda else None
 
 
 def _driver() -> str | None:
-    """The kernel's driver with its version, where it tells."""
+    """Name and version of the kernel's driver, if known."""
     try:
         if torch.version.hip:
             return f"amdgpu {Path('/sys/module/amdgpu/version').read_text().strip()}"
@@ -251,16 +238,8 @@ def _driver() -> str | None:
     return f"NVIDIA {version[0]}" if version else None
 
 
-def _bound() -> bool:
-    """Whether the launcher gave this rank a device of its own."""
-    return any(os.environ.get(name) for name in _VISIBLE)
-
-
 def _fair_threads(local_world_size: int) -> int:
-    """Threads of a rank that shares its cores: more would wait for each other.
-
-    Cores that the launcher bound to this rank, as srun does with ``-c``, are not shared.
-    """
+    """Threads of a rank: its share of the node's cores, or all that the launcher bound to it."""
     cores = len(os.sched_getaffinity(0))
     shared_by = local_world_size if cores == os.cpu_count() else 1
     return max(1, cores // shared_by)

@@ -1,9 +1,8 @@
-"""Memory of this rank on a CPU: a limit that makes running out real, the peak, and its signs.
+"""Memory of this rank on a CPU: a limit, the peak, and how running out of it looks.
 
-A GPU has a memory of its own with an end; a CPU rank shares the machine's. ``limit_memory`` gives
-it an end too: the kernel refuses private memory (RLIMIT_DATA) beyond what the process held after
-start-up plus the limit, and torch's allocator then raises as on a GPU. Interpreter, libraries and
-process group are not charged, as a GPU's figures leave out the host.
+A CPU rank shares the machine's memory. ``limit_memory`` gives it an end of its own as a GPU has:
+the kernel refuses private memory (RLIMIT_DATA) beyond start-up's plus the limit, and torch's
+allocator then raises as on a GPU. Interpreter, libraries and process group are not charged.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ _end_bytes: int | None = None  # private memory at which the limit is reached
 
 
 def limit_memory(limit_bytes: int | None, device: torch.device) -> None:
-    """Declare start-up over: from here on memory is counted and limited.
+    """Count and limit memory from here on, the process group included in start-up.
 
-    Call it when the process group exists. The limit is on what this process adds of private memory
-    on a CPU, and on what torch's allocator reserves of an accelerator; None is no limit.
+    The limit is on private memory that this process adds on a CPU, on what torch's allocator
+    reserves of an accelerator; None: no limit.
     """
     if device.type == "cuda":
         if limit_bytes is not None:
@@ -51,27 +50,23 @@ def limit_memory(limit_bytes: int | None, device: torch.device) -> None:
 
 
 def lift_limit() -> None:
-    """Allow this process any memory again, so that a failure can be handled and reported."""
+    """Lift the limit, so that a failure can be reported."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 def peak_memory_bytes() -> int:
-    """Most private memory that was in use at once since ``limit_memory``, in bytes.
+    """Peak private memory in bytes since ``limit_memory``.
 
-    The kernel keeps the peak of all resident pages (VmHWM); pages of files (libraries loaded on
-    demand, the token file) are taken off as they are now. Memory that was allocated but never
-    touched is not in it, so a limit may be hit slightly above the last peak.
+    The kernel keeps the peak of all resident pages (VmHWM); pages of files are subtracted as they
+    are now. Allocated but untouched memory is left out, so a limit may be hit slightly above it.
     """
     status = _status()
     return max(0, status["VmHWM"] - status["RssFile"] - status["RssShmem"] - _start_bytes)
 
 
 def in_words(figures: Mapping[str, int], limit_bytes: int | None, device: Mapping[str, Any]) -> str:
-    """One line about the memory used, and the limit on it.
-
-    From what ``Device.memory`` and ``Device.facts`` give, and the limit of ``limit_memory``.
-    """
+    """One line about memory used (``Device.memory``) and the limit on it."""
     mib = {key: f"{figures[key] / 2**20:.1f} MiB" for key in ("allocated", "reserved", "used")}
     limit = f", limit {limit_bytes / 2**20:.1f} MiB" if limit_bytes is not None else ""
     if device["type"] == "cpu":
@@ -84,15 +79,13 @@ def in_words(figures: Mapping[str, int], limit_bytes: int | None, device: Mappin
 
 
 def spare_memory(limited: bool) -> None:
-    """Make this process hold what it uses, and not what it once used or may use.
+    """Make glibc return freed memory, and reserve little in advance, since the limit counts both.
 
-    The limit counts what glibc reserves: freed tensors that lie between others in the heap, since
-    glibc raises the size from which an allocation has pages of its own to 32 MiB as it goes (with
-    ZeRO 1 that doubled the peak); for every thread, and each gloo group starts three, 8 MiB of
-    stack and a heap that never shrinks. (mallopt(3) and pthread_setattr_default_np(3).)
-
-    If there is a limit, memory has to follow from what is trained: tensors of a small model have
-    pages of their own, too, although new pages cost time.
+    It raises the size from which allocations have pages of their own to 32 MiB as it goes (with
+    ZeRO 1 that doubled the peak), and reserves 8 MiB of stack and a heap per thread, of which each
+    gloo group starts three (mallopt(3), pthread_setattr_default_np(3)). With a limit even small
+    tensors get pages of their own, at the cost of time, so that memory follows from what is
+    trained.
     """
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_MMAP_THRESHOLD, 1 << (16 if limited else 20))
@@ -112,12 +105,11 @@ _FULL_BYTES = 512 << 20
 
 
 def out_of_memory(error: BaseException, free_bytes: int | None = None) -> BaseException | None:
-    """The error in this one's chain of causes that says memory ran out, if there is one.
+    """The link in an error's chain of causes that says memory ran out, if any.
 
-    Recognised are the exception types of Python and torch, and the exact texts of the allocators of
-    CPU, CUDA and HIP, of their libraries, and of NCCL, RCCL and gloo. A few texts have other causes
-    as well; they count where the device is full. ``free_bytes`` is what the device has now; None if
-    unknown.
+    Known are exception types of Python and torch, and texts of the allocators of CPU, CUDA and HIP,
+    their libraries, NCCL, RCCL and gloo. Ambiguous texts count only if the device is full;
+    ``free_bytes``: its free memory, None if unknown.
     """
     full = free_bytes is not None and free_bytes < _FULL_BYTES
     for link in _chain(error):
@@ -150,7 +142,8 @@ def _at_limit() -> bool:
 
 
 def _warm_up() -> None:
-    """Make torch start its threads, and MKL take the buffers of large products: start-up's."""
+    """Make torch start its threads, and MKL allocate buffers of large products, as part of
+    start-up."""
     wide = torch.ones(256, 2048, requires_grad=True)
     torch.nn.functional.gelu(wide @ wide.T).sum().backward()
 

@@ -1,11 +1,10 @@
-"""The ranks of a run: who they are, how they meet, and how they learn that one of them failed.
+"""The ranks of a run: who they are, how they meet, how they learn that one of them failed.
 
-A rank that fails cannot simply leave. Its peers may wait in a collective for it: gloo notices the
-broken connection, NCCL waits for its timeout. And what they notice hides the cause. So every rank
-has a thread that waits on a key of the TCP store through which the ranks met; the rank that fails
-sets it, or, if it is the host of the store, breaks the connection by leaving. The thread then ends
-its process, wherever the main thread is. This needs no collective, no shared file system and no
-polling, and is the same for every backend.
+A failed rank cannot simply leave: peers may wait for it in a collective, where gloo notices the
+broken connection, NCCL only its timeout, and neither knows the cause. So every rank has a thread
+that waits on a key of the TCP store through which they met. The failed rank sets it (or breaks the
+connection, if it hosts the store), and the thread ends its process wherever the main thread is. No
+collective, shared file system or polling, and the same for every backend.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class RankEnvironment:
     master_port: int = 0
 
     def variables(self) -> dict[str, str]:
-        """This place as torch's environment variables, which devices and meshes read."""
+        """Torch's environment variables, which devices and meshes read."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world_size),
@@ -116,7 +115,7 @@ def _tasks_here(environ: Mapping[str, str]) -> int:
 
 
 def _loopback_listener(place: RankEnvironment) -> int | None:
-    """A descriptor that the store listens on where all ranks are on this machine, else None.
+    """Socket for the store if all ranks are on this machine, else None.
 
     By itself the store listens on every network, and answers whoever connects.
     """
@@ -134,9 +133,9 @@ def _loopback_listener(place: RankEnvironment) -> int | None:
 
 
 class Peers:
-    """The other ranks of this run; meeting them is its construction.
+    """The other ranks of this run; construction meets them.
 
-    ``failure`` is what a failed peer said; empty as long as all are well.
+    ``failure`` is what a failed peer said, else empty.
     """
 
     def __init__(self, place: RankEnvironment, timeout_s: float) -> None:
@@ -169,21 +168,21 @@ class Peers:
                 self.leave()
 
     def leave(self) -> None:
-        """End this process at once: a peer failed, and said so."""
+        """End this process at once, since a peer failed."""
         print(f"rank {self.place.rank} leaves: {self.failure}", file=sys.stderr, flush=True)
         self._linger()
         os._exit(EXIT_PEER_FAILED)
 
     def stay(self) -> None:
-        """From now on, this rank ends by itself whatever its peers say."""
+        """Ignore peers' failures from now on: this rank ends by itself."""
         self._leave_on_failure = False
 
     def have_failed(self) -> bool:
-        """Whether a peer has failed; gives the news a moment to arrive."""
+        """Whether a peer has failed, after a moment for the news to arrive."""
         return self.place.world_size > 1 and self._failed.wait(_NEWS_S)
 
     def tell(self, message: str) -> None:
-        """Make all peers leave, because this rank failed and will leave."""
+        """Make all peers leave, because this rank failed."""
         with contextlib.suppress(RuntimeError):  # rank 0 is gone, so everybody knows
             self.store.set(_NEWS, message)
         self._linger()
@@ -200,10 +199,7 @@ class Peers:
         return [json.loads(self.store.get(key)) for key in keys] if self.place.rank == 0 else []
 
     def part(self) -> None:
-        """End a run that went well: all ranks wait for rank 0, which is the last to go.
-
-        Nobody may be left in a request to the store when rank 0, its host, goes.
-        """
+        """End a successful run; rank 0, the store's host, goes last, when nobody waits for it."""
         if self.place.world_size == 1:
             return
         if self.place.rank == 0:

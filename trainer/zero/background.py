@@ -10,32 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
-
-
-class CommunicationStream(Protocol):
-    """Runs collectives one after another, beside the caller."""
-
-    def run(self, work: Callable[[], None]) -> dist.Work | None:
-        """Start a collective; returns a handle to wait for, or None if the device keeps order."""
-
-    def finish(self) -> None:
-        """Wait for all collectives; raises what one of them raised."""
-
-
-class OrderedStream(Protocol):
-    """Runs work in order, and can be told to wait for an event of another stream."""
-
-    def run(self, work: Callable[[], None]) -> None: ...
-
-    def record_event(self) -> Any:
-        """Event that marks all work submitted to this stream so far."""
-
-    def wait_event(self, event: Any) -> None:
-        """Make later work of this stream wait for an event of another stream."""
 
 
 class InlineStream:
@@ -45,14 +23,14 @@ class InlineStream:
         work()
 
     def record_event(self) -> Any:
-        return None
+        """Event that marks all work submitted so far; None if there is nothing to wait for."""
 
     def wait_event(self, event: Any) -> None:
-        """Nothing to wait for."""
+        """Make later work wait for an event of another stream."""
 
 
 class DeviceStream(InlineStream):
-    """The accelerator's current stream at each call; implements both protocols."""
+    """The accelerator's current stream at each call."""
 
     def record_event(self) -> torch.Event:
         return torch.accelerator.current_stream().record_event()
@@ -75,13 +53,15 @@ class ThreadStream:
         self.pending: deque[Future[None]] = deque()
 
     def run(self, work: Callable[[], None]) -> dist.Work:
+        """Start a collective; returns a handle to wait for."""
         while len(self.pending) >= self.bound:
             self.pending.popleft().result()
-        future = self.executor.submit(_without_gradients, work)
+        future = self.executor.submit(torch.no_grad()(work))
         self.pending.append(future)
         return _ThreadWork(future)
 
     def finish(self) -> None:
+        """Wait for all collectives; raises what one of them raised."""
         while self.pending:
             self.pending.popleft().result()
 
@@ -98,6 +78,5 @@ class _ThreadWork(dist.Work):
         return True
 
 
-def _without_gradients(work: Callable[[], None]) -> None:
-    with torch.no_grad():
-        work()
+CommunicationStream = DeviceStream | ThreadStream
+"""Runs collectives one after another, beside the caller."""

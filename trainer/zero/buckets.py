@@ -1,10 +1,9 @@
 """Data parallelism with whole weights: ZeRO stages 0 to 2 (Rajbhandari et al. 2020).
 
-A rank's weights lie in a few flat buckets, whose gradients are reduced together during the backward
-pass. Stage 0 all-reduces gradients once a step. Stage 1 reduce-scatters them: each rank gets and
-updates its share. Stage 2 does so after every micro-batch, so that whole gradients are never kept.
-Updated weights are gathered during the next forward pass, which waits for each layer's in turn. The
-ranks that share states may be fewer than all, for example those of a node.
+Weights lie in flat buckets, whose gradients are reduced during the backward pass: stage 0
+all-reduces them once a step; stage 1 reduce-scatters them to the ranks that update them; stage 2
+after every micro-batch, so that whole gradients are never kept. Updated weights are gathered during
+the next forward pass, layer by layer. States may be sharded over fewer than all ranks.
 """
 
 from __future__ import annotations
@@ -22,18 +21,16 @@ from trainer.model.precision import COMPUTE_DTYPE
 from trainer.model.transformer import Stage
 from trainer.parallel.mesh import Mesh
 from trainer.plan.config import TrainConfig
-from trainer.plan.shapes import Traits
-from trainer.plan.shards import ROW, fill, padded
+from trainer.plan.shards import ROW, Traits, fill, padded
 from trainer.runtime.phase import phase
 from trainer.zero.gradients import BucketGradients, Reductions, SplitGradients, WholeGradients
 
 
 class Bucket:
-    """Consecutive parameters of equal traits, in one piece of memory.
+    """Consecutive parameters of equal traits, as views of one buffer.
 
-    The members, of any device and contents, become views of this memory. Gradients are summed in
-    float32, whatever the ``dtype`` of the computation. ``reductions`` are those on their way, where
-    gradients are reduced behind each micro-batch.
+    Gradients are summed in float32, whatever the ``dtype``. ``reductions`` are those in flight, if
+    gradients are reduced after each micro-batch.
     """
 
     def __init__(

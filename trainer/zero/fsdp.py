@@ -1,9 +1,8 @@
-"""Data parallelism with split gradients or weights: ZeRO 2 and 3, hpZ, MiCS, ZeRO++, ZeRO-topo.
+"""Data parallelism with sharded gradients or weights: ZeRO 2 and 3, hpZ, MiCS, ZeRO++, ZeRO-topo.
 
-torch's FSDP2 does what all of them share: it gathers a layer's weights before a pass, frees them
-after it, and hands over the gradients. The placement says over how many ranks each state is split
-and in which format it is sent; ``hooks`` does that. Gradients are reduce-scattered after every
-micro-batch, so that a rank holds its piece and those being sent; or once a step, if memory allows.
+torch's FSDP2 gathers a layer's weights before a pass, frees them after it, and hands over the
+gradients; ``hooks`` replace its collectives by those of the placement. Gradients are
+reduce-scattered after every micro-batch, or once a step, if memory allows.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from trainer.model.precision import COMPUTE_DTYPE, WIRE_DTYPE
 from trainer.model.transformer import Stage
 from trainer.parallel.mesh import Mesh
 from trainer.plan.config import TrainConfig
-from trainer.plan.shapes import Traits
-from trainer.plan.shards import UnitLayout
+from trainer.plan.shards import Traits, UnitLayout
 from trainer.runtime.phase import phase
 from trainer.zero.background import DeviceStream, InlineStream, ThreadStream
 from trainer.zero.hooks import HookContext

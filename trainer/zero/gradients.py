@@ -1,8 +1,8 @@
 """Gradients of a bucket: taken from autograd, and averaged over the replicas.
 
-ZeRO 0 and 1 accumulate a rank's whole gradients over the micro-batches and reduce them once.
-ZeRO-2 reduces each micro-batch's (Rajbhandari et al. 2020, section 5.2): a rank keeps the sum of
-its share, and whole gradients only of the buckets being filled and of a few being reduced.
+ZeRO 0 and 1 accumulate whole gradients and reduce them once a step; ZeRO-2 reduces each
+micro-batch's (Rajbhandari et al. 2020, section 5.2) and keeps whole gradients only of buckets being
+filled or in flight.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from trainer.plan.states import PENDING_REDUCTIONS
 
 
 class BucketGradients(ABC):
-    """Gradients of parameters that lie end to end in a bucket; ``numel`` includes its padding.
+    """Gradients of the parameters in a bucket; ``numel`` includes its padding.
 
     Attributes:
-        share: the float32 mean over replicas and micro-batches that this rank updates; the whole
-            bucket where optimizer states are not split. Final once ``finish`` returns.
+        share: float32 mean over replicas and micro-batches that this rank updates with, final after
+            ``finish``; the whole bucket if optimizer states are replicated.
     """
 
     share: Tensor

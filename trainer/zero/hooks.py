@@ -1,9 +1,8 @@
-"""FSDP2's two hooks: gathering weights, and reducing gradients.
+"""FSDP2's hooks for gathering weights and reducing gradients, one of each per unit.
 
-FSDP2 keeps the weights of a unit (a layer, say) as one row per rank, calls the first object with
-the row before a pass needs the layer, and the second with all rows of gradients after each
-backward pass. Both objects belong to one unit (``set_custom_all_gather``,
-``set_custom_reduce_scatter``).
+FSDP2 keeps a unit's weights as one row per rank. It calls the first hook with the row before a pass
+(``set_custom_all_gather``), the second with all rows of gradients after each backward pass
+(``set_custom_reduce_scatter``).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from trainer.model.precision import WIRE_DTYPE
 from trainer.parallel.collectives import Group
 from trainer.parallel.quantized import quantized_all_gather, quantized_reduce_scatter
 from trainer.plan.shards import UnitLayout, sum_format
-from trainer.zero.background import CommunicationStream, OrderedStream
+from trainer.zero.background import CommunicationStream, InlineStream
 from trainer.zero.secondary import SecondaryCopy
 
 
@@ -42,7 +41,7 @@ class HookContext:
     refresh_every_forward: bool
     gathering: CommunicationStream
     reduction: CommunicationStream
-    copying: OrderedStream
+    copying: InlineStream
     in_forward: bool = False
     _scratch: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
@@ -97,18 +96,16 @@ class GatherWeights:
 
 
 class ReduceGradients:
-    """Accumulates each micro-batch's gradients into this rank's piece, in float32.
+    """Accumulates each micro-batch's gradients into this rank's float32 piece, or, if configured,
+    into a whole sum that is reduced once a step.
 
-    Or, if configured, into a whole sum of its own, which is reduced once a step.
-
-    After the step's last micro-batch the pieces of all groups are summed as well, which leaves
-    ``final``: the mean over all replicas of the gradients whose weights this rank updates.
+    After the last micro-batch the pieces of all groups are summed, which leaves ``final``: the mean
+    over replicas of the gradients that this rank updates with.
 
     Args:
-        hops: of the ranks that accumulate a whole between them, the nearest first; one group of
-            all of them if gradients are not quantized.
-        sync: of the ranks that accumulate the same piece and update different slices of it.
-        copies: of the ranks that update the same slice.
+        hops: groups that accumulate a whole between them, nearest first; one if not quantized.
+        sync: ranks with the same piece that update different slices of it.
+        copies: ranks that update the same slice.
     """
 
     def __init__(

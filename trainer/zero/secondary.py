@@ -1,11 +1,9 @@
-"""The secondary copy of a unit's weights (hpZ, Wang et al. 2023), without its race.
+"""Secondary copy of a unit's weights (hpZ, Wang et al. 2023), without its race.
 
-After weights were gathered from distant ranks, each rank keeps a share of them, so that nearby
-ranks hold the whole between them; until the weights change, they are gathered from there. The copy
-into the share and the gather from it run on streams of the device. A gather that starts before the
-copy has ended reads unwritten memory (the race of Dai et al. 2024); here it waits for an event
-recorded after the copy, and no host waits. If both use one stream, as when FSDP2 gathers in its
-own, the stream keeps the order and the event costs nothing.
+After an all-gather from distant ranks each rank keeps a shard, so that near ranks hold the whole;
+until the weights change, gathers read these. A gather that starts before the copy has ended reads
+unwritten memory (Dai et al. 2024): here it waits on an event, and no host waits. With one stream,
+as when FSDP2 gathers in its own, the event costs nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +17,11 @@ from trainer.parallel.collectives import Group
 from trainer.parallel.quantized import gather_rows
 from trainer.plan.shards import UnitLayout, secondary_wire
 from trainer.quantization.blocks import dequantize, quantize
-from trainer.zero.background import OrderedStream
+from trainer.zero.background import InlineStream
 
 
 class SecondaryCopy:
-    """This rank's share of a unit's weights, beside the primary one.
-
-    The ranks of ``group`` hold the whole between them; if it is None, each holds it.
-    """
+    """This rank's shard of a unit's secondary copy; without a ``group`` it is whole."""
 
     def __init__(
         self,
@@ -35,8 +30,8 @@ class SecondaryCopy:
         rank: int,
         dtype: torch.dtype,
         device: torch.device,
-        writing: OrderedStream,
-        reading: OrderedStream,
+        writing: InlineStream,
+        reading: InlineStream,
     ) -> None:
         copy = unit.placement.secondary
         assert copy is not None

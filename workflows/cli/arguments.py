@@ -11,12 +11,11 @@ import slurm
 from foundation.messages import shown
 
 Commands = Any  # argparse's subparsers, whose class has no public name
-Handler = Callable[[Namespace], int]
+Handler = Callable[[Namespace], int | None]
 GENERIC = "generic"  # the site profile where none is named
 MOST = 10**9  # of anything that is counted
 DIGITS = 18  # of a seed
 LONGEST_NAME, LONGEST_PATH = 255, 4000  # of a file, in bytes
-_SPACE = "a space file, or the name of a shipped one (tiny_cpu)"
 _POLICY = (
     "what chooses the configurations: meshtune (default: the cost model, corrected by the "
     "measurements and backed by Bayesian optimization), deephyper, optuna, cost-model (its ranking "
@@ -28,56 +27,57 @@ class UsageError(Exception):
     """Arguments that do not fit together; the message names the remedy."""
 
 
-def command(commands: Commands, name: str, handler: Handler, text: str) -> ArgumentParser:
-    """A command's parser; ``handler`` returns the process's exit code."""
-    parser: ArgumentParser = commands.add_parser(name, help=text, description=text)
+class Parser(ArgumentParser):
+    """A command's parser; adds the options that several commands share."""
+
+    def add(
+        self, name: str, kind: Callable[[str], Any], metavar: str, text: str = "",
+        group: Any = None, **more: Any,
+    ) -> None:  # fmt: skip
+        """Add an argument with a value; ``kind`` reads it from text, ``more`` is argparse's."""
+        more |= {"type": kind, "metavar": metavar, "help": text or None}
+        (group or self).add_argument(name, **more)
+
+    def add_flag(self, name: str, text: str) -> None:
+        self.add_argument(name, action="store_true", help=text)
+
+    def add_json(self) -> None:
+        self.add_flag("--json", "print JSON")
+
+    def add_space(self) -> None:
+        self.add("space", str, "SPACE", "a space file, or the name of a shipped one (tiny_cpu)")
+
+    def add_launcher(self, known: str = "local, srun, mpiexec") -> None:
+        """Add the options that say how trials get processes."""
+        # Not ``choices``: installed distributions add launchers, and --help need not look for them.
+        text = f"{known}, or an installed one; default: srun inside a Slurm allocation, else local"
+        self.add("--launcher", str, "NAME", text)
+        text = "list of hosts, for a launcher that needs one, such as mpiexec"
+        self.add("--hostfile", path, "FILE", text)
+        self.add_site()
+
+    def add_site(self) -> None:
+        text = "site profile: generic (default), frontier, perlmutter, or a file"
+        self.add("--site", str, "NAME", text, default=GENERIC)
+
+    def add_study(self) -> None:
+        self.add("--study", str, "NAME", "Optuna study, if the storage has several", default="")
+
+    def add_policy(self) -> None:
+        self.add("--policy", str, "NAME", _POLICY, default="meshtune")
+
+
+def command(commands: Commands, name: str, handler: Handler, text: str) -> Parser:
+    """A command's parser; ``handler`` returns the process's exit code, None for 0."""
+    parser: Parser = commands.add_parser(name, help=text, description=text)
     parser.set_defaults(handler=handler)
     return parser
-
-
-def add(
-    parser: Any, name: str, kind: Callable[[str], Any], metavar: str, text: str = "", **more: Any
-) -> None:
-    """Add an argument with a value; ``kind`` reads it from text, ``more`` is argparse's."""
-    parser.add_argument(name, type=kind, metavar=metavar, help=text or None, **more)
-
-
-def add_flag(parser: Any, name: str, text: str) -> None:
-    parser.add_argument(name, action="store_true", help=text)
-
-
-def add_space(parser: ArgumentParser) -> None:
-    add(parser, "space", str, "SPACE", _SPACE)
-
-
-def add_launcher(parser: ArgumentParser, known: str = "local, srun, mpiexec") -> None:
-    """Add the options that say how trials get processes."""
-    # Not ``choices``: installed distributions add launchers, and --help need not look for them.
-    text = f"{known}, or an installed one; default: srun inside a Slurm allocation, else local"
-    add(parser, "--launcher", str, "NAME", text)
-    text = "list of hosts, for a launcher that needs one, such as mpiexec"
-    add(parser, "--hostfile", path, "FILE", text)
-    add_site(parser)
-
-
-def add_site(parser: ArgumentParser) -> None:
-    text = "site profile: generic (default), frontier, perlmutter, or a file"
-    add(parser, "--site", str, "NAME", text, default=GENERIC)
 
 
 def check_site(arguments: Namespace) -> None:
     """Raise SiteError for a bad ``--site`` now, also if its launcher would not read it."""
     if arguments.site != GENERIC:
         slurm.Site.load(arguments.site)
-
-
-def add_study(parser: ArgumentParser) -> None:
-    """Add the option that names one of several Optuna studies."""
-    add(parser, "--study", str, "NAME", "Optuna study, if the storage has several", default="")
-
-
-def add_policy(parser: ArgumentParser) -> None:
-    add(parser, "--policy", str, "NAME", _POLICY, default="meshtune")
 
 
 def path(text: str) -> Path:

@@ -12,9 +12,6 @@ import trainer
 from workflows.cli.arguments import (
     Commands,
     UsageError,
-    add,
-    add_flag,
-    add_launcher,
     check_site,
     command,
     folder,
@@ -26,31 +23,30 @@ from workflows.cli.arguments import (
 def add_commands(commands: Commands) -> None:
     text = "Measure this machine or allocation, and write its cluster file for a space."
     parser = command(commands, "preflight", preflight, text)
-    add(parser, "--out", path, "FILE.yaml", "default: named after the cluster")
-    add(parser, "--nodes", positive, "N", "default: all there are")
-    add(parser, "--ranks-per-node", positive, "N", "default: one per GPU, or per core")
-    add_launcher(parser)
-    add_flag(parser, "--quick", "fewer groups, sizes and repeats")
-    add_flag(parser, "--dry-run", "print the command; start nothing")
+    parser.add("--out", path, "FILE.yaml", "default: named after the cluster")
+    parser.add("--nodes", positive, "N", "default: all there are")
+    parser.add("--ranks-per-node", positive, "N", "default: one per GPU, or per core")
+    parser.add_launcher()
+    parser.add_flag("--quick", "fewer groups, sizes and repeats")
+    parser.add_flag("--dry-run", "print the command; start nothing")
 
     text = "Tokenize text into PREFIX.bin and PREFIX.idx."
     parser = command(commands, "prepare-data", prepare_data, text)
-    add(parser, "files", path, "FILE", nargs="+")
-    add(parser, "--out", path, "PREFIX", required=True)
+    parser.add("files", path, "FILE", nargs="+")
+    parser.add("--out", path, "PREFIX", required=True)
     text = "a tokenizer.json, or a folder or name for transformers; default: bytes"
-    add(parser, "--tokenizer", str, "NAME", text, default="bytes")
+    parser.add("--tokenizer", str, "NAME", text, default="bytes")
 
     text = "Run a private Slurm on this machine, for tests and experiments."
     parser = command(commands, "minicluster", minicluster, text)
     parser.add_argument("action", choices=("up", "down", "status"))
-    add(parser, "--nodes", positive, "N", "default: 8", default=8)
-    add(parser, "--gpus-per-node", positive, "N", "default: 2", default=2)
-    add(parser, "--mem-per-node", str, "SIZE", "default: 2G", default="2G")
-    add(parser, "--dir", folder, "DIR", "folder for its files and logs")
+    parser.add("--nodes", positive, "N", "default: 8", default=8)
+    parser.add("--gpus-per-node", positive, "N", "default: 2", default=2)
+    parser.add("--mem-per-node", str, "SIZE", "default: 2G", default="2G")
+    parser.add("--dir", folder, "DIR", "folder for its files and logs")
 
 
 def preflight(arguments: Namespace) -> int:
-    """Measure the machine and write its cluster file."""
     from workflows import preflight as measuring
     from workflows.launching import launcher_name
 
@@ -79,15 +75,12 @@ def preflight(arguments: Namespace) -> int:
         return measuring.run_preflight(launcher, spec, out, name)
 
 
-def prepare_data(arguments: Namespace) -> int:
-    """Tokenize files for the built-in trainer."""
+def prepare_data(arguments: Namespace) -> None:
     tokens = trainer.prepare_data(arguments.files, arguments.out, arguments.tokenizer)
     print(f"{tokens} tokens in {arguments.out}.bin and {arguments.out}.idx")
-    return 0
 
 
-def minicluster(arguments: Namespace) -> int:
-    """Start, stop or show the Slurm on this machine."""
+def minicluster(arguments: Namespace) -> None:
     from foundation.quantities import counted
     from slurm import minicluster as mini
 
@@ -100,10 +93,10 @@ def minicluster(arguments: Namespace) -> int:
         if cluster.notice:
             print(cluster.notice)
         print(cluster.export_line)
-        return 0
-    if arguments.action == "status" and (status := mini.status(arguments.dir)):
+    elif arguments.action == "status" and (status := mini.status(arguments.dir)):
         print(status)
-        return 0
-    stopped = arguments.action == "down" and mini.down(arguments.dir)
-    print("stopped" if stopped else "no minicluster is up; `meshtune minicluster up` starts one")
-    return 0
+    else:
+        stopped = arguments.action == "down" and mini.down(arguments.dir)
+        print(
+            "stopped" if stopped else "no minicluster is up; `meshtune minicluster up` starts one"
+        )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from dataclasses import fields
 from pathlib import Path
 
 import search_spaces
 from foundation.messages import shown
-from workflows.cli.arguments import Commands, UsageError, add, command, path, positive
+from workflows.cli.arguments import Commands, UsageError, command, path, positive
 from workflows.cli.model_space import CLUSTER, MODEL, option
 
 ASKED = {
@@ -21,18 +22,19 @@ ASKED = {
 def add_commands(commands: Commands) -> None:
     parser = command(commands, "init", init, "Write a first search space for a well-known trainer.")
     default = Path("space.yaml")
-    add(parser, "file", path, "FILE.yaml", f"default: {default}", nargs="?", default=default)
-    add(parser, "--adapter", str, "NAME", "the trainer: megatron-lm, torchtitan ...")
-    add(parser, "--model", str, "MODEL", MODEL)
-    add(parser, "--cluster", str, "CLUSTER", CLUSTER)
-    add(parser, "--nodes", positive, "N", "default: the launch script's, or 1", default=0)
-    add(parser, "--entry", str, "SCRIPT", "script that the trainer runs", default="")
-    add(parser, "--args", path, "FILE", "a launch script to read arguments and model from")
-    add(parser, "--config", str, "FILE", "the trainer's own configuration file", default="")
+    parser.add("file", path, "FILE.yaml", f"default: {default}", nargs="?", default=default)
+    parser.add("--adapter", str, "NAME", "the trainer: megatron-lm, torchtitan ...")
+    parser.add("--model", str, "MODEL", MODEL)
+    parser.add("--cluster", str, "CLUSTER", CLUSTER)
+    parser.add("--nodes", positive, "N", "default: the launch script's, or 1", default=0)
+    parser.add("--entry", str, "SCRIPT", "script that the trainer runs", default="")
+    parser.add(
+        "--args", path, "FILE", "a launch script to read arguments and model from", dest="arguments"
+    )
+    parser.add("--config", str, "FILE", "the trainer's own configuration file", default="")
 
 
-def init(arguments: Namespace) -> int:
-    """Write a space file; asks for missing options."""
+def init(arguments: Namespace) -> None:
     from workflows.first_space import Wanted, first_space
 
     file: Path = arguments.file
@@ -41,29 +43,20 @@ def init(arguments: Namespace) -> int:
     if file.exists():
         raise UsageError(f"{shown(file)} exists; remove it, or name another file")
     _ask(arguments)
-    wanted = Wanted(
-        arguments.adapter,
-        arguments.model or "",
-        arguments.cluster,
-        arguments.nodes,
-        arguments.entry,
-        arguments.args,
-        arguments.config,
-    )
+    given = {each.name: getattr(arguments, each.name) for each in fields(Wanted)}
     try:
-        text, notes = first_space(wanted, str(file))
+        text, notes = first_space(Wanted(**given), str(file))
     except search_spaces.SpaceArgumentError as error:
         raise UsageError(f"{option(error.argument)}: {error.what}") from None
     file.write_text(text)
     print(*notes, sep="\n")
     print(f"wrote {shown(file)}; next: meshtune check {shown(file)}")
-    return 0
 
 
 def _ask(arguments: Namespace) -> None:
     """Ask for missing options on a terminal."""
     missing = [name for name in ASKED if getattr(arguments, name) is None]
-    if arguments.args is not None or arguments.config:  # either has the model
+    if arguments.arguments is not None or arguments.config:  # either has the model
         missing = [name for name in missing if name != "model"]
     if missing and not sys.stdin.isatty():
         names = " and ".join(f"--{name}" for name in missing)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import math
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Any
-
-from workflows.cli.arguments import add_flag
 
 if TYPE_CHECKING:
     from analysis import Ranking, Run, Scaled, Trial
@@ -19,19 +17,14 @@ if TYPE_CHECKING:
     from workflows.search.budget import Budget
 
 
-def add_json(parser: ArgumentParser) -> None:
-    add_flag(parser, "--json", "print JSON")
-
-
 def remarks(arguments: Namespace) -> AbstractContextManager[Any]:
     """A context in which printed lines are remarks: with ``--json`` they go to standard error."""
     return redirect_stdout(sys.stderr) if arguments.json else nullcontext()
 
 
-def print_json(content: Mapping[str, Any]) -> int:
-    """Print JSON, with null for infinite numbers and NaN; returns the exit code."""
+def print_json(content: Mapping[str, Any]) -> None:
+    """Print JSON, with null for infinite numbers and NaN."""
     print(json.dumps(_plain(content), indent=2, allow_nan=False))
-    return 0
 
 
 def of_check(report: CheckReport, expected: str) -> dict[str, Any]:

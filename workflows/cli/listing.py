@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import search_spaces
 import slurm
-from workflows.cli.arguments import Commands, add_flag, command
+from workflows.cli.arguments import Commands, command
 
 NAME_WIDTH = 28  # of the first column, unless a name is longer
 
@@ -17,18 +17,17 @@ def add_commands(commands: Commands) -> None:
     text = "List the names that spaces and options take: models, clusters, adapters, policies ..."
     parser = command(commands, "list", show, text)
     parser.add_argument("kind", choices=sorted(KINDS), metavar="KIND", help=", ".join(KINDS))
-    add_flag(parser, "--json", "names and what they are, as JSON")
+    parser.add_flag("--json", "names and what they are, as JSON")
 
 
-def show(arguments: Namespace) -> int:
+def show(arguments: Namespace) -> None:
     found = KINDS[arguments.kind]()
     if arguments.json:
         print(json.dumps(found, indent=2))
-        return 0
+        return
     width = max([NAME_WIDTH, *(len(name) for name in found)])
     for name, words in found.items():
         print(f"{name:{width}}  {words}".rstrip())
-    return 0
 
 
 def _shipped(kind: str) -> Callable[[], dict[str, str]]:

@@ -2,88 +2,75 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import analysis
 from foundation.messages import shown
 from foundation.quantities import counted
-from workflows.cli.arguments import Commands, Handler, UsageError, add, command, folder
+from workflows.cli.arguments import Commands, UsageError, command, folder
 from workflows.cli.working import Working
 
-C = TypeVar("C")
+# Returns the number of trials written, or the numbers of those added and those already there.
+Copy = Callable[["analysis.Run", str], int | tuple[int, int]]
 
 
 def add_commands(commands: Commands) -> None:
-    def of_run(name: str, handler: Handler, text: str) -> ArgumentParser:
-        parser = command(commands, name, handler, text)
-        add(parser, "run", folder, "RUN")
-        return parser
-
     text = "Copy a run's trials into an Optuna study, for its dashboard."
-    parser = of_run("to-optuna", to_optuna, text)
-    add(parser, "storage", str, "STORAGE", "Optuna storage: sqlite:///runs.db")
-    add(parser, "--name", str, "NAME", "of the study; default: the run folder's", default="")
+    parser = command(commands, "to-optuna", to_optuna, text)
+    parser.add("run", folder, "RUN")
+    parser.add("storage", str, "STORAGE", "Optuna storage: sqlite:///runs.db")
+    parser.add("--name", str, "NAME", "of the study; default: the run folder's", default="")
 
-    parser = of_run("to-mlflow", to_mlflow, "Copy a run's trials into an MLflow experiment.")
-    add(parser, "uri", str, "URI", "MLflow store: http://host:5000, sqlite:///mlflow.db, DIR")
-    add(parser, "--name", str, "NAME", "of the experiment; default: the run folder's", default="")
+    text = "Copy a run's trials into an MLflow experiment."
+    parser = command(commands, "to-mlflow", to_mlflow, text)
+    parser.add("run", folder, "RUN")
+    parser.add("uri", str, "URI", "MLflow store: http://host:5000, sqlite:///mlflow.db, DIR")
+    parser.add("--name", str, "NAME", "of the experiment; default: the run folder's", default="")
 
-    parser = of_run("to-wandb", to_wandb, "Copy a run's trials into a Weights & Biases project.")
-    add(parser, "--project", str, "P", "default: meshtune", default="meshtune")
-    add(parser, "--name", str, "NAME", "of the group; default: the run folder's", default="")
+    text = "Copy a run's trials into a Weights & Biases project."
+    parser = command(commands, "to-wandb", to_wandb, text)
+    parser.add("run", folder, "RUN")
+    parser.add("--project", str, "P", "default: meshtune", default="meshtune")
+    parser.add("--name", str, "NAME", "of the group; default: the run folder's", default="")
 
 
-def to_optuna(arguments: Namespace) -> int:
-    """Copy a run into an Optuna storage; trials that are there already stay."""
+def to_optuna(arguments: Namespace) -> None:
     from workflows.to_optuna import to_optuna as copy
 
-    where, name = arguments.storage, _name(arguments)
-    counts = _copied(arguments, shown(where), lambda run: copy(run, where, name))
-    _print_counts(counts, f"study {name}")
-    print(f"`optuna-dashboard {shown(where)}` shows it")
-    return 0
+    where = shown(arguments.storage)
+    _copy(arguments, where, "study", lambda run, name: copy(run, arguments.storage, name))
+    print(f"`optuna-dashboard {where}` shows it")
 
 
-def to_mlflow(arguments: Namespace) -> int:
-    """Copy a run into an MLflow store; trials that are there already stay."""
+def to_mlflow(arguments: Namespace) -> None:
     from workflows.to_mlflow import to_mlflow as copy
 
-    where, name = arguments.uri, _name(arguments)
-    counts = _copied(arguments, shown(where), lambda run: copy(run, where, name))
-    _print_counts(counts, f"experiment {name}")
-    return 0
+    where = arguments.uri
+    _copy(arguments, shown(where), "experiment", lambda run, name: copy(run, where, name))
 
 
-def to_wandb(arguments: Namespace) -> int:
-    """Copy a run into a W&B project."""
+def to_wandb(arguments: Namespace) -> None:
     from workflows.to_wandb import to_wandb as copy
 
-    project, name = arguments.project, _name(arguments)
-    where = f"--project {project}"
-    written = _copied(arguments, where, lambda run: copy(run, project, name, Path()))
-    print(f"{counted(written, 'trial')} written to the project {project}, group {name}")
-    return 0
+    project = arguments.project
+    where, group = f"--project {project}", f"project {project}, group"
+    _copy(arguments, where, group, lambda run, name: copy(run, project, name, Path()))
 
 
-def _copied(arguments: Namespace, where: str, copy: Callable[[analysis.Run], C]) -> C:
-    """Copy the run; a refusal becomes an error that names the place."""
+def _copy(arguments: Namespace, where: str, kind: str, copy: Copy) -> None:
+    """Copy the run, and print the count; a refusal becomes an error that names the place."""
     run = analysis.read_run(arguments.run)
+    name = arguments.name or arguments.run.absolute().name
     try:
         with Working("copying the trials"):
-            return copy(run)
+            copied = copy(run, name)
     except ValueError as error:
         raise UsageError(f"{where}: {error}") from None
-
-
-def _print_counts(counts: tuple[int, int], where: str) -> None:
-    added, known = counts
+    if isinstance(copied, int):
+        print(f"{counted(copied, 'trial')} written to the {kind} {name}")
+        return
+    added, known = copied
     already = f", {known} were there already" if known else ""
-    print(f"{counted(added, 'trial')} added to the {where}{already}")
-
-
-def _name(arguments: Namespace) -> str:
-    """The name that was given, else that of the run's folder."""
-    return str(arguments.name or arguments.run.absolute().name)
+    print(f"{counted(added, 'trial')} added to the {kind} {name}{already}")

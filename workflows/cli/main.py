@@ -28,14 +28,12 @@ from workflows.cli import (
     search,
     watch,
 )
+from workflows.cli.arguments import Parser
 from workflows.cli.completion import complete
 
 
 def find_python(environ: MutableMapping[str, str]) -> None:
-    """Put the running interpreter on the path if it has no ``python`` for trials' commands.
-
-    Debian has a python3 only, and a virtual environment need not be activated.
-    """
+    """Put the running interpreter on the path if it has no ``python``, such as Debian's."""
     path = environ.get("PATH", os.defpath)
     if shutil.which("python", path=path) is None:
         environ["PATH"] = os.pathsep.join((path, os.path.dirname(sys.executable)))  # noqa: PTH120
@@ -50,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = whole.parse_args(argv)
     code: int = 0
     try:
-        code = arguments.handler(arguments)
+        code = arguments.handler(arguments) or 0
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has enough; the interpreter's own last flush must not complain either.
@@ -96,7 +94,7 @@ class _Version(argparse.Action):
 
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands; ``handler`` of its result runs the command."""
-    whole = argparse.ArgumentParser(
+    whole = Parser(
         prog="meshtune",
         description="Find the parallel training configuration that trains fastest, and show why.",
     )

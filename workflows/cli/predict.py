@@ -14,9 +14,6 @@ from foundation.quantities import counted
 from workflows.cli.arguments import (
     Commands,
     UsageError,
-    add,
-    add_flag,
-    add_space,
     command,
     counts,
     folder,
@@ -24,14 +21,7 @@ from workflows.cli.arguments import (
     positive,
     tokens,
 )
-from workflows.cli.json_output import (
-    add_json,
-    of_check,
-    of_ranking,
-    of_scaling,
-    print_json,
-    remarks,
-)
+from workflows.cli.json_output import of_check, of_ranking, of_scaling, print_json, remarks
 from workflows.cli.model_space import add_model_options, check_model_options, default_space_of
 from workflows.cli.working import Working
 
@@ -42,17 +32,17 @@ _FORMS: Mapping[str, Literal["png", "svg"]] = {".png": "png", ".svg": "svg"}
 def add_commands(commands: Commands) -> None:
     text = "Count a space's valid configurations, and what each rule removes."
     parser = command(commands, "check", check, text)
-    add_space(parser)
-    add_json(parser)
+    parser.add_space()
+    parser.add_json()
 
     text = "Rank a space's configurations by the cost model, before anything runs."
     parser = command(commands, "predict", predict, text)
     text = "a space (file or shipped), or a run's best.yaml; or none, with --model and --cluster"
-    add(parser, "space", str, "SPACE|CONFIG", text, nargs="?")
+    parser.add("space", str, "SPACE|CONFIG", text, nargs="?")
     add_model_options(parser)
-    add(parser, "--top", positive, "N", "default: 20", default=20)
-    add_flag(parser, "--explain", "show how memory and time of the first one divide")
-    add(parser, "--calibrate", folder, "RUN", "fit the model's constants to a run's trials")
+    parser.add("--top", positive, "N", "default: 20", default=20)
+    parser.add_flag("--explain", "show how memory and time of the first one divide")
+    parser.add("--calibrate", folder, "RUN", "fit the model's constants to a run's trials")
     parser.add_argument(
         "--scaling",
         choices=("weak", "strong"),
@@ -63,30 +53,27 @@ def add_commands(commands: Commands) -> None:
         "node counts of --scaling; default: repeated doubling. With --model the first one is that "
         "of the configurations; default: 1"
     )
-    add(parser, "--nodes", counts, "N,...", text)
-    add(parser, "--tokens", tokens, "T", "training tokens, such as 300e9; default: 1e12")
-    add(parser, "--picture", path, "FILE", "plot the scaling: *.png, *.svg")
-    add_json(parser)
+    parser.add("--nodes", counts, "N,...", text)
+    parser.add("--tokens", tokens, "T", "training tokens, such as 300e9; default: 1e12")
+    parser.add("--picture", path, "FILE", "plot the scaling: *.png, *.svg")
+    parser.add_json()
 
     command(commands, "schema", schema, "Print the JSON Schema of a space file, for editors.")
 
 
-def check(arguments: Namespace) -> int:
-    """Print how many configurations a space has and what removes the others."""
+def check(arguments: Namespace) -> None:
     space = search_spaces.load_space(arguments.space)
     with Working("counting valid configurations") as tell:
         report = search_spaces.check(space)
         tell("predicting their memory")
-        expected = analysis.likely_to_fit(report)
+        expected = analysis.Ranking.likely_to_fit(report)
     if arguments.json:
-        return print_json(of_check(report, expected))
-    print(report.text())
-    print(expected)
-    return 0
+        print_json(of_check(report, expected))
+    else:
+        print(report.text(), expected, sep="\n")
 
 
-def predict(arguments: Namespace) -> int:
-    """Print the cost model's ranking of a space, or its prediction of one configuration."""
+def predict(arguments: Namespace) -> None:
     _check_scaling(arguments)
     check_model_options(arguments)
     with remarks(arguments):
@@ -94,25 +81,24 @@ def predict(arguments: Namespace) -> int:
         pricing = _pricing(space, arguments.calibrate)
     try:
         with Working("pricing configurations"):
-            ranking = (
-                analysis.Ranking.of_one(pricing, config)
-                if config
-                else analysis.Ranking.of(pricing, arguments.top)
-            )
+            if config:
+                ranking = analysis.Ranking.of_one(pricing, config)
+            else:
+                ranking = analysis.Ranking.of(pricing, arguments.top)
         if arguments.scaling and ranking.configs:
-            return _scale(arguments, pricing, ranking.configs[0])
+            _scale(arguments, pricing, ranking.configs[0])
+            return
     except analysis.MissingFactError as error:
         raise UsageError(
             f"{space.file}: {error}; state it in the cluster's record, or let "
             "`meshtune preflight` measure it"
         ) from error
     if arguments.json:
-        return print_json(of_ranking(ranking, arguments.explain))
-    print(ranking.table())
-    if arguments.explain and ranking.configs:
-        print()
-        print(ranking.explanation(arguments.tokens or DEFAULT_TOKENS))
-    return 0
+        print_json(of_ranking(ranking, arguments.explain))
+    else:
+        print(ranking.table())
+        if arguments.explain and ranking.configs:
+            print(f"\n{ranking.explanation(arguments.tokens or DEFAULT_TOKENS)}")
 
 
 def _asked(arguments: Namespace) -> tuple[search_spaces.SearchSpace, dict[str, Any] | None]:
@@ -140,18 +126,13 @@ def _pricing(space: search_spaces.SearchSpace, calibrate: Path | None) -> analys
         "there is nothing to predict from; a prediction needs the space's `model`, its cluster's "
         "facts and the degrees it searches",
     )
-    for run, other in runs:
-        print(_calibration_note(other, run))
+    for run, own in runs:
+        if told := own.teaching(run.trials.values()):
+            failed = sum(not trial.ok for trial in told)
+            print(f"calibrated with {counted(len(told), 'trial')}, {failed} of them out of memory")
+        else:
+            print("not calibrated: no trial of the run has run or was out of memory")
     return pricing
-
-
-def _calibration_note(pricing: analysis.Pricing, run: analysis.Run) -> str:
-    """One line about the trials of a run of the pricing's space that a calibration is based on."""
-    told = pricing.teaching(run.trials.values())
-    failed = sum(not trial.ok for trial in told)
-    if not told:
-        return "not calibrated: no trial of the run has run or was out of memory"
-    return f"calibrated with {counted(len(told), 'trial')}, {failed} of them out of memory"
 
 
 def _check_scaling(arguments: Namespace) -> None:
@@ -166,7 +147,7 @@ def _check_scaling(arguments: Namespace) -> None:
         raise UsageError(f"--picture {out}: accepted a file *.png or *.svg in a folder that exists")
 
 
-def _scale(arguments: Namespace, pricing: analysis.Pricing, config: dict[str, Any]) -> int:
+def _scale(arguments: Namespace, pricing: analysis.Pricing, config: dict[str, Any]) -> None:
     try:
         nodes = arguments.nodes or ()
         own = arguments.model is not None and len(nodes) == 1  # of the configuration, not a list
@@ -178,11 +159,10 @@ def _scale(arguments: Namespace, pricing: analysis.Pricing, config: dict[str, An
         arguments.picture.write_bytes(analysis.scaling_image(scaled, form))
     tokens = arguments.tokens or DEFAULT_TOKENS
     if arguments.json:
-        return print_json(of_scaling(scaled, tokens))
-    print(scaled.table(tokens))
-    return 0
+        print_json(of_scaling(scaled, tokens))
+    else:
+        print(scaled.table(tokens))
 
 
-def schema(_: Namespace) -> int:
+def schema(_: Namespace) -> None:
     print(json.dumps(search_spaces.json_schema(), indent=2))
-    return 0

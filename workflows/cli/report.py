@@ -10,17 +10,8 @@ from typing import Any
 
 import analysis
 from foundation.messages import printable, shown
-from workflows.cli.arguments import (
-    Commands,
-    UsageError,
-    add,
-    add_study,
-    command,
-    folder,
-    positive,
-    source,
-)
-from workflows.cli.json_output import add_json, of_run, print_json
+from workflows.cli.arguments import Commands, UsageError, command, folder, positive, source
+from workflows.cli.json_output import of_run, print_json
 from workflows.cli.working import Working
 
 
@@ -28,20 +19,19 @@ def add_commands(commands: Commands) -> None:
     text = "Write RUN/report/index.html; of several runs, print what each found, side by side."
     parser = command(commands, "report", report, text)
     text = "its folder; or DeepHyper's results.csv, or an Optuna storage (sqlite:///x.db)"
-    add(parser, "runs", source, "RUN", text, nargs="+")
-    add_study(parser)
+    parser.add("runs", source, "RUN", text, nargs="+")
+    parser.add_study()
     text = "folder for the page on DeepHyper's or Optuna's trials; default: NAME-report"
-    add(parser, "--out", folder, "DIR", text)
-    add_json(parser)
+    parser.add("--out", folder, "DIR", text)
+    parser.add_json()
 
     text = "Explain why a trial was proposed, what was predicted for it, and what was measured."
     parser = command(commands, "explain", explain, text)
-    add(parser, "run", folder, "RUN")
-    add(parser, "trial", positive, "N", "its number")
+    parser.add("run", folder, "RUN")
+    parser.add("trial", positive, "N", "its number")
 
 
-def explain(arguments: Namespace) -> int:
-    """Print why a trial was proposed, its prediction and its measurement."""
+def explain(arguments: Namespace) -> None:
     run = analysis.read_run(arguments.run)
     trial = run.trials.get(arguments.trial)
     if trial is None:
@@ -49,33 +39,30 @@ def explain(arguments: Namespace) -> int:
         raise UsageError(f"{shown(arguments.run)} {there}, and no trial {arguments.trial}")
     with Working("calibrating the cost model"):
         lines = analysis.explain_trial(run, trial)
-    for line in lines:
-        print(printable(line))
-    return 0
+    print(*map(printable, lines), sep="\n")
 
 
-def report(arguments: Namespace) -> int:
-    """Write a run's report and print its path, or compare several runs."""
+def report(arguments: Namespace) -> None:
     # An error before slow imports.
     runs = [analysis.read_results(each, arguments.study) for each in arguments.runs]
     if len(runs) > 1:
         if arguments.out:
             raise UsageError("--out: several runs are compared, and no page is written")
         if arguments.json:
-            return print_json({"runs": [_as_json(run) for run in runs]})
-        for line in analysis.comparison_text(runs):
-            print(printable(line))
-        return 0
+            print_json({"runs": [_as_json(run) for run in runs]})
+        else:
+            print(*map(printable, analysis.comparison_text(runs)), sep="\n")
+        return
     if arguments.out and not runs[0].origin:
         raise UsageError("--out: the page of a run is in its own folder; leave it out")
     with Working("reading the run", lines=True) as tell:
         page = _page(runs[0], arguments.out, tell)
-    if not arguments.json:
+    if arguments.json:
+        best = page.with_name("best.yaml")
+        files = {"page": str(page), "best_yaml": str(best) if best.exists() else None}
+        print_json({**files, **_as_json(runs[0])})
+    else:
         print(page)
-        return 0
-    best = page.with_name("best.yaml")
-    files = {"page": str(page), "best_yaml": str(best) if best.exists() else None}
-    return print_json({**files, **_as_json(runs[0])})
 
 
 def _page(run: analysis.Run, out: Path | None, tell: Callable[[str], object]) -> Path:
@@ -94,6 +81,5 @@ def _as_json(run: analysis.Run) -> dict[str, Any]:
 
     if run.origin:
         return of_run(run, Budget(), run.last_t, "ended", running=False)
-    driver = run.folder.driver
-    budget = Budget.of(analysis.RunFolder(run.directory).frozen_space())
+    driver, budget = run.folder.driver, Budget.of(run.folder.frozen_space())
     return of_run(run, budget, run.last_t, state_of(run, driver), bool(driver))

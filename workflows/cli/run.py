@@ -16,55 +16,50 @@ from foundation.quantities import counted
 from workflows.cli.arguments import (
     Commands,
     UsageError,
-    add,
-    add_flag,
-    add_launcher,
-    add_space,
     check_site,
     command,
     folder,
     path,
     positive,
 )
-from workflows.cli.json_output import add_json, of_run, print_json
+from workflows.cli.json_output import of_run, print_json
 
 
 def add_commands(commands: Commands) -> None:
     text = "Run one trial of a space, and show its command and what was read from its output."
     parser = command(commands, "try", try_out, text)
-    add_space(parser)
+    parser.add_space()
     text = "parameters; default: the configuration that the cost model expects to be the best"
-    add(parser, "--config", str, "NAME=VALUE", text, nargs="+", default=[])
-    add_launcher(parser)
-    add(parser, "--out", folder, "DIR", "default: try", default=Path("try"))
+    parser.add("--config", str, "NAME=VALUE", text, nargs="+", default=[])
+    parser.add_launcher()
+    parser.add("--out", folder, "DIR", "default: try", default=Path("try"))
 
     parser = command(commands, "status", status, "Show a run's progress.")
-    add(parser, "run", folder, "RUN")
-    add_json(parser)
+    parser.add("run", folder, "RUN")
+    parser.add_json()
 
     text = "Write the best configuration as a well-known trainer's options or files."
     parser = command(commands, "export", export, text)
-    add(parser, "run", path, "RUN|BEST.yaml")
-    add(parser, "--to", str, "NAME", "the trainer: megatron-lm, torchtitan ...", required=True)
-    add(parser, "--out", folder, "DIR", "write files there; default: print them")
+    parser.add("run", path, "RUN|BEST.yaml")
+    parser.add("--to", str, "NAME", "the trainer: megatron-lm, torchtitan ...", required=True)
+    parser.add("--out", folder, "DIR", "write files there; default: print them")
 
     parser = command(commands, "train", train, "Train with the best configuration of a search.")
-    add(parser, "best", path, "BEST.yaml", "from the run's report")
-    add_launcher(parser)
-    add(parser, "--steps", positive, "N", "steps after the warm-up; default: those of the trials")
-    add(parser, "--out", folder, "DIR", "default: train", default=Path("train"))
-    add(parser, "--save", folder, "DIR", "folder for checkpoints; resume from its latest one")
+    parser.add("best", path, "BEST.yaml", "from the run's report")
+    parser.add_launcher()
+    parser.add("--steps", positive, "N", "steps after the warm-up; default: those of the trials")
+    parser.add("--out", folder, "DIR", "default: train", default=Path("train"))
+    parser.add("--save", folder, "DIR", "folder for checkpoints; resume from its latest one")
     text = "steps between checkpoints; default: only at the end"
-    add(parser, "--save-interval", positive, "N", text)
-    add_flag(parser, "--dry-run", "print the command; start nothing")
+    parser.add("--save-interval", positive, "N", text)
+    parser.add_flag("--dry-run", "print the command; start nothing")
 
     text = "Repair a damaged journal: keep its intact lines, and list what was left out."
     parser = command(commands, "repair", repair, text)
-    add(parser, "run", folder, "RUN")
+    parser.add("run", folder, "RUN")
 
 
 def try_out(arguments: Namespace) -> int:
-    """Run one trial; print its command, its outcome and what was read from its output."""
     from workflows.launching import launcher_name, refuse_too_many_ranks
     from workflows.try_out import choose, try_out, values_of
 
@@ -84,8 +79,7 @@ def try_out(arguments: Namespace) -> int:
                 return 0 if end.value else 1
 
 
-def status(arguments: Namespace) -> int:
-    """Print a run's progress, during the search or after it."""
+def status(arguments: Namespace) -> None:
     from workflows.search.budget import Budget
     from workflows.search.progress import summary
 
@@ -93,21 +87,21 @@ def status(arguments: Namespace) -> int:
     if script.exists() and not analysis.RunFolder(arguments.run).started:
         waiting = "submitted, not started yet"
         if arguments.json:
-            return print_json({"run": str(arguments.run), "state": waiting, "running": False})
-        print(f"{waiting}; squeue shows the job, and its log will be here")
-        return 0
+            print_json({"run": str(arguments.run), "state": waiting, "running": False})
+        else:
+            print(f"{waiting}; squeue shows the job, and its log will be here")
+        return
     run = analysis.read_run(arguments.run)
-    budget = Budget.of(analysis.RunFolder(arguments.run).frozen_space())
-    driver = analysis.RunFolder(arguments.run).driver
+    budget, driver = Budget.of(run.folder.frozen_space()), run.folder.driver
     state = state_of(run, driver)
     # The machine's clock may have been set back since the driver began.
     now = max(run.last_t, time.time()) if driver and run.launcher != "simulate" else run.last_t
     if arguments.json:
-        return print_json(of_run(run, budget, now, state, bool(driver)))
+        print_json(of_run(run, budget, now, state, bool(driver)))
+        return
     rows = summary(run, budget, now, alive=bool(driver))
     for label, text in [("run", run.space), ("state", state), *rows]:
         print(printable(f"{label:12s}{text}"))
-    return 0
 
 
 def state_of(run: analysis.Run, driver: str | None) -> str:
@@ -137,21 +131,19 @@ def _resumption(run: analysis.Run) -> str:
     return by_hand
 
 
-def export(arguments: Namespace) -> int:
+def export(arguments: Namespace) -> None:
     from workflows.export import of_best, text, write
 
     found, what = of_best(arguments.run, arguments.to)
     if arguments.out is None:
         print(*text(found, what), sep="\n")
-        return 0
+        return
     print(f"{shown(arguments.out)}: {', '.join(write(found, what, arguments.out))}")
     for line in found.unmapped:
         print(f"not exported: {line}")
-    return 0
 
 
 def train(arguments: Namespace) -> int:
-    """Train with a report's best.yaml and print the metrics."""
     from workflows.launching import launcher_name, refuse_too_many_ranks
     from workflows.train import Longer, dry_run, train_best
 
@@ -176,19 +168,17 @@ def train(arguments: Namespace) -> int:
         return train_best(best, launcher, arguments.out, longer)
 
 
-def repair(arguments: Namespace) -> int:
-    """Repair a run's journal, and print what was left out."""
+def repair(arguments: Namespace) -> None:
     done = analysis.repair_run(arguments.run)
     for number, text in done.notes:
         print(f"line {number}: {text}")
     lines = counted(done.lines, "line")
     if done.backup is None:
         print(f"the journal is intact: {lines}")
-        return 0
+        return
     trials = done.run.trials.values()
     ended = sum(trial.ended for trial in trials)
     count = counted(len(trials), "trial")
     print(f"the journal now has {lines}: {ended} of {count} have ended")
     print(f"backup of the damaged journal: {done.backup}")
     print(_resumption(done.run))
-    return 0

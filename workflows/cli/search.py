@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from contextlib import closing
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -12,12 +12,7 @@ import analysis
 import slurm
 from workflows.cli.arguments import (
     Commands,
-    add,
-    add_flag,
-    add_launcher,
-    add_policy,
-    add_site,
-    add_space,
+    Parser,
     check_site,
     command,
     folder,
@@ -33,49 +28,59 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Commands) -> None:
     parser = command(commands, "search", search, "Start or resume a search.")
-    add_space(parser)
-    add_launcher(parser, "local, srun, mpiexec, simulate")
+    parser.add_space()
+    parser.add_launcher("local, srun, mpiexec, simulate")
     text = (
         "settings of the simulated cluster: nodes, seed, noise, time ... (docs/guide/simulate.md)"
     )
-    add(parser, "--simulate", str, "KEY=VALUE,...", text, default="")
+    parser.add("--simulate", str, "KEY=VALUE,...", text, default="")
     _add_options_of_both(parser)
-    add_flag(parser, "--dry-run", "print the first trials' commands; start nothing")
+    parser.add_flag("--dry-run", "print the first trials' commands; start nothing")
     text = "do not write a report at the end; `meshtune report` does"
     parser.add_argument("--no-report", dest="report", action="store_false", help=text)
+    parser.set_defaults(probe=False, probes=None)
+
+    text = "Run a search's probes, short trials of a shallower model, and show what they tell."
+    parser = command(commands, "probe", search, text)
+    parser.add_space()
+    parser.add_launcher("local, srun, mpiexec, simulate")
+    parser.add("--simulate", str, "KEY=VALUE,...", "as for search", default="")
+    parser.add("--run-dir", folder, "DIR", "of the search, default: runs/NAME")
+    parser.add("--number", positive, "N", "of probes; default: the space's, or 4", dest="probes")
+    parser.set_defaults(probe=True, dry_run=False, report=False, trials=None, explore=None)
+    parser.set_defaults(seed=None, policy="random", warm_start=[])
 
     text = "Submit a search as a batch job that is requeued until done."
     parser = command(commands, "submit", submit, text)
-    add_space(parser)
-    add_site(parser)
-    add(parser, "--nodes", positive, "N", "nodes to allocate", required=True)
-    text = "time limit: 6h, or in sbatch's form, 06:00:00"
-    add(parser, "--time", str, "T", text, required=True)
-    add(parser, "--account", str, "A")
-    add(parser, "--partition", str, "P")
-    add(parser, "--qos", str, "Q")
+    parser.add_space()
+    parser.add_site()
+    parser.add("--nodes", positive, "N", "nodes to allocate", required=True)
+    parser.add("--time", str, "T", "time limit: 6h, or in sbatch's form, 06:00:00", required=True)
+    parser.add("--account", str, "A")
+    parser.add("--partition", str, "P")
+    parser.add("--qos", str, "Q")
     text = "a further option of sbatch, such as constraint=gpu; may be repeated"
-    add(parser, "--sbatch", str, "NAME=VALUE", text, action="append", default=[])
+    parser.add("--sbatch", str, "NAME=VALUE", text, action="append", default=[])
     _add_options_of_both(parser)
-    add_flag(parser, "--dry-run", "print the batch script only")
+    parser.add_flag("--dry-run", "print the batch script only")
+    parser.set_defaults(launcher=None, simulate="", probes=None)  # which the job chooses
 
 
-def _add_options_of_both(parser: ArgumentParser) -> None:
-    add(parser, "--run-dir", folder, "DIR", "default: runs/NAME, NAME being the space's")
-    add(parser, "--trials", positive, "N", "budget: trials in total; default: the space's")
+def _add_options_of_both(parser: Parser) -> None:
+    parser.add("--run-dir", folder, "DIR", "default: runs/NAME, NAME being the space's")
+    parser.add("--trials", positive, "N", "budget: trials in total; default: the space's")
     text = (
         "share of the trials that are chosen to show what drives the objective, not to be the "
         "best; default: the space's, or 0"
     )
-    add(parser, "--explore", share, "SHARE", text)
-    add(parser, "--seed", seed, "N", "default: 0, or the run's own")
-    add_policy(parser)
+    parser.add("--explore", share, "SHARE", text)
+    parser.add("--seed", seed, "N", "default: 0, or the run's own")
+    parser.add_policy()
     text = "earlier runs, of any model or machine, that the cost model learns from"
-    add(parser, "--warm-start", folder, "RUN", text, nargs="+", default=[])
+    parser.add("--warm-start", folder, "RUN", text, nargs="+", default=[])
 
 
 def search(arguments: Namespace) -> int:
-    """Start or resume a search, then write its report."""
     # Slurm's warning may come while there is no driver yet that could heed it.
     signal.signal(signal.SIGUSR1, lambda *_: None)
     with Working(f"reading {arguments.space}", at_once=True) as tell:
@@ -88,17 +93,26 @@ def search(arguments: Namespace) -> int:
     if not folder.started:
         _warn(space, pricing)
     name, simulate, site = arguments.launcher, arguments.simulate, arguments.site
-    with closing(launcher_for(space, folder, name, simulate, site, arguments.hostfile)) as launcher:
+
+    def launch(space: SearchSpace, folder: analysis.RunFolder) -> slurm.Launcher:
+        return launcher_for(space, folder, name, simulate, site, arguments.hostfile)
+
+    with closing(launch(space, folder)) as launcher:
         what = Search(space, folder, launcher, arguments.seed, arguments.policy, pricing)
         if arguments.dry_run:
             for line in dry_run(what):
                 print(line)
             return 0
-        return run_session(what, resume_flags(arguments), arguments.report)
+        from workflows.search.probing import begin_with_probes  # scipy
+
+        flags = resume_flags(arguments)
+        code = begin_with_probes(what, launch, flags, always=arguments.probe)
+        if code or arguments.probe:
+            return code
+        return run_session(what, flags, arguments.report)
 
 
-def submit(arguments: Namespace) -> int:
-    """Write the batch script of a search and hand it to sbatch."""
+def submit(arguments: Namespace) -> None:
     from workflows.cli.search_arguments import asked, policy_options, refuse_second_job
     from workflows.submission import time_limit, undone_if_refused
 
@@ -120,7 +134,7 @@ def submit(arguments: Namespace) -> int:
     )
     if arguments.dry_run:
         print(script, end="")
-        return 0
+        return
     if site.environment is not None:
         site.environment.check()
     refuse_second_job(folder)
@@ -131,7 +145,6 @@ def submit(arguments: Namespace) -> int:
         folder.create(space)
         job = slurm.BatchJob.submit(script, folder.path)
     print(f"submitted job {job}; `meshtune status {quote(str(folder.path))}` shows its progress")
-    return 0
 
 
 def _warn(space: SearchSpace, pricing: analysis.Pricing | None) -> None:

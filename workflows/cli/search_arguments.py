@@ -24,8 +24,7 @@ def asked(
 ) -> tuple[SearchSpace, RunFolder, Pricing | None]:
     """The space to search, the run's folder, and prices learnt from earlier runs if any are given.
 
-    Raises:
-        UsageError, SpaceError, RegistryError: if the arguments are wrong.
+    Raises UsageError, SpaceError or RegistryError if the arguments are wrong.
     """
     space = _space(arguments)
     folder = RunFolder(run_directory(arguments, space))
@@ -43,12 +42,15 @@ def asked(
 def _space(arguments: Namespace) -> SearchSpace:
     """The space, with the budget that was asked for: it is frozen with the run."""
     space = load_space(arguments.space)
-    if not is_simulated(arguments) and (unknown := space.unsupported()):
+    simulated = arguments.launcher == "simulate"
+    if arguments.simulate and not simulated:
+        raise UsageError("--simulate goes with --launcher simulate")
+    if not simulated and (unknown := space.unsupported()):
         raise UsageError(
             f"{arguments.space}: the built-in trainer has no {', '.join(unknown)}; "
             "search it with a trainer of your own (trainer: {command: [...]}), or remove it"
         )
-    given = {"trials": arguments.trials, "explore": arguments.explore}
+    given = {name: getattr(arguments, name) for name in ("trials", "explore", "probes")}
     if given := {key: value for key, value in given.items() if value is not None}:
         # So that status and a resumed search know of it.
         space = replace(space, budget=space.budget.model_copy(update=given))
@@ -56,10 +58,9 @@ def _space(arguments: Namespace) -> SearchSpace:
 
 
 def _with_the_runs_share(space: SearchSpace, folder: RunFolder) -> SearchSpace:
-    """The space with the share of explorations of the run that is there, unless another is asked.
+    """The space with the share of explorations that the run has; another that is asked is printed.
 
-    That share may come from an option of the first command, which no file of the user's repeats.
-    A change is printed.
+    The run's may come from an option of its first command, which no file of the user's repeats.
     """
     try:
         before = load_space(folder.space_file, frozen=True).budget.explore
@@ -73,24 +74,18 @@ def _with_the_runs_share(space: SearchSpace, folder: RunFolder) -> SearchSpace:
 
 
 def run_directory(arguments: Namespace, space: SearchSpace) -> Path:
-    """``--run-dir``, or the folder that a frozen space lies in, or ``runs/NAME``.
-
-    A simulation is kept apart from the real run of its space, in ``runs/NAME-simulated``.
-    """
+    """``--run-dir``, or a frozen space's folder, or ``runs/NAME`` or ``runs/NAME-simulated``."""
     if arguments.run_dir:
         return Path(arguments.run_dir)
     here = Path(arguments.space).parent
     if Path(arguments.space).is_file() and RunFolder(here).started:
         return here
-    simulated = getattr(arguments, "launcher", None) == "simulate"  # `submit` has none
+    simulated = arguments.launcher == "simulate"
     return Path("runs") / (f"{space.name}-simulated" if simulated else space.name)
 
 
 def refuse_second_job(folder: RunFolder) -> None:
-    """Raise if somebody searches in this folder, or a job waits to: a second one would only fail.
-
-    Raises UsageError, which says which job, and what to do.
-    """
+    """Raise UsageError if somebody searches in this folder, or a job waits to."""
     if job := BatchJob.of(folder.path):
         raise UsageError(
             f"job {job.id} ({job.state}) searches in {folder.path}, with the space as it was "
@@ -102,15 +97,6 @@ def refuse_second_job(folder: RunFolder) -> None:
             f"{folder.path} is being searched by another meshtune ({driver}): submit when it has "
             "ended, or choose another --run-dir"
         )
-
-
-def is_simulated(arguments: Namespace) -> bool:
-    """Whether the search is on a simulated cluster; ``submit`` never is."""
-    if not hasattr(arguments, "simulate"):
-        return False
-    if arguments.simulate and arguments.launcher != "simulate":
-        raise UsageError("--simulate goes with --launcher simulate")
-    return bool(arguments.launcher == "simulate")
 
 
 def policy_options(policy: str, warm_start: Sequence[Path]) -> list[str]:

@@ -8,18 +8,17 @@ from argparse import Namespace
 
 import analysis
 from foundation.messages import printable
-from workflows.cli.arguments import Commands, UsageError, add, command, folder, positive
+from workflows.cli.arguments import Commands, UsageError, command, folder, positive
 
 
 def add_commands(commands: Commands) -> None:
     text = "Serve a run's report to a browser on this machine, updated while the search runs."
     parser = command(commands, "watch", watch, text)
-    add(parser, "run", folder, "RUN")
-    add(parser, "--port", positive, "N", "default: any free port")
+    parser.add("run", folder, "RUN")
+    parser.add("--port", positive, "N", "default: any free port")
 
 
-def watch(arguments: Namespace) -> int:
-    """Serve a run's page until Ctrl-C."""
+def watch(arguments: Namespace) -> None:
     from workflows.watch import LOOKED_S, PageError, Pages, serving
 
     analysis.read_run(arguments.run)  # an error now

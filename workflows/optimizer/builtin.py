@@ -21,7 +21,8 @@ from workflows.optimizer.deephyper import DeepHyperOptimizer
 from workflows.optimizer.model_guided import ModelGuidedSearch
 from workflows.optimizer.policy import Policy, Problem, Proposal
 
-DOUBT = 0.02  # share of what is sure not to run that is tried all the same: the model may be wrong
+LIKELY = 0.5  # probability to run of what comes first where the model does not choose
+DOUBT = 0.02  # share of what is sure not to run that may come where nothing is that likely to
 
 
 class RandomPolicy(Policy):
@@ -67,8 +68,8 @@ class DeepHyperPolicy(Policy):
 class LikelyToRun(DeepHyperPolicy):
     """Bayesian optimization among what the cost model, calibrated by the trials, expects to run.
 
-    For objectives that have no price, such as a loss: the model knows what fits all the same, until
-    too many trials that it expected to run have not.
+    For objectives that have no price, such as a loss, and for times that the model predicts badly:
+    it knows what fits all the same, until too many trials that it expected to run have not.
     """
 
     def propose(self, run: Run, max_nodes: int) -> Proposal | None:
@@ -85,14 +86,17 @@ class LikelyToRun(DeepHyperPolicy):
         chances = self._chances(run, drawn) if drawn else None
         if chances is None:
             return drawn
-        kept = np.flatnonzero(rng.random(len(drawn)) < np.maximum(chances, DOUBT))
-        return [drawn[i] for i in kept] or drawn
+        likely = chances >= LIKELY
+        if not likely.any():
+            likely = rng.random(len(drawn)) < np.maximum(chances, DOUBT)
+        return [drawn[i] for i in np.flatnonzero(likely)] or drawn
 
     def _chances(self, run: Run, configs: Sequence[Mapping[str, Any]]) -> Array | None:
         """Chances of raw configurations to run; None where the model cannot say, or is wrong."""
         pricing = self.problem.pricing
-        if pricing is None or not trusted(run, pricing):
+        if pricing is None or not trusted(run):
             return None
+        pricing = pricing.supposing()
         try:
             model = pricing.calibrated(t for t in run.trials.values() if t.ended)
             columns = {n: np.array([c[n] for c in configs]) for n in self.problem.space.parameters}
@@ -126,8 +130,7 @@ class MeshtunePolicy(Policy):
                 return guided
         proposal = self._alone.propose(run, max_nodes)
         if proposal and model and not trusted:
-            why = proposal.why + "; the cost model was wrong here"
-            return Proposal(proposal.config, proposal.by, why)
+            return replace(proposal, why=proposal.why + "; the cost model was wrong here")
         return proposal
 
     def _guided(self, model: ModelGuidedSearch, run: Run, max_nodes: int) -> Proposal | None:
@@ -171,10 +174,9 @@ class MeshtunePolicy(Policy):
         return run
 
     @cached_property
-    def _alone(self) -> DeepHyperPolicy:
-        """DeepHyper alone, for when the model does not choose; it then does not filter either."""
-        kind = LikelyToRun if self._model is None else DeepHyperPolicy
-        return kind(self.problem, self._num_initial)
+    def _alone(self) -> LikelyToRun:
+        """DeepHyper, for when the model does not choose."""
+        return LikelyToRun(self.problem, self._num_initial)
 
     @cached_property
     def _continuous(self) -> ContinuousPart:

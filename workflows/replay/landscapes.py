@@ -17,13 +17,20 @@ from foundation.documents import as_written, plain_scalar
 from foundation.messages import listed, shown
 from search_spaces import SearchSpace, SpaceError, load_space
 from trainer.plan.axes.mesh import beside_dp
-from trainer.plan.jobs import RECOMPUTE
+from trainer.plan.jobs import BY_HABIT, RECOMPUTE
 from workflows.replay.landscape import Answer, Landscape
 from workflows.replay.results import of_results
 
 _VARIED = (*beside_dp(), "vpp", "mbs", "gas", "zero_stage", "sequence_parallel", "recompute")
 _MODEL = ("num_layers", "hidden_size", "num_heads", "kv_heads", "ffn_size", "vocab_size")
-_SAME = (*_MODEL, "gated", "tied_embeddings", "seq_length")  # in every row of a landscape
+_SAME = (  # in every row of a landscape
+    *(*_MODEL, "attention_size", "gated", "tied_embeddings", "seq_length"),
+    *("fused_loss", "chunked_loss", "flash_attention"),
+)
+_EXPERTS = (
+    *("num_experts", "experts_per_token", "expert_ffn_hidden_size", "shared_ffn_hidden_size"),
+    "dense_layers",
+)
 _WORDS = {code: word for word, code in RECOMPUTE.items()}
 
 
@@ -58,10 +65,9 @@ def recorded(where: Path | str, columns: Sequence[str] = (), study: str = "") ->
         own = (path.parent / "space.yaml").is_file()
         landscape = _of_run(path, frame) if own else of_results(read_results(str(path)))
         return _of_search(columns, str(path), landscape)
-    tables = read_tables(path, columns)
     found: list[Landscape] = []
     left_out: Counter[str] = Counter()
-    for table in tables:
+    for table in read_tables(path, columns):
         mine = [*landscapes(table)]
         found += mine
         left_out.update({**table.left_out, **_unused(table, mine)})
@@ -93,10 +99,9 @@ def landscapes(table: Table) -> Iterator[Landscape]:
     """The landscapes of a sweep with two configurations or more, of which one ran."""
     for key in np.unique(table.landscape):
         part = table[table.landscape == key]
-        if np.isfinite(part.step_time_s).any():
-            landscape = _landscape(str(key), part)
-            if len(landscape.configs) > 1:
-                yield landscape
+        ran = np.isfinite(part.step_time_s).any()
+        if ran and len((landscape := _landscape(str(key), part)).configs) > 1:
+            yield landscape
 
 
 def _of_run(path: Path, frame: pd.DataFrame) -> Landscape:
@@ -159,6 +164,10 @@ def _landscape(key: str, table: Table) -> Landscape:
         {name: _plain(name, column[row]) for name, column in columns.items()}
         for row in range(len(jobs))
     ]
+    precision = np.where(numbers["element_bytes"] == 4, "fp32", "bf16")
+    precision = np.where(numbers["fp8"] > 0, "fp8", precision)
+    if {*precision} != {"bf16"}:
+        rows = [{**row, "precision": str(one)} for row, one in zip(rows, precision, strict=True)]
     space = _space(key, table, cluster.model_dump(exclude_defaults=True), rows)
     recorded = ((space.canonical(raw), _answer(table, row)) for row, raw in enumerate(rows))
     return Landscape.of(key, space, recorded, str(table.model[0]))
@@ -181,6 +190,7 @@ def _check_same(key: str, table: Table) -> None:
     numbers = table.jobs.columns()
     columns: dict[str, Any] = {name: numbers[name] for name in _SAME}
     columns |= {"gpu": table.cluster, "framework": table.framework}
+    columns |= {name: column.astype(str) for name, column in table.habits.items()}
     if mixed := [name for name, column in columns.items() if len(np.unique(column)) > 1]:
         raise TableError(
             f"{table.name}: landscape {as_written(key)} has rows that differ in "
@@ -194,10 +204,22 @@ def _plain(name: str, value: float) -> Any:
     return _WORDS[int(value)] if name == "recompute" else int(value)
 
 
+def _framework(table: Table) -> str | dict[str, Any]:
+    """The framework of a landscape, with the habits that its rows and kernels state."""
+    options, base = table.jobs.options, str(table.framework[0])
+    stated = {name: column[0] for name, column in table.habits.items() if column[0] is not None}
+    if options.flash_attention[0] != BY_HABIT:
+        stated["flash_attention"] = bool(options.flash_attention[0])
+    if options.fused_loss[0] or options.chunked_loss[0]:
+        stated |= {"logits_bytes": 0, "logit_copies": int(not options.chunked_loss[0])}
+    return {"base": base, **stated} if stated else base
+
+
 def _space(
     key: str, table: Table, cluster: dict[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> SearchSpace:
     jobs = table.jobs
+    has_own_heads = jobs.model.attention_size[0] != jobs.model.hidden_size[0]
     model = {
         "num_layers": int(jobs.model.num_layers[0]),
         "hidden_size": int(jobs.model.hidden_size[0]),
@@ -206,9 +228,12 @@ def _space(
         "ffn_hidden_size": int(jobs.model.ffn_size[0]),
         "vocab_size": int(jobs.model.vocab_size[0]),
         "seq_length": int(jobs.model.seq_length[0]),
+        **({"head_size": int(jobs.model.head_dim[0])} if has_own_heads else {}),
         "activation": "swiglu" if jobs.model.gated[0] else "gelu",
         "tied_embeddings": bool(jobs.model.tied_embeddings[0]),
     }
+    if jobs.model.mixture is not None:
+        model |= {name: int(n[0]) for name, n in zip(_EXPERTS, jobs.model.mixture, strict=False)}
     cluster.pop("source", None)
     content = {
         "version": 1,
@@ -216,7 +241,7 @@ def _space(
         "description": key,
         "model": model,
         "cluster": cluster,
-        "trainer": {"command": ["recorded"], "framework": str(table.framework[0])},
+        "trainer": {"command": ["recorded"], "framework": _framework(table)},
         "parameters": {name: sorted({row[name] for row in rows}) for name in rows[0]},
         "objective": {"maximize": "tokens_per_second"},
         "trial": {"timeout": "365d"},  # what was recorded has ended

@@ -29,9 +29,7 @@ NEAR, NEARER = 0.05, 0.01  # of the best
 class Played:
     """One replay of one landscape with one seed."""
 
-    # each trial's objective relative to the landscape's best, in order (see ``Landscape.share``); 0
-    # if it failed
-    shares: list[float] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)  # see ``Landscape.share``, by trial
     seconds: float = 0.0  # total time of the policy
     run: Run = field(default_factory=lambda: Run(Path()))  # as the policy saw it
 
@@ -70,10 +68,9 @@ def policy_for(
             model; its machine and framework are replaced.
         earlier: runs, and their spaces, that the cost model learns from first.
     """
-    pricing = Pricing.of(landscape.space)
-    if pricing is not None and model is not None:
-        pricing.learn_from(model)
-    if pricing is not None:
+    if pricing := Pricing.of(landscape.space):
+        if model is not None:
+            pricing.learn_from(model)
         for run, space in earlier:
             pricing.learn(run, Pricing(space))
     return make_policy(landscape.space, seed, policy, pricing=pricing, only=landscape.configs)
@@ -138,26 +135,7 @@ def summary(played: Mapping[str, Sequence[Played]], sizes: Mapping[str, int]) ->
 
     A replay that never comes near the best counts one trial more than there are configurations.
     """
-    rows: list[dict[str, Any]] = []
-    for key, games in played.items():
-        size = sizes[key]
-
-        def trials(share: float, games: Sequence[Played] = games, size: int = size) -> float:
-            return float(np.mean([g.trials_to(share) or size + 1 for g in games]))
-
-        rows.append(
-            {
-                "key": key,
-                "configs": size,
-                "trials_to_5pct": trials(NEAR),
-                "trials_to_1pct": trials(NEARER),
-                "best_of_8": float(np.mean([g.best_of(8) for g in games])),
-                "best_of_16": float(np.mean([g.best_of(16) for g in games])),
-                "worst_best_of_8": min(g.best_of(8) for g in games),
-                "failed_share": float(np.mean([g.failed_share() for g in games])),
-                "proposer_s": float(np.mean([g.seconds / max(len(g.shares), 1) for g in games])),
-            }
-        )
+    rows = [_row(key, games, sizes[key]) for key, games in played.items()]
     overall: dict[str, Any] = {"landscapes": len(rows)}
     for name in ("trials_to_5pct", "trials_to_1pct"):
         values = np.array([row[name] for row in rows])
@@ -172,6 +150,20 @@ def summary(played: Mapping[str, Sequence[Played]], sizes: Mapping[str, int]) ->
     overall["in_interval"] = float(np.mean(inside)) if inside else None
     overall["landscapes_with_5pct_in_first_8"] = sum(r["worst_best_of_8"] >= 1 - NEAR for r in rows)
     return {"overall": overall, "landscapes": rows}
+
+
+def _row(key: str, games: Sequence[Played], size: int) -> dict[str, Any]:
+    of_games: dict[str, Sequence[float]] = {
+        "trials_to_5pct": [g.trials_to(NEAR) or size + 1 for g in games],
+        "trials_to_1pct": [g.trials_to(NEARER) or size + 1 for g in games],
+        "best_of_8": [g.best_of(8) for g in games],
+        "best_of_16": [g.best_of(16) for g in games],
+        "worst_best_of_8": [min(g.best_of(8) for g in games)],
+        "failed_share": [g.failed_share() for g in games],
+        "proposer_s": [g.seconds / max(len(g.shares), 1) for g in games],
+    }
+    means = {name: float(np.mean(values)) for name, values in of_games.items()}
+    return {"key": key, "configs": size, **means}
 
 
 def text(metrics: Mapping[str, Any]) -> str:
@@ -214,10 +206,9 @@ def replay(
     parallel: int = 1,
 ) -> dict[str, Any]:
     """Play every landscape with every seed; see :func:`summary`."""
-    played, sizes = {}, {}
-    for landscape in recorded:
-        sizes[landscape.key] = len(landscape.configs)
-        played[landscape.key] = [
-            play(landscape, make(landscape, seed), seed, parallel) for seed in range(seeds)
-        ]
-    return summary(played, sizes)
+    every = [*recorded]
+    played = {
+        each.key: [play(each, make(each, seed), seed, parallel) for seed in range(seeds)]
+        for each in every
+    }
+    return summary(played, {each.key: len(each.configs) for each in every})

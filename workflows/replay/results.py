@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -72,9 +73,8 @@ def _check_combinations(where: str, values: Mapping[str, int]) -> None:
 def _names(given: list[str]) -> dict[str, str]:
     """Names without a meaning to a space, by the given ones."""
     plain = {name: "p_" + re.sub(r"\W", "_", name, flags=re.ASCII)[:40] for name in given}
-    taken = [*plain.values()]
-    twice = {name for name in taken if taken.count(name) > 1}
-    return {n: f"{p}_{i}" if p in twice else p for i, (n, p) in enumerate(plain.items())}
+    taken = Counter(plain.values())
+    return {n: f"{p}_{i}" if taken[p] > 1 else p for i, (n, p) in enumerate(plain.items())}
 
 
 def _column(cells: list[Any]) -> list[Any]:

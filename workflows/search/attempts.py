@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import queue
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from foundation.files import is_disk_full
@@ -78,7 +79,10 @@ class Attempts:
             outcome = self._launcher.run(spec, running.lease, self._stop, stop_rule)
         except Exception as error:  # the loop must know, or the lease is never released
             message = f"{type(error).__name__}: {error}"
-            lost = () if self._settled(spec.name) else running.lease.nodes
+            lost = running.lease.nodes
+            with suppress(Exception):
+                self._launcher.settle([spec.name])
+                lost = ()  # nothing is left of an attempt whose launcher failed half-way
             kind = Kind.DISK_FULL if is_disk_full(error) else Kind.LAUNCH_FAILURE
             outcome = Outcome(kind, message=message, lost_nodes=lost)
         outcome = self._without_room(outcome, spec)
@@ -102,11 +106,3 @@ class Attempts:
             return replace(outcome, kind=Kind.PREEMPTED, message=message, excused=True)
         silent = state is AllocationState.SILENT and outcome.kind is Kind.LAUNCH_FAILURE
         return replace(outcome, excused=True) if silent else outcome
-
-    def _settled(self, name: str) -> bool:
-        """Whether nothing is left of an attempt whose launcher failed half-way."""
-        try:
-            self._launcher.settle([name])
-        except Exception:
-            return False
-        return True

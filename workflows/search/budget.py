@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from analysis import Pricing  # scipy: half a second
 
 SMALL_GAINS = 3  # in a row, after which a search ends
-SUCCESSES = 8  # before which it does not, however small the gain
+SUCCESSES = 8  # before which it does not, however small the gain,
+LIKELY = 0.5  # while the next trial runs with this probability
 RECENT = 50  # successes that a trial's time is learnt from
 
 
@@ -43,6 +44,15 @@ class Budget:
     def of(cls, space: SearchSpace) -> Budget:
         budget = space.budget
         return cls(budget.trials, budget.wall_time_s, budget.node_hours, budget.expected_gain)
+
+    def after(self, probes: Run) -> Budget:
+        """The same without the time and the node-hours that probes took."""
+        left = self
+        if self.wall_time_s is not None:
+            left = replace(left, wall_time_s=self.wall_time_s - wall_time_s(probes, probes.last_t))
+        if self.node_hours is not None:
+            left = replace(left, node_hours=self.node_hours - probes.node_hours)
+        return left
 
     def spent(self, run: Run, now: float) -> str | None:
         """Why no further trial may start, or None while one may.
@@ -68,17 +78,17 @@ class Budget:
         """Why the next trial should not start although there is budget, or None if it should.
 
         One small expected gain may change with the next trial: only several in a row end a
-        search, and none before enough trials succeeded. Without ``gain`` it is unknown.
+        search, and none before enough trials succeeded, unless nothing else likely runs. Without
+        ``gain`` it is unknown.
         """
         before = [t.expected for t in run.trials.values() if not t.explores][1 - SMALL_GAINS :]
         gains = [e.get("gain", math.inf) for e in [*before, expected]]
-        if len(gains) < SMALL_GAINS or max(gains) >= self.expected_gain:
+        few = sum(t.ok for t in run.trials.values()) < SUCCESSES
+        early = few and expected.get("fits", 1.0) >= LIKELY
+        if early or len(gains) < SMALL_GAINS or max(gains) >= self.expected_gain:
             return None
-        if sum(t.ok for t in run.trials.values()) < SUCCESSES:
-            return None
-        gain = gains[-1]
         return (
-            f"another batch is expected to gain {100 * gain:.2g} %, less than "
+            f"another batch is expected to gain {100 * gains[-1]:.2g} %, less than "
             f"budget.expected_gain ({100 * self.expected_gain:.3g} %); "
             f"all untried configurations, {100 * expected['left']:.2g} %"
         )
@@ -92,8 +102,8 @@ def wall_time_s(run: Run, now: float) -> float:
 def node_hours(run: Run, now: float) -> float:
     """Node-hours that trials have held, the running ones up to ``now``."""
     done = sum(t.node_seconds for t in run.trials.values())
-    running = [(t.running, t) for t in run.trials.values()]
-    return (done + sum((now - a.started_t) * len(a.nodes) for a, _ in running if a)) / 3600
+    running = [attempt for t in run.trials.values() if (attempt := t.running)]
+    return (done + sum((now - a.started_t) * len(a.nodes) for a in running)) / 3600
 
 
 class NodeHours:
@@ -104,7 +114,7 @@ class NodeHours:
 
     def left(self, run: Run, now: float) -> float:
         """Node-hours that no trial has held so far."""
-        return float("inf") if self.limit is None else self.limit - node_hours(run, now)
+        return math.inf if self.limit is None else self.limit - node_hours(run, now)
 
     def affords(
         self, run: Run, now: float, started: Collection[int], config: Mapping[str, Any]
@@ -135,21 +145,20 @@ class NodeHours:
         success's time; before any, the timeout.
         """
         timeout_s = self._space.trial.timeout_s
-        done = [t for t in run.trials.values() if t.ok and t.measured][-RECENT:]
-        whole = [t.measured for t in done if t.measured]
-        predicted = self._predicted_s([*configs, *(t.config for t in done)])
+        done = [(t, m) for t in run.trials.values() if t.ok and (m := t.measured)][-RECENT:]
+        predicted = self._predicted_s([*configs, *(t.config for t, _ in done)])
         if predicted is None:
-            longest_s = max((one.elapsed_s for one in whole), default=timeout_s)
+            longest_s = max((measured.elapsed_s for _, measured in done), default=timeout_s)
             return [min(timeout_s, longest_s)] * len(configs)
         steps = self._space.trial.warmup_steps + self._space.trial.measured_steps
         scale, besides = 1.0, None
         if done:
             before = predicted[len(configs) :]
-            steps_s = [_step_time_s(t) or p for t, p in zip(done, before, strict=True)]
+            steps_s = [_step_time_s(t) or p for (t, _), p in zip(done, before, strict=True)]
             scale = statistics.median(s / p for s, p in zip(steps_s, before, strict=True))
             besides = StartUp.through(
-                (len(one.nodes), one.elapsed_s - steps * s)
-                for one, s in zip(whole, steps_s, strict=True)
+                (len(measured.nodes), measured.elapsed_s - steps * s)
+                for (_, measured), s in zip(done, steps_s, strict=True)
             )
         starts_s = [besides.seconds(self._space.num_nodes(c)) if besides else 0.0 for c in configs]
         ours = zip(starts_s, predicted[: len(configs)], strict=True)

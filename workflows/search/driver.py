@@ -95,7 +95,6 @@ class Driver:
 
     @property
     def state(self) -> Run:
-        """The run as the journal has it."""
         return self.journal.run
 
     # ---- from signal handlers and other threads ----
@@ -106,10 +105,7 @@ class Driver:
         self._attempts.wake()
 
     def stop(self, ending: Ending) -> None:
-        """Start nothing more and end running trials; they run again when the run is resumed.
-
-        The first of several calls gives the ending.
-        """
+        """Start nothing more and end running trials, which a resumed run repeats."""
         if not self.stopping:
             self._ending = ending
         self._attempts.stop()
@@ -156,9 +152,9 @@ class Driver:
         return ending
 
     def _open(self) -> None:
-        left_running = [(t, t.running) for t in self.state.trials.values() if t.running]
-        names = [attempt.name for _, attempt in left_running if attempt]
-        own = [name for name in names if self._is_own(name)]
+        trials = self.state.trials.values()
+        left_running = [(trial, attempt) for trial in trials if (attempt := trial.running)]
+        own = [attempt.name for _, attempt in left_running if self._is_own(attempt.name)]
         if self.state.trials and self.space.program.preload:
             own.append(self.factory.mark)  # of steps that outlived their trials
         opened = Opened(
@@ -173,14 +169,9 @@ class Driver:
         self._write(opened)
         self.launcher.settle(own)
         for trial, attempt in left_running:
-            if attempt:
-                self._end(
-                    trial.number,
-                    attempt.number,
-                    attempt.nodes,
-                    self._left_behind(trial.number, attempt.name),
-                )
-        for trial in self.state.trials.values():
+            outcome = self._left_behind(trial.number, attempt.name)
+            self._end(trial.number, attempt.number, attempt.nodes, outcome)
+        for trial in trials:
             if not trial.ended:
                 self._schedule.requeue(trial.number)
         self._early_stopping.update(self.state)
@@ -193,9 +184,8 @@ class Driver:
     def _left_behind(self, number: int, name: str) -> Outcome:
         """The outcome of an attempt whose driver was killed: its result if it has one."""
         outcome = Outcome.stated(self.folder.trial(number))
-        message = "its driver was killed"
-        if not self._is_own(name):
-            message = "it ran in the folder that this one is a copy of"
+        copied = "it ran in the folder that this one is a copy of"
+        message = "its driver was killed" if self._is_own(name) else copied
         # Not CANCELLED: a trial that kills its driver must not be tried for ever.
         return outcome or Outcome(Kind.PREEMPTED, message=message)
 
@@ -332,9 +322,5 @@ class Driver:
 
 def _reason(error: BaseException) -> str:
     """An error as the reason of a search's end, on one line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return (
-        f"nothing could be started: {text}"
-        if isinstance(error, LauncherError)
-        else f"error: {text}"
-    )
+    what = "nothing could be started" if isinstance(error, LauncherError) else "error"
+    return f"{what}: {' '.join(str(error).split()) or type(error).__name__}"

@@ -42,11 +42,9 @@ class EarlyStopping:
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
-        keys = [objective.key for objective in space.objectives]
         # With several objectives slow trials may be on the front.
-        self._applies = (
-            space.trial.early_stop and len(keys) == 1 and keys[0].split(".")[0] not in _NOT_PER_STEP
-        )
+        per_step = space.objective.key.split(".")[0] not in _NOT_PER_STEP
+        self._applies = space.trial.early_stop and not space.more_objectives and per_step
         # Replaced as a whole, so that threads see one or the other.
         self._incumbent: _Incumbent | None = None
 
@@ -99,9 +97,8 @@ class EarlyStopping:
             f"stopped early: {len(measured)} steps were {math.exp(behind):.2f}x as slow as the "
             f"best, trial {best.trial} (threshold {math.exp(threshold):.2f}x)"
         )
-        return EarlyStop(
-            message, StepLog.result(measured), max(0, left) * self._step_time_s(measured)
-        )
+        saved_s = max(0, left) * self._step_time_s(measured)
+        return EarlyStop(message, StepLog.result(measured), saved_s)
 
     def _log(self, value: float) -> float:
         return math.log(value) if self._space.objective.maximize else -math.log(value)

@@ -20,17 +20,12 @@ class LaunchFailures:
     """Failed launches since a trial last got its processes.
 
     Launches that were under way together fail together: they are one wave and count once.
-
-    Attributes:
-        wave: number of failed waves so far.
-        trials: trials whose launches failed since one succeeded.
-        resume_s: earliest time of the next launch, on the clock of ``now_s``.
     """
 
     def __init__(self) -> None:
-        self.wave = 0
-        self.trials: set[int] = set()
-        self.resume_s = -math.inf
+        self.wave = 0  # number of failed waves so far
+        self.trials: set[int] = set()  # whose launches failed since one succeeded
+        self.resume_s = -math.inf  # earliest time of the next launch, on the clock of ``now_s``
         self._in_a_row = 0
 
     def note(self, trial: int, kind: Kind, wave: int, now_s: float) -> bool:

@@ -4,37 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from analysis import Metrics, MissingMetricError
 from search_spaces import SearchSpace
 from workflows.search.throughput import completed, job_of
 
-
-class _Metrics:
-    """Reads the metrics from which an objective follows."""
-
-    def __init__(self, result: Mapping[str, Any], wanted: str) -> None:
-        self._result, self._wanted = result, wanted
-
-    def __call__(self, key: str) -> float:
-        return Metrics(self._result).required(key, self._wanted)
+_Reader = Callable[[str], float]  # of the metrics from which an objective follows
 
 
-def _node_seconds_per_token(of: _Metrics, space: SearchSpace, config: Mapping[str, Any]) -> float:
-    return space.num_nodes(config) / of("tokens_per_second")
-
-
-def _joules_per_token(of: _Metrics, space: SearchSpace, config: Mapping[str, Any]) -> float:
+def _joules_per_token(of: _Reader, space: SearchSpace, config: Mapping[str, Any]) -> float:
     """The energy is that of all measured steps; the batch differs between trials."""
     tokens_per_step = of("tokens_per_second") * of("step_time_s.median")
     return of("energy_joules") / (tokens_per_step * space.trial.measured_steps)
 
 
 # Objectives that no trainer needs to report.
-DERIVED: dict[str, Callable[[_Metrics, SearchSpace, Mapping[str, Any]], float]] = {
+DERIVED: dict[str, Callable[[_Reader, SearchSpace, Mapping[str, Any]], float]] = {
     "num_nodes": lambda of, space, config: space.num_nodes(config),
-    "node_seconds_per_token": _node_seconds_per_token,
+    "node_seconds_per_token": lambda of, space, config: (
+        space.num_nodes(config) / of("tokens_per_second")
+    ),
     "joules_per_token": _joules_per_token,
 }
 
@@ -51,7 +42,7 @@ def objective_values(
     found = {}
     for objective in space.objectives:
         key = objective.key
-        of = _Metrics(result, key)
+        of = partial(Metrics(result).required, wanted=key)
         try:
             found[key] = of(key)
         except MissingMetricError:

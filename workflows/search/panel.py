@@ -66,11 +66,10 @@ class Panel:
     def draw(self, driver: Driver) -> RenderableType:
         run, now = driver.state, driver.journal.clock()
         self._note_parameters(run)
-        facts = self._facts(driver, run, now)
         head = Table.grid(padding=(0, 1))
         head.add_column(width=LABEL, no_wrap=True)
         head.add_column(overflow="fold")
-        for label, text in facts:
+        for label, text in self._facts(driver, run, now):
             head.add_row(Text(label, style="bold"), text)
         used = len(self._console.render_lines(head, pad=False))
         room = max(FEWEST_ROWS, self._console.height - used - 3)
@@ -82,19 +81,20 @@ class Panel:
             f"{'maximize' if o.maximize else 'minimize'} {o.key}" for o in driver.space.objectives
         )
         rows = [("space", Text(f"{driver.space.name}{simulated}: {goals}"))]
-        best = run.best
-        if best is None:
-            rows.append(("best", Text("no success yet")))
-        else:
+        if best := run.best:
             times = len(best.measurements)
             words = f"{run.objectives_text(best)}, trial {best.number}"
             words += f", the median of {times}" if times > 1 else ""
             rows.append(("best", Text(words, style=f"bold {OK}")))
             rows.append(("", Text(self._config(best.config))))
-        if left := _left(run):
-            rows.append(("left", Text(left)))
-        if constant := self._constants():
-            rows.append(("constant", Text(constant, style="dim")))
+        else:
+            rows.append(("best", Text("no success yet")))
+        if left := [t.expected["left"] for t in run.trials.values() if "left" in t.expected]:
+            words = f"the model expects {100 * left[-1]:.2g} % more from measuring all the rest"
+            rows.append(("left", Text(words)))
+        constant = {n: v for n, v in self._first.items() if n not in self._varied}
+        if self._varied and constant:
+            rows.append(("constant", Text(config_text(constant), style="dim")))
         rows += [(label, Text(printable(t))) for label, t in run.front_lines()[: SHOWN_FRONT + 1]]
         rows.append(("trials", _counts(driver, run)))
         rows.append(("spent", Text(_spent(driver, run, now))))
@@ -156,19 +156,7 @@ class Panel:
     def _config(self, config: Mapping[str, Any]) -> str:
         """The parameters that vary between trials."""
         varied = {name: config.get(name) for name in self._first if name in self._varied}
-        return config_text(varied) if self._varied else config_text(config)
-
-    def _constants(self) -> str:
-        if not self._varied:
-            return ""
-        return config_text({n: v for n, v in self._first.items() if n not in self._varied})
-
-
-def _left(run: Run) -> str:
-    told = [t.expected for t in run.trials.values() if "left" in t.expected]
-    if not told:
-        return ""
-    return f"the model expects {100 * told[-1]['left']:.2g} % more from measuring all the rest"
+        return config_text(varied if self._varied else config)
 
 
 def _counts(driver: Driver, run: Run) -> Text:

@@ -20,6 +20,7 @@ from analysis import (
     Run,
     Started,
     Trial,
+    read_run,
     verdict_lines,
 )
 from foundation.messages import printable
@@ -50,8 +51,7 @@ def summary(run: Run, budget: Budget, now: float, alive: bool = True) -> list[tu
         ("trials", f"{len(ended)}{of} done, {running} {what}"),
         ("failed", f"{sum(failed.values())}" + (f" ({kinds})" if kinds else "")),
     ]
-    best = run.best
-    if best:
+    if best := run.best:
         rows.append(("best", f"{best.objective:.5g} {run.objective_key}, trial {best.number}"))
         rows.append(("", config_text(best.config)))
     else:
@@ -60,6 +60,10 @@ def summary(run: Run, budget: Budget, now: float, alive: bool = True) -> list[tu
     rows += verdict_lines(run)
     rows.append(("time", _spent(wall_time_s(run, now), budget.wall_time_s, clock_text)))
     rows.append(("node-hours", _spent(node_hours(run, now), budget.node_hours, "{:.3g}".format)))
+    if run.folder.probes.started:
+        probes = read_run(run.folder.probes.path)
+        ran = f"{sum(t.ok for t in probes.trials.values())} of {len(probes.trials)} ran"
+        rows.append(("probes", f"{ran}, {probes.node_hours:.3g} node-hours"))
     return rows
 
 
@@ -72,11 +76,8 @@ class Progress:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._live = (
-            Live(console=console, refresh_per_second=REFRESHED_PER_S)
-            if console.is_terminal
-            else None
-        )
+        live = Live(console=console, refresh_per_second=REFRESHED_PER_S)
+        self._live = live if console.is_terminal else None
         self._panel = Panel(console)
         self._due_s = 0.0  # time of the next drawing, which reads the whole run
         self._best: Trial | None = None
@@ -127,26 +128,21 @@ class Progress:
             )
             return
         spent, style = clock_text(attempt.elapsed_s), colour(attempt.kind)
-        if words := run.attempt_text(trial, attempt):
-            new = "  <- best" if self._is_best(run, trial) else ""
-            self.say(f"{what} {words}  {spent}{new}", style)
-        elif attempt.kind == "ok":
-            best = self._is_best(run, trial)
-            new = "  <- best" if best else "  <- front" if trial in run.front() else ""
-            self.say(f"{what} ok       {run.objectives_text(trial)}  {spent}{new}", style)
+        repeat = run.attempt_text(trial, attempt)
+        if repeat or attempt.kind == "ok":
+            words = repeat or f"ok       {run.objectives_text(trial)}"
+            note = "  <- best" if self._is_best(run, trial) else ""
+            if not note and not repeat and trial in run.front():
+                note = "  <- front"
         else:
-            again = "" if trial.ended else "  (will run again)"
+            note = "" if trial.ended else "  (will run again)"
             why = textwrap.shorten(attempt.message, SHOWN_MESSAGE, placeholder=" ...")
-            self.say(f"{what} {attempt.kind:8s} {why}  {spent}{again}", style)
+            words = f"{attempt.kind:8s} {why}"
+        self.say(f"{what} {words}  {spent}{note}", style)
 
     def _is_best(self, run: Run, trial: Trial) -> bool:
         """Whether a trial that has just ended is the best; reads the run only if it may be."""
-        known = self._best
-        if (
-            known is None
-            or known is trial
-            or not known.ok
-            or run.merits(trial) >= run.merits(known)
-        ):
+        best = self._best
+        if best is None or best is trial or not best.ok or run.merits(trial) >= run.merits(best):
             self._best = run.best
         return self._best is trial

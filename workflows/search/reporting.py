@@ -12,7 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -20,6 +20,8 @@ from analysis import RunFolder
 from foundation.python import module_argv
 from slurm import Launcher
 from workflows.search.stopping import CONTINUE, Ending
+
+SignalHandler = Callable[[int, FrameType | None], object]
 
 LONGEST_S = 600.0
 MARGIN_S = 20.0  # of the allocation, for the end of the job itself
@@ -39,17 +41,13 @@ def report_line(folder: RunFolder, launcher: Launcher, ending: Ending) -> str:
     if limit_s < SHORTEST_S:
         return f"no time is left for the report; {later}"
     argv = module_argv("workflows.search.reporting", str(folder.path), str(os.getpid()))
-    problem = run_bounded(argv, limit_s)
-    if problem:
+    if problem := run_bounded(argv, limit_s):
         return f"the report was not written ({problem}); {later}"
     return f"report: {folder.report / 'index.html'}"
 
 
 def run_bounded(argv: Sequence[str], limit_s: float) -> str:
-    """Run a command for at most ``limit_s``; why it failed, or "".
-
-    INT or TERM to this process kill the command only.
-    """
+    """Why a command failed, or ""; it is killed after ``limit_s``, or by this process's signals."""
     try:
         process = subprocess.Popen(
             argv,
@@ -61,7 +59,13 @@ def run_bounded(argv: Sequence[str], limit_s: float) -> str:
         )
     except OSError as error:
         return str(error)
-    with _killed_by_signals(process) as received:
+    received: list[signal.Signals] = []
+
+    def kill(number: int, _: FrameType | None) -> None:
+        received.append(signal.Signals(number))
+        process.kill()
+
+    with handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM), kill)):
         try:
             _, said = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
@@ -77,17 +81,11 @@ def run_bounded(argv: Sequence[str], limit_s: float) -> str:
 
 
 @contextmanager
-def _killed_by_signals(process: subprocess.Popen[str]) -> Iterator[list[signal.Signals]]:
-    """Let INT and TERM kill the process; yields the list of received signals."""
-    received: list[signal.Signals] = []
-
-    def kill(number: int, _: FrameType | None) -> None:
-        received.append(signal.Signals(number))
-        process.kill()
-
-    before = {number: signal.signal(number, kill) for number in (signal.SIGINT, signal.SIGTERM)}
+def handling(handlers: Mapping[signal.Signals, SignalHandler]) -> Iterator[None]:
+    """Signal handlers for the length of the context."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield received
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

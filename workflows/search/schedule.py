@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from analysis import Event, Journal, Run, Trial, next_repeat
@@ -17,30 +18,20 @@ from workflows.search.stopping import CONTINUE, DONE, Ending
 from workflows.search.trials import MAX_RETRIES, proposed
 
 
+@dataclass(eq=False)
 class Schedule:
-    """Chooses the next trial to start, and writes new ones to the journal, by ``write`` if given.
+    """Chooses the next trial to start, and writes new ones to the journal by ``_write``."""
 
-    Attributes:
-        too_wide: trials that need more nodes than are left of this allocation.
-    """
+    _space: SearchSpace
+    _journal: Journal
+    _pool: NodePool
+    _policy: Policy
+    _budget: Budget
+    _write: Callable[[Event], None]
 
-    def __init__(
-        self,
-        space: SearchSpace,
-        journal: Journal,
-        pool: NodePool,
-        policy: Policy,
-        budget: Budget,
-        write: Callable[[Event], None] | None = None,
-    ) -> None:
-        self.too_wide: set[int] = set()
-        self._space = space
-        self._journal = journal
-        self._write = write or journal.write
-        self._pool = pool
-        self._policy = policy
-        self._budget = budget
-        self._node_hours = NodeHours(space, budget.node_hours)
+    def __post_init__(self) -> None:
+        self.too_wide: set[int] = set()  # need more nodes than are left of this allocation
+        self._node_hours = NodeHours(self._space, self._budget.node_hours)
         self._requeued: deque[int] = deque()
         self._search_ended: Ending | None = None  # nothing new is proposed; repeats may be left
 
@@ -64,16 +55,14 @@ class Schedule:
         if again is not None:
             return again
         chosen = self._search_ended or self._propose(started)
-        if isinstance(chosen, Ending):
-            again = self._again(started, last)
+        if not isinstance(chosen, Ending):
+            return chosen
+        again = self._again(started, last)
+        if again is None and chosen.code == DONE:
+            again = self.next_repeat(started)
             if again is not None:
-                return again
-        if isinstance(chosen, Ending) and chosen.code == DONE:
-            repeated = self.next_repeat(started)
-            if repeated is not None:
                 self._search_ended = chosen  # a repeat's result does not reopen the search
-                return repeated
-        return chosen
+        return chosen if again is None else again
 
     def _again(self, started: Collection[int], among: Collection[int]) -> int | None:
         """The first requeued trial that can be started; too wide ones are put aside."""

@@ -15,8 +15,8 @@ _FOR_A_WHILE = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)
 class Screen:
     """A text file whose write errors are not raised.
 
-    After a temporary error (a full disk) the text is written later. Once the reader is gone
-    (``| head -1``, a closed terminal) output is discarded, and standard error says so.
+    After a temporary one (a full disk) the text is written later; once the reader is gone
+    (``| head -1``), output is discarded, and standard error says so.
     """
 
     def __init__(self, file: IO[str]) -> None:

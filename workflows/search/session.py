@@ -8,25 +8,16 @@ import signal
 import sys
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.text import Text
 
-from analysis import (
-    Identity,
-    Journal,
-    Pricing,
-    Run,
-    RunFolder,
-    Trial,
-    read_run,
-    verdict_lines,
-)
+from analysis import Identity, Journal, Pricing, Run, RunFolder, Trial, read_run, verdict_lines
 from foundation.messages import printable
 from foundation.quantities import config_text, counted
 from search_spaces import SearchSpace
@@ -36,7 +27,7 @@ from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
 from workflows.search.budget import Budget
 from workflows.search.driver import Driver, Listener
 from workflows.search.progress import Progress
-from workflows.search.reporting import report_line
+from workflows.search.reporting import handling, report_line
 from workflows.search.screen import Screen
 from workflows.search.stopping import CONTINUE, INTERRUPTED, Ending
 from workflows.search.trials import TrialFactory, data_prefix, make_data
@@ -54,9 +45,14 @@ class Search:
     policy: str = DEFAULT  # the name of what chooses; see ``workflows.optimizer.registry``
     pricing: Pricing | None = None  # replaces the space's own prices
     budget: Budget | None = None  # default: the space's
+    only: Sequence[Mapping[str, Any]] | None = None  # the configurations to try; default: all
 
     def make_policy(self, seed: int) -> Policy:
-        return make_policy(self.space, seed, self.policy, pricing=self.pricing)
+        pricing = self.pricing
+        if self.folder.probes.started:
+            pricing = pricing or Pricing.of(self.space)
+            pricing = pricing and pricing.probed(self.folder)
+        return make_policy(self.space, seed, self.policy, pricing=pricing, only=self.only)
 
     def make_factory(self, identity: Identity | None) -> TrialFactory:
         """A trial factory, whose steps and processes have names that no other run has."""
@@ -80,8 +76,7 @@ class Search:
 def run_session(search: Search, flags: str = "", report: bool = True) -> int:
     """Search until an ending, write the report if nothing is left, and return the exit code.
 
-    Progress goes to the terminal, and Ctrl-C stops the search cleanly. ``flags`` are the options
-    of the command that resumes the run, besides the space.
+    ``flags`` are the options of the command that resumes the run, besides the space.
     """
     screen = Screen(sys.stdout)
     console = Console(file=cast(IO[str], screen))
@@ -93,7 +88,8 @@ def run_session(search: Search, flags: str = "", report: bool = True) -> int:
             driver = stack.enter_context(open_driver(search, progress))
         with progress, stop_on_signals(driver, progress):
             ending = driver.run()
-        console.print(Text(printable(_summary(driver, ending, flags))), soft_wrap=True)
+        text = f"ended: {ending.reason}" if search.only else _summary(driver, ending, flags)
+        console.print(Text(printable(text)), soft_wrap=True)
     if report:
         with console.status("writing the report"):
             line = report_line(search.folder, search.launcher, ending)
@@ -123,6 +119,9 @@ def open_driver(search: Search, listen: Listener) -> Iterator[Driver]:
         if data and not launcher.simulated:
             make_data(data)
         seed = journal.run.seed if search.seed is None else search.seed
+        budget = search.budget or Budget.of(space)
+        if folder.probes.started:
+            budget = budget.after(read_run(folder.probes.path))
         # A simulated run shares its cluster with nobody, and equal seeds give equal journals.
         identity = None if launcher.simulated else Identity.of(folder.path, journal.run.identity)
         yield Driver(
@@ -132,7 +131,7 @@ def open_driver(search: Search, listen: Listener) -> Iterator[Driver]:
             launcher=launcher,
             policy=search.make_policy(seed),
             factory=search.make_factory(identity),
-            budget=search.budget or Budget.of(space),
+            budget=budget,
             seed=seed,
             listen=listen,
             identity=identity,
@@ -156,7 +155,7 @@ def dry_run(search: Search) -> Iterator[str]:
     for count in range(DRY_RUN_TRIALS):
         proposal = policy.propose(run, pool.size)
         if proposal is None:
-            if count == 0:
+            if not count:
                 _refuse_too_few_nodes(search, policy, run)
             yield f"# no further configuration is left for {nodes}"
             break
@@ -170,11 +169,9 @@ def dry_run(search: Search) -> Iterator[str]:
 
 def _refuse_narrow_launcher(search: Search) -> None:
     """Raise if no trial of a new run could ever start; one that has begun may wait for nodes."""
-    folder = search.folder
-    if folder.started and read_run(folder.path).trials:
-        return
-    nodes = len(search.launcher.nodes())
-    if search.space.widths[-1] <= nodes:
+    folder, nodes = search.folder, len(search.launcher.nodes())
+    begun = folder.started and read_run(folder.path).trials
+    if begun or search.space.widths[-1] <= nodes:
         return
     policy = search.make_policy(0)  # the driver's own is another: a proposal leaves traces
     run = Run(folder.path)
@@ -219,30 +216,20 @@ def stop_on_signals(driver: Driver, progress: Progress) -> Iterator[None]:
         driver.drain(Ending("the allocation ends", CONTINUE))
         say("the allocation ends soon: no further trial is started")
 
-    handlers = {signal.SIGINT: stop, signal.SIGTERM: stop, signal.SIGUSR1: drain}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
+    with handling({signal.SIGINT: stop, signal.SIGTERM: stop, signal.SIGUSR1: drain}):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _summary(driver: Driver, ending: Ending, flags: str) -> str:
     """The lines after a search: why it ended, the best trial, and how to resume it."""
-    best = driver.state.best
-    text = f"ended: {ending.reason}"
-    if best:
-        text += (
-            f"\nbest: {best.objective:.5g} {driver.state.objective_key}, trial {best.number}: "
-            f"{config_text(best.config)}"
-        )
-    for label, line in driver.state.front_lines():
-        text += f"\n{label + ':' if label else ' '} {line}"
-    asked = driver.space.finalists.confidence
-    for label, line in verdict_lines(driver.state, asked):
-        text += f"\n{label}: {line}"
+    run = driver.state
+    rows = [("ended", ending.reason)]
+    if best := run.best:
+        words = f"{best.objective:.5g} {run.objective_key}, trial {best.number}"
+        rows.append(("best", f"{words}: {config_text(best.config)}"))
+    rows += run.front_lines()
+    rows += verdict_lines(run, driver.space.finalists.confidence)
     if ending.code in (CONTINUE, INTERRUPTED):
         space_file = shlex.quote(str(driver.folder.space_file))
-        text += f"\nresume with: meshtune search {space_file}{flags}"
-    return text
+        rows.append(("resume with", f"meshtune search {space_file}{flags}"))
+    return "\n".join(f"{label + ':' if label else ' '} {text}" for label, text in rows)

@@ -36,11 +36,9 @@ class RepeatedFailures:
         self._latest.append(kind)
         broken = [kind for kind in self._latest if kind.row.stops_search]
         launches = sum(not kind.observed for kind in broken)
-        if len(broken) < MAX_IN_A_ROW:
-            return None
         never = not any(t.ok for t in run.trials.values())
         # A failed launch is not about its trial: after eight in a row none will start.
-        if not never and launches < MAX_IN_A_ROW:
+        if len(broken) < MAX_IN_A_ROW or not (never or launches == MAX_IN_A_ROW):
             return None
         how = "crashed or could not start" if launches else "crashed"
         how = "could not start" if launches == MAX_IN_A_ROW else how

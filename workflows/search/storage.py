@@ -38,6 +38,7 @@ class Storage:
         while True:
             try:
                 result = write()
+                break
             except OSError as error:
                 if not is_disk_full(error):
                     raise
@@ -49,10 +50,9 @@ class Storage:
                     if time.monotonic() - stops_s > _PATIENCE_S:
                         raise NoRoomError(f"no room to write what has happened: {error}") from None
                 time.sleep(_TRY_AGAIN_S)
-                continue
-            if waits:
-                self._tell("the disk has room again, the search continues")
-            return result
+        if waits:
+            self._tell("the disk has room again, the search continues")
+        return result
 
 
 def no_room(directory: Path) -> str:

@@ -8,8 +8,10 @@ recomputing looks faster; here a step's FLOPs are ``trainer.plan.flops.model_flo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from operator import truediv
 from typing import Any
 
 from analysis import Metrics
@@ -65,19 +67,18 @@ def job_of(space: SearchSpace, config: Mapping[str, Any]) -> Job | None:
 
 def step_time_s(job: Job, result: Mapping[str, Any]) -> tuple[float, str] | None:
     """Seconds of a step, and the key that they follow from; None if there is none."""
-    metrics = Metrics(result)
-    for key in ("step_time_s.median", "step_time_s"):
-        if (seconds := metrics.get(key)) is not None and 0 < seconds < math.inf:
-            return seconds, key
-    if (rate := metrics.get("steps_per_second")) is not None and 0 < rate < math.inf:
-        return 1 / rate, "steps_per_second"
-    if (seconds := metrics.get("micro_batch_time_s")) is not None and 0 < seconds < math.inf:
-        return seconds * job.micro_batches, "micro_batch_time_s"
     one = job.rates(1.0)
-    for key in _RATES:
-        rate = metrics.get(key)
-        if key in one and rate is not None and 0 < rate < math.inf:
-            return one[key] / rate, key
+    follows: dict[str, Callable[[float], float]] = {
+        "step_time_s.median": lambda seconds: seconds,
+        "step_time_s": lambda seconds: seconds,
+        "steps_per_second": lambda rate: 1 / rate,
+        "micro_batch_time_s": lambda seconds: seconds * job.micro_batches,
+        **{key: partial(truediv, one[key]) for key in _RATES if key in one},
+    }
+    for key, seconds_of in follows.items():
+        value = Metrics(result).get(key)
+        if value is not None and 0 < value < math.inf:
+            return seconds_of(value), key
     return None
 
 
@@ -92,15 +93,14 @@ def completed(job: Job | None, result: Mapping[str, Any]) -> dict[str, Any]:
     if job is None or found is None:
         return whole
     rates = job.rates(found[0])
-    if job.model is not None:
+    if "tflops_per_gpu" in rates:
         if (reported := Metrics(result).get("tflops_per_gpu")) is not None:
             whole["reported_tflops_per_gpu"] = reported
         whole["tflops_per_gpu"] = rates["tflops_per_gpu"]
     for key in _RATES[:-1]:
         if key in rates:
             whole.setdefault(key, rates[key])
-    whole.setdefault("step_time_s", {"median": rates["step_time_s.median"]})
-    if Metrics(whole).get("step_time_s") is not None:
+    if "step_time_s" not in whole or Metrics(whole).get("step_time_s") is not None:
         whole["step_time_s"] = {"median": rates["step_time_s.median"]}
     return whole
 

@@ -8,26 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from analysis import (
-    Ended,
-    Metrics,
-    MissingMetricError,
-    Proposed,
-    Run,
-    RunFolder,
-    StartUp,
-    Trial,
-)
+from analysis import Ended, Metrics, MissingMetricError, Proposed, Run, RunFolder, StartUp, Trial
 from search_spaces import SearchSpace
-from slurm import (
-    BLAMELESS,
-    Kept,
-    Kind,
-    Outcome,
-    ResultSource,
-    TrialSpec,
-    clear_attempt,
-)
+from slurm import BLAMELESS, Kept, Kind, Outcome, ResultSource, TrialSpec, clear_attempt
 from trainer.plan.limits import ConfigError
 from workflows.optimizer.policy import Proposal
 from workflows.search.objectives import objective_values
@@ -51,9 +34,6 @@ class TrialFactory:
     folder: RunFolder
     run_id: str
     data: str | None
-
-    def name(self, number: int, attempt: int) -> str:
-        return f"{self.run_id}-{number:04d}-{attempt}"
 
     @property
     def mark(self) -> str:
@@ -79,21 +59,19 @@ class TrialFactory:
         """
         spec = self.spec(number, attempt, config)
         clear_attempt(spec.directory)
-        files: dict[str, Any] = {
-            "trial.json": {
-                "name": spec.name,
-                "config": dict(config),
-                "argv": list(spec.argv),
-                "num_nodes": spec.num_nodes,
-                "ranks_per_node": spec.ranks_per_node,
-                "env": dict(spec.env),
-                **({"log": asdict(spec.result.log)} if spec.result.log else {}),
-                **({"workdir": str(spec.workdir)} if spec.workdir else {}),
-            }
-        }
-        files["config.json"] = self.space.train_config(config, self.data)
         texts = self.space.files(config, spec.directory)
-        files["trial.json"] |= {"files": dict(texts)} if texts else {}
+        trial = {
+            "name": spec.name,
+            "config": dict(config),
+            "argv": list(spec.argv),
+            "num_nodes": spec.num_nodes,
+            "ranks_per_node": spec.ranks_per_node,
+            "env": dict(spec.env),
+            **({"log": asdict(spec.result.log)} if spec.result.log else {}),
+            **({"workdir": str(spec.workdir)} if spec.workdir else {}),
+            **({"files": dict(texts)} if texts else {}),
+        }
+        files = {"trial.json": trial, "config.json": self.space.train_config(config, self.data)}
         self.folder.write_trial(number, files, texts)
         return spec
 
@@ -102,7 +80,7 @@ class TrialFactory:
         directory = self.folder.trial(number)
         trial = self.space.trial
         return TrialSpec(
-            name=self.name(number, attempt),
+            name=f"{self.run_id}-{number:04d}-{attempt}",
             directory=directory,
             argv=self.space.command(config, directory),
             num_nodes=self.space.num_nodes(config),

@@ -48,22 +48,22 @@ def _duration(text: str) -> float:
     return seconds(float(text) if text.isdecimal() else text)
 
 
-# Key: the record's field, and the reader of its value.
-_CLUSTER: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "nodes": ("nodes", _count),
-    "seed": ("seed", _seed),
-    "start_up": ("start_up_s", _duration),
-    "noise": ("noise", _rate),
-    "node_noise": ("node_noise", _rate),
-    "crash": ("crash", _share),
-    "hang": ("hang", _share),
-    "launch_failure": ("launch_failure", _share),
-    "node_failures_per_day": ("node_failures_per_day", _rate),
-    "repair": ("repair_s", _duration),
-    "time": ("time_s", _duration),
-    "max_concurrent": ("max_concurrent", _count),
-}
 _TRUTH = ("model_error", "misfit")  # distance from the cost model
+_READERS: dict[str, Callable[[str], Any]] = {
+    "nodes": _count,
+    "seed": _seed,
+    "start_up": _duration,
+    "noise": _rate,
+    "node_noise": _rate,
+    "crash": _share,
+    "hang": _share,
+    "launch_failure": _share,
+    "node_failures_per_day": _rate,
+    "repair": _duration,
+    "time": _duration,
+    "max_concurrent": _count,
+    **dict.fromkeys(_TRUTH, _rate),
+}
 
 
 def parse_options(space: SearchSpace, text: str) -> tuple[SimulatedCluster, dict[str, float]]:
@@ -77,21 +77,17 @@ def parse_options(space: SearchSpace, text: str) -> tuple[SimulatedCluster, dict
     most = DEFAULT_TRIALS * space.widths[-1]
     nodes = min(known or most, most)
     fields: dict[str, Any] = {"nodes": nodes, "start_up_s": StartUp.expected(space).base_s}
-    truth = dict.fromkeys(_TRUTH, 0.0)
+    fields |= dict.fromkeys(_TRUTH, 0.0)
     for item in filter(None, text.split(",")):
         key, _, value = item.partition("=")
-        if key not in (*_CLUSTER, *_TRUTH):
-            keys = [*_CLUSTER, *_TRUTH]
+        if key not in _READERS:
             raise SimulationError(
-                f"--simulate {item}: accepted KEY=VALUE,... with {', '.join(keys)}"
-                f"{nearest(key, keys)}"
+                f"--simulate {item}: accepted KEY=VALUE,... with {', '.join(_READERS)}"
+                f"{nearest(key, [*_READERS])}"
             )
         try:
-            if key in _TRUTH:
-                truth[key] = _rate(value)
-            else:
-                field, read = _CLUSTER[key]
-                fields[field] = read(value)
+            fields[f"{key}_s" if _READERS[key] is _duration else key] = _READERS[key](value)
         except ValueError as mistake:
             raise SimulationError(f"--simulate {item}: {mistake}") from mistake
+    truth = {key: fields.pop(key) for key in _TRUTH}
     return SimulatedCluster(**fields), truth

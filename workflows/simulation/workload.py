@@ -14,7 +14,7 @@ from analysis import MissingMetricError
 from search_spaces import SearchSpace, ValidConfigs
 from slurm import Price, SimulatedLauncher
 from trainer.plan.fields import Recompute
-from trainer.plan.flops import hardware_flops, model_flops
+from trainer.plan.flops import executed_flops, model_flops
 from workflows.search.objectives import objective_values
 from workflows.simulation.options import SimulationError, parse_options
 
@@ -88,11 +88,15 @@ class SpaceWorkload:
         recompute: Any = facts.get("recompute", "none")
         if recompute not in get_args(Recompute):  # a value of a user's own trainer
             recompute = "none"
+        builtin = self._space.trainer.builtin is not None
+        split = any(int(facts.get(axis, 1)) > 1 for axis in ("cp", "gx", "gy", "gz"))
+        every = int(facts.get("recompute_every", 1)) if builtin else 1
+        executed = executed_flops(self._model, batch, recompute, builtin and not split, every)
         tera_per_gpu = 1e12 * median_s * gpus
         tokens_per_second = batch * self._model.seq_length / median_s
         return {
             "tflops_per_gpu": model_flops(self._model, batch) / tera_per_gpu,
-            "hardware_tflops_per_gpu": hardware_flops(self._model, batch, recompute) / tera_per_gpu,
+            "hardware_tflops_per_gpu": executed / tera_per_gpu,
             "tokens_per_second": tokens_per_second,
             "tokens_per_second_per_gpu": tokens_per_second / gpus,
             "samples_per_second": batch / median_s,
@@ -113,9 +117,9 @@ class _Misfit:
         self._logs = {}
         for parameter in varied:
             chance = random.Random(f"{seed}/{parameter.name}")
+            each = spread / math.sqrt(len(varied))
             for value in parameter.values:
-                log = chance.gauss(0.0, spread / math.sqrt(len(varied)))
-                self._logs[parameter.name, value] = log
+                self._logs[parameter.name, value] = chance.gauss(0.0, each)
 
     def factor(self, config: Mapping[str, Any]) -> float:
         return math.exp(sum(self._logs.get(item, 0.0) for item in config.items()))
@@ -126,8 +130,8 @@ def simulated_launcher(
 ) -> SimulatedLauncher:
     """The launcher of ``--simulate TEXT``; docs/guide/simulate.md lists the keys.
 
-    The session begins at the virtual time ``start``, seconds since the epoch. ``answers`` default
-    to the cost model's.
+    ``start`` is the virtual time in seconds since the epoch; ``answers`` default to the cost
+    model's.
 
     Raises SimulationError for an unknown key or a value that does not fit it; if the cost model
     cannot price the space, or does not say what it seeks; if nothing would ever end the search.
@@ -158,10 +162,9 @@ def _try_prices(space: SearchSpace, answers: Answers) -> None:
     """Raise before the search if some configurations need a fact that is missing."""
     drawn = ValidConfigs(space).sample(TRIED, np.random.default_rng(0))
     columns = {name: column.tolist() for name, column in space.raw_columns(drawn).items()}
+    rows = zip(*columns.values(), strict=True)
     try:
-        answers(
-            [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        )
+        answers([dict(zip(columns, row, strict=True)) for row in rows])
     except ValueError as problem:
         raise SimulationError(f"{space.file}: cannot be simulated: {problem}") from problem
 

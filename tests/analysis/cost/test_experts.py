@@ -54,6 +54,14 @@ def model(cluster: str = "dgx_h100") -> CostModel:
     return CostModel(Cluster.named(cluster), MEGATRON_BRIDGE)
 
 
+def test_groups_of_experts_have_communicators_of_their_own() -> None:
+    outside = memory(plan(tp=2, ep=[1, 8, 16], etp=1), MEGATRON_BRIDGE, MemoryConstants()).framework
+    # Experts over none, beside 32 holders; over 8, beside 4; over 16, beside 2.
+    dense = memory(plan(tp=2, ep=32, etp=1), MEGATRON_BRIDGE, MemoryConstants()).framework
+    communicator = MemoryConstants().communicator_bytes
+    np.testing.assert_allclose(outside - dense, np.array([0, 1, 1]) * communicator)
+
+
 def test_expert_ranks_come_out_of_those_of_data_parallelism() -> None:
     found = plan(ep=[1, 8, 16])
     assert [*found.layout.world_size] == [64.0] * 3

@@ -16,7 +16,7 @@ from search_spaces.cluster import Cluster
 from search_spaces.known import framework_named
 from search_spaces.shipped import SHIPPED
 from trainer.plan.axes.grid import gy_exchanges, gz_exchanges
-from trainer.plan.jobs import FULL, Jobs, jobs
+from trainer.plan.jobs import FULL, SELECTIVE, Jobs, jobs
 from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import layer_matrices
 
@@ -72,6 +72,18 @@ def test_the_grids_first_axis_alone_costs_what_tensor_parallelism_does() -> None
     plain = jobs({"tp": 4, "dp": 8, "pp": 1, "mbs": 1, "gas": 4, "zero_stage": 1}, MODEL)
     sent = (*gy_exchanges(plain, MESHTUNE), *gz_exchanges(plain, MESHTUNE))
     assert [one.sent_bytes for one in sent] == [0] * len(sent)
+
+
+def test_a_grid_repeats_attention_where_tensor_parallelism_keeps_products() -> None:
+    either = grid_jobs(recompute=SELECTIVE, on_grid=True)
+    plain = grid_jobs(recompute=SELECTIVE)
+    alone = (plain.layout.gy * plain.layout.gz == 1) & (plain.layout.tp > 1)
+    model = CostModel(Cluster.named("frontier"), MESHTUNE)
+    on_grid, as_tensor = (model.predict(of[alone]) for of in (either, plain))
+    assert (on_grid.memory.activations > as_tensor.memory.activations).all()
+    of_all_ranks = on_grid.time.recompute * plain.layout.tp[alone]  # attention is split whole
+    np.testing.assert_allclose(of_all_ranks, of_all_ranks[0])
+    assert as_tensor.time.recompute[-1] > 2 * on_grid.time.recompute[-1]
 
 
 def test_a_searched_grid_is_priced_and_its_axes_change_the_price() -> None:

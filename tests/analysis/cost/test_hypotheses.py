@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.cost.hypotheses import NAMED, hypotheses, log_probability, reweighed
+from analysis.cost.hypotheses import Doubts, Hypothesis
 from analysis.cost.memory import MemoryConstants, reported
 from analysis.cost.memory_fit import MemoryModel
-from search_spaces.frameworks import Framework
+from analysis.cost.model import CostModel, Measurements
+from analysis.cost.time_constants import TimeConstants
+from search_spaces import load_space
+from search_spaces.frameworks import Framework, StatedHabits
 from search_spaces.known import FRAMEWORKS, framework_named
 from trainer.plan.jobs import Jobs, jobs
 
@@ -46,28 +49,48 @@ def evidence(framework: Framework, of: Jobs) -> tuple[np.ndarray, np.ndarray]:
     return np.where(failed, np.nan, peaks), failed
 
 
-def test_a_named_framework_has_most_of_the_weight_and_an_unknown_one_none() -> None:
-    for name in ("nanotron", "in-house"):
-        found = hypotheses(framework_named(name))
-        assert sum(weight for _, weight in found) == pytest.approx(1)
-        own = [weight for habits, weight in found if habits == framework_named(name)]
-        assert own == ([NAMED] if name == "nanotron" else [])
-    unknown = hypotheses(framework_named("in-house"))
-    assert {habits.gradient_bytes for habits, _ in unknown} == {2, 4}
-    assert {habits.name for habits, _ in unknown} == {name for name, known in FRAMEWORKS.items()}
+def before(name: str) -> MemoryModel:
+    """Memory of a framework before any trial."""
+    return MemoryModel().supposing(Doubts(framework_named(name)))
 
 
-def test_records_count_equally_and_those_before_fused_attention_hardly_for_attention() -> None:
-    shares = dict.fromkeys(FRAMEWORKS, 0.0)
-    writing = dict.fromkeys(FRAMEWORKS, 0.0)
-    for habits, weight in hypotheses(framework_named("in-house")):
-        shares[habits.name] += weight
-        writing[habits.name] += weight * (not habits.flash_attention)
-    assert [*shares.values()] == pytest.approx([1 / len(FRAMEWORKS)] * len(FRAMEWORKS))
-    assert [share > 0 for share in writing.values()] == [
-        not record.flash_attention for record in FRAMEWORKS.values()
+def share(model: MemoryModel, **habits: object) -> float:
+    """Weight of the hypotheses that have some habits."""
+    right = [
+        one.weight
+        for one in model.habits
+        if all(getattr(one.framework, name) == value for name, value in habits.items())
     ]
-    assert 0 < sum(writing.values()) < 0.15
+    return sum(right)
+
+
+@pytest.mark.parametrize("name", ["nanotron", "in-house"])
+def test_hypotheses_are_a_handful_whose_weights_are_probabilities(name: str) -> None:
+    habits = before(name).habits
+    assert sum(one.weight for one in habits) == pytest.approx(1)
+    assert len(habits) <= 16 and habits[0].weight == max(one.weight for one in habits)
+    assert {one.framework.name for one in habits} == {name}  # it is itself, with other habits
+
+
+def test_a_named_framework_is_likely_as_its_record_says_and_never_surely() -> None:
+    named = framework_named("nanotron")
+    own = share(before("nanotron"), **{name: getattr(named, name) for name in Doubts(named).values})
+    assert 0.5 < own < 0.95
+    assert share(before("in-house"), gradient_bytes=2) > 0.1
+    assert share(before("in-house"), gradient_bytes=4) > 0.1
+
+
+def test_records_of_before_fused_attention_are_no_evidence_against_it() -> None:
+    assert 0 < share(before("in-house"), flash_attention=False) < 0.15
+    assert share(before("megatron-lm-v3"), flash_attention=False) > 0.8  # where it is named
+
+
+@pytest.mark.parametrize("base", ["nanotron", "in-house"])
+def test_what_is_stated_holds_in_every_hypothesis(base: str) -> None:
+    said = StatedHabits(base=base, gradient_bytes=2, flash_attention=False)
+    start = MemoryModel().supposing(Doubts(framework_named(said)))
+    assert share(start, gradient_bytes=2, flash_attention=False) == pytest.approx(1)
+    assert len(start.habits) > 4  # the rest is as doubtful as it was
 
 
 def test_one_peak_above_all_expectations_does_not_prove_that_scores_are_written(
@@ -80,11 +103,8 @@ def test_one_peak_above_all_expectations_does_not_prove_that_scores_are_written(
         (tried.layout.tp == 4) & (tried.layout.pp == 1) & (tried.layout.mbs == 1)
     )
     never = np.zeros(1, dtype=bool)
-    told = MemoryModel(habits=hypotheses(habits)).calibrated(
-        tried[split], habits, peaks[split], never, LIMIT
-    )
-    fused = sum(weight for one, weight in told.habits if one.flash_attention)
-    assert fused > 0.5
+    told = before("in-house").calibrated(tried[split], habits, peaks[split], never, LIMIT)
+    assert share(told, flash_attention=True) > 0.5
 
 
 @pytest.mark.parametrize("named", ["megatron-lm", "in-house"])
@@ -94,54 +114,102 @@ def test_habits_that_differ_from_the_record_are_learnt_from_a_dozen_trials(
     """The framework keeps gradients of 16 bits where its record, if it has one, says 32."""
     peaks, failed = evidence(LEAN, tried)
     habits = framework_named(named)
-    start = MemoryModel(habits=hypotheses(habits))
     some = np.random.default_rng(0).permutation(len(tried))[:12]
-    told = start.calibrated(tried[some], habits, peaks[some], failed[some], LIMIT)
+    told = before(named).calibrated(tried[some], habits, peaks[some], failed[some], LIMIT)
     sure = MemoryModel().calibrated(tried[some], habits, peaks[some], failed[some], LIMIT)
     off, off_before = (
         np.abs(np.log(model.peak_bytes(tried, habits) / peaks))[~failed].max()
         for model in (told, sure)
     )
     assert off < 0.1 < off_before
-    assert told.habits[0][0].gradient_bytes == 2
+    assert told.habits[0].framework.gradient_bytes == 2
     fits = told.fits(tried, habits, LIMIT)
     knowing = MemoryModel().fits(tried, LEAN, LIMIT)  # what is outside the allocator counts, too
     assert ((fits > 0.5) == (knowing > 0.5)).mean() > 0.95
     assert np.abs(fits - knowing).mean() < 0.01
 
 
-def test_a_search_is_less_sure_of_what_just_fits_than_the_formulas_are(tried: Jobs) -> None:
-    sure = MemoryModel().fits(tried, LEAN, LIMIT)
-    doubtful = MemoryModel().supposing(((LEAN, 1.0),)).fits(tried, LEAN, LIMIT)
-    near = (sure > 0.6) & (sure < 0.99)
-    assert near.any() and (doubtful[near] < sure[near]).all()
-    far = (sure < 1e-9) | (sure > 1 - 1e-9)
-    assert far.any() and doubtful[far] == pytest.approx(sure[far], abs=0.01)
+def test_a_program_that_differs_from_its_record_in_two_habits_is_found(tried: Jobs) -> None:
+    """No record, nor one with the other gradients, is like it: whole records cannot name it."""
+    odd = FRAMEWORKS["megatron-lm"].with_habits(gradient_bytes=2, logits_bytes=12, logit_copies=2)
+    peaks, failed = evidence(odd, tried)
+    named = framework_named("megatron-lm")
+    some = np.random.default_rng(1).permutation(len(tried))[:12]
+    told = before("megatron-lm").calibrated(tried[some], named, peaks[some], failed[some], LIMIT)
+    off = np.abs(np.log(told.peak_bytes(tried, named) / peaks))[~failed]
+    assert np.median(off) < 0.02 and off.max() < 0.08
+
+
+def test_outcomes_without_a_peak_are_evidence(tried: Jobs) -> None:
+    """Runs that only halved gradients let fit, and that reported nothing."""
+    lean, plain = (
+        MemoryModel().fits(tried, one, LIMIT) for one in (LEAN, FRAMEWORKS["megatron-lm"])
+    )
+    disputed = np.argsort(plain - lean)[:3]
+    assert (lean - plain)[disputed].min() > 0.25
+    named, start = FRAMEWORKS["megatron-lm"], before("megatron-lm")
+    nothing = np.full(3, np.nan)
+    ran, failed = np.zeros(3, dtype=bool), np.ones(3, dtype=bool)
+    for outcome, more in ((ran, True), (failed, False)):
+        told = start.calibrated(tried[disputed], named, nothing, outcome, LIMIT)
+        assert (share(told, gradient_bytes=2) > share(start, gradient_bytes=2)) == more
+        assert (told.fits(tried, named, LIMIT) > start.fits(tried, named, LIMIT))[
+            disputed
+        ].all() == more
+
+
+def test_one_failure_blinds_the_search_to_nothing_that_was_surer(tried: Jobs) -> None:
+    named, start = framework_named("in-house"), before("in-house")
+    fits = start.fits(tried, named, LIMIT)
+    unlucky = np.flatnonzero((fits > 0.8) & (fits < 0.95))
+    assert len(unlucky)
+    for row in unlucky:
+        told = start.calibrated(tried[[row]], named, np.array([np.nan]), np.ones(1, bool), LIMIT)
+        surer = fits > fits[row] + 0.02
+        assert told.fits(tried[surer], named, LIMIT).min() > 0.4
 
 
 def test_before_any_trial_what_fits_by_some_habits_only_is_neither_sure_nor_out(
     tried: Jobs,
 ) -> None:
-    unknown = framework_named("in-house")
-    fits = MemoryModel(habits=hypotheses(unknown)).fits(tried, unknown, LIMIT)
-    each = [MemoryModel().fits(tried, habits, LIMIT) for habits, _ in hypotheses(unknown)]
+    unknown, start = framework_named("in-house"), before("in-house")
+    fits = start.fits(tried, unknown, LIMIT)
+    each = [MemoryModel().fits(tried, one.framework, LIMIT) for one in start.habits]
     disputed = (np.max(each, axis=0) > 0.99) & (np.min(each, axis=0) < 0.01)
-    assert disputed.any() and (np.abs(fits[disputed] - 0.5) < 0.49).all()
+    assert disputed.any() and (np.abs(fits[disputed] - 0.5) < 0.499).all()
     # How unsure the constants leave each is taken from one for all.
-    weights = [weight for _, weight in hypotheses(unknown)]
+    weights = [one.weight for one in start.habits]
     assert fits == pytest.approx(np.average(each, axis=0, weights=weights), abs=0.02)
 
 
-def test_one_failure_of_another_cause_refutes_no_hypothesis() -> None:
-    fits, failed = np.full(6, 0.999), np.array([True, False, False, False, False, False])
-    found = reweighed(
-        ((LEAN, 0.5), (FRAMEWORKS["fsdp"], 0.5)),
-        np.array(
-            [
-                log_probability(fits, failed, np.zeros(0)),
-                log_probability(np.full(6, 0.5), failed, np.zeros(0)),
-            ]
-        ),
-    )
-    assert found[0][0] == LEAN
-    assert 0.5 < found[0][1] < 0.9
+def test_habits_without_an_effect_are_asked_for_once_and_keep_their_prior() -> None:
+    asked: list[Framework] = []
+
+    def evidence_of_gradients(one: Framework) -> tuple[float, None]:
+        asked.append(one)
+        return (2.0 if one.gradient_bytes == 2 else 0.0), None
+
+    found = Doubts(framework_named("in-house")).weighed(evidence_of_gradients)
+    assert isinstance(found[0], Hypothesis)
+    assert sum(one.weight for one in found if one.framework.gradient_bytes == 2) > 0.6
+    assert len(asked) < 80
+    assert 0 < sum(one.weight for one in found if one.framework.fused_layers) < 0.5
+
+
+def test_step_times_tell_which_records_constants_a_trainer_has(tried: Jobs) -> None:
+    """Two thirds as fast as named, as another record's constants and its overlap say."""
+    cluster = load_space("llama_8b_dgx_h100").cluster
+    assert cluster is not None
+    slow, fast = TimeConstants(), TimeConstants(gemm_share=0.95, launch_s=1e-4, overlap=0.9)
+    quick = CostModel(cluster, FRAMEWORKS["megatron-bridge"], fast)
+    measured = quick.predict(tried).step_time_s
+    nothing = np.full(9, np.nan), np.zeros(9, dtype=bool)
+    some = Measurements(tried[::4], measured[::4], *nothing)
+    named = CostModel(cluster, framework_named("in-house"), slow)
+    errors, learnt = [], []
+    for model in (named, named.supposing({"megatron-bridge": fast})):
+        learnt.append(model.calibrated(some))
+        errors.append(np.abs(np.log(learnt[-1].predict(tried).step_time_s / measured)).mean())
+    assert errors[1] < 0.6 * errors[0]
+    assert learnt[1].framework.name == "in-house"  # it is itself, with another's constants
+    assert learnt[1].constants.overlap > learnt[0].constants.overlap

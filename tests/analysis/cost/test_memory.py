@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.nn.functional import cross_entropy, layer_norm
 
 from analysis.cost.activations import layer_bytes, logits_bytes, waiting_logits_bytes
 from analysis.cost.memory import MemoryConstants, memory, rank_state_bytes, reported
@@ -22,7 +23,18 @@ from search_spaces.known import FRAMEWORKS, framework_named
 from support.gpt_jobs import gpt
 from trainer.parallel import loss
 from trainer.plan.formats import Format
-from trainer.plan.jobs import BREADTH_FIRST, FULL, NONE, ONE_F_ONE_B, SELECTIVE, ZERO_BUBBLE, Jobs
+from trainer.plan.jobs import (
+    BREADTH_FIRST,
+    FULL,
+    LAYER_GRAPHS,
+    NO_GRAPHS,
+    NONE,
+    ONE_F_ONE_B,
+    SELECTIVE,
+    STEP_GRAPHS,
+    ZERO_BUBBLE,
+    Jobs,
+)
 from trainer.plan.placement import Placement, Topology
 from trainer.plan.presets import PRESETS, Wishes, place
 from trainer.plan.sizes import stage_weights
@@ -225,7 +237,7 @@ def test_logits_and_a_recomputed_layer_are_not_in_memory_at_once() -> None:
 
 
 def test_weights_that_were_made_flat_are_reported_and_can_be_given_back() -> None:
-    habits = framework_named("deepspeed-bf16")
+    habits = framework_named("deepspeed-bf16-2022")
     without = habits.with_habits(freed_weight_bytes=0)
     job = gpt(num_layers=4, dp=2, zero_stage=1)
     peaks = [reported(job, p, MemoryConstants())[0] for p in (without, habits)]
@@ -235,7 +247,7 @@ def test_weights_that_were_made_flat_are_reported_and_can_be_given_back() -> Non
 
 
 def test_a_step_copies_gradients_where_activations_were() -> None:
-    habits = framework_named("megatron-deepspeed")
+    habits = framework_named("megatron-deepspeed-2022")
     without = habits.with_habits(step_gradient_bytes=(0, 0))
     job = gpt(num_layers=4, mbs=np.array([1, 64]), seq_length=256, dp=2, zero_stage=1)
     added = [memory(job, p, MemoryConstants()) for p in (without, habits)]
@@ -253,7 +265,7 @@ def test_no_published_run_of_megatron_deepspeed_is_thought_not_to_fit() -> None:
     table = read_table(path)
     assert table is not None
     limit = next(iter(table.clusters.values())).memory_bytes
-    fits = MemoryModel().fits(table.jobs, framework_named("megatron-deepspeed"), limit)
+    fits = MemoryModel().fits(table.jobs, framework_named("megatron-deepspeed-2022"), limit)
     assert fits.min() > 0.9
 
 
@@ -290,6 +302,82 @@ def test_logits_take_what_the_trainers_loss_holds_in_either_format(
     kept = logits_bytes(job, framework_named("meshtune"))[0]
     chunks = 3 * 4 * rows * vocabulary  # in float32 beside them
     assert kept <= most["Total"] <= kept + chunks + 64 * tokens
+
+
+def test_a_plain_loss_takes_what_torchs_holds() -> None:
+    tokens, vocabulary = 128, 1024
+    logits = torch.randn(tokens, vocabulary, dtype=torch.bfloat16).requires_grad_()
+    with MemTracker() as tracker:  # counts what is made here, and so not the logits
+        cross_entropy(logits.float(), torch.randint(vocabulary, (tokens,))).backward()
+        (most,) = tracker.get_tracker_snapshot("peak").values()
+    shape = {"tp": 1, "mbs": 1, "seq_length": tokens, "vocab_size": vocabulary}
+    kept = logits_bytes(gpt(**shape), framework_named("fsdp"))[0]
+    assert kept == pytest.approx(most["Total"] + 2 * logits.numel(), rel=1e-3)
+    fused = logits_bytes(gpt(**shape, fused_loss=True), framework_named("fsdp"))[0]
+    assert fused == 2 * logits.numel()
+    assert logits_bytes(gpt(**shape, chunked_loss=True), framework_named("fsdp"))[0] == 0
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_layers_under_autocast_keep_what_torch_saves(gated: bool) -> None:
+    """Norms of float32 activations, and the products that read them, in transformers' Llama or
+    GPT-2."""
+    tokens, width = 32, 64
+    products = (3, 2) if gated else (1, 1)
+    kept: dict[int, torch.Tensor] = {}
+
+    def norm(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        if not gated:
+            return layer_norm(x, (width,), scale, scale)
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return scale * x
+
+    def save(saved: torch.Tensor) -> torch.Tensor:
+        if saved.shape == (tokens, width):
+            kept[saved.data_ptr()] = saved
+        return saved
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(save, lambda saved: saved)
+    outputs = []
+    with hooks, torch.autocast("cpu", torch.bfloat16):
+        for count in products:
+            inside = norm(
+                torch.randn(tokens, width).requires_grad_(), torch.ones(width).requires_grad_()
+            )
+            layers = [torch.nn.Linear(width, width, bias=False) for _ in range(count)]
+            outputs += [layer(inside) for layer in layers]
+    saved_bytes = sum(each.numel() * each.element_size() for each in kept.values())
+    plain = framework_named("fsdp").with_habits(autocast_layers=False)
+    job = gpt(tp=1, mbs=1, seq_length=tokens, hidden_size=width, gated=gated, recompute=NONE)
+    one, other = (
+        layer_bytes(job, habits, np.zeros(1)) for habits in (framework_named("fsdp"), plain)
+    )
+    assert one - other == pytest.approx(saved_bytes - 4 * 2 * tokens * width)
+
+
+def test_an_optimizer_that_is_always_sharded_is_so_without_zero() -> None:
+    habits = framework_named("deepspeed-bf16")
+    each = [memory(gpt(num_layers=4, dp=4, zero_stage=stage), habits, MemoryConstants())
+            for stage in (0, 1, 2)]  # fmt: skip
+    weights = stage_weights(gpt().model, 4, 1, 8)
+    assert each[0].optimizer == each[1].optimizer == pytest.approx(12 / 4 * weights)
+    assert [float(parts.gradients[0]) for parts in each] == pytest.approx(
+        [6 * float(weights[0]), 2 * float(weights[0]), 2 / 4 * float(weights[0])]
+    )
+    whole = memory(
+        gpt(num_layers=4, dp=4, zero_stage=0, element_bytes=4), habits, MemoryConstants()
+    )
+    assert whole.optimizer == pytest.approx(12 * weights), "of 16-bit weights only"
+    lean = habits.with_habits(master_bytes=0, moment_bytes=2)
+    parts = memory(gpt(num_layers=4, dp=4, zero_stage=1), lean, MemoryConstants())
+    assert parts.optimizer == pytest.approx(4 / 4 * weights)
+
+
+def test_graphs_of_a_whole_step_hold_what_is_stated() -> None:
+    habits = framework_named("megatron-lm").with_habits(step_graph_bytes=38e9)
+    jobs = gpt(num_layers=4, graphs=np.array([NO_GRAPHS, LAYER_GRAPHS, STEP_GRAPHS]))
+    total = memory(jobs, habits, MemoryConstants()).total
+    assert total - total[0] == pytest.approx([0, 0, 38e9])
 
 
 def test_torchtitan_keeps_every_second_product_and_a_pipelines_weights() -> None:

@@ -94,13 +94,14 @@ def test_updated_weights_hide_behind_the_next_forward_pass_where_they_do() -> No
     )
     on, c = cluster("frontier"), TimeConstants()
     waits = MESHTUNE.with_habits(overlaps_publish=False)
-    loose = MESHTUNE.with_habits(flat_buckets=False)
+    loose = MESHTUNE.with_habits(flat_buckets=False, owners_send=True)
     told = [step(of, on, framework, c) for framework in (waits, MESHTUNE, loose)]
     every, exposed, by_layer = (parts.publish for parts in told)
     assert every[0] == exposed[0] == 0 and every[1] == every[3] > 0
-    assert exposed[2] == exposed[1] and by_layer[2] == every[2] > 0
+    assert exposed[2] == exposed[1] and every[2] > 0
+    assert by_layer[2] == pytest.approx(every[2] + 7 * c.owner_s)
     forward = told[0].forward_backward / 3
-    assert exposed[1] == pytest.approx(every[1] - c.overlap * forward[1])
+    assert exposed[1] == pytest.approx(every[1] - on.overlap * forward[1])
     assert exposed[3] == pytest.approx(0.05 * every[3])
     others = ("forward_backward", "gather", "gradients", "optimizer", "bubble")
     for name in others:

@@ -7,7 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.prediction.acquisition import acquisition, drawn_gain, improvement
+from analysis.cost.model import LIKELY
+from analysis.prediction.acquisition import (
+    FAILURE_PRICE,
+    SURE,
+    acquisition,
+    drawn_gain,
+    expected_gain,
+    improvement,
+)
 from analysis.prediction.candidate_set import CandidateSet
 from analysis.prediction.posterior import Observations, Posterior
 from analysis.prediction.pricing import Pricing
@@ -95,7 +103,7 @@ def test_no_trial_is_proposed_that_cannot_win_while_an_untried_configuration_can
             hopeless += 1
             posterior = posterior_of(space, before)
             reaches = posterior.goal.objective(posterior.upper) > best
-            assert not np.any(reaches & (posterior.feasibility >= 0.05)), number
+            assert not np.any(reaches & (posterior.feasibility >= LIKELY)), number
         before.trials[number] = trial
         best = max(best, trial.objective or 0.0)
     assert hopeless < 4
@@ -104,14 +112,56 @@ def test_no_trial_is_proposed_that_cannot_win_while_an_untried_configuration_can
 def test_a_candidate_that_may_win_comes_before_a_certain_one_that_cannot(
     space: SearchSpace,
 ) -> None:
-    run = simulated(space, 12)
+    run = simulated(space, 8)
     posterior, best = posterior_of(space, run), run.best
     assert best is not None
     value = acquisition(posterior, best)
-    wins = posterior.goal.objective(posterior.upper) >= (best.objective or 0.0)
-    wins &= posterior.feasibility >= 0.05
-    assert wins.any() and not wins.all()
-    assert np.isfinite(value[wins]).all() and np.isneginf(value[~wins]).all()
+    reaches = posterior.goal.objective(posterior.upper) >= (best.objective or 0.0)
+    likely = posterior.feasibility >= LIKELY
+    assert (reaches & likely).any() and not reaches.all()
+    assert np.isfinite(value[reaches & likely]).all() and np.isneginf(value[~reaches]).all()
+    # What hardly runs is tried only where it would gain more than its failure costs.
+    gain, _ = improvement(posterior, best)
+    worth = gain * posterior.feasibility > FAILURE_PRICE * (1 - posterior.feasibility)
+    assert np.isneginf(value[~likely & ~worth]).all()
+
+
+def test_after_two_failures_in_a_row_only_what_surely_runs_comes(space: SearchSpace) -> None:
+    run = simulated(space, 6)
+    posterior = posterior_of(space, run)
+    unsure = posterior.feasibility < SURE
+    assert unsure.any() and np.isfinite(acquisition(posterior, run.best)[unsure]).any()
+    for number, config in enumerate(Candidates(space).draw(2, np.random.default_rng(1), [], 9), 7):
+        run.trials[number] = Trial(number, space.canonical(config), 0.0, kind="crash")
+    posterior = posterior_of(space, run)
+    unsure = posterior.feasibility < SURE
+    assert unsure.any() and np.isneginf(acquisition(posterior, run.best)[unsure]).all()
+
+
+def test_what_no_success_had_counts_in_what_is_left(
+    space: SearchSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only trials with a pipeline, or only trials without: the other half is in doubt."""
+    run = simulated(space, 12)
+    piped = [number for number, trial in run.trials.items() if trial.config["pp"] > 1]
+    if 2 * len(piped) < len(run.trials):
+        piped = [number for number in run.trials if number not in piped]
+    some = Run(Path(), seed=0, trials={number: run.trials[number] for number in piped})
+    left: dict[tuple[bool, float], float] = {}
+    for known in (some, run):
+        posterior, best = posterior_of(space, known), known.best
+        assert best is not None
+        pipelines = posterior.prediction.jobs.layout.pp > 1
+        others = pipelines != (best.config["pp"] > 1)
+        assert (posterior.untried.any(axis=1) == (others & (known is some))).all()
+        for doubt in (0.0, 0.2):
+            monkeypatch.setattr("analysis.prediction.acquisition.UNTRIED_LOG_SD", doubt)
+            rng, model = np.random.default_rng(0), posterior.prediction.model
+            gain = expected_gain(posterior, best, 1, model, rng)
+            assert gain is not None
+            left[known is some, doubt] = gain.left
+    assert left[True, 0.2] > left[True, 0.0]
+    assert left[False, 0.2] == left[False, 0.0]
 
 
 @pytest.mark.parametrize("trials", [4, 9, 16])

@@ -11,7 +11,7 @@ import yaml
 
 from analysis.prediction.held_out import cross_validated
 from analysis.prediction.pricing import Pricing
-from analysis.prediction.ranking import likely_to_fit
+from analysis.prediction.ranking import Ranking
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import SearchSpace, check, load_space
@@ -122,7 +122,7 @@ def test_a_cluster_without_links_costs_the_forecast_not_the_report(
     (tmp_path / "space.yaml").write_text(yaml.safe_dump(content))
     assert cross_validated(made) is None
     space = load_space(tmp_path / "space.yaml")
-    assert "predicted to fit" in likely_to_fit(check(space))
+    assert "predicted to fit" in Ranking.likely_to_fit(check(space))
 
 
 def test_peak_memory_is_compared_with_what_the_trainer_would_report(

@@ -11,6 +11,7 @@ from analysis.prediction.pricing import Pricing
 from analysis.report import forests, model_sensitivity as module
 from analysis.report.forests import NotEnough
 from analysis.report.model_sensitivity import model_sensitivity
+from analysis.report.outlook import Outlook
 from analysis.run.fold import Run
 from search_spaces import load_space
 from search_spaces.space import SearchSpace
@@ -31,8 +32,8 @@ def space() -> SearchSpace:
 
 
 def test_eight_trials_rank_the_parameters_as_the_whole_space_does(space: SearchSpace) -> None:
-    few = model_sensitivity(priced_run(space, 8, {}), Pricing(space))
-    every = model_sensitivity(priced_run(space, 150, {}), Pricing(space))
+    few = model_sensitivity(Outlook(priced_run(space, 8, {}), Pricing(space)))
+    every = model_sensitivity(Outlook(priced_run(space, 150, {}), Pricing(space)))
     assert (few.trials, every.trials) == (8, 150)
     order = every.found.mean_abs
     assert spearmanr(few.found.mean_abs[order.index], order).statistic > 0.9
@@ -44,7 +45,7 @@ def test_the_interval_is_of_draws_of_the_constants_and_narrows_with_trials(
 ) -> None:
     monkeypatch.setattr(module, "NUM_REFITS", 12)  # of five, widths say little
     few, many = (
-        model_sensitivity(priced_run(space, n, {}), Pricing(space)).found for n in (2, 150)
+        model_sensitivity(Outlook(priced_run(space, n, {}), Pricing(space))).found for n in (2, 150)
     )
     first = many.mean_abs.index[0]
     wide, narrow = (
@@ -59,7 +60,7 @@ def test_what_the_model_leaves_of_the_trials_counts_as_well(space: SearchSpace) 
     values = [str(value) for value in space.parameters[name].values]
     slower = {f"{name}={value}": 1.5 ** (i % 2) for i, value in enumerate(values)}
     plain, odd = (
-        model_sensitivity(priced_run(space, 100, by), Pricing(space)).found.mean_abs
+        model_sensitivity(Outlook(priced_run(space, 100, by), Pricing(space))).found.mean_abs
         for by in ({}, slower)
     )
     assert odd[name] / odd.sum() > plain[name] / plain.sum()
@@ -73,4 +74,4 @@ def test_an_objective_that_the_model_does_not_predict_is_refused(tmp_path: Path)
     file.write_text(text)
     other = load_space(file, frozen=True)
     with pytest.raises(NotEnough, match="does not predict hardware_tflops_per_gpu"):
-        model_sensitivity(Run(Path()), Pricing(other))
+        Outlook(Run(Path()), Pricing(other))

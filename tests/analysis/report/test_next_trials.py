@@ -27,15 +27,16 @@ def test_what_to_try_next_is_new_and_among_the_best_that_there_are(space: Search
     run, pricing = priced_run(space, 12, {}), Pricing(space)
     found = next_trials(Outlook(run, pricing))
     assert len(found) == SHOWN
-    assert all(each.gain > 0 for each in found)
+    gains = [each.gain for each in found]
+    assert gains == sorted(gains, reverse=True) and gains[0] > 0
     tried = [trial.config for trial in run.trials.values()]
     assert not any(each.config in tried for each in found)
     assert all(each.low < each.objective < each.high for each in found)
     every = Candidates(space)
     speeds = pricing.predict(every.configs(every.indices(10**6, np.random.default_rng(0), [], 99)))
     most = float(np.sort(speeds.tokens_per_second[speeds.fits > 0.5])[-1])
-    shown = pricing.predict([each.config for each in found])
-    assert float(shown.tokens_per_second.max()) > 0.95 * most
+    first = pricing.predict([found[0].config])
+    assert float(first.tokens_per_second[0]) > 0.95 * most
 
 
 def test_it_says_what_changes_and_which_parts_of_a_step(space: SearchSpace) -> None:
@@ -44,7 +45,9 @@ def test_it_says_what_changes_and_which_parts_of_a_step(space: SearchSpace) -> N
     assert best is not None
     first = next_trials(Outlook(run, Pricing(space)))[0]
     changed = {name: value for name, _, value in first.changes}
-    assert changed and all({**best.config, **changed}[n] == v for n, v in first.config.items())
+    expected = {**best.config, **changed}
+    # Without the best trial's parameters that no longer apply.
+    assert changed and {name: expected[name] for name in first.config} == first.config
     assert " % → " in first.why
     assert 0 < first.better <= first.runs <= 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pandas as pd
 import pytest
 
 from analysis.report.trajectory import failure_window, failures, ranked_trials, trajectory
@@ -51,7 +52,7 @@ def test_failures_are_counted_by_kind_with_the_first_message(journal):
     book = journal()
     for trial, kind in enumerate(["oom", "ok", "oom", "node_failure"]):
         book.run_one(trial, {"tp": trial}, kind, 1.0 if kind == "ok" else None, f"{kind} {trial}")
-    table = failures(read_run(book.directory)).set_index("kind")
+    table = pd.DataFrame(failures(read_run(book.directory))).set_index("kind")
     assert table["trials"].to_dict() == {"oom": 2, "node_failure": 1}
     assert table.loc["oom", "share"] == 0.5
     assert table.loc["oom", "node_hours"] == pytest.approx(40 / 3600)

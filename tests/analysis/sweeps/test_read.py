@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from analysis.cost.compute import is_flash
 from analysis.sweeps.read import read_tables
 from analysis.sweeps.record import TableError
+from search_spaces.known import framework_named
 from support.sweep_rows import SWEEP, changed, failed_row, read_sweep, row, sweep
 from trainer.plan.jobs import FULL, SELECTIVE
 
@@ -30,6 +32,33 @@ def test_optional_columns_of_a_sweep_are_read(tmp_path: Path) -> None:
     assert list(table.jobs.options.recompute) == [FULL, SELECTIVE, 0]
     assert list(table.jobs.options.sequence_parallel) == [False, True, True]
     assert list(table.framework) == ["megatron-lm", "nanotron", "in-house"]
+
+
+def test_degrees_kernels_experts_and_habits_are_columns_as_well(tmp_path: Path) -> None:
+    columns = SWEEP.replace("tok_s", "tokens_per_second").replace("crashed_or_oom", "out_of_memory")
+    columns += ",cp,sp,vpp,head_dim,precision,liger,attn,experts,experts_per_token,expert_ffn"
+    columns += ",shared_ffn,dense_layers,gradient_bytes,flash_attention"
+    wide = row(4, 2).replace(",1,8,4,2,1,", ",1,32,4,2,1,")
+    rows = [
+        wide + ",2,2,1,128,fp8,1,FA3,8,2,1024,,,2,",
+        row(4, 2) + ",1,1,2,64,bf16,0,eager,,,,,,,true",
+    ]
+    (table,) = read_tables(sweep(tmp_path / "a.csv", rows, columns))
+    assert len(table) == 2 and np.isfinite(table.step_time_s).all()
+    j = table.jobs
+    assert j.layout.cp.tolist() == [4, 1] and j.layout.vpp.tolist() == [1, 2]
+    assert j.model.head_dim.tolist() == [128, 64]
+    assert j.options.fp8.tolist() == j.options.chunked_loss.tolist() == [True, False]
+    assert is_flash(j, framework_named("fsdp")).tolist() == [True, False]
+    assert j.model.mixture is not None
+    assert j.model.mixture.num_experts.tolist() == [8, 0]
+    assert table.habits["gradient_bytes"].tolist() == [2, None]
+    assert table[1:].habits["flash_attention"].tolist() == [True]
+    wrong = sweep(tmp_path / "b.csv", [row() + ",two"], SWEEP + ",gradient_bytes")
+    with pytest.raises(
+        TableError, match=r"b\.csv:3: gradient_bytes is 'two', accepted nothing, or"
+    ):
+        read_tables(wrong)
 
 
 def test_flags_are_words_or_digits(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from search_spaces.language.adapter_schema import AdapterFile
 from search_spaces.language.schema import ModelFile
 from search_spaces.rules.facts import DERIVED
 from search_spaces.shipped import SHIPPED, known_file
-from search_spaces.trainers import model_keys, options
+from search_spaces.trainers import config_files, model_keys, options
 from trainer.plan.model import ModelConfig
 
 Load = Callable[[str], SearchSpace]
@@ -148,6 +148,11 @@ def test_what_was_written_says_the_parameters_when_it_is_pasted(
             assert pasted.parameters[found].values == (config[found],), found
 
 
+def told_of(adapter: AdapterFile, model: ModelConfig) -> dict[str, Any]:
+    """What a trial's trainer is told of the model."""
+    return config_files.filled(model_keys.written(adapter.model, model, {}), model.model_dump())  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize("model_name", MODELS)
 @pytest.mark.parametrize("name", [name for name in ADAPTERS if record_of(name).model])
 def test_a_model_is_read_as_it_was_written(name: str, model_name: str) -> None:
@@ -156,7 +161,7 @@ def test_a_model_is_read_as_it_was_written(name: str, model_name: str) -> None:
         adapter.model, {}, model
     ):
         return  # what the trainer is not told is named by `export`; another model is refused
-    told = model_keys.written(adapter.model, model, {})
+    told = told_of(adapter, model)
     if adapter.model_in == "arguments":
         told = options.read(options.written(told, adapter.options), adapter.options)
     else:
@@ -198,7 +203,7 @@ def test_a_gated_model_of_unnamed_width_has_megatrons_own() -> None:
 def test_megatrons_list_of_layers_with_experts_is_read() -> None:
     keys = record_of("megatron-lm").model
     model = model_named("deepseek_v3")
-    told = model_keys.written(keys, model, {})
+    told = told_of(record_of("megatron-lm"), model)
     assert told["moe-layer-freq"] == "([0]*3+[1]*58)"
     assert model_keys.read(keys, {**told, "moe-layer-freq": 1}).dense_layers == 0  # type: ignore[union-attr]
     with pytest.raises(SpaceError, match="cannot be read: name the space's model"):

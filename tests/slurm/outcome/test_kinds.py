@@ -17,15 +17,15 @@ NEW_ROW = """
     NO_LICENSE = (
         "no_license",
         Consequences(
-            "had no license", "machine", None, True, "gray", status="no_license",
-            texts=(LogText(re.compile("License checkout failed"), Before.RESULT),),
+            "had no license", "machine", status="no_license",
+            text=LogText(re.compile("License checkout failed"), Before.RESULT),
         ),
     )
 """
 
 
 def test_what_follows_from_each_kind_is_as_designed() -> None:
-    failures = {kind for kind in Kind if kind.row.observed_as == "failure"}
+    failures = {kind for kind in Kind if kind.row.colour == "red"}
     assert {"oom", "host_oom", "invalid", "diverged", "timeout", "crash"} == failures
     assert {"node_failure", "launch_failure", "disk_full", "preempted"} == BLAMELESS
     assert {kind for kind in Kind if kind.retried} == {*BLAMELESS, "cancelled"}
@@ -92,7 +92,7 @@ assert kind.retried and kind in BLAMELESS and kind not in COMPLETED
 run = Run(Path("runs/x"))
 attempt = Attempt(1, "x-1-1", ("n1",), 0.0, 60.0, "no_license", "m")
 run.trials[1] = Trial(1, {}, 0.0, attempts=[attempt], kind="no_license", message="m", ended_t=60.0)
-(shown,) = failures(run).to_dict("records")
+(shown,) = failures(run)
 assert (shown["words"], shown["completed"], shown["colour"]) == ("had no license", False, "gray")
 assert trial_row(run, run.trials[1])["colour"] == "gray" and "gray" in COLOURS
 """

@@ -30,8 +30,8 @@ FLOOR_S = 0.01  # of CPU time; what is quicker is not measured well
 
 def all_patterns() -> Iterator[tuple[str, re.Pattern[str]]]:
     for kind in Kind:
-        for number, text in enumerate(kind.row.texts):
-            yield f"{kind}-{number}", text.pattern
+        if kind.row.text:
+            yield str(kind), kind.row.text.pattern
     for launcher, texts in (("srun", SRUN_TEXTS), ("mpiexec", MPIEXEC_TEXTS)):
         for field in dataclasses.fields(texts):
             yield f"{launcher}-{field.name}", getattr(texts, field.name)

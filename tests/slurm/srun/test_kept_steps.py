@@ -15,10 +15,8 @@ import pytest
 
 from meshtune.testing.launchers import Running
 from slurm import processes
-from slurm.launcher import Launcher
 from slurm.minicluster.cluster import Minicluster
 from slurm.outcome.kinds import Kind
-from slurm.outcome.step_log import StopRule
 from slurm.srun.launcher import SrunLauncher
 from slurm.trial import Kept, TrialSpec, carries
 from support.launched_trials import run_on, trial
@@ -42,14 +40,8 @@ if os.environ["RANK"] == "0":
 class TestKeptSteps(SrunContract):
     """The launcher keeps to what every launcher does, with trials that are forked."""
 
-    def start(
-        self,
-        launcher: Launcher,
-        spec: TrialSpec,
-        stop_rule: StopRule | None = None,
-        first_node: int = 0,
-    ) -> Running:
-        return super().start(launcher, replace(spec, kept=KEPT), stop_rule, first_node)
+    def start(self, spec: TrialSpec, *how: Any, **more: Any) -> Running:
+        return super().start(replace(spec, kept=KEPT), *how, **more)
 
 
 @pytest.fixture

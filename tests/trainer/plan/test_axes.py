@@ -35,7 +35,7 @@ def test_a_rank_finds_its_own_group(size: int, apart: int, axes: Axes) -> None:
     groups = axes.groups("dp", size, apart)
     for rank in range(axes.world_size):
         own = [ranks for ranks in groups if rank in ranks]
-        assert own == [list(axes.group_of(rank, "dp", size, apart))]
+        assert own == [list(axes.group("dp", size, apart).of(rank))]
 
 
 def test_strides_are_the_ranks_of_the_axes_inside() -> None:
@@ -51,7 +51,7 @@ def test_ranks_with_the_same_weights_are_those_of_dp_and_cp() -> None:
     assert INSIDE.of_states.groups("dp")[0] == list(range(0, 48, 4))
     assert states.sizes == {"tp": 2, "dp": 12, "pp": 2}
     assert states.groups("dp")[0] == list(range(0, 24, 2))
-    assert all(set(ranks) <= set(states.group_of(ranks[0], "dp")) for ranks in FOUR.groups("cp"))
+    assert all(set(ranks) <= set(states.group("dp").of(ranks[0])) for ranks in FOUR.groups("cp"))
 
 
 def test_sizes_may_be_columns() -> None:

@@ -11,7 +11,7 @@ from trainer.plan.config import TrainConfig
 from trainer.plan.formats import Format
 from trainer.plan.limits import ConfigError
 from trainer.plan.model import ModelConfig
-from trainer.plan.placement import Placement, PlacementError, Share, Topology
+from trainer.plan.placement import Placement, PlacementError, Share, Topology, shared_within
 from trainer.plan.presets import PRESETS, Preset, Wishes, place
 
 FRONTIER = Topology(ranks_per_node=8, ranks_per_pair=2)
@@ -203,7 +203,8 @@ def test_what_is_placed_keeps_the_dependency_rule(
 
 def test_consecutive_replicas_of_a_block_share_the_node() -> None:
     for dp, tp in [(16, 1), (8, 2), (4, 4), (12, 1), (6, 2)]:
-        for size in (FRONTIER.replicas_per_pair(dp, tp), FRONTIER.replicas_per_node(dp, tp)):
+        pair = int(shared_within(FRONTIER.ranks_per_pair, dp, tp))
+        for size in (pair, FRONTIER.replicas_per_node(dp, tp)):
             first = [[r * tp for r in range(i, i + size)] for i in range(0, dp, size)]
             assert {FRONTIER.level(ranks) for ranks in first} <= {"pair", "node"}
 

@@ -43,7 +43,7 @@ def test_two_ranks_measure_themselves_and_their_links(tmp_path: Path) -> None:
     result = read(out)
     assert result["status"] == "ok"
     assert result["hosts"] == [socket.gethostname()] * 2
-    assert result["side_by_side"] is True
+    assert result["side_by_side"] is True and 0.001 <= result["overlap"] <= 1
     assert {g["dtype"] for g in result["gemm"]} == {"bfloat16", "float32"}
     assert all(len(g["tflops"]) == 2 and min(g["tflops"]) > 0 for g in result["gemm"])
     found = {(p["operation"], p["size_bytes"]): p["seconds"] for p in result["collectives"]}

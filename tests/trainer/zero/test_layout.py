@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from support.expected_parameters import Parameter, Ranks, in_order, stage_parameters
 from trainer.model.parameters import slots
 from trainer.model.slices import Cut
 from trainer.model.transformer import Stage
@@ -18,7 +19,6 @@ from trainer.parallel.tensor import split, split_over_tp
 from trainer.plan.formats import BLOCK, Format
 from trainer.plan.model import ModelConfig
 from trainer.plan.placement import Placement, Share
-from trainer.plan.shapes import Parameter, Ranks, in_order, stage_parameters
 from trainer.plan.shards import ROW, UnitLayout, fill, padded
 from trainer.plan.sizes import stage_weights
 
@@ -96,21 +96,6 @@ def test_a_stages_matrices_have_the_elements_that_the_cost_model_counts(
     layers = [p for p in parameters if p.name.startswith("blocks.") and len(p.shape) > 1]
     counted = stage_weights(config, config.num_layers // num_stages, len(tables), tp)
     assert sum(p.numel for p in (*layers, *tables)) == counted
-
-
-def test_a_pipelines_embedding_is_a_unit_by_itself_and_a_whole_models_is_not() -> None:
-    whole = stage_parameters(MODELS["gpt"])
-    assert len(whole) == 5
-    assert whole[-1][0].name == "embedding.weight"
-    first, last = stage_parameters(MODELS["gpt"], 0, 2), stage_parameters(MODELS["gpt"], 1, 2)
-    assert [[p.name for p in unit] for unit in first[2:]] == [
-        ["embedding.weight"],
-        ["positions.weight"],
-    ]
-    assert [[p.name for p in unit] for unit in last[2:]] == [
-        ["head.weight"],
-        ["norm.weight", "norm.bias"],
-    ]
 
 
 @st.composite

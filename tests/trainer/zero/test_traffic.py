@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from support.constant_tokens import ConstantTokens
+from support.expected_parameters import in_order, stage_parameters
 from support.expected_traffic import Report, expected_traffic
 from trainer.parallel.collectives import Traffic
 from trainer.plan.config import TrainConfig
 from trainer.plan.placement import Level
-from trainer.plan.shapes import in_order, stage_parameters
 from trainer.runtime.device import Device
 from trainer.train import Trainer
 

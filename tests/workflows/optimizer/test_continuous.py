@@ -123,7 +123,7 @@ def test_the_cost_model_holds_what_it_prices_and_deephyper_tunes_the_rest(make_s
     first = run.trials[1]
     assert first.by == "cost model" and "bucket random" in first.why
     fits = pricing.predict([t.config for t in trials]).fits
-    assert all(fits[:10] > 0.5)  # what hardly fits comes last
+    assert all(fits > 0.5)
     # Without an end by itself: of the bucket the model cannot say what is left to gain.
     assert all("gain" not in t.expected for t in trials)
     again = [t for t in trials if t.why.startswith("the best's degrees")]

@@ -134,4 +134,5 @@ def test_parameters_that_the_model_does_not_price_are_tried_early_and_learnt(
     reached = [(t.objective or 0.0) / best for t in run.trials.values()]
     assert max(reached[:6]) > 0.95
     ran = [share for share in reached[4:] if share]
-    assert len(ran) > 4 and np.mean(ran) > 0.8  # what is learnt of a level holds elsewhere
+    assert np.mean(ran) > 0.8  # what is learnt of a level holds elsewhere
+    assert len(ran) >= len(reached[4:]) - 1  # no variant of what ran out of memory is tried

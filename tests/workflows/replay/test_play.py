@@ -74,11 +74,9 @@ def test_every_policy_proposes_every_recorded_configuration_once(
 def test_the_default_policy_is_sooner_near_the_best_than_chance(landscape: Landscape) -> None:
     ours = play(landscape, policy_for(landscape, "meshtune", 0), 0, max_trials=16)
     assert (ours.trials_to(0.05) or 99) <= 4
-    others = [play(landscape, policy_for(landscape, "random", s), s) for s in range(4)]
+    others = [play(landscape, policy_for(landscape, "random", s), s) for s in range(20)]
     assert np.mean([x.trials_to(0.05) or 99 for x in others]) > 8
-    assert ours.failed_share(ours.trials_to(0.05) or 99) == 0
-    # Later it tries what would be faster if it ran: the rest of this sweep near the memory limit.
-    assert ours.failed_share() <= max(x.failed_share() for x in others)
+    assert ours.failed_share() == 0 < np.mean([x.failed_share() for x in others])
 
 
 def test_the_same_seed_is_the_same_game(landscape: Landscape) -> None:
@@ -117,7 +115,7 @@ def test_who_tries_the_best_configuration_has_found_it_whichever_repeat_is_told(
     landscape = recorded(made.write(tmp_path / "x.csv", [*repeats, slow])).landscapes[0]
     assert landscape.best == pytest.approx(speed)
     games = [play(landscape, policy_for(landscape, "random", s), s) for s in range(12)]
-    assert {tuple(sorted(game.shares)) for game in games} == {(0.4, 1.0)}
+    assert {tuple(np.round(sorted(game.shares), 9)) for game in games} == {(0.4, 1.0)}
     told = {t.objective for game in games for t in game.run.trials.values()}
     assert sorted(filter(None, told)) == pytest.approx([x * speed for x in (0.4, 0.5, 1, 2)])
 

@@ -1,9 +1,8 @@
-"""Exchanges along the grid's third axis: weights are gathered before a product, gradients scattered
-behind it.
+"""Collectives along the grid's third axis: weights gathered before a product, gradients scattered.
 
-A layer's block of weights is cut once more over the ranks along z (Singh et al. 2024, algorithm 1,
-lines 2 and 14). The next layer's gather and the last layers' scatters can run while this layer is
-computed (section V-D, OAG and ORS); results and their order stay the same.
+A layer's weights are cut once more along z (Singh et al. 2024, algorithm 1, lines 2 and 14). The
+next layer's gather and earlier scatters can overlap computation (section V-D, OAG and ORS) without
+changing results or order.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Depth:
     """The ranks along z of one rank, for all of its stages."""
 
     receive: Receive
-    """Is given each micro-batch's gradient of a parameter that autograd was not given."""
+    """Takes gradients of parameters that autograd was not given."""
 
     def __init__(self, config: TrainConfig, mesh: Mesh) -> None:
         self.group = mesh.grid.z.group
@@ -81,7 +80,7 @@ class Depth:
 
 
 class Block:
-    """A layer's weights as this rank computes with them: whole along z.
+    """A layer's weights, gathered along z.
 
     Recomputation repeats the blocks of a ``layer`` together, but not those of -1. ``source`` is the
     embedding's block, where the head has no weights of its own.
@@ -124,12 +123,13 @@ class Block:
             self._begin(group)
         whole = self._finish(group)
         follows = self.next
-        if follows is not None and self.depth.gathers_ahead and self._comes_next(follows):
+        if (
+            follows is not None
+            and self.depth.gathers_ahead
+            and (self.order.in_forward or follows.layer == self.layer >= 0)
+        ):
             follows._begin(group)
         return whole
-
-    def _comes_next(self, follows: Block) -> bool:
-        return self.order.in_forward or (follows.layer == self.layer and self.layer >= 0)
 
     def _begin(self, group: Group) -> None:
         share = self.weight.detach()

@@ -1,9 +1,8 @@
 """Products, tables and norms over a grid of ranks: algorithm 1 of Singh et al. 2024.
 
-Of a layer y = x W^T the inputs are split along one axis of the grid and the outputs along another:
-W's columns lie along y and its rows along x, or the other way round in every second layer, so that
-what one layer puts out is what the next one takes. Sequences are split along z, as are the rows of
-a rank's block of W.
+For y = x W^T, W's columns lie along y and its rows along x, or the reverse in every second layer,
+so that one layer's outputs are the next one's inputs. Sequences, and rows of a rank's block of W,
+are split along z.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from trainer.model.transformer import NORM_EPS
 from trainer.parallel.collectives import Group
 from trainer.parallel.grid.depth import Block
+from trainer.parallel.products import Sum
 
 
 class _Product(torch.autograd.Function):
@@ -54,20 +54,6 @@ class _Product(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, None, None, None
 
 
-class _Sum(torch.autograd.Function):
-    """Sum of the ranks' partial results, in place."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.mark_dirty(x)
-        group.all_reduce(x, "tensor")
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
-
-
 def linear(
     x: Tensor,
     block: Block,
@@ -78,16 +64,15 @@ def linear(
 ) -> Tensor:
     """A layer of the network.
 
-    ``x`` is (sequence, batch / gz, inputs / ranks of ``inputs``), and the result has outputs /
-    ranks of ``outputs``. These are the ranks that have the other inputs and outputs; None if this
-    rank has all. With ``overlap`` the input's gradient is summed while the weights' one is
-    computed.
+    ``x`` is (sequence, batch / gz, inputs / ranks of ``inputs``); the result has outputs / ranks of
+    ``outputs``. A group is None if this rank has all of that dimension. ``overlap``: the input's
+    gradient is summed while the weights' is computed.
     """
     if inputs is None:
         result: Tensor = _Product.apply(x, block.leaf, bias, block, outputs, overlap)
         return result
     total = _Product.apply(x, block.leaf, None, block, outputs, overlap)
-    total = _Sum.apply(total, inputs)
+    total = Sum.apply(total, inputs, False)
     return total if bias is None else total + bias
 
 
@@ -120,7 +105,7 @@ def lookup(tokens: Tensor, block: Block, words: Group | None) -> Tensor:
     rows = block.weight.size(0) * (1 if block.depth.group is None else block.depth.group.size)
     first = 0 if words is None else words.rank * rows
     partial: Tensor = _Lookup.apply(tokens, block.leaf, block, first)
-    return partial if words is None else _Sum.apply(partial, words)
+    return partial if words is None else Sum.apply(partial, words, False)
 
 
 class _Norm(torch.autograd.Function):

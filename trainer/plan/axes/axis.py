@@ -1,4 +1,4 @@
-"""The record of one kind of parallelism, with all that is specific to it."""
+"""Record of one kind of parallelism."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from trainer.plan.rules.requirement import Requirement
 
 Exchanges = tuple[Exchange, ...]
 Cause = Literal["tensor", "context"]
-"""Parts of a step's time that count what axes exchange within layers."""
+"""Parts of the step time that exchanges within layers count as."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One kind of parallelism within layers; ``mesh`` has its place among the ranks.
+    """One kind of parallelism within layers; ``mesh`` places it among the ranks.
 
     Attributes:
         name: of its degree.
-        cause: part of the step's time that its exchanges count as.
-        layer_exchanges: what its ranks exchange in both passes of one layer on one micro-batch.
-        requirements: conditions on configurations that have the axis.
-        host_calls: collectives of a layer's forward pass that the host starts one by one between
-            kernels, which wait for them; None: the host starts none in between.
+        cause: part of the step time that its exchanges count as.
+        layer_exchanges: exchanges of one layer on one micro-batch, all passes.
+        requirements: conditions on configurations with the axis.
+        host_calls: blocking collectives per forward pass of a layer that the host launches between
+            kernels; None: none.
     """
 
     name: str

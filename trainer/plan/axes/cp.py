@@ -1,9 +1,9 @@
-"""Context parallelism: every sequence split over ranks, whose keys and values go round a ring.
+"""Context parallelism: sequences split over ranks; keys and values go round a ring.
 
-Liu et al. 2023 (ring attention); Llama Team 2024, section 3.3.2, gathers them at once, which sends
-the same bytes. The ranks hold the same weights: they reduce gradients and split states together
-with the data-parallel ones. Rank r has chunks r and 2 cp - 1 - r of each sequence, so that all have
-as much to attend to.
+Ring attention (Liu et al. 2023); Llama 3's all-gather (Llama Team 2024, section 3.3.2) sends the
+same bytes. The ranks hold the same weights, so they reduce gradients and shard states together with
+data parallelism. Rank r has chunks r and 2 cp - 1 - r of each sequence, which balances causal
+attention.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ REQUIREMENTS = tuple(
 
 
 def key_value_bytes(jobs: Jobs) -> Array:
-    """Keys and values of whole sequences of a micro-batch, in one layer on one tp rank."""
+    """Keys and values of a micro-batch's whole sequences, in one layer on one tp rank."""
     keys = 2 * jobs.model.kv_heads * jobs.model.head_dim / jobs.layout.tp
     return np.asarray(jobs.tokens * jobs.layout.cp * keys * jobs.options.element_bytes)
 
 
 def layer_exchanges(jobs: Jobs, habits: Habits) -> Exchanges:
-    """Keys and values in each pass, and their gradients in the backward pass.
+    """Keys and values in every pass, and their gradients in the backward pass.
 
-    Blocks of them come while attention works on those before. Either kind of recomputation repeats
-    attention.
+    Each block is sent while attention works on the previous one. Selective and full recomputation
+    both repeat attention.
     """
     group, num_bytes = jobs.layout.axes.group("cp"), key_value_bytes(jobs)
     again = np.where(jobs.options.recompute > 0, 1.0, 0.0)
@@ -62,7 +62,7 @@ def layer_exchanges(jobs: Jobs, habits: Habits) -> Exchanges:
 
 
 def working_bytes(jobs: Jobs) -> Array:
-    """The neighbours' keys and values that a rank holds: those in use and those on their way."""
+    """Receive buffers of keys and values: the block in use and the next one."""
     split = jobs.layout.cp
     return np.where(split > 1, 2 * key_value_bytes(jobs) / split, 0.0)
 

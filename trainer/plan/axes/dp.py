@@ -1,17 +1,16 @@
-"""Data parallelism: replicas of the model, over which training states may be split.
+"""Data parallelism and the sharding of training states: ZeRO and its kin.
 
-Weights, gradients and optimizer states are each split over a number of the ranks that hold the same
-parameters, and repeated beyond (see ``trainer.plan.placement``): ZeRO's stages (Rajbhandari et al.
-2020), a nearer copy of the weights (Wang et al. 2023), hierarchical splits (Xu et al. 2025). The
-sends follow from the degrees: split weights are gathered before each pass, gradients scattered over
-the ranks that accumulate them, summed beyond, and updated weights published where they are split
-less than the optimizer states.
+Weights, gradients and optimizer states are sharded over some of the ranks with the same parameters
+and replicated beyond (``trainer.plan.placement``): ZeRO stages (Rajbhandari et al. 2020), a
+secondary copy (Wang et al. 2023), hierarchical sharding (Xu et al. 2025). Sharded weights are
+gathered before each pass; gradients are scattered over the ranks that accumulate them and reduced
+beyond; updated weights are gathered where they are sharded less than the optimizer states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,11 +23,7 @@ from trainer.plan.states import Shards, in_flat_buckets
 
 
 def requirements(context: bool) -> tuple[Requirement, ...]:
-    """Conditions on placements, over all ranks that hold the same weights.
-
-    Args:
-        context: whether those of context parallelism are counted among them.
-    """
+    """Conditions on shard degrees; ``context``: context-parallel ranks share the same weights."""
     ranks, said = ("(dp * cp)", "dp {dp} * cp {cp}") if context else ("dp", "dp {dp}")
     axes = ("cp",) if context else ()
     split = [
@@ -46,7 +41,7 @@ def requirements(context: bool) -> tuple[Requirement, ...]:
             ("optimizer", "optimizer_shard", ""),
         )
     ]
-    # With one replica nothing is on its way.
+    # A single replica communicates nothing.
     quantized = [
         Requirement(
             f"{name}_needs_split",
@@ -56,15 +51,15 @@ def requirements(context: bool) -> tuple[Requirement, ...]:
             builtin_only=True,
             axes=axes,
         )
-        # The grid gathers weights along gz, whatever the placement.
+        # The grid gathers weights along gz with any placement.
         for name, otherwise in (("quantize_weights", "gz > 1 or "), ("quantize_gradients", ""))
     ]
     return (*split, *_NESTED, *quantized)
 
 
 _NESTED = (
-    # Xu et al. 2025, section V: optimizer states >= gradients >= weights, each within the next,
-    # else a rank would hold states of parameters that it has no part in.
+    # Xu et al. 2025, section V: shard degrees of optimizer states, gradients and weights nest, else
+    # a rank would hold states of parameters outside its shard.
     Requirement(
         "gradients_nest_weights",
         "gradient_shard % weight_shard == 0",
@@ -93,16 +88,16 @@ _NESTED = (
 
 @dataclass(frozen=True)
 class Holders:
-    """The ranks that hold the same parameters of a class, and how they share their states.
+    """Ranks that hold the same parameters of a class, and how these shard states.
 
-    Dense parameters are held by all ranks of dp and cp; experts by fewer, since ep ranks have
-    different ones (``trainer.plan.axes.ep``).
+    Dense parameters are held by all ranks of dp and cp, experts by fewer
+    (``trainer.plan.axes.ep``).
 
     Attributes:
         size: ranks with the same parameters.
-        stride: from one of them to the next, in ranks.
-        divisor: ranks over which the parameters of a layer are split, whatever the placement.
-        placement: degrees to which each state is split over the holders.
+        stride: distance of neighbours in rank numbers.
+        divisor: ranks over which model parallelism splits a layer's parameters.
+        placement: shard degree of each state.
         world: ranks of the job.
     """
 
@@ -113,13 +108,13 @@ class Holders:
     world: Size | None = None
 
     def group(self, size: Size, apart: Size = 1) -> RankGroup:
-        """Groups of so many holders, ``apart`` from each other."""
+        """Groups of ``size`` holders, every ``apart``-th."""
         stride = np.broadcast_to(np.asarray(apart * self.stride, np.float64), np.shape(size))
         return RankGroup(size, stride, self.world)
 
 
 def dense_holders(jobs: Jobs) -> Holders:
-    """The holders of all parameters but experts."""
+    """Holders of all parameters but experts."""
     axes = jobs.layout.axes
     return Holders(
         axes.replicas,
@@ -131,46 +126,44 @@ def dense_holders(jobs: Jobs) -> Holders:
 
 
 class Wires(NamedTuple):
-    """Bytes of so many numbers on their way, by what is sent."""
+    """Bytes of n elements in each collective."""
 
     gather: Callable[[Any], Any]
     """Weights."""
     secondary: Callable[[Any], Any]
-    """Weights from their nearer copy."""
+    """Weights from the secondary copy."""
     reduce: Callable[[Any], Any]
-    """Gradients that are scattered."""
+    """Gradients in a reduce-scatter."""
     total: Callable[[Any], Any]
-    """Gradients that are summed."""
+    """Gradients in an all-reduce."""
 
 
 def gathers_per_step(
-    micro_batches: Any, has_copy: Any, passes: int = 2, refresh_each: bool = False
+    micro_batches: Any, has_copy: Any, passes: int = 2, refresh_each: Any = False
 ) -> tuple[Any, Any]:
-    """Gatherings of split weights in a step: from the stored ones, and from the secondary copy.
+    """All-gathers of weights per step: from the primary shards, and from the secondary copy.
 
     Args:
-        micro_batches: per step; a number, or a column of them.
-        has_copy: whether there is a secondary copy, which the stored weights are gathered to renew.
-        passes: before each of which weights are gathered: forward and backward.
-        refresh_each: the copy is renewed in every micro-batch, not once a step.
+        micro_batches: per step; a number or a column.
+        has_copy: whether there is a secondary copy.
+        passes: that gather weights: forward and backward.
+        refresh_each: the copy is refreshed in every micro-batch, not once a step.
     """
     every = passes * micro_batches
-    stored = np.where(has_copy, micro_batches if refresh_each else 1, every)
+    stored = np.where(has_copy, np.where(refresh_each, micro_batches, 1), every)
     return stored, every - stored
 
 
-@dataclass(frozen=True)
-class StateExchanges:
-    """Exchanges of the states of a class of parameters in a step.
+class StateExchanges(NamedTuple):
+    """Exchanges of the states of one parameter class per step.
 
     Attributes:
-        weights: gathers split weights from where they are stored.
-        secondary: gathers them from the nearer copy.
-        gradients: splits a micro-batch's gradients over the ranks that accumulate them.
-        gradient_scatter: once a step, between groups that have accumulated: over what is left of
-            the optimizer's split.
-        gradient_sum: between ranks that update the same weights.
-        publish: what was updated, where weights are split less than optimizer states.
+        weights: all-gather from the primary shards.
+        secondary: all-gather from the secondary copy.
+        gradients: reduce-scatter over the ranks that accumulate them.
+        gradient_scatter: once a step, reduce-scatter over the rest of the optimizer's sharding.
+        gradient_sum: all-reduce between ranks that update the same weights.
+        publish: all-gather of updated weights that are sharded less than the optimizer states.
     """
 
     weights: Exchange
@@ -180,21 +173,18 @@ class StateExchanges:
     gradient_sum: Exchange
     publish: Exchange
 
-    def __iter__(self) -> Iterator[Exchange]:
-        return (getattr(self, f.name) for f in fields(self))
-
 
 class Cuts(NamedTuple):
-    """Elements of each state that one rank holds."""
+    """Elements of each state on one rank."""
 
     stored: Size
-    """Stored weights, which gathers start from."""
+    """Primary shards of the weights."""
     copied: Size
-    """The nearer copy of the weights."""
+    """Secondary copy."""
     accumulated: Size
     """Accumulated gradients."""
     updated: Size
-    """Weights that the optimizer updates."""
+    """Weights updated by the optimizer."""
 
 
 def state_exchanges(
@@ -206,16 +196,16 @@ def state_exchanges(
     reductions: Size,
     sums: Size = 1,
 ) -> StateExchanges:
-    """Exchanges of a class of parameters in a step.
+    """Exchanges of one parameter class per step.
 
     Args:
         holders: its ranks.
-        degrees: to which states are split; those of the holders' placement, or coarser.
-        cuts: elements on a rank.
-        wires: bytes of them on their way.
-        gathers: from the stored weights, and from the copy.
-        reductions: of split gradients.
-        sums: of gradients between ranks that update the same weights.
+        degrees: shard degrees, those of the holders' placement or coarser.
+        cuts: elements per rank.
+        wires: their bytes in collectives.
+        gathers: from the primary shards, and from the copy.
+        reductions: of sharded gradients.
+        sums: all-reduces between ranks that update the same weights.
     """
     weights, gradients = degrees.weight_shard, degrees.gradient_shard
     optimizer, copy = degrees.optimizer_shard, np.maximum(degrees.secondary_shard, 1)
@@ -245,7 +235,7 @@ def state_exchanges(
 
 
 def in_buckets(jobs: Jobs, habits: Habits, holders: Holders) -> Mask:
-    """Whether gradients are whole, or split in flat buckets beside whole weights."""
+    """Whether gradients are whole, or sharded in flat buckets beside whole weights."""
     degrees, bits = holders.placement, jobs.placement
     quantized = (bits.gather_bits > 0) | (bits.reduce_bits > 0)
     flat = habits.flat_buckets & np.asarray(in_flat_buckets(degrees, quantized))
@@ -253,13 +243,21 @@ def in_buckets(jobs: Jobs, habits: Habits, holders: Holders) -> Mask:
 
 
 def reduces_every_time(jobs: Jobs, habits: Habits, holders: Holders) -> Mask:
-    """Whether whole gradients are reduced after every micro-batch, and not once a step."""
+    """Whether whole gradients are reduced after every micro-batch, not once a step."""
     whole = (holders.size > 1) & (holders.placement.optimizer_shard == 1)
     return np.asarray((jobs.layout.pp > 1) & whole & habits.gradients_synced_per_micro_batch)
 
 
+def job_gathers(jobs: Jobs) -> tuple[Array, Array]:
+    """Gatherings of split weights in a step of each job; see ``gathers_per_step``."""
+    placement = jobs.placement
+    return gathers_per_step(
+        jobs.layout.gas, placement.secondary_shard > 0, refresh_each=placement.renews_copy
+    )
+
+
 def job_exchanges(jobs: Jobs, habits: Habits, holders: Holders, weights: Array) -> StateExchanges:
-    """Exchanges of so many weights on a rank, with the formats that jobs and framework state."""
+    """Exchanges of ``weights`` parameters per rank, in the formats of job and framework."""
     degrees, placement = holders.placement, jobs.placement
     gather_bytes = jobs.gather_bytes
     held_bits = placement.secondary_bits
@@ -267,7 +265,7 @@ def job_exchanges(jobs: Jobs, habits: Habits, holders: Holders, weights: Array) 
     bits = placement.reduce_bits
     reduce_bytes = np.where(bits > 0, bits / 8, habits.reduce_bytes)
     split = degrees.weight_shard > 1
-    stored, nearer = gathers_per_step(jobs.layout.gas, degrees.secondary_shard > 0)
+    stored, nearer = job_gathers(jobs)
     return state_exchanges(
         holders,
         degrees,

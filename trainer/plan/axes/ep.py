@@ -1,11 +1,9 @@
-"""Expert parallelism: experts of a mixture dealt out over ranks, and tokens sent to them.
+"""Expert parallelism: a mixture's experts spread over ranks, and tokens dispatched to them.
 
-As Megatron Core has it: ``ep`` ranks, each with a part of every layer's experts, are taken from
-those of data and context parallelism, so that the world is no larger. Experts' matrices are split
-over ``etp`` ranks, by default ``tp``. In the order of ranks ``etp`` is innermost, then ``ep``. A
-rank's experts are held by ``tp cp dp / (ep etp)`` ranks, among which gradients are reduced and
-states split (expert data parallelism). Each pass sends tokens to their experts and back. The
-built-in trainer has none of it.
+As in Megatron Core: ``ep`` ranks are taken from data and context parallelism, so the world is no
+larger. Experts' matrices are split over ``etp`` ranks, by default ``tp``; ``etp`` is innermost,
+then ``ep``. ``tp cp dp / (ep etp)`` ranks hold the same experts and share their gradients and
+states (expert data parallelism). The built-in trainer has no experts.
 """
 
 from __future__ import annotations
@@ -25,17 +23,14 @@ from trainer.plan.states import DEGREES, Degrees
 
 
 def all_holders(jobs: Jobs) -> list[Holders]:
-    """Holders of dense parameters, and of experts where there are any."""
+    """Holders of dense parameters, and of experts if there are any."""
     dense = [dense_holders(jobs)]
     return dense if jobs.model.mixture is None else [*dense, expert_holders(jobs)]
 
 
 def expert_holders(jobs: Jobs) -> Holders:
-    """The ranks that hold the same experts.
-
-    States that are split over all ranks with the same dense weights are split over all with the
-    same experts.
-    """
+    """Ranks that hold the same experts; states sharded over all dense holders are over all of
+    these."""
     layout, placement = jobs.layout, jobs.placement
     divisor = layout.ep * layout.etp
     copies = layout.tp * layout.cp * layout.dp / divisor
@@ -50,23 +45,20 @@ def expert_holders(jobs: Jobs) -> Holders:
 
 
 def mixed_share(jobs: Jobs, mixture: Mixture) -> Array:
-    """Share of the layers that have experts."""
+    """Fraction of layers with experts."""
     return np.asarray(mixed_layers(jobs.model, mixture) / jobs.model.num_layers)
 
 
 def rank_parameters(
     jobs: Jobs, layers: Array, tables: Array | float, first: Mask
 ) -> tuple[Array, Array]:
-    """Weights of a pipeline stage on one of its ranks, whatever the placement.
+    """Dense parameters and routed experts of a pipeline stage per rank, before state sharding.
 
     Args:
-        jobs: whose.
-        layers: that the stage has.
-        tables: of the vocabulary that it has: 0, 1 or 2.
-        first: where it is the first stage: a mixture's dense layers come before all others.
-
-    Returns:
-        Dense parameters, and experts.
+        jobs: training jobs.
+        layers: of the stage.
+        tables: vocabulary tables of the stage: 0, 1 or 2.
+        first: whether it is the first stage, where a mixture's dense layers are.
     """
     model, layout, mixture = jobs.model, jobs.layout, jobs.model.mixture
     plain = np.asarray(stage_weights(model, layers, tables, layout.layer_ranks))
@@ -74,7 +66,7 @@ def rank_parameters(
         return plain, np.zeros(len(jobs))
     some = first & (mixture.num_experts > 0)
     dense = np.where(some, np.minimum(mixture.dense_layers, layers), 0.0)
-    # Weights of a dense layer beyond those that ``stage_weights`` counts for one with experts.
+    # Extra weights of a dense layer over what ``stage_weights`` counts for one with experts.
     beyond = ffn_weights(model, model.ffn_size - mixture.shared_ffn_size)
     beyond = beyond - mixture.num_experts * model.hidden_size
     experts = (layers - dense) * expert_weights(model, mixture) / (layout.ep * layout.etp)
@@ -82,10 +74,9 @@ def rank_parameters(
 
 
 def assigned_tokens(jobs: Jobs, mixture: Mixture) -> Array:
-    """Pairs of a token and its expert in one micro-batch that one rank's experts compute.
+    """Token-expert pairs that one rank's experts compute per micro-batch, with a balanced router.
 
-    Tokens are dealt out over ``tp`` before they are sent, and gathered over ``etp`` after; the
-    router is taken to be balanced.
+    Tokens are split over ``tp`` before dispatch and gathered over ``etp`` after it.
     """
     return np.asarray(
         jobs.tokens
@@ -97,17 +88,14 @@ def assigned_tokens(jobs: Jobs, mixture: Mixture) -> Array:
 
 
 def local_experts(jobs: Jobs, mixture: Mixture) -> Array:
-    """Experts of one layer on one rank; 1 where there are none."""
+    """Experts per layer and rank; 1 without experts."""
     return np.asarray(np.maximum(mixture.num_experts / jobs.layout.ep, 1))
 
 
 def activation_bytes(jobs: Jobs, mixture: Mixture, fused: bool = False) -> Array:
-    """Bytes that the experts of one layer keep of a micro-batch: their inputs, what is between
-    their matrices, and their outputs, which the router's gradient needs.
-
-    Fused, the gate's kernel weighs tokens as well, so that neither its result before the product
-    nor the outputs are kept.
-    """
+    """Activations that one layer's experts keep per micro-batch: inputs, inner, and outputs, which
+    the router's gradient needs. ``fused``: the gate's kernel applies the router's weights, and
+    neither its input to the product nor the outputs are kept."""
     inner = (
         np.where(jobs.model.gated, 3 if fused else 4, 2) * mixture.expert_ffn_size / jobs.layout.etp
     )
@@ -116,16 +104,15 @@ def activation_bytes(jobs: Jobs, mixture: Mixture, fused: bool = False) -> Array
 
 
 class LayerExchanges(NamedTuple):
-    """Exchanges of a layer with experts in all passes on one micro-batch.
+    """Exchanges of a layer with experts on one micro-batch, all passes.
 
     Attributes:
-        plain: tokens on their way, each sent to all of its experts.
-        inside, across: the same where a token is sent once to each node that has one of its
-            experts, and from there to its ranks, at the same time (DeepSeek-AI 2024, section
-            3.2.2). Nothing goes across where the ranks share a node.
-        once: whether tokens are sent so.
-        hidden: share of the micro-batches that compute for another one meanwhile.
-        split: inputs gathered over the ranks that split an expert, and outputs summed.
+        plain: dispatch and combine, a token sent once per expert.
+        inside, across: the same with a token sent once per node, and from there to its ranks at the
+            same time (DeepSeek-AI 2024, section 3.2.2); nothing goes across within one node.
+        once: whether tokens are sent once per node.
+        hidden: fraction of micro-batches whose dispatch runs behind another one's layers.
+        split: all-gather of inputs and reduce-scatter of outputs over ``etp``.
     """
 
     plain: Exchange
@@ -139,13 +126,9 @@ class LayerExchanges(NamedTuple):
 def layer_exchanges(
     jobs: Jobs, habits: Habits, mixture: Mixture, members: Callable[[RankGroup], Array]
 ) -> LayerExchanges:
-    """Each pass sends tokens to their experts and back (Megatron Core, "Mixture of Experts").
+    """Dispatch and combine of every pass (Megatron Core, "Mixture of Experts").
 
-    Args:
-        jobs: whose.
-        habits: of their framework.
-        mixture: theirs.
-        members: ranks of a group that share a node.
+    ``members`` counts the ranks of a group that share a node.
     """
     layout, dispatcher = jobs.layout, jobs.options.dispatcher
     passes = np.where(jobs.repeats_layers, 3.0, 2.0)
@@ -165,7 +148,7 @@ def layer_exchanges(
         inside=way(layout.ep, near),
         across=replace(across, num_bytes=np.where(near < layout.ep, across.num_bytes, 0.0)),
         once=np.where(dispatcher == BY_HABIT, habits.sends_tokens_once, dispatcher == FLEX),
-        # The first forward and the last backward pass have no other micro-batch beside them.
+        # The first forward and the last backward pass have no other micro-batch to overlap.
         hidden=np.where(jobs.options.overlaps_dispatch, 1 - 1 / layout.gas, 0.0),
         split=(
             Exchange("experts", "all_gather", split, rows, passes),
@@ -175,17 +158,14 @@ def layer_exchanges(
 
 
 def dispatched_bytes(jobs: Jobs, mixture: Mixture, places: Array | None = None) -> Array:
-    """Bytes of the tokens of one micro-batch that a rank sends to a layer's experts, or back.
+    """Bytes that a rank sends per dispatch, or combine, of one micro-batch.
 
-    Args:
-        jobs: whose.
-        mixture: theirs.
-        places: ranks or nodes over which experts are spread, to each of which a token is sent
-            once, however many of its experts are there; None: once for each expert.
+    ``places``: ranks or nodes that experts are spread over, a token being sent once to each; None:
+    once per expert.
     """
     copies = mixture.experts_per_token * mixture.capacity
     if places is not None:
-        # Places with at least one of a token's experts.
+        # Expected number of places with at least one of a token's experts.
         met = places * (1 - (1 - 1 / places) ** mixture.experts_per_token)
         copies = np.minimum(copies, met)
     return np.asarray(

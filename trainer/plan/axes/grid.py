@@ -1,10 +1,9 @@
 """The grid: three-dimensional tensor parallelism over gx * gy * gz ranks (Singh et al. 2024, V-A).
 
-Along gx each layer's outputs are split, and the inputs of every second layer; along gy the others.
-Along gz a replica's sequences are split, and what gx and gy leave of the weights, which are
-gathered for each pass. gx alone is plain tensor parallelism: a priced job counts it as ``tp``, with
-the same sums. The sums along gy are equation 3 of section V-B, the gathers and scatters along gz
-equations 1 and 2; equation 7, the bandwidth that a group reaches, is the cost model's.
+gx splits the outputs of every other layer and the inputs of the rest; gy the reverse. gz splits a
+replica's sequences, and what gx and gy leave of the weights, which are gathered for each pass. gx
+alone is plain tensor parallelism, and a priced job counts it as ``tp``. Sums along gy are equation
+3 of section V-B, gathers and scatters along gz equations 1 and 2.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from trainer.plan.rules.requirement import Requirement
 from trainer.plan.sizes import Matrix, layer_matrices, layer_weights
 
 Wire = Callable[[Size], Size]
-"""Bytes of so many numbers on their way."""
+"""Bytes of n elements in a collective."""
 
 REQUIREMENTS = (
     *(
@@ -90,9 +89,9 @@ REQUIREMENTS = (
 
 
 def product_sums(jobs: Jobs, matrix: Matrix) -> Exchanges:
-    """Sums along gy of one product and its gradients; those along gx are ``tp``'s.
+    """All-reduces along gy of one product and its gradients; those along gx are ``tp``'s.
 
-    The output is summed where the inputs lie along gy, the gradient of the input elsewhere.
+    The output is summed where gy splits the inputs, else the input's gradient.
     """
     group, element = jobs.layout.axes.group("gy"), jobs.tokens * jobs.options.element_bytes
     element = element / jobs.layout.tp
@@ -107,18 +106,17 @@ def product_sums(jobs: Jobs, matrix: Matrix) -> Exchanges:
 
 
 def gy_exchanges(jobs: Jobs, habits: Habits) -> Exchanges:
-    """Sums along gy of one layer: queries, keys and values; up; and back through the others."""
+    """All-reduces along gy of one layer's matrices."""
     return tuple(one for each in layer_matrices(jobs.model) for one in product_sums(jobs, each))
 
 
 def depth_exchanges(jobs: Jobs, weights: Size, gather: Wire, reduce: Wire) -> Exchanges:
-    """Weights gathered along gz for each forward pass, their gradients scattered behind the
-    backward pass; gathers begin a layer ahead, scatters end with the step (section V-D).
+    """All-gathers of weights along gz and reduce-scatters of their gradients (section V-D).
 
     Args:
-        jobs: whose.
-        weights: that a rank holds of the matrix, layer or stage.
-        gather, reduce: bytes of so many weights, and gradients, on their way.
+        jobs: training jobs.
+        weights: on one rank, of a matrix, layer or stage.
+        gather, reduce: bytes of n weights, or gradients, in the collective.
     """
     group, ranks = jobs.layout.axes.group("gz"), jobs.layout.gz
     whole, full = ranks * gather(weights), np.where(jobs.repeats_layers, 1.0, 0.0)
@@ -131,34 +129,19 @@ def depth_exchanges(jobs: Jobs, weights: Size, gather: Wire, reduce: Wire) -> Ex
 
 
 def gz_exchanges(jobs: Jobs, habits: Habits, weights: Size | None = None) -> Exchanges:
-    """Along gz, of one layer's weights, or so many on a rank; formats as the framework has them."""
+    """Exchanges along gz of one layer, or ``weights`` per rank, in the framework's formats."""
     weights = layer_weights(jobs.model) / jobs.layout.layer_ranks if weights is None else weights
     wires = jobs.gather_bytes, habits.reduce_bytes
     return depth_exchanges(jobs, weights, lambda n: n * wires[0], lambda n: n * wires[1])
 
 
-def norm_exchanges(jobs: Jobs) -> Exchanges:
-    """Moments of one norm's inputs, which lie along gy, in float32; the backward pass sums two."""
-    group, moments = jobs.layout.axes.group("gy"), 2 * jobs.tokens * 4
-    full = np.where(jobs.repeats_layers, 1.0, 0.0)
-    gathered = jobs.layout.gy * moments
-    return (
-        Exchange("tensor", "all_gather", group, gathered, 1, "forward"),
-        Exchange("tensor", "all_gather", group, gathered, full, "repeated"),
-        Exchange("tensor", "all_reduce", group, moments, 1, "backward"),
-    )
-
-
 def kept_weight_bytes(jobs: Jobs, layers: Array) -> Array:
-    """Whole blocks that a micro-batch keeps for its backward pass, of a stage's layers.
-
-    Where layers are repeated there are only the one in work and the next one.
-    """
+    """Gathered weights that a stage keeps for the backward pass; two layers' if recomputed."""
     held = np.where(jobs.repeats_layers, np.minimum(layers, 2.0), layers)
     block = layer_weights(jobs.model) / (jobs.layout.tp * jobs.layout.gy)
     return np.where(jobs.layout.gz > 1, held * (block * jobs.options.element_bytes), 0.0)
 
 
 GY = Axis("gy", "tensor", gy_exchanges)
-# Weights gathered along gz are no state that dp splits: they count as the grid's, as those of gy.
+# Gathers along gz belong to the grid: placements do not shard along it.
 GZ = Axis("gz", "tensor", gz_exchanges, REQUIREMENTS)

@@ -1,7 +1,6 @@
-"""The mesh of ranks: order and sizes of the parallel axes, strides and groups.
+"""The mesh of ranks: order and sizes of the parallel axes, strides and groups. Torch-free.
 
-The trainer, spaces and the cost model read the same record. Sizes are whole numbers, or numpy
-columns of them for many configurations. Torch-free.
+The trainer, spaces and the cost model read the same record; sizes are numbers or columns.
 """
 
 from __future__ import annotations
@@ -24,46 +23,42 @@ Tensor-parallel ranks are neighbours, so that they share a node; pipeline stages
 since they talk least (Narayanan et al. 2021, section 3), unless ``RankOrder`` says otherwise.
 """
 FURTHER_AXES = ("cp",)
-"""Axes of the built-in trainer between tp and dp; 1 where a configuration says nothing."""
+"""Axes of the built-in trainer between tp and dp; default 1."""
 GRID = ("gx", "gy", "gz")
-"""Axes of the built-in trainer's three-dimensional tensor parallelism, innermost first.
-
-They stand where a user's own axes do, and only where one of them has several ranks.
-"""
+"""Axes of the built-in trainer's grid, innermost first; present only where one exceeds 1."""
 PRICED_AXES = ("gy", "gz", *FURTHER_AXES)
-"""Axes that a priced job has besides those of every job; the grid's gx counts as tp."""
+"""Further axes of a priced job; the grid's gx counts as tp."""
 SPLIT_WEIGHTS = ("tp", "gy", "gz")
-"""Axes along which each rank has a part of every layer's matrices."""
+"""Axes that split every layer's matrices."""
 SPLIT_TOKENS = ("gz", "cp")
-"""Axes along which each rank has a part of a micro-batch's tokens."""
+"""Axes that split a micro-batch's tokens."""
 COPIES = ("cp", "dp")
-"""Axes whose ranks hold the same weights; the last ones before pp."""
+"""Axes of ranks with the same weights; the last ones before pp."""
 RANK_ORDERS: tuple[RankOrder, ...] = get_args(RankOrder)
 """Orders of the axes on ranks, innermost first.
 
-The second keeps a pipeline's stages within a node and spreads replicas over nodes. Ranks of cp and
-dp hold the same weights and are therefore neighbours in both; Megatron-LM's
-``--use-tp-pp-dp-mapping`` differs from the second only in that it leaves cp beside tp.
+The second keeps a pipeline's stages within a node and spreads replicas over nodes; it equals
+Megatron-LM's ``--use-tp-pp-dp-mapping`` except that cp stays beside dp, with the same weights.
 """
 
 
 def ordered(own: Sequence[str] = ()) -> tuple[str, ...]:
-    """All axes, innermost first; those that not every job has lie between tp and dp."""
+    """All axes, innermost first; ``own`` ones lie between tp and dp."""
     return (TENSOR, *own, REPLICAS, PIPELINE)
 
 
 def is_pp_inside(rank_order: Any) -> Any:
-    """Whether pp is numbered before cp and dp, in one order or in each of a column."""
+    """Whether pp is numbered before cp and dp; a word or a column."""
     return rank_order == "tp-pp-cp-dp"
 
 
 def beside_dp(own: Sequence[str] = ()) -> tuple[str, ...]:
-    """Axes whose degree a configuration states; dp is what they leave of the ranks."""
+    """Axes with a stated degree; dp follows from the world size."""
     return tuple(name for name in ordered(own) if name != REPLICAS)
 
 
 def ranks_of_replica(degrees: Mapping[str, Size], own: Sequence[str] = ()) -> Size:
-    """Ranks that hold one replica: the product of all degrees but dp."""
+    """Ranks per replica: the product of all degrees but dp."""
     return math.prod(degrees[name] for name in beside_dp(own))
 
 
@@ -73,10 +68,10 @@ class RankGroup:
 
     Attributes:
         size: ranks.
-        stride: from one member's global rank to the next one's: 1 for tp, tp for dp, tp * dp
-            for pp, where that is outermost.
-        world: ranks of the job, or None. A block of size * stride ranks that does not divide a
-            node straddles two of them somewhere, unless the job is in one node.
+        stride: distance of neighbours in rank numbers: 1 for tp, tp for dp, tp * dp for an
+            outermost pp.
+        world: ranks of the job, or None. A block of size * stride ranks that does not divide a node
+            straddles two of them somewhere, unless the job is on one node.
     """
 
     size: Size
@@ -84,7 +79,7 @@ class RankGroup:
     world: Size | None = None
 
     def of(self, rank: int) -> range:
-        """The members of the group that a rank is in."""
+        """Members of a rank's own group."""
         size, stride = (int(np.asarray(one).item()) for one in (self.size, self.stride))
         first = rank - rank // stride % size * stride
         return range(first, first + size * stride, stride)
@@ -92,12 +87,12 @@ class RankGroup:
 
 @dataclass(frozen=True)
 class Axes:
-    """Axes and their sizes, innermost first: ranks 0 and 1 are neighbours on the first axis.
+    """Axes and their sizes, innermost first.
 
     Attributes:
         sizes: by axis; rank numbers run through the first one fastest.
-        pp_inside: pp, the last axis, is numbered before cp and dp: ``tp-pp-cp-dp``. One value for
-            all jobs, or a numpy column.
+        pp_inside: pp, the last axis, is numbered before cp and dp (``tp-pp-cp-dp``); one value or a
+            column.
     """
 
     sizes: Mapping[str, Size]
@@ -105,11 +100,8 @@ class Axes:
 
     @property
     def of_states(self) -> Axes:
-        """The same mesh with all ranks that hold the same weights as one axis ``dp``.
-
-        Context-parallel ranks see other tokens; they reduce gradients and split states together
-        with the data-parallel ones, as in Megatron.
-        """
+        """The mesh with dp and cp merged into ``dp``: ranks that share gradients and sharded
+        states."""
         sizes = {name: size for name, size in self.sizes.items() if name not in COPIES[:-1]}
         sizes[REPLICAS] = self.replicas
         return Axes(sizes, self.pp_inside)
@@ -120,7 +112,7 @@ class Axes:
         return self.product(COPIES)
 
     def product(self, names: Sequence[str]) -> Size:
-        """Ranks along some axes together."""
+        """Product of the sizes of some axes."""
         first, *others = [self.sizes[name] for name in names if name in self.sizes] or [1]
         return math.prod(others, start=first)  # columns are not multiplied by 1
 
@@ -130,12 +122,12 @@ class Axes:
         return math.prod(self.sizes.values())
 
     def stride(self, name: str) -> Size:
-        """Distance of neighbours on an axis in rank numbers: ranks of all axes inside it."""
+        """Distance of neighbours on an axis in rank numbers."""
         names = [*self.sizes]
         place = names.index(name)
         inner = math.prod(self.sizes[one] for one in names[:place])
         first = next((i for i, one in enumerate(names) if one in COPIES), len(names))
-        # A power of a truth value: x where it holds, else 1.
+        # x**condition is x where the condition holds, else 1.
         if name == "pp":
             outside = math.prod(self.sizes[one] for one in names[first:place])
             return inner // outside**self.pp_inside
@@ -145,7 +137,7 @@ class Axes:
 
     @property
     def outermost_first(self) -> tuple[str, ...]:
-        """One job's axes in the order of nested loops over its ranks."""
+        """Axes of one job in the order of nested loops over its ranks."""
         return tuple(sorted(self.sizes, key=self.stride, reverse=True))
 
     def place(self, rank: int, name: str) -> int:
@@ -153,14 +145,8 @@ class Axes:
         return int(rank // self.stride(name) % self.sizes[name])
 
     def groups(self, name: str, size: int | None = None, apart: int = 1) -> list[list[int]]:
-        """All groups of ``size`` ranks along an axis; together they hold every rank once.
-
-        Args:
-            name: the axis.
-            size: ranks of a group; default the whole axis.
-            apart: distance of its members along the axis: blocks of ``size * apart`` ranks are
-                each cut into ``apart`` groups.
-        """
+        """All groups of ``size`` ranks along an axis (default the whole), each member ``apart``
+        positions from the next; every rank is in one group."""
         span = (size or self.sizes[name]) * apart
         stride, whole = self.stride(name), self.sizes[name]
         firsts = [block + i for block in range(0, whole, span) for i in range(apart)]
@@ -172,13 +158,9 @@ class Axes:
         ]
 
     def group(self, name: str, size: Size | None = None, apart: Size = 1) -> RankGroup:
-        """Groups of ``size`` ranks along an axis as size and stride; see ``groups``."""
+        """Size and stride of ``groups``."""
         size = self.sizes[name] if size is None else size
         stride = apart * self.stride(name)
         if isinstance(size, np.ndarray):
             stride = np.broadcast_to(np.asarray(stride, np.float64), size.shape)
         return RankGroup(size, stride, self.world_size)
-
-    def group_of(self, rank: int, name: str, size: int | None = None, apart: int = 1) -> range:
-        """The ranks of this rank's own group among ``groups``."""
-        return self.group(name, size, apart).of(rank)

@@ -1,9 +1,9 @@
-"""Pipeline parallelism: layers split into stages, micro-batches passed from stage to stage.
+"""Pipeline parallelism: stages of layers, and schedules of micro-batches.
 
-Each of ``pp`` ranks has ``vpp`` chunks of layers; ``stages`` says which. The schedule decides how
-many micro-batches a stage keeps in memory and how long it waits: 1F1B, plain or interleaved
-(Narayanan et al. 2021, section 2.2), breadth-first (Lamy-Poirier 2022), and those that compute
-weights' gradients apart (Qi et al. 2023).
+Each of ``pp`` ranks has ``vpp`` model chunks (``trainer.plan.stages``). The schedule decides how
+many micro-batches a stage keeps in flight and how long it idles: 1F1B, plain or interleaved
+(Narayanan et al. 2021, section 2.2), breadth-first (Lamy-Poirier 2022), zero bubble (Qi et al.
+2023).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainer.plan.layouts import NO_LAYOUT, parsed_layout
 from trainer.plan.rules.requirement import Requirement
 
 _WHOLE = [one for one in get_args(PipelineSchedule) if one not in DEFERRING_SCHEDULES]
-"""Schedules whose backward passes are whole."""
+"""Schedules that do not defer weight gradients."""
 _WITHOUT_ROUNDS = ["LoopedBFS", *FOLDED_SCHEDULES]
 _ZERO_BUBBLE = tuple(
     Requirement(
@@ -66,7 +66,7 @@ _ZERO_BUBBLE = tuple(
         ),
     )
 )
-# Stages whose layers are not given, and what they share.
+# Stages without given layers, and the layers that they share.
 _SHARING = "(pp - (1 if first_stage_layers > 0 else 0) - (1 if last_stage_layers > 0 else 0))"
 _LEFT = "(num_layers - first_stage_layers - last_stage_layers)"
 REQUIREMENTS = (
@@ -92,7 +92,7 @@ REQUIREMENTS = (
         "{pp} * vpp {vpp}; change one of them",
         builtin_only=True,
     ),
-    # Interleaved 1F1B hands micro-batches out in rounds of pp; breadth-first knows no rounds.
+    # Interleaved 1F1B runs micro-batches in rounds of pp, breadth-first all at once.
     Requirement("interleaved_gas", "vpp == 1 or gas % pp == 0", others_only=True),
     Requirement(
         "interleaved_gas",
@@ -106,53 +106,45 @@ REQUIREMENTS = (
 
 
 def neighbours(jobs: Jobs) -> Array:
-    """Stages that one in the middle talks to; in a pipeline of two each has one."""
+    """Peers of an inner stage; in a pipeline of two each has one."""
     return np.minimum(jobs.layout.pp - 1, 2)
 
 
 def rounds(jobs: Jobs) -> Array:
-    """Times that a micro-batch passes a chunk of a rank, filling and draining included."""
+    """Chunk passes of a rank per step, warm-up and drain included."""
     return jobs.layout.gas * jobs.layout.vpp + jobs.layout.pp - 1
 
 
 def message(jobs: Jobs, habits: Habits) -> Exchange:
-    """A micro-batch's activations to the next stage; their gradients come back in as many bytes.
-
-    It is sent once for each neighbour, micro-batch and chunk.
-    """
+    """A micro-batch's hidden states to the next stage, per neighbour, micro-batch and chunk;
+    gradients come back in as many bytes."""
     share = np.where(splits_sequence(jobs, habits), jobs.layout.tp, 1.0)
     num_bytes = jobs.activation_bytes / share
     times = jobs.layout.gas * jobs.layout.vpp * neighbours(jobs)
     return Exchange("pipeline", "send", jobs.layout.axes.group("pp"), num_bytes, times)
 
 
-def tied_embedding(jobs: Jobs, weights: float) -> Exchange:
-    """Gradients of so many weights of a tied table, summed between the first and the last stage."""
-    group = jobs.layout.axes.group("pp", np.full(len(jobs), 2.0), jobs.layout.pp - 1)
-    return Exchange("embedding", "all_reduce", group, 4 * weights)
-
-
 def idle_share(jobs: Jobs) -> Array:
-    """Share of the bubble that is left where weights' gradients are computed apart.
+    """Fraction of 1F1B's bubble that is left when weight gradients are deferred.
 
-    Qi et al. 2023, table 2, ZB-H1: (p - 1) (F + B - W) in place of (p - 1) (F + B + W), with a pass
-    each for outputs (F), gradients of inputs (B) and of weights (W), equally long; another F where
-    layers are recomputed.
+    Qi et al. 2023, table 2, ZB-H1: (p - 1) (F + B - W) in place of (p - 1) (F + B + W), with
+    equally long passes F (outputs), B (input gradients) and W (weight gradients); recomputation
+    adds another F.
     """
     again = jobs.repeats_layers
     left = np.where(again, 1 / 2, 1 / 3)
-    # DualPipeV ends with whole backward passes on most ranks; torch does not overlap its pairs.
+    # DualPipeV ends with full backward passes on most ranks; torch does not overlap its pairs.
     whole = 3 / 4 - 1 / (4 * np.maximum(jobs.layout.pp - 1, 1))
     left = np.where((jobs.options.schedule == DUAL_PIPE_V) & again, whole, left)
     return np.where(jobs.defers_weight_gradients, left, 1.0)
 
 
 def unfilled_turns(jobs: Jobs) -> Array:
-    """Further turns of a chunk that are idle where micro-batches are few.
+    """Extra idle turns of a chunk with few micro-batches.
 
-    Breadth-first waits for the first of them before each further chunk. Folded stages are filled by
-    2 p - 1 of them: each that is missing is a wait of two passes, as far as the bubble of p - 1 has
-    not room for it; where layers are recomputed, of one beside the bubble.
+    Breadth-first waits for the first micro-batch before each further chunk. Folded schedules need 2
+    p - 1 micro-batches: each missing one costs two passes, less what the bubble of p - 1 absorbs;
+    with recomputation, one pass on top of the bubble.
     """
     m, p = jobs.layout.gas, jobs.layout.pp
     looped = np.maximum(p - m, 0) * (jobs.layout.vpp - 1)
@@ -163,14 +155,13 @@ def unfilled_turns(jobs: Jobs) -> Array:
 
 
 def in_flight(jobs: Jobs, stage: Array | int) -> Array:
-    """1F1B keeps ``pp - stage`` micro-batches (Narayanan et al. 2021, section 2.2).
+    """Micro-batches whose activations a stage keeps.
 
-    Interleaved, a rank runs ``2 (pp - stage - 1) + (vpp - 1) pp`` chunks ahead and keeps one more;
-    on the first stage that is ``1 + (pp - 1) / (pp vpp)`` of a whole model's share (Korthikanti et
-    al. 2022, section 4.2.3). Breadth-first, all forward passes come first (Lamy-Poirier
-    2022). Zero bubble as torch has it delays the weights' products of stage s by s micro-batches,
-    whose operands stay, so that every stage keeps pp. Folded, each rank keeps pp as well (Qi et al.
-    2023, section 6), DualPipeV one chunk of two more.
+    1F1B keeps ``pp - stage`` (Narayanan et al. 2021, section 2.2). Interleaved, a rank runs ``2 (pp
+    - stage - 1) + (vpp - 1) pp`` chunks ahead and keeps one more (Korthikanti et al. 2022, section
+    4.2.3). Breadth-first keeps all (Lamy-Poirier 2022). Torch's zero bubble delays the weight
+    gradients of stage s by s micro-batches, so every stage keeps pp. Folded schedules keep pp as
+    well (Qi et al. 2023, section 6), DualPipeV half a micro-batch more.
     """
     plain = jobs.layout.pp - stage
     chunks = 2 * (plain - 1) + (jobs.layout.vpp - 1) * jobs.layout.pp + 1
@@ -181,19 +172,14 @@ def in_flight(jobs: Jobs, stage: Array | int) -> Array:
     kept = np.where(jobs.options.schedule == ZERO_BUBBLE_V, jobs.layout.pp, kept)
     kept = np.where(jobs.options.schedule == DUAL_PIPE_V, jobs.layout.pp + 0.5, kept)
     kept = np.where(jobs.options.schedule == BREADTH_FIRST, jobs.layout.gas, kept)
-    # The forward pass that hides another one's tokens begins before that has ended.
+    # A forward pass that hides another micro-batch's dispatch starts before that has ended.
     kept = kept + np.where(jobs.options.overlaps_dispatch, 1 / jobs.layout.vpp, 0.0)
     return np.maximum(np.minimum(kept, jobs.layout.gas), np.minimum(jobs.layout.gas, 1))
 
 
 def _of_unlike_chunks(jobs: Jobs, stage: Array | int, alike: Array) -> Array:
-    """Micro-batches in flight where a layout gives chunks of a rank unlike numbers of layers.
-
-    Args:
-        jobs: of any stages.
-        stage: its number.
-        alike: micro-batches in flight if its chunks are alike.
-    """
+    """Micro-batches in flight at ``stage`` where a layout gives a rank's chunks different numbers
+    of layers; elsewhere ``alike``."""
     rows = (jobs.stages.pipeline_layout != NO_LAYOUT) & (jobs.layout.vpp > 1)
     if not rows.any():
         return alike
@@ -215,11 +201,10 @@ def _of_unlike_chunks(jobs: Jobs, stage: Array | int, alike: Array) -> Array:
 
 @lru_cache(maxsize=10_000)
 def _kept_by_order(layout: str, pp: float, gas: float, stage: float) -> float | None:
-    """The most that a rank keeps in the order in which Megatron-LM runs its chunks, in
-    micro-batches of all its layers; None where they are alike, or it has no such rank.
+    """Peak of micro-batches in flight in Megatron-LM's chunk order, weighted by layers.
 
-    Forward passes run through pp micro-batches of each chunk in turn, backward passes likewise
-    from the last chunk on; how far the former are ahead is as in :func:`in_flight`.
+    Forward passes take pp micro-batches through each chunk in turn, backward passes likewise from
+    the last chunk on. None if the chunks are alike, or there is no such rank.
     """
     ranks, rank = int(pp), int(stage)
     chunks = parsed_layout(layout).layers_of_chunks(ranks)
@@ -227,7 +212,7 @@ def _kept_by_order(layout: str, pp: float, gas: float, stage: float) -> float | 
         return None
     layers = chunks[rank]
     turn = ranks * len(layers)
-    # Each turn is as the one before: three in all are enough to see the most.
+    # The order is periodic: three turns include the peak.
     passes = int(min(gas * len(layers), 3 * turn))
     forward = [layers[i % turn // ranks] for i in range(passes)]
     backward = [layers[::-1][i % turn // ranks] for i in range(passes)]

@@ -1,9 +1,8 @@
 """Tensor parallelism: each layer's matrices split over ranks (Shoeybi et al. 2019, section 3).
 
-Queries, keys, values and the first product of the feed-forward part are split by their outputs, the
-products after them by their inputs, so that a layer sums twice in each pass. Heads, the inner size
-and the vocabulary are split alike. With sequence parallelism (Korthikanti et al. 2022) activations
-between the products are split by sequence, and a sum becomes a reduce-scatter and an all-gather.
+QKV and the first feed-forward product are column-parallel, the products after them row-parallel, so
+a layer has two all-reduces per pass. Sequence parallelism (Korthikanti et al. 2022) splits the
+activations in between by sequence and turns each into a reduce-scatter and an all-gather.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ from trainer.plan.jobs import STEP_GRAPHS, Array, Jobs, Mask
 from trainer.plan.rules.requirement import Requirement
 
 PASS_SUMS = 2
-"""Sums over the ranks in one pass of a layer: of outputs where inputs are split, of inputs'
-gradients elsewhere."""
+"""All-reduces per layer and pass: of row-parallel outputs, of column-parallel input gradients."""
 FURTHER_GATHERS = 2
-"""With sequence parallelism a backward pass gathers the inputs of the two products split by outputs
-again, before their weights' gradients."""
+"""With sequence parallelism the backward pass gathers both column-parallel inputs again, for the
+weight gradients."""
 
 REQUIREMENTS = (
     Requirement("tp_within_node", "gpus_per_node % tp == 0"),
@@ -52,18 +50,15 @@ REQUIREMENTS = (
 
 
 def splits_sequence(jobs: Jobs, habits: Habits) -> Mask:
-    """Whether activations between layers are split over the ranks."""
+    """Whether sequence parallelism is on."""
     return np.asarray(jobs.options.sequence_parallel | habits.sequence_parallel)
 
 
 def sums(jobs: Jobs, habits: Habits, counts: Mapping[Pass, tuple[Size, Size]]) -> Exchanges:
-    """Sums of activations over the ranks.
+    """Sums of activations over tp.
 
-    Args:
-        jobs: whose.
-        habits: of their framework.
-        counts: by pass, sums, and gathers where the sequence is split: a sum is a reduce-scatter
-            then, and gathers are those of the sums and further ones.
+    ``counts``: per pass, sums, and all-gathers under sequence parallelism, where a sum is a
+    reduce-scatter.
     """
     group, split = jobs.layout.axes.group("tp"), splits_sequence(jobs, habits)
     num_bytes = jobs.activation_bytes
@@ -79,38 +74,23 @@ def sums(jobs: Jobs, habits: Habits, counts: Mapping[Pass, tuple[Size, Size]]) -
     return tuple(made)
 
 
-def layer_exchanges(jobs: Jobs, habits: Habits, repeated_gathers: float | None = None) -> Exchanges:
+def layer_exchanges(jobs: Jobs, habits: Habits) -> Exchanges:
     """Sums of activations in both passes of a layer, and those that full recomputation repeats.
 
-    Args:
-        jobs: whose.
-        habits: of their framework.
-        repeated_gathers: of the repeated pass with sequence parallelism; default one for each sum.
+    With sequence parallelism both inputs of a repeated pass are gathered, also where its last sum
+    is left out.
     """
-    gathers = habits.repeated_sums if repeated_gathers is None else repeated_gathers
     full = np.where(jobs.repeats_layers, 1.0, 0.0)
     counts: dict[Pass, tuple[Size, Size]] = {
         "forward": (PASS_SUMS, PASS_SUMS),
         "backward": (PASS_SUMS, PASS_SUMS + FURTHER_GATHERS),
-        "repeated": (full * habits.repeated_sums, full * gathers),
+        "repeated": (full * habits.repeated_sums, full * PASS_SUMS),
     }
     return sums(jobs, habits, counts)
 
 
-def end_exchanges(jobs: Jobs, habits: Habits, first: bool, last: bool) -> Exchanges:
-    """Sums of a micro-batch outside of the layers, on a stage with the first or the last of them.
-
-    The embedding's output is a sum, and so is the gradient of the output layer's input. The loss
-    sums the greatest logit, then the exponentials and the target's logit, in float32.
-    """
-    made = sums(jobs, habits, {"forward": (first + last, first + 2 * last)})
-    group, tokens = jobs.layout.axes.group("tp"), jobs.tokens
-    loss = (Exchange("tensor", "all_reduce", group, n * tokens * 4) for n in (1, 2))
-    return (*made, *(loss if last else ()))
-
-
 def host_calls(jobs: Jobs, habits: Habits) -> Array:
-    """Collectives of a layer's forward pass; none where one CUDA graph has the whole step."""
+    """Collectives of a layer's forward pass; none if one CUDA graph holds the whole step."""
     each = np.where(splits_sequence(jobs, habits), 2.0, 1.0)
     by_host = (jobs.layout.tp > 1) & (jobs.options.graphs != STEP_GRAPHS)
     return np.where(by_host, PASS_SUMS * each, 0.0)

@@ -12,7 +12,7 @@ from trainer.plan.rules.requirement import TYPES, Requirement
 
 
 def counting() -> tuple[Requirement, ...]:
-    """A field has its default where it does not count."""
+    """A field that does not count has its default."""
     return tuple(
         Requirement(
             counts.rule,
@@ -25,7 +25,7 @@ def counting() -> tuple[Requirement, ...]:
 
 
 def refused(engine: str) -> tuple[Requirement, ...]:
-    """No value that an engine refuses."""
+    """Values that an engine refuses."""
     return tuple(
         Requirement(
             f"{engine}_{refused.rule or names[0]}",
@@ -41,7 +41,7 @@ def refused(engine: str) -> tuple[Requirement, ...]:
 
 
 def refused_settings(settings: Settings, engine: str) -> dict[str, str]:
-    """Reason and remedy for each setting that an engine has no use for, by its name."""
+    """Reason and remedy for each setting that an engine refuses, by name."""
     found = {}
     for refused, names in grouped(Settings, Refused).items():
         for name in names:
@@ -66,7 +66,7 @@ def _default(name: str) -> Scalar:
 
 
 def _values(names: Sequence[str]) -> str:
-    """Names with places for their values; one that is true says enough by its name."""
+    """Names with placeholders for their values; a boolean's name says enough."""
     return ", ".join(name if TYPES[name] == "boolean" else f"{name} {{{name}}}" for name in names)
 
 
@@ -82,6 +82,6 @@ def _written(value: Scalar) -> str:
 
 
 def _all(parts: Sequence[str]) -> str:
-    """Parts of an ``or``, of which ``and`` binds closer; parentheses are for the reader."""
+    """Parts joined by ``and``, parenthesized for the reader where an ``or`` follows."""
     text = " and ".join(parts)
     return f"({text})" if " and " in text else text

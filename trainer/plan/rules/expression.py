@@ -1,12 +1,11 @@
 """The constraint grammar: arithmetic, comparisons and logic over named columns.
 
-``+ - * / // %``, ``== != < <= > >=`` (chains too), ``and or not``, ``in [..]``,
-``.. if .. else ..``, parentheses, numbers, quoted text, ``true``, ``false`` and names. No calls,
-attributes, subscripts or powers.
-Python's parser reads it, a whitelist walks it, numpy computes it; nothing is ever ``eval``-ed.
+``+ - * / // %``, ``== != < <= > >=`` (chains too), ``and or not``, ``in [..]``, ``.. if .. else
+..``, parentheses, numbers, quoted text, ``true``, ``false`` and names; no calls, attributes,
+subscripts or powers. Python's parser reads it, a whitelist walks it, numpy evaluates it.
 
-Types are checked before anything is computed, so evaluation cannot fail. Numbers are float64:
-exact for whole numbers up to 2^53, and free of the silent overflow of int64.
+Types are checked first, so evaluation cannot fail. Numbers are float64: exact for integers up to
+2^53, and without int64's silent overflow.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _GRAMMAR = (
 
 
 class ExpressionError(ValueError):
-    """A mistake in an expression, and the column (0-based) where it begins."""
+    """A mistake in an expression, and its column (from 0)."""
 
     def __init__(self, text: str, column: int, what: str) -> None:
         super().__init__(what)
@@ -84,7 +83,7 @@ def constant(value: Scalar) -> Array:
 
 @dataclass(frozen=True)
 class Value:
-    """A computed column; ``bad`` marks the rows where a division by zero reached it."""
+    """A computed column; ``bad`` marks rows that divide by zero."""
 
     value: Array
     bad: Array = False
@@ -94,13 +93,13 @@ _Evaluate = Callable[[Mapping[str, Array]], Value]
 
 
 def _any(*bad: Array) -> Array:
-    """Rows where one is bad; most expressions divide by nothing, and no column is computed."""
+    """Rows that are bad in any of these; False if nothing divides."""
     found = [rows for rows in bad if rows is not False]
     return reduce(np.logical_or, found) if found else False
 
 
 def _both(left: Value, right: Value) -> Value:
-    """``and``: as in Python, the right side counts only where the left one does not decide."""
+    """``and``; as in Python, the right side counts only if the left is true."""
     bad = right.bad is not False and np.logical_and(left.value, right.bad)
     return Value(np.logical_and(left.value, right.value), _any(left.bad, bad))
 
@@ -154,12 +153,12 @@ class Expression:
 
 
 def parse(text: str, types: Mapping[str, ValueType], *, any_type: bool = False) -> Expression:
-    """Check an expression against the names that exist; raises ExpressionError.
+    """Compile an expression; raises ExpressionError.
 
     Args:
         text: of the expression.
         types: of the names that it may use.
-        any_type: whether it may be a number or text, too.
+        any_type: accept numbers and text, not only booleans.
     """
     text = " ".join(text.split())
     if not text:
@@ -337,5 +336,5 @@ _CALLED = {
 
 
 def _called(node: ast.AST) -> str:
-    """A reader's name for a piece of syntax that the grammar does not have."""
+    """A reader's name for syntax outside the grammar."""
     return _CALLED.get(type(node), type(node).__name__)

@@ -1,7 +1,6 @@
-"""One condition on configurations, and what a trainer says where it is not met.
+"""A condition on configurations, and the trainer's words for refusing them.
 
-Conditions are written in the constraint grammar, over the names of configurations, models and what
-follows from them: one row or a column of each.
+Conditions are in the constraint grammar over names of configuration and model; one row or columns.
 """
 
 from __future__ import annotations
@@ -27,16 +26,14 @@ TYPES: dict[str, ValueType] = {
 
 @dataclass(frozen=True)
 class Requirement:
-    """One condition that a configuration must satisfy.
+    """One condition on configurations.
 
     Attributes:
         name: as ``meshtune check`` lists it.
         text: the condition.
-        refusal: what the trainer says where it is not met; values stand in braces. Empty for what
-            only a search leaves out, although a trainer could run it.
-        builtin_only: of the built-in trainer; others may pad, say.
-        others_only: of others than the built-in trainer.
-        axes: degrees that the condition reads of axes that not every job has.
+        refusal: the trainer's message, values in braces; empty if only a search leaves it out.
+        builtin_only, others_only: for the built-in trainer; for all others.
+        axes: degrees in the condition of axes that not every job has.
     """
 
     name: str
@@ -52,12 +49,7 @@ class Requirement:
 
 
 def refusal(requirements: Iterable[Requirement], values: Mapping[str, Any]) -> str | None:
-    """Why a trainer refuses a configuration; None if it meets all that it has the values for.
-
-    Args:
-        requirements: in the order in which they are checked; those without words are skipped.
-        values: of one configuration.
-    """
+    """Message of the first broken requirement; those without message or values are skipped."""
     columns = {name: constant(value) for name, value in values.items()}
     for requirement in requirements:
         condition = requirement.condition

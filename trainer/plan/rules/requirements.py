@@ -1,4 +1,4 @@
-"""Conditions on configurations, once: the trainer asks them, spaces have them as rules."""
+"""All conditions on configurations: the trainer checks them, spaces have them as rules."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from trainer.plan.rules.requirement import Requirement
 
 
 def requirements(own_axes: Sequence[str] = ()) -> tuple[Requirement, ...]:
-    """All of them, in the order in which they are asked.
+    """All conditions, in the order in which they are checked.
 
-    Args:
-        own_axes: parallel axes beside those that every job has: of the built-in trainer
-            (``trainer.plan.axes.registry``), or such as only a user's own trainer knows.
+    ``own_axes``: further axes, of the built-in trainer (``trainer.plan.axes.registry``) or a
+    user's.
     """
     return _requirements(tuple(own_axes))
 
@@ -78,5 +77,5 @@ _OTHERS = (
     *_FP8,
 )
 REQUIREMENTS = requirements()
-# Spaces can switch these off.
+# Requirements that the words of a space's ``allow`` lift.
 SWITCHED_OFF_BY = {"tp_across_nodes": "tp_within_node", "uneven_layers": "layers_by_stages"}

@@ -1,4 +1,4 @@
-"""A pipeline stage's parameters, by name, shape and traits, without building it. Torch-free."""
+"""A pipeline stage's parameters, by name, shape and traits, without building it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from trainer.plan.model import ModelConfig
+from trainer.plan.shards import Shape, Traits
 from trainer.plan.sizes import Matrix, layer_matrices
-
-Shape = tuple[int, ...]
-
-
-class Traits(NamedTuple):
-    """Properties that decide how a parameter is split, updated and summed."""
-
-    split: tuple[str, ...]
-    """Axes along which each rank holds its own part; along others all hold the same."""
-    decays: bool
-    """Weight decay applies: to matrices, not to norms and biases."""
-    shared: bool
-    """The tied embedding, held by the first and the last pipeline stage."""
-    copy: bool
-    """The last stage's copy of it, which the global norm must not count again."""
 
 
 class Parameter(NamedTuple):
@@ -112,19 +98,14 @@ def stage_parameters(
     if last and (pipelined or not model.tied_embeddings):
         head = [table("head.weight", tied)]
     norm = _norm(model, "norm", ranks) if last else []
-    held = layers or equal_share(model, index, num_stages)
+    each = model.num_layers // num_stages
+    held = layers or range(index * each, (index + 1) * each)
     blocks = [_block(model, f"blocks.{layer}", ranks) for layer in held]
     if pipelined:
         units = [*blocks, embedding, head, positions + norm]
     else:
         units = [*blocks, embedding + positions + norm + head]
     return [unit for unit in units if unit]
-
-
-def equal_share(model: ModelConfig, index: int, num_stages: int) -> range:
-    """The numbers of a stage's layers where ``num_stages`` divides them."""
-    each = model.num_layers // num_stages
-    return range(index * each, (index + 1) * each)
 
 
 def in_order(units: list[list[Parameter]]) -> Iterator[Parameter]:

@@ -1,0 +1,131 @@
+"""Probes: which short trials of a shallower model tell most of the configurations that may win.
+
+An ensemble of cost models is drawn from what is believed before any trial: constants of time and
+memory, and habits of the framework. Over it the logarithms of step times and peaks of probes and of
+promising configurations are taken for jointly normal, and probes are chosen one after the other, by
+how much variance of the latter each takes away per node-second (greedy A-optimal design; Krause et
+al. 2008).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from analysis.cost.model import CostModel
+from analysis.prediction.candidate_set import CandidateSet
+from analysis.prediction.pricing import Pricing, reported
+from analysis.prediction.start_up import StartUp
+from foundation.documents import as_written
+from foundation.quantities import counted, duration
+from search_spaces import Framework
+from trainer.plan.jobs import Array
+
+MEMBERS = 128  # of the ensemble
+PROBED = 400  # configurations of the shallower model among which probes are chosen
+TOP = 2_000  # configurations of the space, best first, that are looked at
+PROMISING = 24  # configurations of each member that are promising by it
+RUNS = 0.9  # probability to fit that a probe has: its failure would tell little
+NOISE = 0.04  # of a probe, for what no constant explains of a shallower model
+
+
+def informative(
+    candidates: CandidateSet, shallow: CandidateSet, seconds: Array, count: int, seed: int
+) -> list[int]:
+    """Rows of the probes to run, the most informative first.
+
+    Args:
+        candidates: of the space that will be searched.
+        shallow: of the shallower model.
+        seconds: node-seconds of each probe; shape (n,).
+        count: how many probes at most.
+        seed: of the ensemble.
+    """
+    rng = np.random.default_rng(seed)
+    fits = shallow.pricing.model.fits(shallow.jobs)
+    rows = np.flatnonzero(fits >= RUNS)
+    rows = rows[rng.permutation(len(rows))[:PROBED]]
+    if not len(rows):
+        return []
+    models = [drawn(candidates.pricing.model, rng) for _ in range(MEMBERS)]
+    targets = _centred(_targets(candidates, models))
+    told = shallow.jobs[rows]
+    times = _centred(np.log([model.predict(told).step_time_s for model in models]))
+    peaks = _centred(np.log([model.reported_peak_bytes(told) for model in models]))
+    chosen: list[int] = []
+    for _ in range(min(count, len(rows))):
+        gains = _explained(times, targets) + _explained(peaks, targets)
+        gains[chosen] = 0.0
+        best = int(np.argmax(gains / seconds[rows]))
+        chosen.append(best)
+        # The ensemble as it will be after the probe, whatever it measures.
+        known = np.stack([times[:, best], peaks[:, best]], axis=1) / NOISE
+        values, vectors = np.linalg.eigh(np.eye(len(known)) + known @ known.T / len(known))
+        shrink = (vectors / np.sqrt(values)) @ vectors.T
+        targets, times, peaks = shrink @ targets, shrink @ times, shrink @ peaks
+    return [int(rows[i]) for i in chosen]
+
+
+def lessons(pricing: Pricing) -> Iterator[str]:
+    """Lines on what the probes told of trainer and machine, as quantities of the job."""
+    if pricing.probes is None:
+        return
+    pricing = pricing.supposing()
+    shallow, trials = pricing.probes or (pricing, ())
+    successes = [trial for trial in trials if trial.ok]
+    if not successes:
+        yield f"nothing: none of {counted(len(trials), 'probe')} ran"
+        return
+    start = StartUp.learned(pricing.space, trials)
+    yield f"a trial takes {duration(float(start.seconds(1)))} to start on one node"
+    before = pricing.model.predict(shallow.jobs_of([trial.config for trial in successes]))
+    took_s = shallow.step_times_s(successes) / before.step_time_s
+    peaks = np.array([reported(trial, "peak_memory_bytes") for trial in successes])
+    needed = peaks / pricing.model.reported_peak_bytes(before.jobs)
+    for what, ratios in (("steps took", took_s), ("memory needed was", needed)):
+        if np.isfinite(ratios).any():
+            yield f"{what} {np.nanmedian(ratios):.2f} times what was assumed, in the median"
+    for name, (value, chance) in pricing.calibrated([]).memory.settled.items():
+        said = Framework.model_fields[name].description
+        yield f"{name}: {as_written(value)} ({100 * chance:.0f} %): {said}"
+
+
+def drawn(model: CostModel, rng: np.random.Generator) -> CostModel:
+    """A model as it may turn out to be: constants of time and memory, and habits."""
+    if model.others:
+        return CostModel.of_engines(drawn(one, rng) for one in model.engines)
+    return replace(model.drawn(rng), memory=model.memory.drawn(model.framework, rng))
+
+
+def _targets(candidates: CandidateSet, models: list[CostModel]) -> Array:
+    """Log step times, of which only the ranking counts, and log needs of memory near the limit.
+
+    Of the configurations that are promising by some member; shape (members, targets).
+    """
+    pricing, found = candidates.pricing, set[int]()
+    jobs = candidates.jobs[:TOP]
+    times, needs = [], []
+    for model in models:
+        prediction = model.predict(jobs)
+        promise = pricing.promise(prediction) * prediction.fits
+        found.update(np.argsort(-promise)[:PROMISING].tolist())
+        times.append(np.log(prediction.step_time_s))
+        needs.append(np.log(prediction.peak_bytes / model.memory_limit_bytes))
+    rows = sorted(found)
+    speed, margin = np.array(times)[:, rows], np.array(needs)[:, rows]
+    ranking = speed - speed.mean(axis=1, keepdims=True)
+    near = np.exp(-0.5 * (margin.mean(axis=0) / (margin.std(axis=0) + NOISE)) ** 2)
+    return np.concatenate([ranking, margin * near], axis=1)
+
+
+def _centred(values: Array) -> Array:
+    return np.asarray(values - np.mean(values, axis=0))
+
+
+def _explained(told: Array, targets: Array) -> Array:
+    """Variance of the targets, summed, that each column of ``told`` explains."""
+    members = len(told)
+    shared = told.T @ targets / members
+    return np.asarray((shared**2).sum(axis=1) / ((told**2).mean(axis=0) + NOISE**2))
