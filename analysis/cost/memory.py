@@ -5,9 +5,9 @@ The derivation of every term is in docs/how-it-works/memory.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from analysis.cost.state_exchanges import as_run
 from search_spaces import Framework
 from trainer.plan.axes import cp, ep, grid
 from trainer.plan.axes.dp import Holders, dense_holders, in_buckets
-from trainer.plan.jobs import NONE, STEP_GRAPHS, Array, Jobs, Mask
+from trainer.plan.jobs import NONE, STEP_GRAPHS, Array, Jobs
 from trainer.plan.sizes import (
     expert_weights,
     ffn_weights,
@@ -111,11 +111,6 @@ class MemoryParts:
     def as_dict(self) -> dict[str, Array]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
-    def where(self, mask: Mask, other: Self) -> Self:
-        """These rows where the mask holds, those of another record elsewhere."""
-        mine, others = self.as_dict(), other.as_dict()
-        return type(self)(**{name: np.where(mask, mine[name], others[name]) for name in mine})
-
 
 def rank_state_bytes(
     parameters: Array, jobs: Jobs, framework: Framework, holders: Holders | None = None
@@ -155,11 +150,15 @@ def rank_state_bytes(
 
 def memory(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> MemoryParts:
     """Parts of what the fullest rank needs when memory is short; bytes."""
-    first, *others = _stages(jobs, framework, constants, "short")
-    made = first
-    for other in others:
-        made = made.where(made.total >= other.total, other)
-    return made
+    stages = _stages(jobs, framework, constants, "short")
+    needed = stages.total
+    fullest = np.argmax(needed, axis=0)[None]
+    return MemoryParts(
+        **{
+            name: np.take_along_axis(np.broadcast_to(part, needed.shape), fullest, axis=0)[0]
+            for name, part in stages.as_dict().items()
+        }
+    )
 
 
 def reported(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> tuple[Array, Array]:
@@ -168,12 +167,9 @@ def reported(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> tu
     No such peak can be below the second; bytes.
     """
     state: Allocator = "tensors" if framework.reports == "allocated" else "roomy"
-    peaks, held = [], []
-    for parts in _stages(jobs, framework, constants, state, framework.reports_first_stage):
-        outside = 0.0 if framework.reports == "device" else parts.framework
-        peaks.append(parts.total - outside)
-        held.append(parts.total - parts.framework - parts.buffers)
-    return np.max(peaks, axis=0), np.max(held, axis=0)
+    stages = _stages(jobs, framework, constants, state, framework.reports_first_stage)
+    peaks = stages.total if framework.reports == "device" else stages.reserved
+    return peaks.max(axis=0), (stages.reserved - stages.buffers).max(axis=0)
 
 
 def _stages(
@@ -182,14 +178,16 @@ def _stages(
     constants: MemoryConstants,
     state: Allocator,
     first_only: bool = False,
-) -> Iterator[MemoryParts]:
-    """Parts of a rank of each stage that may be the fullest."""
+) -> MemoryParts:
+    """Parts of a rank of each stage that may be the fullest; columns of shape (stages, ..., n)."""
     jobs = _as_held(jobs, framework)
-    holders = ep.all_holders(jobs)
+    stages = fullest_stages(jobs, framework)[: 1 if first_only else None]
+    # Constants may be many at once, of shape (c, 1).
+    beside = np.index_exp[:, None] if np.ndim(constants.workspace_bytes) else np.index_exp[:]
+    columns = (np.stack([getattr(s, f.name) for s in stages])[beside] for f in fields(StageLoad))
     layer = layer_bytes(jobs, framework, jobs.options.recompute)
-    stages = fullest_stages(jobs, framework)
-    for stage in stages[:1] if first_only else stages:
-        yield _stage_memory(stage, layer, jobs, holders, framework, constants, state)
+    holders = ep.all_holders(jobs)
+    return _stage_memory(StageLoad(*columns), layer, jobs, holders, framework, constants, state)
 
 
 def _as_held(jobs: Jobs, framework: Framework) -> Jobs:
@@ -212,7 +210,7 @@ def _stage_memory(
     constants: MemoryConstants,
     state: Allocator,
 ) -> MemoryParts:
-    """Parts of one stage's rank; ``layer`` is what a layer keeps of a micro-batch."""
+    """Parts of the stages' ranks; ``layer`` is what a layer keeps of a micro-batch."""
     each = ep.rank_parameters(jobs, stage.layers, _tables(stage, jobs), stage.embedding)
     held = [*zip(each, holders, strict=False)]
     every = np.asarray(sum(weights for weights, _ in held))
@@ -221,13 +219,17 @@ def _stage_memory(
     logits = np.where(stage.head, constants.logit_scale * logits_bytes(jobs, framework), 0.0)
     working = _working_bytes(stage, layer, one, logits, jobs, framework, held[0])
     activations = stage.in_flight * (one + grid.kept_weight_bytes(jobs, stage.layers))
-    activations += np.where(stage.head, waiting_logits_bytes(jobs, stage.in_flight), 0.0)
+    activations = activations + np.where(
+        stage.head, waiting_logits_bytes(jobs, stage.in_flight), 0.0
+    )
     buffers = constants.workspace_bytes + framework.fixed_buffer_bytes + np.zeros(len(jobs))
     unsharded = (jobs.layout.replicas > 1) & (jobs.placement.optimizer_shard == 1)
-    buffers += np.where(unsharded, framework.bucket_bytes * every, 0.0)
-    buffers += np.where(jobs.options.graphs == STEP_GRAPHS, framework.step_graph_bytes, 0.0)
+    buffers = buffers + np.where(unsharded, framework.bucket_bytes * every, 0.0)
+    buffers = buffers + np.where(
+        jobs.options.graphs == STEP_GRAPHS, framework.step_graph_bytes, 0.0
+    )
     if framework.placeholder_gradients:
-        buffers += _placeholder_bytes(stage, jobs)
+        buffers = buffers + _placeholder_bytes(stage, jobs)
     # Gradients are reduced and applied when activations are gone: copies of them need memory of
     # their own only where they are larger, or where the blocks that are left free do not fit.
     copies = [_copied_gradients(weights, holders, framework) for weights, holders in held]
@@ -235,16 +237,16 @@ def _stage_memory(
     passing = 1 - 1 / sequence_split(jobs, framework)  # of what comes and goes between what stays
     if state == "roomy":
         whole = jobs.options.recompute == NONE
-        buffers += constants.cached_share * one * np.where(whole, passing, 1.0)
+        buffers = buffers + constants.cached_share * one * np.where(whole, passing, 1.0)
         fresh = np.maximum(constants.unserved_share * flat, applied)
         freed = framework.freed_weight_bytes * every
-        buffers += np.where(jobs.placement.weight_shard == 1, freed, 0.0)
-        buffers += np.maximum(fresh - logits, 0.0)
+        buffers = buffers + np.where(jobs.placement.weight_shard == 1, freed, 0.0)
+        buffers = buffers + np.maximum(fresh - logits, 0.0)
     else:
         free = activations + working + logits
-        buffers += np.maximum(np.maximum(flat, applied) - free, 0.0)
+        buffers = buffers + np.maximum(np.maximum(flat, applied) - free, 0.0)
     if state == "short":
-        buffers += constants.hole_share * activations * passing
+        buffers = buffers + constants.hole_share * activations * passing
     degrees = jobs.layout.axes.sizes.values()
     groups = np.asarray(sum(np.where(degree > 1, 1.0, 0.0) for degree in degrees))
     if jobs.model.mixture is not None:  # experts have groups of their own
