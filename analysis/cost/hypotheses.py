@@ -27,6 +27,7 @@ NEXT = 0.25  # of a habit, that it is a value no record has, if it is not as the
 CHAINS = 2  # of Gibbs sampling, each from another record
 SWEEPS = 2  # over all habits
 NOTHING = 1e-3  # logarithms of evidence that are none
+HARDLY = 1e-3  # weight of a hypothesis that is left out
 LIKELIEST, DRAWN = 8, 8  # hypotheses that are kept: the most probable, and draws from the others
 
 T = TypeVar("T")
@@ -190,11 +191,14 @@ def _weights(logs: Sequence[float]) -> Array:
 
 
 def _handful(weights: Array, rng: np.random.Generator) -> list[tuple[int, float]]:
-    """The first of them as they are, and draws that stand for the rest."""
-    found = [(i, float(weight)) for i, weight in enumerate(weights[:LIKELIEST])]
-    rest = weights[LIKELIEST:].sum()
+    """The first of them as they are, and draws that stand for the rest; none that hardly counts."""
+    found = {i: float(weight) for i, weight in enumerate(weights[:LIKELIEST])}
+    rest = float(weights[LIKELIEST:].sum())
     if rest > 0:
         at = (rng.random() + np.arange(DRAWN)) / DRAWN
         drawn = LIKELIEST + np.searchsorted(np.cumsum(weights[LIKELIEST:]) / rest, at)
-        found += [(int(min(i, len(weights) - 1)), float(rest) / DRAWN) for i in drawn]
-    return found
+        for i in np.minimum(drawn, len(weights) - 1).tolist():
+            found[i] = found.get(i, 0.0) + rest / DRAWN
+    kept = {i: weight for i, weight in found.items() if weight >= HARDLY}
+    whole = sum(kept.values())
+    return [(i, weight / whole) for i, weight in kept.items()]

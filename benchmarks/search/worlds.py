@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from analysis.cost.constants import TRANSFER, Constants
+from analysis.cost.hypotheses import MEMORY, TIMING
 from analysis.cost.model import CostModel, between_machines
 from analysis.cost.network import Network
 from analysis.prediction.pricing import Pricing
@@ -393,9 +394,14 @@ def _crashes(space: SearchSpace, indices: np.ndarray, rng: np.random.Generator) 
 # ---- playing ----
 
 
-def search(drawn: World, seed: int, probes: int = 0) -> dict[str, Any]:
+def search(drawn: World, seed: int, probes: int = 0, habits: str = "doubted") -> dict[str, Any]:
     """One search of a world to its end, after so many probes, and its figures."""
     pricing, for_probes_s = Pricing(drawn.space), 0.0
+    model = pricing.model
+    if habits != "doubted":  # nothing that is stated is doubted
+        known = drawn.truth.framework if habits == "stated" else model.framework
+        known = known.with_habits(name=model.framework.name, stated=frozenset(MEMORY | TIMING))
+        pricing.model = replace(model, framework=known)
     if probes:
         with suppress(ProbeError):
             found = plan(drawn.space, probes, int(drawn.num_nodes.max()), seed)
@@ -510,6 +516,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--half", choices=("tune", "quote"), default="quote")
     parser.add_argument("--worlds", type=int, default=WORLDS, metavar="N", help="of both halves")
     parser.add_argument("--probes", type=int, default=0, metavar="N", help="before each search")
+    parser.add_argument(
+        "--habits",
+        choices=("doubted", "stated", "certain"),
+        default="doubted",
+        help="of the framework: the record's, doubted or certain, or stated as they are",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="to write, a row per search")
     parser.add_argument("--against", type=Path, metavar="FILE", help="rows to compare with")
     parser.add_argument("--each", action="store_true", help="print each search")
@@ -518,18 +530,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="append",
         default=[],
         metavar="MODULE.NAME=NUMBER",
-        help="a number of analysis.prediction to try, such as acquisition.KAPPA=0.5",
+        help="a number of analysis to try, such as prediction.acquisition.KAPPA=0.5",
     )
     arguments = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     for setting in arguments.set:
-        (module, name), value = setting.split("=")[0].split("."), json.loads(setting.split("=")[1])
-        setattr(importlib.import_module(f"analysis.prediction.{module}"), name, value)
+        where, value = setting.split("=")
+        module, _, name = where.rpartition(".")
+        setattr(importlib.import_module(f"analysis.{module}"), name, json.loads(value))
     rows = []
     for seed in range(arguments.half == "quote", arguments.worlds, 2):
         began = time.process_time()
         rows.append(
-            search(world(seed), seed, arguments.probes) | {"cpu_s": time.process_time() - began}
+            search(world(seed), seed, arguments.probes, arguments.habits)
+            | {"cpu_s": time.process_time() - began}
         )
         if arguments.each:
             print({k: v for k, v in rows[-1].items() if k not in ("stated", "ran")}, flush=True)
