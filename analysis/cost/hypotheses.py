@@ -24,8 +24,7 @@ CHANGED = 0.03  # probability that a habit of the named record is not as it says
 CHANGED_ELSEWHERE = 0.1  # likewise of a record that another framework is like
 SINCE_THEN = 0.7  # that a framework has fused attention though its record is of before
 NEXT = 0.25  # of a habit, that it is a value no record has, if it is not as the record says
-CHAINS = 2  # of Gibbs sampling, each from another record
-SWEEPS = 2  # over all habits
+SWEEPS = 2  # of Gibbs sampling over all habits, from the record that explains the evidence best
 NOTHING = 1e-3  # logarithms of evidence that are none
 HARDLY = 1e-3  # weight of a hypothesis that is left out
 LIKELIEST, DRAWN = 8, 8  # hypotheses that are kept: the most probable, and draws from the others
@@ -170,14 +169,14 @@ class Doubts:
 
         known: dict[Key, float] = {}
         rng = np.random.default_rng(0)
-        for key in sorted(self.records, key=score)[: -CHAINS - 1 : -1]:
-            for _ in range(SWEEPS):
-                for at in rng.permutation(len(key)):
-                    others = range(len([*self.values.values()][at]))
-                    every = [(*key[:at], value, *key[at + 1 :]) for value in others]
-                    if np.ptp([tell(one)[0] for one in every]) < NOTHING:
-                        idle.add(int(at))
-                    key = every[rng.choice(len(every), p=_weights([score(one) for one in every]))]
+        key = max(self.records, key=score)
+        for _ in range(SWEEPS):
+            for at in rng.permutation(len(key)):
+                others = range(len([*self.values.values()][at]))
+                every = [(*key[:at], value, *key[at + 1 :]) for value in others]
+                if np.ptp([tell(one)[0] for one in every]) < NOTHING:
+                    idle.add(int(at))
+                key = every[rng.choice(len(every), p=_weights([score(one) for one in every]))]
         keys = sorted(known, key=lambda key: -known[key])
         kept = _handful(_weights([known[key] for key in keys]), rng)
         return tuple(
