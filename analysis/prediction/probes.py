@@ -23,9 +23,9 @@ from foundation.quantities import counted, duration
 from search_spaces import Framework
 from trainer.plan.jobs import Array
 
-MEMBERS = 128  # of the ensemble
+MEMBERS = 64  # of the ensemble
 PROBED = 400  # configurations of the shallower model among which probes are chosen
-TOP = 2_000  # configurations of the space, best first, that are looked at
+TOP = 1_000  # configurations of the space, best first, that are looked at
 PROMISING = 24  # configurations of each member that are promising by it
 RUNS = 0.9  # probability to fit that a probe has: its failure would tell little
 NOISE = 0.04  # of a probe, for what no constant explains of a shallower model

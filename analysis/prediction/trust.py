@@ -10,7 +10,7 @@ import numpy as np
 from analysis.cost.constants import EDGE
 from analysis.cost.model import PRIOR_LOG_SD
 from analysis.finalists import NOISE_LOG_SD
-from analysis.prediction.foretold import errors, foretold
+from analysis.prediction.foretold import WIDEST, errors, foretold
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.residual import DISTURBED_SHARE, MEAN_SLOWDOWN
 from analysis.run.fold import Run
@@ -20,6 +20,7 @@ ALTERNATIVE_WIDTH = 5.0  # range in logarithms of objectives if the model is wro
 PROBES = 3  # successes chosen by others before a model in doubt gets another chance
 MIN_RANK_CORRELATION = 0.5  # with which it gets one
 NEAR = PRIOR_LOG_SD  # error in logarithms up to which a prediction is good
+BEYOND = WIDEST * PRIOR_LOG_SD  # error that no deviation of the posterior's covers
 SURPRISED = 5  # latest trials of which none may be faster than expected
 MAX_UNFORESEEN_OOMS = 5  # in a row, of trials expected to fit
 
@@ -58,23 +59,41 @@ def trusted(run: Run, pricing: Pricing | None = None) -> bool:
 
 
 def log_odds(run: Run) -> float:
-    """Log Bayes factor of the model against knowing nothing, by all its predictions of the run."""
-    return sum(
-        _log_likelihood_ratio(
-            t.objective, t.expected["objective"], t.expected["low"], t.expected["high"]
-        )
-        for t in foretold(run)
-        if t.objective
-    )
+    """Log Bayes factor of the model against knowing nothing, by all its predictions of the run.
+
+    Who knows nothing expects any objective, or one like those before: a model whose favourites
+    all disappoint in the same way is worse than that. A prediction that is near is good anyhow.
+    """
+    seen: list[float] = []
+    total, judged = 0.0, {t.number for t in foretold(run)}
+    for t in run.trials.values():
+        if t.explores or not (t.ok and t.positive and t.objective):
+            continue
+        log, expected = math.log(t.objective), t.expected.get("objective")
+        if t.number in judged and expected:
+            nothing = 1 / ALTERNATIVE_WIDTH
+            if len(seen) > 1 and abs(log - math.log(expected)) > NEAR:
+                nothing = (nothing + _density_by_others(log, seen)) / 2
+            low, high = t.expected["low"], t.expected["high"]
+            total += _log_likelihood(t.objective, expected, low, high) - math.log(nothing)
+        seen.append(log)
+    return total
+
+
+def _density_by_others(log: float, seen: list[float]) -> float:
+    """Density of an objective's logarithm, expected like those of other trials."""
+    log_sd = max(float(np.std(seen)), NEAR)
+    off = (log - float(np.mean(seen))) / log_sd
+    return math.exp(-0.5 * off**2) / (log_sd * math.sqrt(2 * math.pi))
 
 
 def foresees(run: Run) -> bool:
     """Whether the model predicts this run's trials, so that its expected gains count.
 
     It does if it has predicted them better than the mean of the other trials does (for trials of
-    equal speed it is enough to be near), and if none of the latest was faster than its interval:
-    nothing makes a run faster than its configuration is, so the model may have overlooked more.
-    Slower runs may have been disturbed.
+    equal speed it is enough to be near) and not worse than it can doubt itself, and if none of the
+    latest was faster than its interval: nothing makes a run faster than its configuration is, so
+    the model may have overlooked more. Slower runs may have been disturbed.
     """
     predicted = foretold(run)
     if len(predicted) < 3:
@@ -82,7 +101,7 @@ def foresees(run: Run) -> bool:
     logs = np.log([t.objective or 1.0 for t in predicted])
     others = (logs - logs.mean()) * len(logs) / (len(logs) - 1)
     by_constant = float(np.median(np.abs(others)))
-    if float(np.median(np.abs(errors(run)))) > max(by_constant, NEAR):
+    if float(np.median(np.abs(errors(run)))) > min(max(by_constant, NEAR), BEYOND):
         return False
     latest = [t for t in run.trials.values() if t.ended and not t.explores][-SURPRISED:]
     recent = [t for t in latest if t.ok and t.objective and t.expected.get("objective")]
@@ -92,10 +111,10 @@ def foresees(run: Run) -> bool:
 
 
 @lru_cache(maxsize=2**16)  # every proposal asks for every trial so far
-def _log_likelihood_ratio(objective: float, expected: float, low: float, high: float) -> float:
-    """Log likelihood ratio of an objective if the model is right and if it is wrong.
+def _log_likelihood(objective: float, expected: float, low: float, high: float) -> float:
+    """Log density of an objective's logarithm if the model is right.
 
-    If it is right, the objective is within the interval, or the run was disturbed: far off either
+    If it is, the objective is within the interval, or the run was disturbed: far off either
     way (a trial that is faster than anything expected is as strong evidence against the model). How
     far off it is counts by the edge on its own side: a slow run that the interval covers, because
     disturbed runs are to be expected, is no evidence against the model.
@@ -105,4 +124,4 @@ def _log_likelihood_ratio(objective: float, expected: float, low: float, high: f
     off = abs(math.log(objective / expected)) / log_sd
     within = math.log((1 - DISTURBED_SHARE) / math.sqrt(2 * math.pi)) - 0.5 * off**2
     disturbed = math.log(DISTURBED_SHARE / MEAN_SLOWDOWN) - off / MEAN_SLOWDOWN
-    return float(np.logaddexp(within, disturbed)) + math.log(ALTERNATIVE_WIDTH / log_sd)
+    return float(np.logaddexp(within, disturbed)) - math.log(log_sd)

@@ -40,7 +40,7 @@ def test_bins_say_what_was_stated_and_what_ran() -> None:
     assert said == "1:0 of 1, -, -, 60:50 of 2, -, 99:100 of 1"
 
 
-@pytest.mark.parametrize("case", ["known", "inverted"])
+@pytest.mark.parametrize("case", ["known", pytest.param("inverted", marks=pytest.mark.heavy)])
 def test_a_case_is_a_row(
     case: str, truth: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

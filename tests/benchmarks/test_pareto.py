@@ -67,6 +67,7 @@ def test_rows_are_means_over_landscapes_and_seeds() -> None:
     assert row == "| num_nodes | random | 2 | 20.0 % | 60.0 % | 95.0 % | 90.0 % |"
 
 
+@pytest.mark.heavy
 def test_every_policy_is_played_and_written_down(
     truth: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

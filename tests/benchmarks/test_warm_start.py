@@ -40,6 +40,7 @@ def test_the_rows_have_the_differences_of_each_kind_and_of_all() -> None:
     assert found[2].startswith("| all | 3 |") and found[2].endswith("| 25.0 % | 0.0 % |")
 
 
+@pytest.mark.heavy
 def test_every_pair_is_searched_cold_and_warm_and_written_down(
     truth: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

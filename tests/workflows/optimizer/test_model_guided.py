@@ -166,6 +166,20 @@ def test_a_model_in_doubt_is_heard_again_if_it_ranks_what_others_chose(
     assert guided.trusted(run) == trusted
 
 
+@pytest.mark.parametrize(("measured", "trusted"), [(1.0, False), (1.8, True)])
+def test_favourites_that_all_disappoint_alike_speak_against_the_model(
+    space: SearchSpace, measured: float, trusted: bool
+) -> None:
+    """Each within its wide interval; others that are as slow would have been foreseen better."""
+    guided, run = ModelGuidedSearch(Pricing(space), Candidates(space), 0), Run(Path())
+    configs = [*Candidates(space).draw(16, np.random.default_rng(0), [], 64)]
+    for number, config in enumerate(configs, start=1):
+        trial = Trial(number, config, 0.0, kind="ok", objective=measured + 0.001 * number)
+        trial.expected = {"objective": 2.0, "low": 0.8, "high": 2.6, "fits": 1}
+        run.trials[number] = trial
+    assert guided.trusted(run) == trusted
+
+
 def test_a_model_that_promises_room_where_there_is_none_hands_over(space: SearchSpace) -> None:
     guided = ModelGuidedSearch(Pricing(space), Candidates(space), 0)
     run = Run(Path())
