@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
@@ -107,6 +107,10 @@ class MemoryParts:
     def reserved(self) -> Array:
         """Bytes that torch's allocator reserves: all but what is outside it."""
         return self.total - self.framework
+
+    def times(self, factor: float) -> Self:
+        """All parts larger by a factor."""
+        return type(self)(**{name: part * factor for name, part in self.as_dict().items()})
 
     def as_dict(self) -> dict[str, Array]:
         return {f.name: getattr(self, f.name) for f in fields(self)}

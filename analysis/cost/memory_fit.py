@@ -37,6 +37,7 @@ class MemoryModel:
         constants: of the formulas.
         covariance: of their logarithms; None before any evidence, when it is their spreads'.
         log_sd: standard deviation of the logarithm of the memory needed.
+        misfit: logarithm by which all jobs need more than the formulas say, whatever the constants.
         doubts: the prior of what the framework may keep instead of what its record says; without
             any, the record holds.
         habits: what it may keep after the evidence, the most probable first.
@@ -45,6 +46,7 @@ class MemoryModel:
     constants: MemoryConstants = field(default_factory=MemoryConstants)
     covariance: Array | None = None
     log_sd: float = PRIOR_LOG_SD
+    misfit: float = 0.0
     doubts: Doubts | None = None
     habits: tuple[Hypothesis[MemoryConstants], ...] = ()
 
@@ -78,11 +80,12 @@ class MemoryModel:
 
     def parts(self, jobs: Jobs, framework: Framework) -> MemoryParts:
         """Memory of the fullest rank, in parts; bytes. By the most probable habits."""
-        return memory(jobs, self.likely(framework), self.constants)
+        return memory(jobs, self.likely(framework), self.constants).times(np.exp(self.misfit))
 
     def peak_bytes(self, jobs: Jobs, framework: Framework) -> Array:
         """The peak that the framework would report, by the most probable habits."""
-        return reported(jobs, self.likely(framework), self.constants)[0]
+        peaks, _ = reported(jobs, self.likely(framework), self.constants)
+        return np.asarray(peaks * np.exp(self.misfit))
 
     def fits(self, jobs: Jobs, framework: Framework, limit_bytes: float) -> Array:
         """Probability that jobs run within a device's memory; 0 for what a framework refuses.
@@ -93,7 +96,7 @@ class MemoryModel:
 
         likely = self.habits or (Hypothesis(framework, 1.0, self.constants),)
         needed = np.stack([memory(jobs, one.framework, one.rest).total for one in likely])
-        margin = np.log(limit_bytes / needed)
+        margin = np.log(limit_bytes / needed) - self.misfit
         deviation = np.full(len(jobs), self.log_sd)
         near = (np.abs(margin) < NEAR).any(axis=0)
         if near.any():
@@ -167,7 +170,11 @@ class MemoryModel:
         if self.habits:
             first = replace(self.habits[0], rest=found.constants)
             self = replace(self, habits=(first, *self.habits[1:]))
-        return replace(self, constants=found.constants, covariance=found.covariance)
+        misfit = self.misfit
+        if len(peaks):  # what the constants leave in all of them alike, is the formulas'
+            left = misfit + float(np.median(residuals(found.constants)[: len(peaks)]))
+            misfit -= left / (1 + noise**2 / (len(peaks) * self.log_sd**2))
+        return replace(self, constants=found.constants, covariance=found.covariance, misfit=misfit)
 
     @property
     def _learnt_covariance(self) -> Array | None:

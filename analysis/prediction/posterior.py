@@ -139,7 +139,8 @@ class Posterior:
         """Probability to run: to fit, to end in time, and not to fail for another reason."""
         in_time = self.pricing.in_time(self.prediction, self.observations.completed)
         ends = self.prediction.fits * in_time
-        return np.asarray(np.maximum(ends, 1e-12) * self._survival)
+        # Where nothing is likely to fit, what needs least memory still comes first.
+        return np.asarray(np.maximum(ends * self._survival, np.finfo(float).tiny))
 
     @cached_property
     def main_effects(self) -> Array:

@@ -66,3 +66,20 @@ def test_before_any_evidence_the_constants_are_in_doubt_too() -> None:
     limit = float(memory(job, MEGATRON, MemoryConstants()).total[0]) * 1.1
     sure = MemoryModel(covariance=np.zeros((8, 8)))
     assert 0.5 < MemoryModel().fits(job, MEGATRON, limit)[0] < sure.fits(job, MEGATRON, limit)[0]
+
+
+@pytest.mark.parametrize("share", [0.4, 1.5])
+def test_what_no_constant_explains_is_learnt_as_the_formulas_misfit(share: float) -> None:
+    """Of three trials, of the jobs that need least."""
+    job, _, _ = _observed(MemoryConstants(), 80 * GIB)
+    needed = share * memory(job, MEGATRON, MemoryConstants()).total
+    peaks = share * reported(job, MEGATRON, MemoryConstants())[0]
+    limit, tried = float(np.median(needed)), np.argsort(needed)[:3]
+    none = np.zeros(len(tried), dtype=bool)
+    learnt = MemoryModel().calibrated(job[tried], MEGATRON, peaks[tried], none, limit)
+
+    def right(model: MemoryModel) -> float:
+        return float(np.mean((model.fits(job, MEGATRON, limit) >= 0.5) == (needed <= limit)))
+
+    assert right(MemoryModel()) < 0.75 and right(learnt) > 0.85
+    assert learnt.peak_bytes(job, MEGATRON) == pytest.approx(peaks, rel=0.35)

@@ -245,6 +245,44 @@ def test_a_search_ends_where_hardly_anything_runs(space: SearchSpace) -> None:
     assert len(run.trials) < 30 and run.best is not None
 
 
+def test_where_nothing_is_likely_to_fit_what_needs_least_comes_first() -> None:
+    """A trainer that needs a third of what full training does, which the model is not told."""
+    space = load_space(
+        {
+            "version": 1,
+            "model": "llama_70b",
+            "cluster": "dgx_h100",
+            "trainer": {"command": ["train"]},
+            "parameters": {
+                "num_nodes": 1,
+                "tp": [1, 2, 4, 8],
+                "mbs": [1, 2],
+                "gas": {"log2": [1, 32]},
+                "zero_stage": [0, 3],
+                "recompute": ["none", "full"],
+            },
+            "constraints": ["global_batch_size == 32"],
+            "objective": {"maximize": "tokens_per_second"},
+        }
+    )
+    pricing, policy, run = Pricing(space), make_policy(space, seed=0), Run(Path())
+    limit = pricing.model.memory_limit_bytes
+    assert (
+        pricing.predict(Candidates(space).draw(200, np.random.default_rng(0), [], 1)).fits.max()
+        < 1e-6
+    )
+    for number in range(1, 6):
+        proposal = ask(policy, run)
+        answer = pricing.predict([proposal.config])
+        trial = Trial(number, dict(proposal.config), 0.0, kind="oom", ended_t=float(number))
+        if (needed := float(answer.peak_bytes[0]) / 3) <= limit:
+            trial.kind, trial.objective = "ok", float(answer.tokens_per_second[0])
+            trial.result = {"peak_memory_bytes": needed}
+        run.trials[number] = trial
+    assert run.trials[1].ok and sum(t.ok for t in run.trials.values()) >= 3
+    assert run.best is not None and run.best.number > 1  # it is not the slowest for long
+
+
 def test_running_trials_are_spread_and_never_repeated(space: SearchSpace) -> None:
     policy, run = make_policy(space, seed=0), Run(Path())
     for number in range(1, 25):
