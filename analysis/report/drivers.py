@@ -43,8 +43,11 @@ def objective_data(content: Content) -> dict[str, Any]:
 
 
 def mattered_most(content: Content) -> tuple[list[tuple[str, float]], str]:
-    """The first parameters with their mean |SHAP|, and its unit; empty if nobody can tell."""
-    found = content.leading
+    """The first parameters with their mean |SHAP|, and its unit; empty if nobody can tell.
+
+    A model that predicts the trials badly cannot.
+    """
+    found = None if content.by_model and doubt(content.validation) else content.leading
     first = [] if found is None else list(found.mean_abs.head(LED_BY).items())
     return [(str(name), mean) for name, mean in first if mean > 0], _unit(content)
 

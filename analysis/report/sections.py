@@ -15,12 +15,14 @@ from analysis.report.drivers import (
     objective_drivers,
 )
 from analysis.report.next_trials import next_trials
+from analysis.report.one_change import one_changes
 from analysis.report.resumption import resumption
 from analysis.report.section import Content, Section
 from analysis.report.trajectory import ranked_trials
 from analysis.verdict import verdict_lines
 
 TOP = 10
+CHANGES = 8  # of one parameter that the first screen has
 NEXT = 5  # trials that a longer search gets beyond the shown ones
 DRAWN = 5  # best trials whose predicted parts are drawn
 
@@ -28,12 +30,15 @@ DRAWN = 5  # best trials whose predicted parts are drawn
 def _best(content: Content) -> str:
     run = content.run
     mattered, unit = mattered_most(content)
+    changes = one_changes(run, content.pricing) if run.best else []
     return content.html(
         "best.html",
         best=run.best,
         measured=len(ranked_trials(run)),
         alone=run.best is not None and len(run.best.measurements) == 1,
         lines=verdict_lines(run),
+        changes=changes[:CHANGES],
+        more=len(changes) - CHANGES,
         mattered=mattered,
         unit=unit,
         problem=content.best_problem,
