@@ -11,6 +11,7 @@ import numpy as np
 from markupsafe import Markup
 
 from analysis import units
+from analysis.cost.model import Prediction
 from analysis.prediction.held_out import CrossValidation
 from analysis.report import tables
 from analysis.report.forests import Sensitivity
@@ -25,6 +26,11 @@ LANES = 48  # nodes with a line of their own; for more the number of busy ones i
 MOMENTS = 400  # at which busy nodes are counted
 MAX_PARAMETERS = 15  # whose effects are drawn
 VALUES = 24  # of a parameter, whose mean effects are drawn
+COUNTERS = {  # of a framework's reported memory: what each counts
+    "allocated": "allocated by torch",
+    "reserved": "reserved by torch",
+    "device": "of the whole GPU",
+}
 SHOWN_SHARE = 0.01  # of the longest bar: thinner parts are drawn as one
 
 
@@ -145,32 +151,52 @@ def effects(found: Sensitivity, limit: int) -> list[dict[str, Any]]:
 
 
 def parts(validation: CrossValidation, listed: Sequence[int]) -> dict[str, Any]:
-    """Predicted step times of the listed trials by part, and measured ones, in seconds."""
-    time = {k: v for k, v in validation.prediction.time.as_dict().items() if v.max() > 0}
+    """Predicted times of the listed trials by part, and measured ones, in microseconds a token.
+
+    Steps of unlike global batches cannot be compared: the longer one may be the faster.
+    """
+    each_us = us_per_token(validation.prediction)
+    time = {k: v * each_us for k, v in validation.prediction.time.as_dict().items() if v.max() > 0}
     place = {number: row for row, number in enumerate(validation.trials)}
     rows = {n: place[n] for n in listed if n in place}
     return {
         "names": [name.replace("_", " ") for name in time],
         "of": {n: [float(part[row]) for part in time.values()] for n, row in rows.items()},
-        "measured_s": {n: float(validation.measured_s[row]) for n, row in rows.items()},
+        "measured": {n: float((validation.measured_s * each_us)[row]) for n, row in rows.items()},
     }
 
 
-def stacks(validation: CrossValidation, listed: Sequence[int]) -> dict[str, Any]:
-    """Bars of predicted memory and step time by part, by the model calibrated with the run.
+def us_per_token(prediction: Prediction) -> Array:
+    """Microseconds of a token for each second of a step; shape (n,)."""
+    jobs = prediction.jobs
+    return np.asarray(1e6 / (jobs.global_batch * jobs.model.seq_length))
 
-    Returns ``labels`` of the trials; ``memory`` (GiB) and ``time`` (s): ``parts`` by name, in the
-    order in which they are stacked, and ``measured``; ``limit``: GiB of one GPU.
+
+def stacks(validation: CrossValidation, listed: Sequence[int]) -> dict[str, Any]:
+    """Bars of predicted memory and time by part, by the model calibrated with the run.
+
+    Memory is what the framework's counter counts, so that it compares with what it reported.
+
+    Returns ``labels`` of the trials; ``memory`` (GiB) and ``time`` (microseconds a token):
+    ``parts`` by name, in the order in which they are stacked, and ``measured``; ``counted``: what
+    memory is; ``limit``: GiB of one GPU, where all of it is counted.
     """
     rows = [validation.trials.index(number) for number in listed]
-    prediction = validation.prediction
-    memory = {name: part[rows] / units.GIB for name, part in prediction.memory.as_dict().items()}
-    time = {name: part[rows] for name, part in prediction.time.as_dict().items()}
+    prediction, model = validation.prediction, validation.prediction.model
+    counter = model.framework.reports
+    memory = {
+        name: part[rows] / units.GIB
+        for name, part in prediction.memory.as_dict().items()
+        if counter == "device" or name != "framework"  # which is outside torch's allocator
+    }
+    each_us = us_per_token(prediction)
+    time = {name: (part * each_us)[rows] for name, part in prediction.time.as_dict().items()}
     return {
         "labels": [f"trial {number}" for number in listed],
-        "limit": prediction.model.memory_limit_bytes / units.GIB,
+        "counted": COUNTERS[counter],
+        "limit": model.memory_limit_bytes / units.GIB if counter == "device" else 0,
         "memory": _stack(memory, validation.measured_bytes[rows] / units.GIB),
-        "time": _stack(time, validation.measured_s[rows]),
+        "time": _stack(time, (validation.measured_s * each_us)[rows]),
     }
 
 

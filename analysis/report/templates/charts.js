@@ -181,22 +181,26 @@ drawn.heat = function (figure) {
 
 drawn.compare = function (figure) {
   const p = data.parts, both = [choice(figure, "a"), choice(figure, "b")];
-  const { svg, width } = blank(figure, 66 + 22 * p.names.length, "Predicted step time of two trials, part by part");
+  const { svg, width } = blank(figure, 66 + 22 * p.names.length, "Predicted time per token of two trials, part by part");
   const most = Math.max(...both.flatMap((n) => p.of[n])) || 1, x = scale(0, most, 120, width - 70);
   p.names.forEach((name, k) => {
     const top = 8 + 22 * k;
     node("text", { x: 112, y: top + 13, "text-anchor": "end" }, svg, name);
     both.forEach((n, which) => {
       const bar = node("rect", { x: 120, y: top + 9 * which, width: Math.max(0, x(p.of[n][k]) - 120), height: 8, class: which ? "second" : "bar" }, svg);
-      hover(bar, `trial ${n}, ${name}: ${shown(p.of[n][k])} s`);
+      hover(bar, `trial ${n}, ${name}: ${shown(p.of[n][k])} µs a token`);
     });
     const less = p.of[both[1]][k] - p.of[both[0]][k];
-    node("text", { x: Math.max(x(p.of[both[0]][k]), x(p.of[both[1]][k])) + 6, y: top + 13, class: "small" }, svg, (less > 0 ? "+" : "") + shown(less) + " s");
+    node("text", { x: Math.max(x(p.of[both[0]][k]), x(p.of[both[1]][k])) + 6, y: top + 13, class: "small" }, svg, Math.abs(less) < 0.001 * most ? "" : (less > 0 ? "+" : "") + shown(less) + " µs");
+  });
+  both.forEach((n, which) => {
+    node("rect", { x: 120 + 150 * which, y: 22 * p.names.length + 20, width: 10, height: 10, class: which ? "second" : "bar" }, svg);
+    node("text", { x: 135 + 150 * which, y: 22 * p.names.length + 29 }, svg, `trial ${n}${which ? ", second" : ", first"}`);
   });
   const sum = (n) => p.of[n].reduce((s, v) => s + v, 0), row = (n) => data.trials.number.indexOf(Number(n));
   const different = Object.keys(data.trials.parameters).filter((name) => { const c = data.trials.parameters[name]; return c.of[row(both[0])] !== c.of[row(both[1])]; });
   const words = different.map((name) => { const c = data.trials.parameters[name]; return `${name} ${c.values[c.of[row(both[0])]]} → ${c.values[c.of[row(both[1])]]}`; });
   const changes = p.names.map((name, k) => [p.of[both[1]][k] - p.of[both[0]][k], name]).sort((u, v) => Math.abs(v[0]) - Math.abs(u[0])).slice(0, 3).filter(([by]) => Math.abs(by) > 0.01 * sum(both[0]));
-  const said = both.map((n) => `trial ${n}: ${shown(sum(n))} s predicted, ${shown(p.measured_s[n])} s measured`).join("; ");
-  figure.querySelector(".words").textContent = `${said}. From the first to the second: ${words.join(", ") || "no parameter differs"}. Most of the difference: ${changes.map(([by, name]) => `${name} ${by > 0 ? "+" : ""}${shown(by)} s`).join(", ") || "none"}.`;
+  const said = both.map((n) => `trial ${n}: ${shown(sum(n))} µs a token predicted, ${shown(p.measured[n])} measured`).join("; ");
+  figure.querySelector(".words").textContent = `${said}. From the first to the second: ${words.join(", ") || "no parameter differs"}. Most of the difference: ${changes.map(([by, name]) => `${name} ${by > 0 ? "+" : ""}${shown(by)} µs`).join(", ") || "none"}.`;
 };

@@ -1,9 +1,9 @@
 // Figures of several objectives, of a step's parts, and of the whole space as the model sees it.
-const PARTS = {  // "gradients" are kept in memory, "gradients s" is the time of sending them
+const PARTS = {  // "gradients" are kept in memory, "gradients µs" is the time of sending them
   "weights": "#4a7fb5", "secondary": "#8fbce2", "gradients": "#0072b2", "optimizer": "#009e73",
   "activations": "#e69f00", "working": "#f0e442", "logits": "#d55e00", "buffers": "#a3a9b3", "framework": "#c3c8cf",
   "forward backward": "#0072b2", "recompute": "#8fbce2", "head": "#4a7fb5", "tensor": "#e69f00", "pipeline": "#f0e442",
-  "gradients s": "#b5543a", "gather": "#d55e00", "context": "#7fb069", "experts": "#cc79a7", "publish": "#f2b8a0", "bubble": "#c3c8cf", "launch": "#a3a9b3", "fixed": "#56627a",
+  "gradients µs": "#b5543a", "gather": "#d55e00", "context": "#7fb069", "experts": "#cc79a7", "publish": "#f2b8a0", "bubble": "#c3c8cf", "launch": "#a3a9b3", "fixed": "#56627a",
 };
 
 drawn.front = function (figure) {
@@ -35,7 +35,7 @@ drawn.stacks = function (figure) {
   const rows = s.labels.length, names = [s.memory, s.time].map((one) => Object.keys(one.parts).length);
   const columns = wide ? 3 : 2, legend = names.map((n) => 16 * Math.ceil((n + 1) / columns));
   const one = 22 * rows + 34, both = wide ? one + Math.max(...legend) : 2 * one + legend[0] + legend[1] + 16;
-  const { svg, width } = blank(figure, both + 8, "Predicted memory and step time of the best trials, part by part");
+  const { svg, width } = blank(figure, both + 8, "Predicted memory and time per token of the best trials, part by part");
   const panel = (from, to, top, of, unit, label, limit) => {
     const sums = s.labels.map((_, i) => Object.values(of.parts).reduce((sum, part) => sum + part[i], 0));
     const most = Math.max(...sums, ...of.measured.map((v) => v || 0), limit || 0) * 1.04 || 1, x = scale(0, most, from, to);
@@ -65,8 +65,8 @@ drawn.stacks = function (figure) {
     });
   };
   const left = 62, half = wide ? width / 2 : width;
-  panel(left, half - 14, 4, s.memory, "GiB", "predicted peak memory (GiB)", s.limit);
-  panel(wide ? half + left : left, width - 14, wide ? 4 : one + legend[0] + 16, s.time, "s", "predicted step time (s)");
+  panel(left, half - 14, 4, s.memory, "GiB", `predicted memory, ${s.counted} (GiB)`, s.limit);
+  panel(wide ? half + left : left, width - 14, wide ? 4 : one + legend[0] + 16, s.time, "µs", "predicted time per token (µs)");
 };
 
 function hue(part, unit) { return PARTS[`${part} ${unit}`] || PARTS[part] || "var(--gray)"; }
