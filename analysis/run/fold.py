@@ -181,12 +181,17 @@ def fold(directory: Path, records: Iterable[Mapping[str, Any]]) -> Run:
     Raises RunError if a record is no event, or contradicts what precedes it.
     """
     run = Run(directory)
-    for number, record in enumerate(records, start=1):
+    extend(run, records)
+    return run
+
+
+def extend(run: Run, records: Iterable[Mapping[str, Any]], after: int = 0) -> None:
+    """Fold further records into a Run; ``after`` so many lines. Raises as :func:`fold` does."""
+    for number, record in enumerate(records, start=after + 1):
         try:
             apply(run, time_of(record), from_record(record))
         except (KeyError, ValueError) as error:
             raise damaged(run.folder.journal_file, number, error) from None
-    return run
 
 
 def apply(run: Run, t: float, event: Event | None) -> None:

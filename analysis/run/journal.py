@@ -10,9 +10,10 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from analysis.run.events import Event, from_record, to_record
-from analysis.run.fold import Run, apply, fold
+from analysis.run.fold import Run, apply, extend, fold
 from analysis.run.folder import RunFolder
 from analysis.run.lines import Lines, RunError, cannot_write, sealed
 from analysis.run.lock import lock
@@ -20,40 +21,67 @@ from foundation.messages import shown
 from slurm import Clock
 
 
+class _Held(Protocol):
+    def close(self) -> None: ...
+
+
 class Journal:
     """Appends events and keeps the folded :class:`~analysis.run.fold.Run` up to date.
 
     A half-written last line of a killed driver is cut: nothing had been done for it. If ``clock``,
     seconds since the epoch that never go back, is behind the journal's last line, time continues
-    from that. Without ``sync`` a crash of the machine may lose lines.
+    from that. Without ``sync`` a crash of the machine may lose lines. ``held`` is the run's lock,
+    if the caller has it already; the journal releases it.
 
     Raises RunBusyError if another process drives this run, RunError if the journal cannot be read
     or written.
     """
 
     def __init__(
-        self, directory: Path, clock: Callable[[], float] | None = None, sync: bool = True
+        self,
+        directory: Path,
+        clock: Callable[[], float] | None = None,
+        sync: bool = True,
+        held: _Held | None = None,
     ) -> None:
-        clock_s = clock or Clock().time
+        self._clock = clock or Clock().time
+        self._ahead_s = 0.0
         self._sync = sync
         self._path = RunFolder(directory).journal_file
-        self._lock = lock(directory)
+        self._lock = held or lock(directory)
         try:
             self._file = _open(self._path)
         except BaseException:
             self._lock.close()
             raise
         try:
-            lines = Lines(self._path)
-            self.run: Run = fold(directory, lines)
-            self._end, self._last = lines.end, lines.last
-            os.ftruncate(self._file, self._end)
+            self._lines = Lines(self._path)
+            self.run: Run = fold(directory, self._lines)
+            os.ftruncate(self._file, self._lines.end)
         except BaseException:
             self.close()
             raise
-        behind_s = self.run.last_t - clock_s()
-        ahead_s = behind_s + 0.001 if behind_s > 0 else 0.0  # after that line, not with it
-        self.clock: Callable[[], float] = lambda: clock_s() + ahead_s
+        self._keep_time()
+
+    def clock(self) -> float:
+        """Seconds since the epoch, after the journal's last line."""
+        return self._clock() + self._ahead_s
+
+    def catch_up(self) -> None:
+        """Fold the lines that another process has added while it alone could write.
+
+        Raises RunError if they are damaged, or the journal is not the one that was opened.
+        """
+        self._check_there()
+        extend(self.run, self._lines, self._lines.number)
+        if os.fstat(self._file).st_size > self._lines.end:  # half a line of a killed one
+            os.ftruncate(self._file, self._lines.end)
+        self._keep_time()
+
+    def _keep_time(self) -> None:
+        behind_s = self.run.last_t - self.clock()
+        if behind_s > 0:
+            self._ahead_s += behind_s + 0.001  # after that line, not with it
 
     def write(self, event: Event) -> None:
         """Append one event; on return it is on disk and folded into ``run``.
@@ -64,7 +92,7 @@ class Journal:
             OSError: it cannot be written; the file is as before.
         """
         record = to_record(event, self.clock())
-        line, checksum = sealed(record, self._last)
+        line, checksum = sealed(record, self._lines.last)
         as_read = from_record(record)  # as every later reader will see it
         self._check_alone()
         try:
@@ -73,9 +101,9 @@ class Journal:
                 os.fsync(self._file)
         except BaseException:
             with suppress(OSError):
-                os.ftruncate(self._file, self._end)
+                os.ftruncate(self._file, self._lines.end)
             raise
-        self._end, self._last = self._end + len(line), checksum
+        self._lines.added(line, checksum)
         apply(self.run, record["t"], as_read)
 
     def close(self) -> None:
@@ -84,14 +112,16 @@ class Journal:
 
     def _check_alone(self) -> None:
         """Raise if a second driver has written; locks do not work on every file system."""
-        status = os.fstat(self._file)
-        if status.st_nlink == 0:
-            raise RunError(f"{shown(self._path)}: was removed while its search was running")
-        if status.st_size != self._end:
+        self._check_there()
+        if os.fstat(self._file).st_size != self._lines.end:
             raise RunError(
                 f"{shown(self._path)}: something else has written to it, perhaps a second search: "
                 "end that, then start this one again"
             )
+
+    def _check_there(self) -> None:
+        if os.fstat(self._file).st_nlink == 0:
+            raise RunError(f"{shown(self._path)}: was removed while its search was running")
 
 
 def _open(path: Path) -> int:

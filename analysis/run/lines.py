@@ -136,7 +136,8 @@ def check_torn(line: bytes) -> None:
 class Lines:
     """The records of a journal, in order.
 
-    After one iteration ``end`` and ``last`` say where the next line belongs.
+    After an iteration ``end`` and ``last`` say where the next line belongs; the next iteration
+    yields the lines that were added since.
     """
 
     def __init__(self, path: Path) -> None:
@@ -155,16 +156,16 @@ class Lines:
         """
         try:
             with open_regular(self.path) as file:
+                file.seek(self.end)
                 for line in raw_lines(file):
-                    self.number += 1
                     if not line.endswith(b"\n"):
                         check_torn(line)
                         return
                     yield self._record(line)
         except DamagedLineError as error:
-            raise damaged(self.path, self.number, error) from None
+            raise damaged(self.path, self.number + 1, error) from None
         except LaterVersionError as error:
-            raise RunError(f"{shown(self.path)}:{self.number}: {error}") from None
+            raise RunError(f"{shown(self.path)}:{self.number + 1}: {error}") from None
         except MissingFileError as error:
             raise RunError(f"{error}; a run folder holds a journal.jsonl") from None
         except FileError as error:
@@ -183,9 +184,18 @@ class Lines:
                 "two drivers wrote here"
             )
         self._sealed = record["v"] != UNSEALED_VERSION
+        self._passed(line, crc)
+        return record
+
+    def added(self, line: bytes, crc: str) -> None:
+        """Count a sealed line that was written at ``end``; it is not yielded."""
+        self._sealed = True
+        self._passed(line, crc)
+
+    def _passed(self, line: bytes, crc: str) -> None:
+        self.number += 1
         self.last = crc
         self.end += len(line)
-        return record
 
 
 def raw_lines(file: BinaryIO) -> Iterator[bytes]:

@@ -1,7 +1,8 @@
 """The lock of a run, held by its driver as long as the process lives.
 
 It is a file of its own: closing any handle of a locked file may drop the lock (POSIX locks, and so
-flock over NFS), and every reader opens the journal.
+flock over NFS), and every reader opens the journal. Processes that ask and tell one study share
+the lock; :mod:`analysis.run.workers` has what they need besides.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from typing import IO
 
 from analysis.run.lines import RunError, cannot_write
 from foundation.files import FileError, MissingFileError, open_regular
-from foundation.messages import shown
+from foundation.messages import listed, shown
 
 LOCK_NAME = "driver.lock"
-LOCK_ATTEMPTS = 10  # within half a second
+WORKERS = "workers"  # folder of the lock files of those that share the run
+TURN_NAME = "turn"
+LOCK_S = 0.5
 MAX_HOLDER_BYTES = 300
 
 # On file systems without locks (some Lustre mounts) the search runs unlocked.
@@ -31,65 +34,101 @@ class RunBusyError(RunError):
     """Another driver is running this run; the message says where."""
 
 
-def lock(directory: Path) -> IO[bytes]:
+def lock(directory: Path, *, shared: bool = False) -> IO[bytes]:
     """Lock a folder until the returned file is closed or the process ends.
+
+    Args:
+        directory: the run's.
+        shared: with others that share it, and with no driver.
 
     Raises RunBusyError if another process holds it, RunError if the lock file cannot be made.
     """
-    path = directory / LOCK_NAME
+    file = lock_file(directory / LOCK_NAME)
+    try:
+        try_lock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        if not shared:
+            sign(file)
+    except BlockingIOError as error:
+        holder = _workers(directory) or _holder(file)
+        file.close()
+        raise RunBusyError(
+            f"{shown(directory)} is being searched by another meshtune ({holder}); "
+            f"`meshtune status {quote(shown(directory))}` shows it"
+        ) from error
+    except OSError as error:
+        file.close()
+        raise cannot_write(directory / LOCK_NAME, error) from None
+    return file
+
+
+def lock_file(path: Path) -> IO[bytes]:
+    """Open a file to lock it; raises RunError if that cannot be, or it is no regular file."""
     try:
         if path.exists():
             open_regular(path).close()  # a pipe would block or lock nothing
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        file = os.fdopen(os.open(path, flags, 0o666), "r+b")
+        return os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
     except FileError as error:
         raise RunError(f"{error}; remove it") from None
     except OSError as error:
         raise cannot_write(path, error) from None
-    try:
-        _try_lock(file)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            holder = _holder(file)
-            file.close()
-            raise RunBusyError(
-                f"{shown(directory)} is being searched by another meshtune ({holder}); "
-                f"`meshtune status {quote(shown(directory))}` shows it"
-            ) from error
+
+
+def try_lock(file: IO[bytes], kind: int, within_s: float = LOCK_S) -> bool:
+    """Lock a file, with retries: a reader holds a lock for a moment.
+
+    Returns False where the file system has no locks. Raises BlockingIOError if another holds it.
+    """
+    deadline_s = time.monotonic() + within_s
+    while True:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                raise
+            time.sleep(0.005)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            return False
+
+
+def sign(file: IO[bytes]) -> None:
+    """Write into a locked file who holds it."""
     file.truncate(0)
-    file.write(f"{socket.gethostname()} pid {os.getpid()}".encode())
-    file.flush()
-    return file
+    os.pwrite(file.fileno(), f"{socket.gethostname()} pid {os.getpid()}".encode(), 0)
 
 
 def driver_of(directory: Path) -> str | None:
-    """``HOST pid PID`` of the driver that holds this run, or None; RunError if unknown."""
+    """``HOST pid PID`` of the driver that holds this run, or None; RunError if unknown.
+
+    Of processes that ask and tell together it is each.
+    """
     try:
-        with open_regular(directory / LOCK_NAME) as file:
+        return holder_of(directory / LOCK_NAME) or _workers(directory)
+    except FileError as error:
+        raise RunError(f"{error}: nobody can tell whether a search is running") from None
+
+
+def holder_of(path: Path) -> str | None:
+    """What the holder of a lock file has written into it; None if nobody holds it."""
+    try:
+        with open_regular(path) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError as error:
                 return None if error.errno in _NO_LOCKS else _holder(file)
     except MissingFileError:
         pass
-    except FileError as error:
-        raise RunError(f"{error}: nobody can tell whether a search is running") from None
     return None
 
 
+def _workers(directory: Path) -> str | None:
+    files = (f for f in sorted((directory / WORKERS).glob("*")) if f.name != TURN_NAME)
+    return listed(filter(None, map(holder_of, files)), 4) or None
+
+
 def _holder(file: IO[bytes]) -> str:
-    file.seek(0)
-    said = file.read(MAX_HOLDER_BYTES).decode(errors="replace").strip()
+    said = os.pread(file.fileno(), MAX_HOLDER_BYTES, 0).decode(errors="replace").strip()
     return shown(said) or "it does not say where"
-
-
-def _try_lock(file: IO[bytes]) -> None:
-    """Lock exclusively, with retries: ``meshtune status`` holds the lock for a moment."""
-    for attempt in range(LOCK_ATTEMPTS):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if attempt == LOCK_ATTEMPTS - 1:
-                raise
-            time.sleep(0.05)

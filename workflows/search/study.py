@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
-from collections import deque
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from analysis import Journal, Opened, ResultsFile, Run, RunFolder, Started, Trial
+from analysis.run.workers import Worker
 from foundation.arguments import (
     ArgumentError,
     checked_path,
@@ -26,12 +29,15 @@ from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
 from workflows.search.objectives import objective_values
 from workflows.search.trials import ended, proposed
 
+if TYPE_CHECKING:  # scipy: half a second
+    from workflows.optimizer.policy import Policy
+
 LAUNCHER = "ask-tell"  # the journal's launcher
 _ANY_WIDTH = 2**31
 
 
 class ClosedError(ValueError):
-    """The study is closed; the message says how to open it again."""
+    """The study is not open in this process; the message says how to open it."""
 
 
 def space_of(space: SearchSpace | str | Path) -> SearchSpace:
@@ -61,10 +67,11 @@ class Study:
     >>> study.best.number, len(study.trials)
     (1, 2)
 
-    Several trials may be asked for before the first is told. With a folder everything is kept, and
-    after a crash the same call resumes: trials that were asked for can still be told, and ``ask``
-    first returns those that were not. The folder is a run like any other: ``meshtune.load``,
-    ``report``, and the command ``meshtune status`` read it.
+    Several trials may be asked for before the first is told, by any threads. With a folder
+    everything is kept, and other processes that open it with the same call share the study: any of
+    them may tell what another has asked for. Once a process has died or closed the study, ``ask``
+    first returns the trials that it had asked for and nobody has told. The folder is a run like any
+    other: ``meshtune.load``, ``report``, and the command ``meshtune status`` read it.
 
     Args:
         space: a space, a file, or the name of a shipped space.
@@ -77,7 +84,8 @@ class Study:
         SpaceError: if the space cannot be read.
         FingerprintError: if the folder holds a run of another space.
         ValueError: if the folder holds a search that ran its own trials.
-        RunBusyError: if another process has this run.
+        RunBusyError: if a search has this run, or another process does not let go of the study.
+        RunError: if the folder cannot be written.
     """
 
     def __init__(
@@ -95,36 +103,44 @@ class Study:
         self._temporary = None if where else tempfile.TemporaryDirectory(prefix="meshtune-")
         self._folder = RunFolder(where or Path(self._temporary.name))  # type: ignore[union-attr]
         self._folder.prepare(self.space)
-        self._journal = Journal(self._folder.path, sync=folder is not None)
-        try:
-            if self.run.launcher not in ("", LAUNCHER):
-                raise ValueError(
-                    f"{self._folder.path} holds a search whose trials are run by the launcher "
-                    f"{self.run.launcher!r}: resume it with `meshtune search`, or choose another "
-                    "folder"
-                )
-            self._folder.create(self.space)
-            seed = self.run.seed if seed is None else seed
-            self._policy = make_policy(self.space, seed, policy)
-        except BaseException:
-            self._journal.close()
-            raise
-        self._closed = False
+        self._worker = Worker(self._folder.path)
+        self._process, self._threads, self._closed = os.getpid(), threading.RLock(), False
         self._results = ResultsFile(self._folder)
-        self._left = deque(n for n, trial in sorted(self.run.trials.items()) if not trial.ended)
-        self._journal.write(
-            Opened(
-                space=self.space.name,
-                fingerprint=self.space.fingerprint,
-                seed=seed,
-                launcher=LAUNCHER,
-                **self.space.goals,
+        with self._worker.turn():
+            self._journal = Journal(self.directory, sync=folder is not None, held=self._worker)
+            try:
+                self._policy = self._open(seed, policy)
+            except BaseException:
+                self._journal.close()
+                raise
+
+    def _open(self, seed: int | None, policy: str) -> Policy:
+        run = self._journal.run
+        if run.launcher not in ("", LAUNCHER):
+            raise ValueError(
+                f"{self.directory} holds a search whose trials are run by the launcher "
+                f"{run.launcher!r}: resume it with `meshtune search`, or choose another folder"
             )
-        )
+        self._folder.create(self.space)
+        seed = run.seed if seed is None else seed
+        made = make_policy(self.space, seed, policy)
+        if self._worker.is_alone():  # a session lasts as long as any process has the study open
+            self._journal.write(
+                Opened(
+                    space=self.space.name,
+                    fingerprint=self.space.fingerprint,
+                    seed=seed,
+                    launcher=LAUNCHER,
+                    **self.space.goals,
+                )
+            )
+        return made
 
     @property
     def run(self) -> Run:
-        return self._journal.run
+        """All that has happened, also in other processes."""
+        with self._call(reading=True) as run:
+            return run
 
     @property
     def directory(self) -> Path:
@@ -133,11 +149,13 @@ class Study:
     @property
     def trials(self) -> list[Trial]:
         """Every trial, in the order in which they were asked for."""
-        return [trial for _, trial in sorted(self.run.trials.items())]
+        with self._call(reading=True) as run:
+            return [trial for _, trial in sorted(run.trials.items())]
 
     @property
     def best(self) -> Trial | None:
-        return self.run.best
+        with self._call(reading=True) as run:
+            return run.best
 
     def ask(self, max_nodes: int = _ANY_WIDTH) -> Trial | None:
         """The next trial to run, with its ``number`` and ``config``.
@@ -146,24 +164,24 @@ class Study:
 
         Raises:
             ArgumentError: for fewer than 1 node.
-            ClosedError: after ``close``.
+            ClosedError: after ``close``, and in a forked process.
+            RunError, OSError: if the journal cannot be written; call again.
         """
         max_nodes = checked_whole("max_nodes", max_nodes, 1)
-        self._check_open()
-        number = self._from_before(max_nodes)
-        if number is None:
-            proposal = self._policy.propose(self.run, max_nodes)
-            if proposal is None:
-                return None
-            event = proposed(self.run, proposal)
-            self._journal.write(event)
-            number = event.trial
-        trial = self.run.trials[number]
-        attempt = trial.next_attempt
-        self._journal.write(
-            Started(trial=number, attempt=attempt, name=f"{LAUNCHER}-{number}-{attempt}", nodes=())
-        )
-        return trial
+        with self._call() as run:
+            number = self._left_over(run, max_nodes)
+            if number is None:
+                proposal = self._policy.propose(run, max_nodes)
+                if proposal is None:
+                    return None
+                event = proposed(run, proposal)
+                self._journal.write(event)
+                number = event.trial
+            trial = run.trials[number]
+            attempt = trial.next_attempt
+            name = f"{_name(number, attempt)}-{self._worker.name}"
+            self._journal.write(Started(trial=number, attempt=attempt, name=name, nodes=()))
+            return trial
 
     def tell(
         self, trial: Trial | int, result: Mapping[str, Any] | str | Kind, message: str = ""
@@ -183,12 +201,18 @@ class Study:
                 that it has.
             ArgumentError: for an unknown failure, a trial that does not run, or a value that is
                 not JSON.
-            ClosedError: after ``close``.
+            ClosedError: after ``close``, and in a forked process.
+            RunError, OSError: if the journal cannot be written; call again.
         """
         number = trial.number if isinstance(trial, Trial) else checked_whole("trial", trial, 0)
         checked_text("message", message)
-        self._check_open()
-        known = self.run.trials.get(number)
+        with self._call() as run:
+            self._tell(run, number, result, message)
+
+    def _tell(
+        self, run: Run, number: int, result: Mapping[str, Any] | str | Kind, message: str
+    ) -> None:
+        known = run.trials.get(number)
         running = known.running if known else None
         if known is None or running is None:
             raise ArgumentError(f"trial {number} does not run: tell what `ask` gave, and only once")
@@ -200,22 +224,25 @@ class Study:
         else:
             outcome = Outcome(_failure(result), message=message)
         outcome = replace(outcome, elapsed_s=self._journal.clock() - running.started_t)
-        end = ended(self.space, known, running.number, (), outcome)
-        self._journal.write(end)
-        if known.number in self._left:  # of an earlier process
-            self._left.remove(known.number)
-        if not end.final:
-            self._left.append(known.number)
+        self._journal.write(ended(self.space, known, running.number, (), outcome))
         self._results.stale = True
-        self._results.catch_up(self.run)
+        self._results.catch_up(run)
 
     def close(self) -> None:
-        """Write the results and unlock the run; a second call does nothing."""
-        if self._closed:
+        """Write the results and unlock the run; a second call does nothing.
+
+        Raises:
+            OSError: if the results cannot be written; the study is closed, and nothing is lost.
+        """
+        if self._closed or os.getpid() != self._process:
             return
-        self._closed = True
-        self._results.write(self.run)
-        self._journal.close()
+        with self._threads:
+            try:
+                with self._call() as run:
+                    self._results.write(run)
+            finally:
+                self._closed = True
+                self._journal.close()
 
     def __enter__(self) -> Study:
         return self
@@ -223,26 +250,50 @@ class Study:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            again = f"meshtune.Study(space, {str(self.directory)!r}) opens it again"
-            raise ClosedError(
-                f"this study is closed: {'its trials were not kept' if self._temporary else again}"
-            )
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a study cannot be sent to another process: {self._to_open}")
 
-    def _from_before(self, max_nodes: int) -> int | None:
-        """A trial that an earlier call returned, and that has to run again."""
-        for number in list(self._left):
-            trial = self.run.trials[number]
-            if self.space.num_nodes(trial.config) > max_nodes:
+    @contextmanager
+    def _call(self, reading: bool = False) -> Iterator[Run]:
+        """The run as it is now; no other thread or process changes it meanwhile."""
+        if os.getpid() != self._process:  # forked, perhaps while a thread had the lock
+            raise ClosedError(f"this study is open in process {self._process}: {self._to_open}")
+        with self._threads:
+            if self._closed and not reading:
+                raise ClosedError(f"this study is closed: {self._to_open}")
+            if self._closed:
+                yield self._journal.run
+                return
+            with self._worker.turn():
+                if self._worker.locks:
+                    self._journal.catch_up()
+                yield self._journal.run
+
+    @property
+    def _to_open(self) -> str:
+        if self._temporary:
+            return "its trials were not kept, as it has no folder"
+        return f"meshtune.Study(space, {str(self.directory)!r}) opens it"
+
+    def _left_over(self, run: Run, max_nodes: int) -> int | None:
+        """A trial to run again: the machine failed, or the process that asked for it is gone."""
+        for number, trial in sorted(run.trials.items()):
+            if trial.ended or self.space.num_nodes(trial.config) > max_nodes:
                 continue
-            self._left.remove(number)
             if trial.running:
+                name = _name(number, trial.running.number)
+                if self._worker.lives(trial.running.name.removeprefix(name).removeprefix("-")):
+                    continue
                 lost = Outcome(Kind.PREEMPTED, message="never told; asked for again")
                 self._journal.write(ended(self.space, trial, trial.running.number, (), lost))
             if not trial.ended:  # not for ever: the trial may be what ends the process
                 return number
         return None
+
+
+def _name(number: int, attempt: int) -> str:
+    """An attempt's name, to which the worker's is added."""
+    return f"{LAUNCHER}-{number}-{attempt}"
 
 
 def _plain(result: Mapping[str, Any]) -> dict[str, Any]:
