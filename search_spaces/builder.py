@@ -16,7 +16,7 @@ from search_spaces.cluster import Cluster
 from search_spaces.language.model import ModelShape
 from search_spaces.language.schema import ModelFile, SpaceFile
 from search_spaces.model_files import assumed
-from search_spaces.objectives import objectives_of
+from search_spaces.objectives import check_tokens, objectives_of
 from search_spaces.parameters import Parameter
 from search_spaces.rules import deepspeed, experts, facts, placements, rule as rules, stages
 from search_spaces.space import SearchSpace
@@ -81,7 +81,7 @@ class Builder:
         self._timeouts()
         objectives = objectives_of(self.document, self.file, own)
         file = self.file
-        return SearchSpace(
+        space = SearchSpace(
             file=self.document.name,
             name=name,
             description=file.description,
@@ -102,6 +102,8 @@ class Builder:
             more_objectives=objectives[1:],
             assumed=self.assumed,
         )
+        check_tokens(self.document, space)
+        return space
 
     def _model_and_cluster(self) -> None:
         """The built-in trainer needs both; a cluster decides the ranks per node."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from foundation.documents import Document, Where, as_written
 from foundation.messages import nearest
 from search_spaces.language.schema import ObjectiveSpec, SpaceFile
 from search_spaces.parameters import Parameter
 from search_spaces.rules import facts
-from search_spaces.space import ENERGY_FIGURES, Objective
+from search_spaces.space import ENERGY_FIGURES, Objective, SearchSpace
 from trainer import FIGURES
 
 
@@ -38,6 +38,40 @@ def objectives_of(
         _known_figure(document, file, spec, path)
         found.append(Objective(spec.key, spec.is_maximized))
     return tuple(found)
+
+
+TOKENS = "tokens_per_second"
+_OF_TOKENS = (TOKENS, f"{TOKENS}_per_gpu", "node_seconds_per_token", "joules_per_token")
+_COUNTED = {TOKENS, f"{TOKENS}_per_gpu", "tokens"}
+
+
+def check_tokens(document: Document, space: SearchSpace) -> None:
+    """Refuse an objective of tokens that nothing in the trainer's log would count.
+
+    Raises:
+        SpaceError: where lengths vary, and the log's patterns have no real tokens.
+    """
+    patterns = space.program.log.patterns
+    if not space.uneven_lengths or not patterns or not _COUNTED.isdisjoint(patterns):
+        return
+    for objective in space.objectives:
+        if objective.key in _OF_TOKENS:
+            raise document.error(
+                ("objective",), f"found {objective.key}: {uncounted(space, patterns)}"
+            )
+
+
+def uncounted(space: SearchSpace, known: Collection[str]) -> str:
+    """Why there are no tokens per second, of which only these keys are known, and what to do."""
+    other = sorted(key for key in known if key.endswith((f"_{TOKENS}", f"_{TOKENS}_per_gpu")))
+    padded = next((f" ({key} has padding in it)" for key in other if key.startswith("padded")), "")
+    instead = next((key for key in other if key.startswith("labelled")), "samples_per_second")
+    fixed = " with packing and lengths fixed" if instead == "samples_per_second" else ""
+    return (
+        f"{space.uneven_lengths}, and nothing counts real tokens{padded}: print them as "
+        "MESHTUNE_RESULT {\"tokens_per_second\": ...}, add a pattern for them under "
+        f"trainer.result, or maximize {instead}{fixed}"
+    )
 
 
 def _known_figure(document: Document, file: SpaceFile, spec: ObjectiveSpec, path: Where) -> None:

@@ -18,7 +18,7 @@ from foundation.values import Scalar
 from search_spaces.cluster import Cluster
 from search_spaces.language.schema import BudgetSection, FinalistsSection, TrialSection
 from search_spaces.language.trainer_schema import TrainerSpec
-from search_spaces.parameters import Parameter
+from search_spaces.parameters import LENGTHS, Parameter
 from search_spaces.rules import facts as _facts
 from search_spaces.rules.rule import Facts, Rule
 from search_spaces.trainers.registry import make_trainer
@@ -249,6 +249,14 @@ class SearchSpace:
             data=data,
             device=self.cluster.device if self.cluster is not None else None,
         )
+
+    @cached_property
+    def uneven_lengths(self) -> str:
+        """Why tokens do not follow from sequences, so that only counted ones compare; else ""."""
+        varied = [n for n, p in self.parameters.items() if p.varies and n in LENGTHS]
+        if varied and self.trainer.builtin is None:
+            return f"{varied[0]} varies"
+        return "sequences are as long as the data's rows" if self.program.log.rows_vary else ""
 
     @property
     def workdir(self) -> Path | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from analysis import Metrics, MissingMetricError
 from search_spaces import SearchSpace
+from search_spaces.objectives import TOKENS, uncounted
 from workflows.search.throughput import completed, job_of
 
 _Reader = Callable[[str], float]  # of the metrics from which an objective follows
@@ -46,10 +47,15 @@ def objective_values(
         try:
             found[key] = of(key)
         except MissingMetricError:
-            if key not in DERIVED:
-                raise
             try:
+                if key not in DERIVED:
+                    raise
                 found[key] = DERIVED[key](of, space, config)
             except ZeroDivisionError:
                 found[key] = math.inf
+            except MissingMetricError as missing:
+                if TOKENS not in missing.key or not space.uneven_lengths:
+                    raise
+                why = uncounted(space, result)
+                raise MissingMetricError(missing.key, result, key, why) from None
     return found
