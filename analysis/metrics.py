@@ -15,9 +15,7 @@ LEAST, LARGEST = 1e-100, 1e100  # of what can be measured, besides 0
 class MissingMetricError(ValueError):
     """A result lacks the metric ``key``; the message names it and what the result has."""
 
-    def __init__(
-        self, key: str, result: Mapping[str, Any], wanted: str, why: str = ""
-    ) -> None:
+    def __init__(self, key: str, result: Mapping[str, Any], wanted: str, why: str = "") -> None:
         of = "" if key == wanted else f", from which {wanted!r} follows"
         there = ", ".join(sorted(map(str, result))) or "nothing"
         found = f" (found {repr(result[key])[:60]})" if key in result else ""

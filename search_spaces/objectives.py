@@ -65,11 +65,12 @@ def uncounted(space: SearchSpace, known: Collection[str]) -> str:
     """Why there are no tokens per second, of which only these keys are known, and what to do."""
     other = sorted(key for key in known if key.endswith((f"_{TOKENS}", f"_{TOKENS}_per_gpu")))
     padded = next((f" ({key} has padding in it)" for key in other if key.startswith("padded")), "")
-    instead = next((key for key in other if key.startswith("labelled")), "samples_per_second")
+    real = [key for key in known if key.startswith(("labelled_tokens_per", "epochs_per"))]
+    instead = min(real, default="samples_per_second")  # epochs first
     fixed = " with packing and lengths fixed" if instead == "samples_per_second" else ""
     return (
         f"{space.uneven_lengths}, and nothing counts real tokens{padded}: print them as "
-        "MESHTUNE_RESULT {\"tokens_per_second\": ...}, add a pattern for them under "
+        'MESHTUNE_RESULT {"tokens_per_second": ...}, add a pattern for them under '
         f"trainer.result, or maximize {instead}{fixed}"
     )
 

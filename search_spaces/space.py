@@ -192,9 +192,13 @@ class SearchSpace:
     @property
     def ranks_per_node(self) -> int:
         """Processes of a trial on each of its nodes."""
-        if self.cluster is not None:
-            return self.cluster.gpus_per_node
-        return self.trial.ranks_per_node or 1
+        own = self.cluster.gpus_per_node if self.cluster is not None else 1
+        return self.trial.ranks_per_node or own
+
+    @property
+    def starts_its_own(self) -> bool:
+        """Whether the trainer starts the processes of a node's GPUs itself, as Ray does."""
+        return self.cluster is not None and self.ranks_per_node != self.cluster.gpus_per_node
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
@@ -207,7 +211,7 @@ class SearchSpace:
         ranks = {1}
         for parameter in degrees:  # an inactive one counts as 1
             ranks = {have * int(value) for have in ranks for value in {*parameter.values, 1}}
-        nodes = {count // self.ranks_per_node for count in ranks}
+        nodes = {count // int(self._static["gpus_per_node"]) for count in ranks}
         return tuple(sorted(nodes - {0})) or (1,)
 
     @cached_property

@@ -32,8 +32,8 @@ class PatternSpec(Described):
     """Finds one metric in the lines of a log."""
 
     regex: str
-    """the number is its group 'value', or else its first one; 'step' is the step's; beside 'seconds'
-    it is an amount, and the metric is all of it by all seconds"""
+    """the number is its group 'value', or else its first one; 'step' is the step's; beside a group
+    'seconds' it is an amount, and the metric is all of it by all seconds"""
     unit: str | None = None
     """of the number, as ms, GiB or K tokens/s; default what the log says beside it, or else the
     key's own; '' is always the key's own"""
@@ -78,6 +78,8 @@ class ResultPatterns(Described):
     checkpoint"""
     rows_vary: bool = False
     """sequences are as long as the data's rows: tokens are counted, never derived from steps"""
+    padded_by: str = ""
+    """parameter with which the real tokens that the trainer counts have padding among them"""
 
     @model_validator(mode="after")
     def _some(self) -> ResultPatterns:
@@ -122,6 +124,8 @@ class LogRecord(Described):
     """lines after which a step's time does not count; {pauses}: the usual ones"""
     rows_vary: bool = False
     """sequences are as long as the data's rows: tokens are counted, never derived from steps"""
+    padded_by: str = ""
+    """parameter with which the real tokens that the trainer counts have padding among them"""
 
     def resolved(self, formats: Mapping[str, LogFormat]) -> ResultPatterns:
         """The same patterns as a space states them.
@@ -137,7 +141,8 @@ class LogRecord(Described):
             for metric, specs in self.patterns.items()
         }
         pauses = self._text(self.pauses)
-        return ResultPatterns(patterns=found, pauses=pauses, rows_vary=self.rows_vary)
+        meanings = {"rows_vary": self.rows_vary, "padded_by": self.padded_by}
+        return ResultPatterns(patterns=found, pauses=pauses, **meanings)
 
     def _filled(
         self, spec: str | PatternSpec | LikePattern, metric: str, formats: Mapping[str, LogFormat]

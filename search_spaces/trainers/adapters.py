@@ -276,9 +276,13 @@ class _Adapting:
             return usual
         pauses = usual.pauses if own.pauses is None else own.pauses
         patterns = {**usual.patterns, **own.patterns}
-        varies = own.rows_vary or usual.rows_vary
-        return ResultPatterns(
-            format=usual.format, patterns=patterns, pauses=pauses, rows_vary=varies
+        return usual.model_copy(
+            update={
+                "patterns": patterns,
+                "pauses": pauses,
+                "rows_vary": own.rows_vary or usual.rows_vary,
+                "padded_by": own.padded_by or usual.padded_by,
+            }
         )
 
 

@@ -69,6 +69,8 @@ class LogFormat:
     pauses: str = PAUSES
     # sequences are as long as the data's rows, so that tokens do not follow from steps
     rows_vary: bool = False
+    # a parameter with which the real tokens that it counts have padding among them
+    padded_by: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.patterns)

@@ -24,14 +24,15 @@ GUIDE = ROOT / "docs" / "guide"
 YAML = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = (
     *(ROOT / "README.md", GUIDE / "spaces.md", GUIDE / "own-trainer.md", GUIDE / "training.md"),
-    *(GUIDE / "faq.md", GUIDE / "plugins.md"),
+    *(GUIDE / "faq.md", GUIDE / "plugins.md", GUIDE / "fine-tuning.md"),
 )
 EXAMPLES = {page.name: YAML.findall(page.read_text()) for page in PAGES}
 REFERENCE = (GUIDE / "reference.md").read_text()
 SITE, OWN_CLUSTER = YAML.findall((GUIDE / "cluster.md").read_text())
 ADAPTERS = [
     *("megatron-lm", "megatron-bridge", "megatron-deepspeed", "neox", "torchtitan", "nanotron"),
-    *("picotron", "maxtext", "deepspeed", "transformers", "lightning", "accelerate"),
+    *("picotron", "maxtext", "deepspeed", "transformers", "lightning", "accelerate", "trl"),
+    *("llama-factory", "ms-swift", "axolotl", "torchtune", "litgpt"),
 ]
 
 # Rules of some spaces only, beside what the trainer requires.

@@ -10,7 +10,7 @@ from typing import Any
 from analysis import Metrics, MissingMetricError
 from search_spaces import SearchSpace
 from search_spaces.objectives import TOKENS, uncounted
-from workflows.search.throughput import completed, job_of
+from workflows.search.throughput import completed, job_of, named_by_meaning
 
 _Reader = Callable[[str], float]  # of the metrics from which an objective follows
 
@@ -39,7 +39,7 @@ def objective_values(
     Raises MissingMetricError if the result lacks a metric that one needs.
     """
     if space.trainer.builtin is None:
-        result = completed(job_of(space, config), result)
+        result = completed(job_of(space, config), named_by_meaning(space, config, result))
     found = {}
     for objective in space.objectives:
         key = objective.key

@@ -36,6 +36,7 @@ class Job:
     num_gpus: int
     micro_batches: float = 1  # per step and replica
     uneven: str = ""  # why tokens do not follow from sequences
+    trained: float = 1.0  # share of the weights; adapters count as none
 
     def rates(self, step_time_s: float) -> dict[str, float]:
         """Every metric that follows from the time of a step."""
@@ -46,7 +47,7 @@ class Job:
         }
         if self.model is not None and not self.uneven:
             tokens = self.sequences * self.model.seq_length
-            tflop = float(model_flops(self.model, self.sequences)) / 1e12
+            tflop = float(model_flops(self.model, self.sequences, self.trained)) / 1e12
             rates |= {
                 "tokens_per_second": tokens / step_time_s,
                 "tokens_per_second_per_gpu": tokens / step_time_s / self.num_gpus,
@@ -56,16 +57,14 @@ class Job:
 
     def counted(self, result: Mapping[str, Any]) -> dict[str, float]:
         """Metrics that follow from the tokens per second that a trainer has counted."""
-        rate, per_gpu = (
-            Metrics(result).get(f"tokens_per_second{of}") for of in ("", "_per_gpu")
-        )
+        rate, per_gpu = (Metrics(result).get(f"tokens_per_second{of}") for of in ("", "_per_gpu"))
         if rate is None and per_gpu is not None:
             rate = per_gpu * self.num_gpus
         if rate is None:
             return {}
         found = {"tokens_per_second": rate, "tokens_per_second_per_gpu": rate / self.num_gpus}
         if self.model is not None:
-            flops = float(model_flops(self.model, 1)) / self.model.seq_length
+            flops = float(model_flops(self.model, 1, self.trained)) / self.model.seq_length
             found["tflops_per_gpu"] = flops / 1e12 * found["tokens_per_second_per_gpu"]
         return found
 
@@ -79,7 +78,19 @@ def job_of(space: SearchSpace, config: Mapping[str, Any]) -> Job | None:
     if not isinstance(sequences, (int, float)):
         return None
     gpus, gas = int(facts["world_size"]), float(facts["gas"])
-    return Job(space.model, sequences, gpus, gas, space.uneven_lengths)
+    trained = 1.0 if facts.get("tuning", "full") == "full" else 0.0
+    return Job(space.model, sequences, gpus, gas, space.uneven_lengths, trained)
+
+
+def named_by_meaning(
+    space: SearchSpace, config: Mapping[str, Any], result: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A result whose tokens are called padded where the trainer counts padding among them."""
+    by = space.program.log.padded_by
+    if by not in space.parameters or not space.facts(config)[by]:
+        return dict(result)
+    padded = {key: f"padded_{key}" if key.startswith("tokens") else key for key in result}
+    return {name: result[key] for key, name in padded.items()}
 
 
 def step_time_s(job: Job, result: Mapping[str, Any]) -> tuple[float, str] | None:

@@ -34,6 +34,11 @@ VALUES: dict[str, list[Any]] = {
     **{name: [False, True] for name in ("overlap_param_gather", "moe_comm_overlap")},
     **{name: [False, True] for name in ("packing", "compile")},
     "precision": ["bf16", "fp16", "fp32", "fp8"],
+    "tuning": ["lora", "full", "qlora"],
+    "lora_rank": [8, 16],
+    "lora_dropout": [0.0, 0.05],
+    "lora_targets": ["linear", "attention", "qv"],
+    "offload_activations": [False, True],
     "rank_order": ["tp-cp-dp-pp", "tp-pp-cp-dp"],
     "pipeline_layout": ["none", "Et*8|(t*8|)*2t*8L"],
 }
