@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from foundation.documents import Document, Where, as_written
 from foundation.messages import nearest
@@ -57,22 +57,8 @@ def check_tokens(document: Document, space: SearchSpace) -> None:
     for objective in space.objectives:
         if objective.key in _OF_TOKENS:
             raise document.error(
-                ("objective",), f"found {objective.key}: {uncounted(space, patterns)}"
+                ("objective",), f"found {objective.key}: {space.uncounted(patterns)}"
             )
-
-
-def uncounted(space: SearchSpace, known: Collection[str]) -> str:
-    """Why there are no tokens per second, of which only these keys are known, and what to do."""
-    other = sorted(key for key in known if key.endswith((f"_{TOKENS}", f"_{TOKENS}_per_gpu")))
-    padded = next((f" ({key} has padding in it)" for key in other if key.startswith("padded")), "")
-    real = [key for key in known if key.startswith(("labelled_tokens_per", "epochs_per"))]
-    instead = min(real, default="samples_per_second")  # epochs first
-    fixed = " with packing and lengths fixed" if instead == "samples_per_second" else ""
-    return (
-        f"{space.uneven_lengths}, and nothing counts real tokens{padded}: print them as "
-        'MESHTUNE_RESULT {"tokens_per_second": ...}, add a pattern for them under '
-        f"trainer.result, or maximize {instead}{fixed}"
-    )
 
 
 def _known_figure(document: Document, file: SpaceFile, spec: ObjectiveSpec, path: Where) -> None:

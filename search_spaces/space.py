@@ -262,6 +262,18 @@ class SearchSpace:
             return f"{varied[0]} varies"
         return "sequences are as long as the data's rows" if self.program.log.rows_vary else ""
 
+    def uncounted(self, known: Collection[str]) -> str:
+        """Why there are no tokens per second, and what to do; only the ``known`` metrics are."""
+        padded = sorted(key for key in known if key.startswith("padded_tokens_per_second"))
+        counted = f" ({padded[0]} has padding in it)" if padded else ""
+        real = [key for key in known if key.startswith(("labelled_tokens_per", "epochs_per"))]
+        instead = min(real, default="samples_per_second with packing and lengths fixed")
+        return (
+            f"{self.uneven_lengths}, and nothing counts real tokens{counted}: print them as "
+            'MESHTUNE_RESULT {"tokens_per_second": ...}, add a pattern for them under '
+            f"trainer.result, or maximize {instead}"
+        )
+
     @property
     def workdir(self) -> Path | None:
         """The folder in which every rank is started; None: the trial's own."""

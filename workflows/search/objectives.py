@@ -9,7 +9,6 @@ from typing import Any
 
 from analysis import Metrics, MissingMetricError
 from search_spaces import SearchSpace
-from search_spaces.objectives import TOKENS, uncounted
 from workflows.search.throughput import completed, job_of, named_by_meaning
 
 _Reader = Callable[[str], float]  # of the metrics from which an objective follows
@@ -54,8 +53,8 @@ def objective_values(
             except ZeroDivisionError:
                 found[key] = math.inf
             except MissingMetricError as missing:
-                if TOKENS not in missing.key or not space.uneven_lengths:
+                if "tokens_per_second" not in missing.key or not space.uneven_lengths:
                     raise
-                why = uncounted(space, result)
+                why = space.uncounted(result)
                 raise MissingMetricError(missing.key, result, key, why) from None
     return found
