@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from analysis.prediction.pricing import NotPricedError, Pricing
 from search_spaces import SearchSpace, SpaceError
 
 SPACE = """\
@@ -50,3 +51,27 @@ def test_a_trainers_own_arguments_say_what_is_tuned(
     space = load(text.replace("--dataset_name d", f"--dataset_name d {stated}"))
     found = {name: space.parameters[name].values for name in meant}
     assert found == {name: (value,) for name, value in meant.items()}
+
+
+VERL = """\
+version: 1
+model: llama_8b
+cluster: dgx_h100
+trainer: {command: [train, "{mbs}", "{num_nodes}"], result: {format: verl}}
+trial: {ranks_per_node: 1}
+parameters: {num_nodes: [1, 2], mbs: [1, 2], gas: [4]}
+objective: {maximize: tokens_per_second_per_gpu}
+"""
+
+
+def test_a_trainer_that_starts_its_own_processes_has_one_per_node_and_no_prices(
+    load: Callable[[str], SearchSpace],
+) -> None:
+    space = load(VERL)
+    config = {"num_nodes": 2, "mbs": 1, "gas": 4}
+    assert space.ranks_per_node == 1 and space.starts_its_own
+    assert space.facts(config)["world_size"] == 16  # GPUs
+    assert load(space.frozen()).fingerprint == space.fingerprint
+    with pytest.raises(NotPricedError, match="starts its own processes"):
+        Pricing(space)
+    assert not load(VERL.replace("trial: {ranks_per_node: 1}\n", "")).starts_its_own
