@@ -141,8 +141,9 @@ class LogRecord(Described):
             for metric, specs in self.patterns.items()
         }
         pauses = self._text(self.pauses)
-        meanings = {"rows_vary": self.rows_vary, "padded_by": self.padded_by}
-        return ResultPatterns(patterns=found, pauses=pauses, **meanings)
+        return ResultPatterns(
+            patterns=found, pauses=pauses, rows_vary=self.rows_vary, padded_by=self.padded_by
+        )
 
     def _filled(
         self, spec: str | PatternSpec | LikePattern, metric: str, formats: Mapping[str, LogFormat]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,6 +50,41 @@ def test_a_trainers_own_arguments_say_what_is_tuned(
 ) -> None:
     text = "".join(line for line in SPACE.splitlines(True) if not line.startswith("tuning"))
     space = load(text.replace("--dataset_name d", f"--dataset_name d {stated}"))
+    found = {name: space.parameters[name].values for name in meant}
+    assert found == {name: (value,) for name, value in meant.items()}
+
+
+@pytest.mark.parametrize(
+    ("adapter", "content", "meant"),
+    [
+        (
+            "llama-factory",
+            "finetuning_type: lora\nlora_rank: 8",
+            {"tuning": "lora", "lora_rank": 8},
+        ),
+        ("llama-factory", "{finetuning_type: lora, quantization_bit: 4}", {"tuning": "qlora"}),
+        (
+            "llama-factory",
+            "{finetuning_type: full, packing: true}",
+            {"tuning": "full", "packing": True},
+        ),
+        ("axolotl", "{adapter: qlora, load_in_4bit: true, lora_r: 32}", {"tuning": "qlora"}),
+        ("axolotl", "{adapter: lora, sample_packing: true}", {"tuning": "lora", "packing": True}),
+        ("torchtune", "{model: {lora_rank: 8}, dataset: {packed: true}}", {"packing": True}),
+    ],
+)
+def test_a_trainers_own_file_says_what_is_tuned(
+    load: Callable[[str], SearchSpace],
+    tmp_path: Path,
+    adapter: str,
+    content: str,
+    meant: dict[str, Any],
+) -> None:
+    (tmp_path / "job.yaml").write_text(content)
+    trainer = f"trainer: {{adapter: {adapter}, config: job.yaml}}"
+    lines = [line for line in SPACE.splitlines() if not line.startswith(("tuning", "trainer"))]
+    text = "\n".join([*lines, trainer]).replace(", zero_stage: [3]", "")
+    space = load(text.replace("tokens_per_second", "samples_per_second"))
     found = {name: space.parameters[name].values for name in meant}
     assert found == {name: (value,) for name, value in meant.items()}
 

@@ -134,12 +134,10 @@ def checked_outcome(space: SearchSpace, outcome: Outcome, config: Mapping[str, A
     job = job_of(space, config)
     if outcome.kind is not Kind.OK or outcome.result is None or space.trainer.builtin is not None:
         return outcome
-    outcome = replace(outcome, result=named_by_meaning(space, config, outcome.result))
-    if job is None:
-        return outcome
-    if problem := contradiction(space, job, outcome.result, outcome.elapsed_s):
+    result = named_by_meaning(space, config, outcome.result)
+    if job is not None and (problem := contradiction(space, job, result, outcome.elapsed_s)):
         return replace(outcome, kind=Kind.CRASH, message=problem)
-    return replace(outcome, result=completed(job, outcome.result))
+    return replace(outcome, result=completed(job, result))
 
 
 def ended(
