@@ -15,11 +15,12 @@ LEAST, LARGEST = 1e-100, 1e100  # of what can be measured, besides 0
 class MissingMetricError(ValueError):
     """A result lacks the metric ``key``; the message names it and what the result has."""
 
-    def __init__(self, key: str, result: Mapping[str, Any], wanted: str) -> None:
+    def __init__(self, key: str, result: Mapping[str, Any], wanted: str, why: str = "") -> None:
         of = "" if key == wanted else f", from which {wanted!r} follows"
         there = ", ".join(sorted(map(str, result))) or "nothing"
         found = f" (found {repr(result[key])[:60]})" if key in result else ""
-        super().__init__(f"the result has no number {key!r}{of}{found}; it has {there}")
+        because = f": {why}" if why else ""
+        super().__init__(f"the result has no number {key!r}{of}{found}{because}; it has {there}")
         self.key = key
 
 

@@ -16,7 +16,7 @@ from search_spaces.cluster import Cluster
 from search_spaces.language.model import ModelShape
 from search_spaces.language.schema import ModelFile, SpaceFile
 from search_spaces.model_files import assumed
-from search_spaces.objectives import objectives_of
+from search_spaces.objectives import check_tokens, objectives_of
 from search_spaces.parameters import Parameter
 from search_spaces.rules import deepspeed, experts, facts, placements, rule as rules, stages
 from search_spaces.space import SearchSpace
@@ -54,6 +54,7 @@ class Builder:
         ranks = file.trial.ranks_per_node or 1
         names = {*facts.static_facts(None, cluster), *facts.DERIVED[:2], *TRIAL_PLACEHOLDERS}
         names |= facts.defaults(file.trainer).keys()
+        file = self._tuned(file)
         self.written = file.parameters.keys()
         file, self.model = adapted(document, file, model.config() if model else None, names)
         file = with_workdir(document, with_known_axes(file), there=not frozen)
@@ -61,6 +62,19 @@ class Builder:
         self.program = self._program()
         self.static = facts.static_facts(self.model, cluster, ranks)
         self.defaults = facts.defaults(file.trainer)
+
+    def _tuned(self, file: SpaceFile) -> SpaceFile:
+        """The file with the parameters that its section ``tuning`` stands for."""
+        own = file.tuning.parameters() if file.tuning is not None else {}
+        for name in own.keys() & file.parameters.keys():
+            raise self.document.error(
+                ("parameters", name), "found here and under tuning: remove one"
+            )
+        if own and not self.own_trainer:
+            raise self.document.error(
+                ("tuning",), "goes with a trainer of your own: the built-in one trains all weights"
+            )
+        return file.model_copy(update={"tuning": None, "parameters": {**file.parameters, **own}})
 
     def build(self, name: str) -> SearchSpace:
         """The space of the file, under that name."""
@@ -81,7 +95,7 @@ class Builder:
         self._timeouts()
         objectives = objectives_of(self.document, self.file, own)
         file = self.file
-        return SearchSpace(
+        space = SearchSpace(
             file=self.document.name,
             name=name,
             description=file.description,
@@ -102,6 +116,8 @@ class Builder:
             more_objectives=objectives[1:],
             assumed=self.assumed,
         )
+        check_tokens(self.document, space)
+        return space
 
     def _model_and_cluster(self) -> None:
         """The built-in trainer needs both; a cluster decides the ranks per node."""
@@ -109,11 +125,12 @@ class Builder:
             if value is None and not self.own_trainer:
                 what = f"key '{key}' is missing: the built-in trainer needs it"
                 raise self.document.error((), what)
-        if self.cluster is not None and self.file.trial.ranks_per_node is not None:
+        ranks, cluster = self.file.trial.ranks_per_node, self.cluster
+        if cluster is not None and ranks is not None and not self.own_trainer:
             raise self.document.error(
                 ("trial", "ranks_per_node"),
-                f"goes without a cluster: {self.cluster.name} has gpus_per_node "
-                f"{self.cluster.gpus_per_node}; remove it",
+                f"found {ranks}: the built-in trainer has a process for each of the "
+                f"{cluster.gpus_per_node} GPUs of a node of {cluster.name}; remove it",
             )
         if not self.own_trainer and isinstance(self.model, ModelShape):
             keys = ", ".join(self.model.beyond_trainer)

@@ -143,6 +143,24 @@ class Habits(Described):
     float32 numbers, and each product of a gated model its own 16-bit copy of its input. Source:
     transformers' Llama under torch.autocast.
     """
+    adapter_bytes: Pair = (16, 16)
+    """Weights, gradients and AdamW's moments of adapters, beside 16-bit weights and beside
+    quantized ones: 16 in float32, 8 in 16 bits. Source: PEFT makes float32 ones.
+    """
+    quantized_bytes: PerParameter = 0.5159
+    """A weight in NF4: 4 bits, with a scale for each 64 weights, of 8 bits if these are quantized,
+    too; 0.5625 if not. Source: Dettmers et al. 2023, section 3; bitsandbytes.
+    """
+    unquantized_bytes: PerParameter = 2
+    """A weight of the vocabulary's tables beside quantized layers."""
+    separate_tables: bool = False
+    """Sharded vocabulary tables are gathered by themselves, not with the layers. Source:
+    torchtune's custom_sharded_layers.
+    """
+    compiled_layers: bool = False
+    """A compiled layer computes elementwise results again in its backward pass, where its adapters'
+    inputs are such. Source: the partitioner of torch.compile.
+    """
     step_graph_bytes: Bytes = 0
     """Memory that CUDA graphs of a whole step hold beside what the step needs without them."""
 

@@ -79,4 +79,5 @@ def log_format(result: ResultPatterns | None) -> LogFormat:
         return LogFormat()
     base = LOG_FORMATS[result.format] if result.format else LogFormat()
     pauses = base.pauses if result.pauses is None else result.pauses
-    return LogFormat({**base.patterns, **result.own_patterns()}, pauses)
+    varies, padded_by = base.rows_vary or result.rows_vary, result.padded_by or base.padded_by
+    return LogFormat({**base.patterns, **result.own_patterns()}, pauses, varies, padded_by)

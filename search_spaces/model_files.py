@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
 from functools import partial
+from pathlib import Path
 
 from foundation.documents import Document
+from search_spaces.errors import SpaceError
 from search_spaces.huggingface.read import read_config
 from search_spaces.language.schema import BasedModel, ModelFile
 from search_spaces.shipped import named, read_named
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?<!\.json)(?<!\.yaml)(?<!\.yml)")
 
 
 def model_of(given: ModelFile | BasedModel | str | None, document: Document) -> ModelFile | None:
@@ -19,6 +25,10 @@ def model_of(given: ModelFile | BasedModel | str | None, document: Document) -> 
     if given is None or isinstance(given, ModelFile):
         return given
     based = BasedModel(base=given) if isinstance(given, str) else given
+    try:
+        based = based.model_copy(update={"base": downloaded(based.base)})
+    except SpaceError as error:
+        raise document.error(("model",), str(error), at_value=True) from None
     read = partial(read_config, seq_length=based.seq_length)
     return _long(named(ModelFile, ("model",), based.base, document, read), based.seq_length)
 
@@ -34,7 +44,30 @@ def read_model(name: str, seq_length: int | None = None) -> ModelFile:
         SpaceError: that begins with ``found``.
     """
     read = partial(read_config, seq_length=seq_length)
-    return _long(read_named(ModelFile, "model", name, read_json=read), seq_length)
+    found = read_named(ModelFile, "model", downloaded(name), read_json=read)
+    return _long(found, seq_length)
+
+
+def downloaded(name: str) -> str:
+    """The file of a model on the Hugging Face hub, in the local cache; other names stay.
+
+    Nothing is downloaded.
+
+    Raises:
+        SpaceError: if the cache has no such model.
+    """
+    if not _HUB_NAME.fullmatch(name) or Path(name).exists():
+        return name
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    folder = cache / f"models--{name.replace('/', '--')}"
+    found = sorted(folder.glob("snapshots/*/config.json"), key=lambda file: file.stat().st_mtime)
+    if not found:
+        raise SpaceError(
+            f"found {name}, which {cache} does not have: name a config.json, or run "
+            f"`hf download {name} config.json` once"
+        )
+    return str(found[-1])
 
 
 def _long(model: ModelFile, seq_length: int | None) -> ModelFile:

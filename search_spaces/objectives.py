@@ -9,7 +9,7 @@ from foundation.messages import nearest
 from search_spaces.language.schema import ObjectiveSpec, SpaceFile
 from search_spaces.parameters import Parameter
 from search_spaces.rules import facts
-from search_spaces.space import ENERGY_FIGURES, Objective
+from search_spaces.space import ENERGY_FIGURES, Objective, SearchSpace
 from trainer import FIGURES
 
 
@@ -38,6 +38,27 @@ def objectives_of(
         _known_figure(document, file, spec, path)
         found.append(Objective(spec.key, spec.is_maximized))
     return tuple(found)
+
+
+TOKENS = "tokens_per_second"
+_OF_TOKENS = (TOKENS, f"{TOKENS}_per_gpu", "node_seconds_per_token", "joules_per_token")
+_COUNTED = {TOKENS, f"{TOKENS}_per_gpu", "tokens"}
+
+
+def check_tokens(document: Document, space: SearchSpace) -> None:
+    """Refuse an objective of tokens that nothing in the trainer's log would count.
+
+    Raises:
+        SpaceError: where lengths vary, and the log's patterns have no real tokens.
+    """
+    patterns = space.program.log.patterns
+    if not space.uneven_lengths or not patterns or not _COUNTED.isdisjoint(patterns):
+        return
+    for objective in space.objectives:
+        if objective.key in _OF_TOKENS:
+            raise document.error(
+                ("objective",), f"found {objective.key}: {space.uncounted(patterns)}"
+            )
 
 
 def _known_figure(document: Document, file: SpaceFile, spec: ObjectiveSpec, path: Where) -> None:

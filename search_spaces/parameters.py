@@ -21,6 +21,12 @@ SEARCHABLE = tuple(Choices.model_fields)
 BUILTIN_NAMES = ("num_nodes", *SEARCHABLE)
 AXES = tuple(FURTHER_AXES)
 """Parameters that split the world whether or not a space names them as axes."""
+LENGTHS = {
+    *("packing", "neat_packing", "sample_packing", "pack", "packed", "padding", "padding_free"),
+    *("pad_to_max_length", "pad_to_multiple_of", "group_by_length", "max_length", "seq_length"),
+    *("max_seq_length", "max_seq_len", "cutoff_len", "sequence_len", "block_size"),
+}
+"""Names of parameters that change how many tokens the sequences of a step have."""
 _ENDINGS = ("", "_size", "_degree", "_world_size")
 _USUAL = {
     stem + ending: name

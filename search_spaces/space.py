@@ -18,7 +18,7 @@ from foundation.values import Scalar
 from search_spaces.cluster import Cluster
 from search_spaces.language.schema import BudgetSection, FinalistsSection, TrialSection
 from search_spaces.language.trainer_schema import TrainerSpec
-from search_spaces.parameters import Parameter
+from search_spaces.parameters import LENGTHS, Parameter
 from search_spaces.rules import facts as _facts
 from search_spaces.rules.rule import Facts, Rule
 from search_spaces.trainers.registry import make_trainer
@@ -192,9 +192,13 @@ class SearchSpace:
     @property
     def ranks_per_node(self) -> int:
         """Processes of a trial on each of its nodes."""
-        if self.cluster is not None:
-            return self.cluster.gpus_per_node
-        return self.trial.ranks_per_node or 1
+        own = self.cluster.gpus_per_node if self.cluster is not None else 1
+        return self.trial.ranks_per_node or own
+
+    @property
+    def starts_its_own(self) -> bool:
+        """Whether the trainer starts the processes of a node's GPUs itself, as Ray does."""
+        return self.cluster is not None and self.ranks_per_node != self.cluster.gpus_per_node
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
@@ -207,7 +211,7 @@ class SearchSpace:
         ranks = {1}
         for parameter in degrees:  # an inactive one counts as 1
             ranks = {have * int(value) for have in ranks for value in {*parameter.values, 1}}
-        nodes = {count // self.ranks_per_node for count in ranks}
+        nodes = {count // int(self._static["gpus_per_node"]) for count in ranks}
         return tuple(sorted(nodes - {0})) or (1,)
 
     @cached_property
@@ -248,6 +252,26 @@ class SearchSpace:
             model=self.model,
             data=data,
             device=self.cluster.device if self.cluster is not None else None,
+        )
+
+    @cached_property
+    def uneven_lengths(self) -> str:
+        """Why tokens do not follow from sequences, so that only counted ones compare; else ""."""
+        varied = [n for n, p in self.parameters.items() if p.varies and n in LENGTHS]
+        if varied and self.trainer.builtin is None:
+            return f"{varied[0]} varies"
+        return "sequences are as long as the data's rows" if self.program.log.rows_vary else ""
+
+    def uncounted(self, known: Collection[str]) -> str:
+        """Why there are no tokens per second, and what to do; only the ``known`` metrics are."""
+        padded = sorted(key for key in known if key.startswith("padded_tokens_per_second"))
+        counted = f" ({padded[0]} has padding in it)" if padded else ""
+        real = [key for key in known if key.startswith(("labelled_tokens_per", "epochs_per"))]
+        instead = min(real, default="samples_per_second with packing and lengths fixed")
+        return (
+            f"{self.uneven_lengths}, and nothing counts real tokens{counted}: print them as "
+            'MESHTUNE_RESULT {"tokens_per_second": ...}, add a pattern for them under '
+            f"trainer.result, or maximize {instead}"
         )
 
     @property

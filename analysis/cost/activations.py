@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from analysis.cost import tuning
 from analysis.cost.compute import is_flash
 from analysis.cost.stages import StageLoad
 from search_spaces import Framework
@@ -55,6 +56,12 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
     kept = whole + split / jobs.layout.tp
     only_input = e * h / sequence_split(jobs, framework)
     some = np.where(recompute == SELECTIVE, _selective(jobs, framework, kept, f), kept)
+    frozen = tuning.freezes(jobs)
+    if frozen.any():
+        whole, split = tuning.kept_bytes(jobs, framework)
+        split = split + np.where(is_flash(jobs, framework), 0.0, written)
+        kept = whole / sequence_split(jobs, framework) + split / jobs.layout.tp
+        some = np.where(frozen, kept, some)
     all_tokens = jobs.tokens
     if jobs.model.mixture is not None:
         some = some + experts / all_tokens

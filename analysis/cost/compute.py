@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.cost import tuning
 from analysis.cost.constants import Constants, constant
 from search_spaces import Cluster, Framework
 from trainer.plan.axes.ep import assigned_tokens, local_experts, mixed_share
@@ -155,6 +156,7 @@ class Compute:
         split = np.where(splits_sequence(jobs, self.framework), tp, 1.0)
         # Read and written: two norms, two residuals, the products' inputs and outputs.
         moved = jobs.options.element_bytes * tokens * (12 * h / split + (3 * qkv + 2 * up) / tp)
+        moved = moved + tuning.moved_bytes(jobs, self.framework)
         if jobs.model.mixture is not None:
             ffn, more = self._experts(jobs, jobs.model.mixture, rate, ffn, 2 * up / tp)
             moved = moved + more
@@ -172,7 +174,7 @@ class Compute:
         kernels for each of a rank's experts, whose numbers of rows are not known ahead.
         """
         c = self.constants
-        left = np.where(jobs.options.graphs == NO_GRAPHS, c.launch_s, 0.0)
+        left = np.where(jobs.options.graphs == NO_GRAPHS, c.launch_s * tuning.launched(jobs), 0.0)
         if jobs.model.mixture is not None:
             experts = local_experts(jobs, jobs.model.mixture)
             more = mixed_share(jobs, jobs.model.mixture) * (
@@ -255,12 +257,13 @@ class Compute:
     def backward(self, jobs: Jobs, f: PassTimes) -> PassTimes:
         """One layer's backward pass without what it computes again, after its forward pass ``f``.
 
-        Two products for each of the forward pass; flash attention's backward has five for two
-        (Dao 2023).
+        Two products for each of the forward pass, of frozen weights one; flash attention's backward
+        has five for two (Dao 2023).
         """
         core = np.where(is_flash(jobs, self.framework), 2.5, 2.0)
         launch = BACKWARD_LAUNCHES * f.launch
-        return PassTimes(2 * f.gemm, core * f.attention, 2 * f.elementwise, launch)
+        products = tuning.weight_passes(jobs) * f.gemm
+        return PassTimes(products, core * f.attention, 2 * f.elementwise, launch)
 
     def head(self, jobs: Jobs) -> tuple[Array, Array]:
         """Forward and backward pass of the output layer and the loss; seconds."""
@@ -269,4 +272,5 @@ class Compute:
         product = self.gemm_s(tokens, width, jobs.model.hidden_size / jobs.layout.gy, rate)
         # The logits in float32 are read and written a few times by softmax and loss.
         loss = tokens * width * 16 / self.memory_bytes_per_s
-        return product + loss, 2 * product + loss
+        backward = np.where(tuning.freezes(jobs), 1.0, 2.0) * product
+        return product + loss, backward + loss

@@ -11,6 +11,7 @@ from typing import Literal, Self
 
 import numpy as np
 
+from analysis.cost import tuning
 from analysis.cost.activations import (
     layer_bytes,
     logits_bytes,
@@ -219,7 +220,10 @@ def _stage_memory(
     held = [*zip(each, holders, strict=False)]
     every = np.asarray(sum(weights for weights, _ in held))
     states = _state_bytes(held, jobs, framework)
+    tables = _tables(stage, jobs) * table_weights(jobs.model) / jobs.layout.layer_ranks
+    states = tuning.tuned_states(states, jobs, framework, every, tables, stage.layers)
     one = constants.activation_scale * stage_bytes(stage, layer, jobs, framework)
+    one = tuning.left_on_device(one, layer, jobs)
     logits = np.where(stage.head, constants.logit_scale * logits_bytes(jobs, framework), 0.0)
     working = _working_bytes(stage, layer, one, logits, jobs, framework, held[0])
     activations = stage.in_flight * (one + grid.kept_weight_bytes(jobs, stage.layers))
@@ -228,15 +232,18 @@ def _stage_memory(
     )
     buffers = constants.workspace_bytes + framework.fixed_buffer_bytes + np.zeros(len(jobs))
     unsharded = (jobs.layout.replicas > 1) & (jobs.placement.optimizer_shard == 1)
-    buffers = buffers + np.where(unsharded, framework.bucket_bytes * every, 0.0)
-    buffers = buffers + np.where(
-        jobs.options.graphs == STEP_GRAPHS, framework.step_graph_bytes, 0.0
-    )
+    trained = every * tuning.trained_share(jobs)
+    buffers = buffers + np.where(unsharded, framework.bucket_bytes * trained, 0.0)
+    whole_step = jobs.options.graphs == STEP_GRAPHS
+    buffers = buffers + np.where(whole_step, framework.step_graph_bytes, 0.0)
     if framework.placeholder_gradients:
         buffers = buffers + _placeholder_bytes(stage, jobs)
     # Gradients are reduced and applied when activations are gone: copies of them need memory of
     # their own only where they are larger, or where the blocks that are left free do not fit.
-    copies = [_copied_gradients(weights, holders, framework) for weights, holders in held]
+    copies = [
+        _copied_gradients(weights * tuning.trained_share(jobs), holders, framework)
+        for weights, holders in held
+    ]
     flat, applied = (np.asarray(sum(each)) for each in zip(*copies, strict=True))
     passing = 1 - 1 / sequence_split(jobs, framework)  # of what comes and goes between what stays
     if state == "roomy":
@@ -336,7 +343,11 @@ def _working_bytes(
     table = np.minimum(tables, table_weights(jobs.model) / jobs.layout.tp)
     matrix = np.maximum(some * jobs.model.hidden_size * jobs.model.ffn_size / jobs.layout.tp, table)
     most = np.maximum(framework.live_parameters, matrix)
-    unit = np.where(jobs.layout.pp == 1, 2 * one + tables, one + np.maximum(one, table))
+    one_stored = one * tuning.gathered_share(jobs, framework)
+    both = (
+        np.maximum(2 * one_stored, table) if framework.separate_tables else 2 * one_stored + tables
+    )
+    unit = np.where(jobs.layout.pp == 1, both, one_stored + np.maximum(one_stored, table))
     weights = np.minimum(unit, most) * jobs.options.element_bytes
     weights = np.where(jobs.placement.weight_shard > 1, weights, 0.0)
     later: Array = np.zeros(len(jobs))
@@ -346,7 +357,8 @@ def _working_bytes(
     if framework.flat_buckets:
         flat = in_buckets(jobs, framework, dense)
         leaving = np.where(flat, _leaving_buckets(parameters, matrix, jobs, framework), leaving)
-    later = later + np.where(jobs.placement.gradient_shard > 1, leaving, 0.0)
+    splits = (jobs.placement.gradient_shard > 1) & ~tuning.freezes(jobs)
+    later = later + np.where(splits, leaving, 0.0) + tuning.dequantized_bytes(jobs)
     whole = jobs.tokens * jobs.model.hidden_size * jobs.options.element_bytes
     later = later + GATHERED_TENSORS * whole * (1 - 1 / sequence_split(jobs, framework))
     later = later + cp.working_bytes(jobs)
@@ -357,7 +369,8 @@ def _working_bytes(
         later = later + some * jobs.tokens * jobs.options.element_bytes * (gate + own)
     if framework.loose_gradients:
         # They grow as the micro-batch's activations go.
-        later = np.maximum(later, jobs.options.element_bytes * parameters - kept)
+        loose = jobs.options.element_bytes * parameters * tuning.trained_share(jobs)
+        later = np.maximum(later, loose - kept)
     return np.asarray(weights + np.maximum(later - logits, 0.0))
 
 

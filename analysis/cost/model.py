@@ -17,6 +17,7 @@ from analysis.cost.network import RARE, UNKNOWN, Network, expected_state, likeli
 from analysis.cost.stages import refused
 from analysis.cost.step import StepParts, crowded_s, step
 from analysis.cost.time_constants import TimeConstants, without_effect
+from analysis.cost.tuning import trained_share
 from search_spaces import Cluster, Framework
 from trainer.plan.flops import model_flops
 from trainer.plan.jobs import Array, Jobs, Mask
@@ -125,7 +126,8 @@ class Prediction:
     @property
     def tflops_per_gpu(self) -> Array:
         """Model TFLOP/s: repeated operations do not count (see ``trainer.plan.flops``)."""
-        needed = model_flops(self.jobs.model, self.jobs.global_batch)
+        trained = trained_share(self.jobs)
+        needed = model_flops(self.jobs.model, self.jobs.global_batch, trained)
         return np.asarray(needed / self.step_time_s / self.jobs.layout.world_size / 1e12)
 
     @property

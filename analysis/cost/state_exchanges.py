@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from analysis.cost import tuning
 from analysis.cost.compute import Compute
 from analysis.cost.groups import crosses_nodes, one_adapter
 from analysis.cost.layer import LEAST_SHOWN, left_over, overlap, price
@@ -67,7 +68,10 @@ def exposed_state_s(
     whole = price(cluster, c)
     by_layer = price(one_adapter(cluster), c) if framework.one_adapter else whole
     held = held_parameters(jobs, framework)
-    sent = [dp.job_exchanges(jobs, framework, holders, weights) for weights, holders in held]
+    sent = [
+        _of_trained(dp.job_exchanges(jobs, framework, holders, weights), jobs, framework)
+        for weights, holders in held
+    ]
     # Split weights and gradients come and go layer by layer, and each call has its latency, but for
     # gradients in flat buckets.
     units = stage_layers(jobs, framework).most + 1
@@ -113,6 +117,21 @@ def exposed_state_s(
     return ExposedStates(gather, gradients, publish)
 
 
+def _of_trained(sent: dp.StateExchanges, jobs: Jobs, framework: Framework) -> dp.StateExchanges:
+    """The exchanges of a job whose frozen weights have no gradients, and may travel quantized."""
+    if not tuning.freezes(jobs).any():
+        return sent
+    trained, stored = tuning.trained_share(jobs), tuning.gathered_share(jobs, framework)
+    shares = {
+        name: stored if name in ("weights", "secondary") else trained for name in sent._fields
+    }
+    scaled = {
+        name: replace(one, num_bytes=one.num_bytes * shares[name])
+        for name, one in sent._asdict().items()
+    }
+    return sent._replace(**scaled)
+
+
 def as_run(jobs: Jobs, framework: Framework) -> Jobs:
     """Jobs with the degree to which the framework really shards states of 16-bit weights."""
     if not framework.optimizer_always_sharded:
@@ -132,5 +151,5 @@ def update(jobs: Jobs, compute: Compute, c: TimeConstants) -> Array:
     for weights, holders in held_parameters(jobs, habits):
         degrees = holders.placement
         shares = (states + 4 + 2) / degrees.optimizer_shard + 8 / degrees.gradient_shard
-        moved = moved + weights * shares
+        moved = moved + weights * tuning.trained_share(jobs) * shares
     return np.asarray(c.update * moved / compute.memory_bytes_per_s)

@@ -84,6 +84,8 @@ class Pricing:
             raise NotPricedError("the space has no model")
         if space.cluster is None:
             raise NotPricedError("the space has no cluster")
+        if space.starts_its_own:
+            raise NotPricedError("trial.ranks_per_node: the trainer starts its own processes")
         if unknown := unpriced_axes(space):
             raise NotPricedError(
                 f"the cost model cannot price the parallel axis {', '.join(unknown)}: it knows "

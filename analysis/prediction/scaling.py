@@ -147,7 +147,7 @@ def _resized(
     wished = []
     for count in counts:
         gas = int(facts["gas"])
-        replicas = count * space.ranks_per_node // ranks
+        replicas = count * int(facts["gpus_per_node"]) // ranks
         if mode == "strong" and replicas:
             gas, rest = divmod(int(facts["global_batch_size"]), int(facts["mbs"]) * replicas)
             if rest or not gas:

@@ -30,6 +30,18 @@ FAMILIES: dict[str, Shape] = {
 }  # fmt: skip
 
 
+Part = Literal[
+    "sparse_layers",
+    "latent_attention",
+    "embedding_width",
+    "key_value_groups",
+    "shared_expert",
+    "dense_first",
+    "further_tokens",
+    "interleaved_experts",
+]
+
+
 class Architecture(Record):
     """One ``model_type``.
 
@@ -49,11 +61,9 @@ class Architecture(Record):
     names: dict[str, str] = Field(default={})
     positions: Literal["learned"] | None = None
     biases: list[str] = Field(default=[])
-    windows: Literal["none", "all", "later", "alternating", "most"] = "none"
+    windows: Literal["none", "all", "later", "alternating", "three_of_four", "most"] = "none"
     experts: str = ""
-    parts: list[
-        Literal["sparse_layers", "latent_attention", "embedding_width", "key_value_groups"]
-    ] = Field(default=[])
+    parts: list[Part] = Field(default=[])
 
     def shape(self, keys: Keys) -> Shape:
         """The model that a file's keys describe; raises SpaceError where it has no record."""
@@ -106,6 +116,8 @@ def _windows(keys: Keys, which: str, layers: int) -> Shape:
         number = max(0, layers - (keys.some("max_window_layers", 0) or 0))
     elif which == "alternating":  # Gemma 2 and gpt-oss: every second layer, starting with the first
         number = (layers + 1) // 2
+    elif which == "three_of_four":  # OLMo 3, Cohere 2
+        number = layers - layers // 4
     elif which == "most":  # Gemma 3: all but every sixth
         every = keys.some("sliding_window_pattern") or keys.count("_sliding_window_pattern")
         number = layers - layers // every
@@ -129,16 +141,62 @@ def _sparse_layers(keys: Keys, shape: Shape) -> Shape:
 def _latent_attention(keys: Keys, shape: Shape) -> Shape:
     """DeepSeek V3: latent attention, shared experts, and dense first layers."""
     shape.pop("head_size", None)  # it is that of the rotary part
-    shared = keys.some("n_shared_experts", 0) or 0
     return {
-        "shared_ffn_hidden_size": shared * shape["expert_ffn_hidden_size"],
-        "dense_layers": min(shape["num_layers"], keys.some("first_k_dense_replace", 0) or 0),
+        **_dense_first(keys, shape),
         "q_lora_rank": keys.some("q_lora_rank", 0) or 0,
         "kv_lora_rank": keys.count("kv_lora_rank"),
         "qk_nope_head_dim": keys.count("qk_nope_head_dim"),
         "qk_rope_head_dim": keys.count("qk_rope_head_dim"),
         "v_head_dim": keys.count("v_head_dim"),
     }
+
+
+def _dense_first(keys: Keys, shape: Shape) -> Shape:
+    """DeepSeek, GLM 4.5: shared experts, and dense first layers."""
+    shared = keys.some("n_shared_experts", 0) or 0
+    return {
+        "shared_ffn_hidden_size": shared * shape["expert_ffn_hidden_size"],
+        "dense_layers": min(shape["num_layers"], keys.some("first_k_dense_replace", 0) or 0),
+    }
+
+
+def _shared_expert(keys: Keys, shape: Shape) -> Shape:
+    """Qwen 2 MoE: one expert that all tokens take; its gate, a row, is left out."""
+    return {"shared_ffn_hidden_size": keys.some("shared_expert_intermediate_size", 0) or 0}
+
+
+def _interleaved_experts(keys: Keys, shape: Shape) -> Shape:
+    """Llama 4: every n-th layer has experts, or those that are listed."""
+    every, named = keys.count("interleave_moe_layer_step"), keys.items("moe_layers", "layers")
+    mixed = len(named) or shape["num_layers"] // every
+    return {
+        "shared_ffn_hidden_size": shape["expert_ffn_hidden_size"],
+        "dense_layers": shape["num_layers"] - mixed,
+    }
+
+
+def _further_tokens(keys: Keys, shape: Shape) -> Shape:
+    """GLM 4.5: a layer for each further token, with both tables and a product of its own."""
+    further = keys.some("num_nextn_predict_layers", 0) or 0
+    h, f, ups = shape["hidden_size"], shape["expert_ffn_hidden_size"], 3
+    heads = shape["num_heads"] + (shape["num_kv_heads"] or shape["num_heads"])
+    attention = 2 * heads * h * shape.get("head_size", h // shape["num_heads"])
+    experts = ups * h * (f * shape["num_experts"] + shape["shared_ffn_hidden_size"])
+    one = attention + experts + h * (shape["num_experts"] + 2 * h + 2 * shape["vocab_size"])
+    return {"further_parameters": further * one} if further else {}
+
+
+def tower_parameters(keys: Keys, width: int) -> int:
+    """Parameters of what reads pictures: its blocks, and the products to the layers' width.
+
+    Patches and positions are left out, a hundredth of it, and sizes that a file does not state.
+    """
+    h, f = keys.some("hidden_size") or 0, keys.some("intermediate_size") or 0
+    ups = 3 if keys.given("model_type") == "pixtral" else 2  # gated
+    depth = keys.some("depth") or keys.some("num_hidden_layers") or 0
+    merged = (keys.some("spatial_merge_size") or 1) ** 2 * h
+    joints = 1 + len(keys.items("deepstack_visual_indexes", "layers"))
+    return depth * (4 * h * h + ups * h * f) + joints * merged * (merged + width)
 
 
 def _embedding_width(keys: Keys, shape: Shape) -> Shape:
@@ -165,4 +223,8 @@ _PARTS: dict[str, Callable[[Keys, Shape], Shape]] = {
     "latent_attention": _latent_attention,
     "embedding_width": _embedding_width,
     "key_value_groups": _key_value_groups,
+    "shared_expert": _shared_expert,
+    "dense_first": _dense_first,
+    "further_tokens": _further_tokens,
+    "interleaved_experts": _interleaved_experts,
 }

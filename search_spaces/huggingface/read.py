@@ -12,13 +12,19 @@ from foundation.documents import as_written, parse_document
 from foundation.files import FileError, parse_json, read_text
 from foundation.messages import nearest
 from search_spaces.errors import SpaceError
-from search_spaces.huggingface.architectures import MOST_TOKENS, Architecture, architectures
+from search_spaces.huggingface.architectures import (
+    MOST_TOKENS,
+    Architecture,
+    architectures,
+    tower_parameters,
+)
 from search_spaces.huggingface.keys import Keys
 from search_spaces.language.schema import ModelFile
 
 MAX_BYTES = 1_000_000
 USUAL_LENGTH = 8192  # tokens of a training sequence, where a model could take more
 _INSIDE = "text_config"  # the language model of one that also reads pictures
+_TOWER = "vision_config"  # what reads them
 
 
 def read_config(path: Path, seq_length: int | None = None) -> ModelFile:
@@ -44,6 +50,9 @@ def read_config(path: Path, seq_length: int | None = None) -> ModelFile:
     kind, architecture = _architecture(keys)
     keys = Keys(document, keys.above, architecture.defaults, architecture.names)
     shape = architecture.shape(keys)
+    tower = Keys(document, (_TOWER,))
+    if keys.above and isinstance(Keys(document).given(_TOWER), dict):
+        shape["further_parameters"] = tower_parameters(tower, shape["hidden_size"])
     shape["seq_length"] = seq_length or min(_longest(keys), USUAL_LENGTH)
     theta = keys.rope("rope_theta")
     if shape["positions"] == "rotary" and isinstance(theta, (int, float)):

@@ -186,7 +186,7 @@ class AdapterFile(KnownTrainer):
     frameworks: dict[str, FrameworkName] = Field(default={})
     """option, path or variable: whose habits instead, where the user states it"""
     command: list[str] = Field(min_length=1)
-    """argv before the options; {entry} is the user's script"""
+    """argv before the options; {entry} is the user's script, or module behind python"""
     entry: str = Field(default="", description="the script, where the space names none")
     options: Literal["--key value", "--key=value", "key=value"] = "--key value"
     """how an option is written"""

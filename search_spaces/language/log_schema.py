@@ -32,7 +32,8 @@ class PatternSpec(Described):
     """Finds one metric in the lines of a log."""
 
     regex: str
-    """the number is its group 'value', or else its first one; 'step' is the step's"""
+    """the number is its group 'value', or else its first one; 'step' is the step's; beside a group
+    'seconds' it is an amount, and the metric is all of it by all seconds"""
     unit: str | None = None
     """of the number, as ms, GiB or K tokens/s; default what the log says beside it, or else the
     key's own; '' is always the key's own"""
@@ -75,6 +76,10 @@ class ResultPatterns(Described):
     pauses: str | None = None
     """regular expression of lines after which a step's time does not count, as after a
     checkpoint"""
+    rows_vary: bool = False
+    """sequences are as long as the data's rows: tokens are counted, never derived from steps"""
+    padded_by: str = ""
+    """parameter with which the real tokens that the trainer counts have padding among them"""
 
     @model_validator(mode="after")
     def _some(self) -> ResultPatterns:
@@ -117,6 +122,10 @@ class LogRecord(Described):
     patterns: dict[str, list[_RecordPattern]] = Field(description="result key: patterns")
     pauses: str = "{pauses}"
     """lines after which a step's time does not count; {pauses}: the usual ones"""
+    rows_vary: bool = False
+    """sequences are as long as the data's rows: tokens are counted, never derived from steps"""
+    padded_by: str = ""
+    """parameter with which the real tokens that the trainer counts have padding among them"""
 
     def resolved(self, formats: Mapping[str, LogFormat]) -> ResultPatterns:
         """The same patterns as a space states them.
@@ -131,7 +140,10 @@ class LogRecord(Described):
             metric: [one for spec in specs for one in self._filled(spec, metric, formats)]
             for metric, specs in self.patterns.items()
         }
-        return ResultPatterns(patterns=found, pauses=self._text(self.pauses))
+        pauses = self._text(self.pauses)
+        return ResultPatterns(
+            patterns=found, pauses=pauses, rows_vary=self.rows_vary, padded_by=self.padded_by
+        )
 
     def _filled(
         self, spec: str | PatternSpec | LikePattern, metric: str, formats: Mapping[str, LogFormat]

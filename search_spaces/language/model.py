@@ -52,6 +52,9 @@ class ModelShape(ModelConfig, Described):
     qk_nope_head_dim: Count | None = Field(default=None, description="without position")
     qk_rope_head_dim: Count | None = Field(default=None, description="with: one for all heads")
     v_head_dim: Count | None = None
+    further_parameters: Annotated[int, Field(ge=0, le=10**13)] = 0
+    """beside the layers and tables: of what reads pictures, or predicts further tokens; they are
+    counted and not priced"""
 
     @model_validator(mode="after")
     def _divides(self) -> ModelShape:
@@ -155,4 +158,5 @@ class ModelShape(ModelConfig, Described):
         norms = (2 if self.norm == "layernorm" else 1) * (2 * self.num_layers + 1)
         positions = self.seq_length if self.positions == "learned" else 0
         rows = (norms + positions) * self.hidden_size
-        return int(model_weights(self) + tables * table_weights(self) + rows)
+        weights = model_weights(self) + tables * table_weights(self) + self.further_parameters
+        return int(weights + rows)

@@ -179,7 +179,9 @@ class TrialSection(Described):
     no_progress_timeout_s: Duration | None = Field(default=None, alias="no_progress_timeout")
     """a trial is ended when its logs did not grow for so long; default: never"""
     ranks_per_node: int | None = Field(default=None, ge=1, le=MAX_GPUS_PER_NODE)
-    """processes of a trial on each node, where the space names no cluster; default 1"""
+    """processes of a trial on each node; default one for each of the cluster's GPUs, or 1 without a
+    cluster. 1 beside a cluster is for a program that starts the others itself, as verl does: it has
+    no prices"""
     early_stop: bool = True
     """a trial is stopped when its steps so far are slower than the best's by more than noise
     explains"""
@@ -218,6 +220,31 @@ def _finalists(value: Any) -> Any:
     return value
 
 
+class TuningSection(Described):
+    """Fine-tuning: what is trained, and beside what. Each key is a parameter with that value, or
+    with those of a list, under the name that a trainer is told it by: ``tuning``, ``lora_rank`` ...
+    """
+
+    method: ParameterSpec = Field(default="full", description="full, lora or qlora")
+    rank: ParameterSpec | None = None
+    """inner size of an adapter"""
+    targets: ParameterSpec | None = None
+    """linear (all matrices of a layer), attention, or qv"""
+    dropout: ParameterSpec | None = None
+    """of an adapter's inputs"""
+    packing: ParameterSpec | None = None
+    """several rows in one sequence"""
+    reference: ParameterSpec | None = None
+    """a reference model, as DPO has it"""
+
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of a space that it stands for."""
+        names = {"rank": "lora_rank", "targets": "lora_targets", "dropout": "lora_dropout"}
+        names |= {"method": "tuning", "packing": "packing", "reference": "reference_model"}
+        given = {key: getattr(self, key) for key in type(self).model_fields}
+        return {names[key]: value for key, value in given.items() if value is not None}
+
+
 class SpaceFile(Described):
     """A search space: parameters and their rules, how a trial runs, and the objective."""
 
@@ -234,6 +261,8 @@ class SpaceFile(Described):
     trainer: TrainerSpec
     parameters: dict[Identifier, ParameterSpec] = Field(min_length=1, max_length=30)
     """values that each may have, or one fixed value"""
+    tuning: TuningSection | None = None
+    """what a fine-tuning job trains; default: all weights"""
     conditions: dict[Identifier, str] = Field(default={})
     """parameter: where it matters; elsewhere it is left out"""
     constraints: list[str] = Field(default=[], max_length=100)

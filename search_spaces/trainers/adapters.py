@@ -33,6 +33,7 @@ from trainer.plan.model import ModelConfig
 from trainer.plan.stages import LAYOUT
 
 MOST_DIVISORS = 200
+_MODULE = re.compile(r"(?!.*\.py$)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")  # trl.scripts.sft
 
 
 def adapted(
@@ -235,7 +236,10 @@ class _Adapting:
         beside = Path(self.document.name).parent / entry
         if entry and beside.is_file():
             entry = str(beside.absolute())
-        return [text.replace("{entry}", entry) for text in self.adapter.command]
+        program = [text.replace("{entry}", entry) for text in self.adapter.command]
+        if self.adapter.command == ["python", "{entry}"] and _MODULE.fullmatch(entry):
+            program.insert(1, "-m")
+        return program
 
     def _files(self, chosen: list[Setting], model: ModelConfig | None) -> dict[str, ConfigFile]:
         if self.adapter.file is None:
@@ -272,7 +276,14 @@ class _Adapting:
             return usual
         pauses = usual.pauses if own.pauses is None else own.pauses
         patterns = {**usual.patterns, **own.patterns}
-        return ResultPatterns(format=usual.format, patterns=patterns, pauses=pauses)
+        return usual.model_copy(
+            update={
+                "patterns": patterns,
+                "pauses": pauses,
+                "rows_vary": own.rows_vary or usual.rows_vary,
+                "padded_by": own.padded_by or usual.padded_by,
+            }
+        )
 
 
 def _where(condition: str | None, setting: Setting) -> Setting:

@@ -43,7 +43,8 @@ class Pattern:
     """Finds one metric in a line."""
 
     # searched in each line; the number is its group ``value``, or else its first group. A group
-    # ``step`` is the step's number
+    # ``step`` is the step's number; beside a group ``seconds`` the number is an amount, and the
+    # metric is the amount of all counted steps by their seconds
     regex: str
     # of the number; None: the one beside it in the log, else the metric's own
     unit: str | None = None
@@ -51,7 +52,7 @@ class Pattern:
     reduce: Reduction = "median"  # how the steps' numbers become one
     # first matches to leave out; None: as many as the trial's warm-up steps
     skip: int | None = None
-    # the numbers accumulate from the run's start; a step's is the difference
+    # the numbers, and seconds, accumulate from the run's start; a step's are the differences
     since_start: bool = False
     # a metric that replaces this one where found: the times of single steps replace a mean of the
     # whole run
@@ -66,6 +67,10 @@ class LogFormat:
     patterns: Mapping[str, Sequence[Pattern]] = field(default_factory=dict)
     # matches lines between two steps; the step after such a line does not count
     pauses: str = PAUSES
+    # sequences are as long as the data's rows, so that tokens do not follow from steps
+    rows_vary: bool = False
+    # a parameter with which the real tokens that it counts have padding among them
+    padded_by: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.patterns)
@@ -89,6 +94,7 @@ class _Step:
     value: float
     number: int | None
     disturbed: bool
+    seconds: float | None = None  # of an amount
 
 
 @dataclass
@@ -101,7 +107,8 @@ class _Steps:
     found: list[_Step] = field(default_factory=list)
     line: str = ""  # the last one with a step
     disturbed: bool = False  # a pause came after it
-    so_far: float = 0.0  # the number itself, of a pattern ``since_start``
+    # the number and the seconds themselves, of a pattern ``since_start``
+    so_far: tuple[float, float] = (0.0, 0.0)
 
 
 class LogMetrics:
@@ -143,9 +150,9 @@ class LogMetrics:
         for steps in self._steps:
             metric, pattern = steps.metric, steps.pattern
             if metric not in found and steps.found and pattern.unless not in read:
-                values = self._counted(pattern, steps.found)
-                value = REDUCTIONS[pattern.reduce](values)
-                found[metric] = Reading(metric, value, len(steps.found), len(values), steps.line)
+                counted = self._counted(pattern, steps.found)
+                value = _reduced(pattern, counted)
+                found[metric] = Reading(metric, value, len(steps.found), len(counted), steps.line)
         return list(found.values())
 
     def metrics(self) -> dict[str, float]:
@@ -170,20 +177,32 @@ class LogMetrics:
             number = int(found["step"].replace(",", ""))
         if number is not None and steps.found and steps.found[-1].number == number:
             return  # the same step, printed by another rank
+        seconds = float(found["seconds"]) if "seconds" in groups else None
         if pattern.since_start:
-            value, steps.so_far = value - steps.so_far, value
-        steps.found.append(_Step(value, number, steps.disturbed))
+            before, steps.so_far = steps.so_far, (value, seconds or 0.0)
+            value -= before[0]
+            seconds = None if seconds is None else seconds - before[1]
+        steps.found.append(_Step(value, number, steps.disturbed, seconds))
         steps.line, steps.disturbed = line, False
 
-    def _counted(self, pattern: Pattern, steps: Sequence[_Step]) -> list[float]:
-        """The values after the warm-up; at least the last one."""
+    def _counted(self, pattern: Pattern, steps: Sequence[_Step]) -> list[_Step]:
+        """The steps after the warm-up; at least the last one."""
         skip = self._warmup if pattern.skip is None else pattern.skip
         if pattern.skip is None and steps[0].number is not None:
             counted = [s for s in steps if s.number is not None and s.number > skip]
         else:
             counted = list(steps[min(skip, len(steps) - 1) :])
         calm = [s for s in counted if not s.disturbed]
-        return [s.value for s in calm or counted or steps[-1:]]
+        return calm or counted or list(steps[-1:])
+
+
+def _reduced(pattern: Pattern, steps: Sequence[_Step]) -> float:
+    """One value of the steps that count; of amounts, their rate."""
+    timed_s = [s.seconds for s in steps if s.seconds is not None]
+    if not timed_s:
+        return REDUCTIONS[pattern.reduce]([s.value for s in steps])
+    amount, total_s = math.fsum(s.value for s in steps), math.fsum(timed_s)
+    return amount / total_s if total_s > 0 else math.nan
 
 
 def metrics_of(

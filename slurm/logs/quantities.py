@@ -59,7 +59,7 @@ _DIMENSIONS: dict[str, dict[str, float]] = {
 }
 # The end of a metric's key names its unit; the first row that fits counts.
 _KEYS = (
-    (r"tokens_per_second(?:_per_gpu)?", "tokens/s", 1.0),
+    (r"(?:[a-z]+_)?tokens_per_second(?:_per_gpu)?", "tokens/s", 1.0),
     (r"samples_per_second(?:_per_gpu)?", "samples/s", 1.0),
     (r"(?:micro_batches|steps)_per_second", "steps/s", 1.0),
     (r"(?:\w+_)?tflops(?:_per_gpu)?", "FLOP/s", 1.0),
@@ -161,7 +161,7 @@ def quantity(number: str, beside: Beside, metric: str, unit: str | None, num_gpu
         factor = stated if stated is not None else 1.0
     else:
         factor = seen.factor if seen else wanted.factor
-    of_job = metric in ("tokens_per_second", "samples_per_second")
+    of_job = metric.endswith(("tokens_per_second", "samples_per_second"))
     gpus = num_gpus if of_job and _PER_GPU.search(" ".join(units)) else 1
     return value * magnitude * factor / wanted.factor * gpus
 

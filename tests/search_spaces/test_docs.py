@@ -31,7 +31,8 @@ REFERENCE = (GUIDE / "reference.md").read_text()
 SITE, OWN_CLUSTER = YAML.findall((GUIDE / "cluster.md").read_text())
 ADAPTERS = [
     *("megatron-lm", "megatron-bridge", "megatron-deepspeed", "neox", "torchtitan", "nanotron"),
-    *("picotron", "maxtext", "deepspeed", "transformers", "lightning", "accelerate"),
+    *("picotron", "maxtext", "deepspeed", "transformers", "lightning", "accelerate", "trl"),
+    *("llama-factory", "ms-swift", "axolotl", "torchtune", "litgpt"),
 ]
 
 # Rules of some spaces only, beside what the trainer requires.

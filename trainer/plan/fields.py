@@ -23,7 +23,7 @@ from trainer.plan.annotations import (
     value_types,
 )
 from trainer.plan.formats import Format
-from trainer.plan.limits import Layers, Ranks, Sequences, Steps
+from trainer.plan.limits import Layers, Ranks, Sequences, Steps, Width
 from trainer.plan.optimizer import LRScheduler, OptimizerConfig
 from trainer.plan.rules.expression import Scalar
 from trainer.plan.sections import Documents, Goldfish, Metrics, Validation
@@ -224,6 +224,22 @@ class OtherChoices(Described):
         str, OtherNames("pipeline_model_parallel_layout"), Column(other="none")
     ] = "none"
     """layers of all stages, as a text; none: no layout"""
+    tuning: Annotated[
+        Literal["full", "lora", "qlora"], OtherNames("finetuning_type tuner_type"), Column()
+    ] = "full"
+    """what is trained: every weight; adapters beside frozen weights; or beside ones in NF4"""
+    lora_rank: Annotated[Width, OtherNames("lora_r"), Column(other=8)] = 8
+    """inner size of an adapter"""
+    lora_targets: Annotated[Literal["linear", "attention", "qv"], Open(), Column()] = "linear"
+    """matrices that have adapters: all of a layer, those of attention, or queries and values"""
+    lora_dropout: Annotated[float, Column()] = Field(default=0.0, ge=0, lt=1)
+    """share of an adapter's inputs that is dropped; above 0 each keeps a copy and a mask"""
+    offload_activations: Annotated[
+        bool, OtherNames("activation_offloading enable_activation_offloading"), Column()
+    ] = False
+    """activations wait in the host's memory for their backward pass, all but a few layers'"""
+    reference_model: Annotated[bool, Column()] = False
+    """a frozen copy of the model is in memory, too, as DPO has it without adapters"""
 
 
 class Settings(Described):

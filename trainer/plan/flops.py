@@ -31,13 +31,21 @@ def _logits(model: Dimensions) -> Size:
     return 2 * model.seq_length * table_weights(model)
 
 
-def model_flops(model: Dimensions, global_batch: Size) -> Size:
+def model_flops(model: Dimensions, global_batch: Size, trained: Size = 1) -> Size:
     """Model FLOPs of one step on B = ``global_batch`` sequences.
 
     Plain GPT: ``72 B s l h^2 (1 + s/(6h) + V/(12 l h))``, equation 3 of Narayanan et al. 2021
-    without its recomputed forward pass.
+    without its recomputed forward pass. Frozen weights have no gradients of their own: 4N of a
+    token in place of 6N.
+
+    Args:
+        model: shape.
+        global_batch: sequences per step over all replicas.
+        trained: share of the weights that is trained.
     """
-    return 3 * global_batch * (_layers(model) + _logits(model))
+    whole = _layers(model) + _logits(model)
+    scores = model.num_layers * _attention_core(model)
+    return global_batch * (3 * whole - (1 - trained) * (whole - scores))
 
 
 def executed_flops(

@@ -47,6 +47,8 @@ ALL_TO_ALL, FLEX = DISPATCHERS.values()
 BY_HABIT = -1
 GRAPHS = codes_of(fields.OtherChoices, "cuda_graphs")
 NO_GRAPHS, LAYER_GRAPHS, STEP_GRAPHS = GRAPHS.values()
+FULL_TUNING, LORA, QLORA = codes_of(fields.OtherChoices, "tuning").values()
+ADAPTED_TARGETS = codes_of(fields.OtherChoices, "lora_targets")
 
 
 @dataclass(frozen=True)

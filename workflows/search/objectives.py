@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis import Metrics, MissingMetricError
 from search_spaces import SearchSpace
-from workflows.search.throughput import completed, job_of
+from workflows.search.throughput import completed, job_of, named_by_meaning
 
 _Reader = Callable[[str], float]  # of the metrics from which an objective follows
 
@@ -38,7 +38,7 @@ def objective_values(
     Raises MissingMetricError if the result lacks a metric that one needs.
     """
     if space.trainer.builtin is None:
-        result = completed(job_of(space, config), result)
+        result = completed(job_of(space, config), named_by_meaning(space, config, result))
     found = {}
     for objective in space.objectives:
         key = objective.key
@@ -46,10 +46,15 @@ def objective_values(
         try:
             found[key] = of(key)
         except MissingMetricError:
-            if key not in DERIVED:
-                raise
             try:
+                if key not in DERIVED:
+                    raise
                 found[key] = DERIVED[key](of, space, config)
             except ZeroDivisionError:
                 found[key] = math.inf
+            except MissingMetricError as missing:
+                if "tokens_per_second" not in missing.key or not space.uneven_lengths:
+                    raise
+                why = space.uncounted(result)
+                raise MissingMetricError(missing.key, result, key, why) from None
     return found

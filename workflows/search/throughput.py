@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import truediv
 from typing import Any
@@ -35,6 +35,8 @@ class Job:
     sequences: float  # per step, over all replicas
     num_gpus: int
     micro_batches: float = 1  # per step and replica
+    uneven: str = ""  # why tokens do not follow from sequences
+    trained: float = 1.0  # share of the weights; adapters count as none
 
     def rates(self, step_time_s: float) -> dict[str, float]:
         """Every metric that follows from the time of a step."""
@@ -43,15 +45,28 @@ class Job:
             "samples_per_second": self.sequences / step_time_s,
             "micro_batches_per_second": self.micro_batches / step_time_s,
         }
-        if self.model is not None:
+        if self.model is not None and not self.uneven:
             tokens = self.sequences * self.model.seq_length
-            tflop = float(model_flops(self.model, self.sequences)) / 1e12
+            tflop = float(model_flops(self.model, self.sequences, self.trained)) / 1e12
             rates |= {
                 "tokens_per_second": tokens / step_time_s,
                 "tokens_per_second_per_gpu": tokens / step_time_s / self.num_gpus,
                 "tflops_per_gpu": tflop / self.num_gpus / step_time_s,
             }
         return rates
+
+    def counted(self, result: Mapping[str, Any]) -> dict[str, float]:
+        """Metrics that follow from the tokens per second that a trainer has counted."""
+        rate, per_gpu = (Metrics(result).get(f"tokens_per_second{of}") for of in ("", "_per_gpu"))
+        if rate is None and per_gpu is not None:
+            rate = per_gpu * self.num_gpus
+        if rate is None:
+            return {}
+        found = {"tokens_per_second": rate, "tokens_per_second_per_gpu": rate / self.num_gpus}
+        if self.model is not None:
+            flops = float(model_flops(self.model, 1, self.trained)) / self.model.seq_length
+            found["tflops_per_gpu"] = flops / 1e12 * found["tokens_per_second_per_gpu"]
+        return found
 
 
 def job_of(space: SearchSpace, config: Mapping[str, Any]) -> Job | None:
@@ -62,7 +77,20 @@ def job_of(space: SearchSpace, config: Mapping[str, Any]) -> Job | None:
     sequences = facts.get("global_batch_size")
     if not isinstance(sequences, (int, float)):
         return None
-    return Job(space.model, sequences, int(facts["world_size"]), float(facts["gas"]))
+    gpus, gas = int(facts["world_size"]), float(facts["gas"])
+    trained = 1.0 if facts.get("tuning", "full") == "full" else 0.0
+    return Job(space.model, sequences, gpus, gas, space.uneven_lengths, trained)
+
+
+def named_by_meaning(
+    space: SearchSpace, config: Mapping[str, Any], result: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A result whose tokens are called padded where the trainer counts padding among them."""
+    by = space.program.log.padded_by
+    if by not in space.parameters or not space.facts(config)[by]:
+        return dict(result)
+    padded = {key: f"padded_{key}" if key.startswith("tokens") else key for key in result}
+    return {name: result[key] for key, name in padded.items()}
 
 
 def step_time_s(job: Job, result: Mapping[str, Any]) -> tuple[float, str] | None:
@@ -86,13 +114,16 @@ def completed(job: Job | None, result: Mapping[str, Any]) -> dict[str, Any]:
     """A result with the metrics that follow from its own.
 
     FLOPs per second are replaced by those of this convention, and kept as
-    ``reported_tflops_per_gpu``; missing metrics are added.
+    ``reported_tflops_per_gpu``; missing metrics are added. Where lengths vary, tokens are those
+    that the trainer has counted.
     """
-    whole = dict(result)
+    whole = _counted(result)
+    job = _counting(job, result)
     found = step_time_s(job, result) if job else None
-    if job is None or found is None:
+    if job is None:
         return whole
-    rates = job.rates(found[0])
+    rates = job.rates(found[0]) if found else {}
+    rates |= job.counted(whole) if job.uneven else {}
     if "tflops_per_gpu" in rates:
         if (reported := Metrics(result).get("tflops_per_gpu")) is not None:
             whole["reported_tflops_per_gpu"] = reported
@@ -100,9 +131,23 @@ def completed(job: Job | None, result: Mapping[str, Any]) -> dict[str, Any]:
     for key in _RATES[:-1]:
         if key in rates:
             whole.setdefault(key, rates[key])
-    if "step_time_s" not in whole or Metrics(whole).get("step_time_s") is not None:
+    if found and ("step_time_s" not in whole or Metrics(whole).get("step_time_s") is not None):
         whole["step_time_s"] = {"median": rates["step_time_s.median"]}
     return whole
+
+
+def _counted(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result with the mean rate of a run whose trainer has counted tokens to its end only."""
+    tokens, time_s = (Metrics(result).get(key) for key in ("tokens", "run_time_s"))
+    rate = {"tokens_per_second": tokens / time_s} if tokens is not None and time_s else {}
+    return {**rate, **result}
+
+
+def _counting(job: Job | None, result: Mapping[str, Any]) -> Job | None:
+    """The job; where its trainer has counted tokens, theirs are not derived."""
+    if job is None or job.uneven or "tokens" not in result:
+        return job
+    return replace(job, uneven="the trainer counts tokens")
 
 
 def contradiction(
@@ -112,6 +157,7 @@ def contradiction(
 
     ``result`` is the trainer's own, ``elapsed_s`` the trial's time from start to end.
     """
+    job = _counting(job, result) or job
     found = step_time_s(job, result)
     if found is None:
         tflops = Metrics(result).get("tflops_per_gpu")
@@ -122,7 +168,7 @@ def contradiction(
         return (
             f"{said} would be {number(seconds)} s a step, but the trial took {number(elapsed_s)} s"
         )
-    rates = job.rates(seconds)
+    rates = job.rates(seconds) | (job.counted(result) if job.uneven else {})
     for other, rate in rates.items():
         value = Metrics(result).get(other)
         if other == key or value is None or not 0 < value < math.inf:

@@ -14,7 +14,7 @@ from slurm import BLAMELESS, Kept, Kind, Outcome, ResultSource, TrialSpec, clear
 from trainer.plan.limits import ConfigError
 from workflows.optimizer.policy import Proposal
 from workflows.search.objectives import objective_values
-from workflows.search.throughput import completed, contradiction, job_of
+from workflows.search.throughput import completed, contradiction, job_of, named_by_meaning
 
 LONGEST_MESSAGE = 1000  # characters
 MAX_RETRIES = 3  # of a trial whose nodes, launch or driver failed
@@ -132,11 +132,12 @@ def checked_outcome(space: SearchSpace, outcome: Outcome, config: Mapping[str, A
     If two of them contradict each other, it is a crash that names both.
     """
     job = job_of(space, config)
-    if outcome.kind is not Kind.OK or outcome.result is None or job is None:
+    if outcome.kind is not Kind.OK or outcome.result is None or space.trainer.builtin is not None:
         return outcome
-    if problem := contradiction(space, job, outcome.result, outcome.elapsed_s):
+    result = named_by_meaning(space, config, outcome.result)
+    if job is not None and (problem := contradiction(space, job, result, outcome.elapsed_s)):
         return replace(outcome, kind=Kind.CRASH, message=problem)
-    return replace(outcome, result=completed(job, outcome.result))
+    return replace(outcome, result=completed(job, result))
 
 
 def ended(

@@ -32,7 +32,13 @@ VALUES: dict[str, list[Any]] = {
     "zero_stage": [1, 0, 2, 3],
     "recompute": ["none", "selective", "full"],
     **{name: [False, True] for name in ("overlap_param_gather", "moe_comm_overlap")},
+    **{name: [False, True] for name in ("packing", "compile")},
     "precision": ["bf16", "fp16", "fp32", "fp8"],
+    "tuning": ["lora", "full", "qlora"],
+    "lora_rank": [8, 16],
+    "lora_dropout": [0.0, 0.05],
+    "lora_targets": ["linear", "attention", "qv"],
+    "offload_activations": [False, True],
     "rank_order": ["tp-cp-dp-pp", "tp-pp-cp-dp"],
     "pipeline_layout": ["none", "Et*8|(t*8|)*2t*8L"],
 }
@@ -82,7 +88,7 @@ def space_text(adapter: AdapterFile, parameters: dict[str, Any], folder: Path, m
         "model": "llama_8b",
         "trainer": trainer,
         "parameters": {"num_nodes": [2], **parameters},
-        "objective": {"maximize": "tokens_per_second"},
+        "objective": {"maximize": "samples_per_second"},
     }
     return json.dumps(space)
 

@@ -80,3 +80,14 @@ def test_a_skipped_step_of_mixed_precision_is_no_divergence() -> None:
 def test_nothing_found_is_told() -> None:
     with pytest.raises(FoundNothingError, match=r"no pattern matched \(step_time_s\)"):
         metrics_of(TIME, ["", "hello\n"])
+
+
+def test_amounts_so_far_and_their_seconds_make_one_rate() -> None:
+    """Four digits spoil the difference of two lines, hardly that of the first and the last."""
+    pattern = Pattern(r"tokens=(?P<value>\S+) t=(?P<seconds>\S+)", unit="", since_start=True)
+    log = LogFormat({"tokens_per_second": [pattern]})
+    text = "\n".join(f"tokens={2003 * i:.4g} t={10 + 2 * i}" for i in range(1, 12))
+    found = metrics_of(log, [text, ""], warmup_steps=1)
+    assert found["tokens_per_second"] == pytest.approx(2003 / 2, rel=1e-3)
+    alone = metrics_of(log, ["tokens=600 t=3", ""])
+    assert alone["tokens_per_second"] == 200

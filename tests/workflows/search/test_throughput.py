@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from search_spaces import SearchSpace, load_space
+from analysis import MissingMetricError
+from search_spaces import SearchSpace, SpaceError, load_space
 from slurm import Kind, Outcome
 from trainer.plan.flops import model_flops
 from workflows.search.objectives import objective_values
@@ -132,3 +133,90 @@ def test_where_nothing_says_what_is_trained_figures_stand_as_they_are(tmp_path: 
     result = {"tflops_per_gpu": 5e9, "step_time_s": 1e9}
     assert job_of(space, CONFIG | {"gas": 8}) is None
     assert ended(space, result).result == result
+
+
+PACKED = SPACE.replace("parameters:\n", "parameters:\n  packing: [false, true]\n").replace(
+    '"{recompute}"', '"{recompute}", "{packing}"'
+)
+
+
+def packed(folder: Path, objective: str = "tokens_per_second", log: str = "") -> SearchSpace:
+    file = folder / "packed.yaml"
+    file.write_text(PACKED.replace("OBJECTIVE", objective).replace("]}\nparam", f"]{log}}}\nparam"))
+    return load_space(file)
+
+
+def test_tokens_are_counted_where_packing_varies(tmp_path: Path) -> None:
+    """Packed, a step takes 3 times as long and has 4 times the tokens: steps would mislead."""
+    space = packed(tmp_path)
+    flat = {"step_time_s": 1.0, "tokens_per_second": 8192.0}
+    full = {"step_time_s": 3.0, "tokens_per_second": 10922.0}
+    told = [
+        objective_values(space, CONFIG | {"packing": packing}, result)
+        for packing, result in ((False, flat), (True, full))
+    ]
+    assert told == [{"tokens_per_second": 8192.0}, {"tokens_per_second": 10922.0}]
+    whole = checked_outcome(
+        space, Outcome(Kind.OK, result=full, elapsed_s=100), CONFIG | {"packing": True}
+    )
+    assert whole.result and whole.kind is Kind.OK, whole.message
+    assert whole.result["tokens_per_second_per_gpu"] == pytest.approx(10922 / 8)
+    assert space.model
+    of_token = model_flops(space.model, 1) / space.model.seq_length
+    assert whole.result["tflops_per_gpu"] == pytest.approx(of_token * 10922 / 8 / 1e12)
+
+
+def test_without_a_count_no_tokens_are_derived_where_packing_varies(tmp_path: Path) -> None:
+    config = CONFIG | {"packing": True}
+    for objective in ("tokens_per_second", "node_seconds_per_token"):
+        with pytest.raises(MissingMetricError, match=r"packing varies.*MESHTUNE_RESULT"):
+            objective_values(packed(tmp_path, objective), config, {"step_time_s": 1.0})
+    result = {"samples_per_second": 16.0, "padded_tokens_per_second": 5e3}
+    with pytest.raises(MissingMetricError, match=r"padded_tokens_per_second has padding"):
+        objective_values(packed(tmp_path), config, result)
+    assert objective_values(packed(tmp_path, "samples_per_second"), config, result)
+
+
+def test_a_count_at_the_end_of_a_run_is_a_rate(tmp_path: Path) -> None:
+    result = {"step_time_s": 1.0, "tokens": 12437, "run_time_s": 4.91}
+    rate = {"tokens_per_second": pytest.approx(12437 / 4.91)}
+    assert objective_values(packed(tmp_path), CONFIG | {"packing": False}, result) == rate
+    assert objective_values(of(tmp_path, "tokens_per_second"), CONFIG, result) == rate
+
+
+def test_an_objective_of_tokens_is_refused_where_a_log_counts_none(tmp_path: Path) -> None:
+    """The log of nanoGPT has step times alone; that of ms-swift counts padding, whatever varies."""
+    with pytest.raises(SpaceError, match="packing varies, and nothing counts real tokens"):
+        packed(tmp_path, log=", result: {format: nanogpt}")
+    assert packed(tmp_path, "samples_per_second", ", result: {format: nanogpt}")
+    assert packed(tmp_path, log=", result: {format: trl}")
+    file = tmp_path / "swift.yaml"
+    text = SPACE.replace("OBJECTIVE", "tokens_per_second")
+    file.write_text(text.replace("]}\nparam", "], result: {format: ms-swift}}\nparam"))
+    with pytest.raises(SpaceError, match=r"as long as the data's rows.*padded_tokens_per_second"):
+        load_space(file)
+
+
+def test_tokens_that_have_padding_among_them_are_not_called_real(tmp_path: Path) -> None:
+    """LLaMA-Factory counts the padding of packed sequences; passes over the data compare."""
+    space = packed(tmp_path, log=", result: {format: llama-factory}")
+    result = {"tokens_per_second": 2210.0, "epochs_per_second": 0.035, "step_time_s": 0.9}
+    flat, full = (CONFIG | {"packing": on} for on in (False, True))
+    assert objective_values(space, flat, result) == {"tokens_per_second": 2210.0}
+    with pytest.raises(MissingMetricError, match="maximize epochs_per_second"):
+        objective_values(space, full, result)
+    whole = checked_outcome(space, Outcome(Kind.OK, result=result, elapsed_s=100), full).result
+    assert whole and whole["padded_tokens_per_second"] == 2210.0
+    assert "tokens_per_second" not in whole
+
+
+def test_frozen_weights_take_fewer_flops(tmp_path: Path) -> None:
+    file = tmp_path / "lora.yaml"
+    tuned = SPACE.replace("parameters:\n", "parameters:\n  tuning: [full, lora]\n")
+    file.write_text(tuned.replace("OBJECTIVE", "tflops_per_gpu"))
+    space, result = load_space(file), {"step_time_s": STEP_S}
+    full, lora = (
+        objective_values(space, CONFIG | {"tuning": one}, result)["tflops_per_gpu"]
+        for one in ("full", "lora")
+    )
+    assert 0.66 < lora / full < 0.70

@@ -1,0 +1,113 @@
+"""The section ``tuning`` of a space, and a trainer's own words for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.prediction.pricing import NotPricedError, Pricing
+from search_spaces import SearchSpace, SpaceError
+
+SPACE = """\
+version: 1
+model: llama_70b
+cluster: dgx_h100
+trainer: {adapter: trl, args: --model_name_or_path m --dataset_name d}
+tuning: {method: [full, lora], rank: 16, packing: [false, true]}
+parameters: {mbs: [1], gas: [4], zero_stage: [3]}
+objective: {maximize: tokens_per_second}
+"""
+BASE = {"mbs": 1, "gas": 4, "zero_stage": 3, "lora_rank": 16}
+
+
+def test_a_section_of_a_space_stands_for_parameters(load: Callable[[str], SearchSpace]) -> None:
+    space = load(SPACE)
+    assert space.parameters["tuning"].values == ("full", "lora")
+    assert "lora_rank" not in space.canonical({**BASE, "tuning": "full", "packing": False})
+    lora = space.command({**BASE, "tuning": "lora", "packing": True}, "/t")
+    assert " ".join(lora).endswith("--packing true --use_peft --lora_r 16")
+    again = load(space.frozen())
+    assert again.fingerprint == space.fingerprint
+    with pytest.raises(SpaceError, match="found here and under tuning"):
+        load(SPACE.replace("{mbs: [1]", "{lora_rank: [8], mbs: [1]"))
+    with pytest.raises(SpaceError, match=r"parameters.tuning\[1\].*'qlora'"):
+        load(SPACE.replace("[full, lora]", "[full, dora]"))
+
+
+@pytest.mark.parametrize(
+    ("stated", "meant"),
+    [
+        ("--use_peft", {"tuning": "lora"}),
+        ("--use_peft --load_in_4bit --lora_r 32", {"tuning": "qlora", "lora_rank": 32}),
+        ("--use_peft --lora_target_modules all-linear", {"lora_targets": "linear"}),
+    ],
+)
+def test_a_trainers_own_arguments_say_what_is_tuned(
+    load: Callable[[str], SearchSpace], stated: str, meant: dict[str, Any]
+) -> None:
+    text = "".join(line for line in SPACE.splitlines(True) if not line.startswith("tuning"))
+    space = load(text.replace("--dataset_name d", f"--dataset_name d {stated}"))
+    found = {name: space.parameters[name].values for name in meant}
+    assert found == {name: (value,) for name, value in meant.items()}
+
+
+@pytest.mark.parametrize(
+    ("adapter", "content", "meant"),
+    [
+        (
+            "llama-factory",
+            "finetuning_type: lora\nlora_rank: 8",
+            {"tuning": "lora", "lora_rank": 8},
+        ),
+        ("llama-factory", "{finetuning_type: lora, quantization_bit: 4}", {"tuning": "qlora"}),
+        (
+            "llama-factory",
+            "{finetuning_type: full, packing: true}",
+            {"tuning": "full", "packing": True},
+        ),
+        ("axolotl", "{adapter: qlora, load_in_4bit: true, lora_r: 32}", {"tuning": "qlora"}),
+        ("axolotl", "{adapter: lora, sample_packing: true}", {"tuning": "lora", "packing": True}),
+        ("torchtune", "{model: {lora_rank: 8}, dataset: {packed: true}}", {"packing": True}),
+    ],
+)
+def test_a_trainers_own_file_says_what_is_tuned(
+    load: Callable[[str], SearchSpace],
+    tmp_path: Path,
+    adapter: str,
+    content: str,
+    meant: dict[str, Any],
+) -> None:
+    (tmp_path / "job.yaml").write_text(content)
+    trainer = f"trainer: {{adapter: {adapter}, config: job.yaml}}"
+    lines = [line for line in SPACE.splitlines() if not line.startswith(("tuning", "trainer"))]
+    text = "\n".join([*lines, trainer]).replace(", zero_stage: [3]", "")
+    space = load(text.replace("tokens_per_second", "samples_per_second"))
+    found = {name: space.parameters[name].values for name in meant}
+    assert found == {name: (value,) for name, value in meant.items()}
+
+
+VERL = """\
+version: 1
+model: llama_8b
+cluster: dgx_h100
+trainer: {command: [train, "{mbs}", "{num_nodes}"], result: {format: verl}}
+trial: {ranks_per_node: 1}
+parameters: {num_nodes: [1, 2], mbs: [1, 2], gas: [4]}
+objective: {maximize: tokens_per_second_per_gpu}
+"""
+
+
+def test_a_trainer_that_starts_its_own_processes_has_one_per_node_and_no_prices(
+    load: Callable[[str], SearchSpace],
+) -> None:
+    space = load(VERL)
+    config = {"num_nodes": 2, "mbs": 1, "gas": 4}
+    assert space.ranks_per_node == 1 and space.starts_its_own
+    assert space.facts(config)["world_size"] == 16  # GPUs
+    assert load(space.frozen()).fingerprint == space.fingerprint
+    with pytest.raises(NotPricedError, match="starts its own processes"):
+        Pricing(space)
+    assert not load(VERL.replace("trial: {ranks_per_node: 1}\n", "")).starts_its_own
