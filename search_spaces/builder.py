@@ -12,6 +12,7 @@ from foundation.documents import Document
 from foundation.messages import nearest
 from foundation.registry import RegistryError
 from search_spaces import parameter_values, parameters
+from search_spaces.batch import with_batch
 from search_spaces.cluster import Cluster
 from search_spaces.language.model import ModelShape
 from search_spaces.language.schema import ModelFile, SpaceFile
@@ -56,6 +57,7 @@ class Builder:
         names |= facts.defaults(file.trainer).keys()
         self.written = file.parameters.keys()
         file, self.model = adapted(document, file, model.config() if model else None, names)
+        file = with_batch(document, file)
         file = with_workdir(document, with_known_axes(file), there=not frozen)
         self.file = file = standing_alone(document, file)
         self.program = self._program()
