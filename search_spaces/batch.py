@@ -11,7 +11,7 @@ from search_spaces.language.schema import SpaceFile
 from search_spaces.parameter_values import listed
 
 BATCH = "global_batch_size"
-MOST_SIZES = 32  # of one space: each is a comparison of its constraint
+MOST_SIZES = 32  # each is a comparison in the constraint
 MOST_DIVISORS = 200
 
 
@@ -47,7 +47,7 @@ def with_gas(
     if "gas" not in defaults:
         divisors = sorted({*chain.from_iterable(map(_divisors, sizes))})
         rest.setdefault("gas", divisors[:MOST_DIVISORS])
-    return rest, [" or ".join(f"{BATCH} == {size}" for size in sizes)]
+    return rest, [f"{BATCH} in {sizes}" if len(sizes) > 1 else f"{BATCH} == {sizes[0]}"]
 
 
 def with_batch(document: Document, file: SpaceFile) -> SpaceFile:

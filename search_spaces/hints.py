@@ -59,11 +59,11 @@ def _decided_beforehand(space: SearchSpace) -> Iterator[str]:
     read = frozenset[str]().union(*(space.reads[name] for name in constrained))
     speed, rate = _WORK_PER_TIME.search(key), _STEPS.match(key)
     gas = space.parameters.get("gas")
-    if (speed or rate) and gas is not None and gas.varies and not read & {"gas"}:
+    if (speed or rate) and gas is not None and gas.varies and "gas" not in read:
         yield (
             f"the global batch is free, and {key} is best where it is "
-            f"{'largest' if speed else 'smallest'}: gas will decide. Fix it: global_batch_size: 256 "
-            "under parameters, in place of gas"
+            f"{'largest' if speed else 'smallest'}: gas will decide. Fix it: "
+            "global_batch_size: 256 under parameters, in place of gas"
         )
     free = len(space.widths) > 1 and not constrained & {"num_nodes", "world_size"}
     if free and not space.more_objectives and (rate or key in _OF_WHOLE_JOB):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from argparse import Namespace
 from contextlib import closing
 from shlex import quote
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING
 
 import analysis
 import slurm
+from foundation.quantities import duration
 from workflows.cli.arguments import (
     Commands,
     Parser,
     check_site,
     command,
     folder,
+    path,
     positive,
     seed,
     share,
@@ -62,6 +65,8 @@ def add_commands(commands: Commands) -> None:
     text = "a further option of sbatch, such as constraint=gpu; may be repeated"
     parser.add("--sbatch", str, "NAME=VALUE", text, action="append", default=[])
     _add_options_of_both(parser)
+    text = "make the run and this batch script, for `sbatch FILE`, and submit nothing"
+    parser.add("--write", path, "FILE", text)
     parser.add_flag("--dry-run", "print the batch script only")
     parser.set_defaults(launcher=None, simulate="", probes=None)  # which the job chooses
 
@@ -114,7 +119,7 @@ def search(arguments: Namespace) -> int:
 
 def submit(arguments: Namespace) -> None:
     from workflows.cli.search_arguments import asked, policy_options, refuse_second_job
-    from workflows.submission import time_limit, undone_if_refused
+    from workflows.submission import time_limit, undone_if_refused, written
 
     space, folder, pricing = asked(arguments)
     earlier = [run.absolute() for run in arguments.warm_start]
@@ -134,17 +139,36 @@ def submit(arguments: Namespace) -> None:
     )
     if arguments.dry_run:
         print(script, end="")
+        print("nothing is made: a job of this script needs --write FILE", file=sys.stderr)
         return
     if site.environment is not None:
         site.environment.check()
     refuse_second_job(folder)
     _warn(space, pricing)
+    _warn_of_short_jobs(space, arguments.time)
     with undone_if_refused(folder):
         if not folder.started:  # of a job that was cancelled before it began: nothing is mixed
             folder.space_file.unlink(missing_ok=True)
         folder.create(space)
+        if arguments.write is not None:
+            written(script, arguments.write, folder)
+            print(f"`sbatch {quote(str(arguments.write))}` starts the search in {folder.path}")
+            return
         job = slurm.BatchJob.submit(script, folder.path)
     print(f"submitted job {job}; `meshtune status {quote(str(folder.path))}` shows its progress")
+
+
+def _warn_of_short_jobs(space: SearchSpace, time: str) -> None:
+    """Print that a job ends before its first trial may."""
+    from workflows.submission import time_limit
+
+    limit_s = slurm.BatchJob.time_limit_s(time_limit(time))
+    if limit_s <= space.trial.timeout_s:
+        print(
+            f"warning: --time {time} is not longer than trial.timeout "
+            f"({duration(space.trial.timeout_s)}): trials that need it are cut off by the job's "
+            "end, and run again in the next one; ask for more time, or lower the timeout"
+        )
 
 
 def _warn(space: SearchSpace, pricing: analysis.Pricing | None) -> None:
