@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import analysis
 import slurm
-from foundation.quantities import duration
 from workflows.cli.arguments import (
     Commands,
     Parser,
@@ -118,10 +117,16 @@ def search(arguments: Namespace) -> int:
 
 
 def submit(arguments: Namespace) -> None:
-    from workflows.cli.search_arguments import asked, policy_options, refuse_second_job
+    from workflows.cli.search_arguments import (
+        asked,
+        policy_options,
+        refuse_second_job,
+        refuse_short_job,
+    )
     from workflows.submission import time_limit, undone_if_refused, written
 
     space, folder, pricing = asked(arguments)
+    refuse_short_job(space, arguments.time)
     earlier = [run.absolute() for run in arguments.warm_start]
     seed = [] if arguments.seed is None else ["--seed", str(arguments.seed)]
     site = slurm.Site.load(arguments.site)
@@ -145,7 +150,6 @@ def submit(arguments: Namespace) -> None:
         site.environment.check()
     refuse_second_job(folder)
     _warn(space, pricing)
-    _warn_of_short_jobs(space, arguments.time)
     with undone_if_refused(folder):
         if not folder.started:  # of a job that was cancelled before it began: nothing is mixed
             folder.space_file.unlink(missing_ok=True)
@@ -156,19 +160,6 @@ def submit(arguments: Namespace) -> None:
             return
         job = slurm.BatchJob.submit(script, folder.path)
     print(f"submitted job {job}; `meshtune status {quote(str(folder.path))}` shows its progress")
-
-
-def _warn_of_short_jobs(space: SearchSpace, time: str) -> None:
-    """Print that a job ends before its first trial may."""
-    from workflows.submission import time_limit
-
-    limit_s = slurm.BatchJob.time_limit_s(time_limit(time))
-    if limit_s <= space.trial.timeout_s:
-        print(
-            f"warning: --time {time} is not longer than trial.timeout "
-            f"({duration(space.trial.timeout_s)}): trials that need it are cut off by the job's "
-            "end, and run again in the next one; ask for more time, or lower the timeout"
-        )
 
 
 def _warn(space: SearchSpace, pricing: analysis.Pricing | None) -> None:
