@@ -27,6 +27,7 @@ MESSAGE_CHARACTERS = 1000
 _EXCEPTION = re.compile(
     r"(?m)^(?:\[(?P<rank>rank\d+)\]: *)?(?P<said>(?:[\w.]+\.)?\w+(?:Error|Exception)\b.*)$"
 )
+_NO_SCRIPT = re.compile(r"(?m)^\S*python[\d.]*: (?:can't open file|No module named) .*$")
 # What a rank says whose peer has failed, and a launcher of its ranks: consequences, no causes.
 _OF_PEERS = re.compile(
     r"(?i)connection (?:was )?(?:closed|reset|aborted|refused|lost)|broken pipe|socket (?:closed|"
@@ -253,7 +254,10 @@ def _own_exception(stderr: str) -> str:
     ranked = [each for each in causes if each["rank"]]
     if ranked:  # of this rank the last: others were raised before in the same chain
         return next(each for each in reversed(ranked) if each["rank"] == ranked[0]["rank"])["said"]
-    return (causes or found)[-1]["said"] if found else ""
+    if found:
+        return (causes or found)[-1]["said"]
+    missing = _NO_SCRIPT.search(stderr)
+    return missing[0] if missing else ""
 
 
 def _said(evidence: Evidence, before: Before) -> _Verdict | None:

@@ -392,33 +392,3 @@ def test_nodes_whose_processes_would_not_die_are_lost_whatever_the_kind() -> Non
 def test_the_last_lines_of_stderr_are_kept() -> None:
     lines = [f"line {i}" for i in range(100)]
     assert classify(evidence("\n".join(lines))).stderr_tail.splitlines() == lines[-TAIL_LINES:]
-
-
-PEERS = """\
-UserWarning: KeyError: 'unused' was handled
-[rank1]: Traceback (most recent call last):
-[rank1]: KeyError: 'lr'
-
-[rank1]: The above exception was the direct cause of the following exception:
-
-[rank1]: ValueError: learning rate is missing
-[rank0]: Traceback (most recent call last):
-[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:42398.
-[rank2]: torch.distributed.DistBackendError: NCCL error: remote process exited or there was a \
-network error
-"""
-
-
-@pytest.mark.parametrize("stated", [None, "RuntimeError: Connection closed by peer [127.0.0.1]:1"])
-@pytest.mark.parametrize("log", [PEERS, PEERS.replace("[rank1]: ", "")])
-def test_the_reason_of_a_crash_is_the_failed_ranks_own_exception(
-    log: str, stated: str | None
-) -> None:
-    result = stated and {"status": "error", "message": stated}
-    outcome = classify(evidence(log, result=result or None))
-    assert outcome.message == "exit code 1; ValueError: learning rate is missing"
-
-
-def test_a_crash_of_which_only_peers_speak_says_what_they_say() -> None:
-    (peers,) = (line for line in PEERS.splitlines() if "closed by peer" in line)
-    assert "Connection closed by peer" in classify(evidence(peers)).message
