@@ -12,17 +12,19 @@ from foundation.documents import Document
 from foundation.messages import nearest
 from foundation.registry import RegistryError
 from search_spaces import parameter_values, parameters
+from search_spaces.batch import with_batch
 from search_spaces.cluster import Cluster
 from search_spaces.language.model import ModelShape
 from search_spaces.language.schema import ModelFile, SpaceFile
 from search_spaces.model_files import assumed
-from search_spaces.objectives import check_tokens, objectives_of
+from search_spaces.objectives import check_tokens, keys_found, objectives_of
 from search_spaces.parameters import Parameter
 from search_spaces.rules import deepspeed, experts, facts, placements, rule as rules, stages
 from search_spaces.space import SearchSpace
 from search_spaces.spans import COARSEST, FINEST
 from search_spaces.trainers.adapters import adapted
 from search_spaces.trainers.checks import (
+    check_launcher,
     check_trainer,
     standing_alone,
     with_known_axes,
@@ -47,16 +49,18 @@ class Builder:
         cluster: Cluster | None,
         frozen: bool,
     ) -> None:
-        self.document, self.file, self.cluster = document, file, cluster
+        self.document, self.file, self.cluster, self.frozen = document, file, cluster, frozen
         self.model_name = model.name if model else ""
         self.assumed = assumed(file.model, model)
         self.own_trainer = file.trainer.builtin is None
         ranks = file.trial.ranks_per_node or 1
+        self.ranks = cluster.gpus_per_node if cluster else ranks
         names = {*facts.static_facts(None, cluster), *facts.DERIVED[:2], *TRIAL_PLACEHOLDERS}
         names |= facts.defaults(file.trainer).keys()
         file = self._tuned(file)
         self.written = file.parameters.keys()
         file, self.model = adapted(document, file, model.config() if model else None, names)
+        file = with_batch(document, file)
         file = with_workdir(document, with_known_axes(file), there=not frozen)
         self.file = file = standing_alone(document, file)
         self.program = self._program()
@@ -92,8 +96,11 @@ class Builder:
             for index, text in enumerate(self.file.constraints)
         )
         check_trainer(self.document, self.file.trainer, types)
+        if not self.frozen:
+            check_launcher(self.document, self.file.trainer, self.ranks, self._most_nodes(own))
         self._timeouts()
-        objectives = objectives_of(self.document, self.file, own)
+        found = self._keys_found(types)
+        objectives = objectives_of(self.document, self.file, own, found)
         file = self.file
         space = SearchSpace(
             file=self.document.name,
@@ -322,6 +329,18 @@ class Builder:
             return parse(text, types)
         except ExpressionError as error:
             raise self.document.error(path, str(error), at_value=True) from None
+
+    @staticmethod
+    def _most_nodes(own: Mapping[str, Parameter]) -> int:
+        nodes = own.get("num_nodes")
+        return max((int(n) for n in nodes.values), default=1) if nodes else 1
+
+    def _keys_found(self, types: Mapping[str, ValueType]) -> set[str] | None:
+        """Keys that results can have; any in a run, whose trials have shown it."""
+        if self.frozen:
+            return None
+        has_model = self.model is not None
+        return keys_found(self.file.trainer, self.program.log.patterns, types, has_model)
 
     def _timeouts(self) -> None:
         trial = self.file.trial

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,10 @@ from foundation.messages import nearest
 from search_spaces.known import FRAMEWORKS
 from search_spaces.space import SearchSpace
 from search_spaces.trainers.unmodelled import offloading
+
+_WORK_PER_TIME = re.compile(r"(?:tokens|samples)_per_second|tflops|_per_token$|\bmfu$")
+_OF_WHOLE_JOB = ("tokens_per_second", "samples_per_second")
+_STEPS = re.compile(r"step_time|steps_per_second")
 
 
 def notes(space: SearchSpace) -> list[str]:
@@ -25,6 +30,7 @@ def _notes(space: SearchSpace) -> Iterator[str]:
             f"the trainer's command does not depend on {name}: trials that differ only in it are "
             f"the same; pass {{{name}}} on, or give it one value"
         )
+    yield from _decided_beforehand(space)
     for argument in misplaced(space):
         yield (
             f"trials start in {space.workdir or 'folders of their own'} and will not find "
@@ -43,6 +49,28 @@ def _notes(space: SearchSpace) -> Iterator[str]:
         yield (
             f"the cost model knows nothing of offloading ({name}): more will fit, and steps take "
             "longer, than it says"
+        )
+
+
+def _decided_beforehand(space: SearchSpace) -> Iterator[str]:
+    """Notes on a batch or a number of nodes that alone decides the objective."""
+    key = space.objective.key
+    constrained = {name for constraint in space.constraints for name in constraint.names}
+    read = frozenset[str]().union(*(space.reads[name] for name in constrained))
+    speed, rate = _WORK_PER_TIME.search(key), _STEPS.match(key)
+    gas = space.parameters.get("gas")
+    if (speed or rate) and gas is not None and gas.varies and "gas" not in read:
+        yield (
+            f"the global batch is free, and {key} is best where it is "
+            f"{'largest' if speed else 'smallest'}: gas will decide. Fix it: "
+            "global_batch_size: 256 under parameters, in place of gas"
+        )
+    free = len(space.widths) > 1 and not constrained & {"num_nodes", "world_size"}
+    if free and not space.more_objectives and (rate or key in _OF_WHOLE_JOB):
+        yield (
+            f"the number of nodes is free, and {key} is the whole job's: the most nodes will win. "
+            "Give num_nodes one value, maximize tokens_per_second_per_gpu, or let minimize: "
+            "num_nodes be a second objective"
         )
 
 

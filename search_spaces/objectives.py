@@ -2,31 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 
 from foundation.documents import Document, Where, as_written
+from foundation.files import FileError, read_text
 from foundation.messages import nearest
 from search_spaces.language.schema import ObjectiveSpec, SpaceFile
+from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.parameters import Parameter
 from search_spaces.rules import facts
 from search_spaces.space import ENERGY_FIGURES, Objective, SearchSpace
 from trainer import FIGURES
 
+_SPEEDS = ("tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu")  # with a model
+_STEPS = (
+    *("step_time_s.median", "step_time_s", "steps_per_second", "micro_batch_time_s"),
+    *("samples_per_second", "micro_batches_per_second"),
+)
+MAX_SCRIPT_BYTES = 1 << 20  # that are read of a script
+_KEY = re.compile(r"[^\s+*()<>=]{1,200}")
+_STATEMENTS = ("MESHTUNE_RESULT", "MESHTUNE_STEP", "result.json")
+
 
 def objectives_of(
-    document: Document, file: SpaceFile, own: Mapping[str, Parameter]
+    document: Document,
+    file: SpaceFile,
+    own: Mapping[str, Parameter],
+    found: Collection[str] | None = None,
 ) -> tuple[Objective, ...]:
-    """The objectives of a space file with its ``own`` parameters.
+    """The objectives of a space file.
+
+    Args:
+        document: where mistakes are shown.
+        file: a space, its trainer as a command.
+        own: its parameters.
+        found: keys of every result; None: any.
 
     Raises:
         SpaceError: for a repeated one, one that never varies, or one that is never reported.
     """
     given = file.objective
     several = isinstance(given, list)
-    found: list[Objective] = []
+    objectives: list[Objective] = []
     for index, spec in enumerate(given if isinstance(given, list) else [given]):
         path: Where = ("objective", index) if several else ("objective",)
-        if spec.key in (objective.key for objective in found):
+        if spec.key in (objective.key for objective in objectives):
             raise document.error(path, f"found {as_written(spec.key)} twice, accepted once")
         widths = own.get("dp" if facts.derived_nodes(own) else "num_nodes")
         if several and spec.key == "num_nodes" and (widths is None or not widths.varies):
@@ -36,8 +58,76 @@ def objectives_of(
                 "several values under parameters",
             )
         _known_figure(document, file, spec, path)
-        found.append(Objective(spec.key, spec.is_maximized))
-    return tuple(found)
+        _found_key(document, spec, path, found)
+        objectives.append(Objective(spec.key, spec.is_maximized))
+    return tuple(objectives)
+
+
+def keys_found(
+    spec: TrainerSpec, patterns: Iterable[str], names: Collection[str], has_model: bool
+) -> set[str] | None:
+    """Keys of the results of a user's own trainer, with those that follow; None: any.
+
+    Args:
+        spec: the trainer, as a command.
+        patterns: keys that its log's patterns find.
+        names: that expressions can use.
+        has_model: the space names a model.
+    """
+    found = {*patterns}
+    stated = _own_statements(spec) if spec.command and found else True
+    if stated:
+        return None
+    if stated is None:  # it may print the usual keys
+        found |= {*_SPEEDS, *_STEPS}
+    if "global_batch_size" in names and found & {*_STEPS, *(_SPEEDS[:2] if has_model else ())}:
+        found |= {"step_time_s.median", "samples_per_second", *(_SPEEDS if has_model else ())}
+    found.add("num_nodes")
+    if "tokens_per_second" in found:
+        found.add("node_seconds_per_token")
+        if {"energy_joules", "step_time_s.median"} <= found:
+            found.add("joules_per_token")
+    return found
+
+
+def _own_statements(spec: TrainerSpec) -> bool | None:
+    """Whether a script of the command writes results itself; None if one cannot be read here."""
+    words = [w for e in spec.command or () for w in ([e] if isinstance(e, str) else e.args)]
+    if any(_STATEMENTS[-1] in word for word in words):
+        return True
+    here: bool | None = False
+    for script in (word for word in words if word.endswith((".py", ".sh"))):
+        try:
+            text = read_text(Path(spec.workdir or "") / script, MAX_SCRIPT_BYTES)
+        except FileError:
+            here = None
+        else:
+            if any(statement in text for statement in _STATEMENTS):
+                return True
+    return here
+
+
+def _found_key(
+    document: Document, spec: ObjectiveSpec, path: Where, found: Collection[str] | None
+) -> None:
+    """Refuse an expression, and a metric that no result of the trainer has."""
+    key = spec.key
+    where = (*path, "maximize" if spec.is_maximized else "minimize")
+    if not _KEY.fullmatch(key):
+        raise document.error(
+            where,
+            f"found {as_written(key)}, accepted one key of the trainer's result, not an "
+            "expression; let the trainer print it: MESHTUNE_RESULT {...}",
+            at_value=True,
+        )
+    if found is not None and key not in found:
+        raise document.error(
+            where,
+            f"found {as_written(key)}, which neither the trainer's log nor what follows from it "
+            f"has: accepted {', '.join(sorted(found))}; or state its pattern under "
+            f"trainer.result.patterns{nearest(key, found)}",
+            at_value=True,
+        )
 
 
 TOKENS = "tokens_per_second"

@@ -235,3 +235,19 @@ def _problem(text: str, num_layers: int | None, products: list[int]) -> str | No
             "of this space; separate as many stages by |, or change pp or vpp"
         )
     return None
+
+
+def listed(spec: Any) -> list[Any]:
+    """Whole numbers or listed values of a parameter that is not checked yet."""
+    if isinstance(spec, Ordered):
+        return spec.ordered
+    if isinstance(spec, Categories):
+        return spec.categories
+    if isinstance(spec, Log2):
+        low, high = (end.bit_length() for end in spec.log2)
+        return [1 << bit for bit in range(max(low - 1, 0), high)]
+    if isinstance(spec, Range):
+        numbers = [*spec.range, 1 if spec.step is None else spec.step]
+        low, high, step = (number if isinstance(number, int) else 0 for number in numbers)
+        return [*range(low, high + 1, step)[:MAX_VALUES]] if step > 0 else []
+    return spec if isinstance(spec, list) else [spec]

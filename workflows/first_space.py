@@ -93,7 +93,8 @@ def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
         del content["model"]  # the arguments say it
     elif content["model"].keys() == {"base"}:
         content["model"] = content["model"]["base"]
-    space = load_space(content)  # before anything is written
+    # Before anything is written. Its objective may need what the notes tell the user to add.
+    space = load_space(content, frozen=True)
     for name, values in content["parameters"].items():
         if isinstance(values, list):
             alone = [e for e in space.constraints if e.names == {name}]

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from analysis import RunFolder
 from foundation.values import seconds
-from slurm import BatchJob, LauncherError, NoAnswerError
+from foundation.writing import write_atomically
+from slurm import BatchError, BatchJob, LauncherError, NoAnswerError
+
+MARK = "# A meshtune search."
 
 
 def time_limit(text: str) -> str:
@@ -23,6 +27,17 @@ def time_limit(text: str) -> str:
         minutes, second = divmod(math.ceil(seconds(text)), 60)
         return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
     return text  # sbatch's own forms
+
+
+def written(script: str, file: Path, folder: RunFolder) -> None:
+    """Write a batch script for the user to submit, and for its job to submit itself again.
+
+    Raises BatchError if the file exists and is none of meshtune's.
+    """
+    if file.exists() and MARK not in file.read_text(errors="replace"):
+        raise BatchError(f"--write {file}: exists, and is no batch script of meshtune's: remove it")
+    for place in (BatchJob.script_of(folder.path), file):
+        write_atomically(place, script)
 
 
 @contextmanager

@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from foundation.documents import Document, as_written
+from search_spaces.batch import BATCH, with_gas
 from search_spaces.errors import SpaceError
 from search_spaces.frameworks import StatedHabits
 from search_spaces.known import LOG_FORMATS, record
 from search_spaces.language.adapter_schema import AdapterFile, Setting, WrittenFile
 from search_spaces.language.log_schema import ResultPatterns
-from search_spaces.language.schema import Categories, Log2, Ordered, Range, SpaceFile
+from search_spaces.language.schema import SpaceFile
 from search_spaces.language.trainer_schema import (
     ConfigFile,
     FileCase,
     Flags,
 )
-from search_spaces.parameter_values import MAX_VALUES
+from search_spaces.parameter_values import listed
 from search_spaces.rules.facts import DERIVED
 from search_spaces.shipped import known_trainers, named
 from search_spaces.trainers import config_files, model_keys, options, templates
@@ -32,7 +33,6 @@ from trainer.plan.layouts import chunks_per_rank
 from trainer.plan.model import ModelConfig
 from trainer.plan.stages import LAYOUT
 
-MOST_DIVISORS = 200
 _MODULE = re.compile(r"(?!.*\.py$)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")  # trl.scripts.sft
 
 
@@ -143,21 +143,18 @@ class _Adapting:
         return framework
 
     def _batch(self) -> list[str]:
-        """The constraint on the global batch, where the user's arguments or file state it.
-
-        A space without ``gas`` then searches the divisors of the batch.
-        """
+        """The constraint on the global batch, where the space or the user's arguments state it."""
         size = self.stated.batch()
-        if size is None or "mbs" not in self.parameters:
-            return []
-        self.parameters.setdefault("gas", _divisors(size))
-        return [f"global_batch_size == {size}"]
+        if size is not None and "mbs" in self.parameters:
+            self.parameters.setdefault(BATCH, size)
+        self.parameters, constraints = with_gas(self.document, self.parameters, {})
+        return constraints
 
     def _chunks(self) -> list[int]:
         """Chunks per rank in the space's pipeline layouts, from which ``vpp`` follows."""
         if LAYOUT not in self.parameters or not {LAYOUT, "vpp"} <= self.adapter.settings.keys():
             return []
-        return chunks_per_rank(*(_listed(self.parameters.get(name)) for name in (LAYOUT, "pp")))
+        return chunks_per_rank(*(listed(self.parameters.get(name)) for name in (LAYOUT, "pp")))
 
     def _expressed(self, expression: str, known: Collection[str]) -> str | None:
         """An expression in names of the space, ``absent`` ones replaced; None if one is unknown."""
@@ -292,28 +289,6 @@ def _where(condition: str | None, setting: Setting) -> Setting:
         return setting
     when = condition if setting.when is None else f"({condition}) and ({setting.when})"
     return setting.model_copy(update={"when": when})
-
-
-def _listed(spec: Any) -> list[Any]:
-    """Whole numbers or listed values of a parameter that is not checked yet."""
-    if isinstance(spec, Ordered):
-        return spec.ordered
-    if isinstance(spec, Categories):
-        return spec.categories
-    if isinstance(spec, Log2):
-        low, high = (end.bit_length() for end in spec.log2)
-        return [1 << bit for bit in range(max(low - 1, 0), high)]
-    if isinstance(spec, Range):
-        numbers = [*spec.range, 1 if spec.step is None else spec.step]
-        low, high, step = (number if isinstance(number, int) else 0 for number in numbers)
-        return [*range(low, high + 1, step)[:MAX_VALUES]] if step > 0 else []
-    return spec if isinstance(spec, list) else [spec]
-
-
-def _divisors(size: int) -> list[int]:
-    """Divisors of a global batch, ascending: numbers of micro-batches that it can have."""
-    small = [d for d in range(1, int(size**0.5) + 1) if size % d == 0]
-    return sorted({*small, *(size // d for d in small)})[:MOST_DIVISORS]
 
 
 def names_of(setting: Setting) -> frozenset[str]:

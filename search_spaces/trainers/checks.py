@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,62 @@ def check_trainer(document: Document, spec: TrainerSpec, types: Mapping[str, Val
     checks.config_files()
     checks.patterns()
     checks.environment()
+
+
+_LAUNCHERS = (
+    *("torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed", "composer"),
+    *("accelerate.commands.launch", "mpirun", "mpiexec", "srun", "horovodrun"),
+)
+_IN_SHELL = re.compile(rf"(?:^|[\s;&|/])({'|'.join(map(re.escape, _LAUNCHERS))})\s")
+
+
+def check_launcher(document: Document, spec: TrainerSpec, ranks_per_node: int, nodes: int) -> None:
+    """Refuse a command that launches ranks itself where every rank runs it.
+
+    With one process per node ``torchrun --nnodes`` may start the node's ranks.
+
+    Args:
+        document: where the mistake is shown.
+        spec: the trainer.
+        ranks_per_node: processes that a trial has on each node.
+        nodes: the most that a trial has.
+
+    Raises:
+        SpaceError: each of the ranks would start a training of its own.
+    """
+    words = [word for entry in spec.command or () for word in _words(entry)]
+    launcher = _launcher(words)
+    alone = launcher is not None and "--standalone" in words and nodes > 1
+    if launcher is None or (ranks_per_node == 1 and not alone):
+        return
+    where = f"{ranks_per_node} on each node" if ranks_per_node > 1 else f"on each of {nodes} nodes"
+    raise document.error(
+        ("trainer", "command"),
+        f"found {launcher}, but every rank runs the command, {where}, and would start a training "
+        "of its own: leave it out, as in [python, train.py]; each rank has RANK, WORLD_SIZE and "
+        "the other variables of torchrun",
+        at_value=True,
+    )
+
+
+def _words(entry: str | Flags) -> list[str]:
+    return [entry] if isinstance(entry, str) else entry.args
+
+
+def _launcher(words: list[str]) -> str | None:
+    """The launcher that a command is, or is wrapped around."""
+    if words[:1] and Path(words[0]).name in ("bash", "sh") and "-c" in words[1:3]:
+        found = _IN_SHELL.search(words[min(words.index("-c") + 1, len(words) - 1)])
+        return found[1] if found else None
+    for before, word in pairwise(["", *words]):
+        name = Path(word).name
+        if name == "launch" and Path(before).name == "accelerate":
+            return "accelerate launch"
+        if name in _LAUNCHERS and not before.startswith("--"):
+            return name
+        if word.endswith(".py") or (before == "-m" and name != "accelerate"):
+            return None  # the trainer's own arguments follow
+    return None
 
 
 class _Checks:

@@ -24,7 +24,16 @@ from slurm.trial import STDERR_NAME, STDOUT_NAME
 
 TAIL_LINES, TAIL_CHARACTERS = 40, 500  # of each line
 MESSAGE_CHARACTERS = 1000
-_EXCEPTION = re.compile(r"(?m)^(?:\[rank\d+\]: *)?((?:[\w.]+\.)?\w+(?:Error|Exception)\b.*)$")
+_EXCEPTION = re.compile(
+    r"(?m)^(?:\[(?P<rank>rank\d+)\]: *)?(?P<said>(?:[\w.]+\.)?\w+(?:Error|Exception)\b.*)$"
+)
+_NO_SCRIPT = re.compile(r"(?m)^\S*python[\d.]*: (?:can't open file|No module named) .*$")
+# What a rank says whose peer has failed, and a launcher of its ranks: consequences, no causes.
+_OF_PEERS = re.compile(
+    r"(?i)connection (?:was )?(?:closed|reset|aborted|refused|lost)|broken pipe|socket (?:closed|"
+    r"timeout)|remote process exited|ChildFailedError|Watchdog|communicator was aborted"
+    r"|Dist(?:Store|Network)Error|Timed out (?:waiting|after)|ProcessGroup\w* .{0,40}abort"
+)
 
 
 @dataclass(frozen=True)
@@ -227,11 +236,28 @@ def _crash(evidence: Evidence) -> _Verdict:
         what.append(_exit_text(evidence.exit_code))
     if _status(evidence) == "ok":
         what.append("after an ok result")
-    elif evidence.result is not None:
-        what.append(_result_message(evidence.result))
-    elif exceptions := _EXCEPTION.findall(evidence.stderr):
-        what.append(exceptions[-1])
-    return _Verdict(Kind.CRASH, "; ".join(what) or "ended in an unknown way")
+    else:
+        stated = _result_message(evidence.result) if evidence.result is not None else ""
+        own = "" if stated and not _OF_PEERS.search(stated) else _own_exception(evidence.stderr)
+        what.append(own or stated)
+    return _Verdict(Kind.CRASH, "; ".join(filter(None, what)) or "ended in an unknown way")
+
+
+def _own_exception(stderr: str) -> str:
+    """The exception of the rank that failed first, as its traceback's last line; or any, or "".
+
+    Torch names the rank of an exception that ends one; others may have been handled, so of
+    exceptions without a rank the last counts.
+    """
+    found = list(_EXCEPTION.finditer(stderr))
+    causes = [each for each in found if not _OF_PEERS.search(each["said"])]
+    ranked = [each for each in causes if each["rank"]]
+    if ranked:  # of this rank the last: others were raised before in the same chain
+        return next(each for each in reversed(ranked) if each["rank"] == ranked[0]["rank"])["said"]
+    if found:
+        return (causes or found)[-1]["said"]
+    missing = _NO_SCRIPT.search(stderr)
+    return missing[0] if missing else ""
 
 
 def _said(evidence: Evidence, before: Before) -> _Verdict | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from foundation.files import FileError, read_text
 from slurm.launcher import LauncherError
 from slurm.outcome.kinds import Kind
 from slurm.srun import shell
@@ -34,6 +35,7 @@ _REFUSED = {  # options of sbatch, by the reason
     "with --{} there is no job to follow": "clusters help parsable test-only usage version",
 }
 _JOB_ID = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)  # --parsable prints "id" or "id;cluster"
+_MOST_BYTES = 1 << 16  # of a batch script that is looked into
 _WARNING_S = 300  # before the allocation ends: for the last trials, the journal and the report
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::([0-5]?\d))?(?::([0-5]?\d))?")
 
@@ -130,9 +132,9 @@ def _directives(
         "--mem=0",
         "--no-kill",
         "--requeue",
-        f"--signal=B:USR1@{min(_WARNING_S, time_limit_s(time) // 4)}",
+        f"--signal=B:USR1@{min(_WARNING_S, BatchJob.time_limit_s(time) // 4)}",
         "--open-mode=append",
-        f"--output={str(run).replace('%', '%%')}/{LOG_NAME}",
+        f"--output={_log(run)}",
     ]
 
 
@@ -146,6 +148,31 @@ class BatchJob:
         """The batch script in a run's folder."""
         return run_dir.absolute() / SCRIPT_NAME
 
+    @staticmethod
+    def time_limit_s(time: str) -> int:
+        """Seconds of a time limit in one of sbatch's forms.
+
+        ``M``, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M`` or ``D-H:M:S``.
+
+        Raises BatchError if it is none of them, or zero.
+        """
+        found = _TIME.fullmatch(time)
+        if not found:
+            raise BatchError(
+                f"--time {time!r} is not a time limit; write hours:minutes:seconds, or 6h"
+            )
+        days, *parts = (int(p) if p else None for p in found.groups())
+        from_hours = days is not None or parts[2] is not None
+        sizes_s = (3600, 60, 1) if from_hours else (60, 1)
+        total_s = 86400 * (days or 0) + sum(
+            n * s for n, s in zip(parts, sizes_s, strict=False) if n
+        )
+        if total_s == 0:
+            raise BatchError(
+                f"--time {time!r} is zero; give the job a time limit above 0, such as 6h"
+            )
+        return total_s
+
     @classmethod
     def of(cls, run_dir: Path) -> Self | None:
         """This user's job that searches, or will search, in a run's folder.
@@ -153,11 +180,12 @@ class BatchJob:
         Raises SlurmError if squeue fails, or Slurm's controller does not answer for ten minutes.
         """
         script = str(cls.script_of(run_dir))
+        log = _directive(f"--output={_log(run_dir.absolute())}")
         # The command stands last: it may have any character.
         listing = shell.patiently(["squeue", "-h", "-u", str(os.getuid()), "-o", "%i|%T|%o"])
         for line in listing.splitlines():
             job, state, command = [*line.split("|", 2), "", ""][:3]
-            if command == script:
+            if command == script or _has_line(command, f"#SBATCH {log}"):
                 return cls(job, state.lower())
         return None
 
@@ -197,23 +225,16 @@ class BatchJob:
         )
 
 
-def time_limit_s(time: str) -> int:
-    """Seconds of a time limit in one of sbatch's forms.
+def _log(run: Path) -> str:
+    return f"{str(run).replace('%', '%%')}/{LOG_NAME}"
 
-    ``M``, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M`` or ``D-H:M:S``.
 
-    Raises BatchError if it is none of them, or zero.
-    """
-    found = _TIME.fullmatch(time)
-    if not found:
-        raise BatchError(f"--time {time!r} is not a time limit; write hours:minutes:seconds, or 6h")
-    days, *parts = (int(p) if p else None for p in found.groups())
-    from_hours = days is not None or parts[2] is not None
-    sizes_s = (3600, 60, 1) if from_hours else (60, 1)
-    total_s = 86400 * (days or 0) + sum(n * s for n, s in zip(parts, sizes_s, strict=False) if n)
-    if total_s == 0:
-        raise BatchError(f"--time {time!r} is zero; give the job a time limit above 0, such as 6h")
-    return total_s
+def _has_line(script: str, line: str) -> bool:
+    """Whether a batch script has a line: a copy outside the run's folder names the same log."""
+    try:
+        return line in read_text(Path(script), _MOST_BYTES).splitlines()
+    except FileError:
+        return False
 
 
 def _further(option: str) -> str:

@@ -78,7 +78,7 @@ def test_a_degree_that_the_cost_model_does_not_know_is_never_priced(load: Load) 
     with pytest.raises(NotPricedError, match=known):
         Pricing(space)
     assert known in Ranking.likely_to_fit(check(space))
-    assert ["sp" in line for line in search_warnings(space, Pricing.of(space))] == [True]
+    assert any("axis sp" in line for line in search_warnings(space, Pricing.of(space)))
 
 
 def test_context_parallelism_is_an_axis_even_if_nobody_says_so(load: Load) -> None:
@@ -182,5 +182,5 @@ def test_a_degree_that_splits_no_ranks_is_searched_beside_the_prices_and_said(lo
     space = load(yaml.safe_dump(content))
     note = "the cost model sees no difference between values of ep"
     assert note in Ranking.likely_to_fit(check(space))
-    assert [note in line for line in search_warnings(space, Pricing.of(space))] == [True]
+    assert any(note in line for line in search_warnings(space, Pricing.of(space)))
     assert note not in Ranking.likely_to_fit(check(load(text())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from argparse import Namespace
 from contextlib import closing
 from shlex import quote
@@ -16,6 +17,7 @@ from workflows.cli.arguments import (
     check_site,
     command,
     folder,
+    path,
     positive,
     seed,
     share,
@@ -62,6 +64,8 @@ def add_commands(commands: Commands) -> None:
     text = "a further option of sbatch, such as constraint=gpu; may be repeated"
     parser.add("--sbatch", str, "NAME=VALUE", text, action="append", default=[])
     _add_options_of_both(parser)
+    text = "make the run and this batch script, for `sbatch FILE`, and submit nothing"
+    parser.add("--write", path, "FILE", text)
     parser.add_flag("--dry-run", "print the batch script only")
     parser.set_defaults(launcher=None, simulate="", probes=None)  # which the job chooses
 
@@ -113,10 +117,16 @@ def search(arguments: Namespace) -> int:
 
 
 def submit(arguments: Namespace) -> None:
-    from workflows.cli.search_arguments import asked, policy_options, refuse_second_job
-    from workflows.submission import time_limit, undone_if_refused
+    from workflows.cli.search_arguments import (
+        asked,
+        policy_options,
+        refuse_second_job,
+        refuse_short_job,
+    )
+    from workflows.submission import time_limit, undone_if_refused, written
 
     space, folder, pricing = asked(arguments)
+    refuse_short_job(space, arguments.time)
     earlier = [run.absolute() for run in arguments.warm_start]
     seed = [] if arguments.seed is None else ["--seed", str(arguments.seed)]
     site = slurm.Site.load(arguments.site)
@@ -134,6 +144,7 @@ def submit(arguments: Namespace) -> None:
     )
     if arguments.dry_run:
         print(script, end="")
+        print("nothing is made: a job of this script needs --write FILE", file=sys.stderr)
         return
     if site.environment is not None:
         site.environment.check()
@@ -143,6 +154,10 @@ def submit(arguments: Namespace) -> None:
         if not folder.started:  # of a job that was cancelled before it began: nothing is mixed
             folder.space_file.unlink(missing_ok=True)
         folder.create(space)
+        if arguments.write is not None:
+            written(script, arguments.write, folder)
+            print(f"`sbatch {quote(str(arguments.write))}` starts the search in {folder.path}")
+            return
         job = slurm.BatchJob.submit(script, folder.path)
     print(f"submitted job {job}; `meshtune status {quote(str(folder.path))}` shows its progress")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from analysis import RunFolder
+from foundation.quantities import duration
 from search_spaces import SearchSpace, SpaceError, load_space
 from slurm import BatchJob
 from workflows.cli.arguments import UsageError
@@ -82,6 +84,20 @@ def run_directory(arguments: Namespace, space: SearchSpace) -> Path:
         return here
     simulated = arguments.launcher == "simulate"
     return Path("runs") / (f"{space.name}-simulated" if simulated else space.name)
+
+
+def refuse_short_job(space: SearchSpace, time: str) -> None:
+    """Raise UsageError if a job of this time limit would start no trial."""
+    from workflows.search.allocation import END_MARGIN_S
+    from workflows.submission import time_limit
+
+    needed_s = space.trial.timeout_s + END_MARGIN_S
+    if BatchJob.time_limit_s(time_limit(time)) < needed_s:
+        raise UsageError(
+            f"--time {time}: no trial would start, as one may take trial.timeout, "
+            f"{duration(space.trial.timeout_s)}: ask for at least {math.ceil(needed_s / 60)}m, "
+            "better for that of several trials, or lower the timeout"
+        )
 
 
 def refuse_second_job(folder: RunFolder) -> None:

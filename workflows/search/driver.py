@@ -266,7 +266,8 @@ class Driver:
             self.pool.quarantine(node)
         self.pool.release(running.lease)
         self._put_aside_too_wide()
-        if counts and (ending := self._failures.note(Kind(end.kind), end.message, self.state)):
+        kind, on = Kind(end.kind), outcome.suspect_nodes
+        if counts and (ending := self._failures.note(kind, end.message, self.state, on)):
             self.stop(ending)
 
     def _end(self, number: int, attempt: int, nodes: tuple[str, ...], outcome: Outcome) -> Ended:

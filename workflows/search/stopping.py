@@ -1,11 +1,14 @@
 """Why a session of a search ends, and its exit code.
 
-A search whose attempts all fail ends before it uses up the allocation.
+A search whose attempts all fail ends before it uses up the allocation; at the first attempt if it
+fails of the space or of what is installed, as every configuration would.
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from analysis import Run
@@ -13,6 +16,12 @@ from slurm import Kind
 
 DONE, FAILED, CONTINUE, INTERRUPTED = 0, 1, 3, 130
 MAX_IN_A_ROW = 8  # attempts in a row that crash or cannot start
+# A trainer that ended well and has no such result; a module, script or file that is not there.
+_NOBODYS = re.compile(
+    r"^exit code 0, but |^the result has no number |No module named|can't open file"
+    r"|FileNotFoundError"
+)
+_NO_PROGRAM = re.compile(r"no (?:such )?program|execve\(\): .*(?:No such file|Permission denied)")
 
 
 @dataclass(frozen=True)
@@ -29,14 +38,23 @@ class RepeatedFailures:
     def __init__(self) -> None:
         self._latest: deque[Kind] = deque(maxlen=MAX_IN_A_ROW)
 
-    def note(self, kind: Kind, message: str, run: Run) -> Ending | None:
-        """Why the search should end after this attempt; None if it should not."""
+    def note(self, kind: Kind, message: str, run: Run, on: Collection[str] = ()) -> Ending | None:
+        """Why the search should end after this attempt; None if it should not.
+
+        Args:
+            kind, message: of the attempt's end.
+            run: with the attempt.
+            on: nodes that the failure is held against; a program may be missing there alone.
+        """
         if kind.row.cause == "driver":
             return None
+        never = not any(t.ok for t in run.trials.values())
+        missing = kind is Kind.LAUNCH_FAILURE and not on and _NO_PROGRAM.search(message)
+        if never and (missing or (kind is Kind.CRASH and _NOBODYS.search(message))):
+            return Ending(f"every configuration would fail so: {message}", FAILED)
         self._latest.append(kind)
         broken = [kind for kind in self._latest if kind.row.stops_search]
         launches = sum(not kind.observed for kind in broken)
-        never = not any(t.ok for t in run.trials.values())
         # A failed launch is not about its trial: after eight in a row none will start.
         if len(broken) < MAX_IN_A_ROW or not (never or launches == MAX_IN_A_ROW):
             return None

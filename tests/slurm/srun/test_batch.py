@@ -17,13 +17,13 @@ from analysis.run.events import Opened, Proposed
 from analysis.run.journal import Journal
 from slurm.minicluster.cluster import Minicluster
 from slurm.srun import batch, shell
-from slurm.srun.batch import BatchError, time_limit_s
+from slurm.srun.batch import BatchError, BatchJob
 from slurm.srun.shell import NoAnswerError, SlurmError
 from slurm.srun.site import Site
 from support.batch_scripts import script
 from support.waiting import wait_for
 
-SHIPPED = Path(__file__).parent / "golden" / "search.sbatch"
+SHIPPED = Path(__file__).parents[3] / "docs" / "guide" / "search.sbatch"
 
 
 def test_the_shipped_example_is_what_the_builder_makes() -> None:
@@ -87,13 +87,13 @@ def test_the_warning_comes_in_time_even_in_a_short_job() -> None:
     ],
 )
 def test_time_limits_are_read_as_sbatch_reads_them(text: str, seconds: int) -> None:
-    assert time_limit_s(text) == seconds
+    assert BatchJob.time_limit_s(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "0", "00:00:00", "2h", "1:2:3:4", "-1", "1:75", "1\n2"])
 def test_what_is_no_time_limit_is_refused(text: str) -> None:
     with pytest.raises(BatchError, match="--time"):
-        time_limit_s(text)
+        BatchJob.time_limit_s(text)
 
 
 @pytest.mark.parametrize("account", ["a'b", 'a"b', "a\nb"])

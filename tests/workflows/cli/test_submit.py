@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from search_spaces import load_space
+from slurm import BatchJob
 from workflows.cli.main import main
 from workflows.submission import time_limit
 
@@ -77,3 +80,50 @@ def test_a_second_submission_that_is_refused_leaves_the_first_as_it_was(
     assert (run / "search.sbatch").read_text() == "the first"
     assert (run / "space.yaml").read_text() == "of the first"
     assert sorted(path.name for path in run.iterdir()) == ["search.sbatch", "space.yaml"]
+
+
+def test_a_written_script_makes_its_run_and_nothing_is_submitted(
+    refused: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*refused, "--write", "search.sbatch"]) == 0
+    assert (
+        f"`sbatch search.sbatch` starts the search in {Path.cwd()}/runs/mine"
+        in capsys.readouterr().out
+    )
+    text = Path("search.sbatch").read_text()
+    log = re.search(r"^#SBATCH --output=(.*)/slurm-%j.log$", text, re.MULTILINE)
+    assert log is not None and Path(log[1]).is_dir()  # or the job would end without a word
+    assert Path("runs/mine/search.sbatch").read_text() == text
+    assert load_space("runs/mine/space.yaml").name == "mine"
+    space = re.search(r" search (\S+) --run-dir ", text)
+    assert space is not None and Path(space[1]).is_file()
+
+
+def test_a_job_of_a_written_script_is_the_runs_own(refused: list[str], tmp_path: Path) -> None:
+    assert main([*refused, "--write", "search.sbatch"]) == 0
+    job = f"echo '71|PENDING|{tmp_path}/search.sbatch'; echo '72|RUNNING|/bin/other'"
+    (tmp_path / "bin" / "squeue").write_text(f"#!/bin/sh\n{job}\n")
+    assert BatchJob.of(Path("runs/mine")) == BatchJob("71", "pending")
+    assert BatchJob.of(Path("runs/other")) is None
+    assert main(refused) == 2
+
+
+def test_a_file_that_is_no_batch_script_is_not_overwritten(
+    refused: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("notes.txt").write_text("mine")
+    assert main([*refused, "--write", "notes.txt"]) == 2
+    assert "notes.txt: exists" in capsys.readouterr().err
+    assert Path("notes.txt").read_text() == "mine" and not Path("runs").exists()
+
+
+@pytest.mark.parametrize("time", ["10m", "00:20:00", "20"])
+def test_a_job_in_which_no_trial_would_start_is_refused(
+    refused: list[str], time: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused[refused.index("1h")] = time
+    assert main([*refused, "--write", "search.sbatch"]) == 2
+    assert f"--time {time}: no trial would start" in capsys.readouterr().err
+    assert not Path("runs").exists()
+    refused[refused.index(time)] = "21"
+    assert main([*refused, "--write", "search.sbatch"]) == 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import pytest
+
 from analysis.run.events import Ended, Event
 from search_spaces import SearchSpace
 from slurm.outcome.classify import Outcome
@@ -29,12 +31,53 @@ def virtual(script: Script, num_nodes: int = 2) -> ScriptedLauncher:
 
 
 def test_a_search_whose_trials_all_crash_is_ended(make_driver: MakeDriver) -> None:
-    crash = Outcome(Kind.CRASH, message="No module named 'megatron'")
+    crash = Outcome(Kind.CRASH, message="KeyError: 'lr'")
     driver = make_driver(ScriptedLauncher(lambda n, a, lease: crash), trials=30)
     ending = driver.run()
     assert ending.code == FAILED
-    assert "No module named 'megatron'" in ending.reason
-    assert len(driver.state.trials) <= 10
+    assert "KeyError: 'lr'" in ending.reason
+    assert 8 <= len(driver.state.trials) <= 10
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Outcome(Kind.CRASH, message="exit code 1; ModuleNotFoundError: No module named 'megatron'"),
+        Outcome(Kind.CRASH, message="exit code 1; FileNotFoundError: [Errno 2] ... 'data.bin'"),
+        Outcome(Kind.CRASH, message="exit code 0, but the pattern of 'loss' matched 'x'"),
+        Outcome(Kind.OK, result={"status": "ok", "another": 1.0}),
+    ],
+)
+def test_a_mistake_of_the_space_itself_ends_the_search_at_its_first_trial(
+    make_driver: MakeDriver, outcome: Outcome
+) -> None:
+    launcher = ScriptedLauncher(lambda n, a, lease: outcome, 1)
+    driver = make_driver(launcher, trials=30)
+    ending = driver.run()
+    assert ending.code == FAILED
+    assert "every configuration would fail so" in ending.reason
+    assert len(driver.state.trials) == 1
+
+
+@pytest.mark.parametrize(("suspects", "trials"), [((), 1), (("n1",), 2)])
+def test_a_program_that_is_missing_on_every_node_ends_the_search_at_once(
+    make_driver: MakeDriver, suspects: tuple[str, ...], trials: int
+) -> None:
+    def script(number: int, attempt: int, lease: Lease) -> Outcome:
+        message = "meshtune: n1: no program train"
+        return Outcome(Kind.LAUNCH_FAILURE, message=message, suspect_nodes=suspects)
+
+    launcher = virtual(script, 1)
+    ending = make_driver(launcher, trials=trials).run()
+    assert ("every configuration would fail so" in ending.reason) == (not suspects)
+
+
+def test_after_a_success_a_missing_file_is_one_configurations_own(make_driver: MakeDriver) -> None:
+    missing = Outcome(Kind.CRASH, message="exit code 1; FileNotFoundError: 'cache'")
+    launcher = ScriptedLauncher(lambda n, a, lease: ok() if n == 1 else missing, 1)
+    driver = make_driver(launcher, trials=5)
+    driver.run()
+    assert sum(trial.ended for trial in driver.state.trials.values()) == 5
 
 
 def test_launches_that_all_fail_end_a_search_that_had_worked(make_driver: MakeDriver) -> None:

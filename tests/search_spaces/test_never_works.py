@@ -1,0 +1,112 @@
+"""Spaces whose every trial would fail are refused when they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from search_spaces import SearchSpace, SpaceError
+from search_spaces.objectives import keys_found
+from workflows.search.throughput import Job, completed
+
+Load = Callable[[str], SearchSpace]
+
+KNOWN = """\
+version: 1
+model: llama_8b
+cluster: dgx_h100
+trainer: {adapter: megatron-lm, entry: pretrain_gpt.py}
+parameters: {tp: [1, 2], mbs: [1, 2], global_batch_size: 64}
+objective: {maximize: OBJECTIVE}
+"""
+OWN = """\
+version: 1
+trainer: {command: [python, train.py, "{mbs}"], result: {patterns: {val_loss: 'loss (.*)'}}}
+parameters: {num_nodes: 2, mbs: [1, 2]}
+objective: {minimize: OBJECTIVE}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "objective"),
+    [
+        (KNOWN, "cost_usd"),
+        (KNOWN, "joules_per_token"),
+        (KNOWN, "tokens_per_second / num_nodes"),
+        (OWN, "tokens_per_joule"),
+        (OWN.replace("val_loss", "step_time_s"), "energy_joules"),
+    ],
+)
+def test_an_objective_that_no_result_has_is_refused(load: Load, text: str, objective: str) -> None:
+    with pytest.raises(SpaceError, match=r"objective.m\w+imize': found .*accepted"):
+        load(text.replace("OBJECTIVE", objective))
+
+
+@pytest.mark.parametrize(
+    "objective", ["tokens_per_second", "loss", "step_time_s.median", "num_nodes",
+                  "node_seconds_per_token", "peak_memory_bytes"]
+)  # fmt: skip
+def test_an_objective_of_the_log_or_that_follows_from_it_is_taken(
+    load: Load, objective: str
+) -> None:
+    assert load(KNOWN.replace("OBJECTIVE", objective)).objective.key == objective
+
+
+def test_a_script_that_states_results_may_have_any_objective(tmp_path: Path, load: Load) -> None:
+    script = tmp_path / "pretrain_gpt.py"
+    script.write_text("print('step')\n")
+    with pytest.raises(SpaceError, match="cost_usd"):
+        load(KNOWN.replace("OBJECTIVE", "cost_usd"))
+    script.write_text("print('MESHTUNE_RESULT', json.dumps(result))\n")
+    assert load(KNOWN.replace("OBJECTIVE", "cost_usd")).objective.key == "cost_usd"
+
+
+def test_what_follows_is_what_the_search_completes(load: Load) -> None:
+    space = load(KNOWN.replace("OBJECTIVE", "loss"))
+    assert space.model is not None
+    job = Job(space.model, 64.0, 16, 4.0)
+    for key in ("step_time_s.median", "steps_per_second", "samples_per_second", "loss"):
+        result = {"step_time_s": {"median": 2.0}} if "." in key else {key: 2.0}
+        flat = {f"{k}.median" if isinstance(v, dict) else k for k, v in
+                completed(job, result).items()}  # fmt: skip
+        spec = space.trainer.model_copy(update={"command": ["true"]})
+        found = keys_found(spec, [key], {"global_batch_size"}, True)
+        assert found is not None
+        derived = {"num_nodes", "node_seconds_per_token"}
+        assert flat == found - derived
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher"),
+    [
+        ("[torchrun, --standalone, --nproc-per-node=2, train.py]", "torchrun"),
+        ("[python, -m, torch.distributed.run, train.py]", "torch.distributed.run"),
+        ("[env, A=1, /usr/bin/mpirun, python, train.py]", "mpirun"),
+        ("[accelerate, launch, train.py]", "accelerate launch"),
+        ("[deepspeed, train.py, --deepspeed]", "deepspeed"),
+        ("[bash, -c, 'cd /a && torchrun train.py']", "torchrun"),
+    ],
+)
+def test_a_launcher_inside_the_command_of_every_rank_is_refused(
+    load: Load, command: str, launcher: str
+) -> None:
+    text = OWN.replace("OBJECTIVE", "val_loss")
+    text = text.replace('[python, train.py, "{mbs}"]', command)
+    with pytest.raises(SpaceError, match=f"trainer.command': found {launcher}, .*4 on each node"):
+        load(text + "trial: {ranks_per_node: 4}\n")
+    if "--standalone" in command:
+        with pytest.raises(SpaceError, match="on each of 2 nodes"):
+            load(text)
+    else:
+        load(text)  # one process per node: the launcher starts the others
+
+
+@pytest.mark.parametrize(
+    "command", ["[python, train.py, --launcher, torchrun]", "[python, train.py, torchrun]",
+                "[python, -m, train, deepspeed]", "[bash, -c, 'python train.py torchrunner']"]
+)  # fmt: skip
+def test_a_trainers_own_arguments_are_no_launcher(load: Load, command: str) -> None:
+    text = OWN.replace("OBJECTIVE", "val_loss") + "trial: {ranks_per_node: 4}\n"
+    load(text.replace('[python, train.py, "{mbs}"]', command))

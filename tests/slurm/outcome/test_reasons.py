@@ -1,0 +1,61 @@
+"""The reason told of a crash: what the rank that failed first says itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from slurm.outcome.classify import classify
+from slurm.outcome.evidence import Evidence
+from slurm.outcome.texts import NO_TEXTS
+from slurm.outcome.watch import Termination
+
+
+def evidence(stderr: str, *, result: Mapping[str, Any] | None = None, code: int = 1) -> Evidence:
+    return Evidence(
+        termination=Termination.EXITED, elapsed_s=30.0, exit_code=code, result=result,
+        stderr=stderr, nodes=("n1",), timeout_s=600.0, no_progress_timeout_s=60.0, texts=NO_TEXTS,
+    )  # fmt: skip
+
+
+PEERS = """\
+UserWarning: KeyError: 'unused' was handled
+[rank1]: Traceback (most recent call last):
+[rank1]: KeyError: 'lr'
+
+[rank1]: The above exception was the direct cause of the following exception:
+
+[rank1]: ValueError: learning rate is missing
+[rank0]: Traceback (most recent call last):
+[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:42398.
+[rank2]: torch.distributed.DistBackendError: NCCL error: remote process exited or there was a \
+network error
+"""
+
+
+@pytest.mark.parametrize("stated", [None, "RuntimeError: Connection closed by peer [127.0.0.1]:1"])
+@pytest.mark.parametrize("log", [PEERS, PEERS.replace("[rank1]: ", "")])
+def test_the_reason_of_a_crash_is_the_failed_ranks_own_exception(
+    log: str, stated: str | None
+) -> None:
+    result = stated and {"status": "error", "message": stated}
+    outcome = classify(evidence(log, result=result or None))
+    assert outcome.message == "exit code 1; ValueError: learning rate is missing"
+
+
+def test_a_crash_of_which_only_peers_speak_says_what_they_say() -> None:
+    (peers,) = (line for line in PEERS.splitlines() if "closed by peer" in line)
+    assert "Connection closed by peer" in classify(evidence(peers)).message
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/opt/venv/bin/python3: No module named pretrain",
+        "python: can't open file '/here/train.py': [Errno 2] No such file or directory",
+    ],
+)
+def test_what_python_says_of_a_missing_script_is_the_reason(line: str) -> None:
+    assert classify(evidence(f"{line}\nbye\n", code=2)).message == f"exit code 2; {line}"
