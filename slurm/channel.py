@@ -236,7 +236,7 @@ class Channel:
     def _take(self, line: bytes) -> None:
         found = _LINE.fullmatch(line) if len(line) <= LINE_BYTES else None
         rank = int(found[1]) if found else self._num_ranks
-        if not found or rank >= self._num_ranks:
+        if not found or rank >= self._num_ranks or self._agent_of(rank) < 0:
             self._reject(line)
             return
         self._heard_s[self._agent_of(rank)] = time.monotonic()
@@ -256,7 +256,11 @@ class Channel:
         self._note(word, rank, numbers)
 
     def _agent_of(self, rank: int) -> int:
-        return rank if rank in self._agents else max(a for a in self._agents if a <= rank)
+        return (
+            rank
+            if rank in self._agents
+            else max((a for a in self._agents if a <= rank), default=-1)
+        )
 
     def _is_possible(self, word: str, rank: int) -> bool:
         said = self._said

@@ -120,7 +120,7 @@ def _success(evidence: Evidence) -> _Verdict | None:
 
 
 def _machine_failure(evidence: Evidence) -> _Verdict | None:
-    texts, stderr = evidence.texts, evidence.launcher_said
+    texts, stderr = evidence.texts, evidence.said
     if found := texts.preempted.search(stderr):
         return _Verdict(Kind.PREEMPTED, _line_of(found))
     if found := texts.time_limit.search(stderr):
@@ -165,7 +165,7 @@ def _out_of_memory(evidence: Evidence) -> _Verdict | None:
         return _Verdict(Kind.HOST_OOM, killed)
     # Slurm speaks of a whole step: once ranks are known to have ended, agents know better.
     unknown = evidence.exit_code is None or not evidence.failed_on
-    if unknown and (found := evidence.texts.host_oom.search(evidence.launcher_said)):
+    if unknown and (found := evidence.texts.host_oom.search(evidence.said)):
         return _Verdict(Kind.HOST_OOM, _line_of(found))
     return _said(evidence, Before.LAUNCH)
 
@@ -174,7 +174,7 @@ def _launch_failure(evidence: Evidence) -> _Verdict | None:
     """A failed launch, or a full disk."""
     if evidence.not_started:
         return _Verdict(Kind.LAUNCH_FAILURE, evidence.not_started, evidence.not_started_on)
-    texts, stderr = evidence.texts, evidence.launcher_said
+    texts, stderr = evidence.texts, evidence.said
     if found := texts.launch_failure.search(stderr):
         named = _named(texts.launch_failure, stderr)
         return _Verdict(Kind.LAUNCH_FAILURE, _line_of(found), suspects=named)
@@ -203,7 +203,7 @@ def _timeout(evidence: Evidence) -> _Verdict | None:
 
 def _cancelled_by_others(evidence: Evidence) -> _Verdict | None:
     """A step cancelled before any of its ranks had failed: by a user, or with the job."""
-    cancelled = evidence.texts.cancelled.search(evidence.launcher_said)
+    cancelled = evidence.texts.cancelled.search(evidence.said)
     if cancelled and not evidence.failed_on:
         return _from_outside(evidence, f"cancelled from outside: {_line_of(cancelled)}")
     return None
@@ -228,7 +228,7 @@ def _crash(evidence: Evidence) -> _Verdict:
             return _Verdict(Kind.CRASH, f"exit code 0, but {evidence.no_result or 'no result'}")
         return _Verdict(Kind.CRASH, _result_message(evidence.result))
     what = []
-    if first := evidence.texts.task_end.search(evidence.launcher_said):
+    if first := evidence.texts.task_end.search(evidence.said):
         # The launcher's exit code may be that of ranks that it ended after this one.
         what.append(f"{first['tasks']} on {first['node']}: {first['what']}")
     elif evidence.exit_code is not None:
@@ -250,7 +250,7 @@ def _said(evidence: Evidence, before: Before) -> _Verdict | None:
             continue
         logs = evidence.stderr if text.stderr_only else _all_text(evidence)
         if found := text.pattern.search(logs):
-            first = evidence.texts.task_end.search(evidence.launcher_said)
+            first = evidence.texts.task_end.search(evidence.said)
             node = first["node"] if first else evidence.failed_on
             suspects = [node] if node and text.blames_node else []
             return _Verdict(kind, found.groupdict().get("message") or _line_of(found), suspects)

@@ -48,8 +48,13 @@ class Evidence:
     not_started: str = ""  # why ranks could not be started
     not_started_on: tuple[str, ...] = ()  # nodes that are suspect for it
     unwritten: str = ""  # why the launcher could not write all of the logs
-    launcher_said: str = ""  # by the launcher's own programs alone, unless it cannot tell
-    texts: LauncherTexts = NO_TEXTS  # the launcher's own lines there
+    launcher_said: str | None = None  # by the launcher's own programs; None: stderr has it, too
+    texts: LauncherTexts = NO_TEXTS  # the launcher's own lines
+
+    @property
+    def said(self) -> str:
+        """Text in which the launcher's own lines are sought."""
+        return self.stderr if self.launcher_said is None else self.launcher_said
 
 
 def clear_attempt(directory: Path) -> None:
@@ -112,7 +117,7 @@ def gather(
     """Collect the evidence of a trial whose processes are gone.
 
     ``codes`` are exit codes by rank, in the order of their ends; the log gets lines on those that
-    failed. ``launcher_said`` is the whole error log by default. See :class:`Evidence`.
+    failed. See :class:`Evidence`.
     """
     said = note_failures(spec, lease, codes)
     failed = first_failed(codes)
@@ -145,7 +150,7 @@ def gather(
         severed=severed,
         failed_on=lease.nodes[failed[0] // spec.ranks_per_node] if failed else "",
         texts=texts,
-        launcher_said=stderr if launcher_said is None else cut_lines(launcher_said),
+        launcher_said=None if launcher_said is None else cut_lines(launcher_said),
         oom_kills=oom_kills,
         not_started=not_started,
         not_started_on=tuple(not_started_on),

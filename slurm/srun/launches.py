@@ -62,19 +62,17 @@ class Launches:
         No more than ``most`` idle steps may stay beside this trial's.
         """
         clear_attempt(spec.directory)
+        if spec.obstacle:
+            return Outcome(Kind.LAUNCH_FAILURE, message=spec.obstacle)
         wanted = requirements(spec, lease)
         kept, others = self._waiting.take(lease, wanted)
         self._end_idle([*others, *self._waiting.take_oldest(most)])
-        self._write_command(spec, lease, kept)
-        if spec.obstacle:
-            if kept:
-                self._waiting.give_back(kept)
-            return Outcome(Kind.LAUNCH_FAILURE, message=spec.obstacle)
         if kept is None:
             if not self._pacing.wait(stop):
                 return Outcome(Kind.CANCELLED, message="stopped before it was launched")
             kept = self._launch(spec, lease, wanted)
         try:
+            self._write_command(spec, lease, kept)
             env = {**spec.env, **rendezvous_environment(spec, self._address(lease))}
             kept.start(spec, env)
             watched = watch(spec, kept.over, stop, stop_rule, lambda: kept.channel.failed)
@@ -145,9 +143,10 @@ class Launches:
     def _address(self, lease: Lease) -> str:
         return self._allocation.address(lease.nodes[0])
 
-    def _write_command(self, spec: TrialSpec, lease: Lease, kept: AgentStep | None) -> None:
+    def _write_command(self, spec: TrialSpec, lease: Lease, kept: AgentStep) -> None:
         argv = srun_argv(spec, lease, self._site, self._allocation.cpus_per_node)
-        step = f"# forked in the step {kept.step.name}; alone it is\n" if kept else ""
+        name = kept.step.name
+        step = f"# forked in the step {name}; alone it is\n" if kept.requirements else ""
         write_private(spec.directory / "command.txt", f"{step}{shlex.join(argv)}\n")
 
     def _end(

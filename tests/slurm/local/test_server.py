@@ -176,8 +176,8 @@ def test_a_fork_server_that_could_not_start_is_started_with_the_next_trial(
     ("result", "kind"),
     [("", Kind.PREEMPTED), ('echo \'{"status": "ok", "x": 1}\' > result.json; ', Kind.OK)],
 )
-def test_a_killed_shepherd_leaves_nothing_blames_nobody_and_costs_no_result(
-    launcher: LocalLauncher, make: Any, result: str, kind: Kind
+def test_a_killed_or_stopped_agent_leaves_nothing_blames_nobody_and_costs_no_result(
+    launcher: LocalLauncher, make: Any, result: str, kind: Kind, number: signal.Signals
 ) -> None:
     run(launcher, make(*SPEAK))
     server = fork_servers()
@@ -224,14 +224,3 @@ def test_a_driver_that_dies_while_its_fork_server_imports_gets_no_ranks_any_more
     holders = [pid for pid in processes.all_pids() if mark in processes.open_files(pid)]
     wait_for(lambda: not any(map(processes.is_running, holders)), "its shepherd has ended")
     assert not (spec.directory / "stdout.log").exists()
-
-
-def test_the_log_has_what_ranks_had_printed_when_their_driver_died(make: Any) -> None:
-    spec = make("sh", "-c", "printf 'half a line'; touch up$RANK; exec sleep 1000")
-    driver = start_driver(spec)
-    up = [spec.directory / f"up{rank}" for rank in range(2)]
-    wait_for(lambda: all(path.exists() for path in up), "both ranks run")
-    driver.kill()
-    driver.wait()
-    wait_for(lambda: log(spec).count("half a line\n") == 2, "the shepherd has closed the log")
-    wait_for(lambda: not marked(spec), "nothing is left")
