@@ -86,7 +86,6 @@ class Agent:
         in_fork: Callable[[Mapping[str, Any], int], NoReturn] | None = None,
         hidden: bool = True,
     ) -> None:
-        self.leaving = False  # no further trial is started
         self._orders, self._words = orders, words
         self._first_rank, self._in_fork, self._hidden = first_rank, in_fork, hidden
         self._unread, self._unsent = b"", bytearray()
@@ -96,7 +95,8 @@ class Agent:
         self._server: tuple[int, int, int] | None = None  # process id, requests, replies
         self._expected = False  # the fork server has not told the rank's process id yet
         self._strays: dict[int, int] = {}  # process id -> status, meanwhile
-        self._busy = self._killing = self._orphaned = False
+        # Leaving: no further trial is started. Orphaned: the driver is gone.
+        self._busy = self._killing = self._leaving = self._orphaned = False
         self._oom_kills = 0
         self._beat_s = time.monotonic()
 
@@ -113,7 +113,7 @@ class Agent:
         for end in {self._orders, self._words}:
             kernel.notify(end)
         self._say(self._first_rank, "hello", VERSION, os.getpid())
-        while self._busy or not self.leaving:
+        while self._busy or not self._leaving:
             self._send()
             info = signal.sigtimedwait(_WAITED, self._patience_s())
             if info is not None and info.si_signo in _FORWARDED:
@@ -123,10 +123,9 @@ class Agent:
                 if rank := self._obey(order):
                     return rank
             self._reap()
-            if time.monotonic() - self._beat_s >= BEAT_S:
+            if time.monotonic() - self._beat_s >= BEAT_S and len(self._unsent) < _FULL_BYTES:
                 self._beat_s = time.monotonic()
-                if len(self._unsent) < _FULL_BYTES:
-                    self._say(self._first_rank, "beat", 0)
+                self._say(self._first_rank, "beat", 0)
         os.set_blocking(self._words, True)
         self._send()
         os._exit(0)
@@ -145,14 +144,12 @@ class Agent:
         try:
             while self._unsent and not self._orphaned:
                 del self._unsent[: os.write(self._words, self._unsent)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._desert()
+        except OSError as error:
+            if error.errno != errno.EAGAIN:
+                self._desert()
 
     def _desert(self) -> None:
-        """Leave nothing running, as the driver is gone."""
-        self._orphaned = self._killing = self.leaving = self._busy = True
+        self._orphaned = self._killing = self._leaving = self._busy = True
         self._unsent.clear()
 
     def _read_orders(self) -> list[dict[str, Any]]:
@@ -162,16 +159,16 @@ class Agent:
                 data += piece
             if not self._orphaned:
                 self._desert()
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._desert()
+        except OSError as error:
+            if error.errno != errno.EAGAIN:
+                self._desert()
         *lines, self._unread = (self._unread + data).split(b"\n")
         return [] if self._orphaned else [json.loads(line) for line in lines]
 
     def _obey(self, order: Mapping[str, Any]) -> Callable[[], NoReturn] | None:
         if "end" in order:
-            self._signal_all(order["end"])
+            for pid in self._descendants():
+                kernel.kill(pid, order["end"])
         elif "ping" in order:
             self._say(self._first_rank, "beat", order["ping"])
         else:
@@ -180,9 +177,7 @@ class Agent:
                 self._ask_server(order)
             else:
                 for index in range(len(order["ranks"])):
-                    if self._start(order, index):
-                        in_fork = self._in_fork
-                        assert in_fork is not None
+                    if self._start(order, index) and (in_fork := self._in_fork):
                         return lambda: in_fork(order, index)
         return None
 
@@ -224,13 +219,13 @@ class Agent:
 
     def _fork(self, streams: Sequence[int]) -> int:
         """Fork; the child, which dies with this process, has these as standard input and on."""
-        agent, pid = os.getpid(), os.fork()
+        parent, pid = os.getpid(), os.fork()
         if pid == 0:
             kernel.prctl(
                 kernel.PR_SET_DUMPABLE, 1
             )  # debuggers, and ranks that share memory, need it
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != agent:
+            if os.getppid() != parent:
                 os._exit(1)
             os.setpgid(0, 0)  # what a rank sends to its group is not for the agent
             for target, end in enumerate(streams):
@@ -302,7 +297,7 @@ class Agent:
 
     def _ended(self, pid: int, status: int) -> None:
         if self._server and pid == self._server[0]:
-            self._server, self.leaving = None, True
+            self._server, self._leaving = None, True
             if self._expected and not self._no_program(self._first_rank):
                 os._exit(1)  # what its rank would have done is not known
             self._expected = False
@@ -340,10 +335,6 @@ class Agent:
                 del self._pipes[pipe]
         self._strays.clear()
         self._say(self._first_rank, "gone")
-
-    def _signal_all(self, number: int) -> None:
-        for pid in self._descendants():
-            kernel.kill(pid, number)
 
     def _descendants(self) -> set[int]:
         """Running processes of the trial."""

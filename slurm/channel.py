@@ -55,7 +55,7 @@ class _Said:
 
 
 class Channel:
-    """What agents say of one trial at a time, and the ranks' output; for several threads.
+    """All that agents say of one trial at a time, and the ranks' output; for several threads.
 
     Args:
         agents: first rank of each.
@@ -192,8 +192,9 @@ class Channel:
             left = sorted(self._agents - self._said.gone)
         return f"the agent of rank {left[0]} ended without a word" if left else ""  # killed
 
-    def answers(self, timeout_s: float = ANSWER_S) -> bool:
+    def answers(self, timeout_s: float | None = None) -> bool:
         """Whether all agents that still have ranks answer in time; else the channel is void."""
+        timeout_s = ANSWER_S if timeout_s is None else timeout_s
         with self._lock:
             self._ping += 1
             number = self._ping

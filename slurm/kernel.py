@@ -28,20 +28,44 @@ def prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def descendants(ancestor: int) -> set[int]:
-    """Ids of all running processes below ``ancestor``."""
+def descendants(ancestor: int, spared: int = 0) -> set[int]:
+    """Ids of all running processes below ``ancestor``, except ``spared`` and those below it."""
+    listed = os.path.exists("/proc/self/task/%d/children" % os.getpid())
+    # A list may lack one while another leaves it: twice, before there is none.
+    return (listed and _below(ancestor, spared, {})) or _below(
+        ancestor, spared, {} if listed else _all_children()
+    )
+
+
+def _below(ancestor: int, spared: int, known: dict[int, list[int]]) -> set[int]:
+    found: set[int] = set()
+    new = {ancestor}
+    while new:
+        below = (known.get(pid, ()) if known else _children(pid) for pid in new)
+        new = {child for children in below for child in children} - found - {spared}
+        found |= new
+    return {pid for pid in found if state_and_parent(pid)[0] not in "ZX"}
+
+
+def _children(pid: int) -> list[int]:
+    """Children of a process, as the kernel lists them: no other process need be looked at."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir("/proc/%d/task" % pid):
+            with open("/proc/%d/task/%s/children" % (pid, thread)) as file:
+                found += map(int, file.read().split())
+    except OSError:  # it has ended, and its children have another parent
+        pass
+    return found
+
+
+def _all_children() -> dict[int, list[int]]:
+    """Children of each process of this machine, where the kernel has no lists."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            state, parent = state_and_parent(int(entry))
-            if state not in "ZX":
-                children.setdefault(parent, []).append(int(entry))
-    found: set[int] = set()
-    new = [ancestor]
-    while new:
-        new = [child for pid in new for child in children.get(pid, ())]
-        found.update(new)
-    return found
+            children.setdefault(state_and_parent(int(entry))[1], []).append(int(entry))
+    return children
 
 
 def state_and_parent(pid: int) -> tuple[str, int]:
