@@ -199,7 +199,8 @@ class Agent:
         pid = self._fork([os.open(os.devnull, os.O_RDONLY), *outputs])
         if pid == 0:
             if self._in_fork and order["forked"]:
-                for end in (self._orders, self._words, *self._pipes, *failed):
+                others = (*self._pipes, *self._failed.values())
+                for end in (self._orders, self._words, *others, *failed):
                     kernel.close(end)
                 return True
             become(order, index, failed[1])

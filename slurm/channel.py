@@ -29,10 +29,8 @@ _LINE = re.compile(rb"(\d{1,7}) (?:(out|err) (.*)|([a-z]+)((?: -?\d{1,10}){0,3})
 _ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
 # Sent by people, shells, schedulers and the kernel; others, such as SIGSEGV, a program gets by its
 # own doing.
-_SENT = {
-    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM),
-    *(signal.SIGUSR1, signal.SIGUSR2),
-}
+_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+_SENT = (*_ENDING, signal.SIGKILL, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass
@@ -71,7 +69,14 @@ class Channel:
     ) -> None:
         self.void = ""  # why nothing counts any more
         self.order = order
-        self._agents, self._num_ranks = frozenset(agents), num_ranks
+        self._agents = frozenset(agents)
+        self._agent_of: dict[int, int] = {}  # of each rank
+        for rank in range(min(self._agents), num_ranks):
+            self._agent_of[rank] = rank if rank in self._agents else self._agent_of[rank - 1]
+        self._ranks_of: dict[int, list[int]] = {}
+        for rank, agent in self._agent_of.items():
+            self._ranks_of.setdefault(agent, []).append(rank)
+        self._num_ranks = num_ranks
         self._lock = threading.Condition()
         self._unread = b""
         self._trial: TrialSpec | None = None
@@ -106,12 +111,11 @@ class Channel:
             self._trial = None
         return self._problem
 
-    def note(self, text: bytes) -> bool:
-        """Write text of the launcher's own into the error log; False: no trial runs."""
+    def note(self, text: bytes) -> None:
+        """Write text of the launcher's own into the error log, if a trial runs."""
         with self._lock:
             if log := self._logs.get(b"err"):
                 log.file.write(text)
-            return log is not None
 
     # ---- what is known ----
 
@@ -162,8 +166,8 @@ class Channel:
             if failed is None or (failed[1] == -signal.SIGKILL and self._said.oom_kills):
                 return ""
             number, uid = self._said.signals.get(failed[0], (0, -1))
-            if not number and -failed[1] in _SENT:
-                number = -failed[1]
+            if number not in (*_ENDING, -failed[1]):  # one that it has taken, and gone on
+                number, uid = (-failed[1] if -failed[1] in _SENT else 0), -1
         if not number:
             return ""
         who = f" from user {uid}" if uid >= 0 else ""
@@ -180,7 +184,8 @@ class Channel:
         if not missing:
             return "", ()
         nodes = {rank: lease.nodes[rank // spec.ranks_per_node] for rank in sorted(missing)}
-        (rank, node), (number, where) = next(iter(nodes.items())), next(iter(missing.values()))
+        rank, node = next(iter(nodes.items()))
+        number, where = missing[rank]
         what = f"no folder {spec.started_in}" if where else f"no program {spec.argv[0]}"
         message = f"{node}: {what}: {os.strerror(number)} (rank {rank})"
         on_all = len(missing) == spec.world_size
@@ -227,7 +232,9 @@ class Channel:
         """Take what agents have written."""
         with self._lock:
             *lines, self._unread = (self._unread + data).split(b"\n")
-            if len(self._unread) > LINE_BYTES:
+            if self.void:
+                self._unread = b""
+            elif len(self._unread) > LINE_BYTES:
                 self._reject(self._unread)
             for line in lines:
                 if not self.void:
@@ -236,11 +243,11 @@ class Channel:
 
     def _take(self, line: bytes) -> None:
         found = _LINE.fullmatch(line) if len(line) <= LINE_BYTES else None
-        rank = int(found[1]) if found else self._num_ranks
-        if not found or rank >= self._num_ranks or self._agent_of(rank) < 0:
+        rank = int(found[1]) if found else -1
+        if not found or rank not in self._agent_of:
             self._reject(line)
             return
-        self._heard_s[self._agent_of(rank)] = time.monotonic()
+        self._heard_s[self._agent_of[rank]] = time.monotonic()
         if found[2]:
             self._write(found[2], rank, found[3])
             return
@@ -256,19 +263,20 @@ class Channel:
             return
         self._note(word, rank, numbers)
 
-    def _agent_of(self, rank: int) -> int:
-        return (
-            rank
-            if rank in self._agents
-            else max((a for a in self._agents if a <= rank), default=-1)
-        )
-
     def _is_possible(self, word: str, rank: int) -> bool:
-        said = self._said
-        if word in ("end", "none"):
-            known = rank in said.codes or rank in said.missing
-            return self._trial is not None and not known and self._agent_of(rank) not in said.gone
-        return rank in self._agents and not (word == "gone" and rank in said.gone)
+        match word:
+            case "hello":
+                return rank in self._agents and rank not in self.greeted
+            case "end" | "none":
+                return self._trial is not None and not self._has_ended(rank)
+            case "gone":
+                own = self._ranks_of.get(rank, ())
+                return rank not in self._said.gone and all(map(self._has_ended, own)) and bool(own)
+            case _:
+                return rank in self.greeted
+
+    def _has_ended(self, rank: int) -> bool:
+        return rank in self._said.codes or rank in self._said.missing
 
     def _note(self, word: str, rank: int, numbers: tuple[int, ...]) -> None:
         said = self._said
@@ -286,7 +294,7 @@ class Channel:
         elif word == "gone":
             said.gone.add(rank)
             for log in self._logs.values():
-                self._end_lines(log, [r for r in log.partial if self._agent_of(r) == rank])
+                self._end_lines(log, [r for r in log.partial if self._agent_of[r] == rank])
 
     def _write(self, stream: bytes, rank: int, text: bytes) -> None:
         log = self._logs.get(stream)

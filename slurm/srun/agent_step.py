@@ -71,6 +71,11 @@ class AgentStep:
     def alive(self) -> bool:
         return self.step.srun.poll() is None
 
+    @property
+    def usable(self) -> bool:
+        """Whether it can be given a trial."""
+        return self.alive and not self.channel.void
+
     def start(self, spec: TrialSpec, env: Mapping[str, str]) -> None:
         """Start a trial; its folder is ready, and no other trial runs.
 

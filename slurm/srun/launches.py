@@ -193,7 +193,7 @@ class _Waiting:
         with self._lock:
             on_nodes = [k for k in self._steps if set(k.step.lease.nodes) & set(lease.nodes)]
             self._steps = [kept for kept in self._steps if kept not in on_nodes]
-        fitting = [kept for kept in on_nodes if kept.alive and kept.requirements == wanted]
+        fitting = [kept for kept in on_nodes if kept.usable and kept.requirements == wanted]
         return (fitting[0] if fitting else None), [k for k in on_nodes if k not in fitting[:1]]
 
     def take_oldest(self, most: int) -> list[AgentStep]:
