@@ -17,3 +17,8 @@ def module_arguments(argv: Sequence[str], module: str) -> list[str] | None:
     """The arguments, if ``argv`` is :func:`module_argv` of that module; else None."""
     head = module_argv(module)
     return list(argv[len(head) :]) if tuple(argv[: len(head)]) == head else None
+
+
+def isolated_argv(file: str, *arguments: str) -> tuple[str, ...]:
+    """``python FILE ARGUMENTS``, with the standard library alone: it starts in 20 ms."""
+    return (sys.executable, "-I", "-S", file, *arguments)

@@ -67,7 +67,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def command(self, spec: TrialSpec, lease: Lease) -> list[str]:
-        """The exact argv that ``run`` would start; pure."""
+        """The line that starts the trial by hand, as ``run`` starts it; pure."""
 
     @abstractmethod
     def run(

@@ -1,7 +1,4 @@
-"""Finding processes of this machine by their environment or files, and ending them.
-
-The standard library alone, from Python 3.8 on: :mod:`slurm.fork_server` loads it by its path.
-"""
+"""Finding processes of this machine by their environment or files, and ending them."""
 
 from __future__ import annotations
 
@@ -12,6 +9,9 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from slurm.kernel import descendants as descendants, state_and_parent
+
+AGENT = str(Path(__file__).with_name("agent.py"))
 _PROC = Path("/proc")
 
 
@@ -21,9 +21,18 @@ def all_pids() -> list[int]:
 
 
 def environ(pid: int) -> dict[str, str]:
-    """Environment that a process was started with; empty if it is gone or another user's."""
+    """Environment that a process was started with; empty if it is gone or another user's.
+
+    An agent hides its own, and has variables that name its trial as arguments.
+    """
+    folder = _PROC / str(pid)
     try:
-        raw = (_PROC / str(pid) / "environ").read_bytes()
+        try:
+            raw = (folder / "environ").read_bytes()
+        except PermissionError:
+            raw = (folder / "cmdline").read_bytes()
+            if AGENT.encode() not in raw.split(b"\0"):
+                return {}
     except OSError:
         return {}
     items = raw.decode(errors="surrogateescape").split("\0")
@@ -53,31 +62,7 @@ def open_files(pid: int) -> set[str]:
 
 def is_running(pid: int) -> bool:
     """Whether the process exists and is more than a zombie."""
-    return _state_and_parent(pid)[0] not in "ZX"
-
-
-def descendants(ancestor: int) -> set[int]:
-    """Ids of all running processes below ``ancestor``."""
-    children: dict[int, list[int]] = {}
-    for pid in all_pids():
-        state, parent = _state_and_parent(pid)
-        if state not in "ZX":
-            children.setdefault(parent, []).append(pid)
-    found: set[int] = set()
-    new = [ancestor]
-    while new:
-        new = [child for pid in new for child in children.get(pid, ())]
-        found.update(new)
-    return found
-
-
-def _state_and_parent(pid: int) -> tuple[str, int]:
-    try:
-        stat = (_PROC / str(pid) / "stat").read_text()
-    except OSError:
-        return "X", 0
-    state, parent = stat.rpartition(")")[2].split()[:2]  # the name before it may hold anything
-    return state, int(parent)
+    return state_and_parent(pid)[0] not in "ZX"
 
 
 def with_environ(wanted: Callable[[dict[str, str]], bool]) -> set[int]:

@@ -120,8 +120,6 @@ def nobody_blamed(world: World, run: Run, events: list[dict[str, Any]]) -> Itera
     for number, trial in run.trials.items():
         case = CASES[trial.config["case"]]
         kinds = case.kinds | case.killed if world.disturbed else case.kinds
-        if number in world.excused:
-            continue
         if trial.kind not in kinds:
             yield (
                 f"trial {number} ({trial.config['case']}) ended as {trial.kind}, "
@@ -184,6 +182,13 @@ def clean_screen(world: World, run: Run, events: list[dict[str, Any]]) -> Iterat
             return
 
 
+def no_traceback(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[str]:
+    """Nothing that happens to trials is an error of the driver's."""
+    said = world.said()
+    if (at := said.find("Traceback (most recent call last)")) >= 0:
+        yield f"the driver had an error: {said[at : at + 2000]}"
+
+
 def results_agree(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[str]:
     """``results.csv`` has each ended trial once."""
     path = world.run_dir / "results.csv"
@@ -199,7 +204,7 @@ def results_agree(world: World, run: Run, events: list[dict[str, Any]]) -> Itera
 
 CHECKS: tuple[Check, ...] = (
     all_done, nobody_blamed, right_figures, one_trial_on_a_node, little_memory, no_secret, private,
-    clean_screen, results_agree,
+    clean_screen, no_traceback, results_agree,
 )  # fmt: skip
 
 

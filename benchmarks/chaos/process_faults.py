@@ -14,7 +14,8 @@ from slurm import processes
 
 def ranks(world: World) -> list[int]:
     """Processes of trainers, and what they have started."""
-    found = [pid for pid in sorted(marked(world.marker)) if "chaos.trainers" in command_line(pid)]
+    lines = {pid: command_line(pid) for pid in sorted(marked(world.marker))}
+    found = [pid for pid, line in lines.items() if "chaos.trainers" in line]
     return [pid for pid in found if processes.name(pid).startswith("python")]  # no srun
 
 
@@ -33,27 +34,42 @@ def kill_ranks(world: World, planned: Planned) -> Course:
 def _kill_trainers(
     world: World, planned: Planned, choose: Callable[[list[int], int], list[int]]
 ) -> Course:
-    if pids := ranks(world):
-        for pid in choose(pids, chosen(pids, planned)):
-            world.excuse(processes.environ(pid).get("MESHTUNE_TRIAL", ""))
-            processes.send([pid], signal.SIGKILL)
-    yield 0.0
-
-
-@fault(launchers=LOCAL, weight=2)
-def kill_shepherd(world: World, planned: Planned) -> Course:
-    """The process that answers for a trial's ranks."""
     world.disturbed = True
-    servers = set(fork_servers(world))
-    found = [pid for pid in servers if parent(pid) in servers and _is_shepherd(pid, servers)]
-    if found:
-        processes.send([chosen(found, planned)], signal.SIGKILL)
+    if pids := ranks(world):
+        processes.send(choose(pids, chosen(pids, planned)), signal.SIGKILL)
     yield 0.0
+
+
+@fault(weight=2)
+def kill_agent(world: World, planned: Planned) -> Course:
+    """The process that answers for ranks of a trial."""
+    yield from _to_an_agent(world, planned, signal.SIGKILL)
+
+
+@fault(cost_s=20)
+def stop_agent(world: World, planned: Planned) -> Course:
+    """An agent that says nothing any more, and holds what its ranks say."""
+    yield from _to_an_agent(world, planned, signal.SIGSTOP)
+
+
+def _to_an_agent(world: World, planned: Planned, number: signal.Signals) -> Course:
+    world.disturbed = True
+    if found := agents(world):
+        processes.send([chosen(found, planned)], number)
+    yield 0.0
+
+
+def agents(world: World) -> list[int]:
+    """Agents of the trials that run: of a step's tasks, or forked from the local fork server."""
+    servers = set(fork_servers(world))
+    forked = [p for p in servers if parent(p) in servers and parent(parent(p)) not in servers]
+    marks = [pid for pid in marked(world.marker) if processes.AGENT in command_line(pid).split()]
+    return sorted(forked + [pid for pid in marks if processes.name(pid).startswith("python")])
 
 
 @fault(launchers=LOCAL)
 def kill_fork_server(world: World, planned: Planned) -> Course:
-    """The process that shepherds are forked from."""
+    """The process that local agents are forked from."""
     world.disturbed = True
     for pid in fork_servers(world):
         if world.driver and parent(pid) == world.driver.pid:
@@ -62,10 +78,6 @@ def kill_fork_server(world: World, planned: Planned) -> Course:
 
 
 def fork_servers(world: World) -> list[int]:
-    """The fork server, its shepherds, and ranks that have not become a trainer yet."""
+    """The fork server, its agents, and ranks that have not become a trainer yet."""
     found = sorted(marked(world.marker))
     return [pid for pid in found if "slurm.local.server" in command_line(pid)]
-
-
-def _is_shepherd(pid: int, servers: set[int]) -> bool:
-    return parent(parent(pid)) not in servers

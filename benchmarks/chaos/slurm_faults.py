@@ -47,6 +47,18 @@ def kill_srun(world: World, planned: Planned) -> Course:
     yield 0.0
 
 
+@fault(launchers=SRUN, cost_s=20)
+def stop_srun(world: World, planned: Planned) -> Course:
+    """An srun, with its helper, that neither ends nor passes anything on."""
+    world.disturbed = True
+    found = [pid for pid in sorted(marked(world.marker)) if processes.name(pid) == "srun"]
+    if found:
+        victim = chosen(found, planned)
+        together = {pid for pid in found if os.getpgid(pid) == os.getpgid(victim)}
+        processes.send(together, signal.SIGSTOP)
+    yield 0.0
+
+
 @fault(launchers=SRUN)
 def kill_step_daemon(world: World, planned: Planned) -> Course:
     """A node's slurmstepd, which answers for the ranks there; Slurm may list its step for ever."""
@@ -135,6 +147,17 @@ def cancel_step(world: World, planned: Planned) -> Course:
     job = _slurm(world).job
     if steps := [s for s in _slurm(world).steps() if s.startswith(f"{job}.")]:
         _slurm(world).ask("scancel", chosen(steps, planned))
+    yield 0.0
+
+
+@fault(launchers=SRUN, weight=2)
+def signal_steps(world: World, planned: Planned) -> Course:
+    """A signal to the tasks of all running steps, as people or schedulers send it."""
+    world.disturbed = True
+    job = _slurm(world).job
+    for step in _slurm(world).steps():
+        if step.startswith(f"{job}."):
+            _slurm(world).ask("scancel", "-s", ("INT", "TERM")[planned.pick < 0.5], step)
     yield 0.0
 
 

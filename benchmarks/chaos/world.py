@@ -63,7 +63,6 @@ class World:
         machine: where it is played.
         root: the round's own folder.
         violations: sentences; empty if all is well.
-        excused: trials that a fault has hit so that they may end in any way.
         disturbed: a fault was there that may end attempts whose configuration is not to blame.
         finished: kind and figure of the trials that had ended for good after the last session.
     """
@@ -74,7 +73,6 @@ class World:
     marker: str = field(default_factory=lambda: secrets.token_hex(8))
     secret: str = field(default_factory=lambda: f"s3cret-{secrets.token_hex(8)}")
     violations: list[str] = field(default_factory=list)
-    excused: set[int] = field(default_factory=set)
     disturbed: bool = False
     lists_for_ever: bool = False  # Slurm may list steps of which nothing is left
     asked_to_stop: bool = False  # the present session's driver was, by a signal
@@ -285,12 +283,6 @@ class World:
     def opened(self) -> bool:
         """Whether the present driver has written something."""
         return self._lines > self._lines_before
-
-    def excuse(self, name: str) -> None:
-        """Excuse an attempt whose own processes a fault has hit: its end looks like its own."""
-        parts = name.rsplit("-", 2)
-        if len(parts) == 3 and parts[1].isdecimal():
-            self.excused.add(int(parts[1]))
 
     def violate(self, sentence: str) -> None:
         self.violations.append(sentence)

@@ -12,18 +12,18 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from foundation.python import module_arguments
 from foundation.writing import write_private
 from slurm import processes
-from slurm.fork_server import Order
 from slurm.forked_rank import read_at_start
 from slurm.launcher import Launcher, LauncherError, LauncherOptions
 from slurm.local.server import ForkServer, Ranks, marker
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
 from slurm.outcome.kinds import Kind
-from slurm.outcome.rank_ends import FAILURE_GRACE_S, first_failure, note_failures
+from slurm.outcome.rank_ends import FAILURE_GRACE_S
 from slurm.outcome.step_log import StopRule
 from slurm.outcome.watch import Termination, watch
 from slurm.rendezvous import rank_environment, rendezvous_environment
@@ -89,28 +89,36 @@ class LocalLauncher(Launcher):
         self._write_command(spec, lease, order)
         if problem := _cannot_start(spec, order["env"]):
             return Outcome(Kind.LAUNCH_FAILURE, message=problem)
-        ranks = self._server.start(order)
+        ranks = self._server.start(spec, order)
+        channel, gone = ranks.channel, False
         try:
-            watched = watch(spec, ranks.poll, stop, stop_rule)
+            watched = watch(spec, ranks.over, stop, stop_rule, lambda: channel.failed)
+            severed = channel.disturbed(spec, lease, watched.termination, not ranks.lost)
+            if ranks.lost and not channel.failed:
+                severed = severed or "the agent of its ranks was killed"
             if watched.termination is not Termination.EXITED:
-                ranks.send(signal.SIGTERM)
+                ranks.order({"end": signal.SIGTERM})
                 ranks.wait(spec.grace_s)
-            self._end(spec, ranks)
+            gone = self._end(spec, ranks)
         finally:
-            ranks.close()
-        if ranks.lost and not ranks.started:
+            unwritten = ranks.close()
+        if ranks.lost and not channel.greeted:
             message = "the fork server was killed before it had started the ranks"
             return Outcome(Kind.LAUNCH_FAILURE, message=message)
-        exit_code = _exit_code(spec, ranks)
+        not_started, suspects = channel.no_program(spec, lease)
         evidence = gather(
             spec,
             lease,
             watched,
-            exit_code,
-            stuck_nodes=() if ranks.gone else lease.nodes,
-            severed="the shepherd of its ranks was killed" if exit_code is None else "",
-            unwritten=ranks.unwritten,
-            said=note_failures(spec, lease, ranks.exit_codes),
+            None if channel.void else channel.exit_code,
+            stuck_nodes=() if gone else lease.nodes,
+            severed=severed,
+            unwritten=unwritten,
+            codes=channel.codes,
+            launcher_said="",
+            oom_kills=channel.oom_kills,
+            not_started=not_started,
+            not_started_on=suspects,
         )
         return classify(evidence)
 
@@ -133,13 +141,12 @@ class LocalLauncher(Launcher):
     def close(self) -> None:
         self._server.close()
 
-    def _order(self, spec: TrialSpec, lease: Lease) -> Order:
+    def _order(self, spec: TrialSpec, lease: Lease) -> dict[str, Any]:
         preloaded = module_arguments(spec.argv, self._server.preload) is not None
         return {
             "trial": spec.name,
             "argv": spec.argv,
             "cwd": str(spec.started_in),
-            "directory": str(spec.directory),
             "clear": True,
             "env": self._env(spec),
             "ranks": self._rank_env(spec, lease),
@@ -168,7 +175,7 @@ class LocalLauncher(Launcher):
                 envs.append(common | gpus | rank_environment(rank, local_rank, i))
         return envs
 
-    def _write_command(self, spec: TrialSpec, lease: Lease, order: Order) -> None:
+    def _write_command(self, spec: TrialSpec, lease: Lease, order: Mapping[str, Any]) -> None:
         variables = {**spec.env, **order["ranks"][0]}
         env = [f"{key}={shlex.quote(value)}" for key, value in sorted(variables.items())]
         write_private(
@@ -178,14 +185,15 @@ class LocalLauncher(Launcher):
             f"{' '.join(env)} {shlex.join(self.command(spec, lease))}\n",
         )
 
-    def _end(self, spec: TrialSpec, ranks: Ranks) -> None:
-        """Kill what is left of a trial and wait until it is gone."""
-        if not ranks.gone:
-            ranks.send(signal.SIGKILL)
+    def _end(self, spec: TrialSpec, ranks: Ranks) -> bool:
+        """Kill what is left of a trial; whether it is gone."""
+        if not (ranks.channel.all_gone or ranks.channel.void):
+            ranks.order({"end": signal.SIGKILL})
             ranks.wait(_GONE_S)
-        if ranks.lost:  # the shepherd was killed, by the kernel when memory ran out for instance
+        if ranks.lost or ranks.channel.void:  # the agent was killed or stopped
             self.settle([spec.name])
-            ranks.gone = True
+            return True
+        return ranks.channel.all_gone
 
 
 def visible_gpus(env: Mapping[str, str]) -> tuple[str | None, list[str]]:
@@ -221,11 +229,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _exit_code(spec: TrialSpec, ranks: Ranks) -> int | None:
-    """The first failed rank's exit code, or 0; None: unknown."""
-    failed = first_failure(ranks.exit_codes)
-    if failed is not None:
-        return failed
-    return None if ranks.lost and len(ranks.exit_codes) < spec.world_size else 0

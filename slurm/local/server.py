@@ -1,9 +1,8 @@
-"""The local launcher's fork server: it has the trainer imported, and forks a shepherd per trial.
+"""The local launcher's fork server: it has the trainer imported, and forks an agent per trial.
 
 ``ForkServer`` is the driver's end, ``serve`` the server's. For every trial the driver makes a
-socket pair and passes one end, from which the trial's shepherd reads its order and to which it
-reports, in lines of JSON: ``{"started"}``, ``{"rank", "code"}`` of each rank that ends, and
-``{"gone"}`` when nothing is left, with the reason why lines are missing in the logs, or "".
+socket pair and passes one end, which is the agent's connection (:mod:`slurm.agent`). The agent
+forks the trial's ranks itself: it has the imports, too.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from foundation.python import module_argv
-from slurm.fork_server import Order, Shepherd
-from slurm.forked_rank import load, started_threads
+from slurm.agent import Agent
+from slurm.channel import Channel, pump
+from slurm.forked_rank import load, run_rank, started_threads
 from slurm.launcher import LauncherError
-from slurm.local.log_merger import LineLog
 from slurm.outcome.rank_ends import FAILURE_GRACE_S, FailureGrace
-from slurm.trial import STDERR_NAME, STDOUT_NAME
+from slurm.trial import TrialSpec
 
 _FORKED, _EXECUTED = b"f", b"x"  # whether a trial's ranks need the imports
-_FULL_DISK_S = 0.5  # between two tries to write what a full disk did not take
 _SERVER_ENV = {
     # Numerical libraries start their threads when imported, and forks would lose them.
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
@@ -47,119 +46,55 @@ def marker(name: str) -> str:
     return f"/memfd:meshtune-{name} (deleted)"
 
 
-class TrialShepherd(Shepherd):
-    """The shepherd of one trial; its order has ``directory`` besides, where the logs lie.
+class Ranks:
+    """The running ranks of one trial, as the driver sees them.
 
-    ``conn`` is a socket's descriptor; imports have started ``threads``.
+    Raises OSError if the trial's logs cannot be opened.
     """
 
-    def __init__(self, conn: int, threads: int) -> None:
-        super().__init__(conn)
-        self.threads = threads
+    def __init__(self, spec: TrialSpec, conn: socket.socket, failure_grace_s: float) -> None:
         self._conn = conn
-        self._logs: list[LineLog] = []
-        self._unwritten = ""
-
-    def prepare(self, order: Order) -> bool:
-        self.leaving = True
-        # In this order: after the driver's death, a search for the trial finds the mark, or nothing
-        # is started any more. The server may have been importing torch when the driver died.
-        os.memfd_create(f"meshtune-{order['trial']}", 0)  # inherited; see ``marker``
-        hang_up = select.poll()
-        hang_up.register(self._conn, select.POLLRDHUP)
-        if hang_up.poll(0):
-            return False
-        directory = Path(order["directory"])
-        try:
-            self._logs = [LineLog(directory / name) for name in (STDOUT_NAME, STDERR_NAME)]
-        except OSError as error:
-            self._unwritten = str(error)
-            return False
-        self._report({"started": True})
-        return True
-
-    def outputs(self) -> list[int]:
-        return [log.open_writer() for log in self._logs]
-
-    def sources(self) -> Sequence[int]:
-        return [end for log in self._logs for end in log.read_ends]
-
-    def pump(self) -> float | None:
-        for log in self._logs:
-            log.pump()
-        return _FULL_DISK_S if any(log.file.waiting for log in self._logs) else None
-
-    def ended(self, rank: int, code: int) -> None:
-        self._report({"rank": rank, "code": code})
-
-    def gone(self) -> None:
-        for log in self._logs:
-            log.close()
-        problems = [log.file.problem for log in self._logs if log.file.problem]
-        self._report({"gone": self._unwritten or "; ".join(problems)})
-
-    def _report(self, message: Mapping[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # the driver may be dead
-            os.write(self._conn, json.dumps(message).encode() + b"\n")
-
-
-class Ranks:
-    """The running ranks of one trial, as the driver sees them."""
-
-    def __init__(self, conn: socket.socket, failure_grace_s: float = FAILURE_GRACE_S) -> None:
-        self._conn = conn
-        self._buffer = b""
         self._grace = FailureGrace(failure_grace_s)
-        self.exit_codes: dict[int, int] = {}  # rank -> code; negative: the signal. In order of end
-        self.started = False  # a shepherd has the trial
-        self.unwritten = ""  # why lines are missing in the logs
-        self.gone = False  # no process of the trial is left
-        self.lost = False  # the shepherd itself died, and processes may be left
+        self.channel = Channel((0,), spec.world_size, self.order)
+        self.channel.begin(spec)
+        reader = {conn.fileno(): self.channel.feed}
+        self._reader = threading.Thread(target=pump, args=(reader,), name="agent", daemon=True)
+        self._reader.start()
 
-    def poll(self) -> bool:
-        """Whether the trial is over: all gone, or lost. Does not block."""
-        if not self.wait(0.0) and self._grace.is_over(self.exit_codes):
-            self.send(signal.SIGKILL)
-        return self.gone or self.lost
+    @property
+    def lost(self) -> bool:
+        """Whether the agent has died, so that processes may be left."""
+        return not (self._reader.is_alive() or self.channel.all_gone)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait at most so long until the trial is over; whether it is."""
-        self._conn.settimeout(timeout_s)
-        while not (self.gone or self.lost):
-            try:
-                data = self._conn.recv(65536)
-            except (BlockingIOError, TimeoutError):
-                return False
-            except OSError:
-                data = b""
-            if not data:
-                self.lost = True
-            self._buffer += data
-            *lines, self._buffer = self._buffer.split(b"\n")
-            for line in lines:
-                self._note(json.loads(line))
-        return True
+    def over(self) -> bool:
+        """Whether the trial is over: all gone, or nobody could say so any more."""
+        if self.channel.all_gone or self.channel.void or self.lost:
+            return True
+        if self._grace.is_over(self.channel.failed):
+            self.order({"end": signal.SIGKILL})
+        self.channel.check_silence()
+        return False
 
-    def send(self, signum: signal.Signals) -> None:
-        """Send a signal to everything that descends from the trial."""
-        self.order({"end": signum})
+    def wait(self, timeout_s: float) -> None:
+        """Wait at most so long until the trial is over."""
+        deadline = time.monotonic() + timeout_s
+        while not (self.channel.all_gone or self.lost) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
-    def close(self) -> None:
-        """Give the socket back; whatever is left is killed."""
+    def close(self) -> str:
+        """Give the socket back, upon which whatever is left is killed, and close the logs.
+
+        Returns why lines are missing there, "" if none are.
+        """
+        with contextlib.suppress(OSError):
+            self._conn.shutdown(socket.SHUT_RDWR)
+        self._reader.join()
         self._conn.close()
+        return self.channel.finish()
 
-    def _note(self, message: Mapping[str, Any]) -> None:
-        if "started" in message:
-            self.started = True
-        elif "gone" in message:
-            self.gone, self.unwritten = True, message["gone"]
-        else:
-            self.exit_codes[message["rank"]] = message["code"]
-
-    def order(self, order: Order) -> None:
-        """Have the shepherd start the ranks, or end them."""
+    def order(self, order: Mapping[str, object]) -> None:
+        """Give the agent an order."""
         with contextlib.suppress(OSError):  # over already
-            self._conn.settimeout(None)
             self._conn.sendall(json.dumps(order).encode() + b"\n")
 
 
@@ -178,13 +113,13 @@ class ForkServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
 
-    def start(self, order: Order) -> Ranks:
-        """Start the ranks of a trial; see :mod:`slurm.fork_server`.
+    def start(self, spec: TrialSpec, order: Mapping[str, object]) -> Ranks:
+        """Start the ranks of a trial; see :mod:`slurm.agent`.
 
-        Raises LauncherError if the server has died.
+        Raises LauncherError if the server has died, OSError if the trial has no room for logs.
         """
         ours, theirs = socket.socketpair()
-        needs = _FORKED if order["forked"] else _EXECUTED
+        needs = (_FORKED if order["forked"] else _EXECUTED) + spec.name.encode()
         with self._lock, theirs:
             try:
                 self._send(needs, theirs)
@@ -196,7 +131,11 @@ class ForkServer:
                     self._errors.seek(0)
                     said = self._errors.read().decode(errors="replace").strip()
                     raise LauncherError(f"the fork server died: {said or error}") from error
-        ranks = Ranks(ours, self._failure_grace_s)
+        try:
+            ranks = Ranks(spec, ours, self._failure_grace_s)
+        except BaseException:
+            ours.close()
+            raise
         ranks.order(order)
         return ranks
 
@@ -235,24 +174,40 @@ class ForkServer:
 
 
 def serve(control: socket.socket, preload: str) -> Callable[[], None] | None:
-    """Fork a shepherd for each socket that arrives, until the driver is gone.
+    """Fork an agent for each socket that arrives, until the driver is gone.
 
     Returns what a forked rank has to run; None in the server.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # shepherds report to the driver, not to us
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # agents report to the driver, not to us
     loaded = False
     while True:
-        needs, fds, _, _ = socket.recv_fds(control, 1, 1)
-        if not needs:
+        said, fds, _, _ = socket.recv_fds(control, 1 << 12, 1)
+        if not said:
             return None
-        if needs == _FORKED and not loaded:
+        if said[:1] == _FORKED and not loaded:
             load([preload, f"{preload}.__main__"])
             loaded = True
         threads = started_threads()
         if os.fork() == 0:
             control.close()
-            return TrialShepherd(fds[0], threads).serve()
+            return _agent(fds[0], said[1:].decode(), threads)
         os.close(fds[0])
+
+
+def _agent(conn: int, name: str, threads: int) -> Callable[[], NoReturn]:
+    """Be the agent of a trial; returns in a forked rank, what it has to run."""
+    # In this order: after the driver's death, a search for the trial finds the mark, or nothing
+    # is started any more. The server may have been importing torch when the driver died.
+    os.memfd_create(f"meshtune-{name}", 0)  # inherited; see ``marker``
+    hang_up = select.poll()
+    hang_up.register(conn, select.POLLRDHUP)
+    if hang_up.poll(0):
+        os._exit(0)
+
+    def in_fork(order: Mapping[str, Any], index: int) -> NoReturn:
+        run_rank(order, index, threads)
+
+    return Agent(conn, conn, in_fork=in_fork, hidden=False).serve()
 
 
 def main() -> None:

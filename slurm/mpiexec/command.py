@@ -48,7 +48,12 @@ def mpiexec_argv(
             )
     line = dialect.argv(program, lease.nodes, spec.ranks_per_node, exported(environ), tagged=True)
     rank = [dialect.rank_variable, dialect.local_rank_variable, dialect.failed_rank]
-    return [*line, "/bin/sh", str(RANK_SCRIPT), *rank, *spec.argv]
+    return [*line, "/bin/sh", str(RANK_SCRIPT), *rank, *map(_escaped, spec.argv)]
+
+
+def _escaped(argument: str) -> str:
+    """The argument as rank.sh takes it: a colon alone would start Open MPI's next program."""
+    return f"={argument}" if argument == ":" or argument.startswith("=") else argument
 
 
 def mpiexec_environment(

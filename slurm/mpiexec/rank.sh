@@ -9,6 +9,10 @@ NODE_RANK=$((RANK / LOCAL_WORLD_SIZE))
 export RANK LOCAL_RANK NODE_RANK ROLE_RANK="$RANK" GROUP_RANK="$NODE_RANK"
 failure=$3
 shift 3
+for argument do # as they are: see _escaped
+  shift
+  set -- "$@" "${argument#=}"
+done
 node=$(echo "$MESHTUNE_NODES" | cut -d, -f$((NODE_RANK + 1)))
 command -v "$1" >/dev/null || { echo "meshtune: $node: no program $1" >&2; exit 127; }
 [ -z "$MESHTUNE_MEMORY_KIB" ] || ulimit -d "$MESHTUNE_MEMORY_KIB"

@@ -129,7 +129,7 @@ def _success(evidence: Evidence) -> _Verdict | None:
 
 
 def _machine_failure(evidence: Evidence) -> _Verdict | None:
-    texts, stderr = evidence.texts, evidence.stderr
+    texts, stderr = evidence.texts, evidence.said
     if found := texts.preempted.search(stderr):
         return _Verdict(Kind.PREEMPTED, _line_of(found))
     if found := texts.time_limit.search(stderr):
@@ -138,7 +138,9 @@ def _machine_failure(evidence: Evidence) -> _Verdict | None:
             return _Verdict(Kind.PREEMPTED, f"the allocation ended: {_line_of(found)}")
         return _Verdict(Kind.TIMEOUT, _line_of(found))
     if found := texts.node_failure.search(stderr):
-        return _Verdict(Kind.NODE_FAILURE, _line_of(found), lost=_named(texts.node_failure, stderr))
+        # Lost are those that the scheduler's state confirms: they are among the down nodes.
+        named = _named(texts.node_failure, stderr)
+        return _Verdict(Kind.NODE_FAILURE, _line_of(found), suspects=named)
     if evidence.down_nodes:
         return _Verdict(Kind.NODE_FAILURE, f"down: {', '.join(sorted(evidence.down_nodes))}")
     if found := texts.lost_node.search(stderr):
@@ -167,18 +169,25 @@ def _own_verdict(evidence: Evidence) -> _Verdict | None:
 
 
 def _out_of_memory(evidence: Evidence) -> _Verdict | None:
-    if found := evidence.texts.host_oom.search(evidence.stderr):
+    if evidence.oom_kills:
+        killed = f"{evidence.oom_kills} processes killed by the kernel for want of host memory"
+        return _Verdict(Kind.HOST_OOM, killed)
+    # Slurm speaks of a whole step: once ranks are known to have ended, agents know better.
+    unknown = evidence.exit_code is None or not evidence.failed_on
+    if unknown and (found := evidence.texts.host_oom.search(evidence.said)):
         return _Verdict(Kind.HOST_OOM, _line_of(found))
     return _said(evidence, Before.LAUNCH)
 
 
 def _launch_failure(evidence: Evidence) -> _Verdict | None:
     """A failed launch, or a full disk."""
-    texts, stderr = evidence.texts, evidence.stderr
+    if evidence.not_started:
+        return _Verdict(Kind.LAUNCH_FAILURE, evidence.not_started, evidence.not_started_on)
+    texts, stderr = evidence.texts, evidence.said
     if found := texts.launch_failure.search(stderr):
         named = _named(texts.launch_failure, stderr)
         return _Verdict(Kind.LAUNCH_FAILURE, _line_of(found), suspects=named)
-    if (found := texts.no_answer.search(stderr)) and not texts.task_end.search(stderr):
+    if (found := texts.no_answer.search(stderr)) and evidence.exit_code is None:
         return _Verdict(Kind.LAUNCH_FAILURE, _line_of(found))
     if found := texts.no_program.search(stderr):
         # Missing on some nodes: they lack a file system. Missing on all: the command is wrong.
@@ -202,10 +211,9 @@ def _timeout(evidence: Evidence) -> _Verdict | None:
 
 
 def _cancelled_by_others(evidence: Evidence) -> _Verdict | None:
-    """A step cancelled before any of its tasks had ended: by a user, or with the job."""
-    cancelled = evidence.texts.cancelled.search(evidence.stderr)
-    ended = evidence.texts.task_end.search(evidence.stderr)
-    if cancelled and (ended is None or cancelled.start() < ended.start()):
+    """A step cancelled before any of its ranks had failed: by a user, or with the job."""
+    cancelled = evidence.texts.cancelled.search(evidence.said)
+    if cancelled and not evidence.failed_on:
         return _from_outside(evidence, f"cancelled from outside: {_line_of(cancelled)}")
     return None
 
@@ -229,7 +237,7 @@ def _crash(evidence: Evidence) -> _Verdict:
             return _Verdict(Kind.CRASH, f"exit code 0, but {evidence.no_result or 'no result'}")
         return _Verdict(Kind.CRASH, _result_message(evidence.result))
     what = []
-    if first := evidence.texts.task_end.search(evidence.stderr):
+    if first := evidence.texts.task_end.search(evidence.said):
         # The launcher's exit code may be that of ranks that it ended after this one.
         what.append(f"{first['tasks']} on {first['node']}: {first['what']}")
     elif evidence.exit_code is not None:
@@ -268,8 +276,9 @@ def _said(evidence: Evidence, before: Before) -> _Verdict | None:
             continue
         logs = evidence.stderr if text.stderr_only else _all_text(evidence)
         if found := text.pattern.search(logs):
-            first = evidence.texts.task_end.search(evidence.stderr)
-            suspects = [first["node"]] if first and text.blames_node else []
+            first = evidence.texts.task_end.search(evidence.said)
+            node = first["node"] if first else evidence.failed_on
+            suspects = [node] if node and text.blames_node else []
             return _Verdict(kind, found.groupdict().get("message") or _line_of(found), suspects)
     return None
 

@@ -8,9 +8,11 @@ import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from slurm.logs.text import cut_lines, read_log
+from slurm.outcome.rank_ends import first_failed, note_failures
 from slurm.outcome.result import RESULT_NAME, find_result, result_of_lines
 from slurm.outcome.step_log import EarlyStop, steps_in
 from slurm.outcome.texts import NO_TEXTS, LauncherTexts
@@ -39,9 +41,20 @@ class Evidence:
     no_progress_timeout_s: float | None = None
     down_nodes: frozenset[str] = frozenset()  # nodes of the lease that are known to be down
     stuck_nodes: tuple[str, ...] = ()  # nodes with processes that do not die
-    severed: str = ""  # which process of the launcher others have killed; then no code is known
+    # how others have ended it: a process of the launcher that they killed or stopped, a signal
+    severed: str = ""
+    failed_on: str = ""  # node of the first rank that failed, if agents have said so
+    oom_kills: int = 0  # processes that the kernel killed meanwhile, if agents have counted them
+    not_started: str = ""  # why ranks could not be started
+    not_started_on: tuple[str, ...] = ()  # nodes that are suspect for it
     unwritten: str = ""  # why the launcher could not write all of the logs
+    launcher_said: str | None = None  # by the launcher's own programs; None: stderr has it, too
     texts: LauncherTexts = NO_TEXTS  # the launcher's own lines
+
+    @property
+    def said(self) -> str:
+        """Text in which the launcher's own lines are sought."""
+        return self.stderr if self.launcher_said is None else self.launcher_said
 
 
 def clear_attempt(directory: Path) -> None:
@@ -95,12 +108,19 @@ def gather(
     severed: str = "",
     texts: LauncherTexts = NO_TEXTS,
     unwritten: str = "",
-    said: str = "",
+    codes: Mapping[int, int] = MappingProxyType({}),
+    launcher_said: str | None = None,
+    oom_kills: int = 0,
+    not_started: str = "",
+    not_started_on: Iterable[str] = (),
 ) -> Evidence:
     """Collect the evidence of a trial whose processes are gone.
 
-    ``said`` are the launcher's own last lines, if the log may lack them; see :class:`Evidence`.
+    ``codes`` are exit codes by rank, in the order of their ends; the log gets lines on those that
+    failed. See :class:`Evidence`.
     """
+    said = note_failures(spec, lease, codes)
+    failed = first_failed(codes)
     whole_stdout, no_stdout = read_log(spec.directory / STDOUT_NAME)
     stdout = cut_lines(whole_stdout)
     whole_stderr, no_stderr = read_log(spec.directory / STDERR_NAME)
@@ -128,6 +148,11 @@ def gather(
         down_nodes=frozenset(down_nodes).intersection(lease.nodes),
         stuck_nodes=tuple(stuck_nodes),
         severed=severed,
+        failed_on=lease.nodes[failed[0] // spec.ranks_per_node] if failed else "",
         texts=texts,
+        launcher_said=None if launcher_said is None else cut_lines(launcher_said),
+        oom_kills=oom_kills,
+        not_started=not_started,
+        not_started_on=tuple(not_started_on),
         unwritten=unwritten,
     )

@@ -22,23 +22,23 @@ class FailureGrace:
         self._grace_s = grace_s
         self._failed_s = math.inf  # when the first failure was seen
 
-    def is_over(self, codes: Mapping[int, int]) -> bool:
+    def is_over(self, failed: bool) -> bool:
         """Whether the ranks that still run have to be killed now; true at most once."""
         now = time.monotonic()
-        if any(codes.values()):
+        if failed:
             self._failed_s = min(self._failed_s, now)
-        if now - self._failed_s <= self._grace_s:
+        if now - self._failed_s < self._grace_s:
             return False
         self._grace_s = math.inf
         return True
 
 
-def first_failure(codes: Mapping[int, int]) -> int | None:
-    """The exit code of the first rank that failed; later ones may be its consequences.
+def first_failed(codes: Mapping[int, int]) -> tuple[int, int] | None:
+    """Rank and exit code of the first rank that failed; later ones may be its consequences.
 
     Ranks are in the order of their ends; a negative code is the signal.
     """
-    return next((code for code in codes.values() if code != 0), None)
+    return next((end for end in codes.items() if end[1] != 0), None)
 
 
 def note_failures(spec: TrialSpec, lease: Lease, codes: Mapping[int, int]) -> str:

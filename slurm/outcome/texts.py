@@ -10,16 +10,16 @@ NEVER = re.compile(r"(?!)")
 
 @dataclass(frozen=True)
 class LauncherTexts:
-    """Patterns of one launcher's lines in a trial's ``stderr.log``.
+    """Patterns of one launcher's lines.
 
-    Each matches from the start of a line on what only the launcher writes, so that no trainer's log
-    can fake it. The outcome's message is the whole line of the first match.
+    They are searched in what its own programs have said; in a trial's whole ``stderr.log`` where
+    that cannot be kept apart. The outcome's message is the whole line of the first match.
     """
 
     preempted: re.Pattern[str] = NEVER  # the allocation was taken away
     # an outer time limit passed; the allocation's if before the trial's own timeout
     time_limit: re.Pattern[str] = NEVER
-    # a node failed and is lost; the group ``node`` names it if known
+    # a node failed; the group ``node`` names it if known. It is suspect, and lost if it is down
     node_failure: re.Pattern[str] = NEVER
     # a node does not answer, and the reason is unknown: the node of group ``node``, if any, is
     # suspect

@@ -18,7 +18,7 @@ _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.02, 1.0
 
 
 class Termination(enum.Enum):
-    EXITED = "exited"  # the processes, by themselves
+    EXITED = "exited"  # the processes, by themselves, or one has failed
     TIMEOUT = "timeout"  # still there after ``timeout_s``
     NO_PROGRESS = "no progress"  # nothing in the logs for ``no_progress_timeout_s``
     STOPPED = "stopped"  # the driver asked for it
@@ -37,8 +37,11 @@ def watch(
     exited: Callable[[], bool],
     stop: threading.Event,
     stop_rule: StopRule | None = None,
+    failed: Callable[[], bool] = lambda: False,
 ) -> Watched:
     """Wait until the processes end, a timeout passes, ``stop`` is set, or the stop rule says so.
+
+    Once a rank has ``failed``, no limit decides any more: the others may wait for it in vain.
 
     The stop rule is asked whenever the log has further steps. Progress is growth of the two logs in
     the trial's folder. The poll interval is 2 % of the time waited, at most a second: the end of a
@@ -54,12 +57,13 @@ def watch(
         if stop.is_set():
             return Watched(Termination.STOPPED, elapsed_s)
         if elapsed_s >= spec.timeout_s:
-            return Watched(Termination.TIMEOUT, elapsed_s)
+            limit = Termination.EXITED if failed() else Termination.TIMEOUT
+            return Watched(limit, elapsed_s)
         if stop_rule and steps.grew() and (early := stop_rule(steps.steps)):
             return Watched(Termination.STOPPED_EARLY, elapsed_s, early)
         if spec.no_progress_timeout_s is not None:
             before, size = size, _log_size(spec.directory)
-            if size != before:
+            if size != before or failed():
                 progress = time.monotonic()
             elif time.monotonic() - progress >= spec.no_progress_timeout_s:
                 return Watched(Termination.NO_PROGRESS, elapsed_s)

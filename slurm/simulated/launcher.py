@@ -113,7 +113,12 @@ class SimulatedLauncher(Launcher):
                 elapsed_s = max(0.0, at - began) + NODE_LOSS_S
                 said = f"srun: error: Node failure on {node}\n"
                 evidence = Evidence(
-                    Termination.EXITED, elapsed_s, stderr=said, nodes=lease.nodes, texts=SRUN_TEXTS
+                    Termination.EXITED,
+                    elapsed_s,
+                    stderr=said,
+                    nodes=lease.nodes,
+                    down_nodes=frozenset({node}),
+                    texts=SRUN_TEXTS,
                 )
                 return evidence, [step for step in steps if step.at_s < elapsed_s - NODE_LOSS_S]
         return evidence, steps

@@ -146,8 +146,7 @@ def _launch_failure(node: str) -> dict[str, Any]:
 
 def _crash(node: str, task: int) -> dict[str, Any]:
     said = f"[rank{task}]: RuntimeError: simulated crash\n"
-    srun = f"srun: error: {node}: task {task}: Exited with exit code {CRASH_EXIT_CODE}\n"
-    return {"exit_code": CRASH_EXIT_CODE, "stderr": said + srun}
+    return {"exit_code": CRASH_EXIT_CODE, "stderr": said, "failed_on": node}
 
 
 def _refused() -> dict[str, Any]:
@@ -160,7 +159,7 @@ def _out_of_memory(node: str, task: int, needed_bytes: float, memory_bytes: int)
     need = f"needs {needed_bytes / 2**30:.1f} GiB of {memory_bytes / 2**30:.1f} GiB"
     return {
         "exit_code": OOM_EXIT_CODE,
-        "stderr": f"srun: error: {node}: task {task}: Exited with exit code {OOM_EXIT_CODE}\n",
+        "failed_on": node,
         "result": {
             "status": "oom",
             "where": "forward",

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 
+from foundation.python import isolated_argv
+from slurm import agent
 from slurm.launcher import LauncherError
 from slurm.rendezvous import rendezvous_environment
 from slurm.srun.shell import scrubbed
 from slurm.srun.site import Site
-from slurm.trial import Lease, TrialSpec
+from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
 
 # A leased node is free: a step that Slurm has not granted by then it never will.
 _STEP_CREATION_S = 60
-RANK_SCRIPT = Path(__file__).with_name("rank.sh")
+_VARIABLES = ("SLURM_PROCID=RANK", "SLURM_LOCALID=LOCAL_RANK")  # of the agent, by torch's names
 
 
 def srun_argv(spec: TrialSpec, lease: Lease, site: Site, cpus_per_node: int) -> list[str]:
-    """The exact srun line of a trial.
+    """The srun line of a trial: of its program, or without one of agents that wait for orders.
 
     Nothing is left to the job's defaults: a job's ``--ntasks-per-node`` or ``-c`` would change the
     step. ``-N`` must equal the lease's width, or srun widens onto nodes that were not leased. Ranks
@@ -51,9 +52,8 @@ def srun_argv(spec: TrialSpec, lease: Lease, site: Site, cpus_per_node: int) -> 
         f"--job-name={spec.name}",
         "--export=ALL",
         *site.srun_options,
-        "/bin/sh",
-        str(RANK_SCRIPT),
-        *spec.argv,
+        *isolated_argv(agent.__file__, f"{TRIAL_VARIABLE}={spec.name}", *_VARIABLES),
+        *(("--", *spec.argv) if spec.argv else ()),
     ]
 
 

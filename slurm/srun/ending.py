@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -40,15 +42,13 @@ class StepEnder:
     patience_s: float  # how long to wait instead for a controller that does not answer
 
     def end(
-        self, step: Step, grace_s: float, said: Callable[[], str], doubtful: bool = False
+        self, step: Step, said: Callable[[], str], doubtful: bool = False
     ) -> tuple[tuple[str, ...], str]:
-        """Signal a step, with rising force, until it is gone.
+        """Cancel a step until it is gone.
 
-        Through Slurm: SIGTERM to srun would kill its tasks without grace, and SIGKILL to its
-        process group would leave them running.
-
-        Between the polite and the final signal it has ``grace_s``; 0: there is no polite one. Its
-        srun has ``said`` on standard error. If ``doubtful``, Slurm's list proves nothing.
+        Through Slurm: SIGKILL to srun's process group would leave its tasks running. Its srun has
+        ``said`` on standard error. If ``doubtful``, Slurm's list proves nothing, and srun may have
+        been stopped.
 
         Returns the nodes that are not proven free. If all are free and Slurm still lists the step,
         a message says so: somebody may have killed the step daemon that its ranks waited for.
@@ -69,15 +69,14 @@ class StepEnder:
                     srun.wait(_SRUN_S)
             srun.terminate()
 
-        if grace_s and srun.poll() is None:
-            with contextlib.suppress(SlurmError, subprocess.TimeoutExpired):
-                for one in own():
-                    self.allocation.cancel(one, "TERM")
-                    srun.wait(grace_s)
+        if doubtful:
+            srun.kill()  # not its group: its second process still ends what it can
         listed = self.until_gone(own, lambda: srun.poll() is None, end_waiting)
         if srun.poll() is None:
-            srun.kill()  # not its group: its second process still ends what it can
+            srun.kill()
         srun.wait()
+        with contextlib.suppress(OSError):
+            os.killpg(srun.pid, signal.SIGKILL)  # its second process may have been stopped
         # srun says when it gives up waiting for the step's end; then the step may run on.
         if listed == [] and not (doubtful or GAVE_UP.search(said()) or self.proof.needed()):
             return (), ""

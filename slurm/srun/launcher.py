@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
-import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from foundation.files import has_room
-from foundation.writing import write_private
 from slurm import processes
 from slurm.launcher import (
     AllocationGoneError,
@@ -20,22 +16,17 @@ from slurm.launcher import (
     LauncherError,
     LauncherOptions,
 )
-from slurm.outcome.classify import Outcome, classify
-from slurm.outcome.evidence import clear_attempt, gather
-from slurm.outcome.kinds import Kind
+from slurm.outcome.classify import Outcome
 from slurm.outcome.step_log import StopRule
-from slurm.outcome.watch import Termination, ended_by_others, watch
 from slurm.srun.allocation import Allocation, JobStep
-from slurm.srun.command import srun_argv, srun_environment
-from slurm.srun.ending import Step, StepEnder
-from slurm.srun.kept_launches import KeptLaunches
-from slurm.srun.kept_step import can_be_forked
+from slurm.srun.command import srun_argv
+from slurm.srun.ending import StepEnder
+from slurm.srun.launches import Launches
 from slurm.srun.pacing import LaunchPacing
 from slurm.srun.proof import NodeProof
 from slurm.srun.shell import PATIENCE_S, SlurmError
 from slurm.srun.site import Site
-from slurm.srun.texts import SRUN_TEXTS
-from slurm.trial import STDERR_NAME, STDOUT_NAME, Lease, TrialSpec, carries, kept_mark
+from slurm.trial import Lease, TrialSpec, carries, kept_mark
 
 GONE_DEADLINE_S = 60.0
 
@@ -62,9 +53,9 @@ class SrunLauncher(Launcher):
         self.max_concurrent = site.max_concurrent_steps
         self._proof = proof or NodeProof(site, self.allocation)
         self._unproven: set[str] = set()  # nodes that may have processes of an earlier driver
-        self._pacing = LaunchPacing(site.launch_interval_s)
+        pacing = LaunchPacing(site.launch_interval_s)
         self._ender = StepEnder(self.allocation, self._proof, gone_deadline_s, patience_s)
-        self._kept = KeptLaunches(site, self.allocation, self._ender, self._pacing)
+        self._launches = Launches(site, self.allocation, self._ender, pacing)
         self._running = Counter[str]()  # trials, by name
 
     @classmethod
@@ -92,75 +83,9 @@ class SrunLauncher(Launcher):
         self._running[spec.name] += 1
         try:
             most = self.site.max_concurrent_steps - self._running.total()
-            if can_be_forked(spec):
-                return self._kept.run(spec, lease, stop, stop_rule, most)
-            self._kept.make_way(lease, most)
-            return self._run_alone(spec, lease, stop, stop_rule)
+            return self._launches.run(spec, lease, stop, stop_rule, most)
         finally:
             self._running[spec.name] -= 1
-
-    def _run_alone(
-        self, spec: TrialSpec, lease: Lease, stop: threading.Event, stop_rule: StopRule | None
-    ) -> Outcome:
-        """Run the trial in a step of its own."""
-        argv = self.command(spec, lease)
-        clear_attempt(spec.directory)
-        write_private(spec.directory / "command.txt", shlex.join(argv) + "\n")
-        if spec.obstacle:
-            return Outcome(Kind.LAUNCH_FAILURE, message=spec.obstacle)
-        if not self._pacing.wait(stop):
-            return Outcome(Kind.CANCELLED, message="stopped before it was launched")
-        step = self._start(spec, lease, argv)
-        unwritten = ""
-
-        def exited() -> bool:
-            nonlocal unwritten
-            done = step.srun.poll() is not None
-            if not has_room(spec.directory):
-                # After a write that fails, srun writes nothing more, and does not say so.
-                unwritten = "output of srun, perhaps: the disk was full while it ran"
-            return done
-
-        try:
-            watched = watch(spec, exited, stop, stop_rule)
-        except BaseException:
-            self._ender.end(step, spec.grace_s, spec.stderr)  # whatever went wrong, nothing is left
-            raise
-        grace_s = 0.0 if watched.termination is Termination.EXITED else spec.grace_s
-        severed = ended_by_others(step.srun, watched, "srun")
-        stuck, undead = self._ender.end(step, grace_s, spec.stderr, doubtful=bool(severed))
-        evidence = gather(
-            spec,
-            lease,
-            watched,
-            step.srun.returncode,
-            # Whatever srun's exit code: it was seen to be 0 after a node had died.
-            down_nodes=self.allocation.known_down_nodes(),
-            stuck_nodes=stuck,
-            severed=severed or undead,
-            texts=SRUN_TEXTS,
-            unwritten=unwritten,
-        )
-        return classify(evidence)
-
-    def _start(self, spec: TrialSpec, lease: Lease, argv: Sequence[str]) -> Step:
-        cpus, address = self.allocation.cpus_per_node, self.allocation.address(lease.nodes[0])
-        environ = srun_environment(spec, lease, self.site, address, os.environ, cpus)
-        environ["SLURM_JOB_ID"] = self.allocation.job
-        with (
-            (spec.directory / STDOUT_NAME).open("wb") as stdout,
-            (spec.directory / STDERR_NAME).open("wb") as stderr,
-        ):
-            child = subprocess.Popen(
-                argv,
-                cwd=spec.started_in,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=True,  # Ctrl-C in the terminal is for the driver alone
-            )
-        return Step(spec.name, lease, frozenset({spec.name}), child)
 
     def settle(self, names: Iterable[str]) -> None:
         """End what a killed driver left: sruns that still wait for their step, and steps.
@@ -222,4 +147,4 @@ class SrunLauncher(Launcher):
 
     def close(self) -> None:
         """End the steps that wait for a trial."""
-        self._kept.close()
+        self._launches.close()

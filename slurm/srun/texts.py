@@ -1,4 +1,7 @@
-"""Messages of srun, slurmstepd (Slurm 22.05 to 25) and ``rank.sh`` that explain an end."""
+"""Messages of srun and slurmstepd (Slurm 22.05 to 25) that explain an end.
+
+Agents keep the output of ranks apart, so that srun's standard error has nothing else.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import re
 
 from slurm.outcome.texts import LauncherTexts
 
-# Only srun and slurmstepd start a line so; a trainer's log cannot fake it.
 _LINE = r"^(?:srun|slurmstepd\S*): (?:error: |fatal: )?"
 _SLURM = f"(?m){_LINE}"
 # An srun that waits for its step and is told to end by us says next that the job is over.
@@ -34,13 +36,10 @@ SRUN_TEXTS = LauncherTexts(
         r"|Invalid generic resource|[Ii]nvalid option|unrecognized option))"
     ),
     no_answer=re.compile(_SLURM + r".*Socket timed out"),
-    no_program=re.compile(  # as rank.sh says it, and slurmstepd where there is not even a shell
-        r"(?m)^(?:meshtune: |slurmstepd-)(?P<node>[\w.-]+): (?:no program|error: execve\(\):) .*"
+    no_program=re.compile(  # an agent's own: the interpreter is not on that node
+        r"(?m)^slurmstepd-(?P<node>[\w.-]+): error: execve\(\): .*"
     ),
-    task_end=re.compile(
-        r"(?m)^srun: error: (?P<node>[\w.-]+): (?P<tasks>tasks? [\d,-]+): (?P<what>.+)$"
-    ),
-    # When a task ends first, -K1 is what cancels the step, and the task is to blame.
+    # When a rank has failed first, the driver is what cancels the step, and the rank is to blame.
     cancelled=re.compile(_SLURM + r"(?:\*\*\* STEP .* CANCELLED AT|Job step aborted)"),
 )
 

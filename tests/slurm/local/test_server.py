@@ -117,7 +117,7 @@ def test_settle_finds_forked_ranks(quick: LocalLauncher, make: Any, module: Any)
     driver = start_driver(spec, "quick")
     wait_for(lambda: log(spec).count("\n") == 4, "both ranks and their children run")
     ranks = {int(line.split()[1]) for line in log(spec).splitlines()}
-    # The driver last: its shepherd would end all of them when it is gone.
+    # The driver last: its agent would end all of them when it is gone.
     helpers = processes.descendants(driver.pid) - ranks
     processes.send([*helpers, driver.pid], signal.SIGKILL)
     driver.wait()
@@ -173,22 +173,38 @@ def test_a_fork_server_that_could_not_start_is_started_with_the_next_trial(
 
 
 @pytest.mark.parametrize(
-    ("result", "kind"),
-    [("", Kind.PREEMPTED), ('echo \'{"status": "ok", "x": 1}\' > result.json; ', Kind.OK)],
+    ("result", "kind", "number"),
+    [
+        ("", Kind.PREEMPTED, signal.SIGKILL),
+        ('echo \'{"status": "ok", "x": 1}\' > result.json; ', Kind.OK, signal.SIGKILL),
+        ("", Kind.PREEMPTED, signal.SIGSTOP),
+    ],
 )
-def test_a_killed_shepherd_leaves_nothing_blames_nobody_and_costs_no_result(
-    launcher: LocalLauncher, make: Any, result: str, kind: Kind
+def test_a_killed_or_stopped_agent_leaves_nothing_blames_nobody_and_costs_no_result(
+    launcher: LocalLauncher,
+    make: Any,
+    result: str,
+    kind: Kind,
+    number: signal.Signals,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if number == signal.SIGSTOP:  # its limits find it silent
+        monkeypatch.setattr("slurm.channel.ANSWER_S", 0.5)
     run(launcher, make(*SPEAK))
     server = fork_servers()
-    spec = make("sh", "-c", f"{result}(setsid sleep 1001 &); echo up; exec sleep 1000")
+    spec = make(
+        "sh",
+        "-c",
+        f"{result}(setsid sleep 1001 &); echo up; exec sleep 1000",
+        no_progress_timeout_s=3.0,
+    )
     outcomes: list[Outcome] = []
     thread = threading.Thread(target=lambda: outcomes.append(run(launcher, spec)))
     thread.start()
     wait_for(lambda: log(spec).count("up") == 2, "both ranks run")
-    processes.send(fork_servers() - server, signal.SIGKILL)
+    processes.send(fork_servers() - server, number)
     thread.join()
-    assert outcomes[0].kind is kind
+    assert outcomes[0].kind is kind, outcomes
     assert outcomes[0].lost_nodes == ()
     assert marked(spec) == set()
 
@@ -220,18 +236,7 @@ def test_a_driver_that_dies_while_its_fork_server_imports_gets_no_ranks_any_more
     driver.wait()
     go.touch()
     wait_for(lambda: not processes.is_running(server), "the fork server has ended")
-    mark = marker(spec.name)  # of a shepherd that was forked nevertheless
+    mark = marker(spec.name)  # of an agent that was forked nevertheless
     holders = [pid for pid in processes.all_pids() if mark in processes.open_files(pid)]
-    wait_for(lambda: not any(map(processes.is_running, holders)), "its shepherd has ended")
-    assert not (spec.directory / "stdout.log").exists()
-
-
-def test_the_log_has_what_ranks_had_printed_when_their_driver_died(make: Any) -> None:
-    spec = make("sh", "-c", "printf 'half a line'; touch up$RANK; exec sleep 1000")
-    driver = start_driver(spec)
-    up = [spec.directory / f"up{rank}" for rank in range(2)]
-    wait_for(lambda: all(path.exists() for path in up), "both ranks run")
-    driver.kill()
-    driver.wait()
-    wait_for(lambda: log(spec).count("half a line\n") == 2, "the shepherd has closed the log")
-    wait_for(lambda: not marked(spec), "nothing is left")
+    wait_for(lambda: not any(map(processes.is_running, holders)), "its agent has ended")
+    assert not (spec.directory / "result.json").exists()

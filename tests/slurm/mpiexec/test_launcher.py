@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,17 @@ def test_ranks_get_the_drivers_environment_but_not_what_is_true_of_its_host_only
         assert seen["OF_THE_DRIVER"] == 'a "b" $c\nd'
         assert seen["PBS_JOBID"] is None
         assert seen["OMP_NUM_THREADS"] == "3"
+
+
+def test_arguments_arrive_as_they_are_even_those_that_mean_something_to_mpiexec(
+    make_launcher: Make, tmp_path: Path
+) -> None:
+    arguments = (":", "=", "=:", "a b", "$HOME", "", "-n", "--")
+    code = "import sys; print('MESHTUNE_RESULT {}'); open('seen', 'w').write(repr(sys.argv[1:]))"
+    spec = trial(tmp_path, "arguments", code, ranks_per_node=1)
+    spec = replace(spec, argv=(*spec.argv, *arguments))
+    assert run_on(make_launcher(), spec).kind is Kind.OK
+    assert (spec.directory / "seen").read_text() == repr(list(arguments))
 
 
 def test_a_rank_that_is_killed_is_a_crash_that_names_the_signal(

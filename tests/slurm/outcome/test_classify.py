@@ -16,13 +16,6 @@ from slurm.srun.texts import SRUN_TEXTS
 
 OK = {"status": "ok", "tflops_per_gpu": 60.0}
 
-CRASH_UNDER_K1 = """\
-srun: error: n3: task 1: Exited with exit code 3
-srun: launch/slurm: _step_signal: Terminating StepId=1.4
-slurmstepd-n3: error: *** STEP 1.4 ON n3 CANCELLED AT 2026-11-21T02:51:45 ***
-srun: error: n3: task 0: Terminated
-srun: Force Terminated StepId=1.4
-"""
 HOST_OOM_22_05 = """\
 slurmstepd-n3: error: Detected 1 oom-kill event(s) in StepId=1.5. Some of your processes may have \
 been killed by the cgroup out-of-memory handler.
@@ -97,10 +90,6 @@ terminate called after throwing an instance of 'std::bad_alloc'
   what():  std::bad_alloc
 """
 OPENBLAS = "OpenBLAS error: Memory allocation still failed after 10 retries, giving up.\n"
-NO_PROGRAM = """\
-meshtune: n3: no program /no/such
-srun: error: n3: tasks 0-1: Exited with exit code 127
-"""
 NO_SHELL = """\
 slurmstepd-n3: error: execve(): /bin/sh: No such file or directory
 srun: error: n3: tasks 0-1: Exited with exit code 2
@@ -268,13 +257,13 @@ def evidence(
             "777",
         ),
         (
-            evidence("srun: error: slurm_receive_msgs: Socket timed out"),
+            evidence("srun: error: slurm_receive_msgs: Socket timed out", exit_code=None),
             Kind.LAUNCH_FAILURE,
             "timed out",
         ),
-        (evidence("srun: error: Socket timed out\n" + CRASH_UNDER_K1), Kind.CRASH, "exit code 3"),
+        (evidence("srun: error: Socket timed out", exit_code=3), Kind.CRASH, "exit code 3"),
         (evidence(LAUNCH_FAILED_ON_A_NODE), Kind.LAUNCH_FAILURE, "failed on node n2"),
-        (evidence(NO_PROGRAM, exit_code=127), Kind.LAUNCH_FAILURE, "no program /no/such"),
+        (evidence(exit_code=None, not_started="no program x"), Kind.LAUNCH_FAILURE, "program x"),
         (evidence(NO_SHELL, exit_code=2), Kind.LAUNCH_FAILURE, "/bin/sh"),
         (
             evidence(
@@ -303,11 +292,16 @@ def evidence(
         ),
         # Everything else.
         (
-            evidence(CRASH_UNDER_K1, exit_code=143),
+            # We have cancelled what was left.
+            evidence(SCANCELLED, exit_code=3, failed_on="n3"),
             Kind.CRASH,
-            "task 1 on n3: Exited with exit code 3",
+            "exit code 3",
         ),
-        (evidence("srun: error: n1: task 0: Segmentation fault"), Kind.CRASH, "Segmentation fault"),
+        (evidence(exit_code=-11, failed_on="n3"), Kind.CRASH, "ended by signal 11"),
+        # A kernel that kills a rank's helper, and Slurm that tells of an earlier trial's.
+        (evidence(exit_code=7, failed_on="n1", oom_kills=1), Kind.HOST_OOM, "1 processes killed"),
+        (evidence(HOST_OOM_22_05, exit_code=-11, failed_on="n1"), Kind.CRASH, "signal 11"),
+        (evidence(HOST_OOM_22_05, exit_code=None), Kind.HOST_OOM, "oom-kill event"),
         (
             evidence("Traceback\nValueError: nix", exit_code=1),
             Kind.CRASH,
@@ -347,16 +341,34 @@ def test_only_slurms_own_lines_speak_for_slurm(line: str) -> None:
     assert classify(evidence(line)).kind is Kind.CRASH
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        NODE_FAILURE,
+        LOST_NODE,
+        PREEMPTED,
+        EXPIRED,
+        STEP_TIME_LIMIT,
+        SCANCELLED,
+        LAUNCH_FAILED_ON_A_NODE,
+    ],
+)
+def test_what_a_trainer_prints_is_no_word_of_slurms(words: str) -> None:
+    outcome = classify(evidence(words, launcher_said=""))
+    assert (outcome.kind, outcome.lost_nodes, outcome.suspect_nodes) == (Kind.CRASH, (), ())
+
+
 def test_slurms_lines_mean_nothing_where_slurm_did_not_launch() -> None:
     outcome = classify(evidence(NODE_FAILURE, texts=NO_TEXTS))
     assert outcome.kind is Kind.CRASH
     assert outcome.lost_nodes == ()
 
 
-def test_a_failed_node_leaves_the_pool_and_its_healthy_neighbours_stay() -> None:
+def test_a_failed_node_leaves_the_pool_once_slurms_state_confirms_it() -> None:
+    outcome = classify(evidence(NODE_FAILURE, down_nodes=frozenset({"n2"})))
+    assert (outcome.lost_nodes, outcome.suspect_nodes) == (("n2",), ())
     outcome = classify(evidence(NODE_FAILURE))
-    assert outcome.lost_nodes == ("n2",)
-    assert outcome.suspect_nodes == ()
+    assert (outcome.lost_nodes, outcome.suspect_nodes) == ((), ("n2",))
 
 
 def test_sruns_lost_connection_makes_no_node_suspect() -> None:
@@ -371,16 +383,9 @@ def test_a_node_that_a_launch_failed_on_is_suspect() -> None:
     assert outcome.lost_nodes == ()
 
 
-def test_a_program_missing_on_some_nodes_makes_them_suspect_but_on_all_the_command() -> None:
-    some = classify(evidence(NO_PROGRAM))
-    everywhere = classify(evidence(NO_PROGRAM, nodes=("n3",)))
-    assert some.suspect_nodes == ("n3",)
-    assert everywhere.suspect_nodes == ()
-
-
 def test_a_node_with_a_broken_gpu_is_suspect() -> None:
-    text = "CUDA error: uncorrectable ECC error\nsrun: error: n4: task 7: Exited with exit code 1\n"
-    assert classify(evidence(text)).suspect_nodes == ("n4",)
+    text = "CUDA error: uncorrectable ECC error\n"
+    assert classify(evidence(text, failed_on="n4")).suspect_nodes == ("n4",)
 
 
 def test_nodes_whose_processes_would_not_die_are_lost_whatever_the_kind() -> None:

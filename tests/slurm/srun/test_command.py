@@ -8,13 +8,16 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from foundation.python import isolated_argv
+from slurm import agent
 from slurm.launcher import LauncherError
-from slurm.srun.command import RANK_SCRIPT, srun_argv, srun_environment
+from slurm.srun.command import srun_argv, srun_environment
 from slurm.srun.site import Site, SiteError
 from slurm.trial import Lease, TrialSpec
 
@@ -42,7 +45,8 @@ def test_the_line_of_each_site_is_the_recorded_one(name: str) -> None:
     environment = srun_environment(spec, LEASE, site, "node002", {}, 64)
     lines = [f"{key}={value}" for key, value in sorted(environment.items())]
     argv = srun_argv(spec, LEASE, site, 64)
-    line = ["rank.sh" if argument == str(RANK_SCRIPT) else argument for argument in argv]
+    ours = {agent.__file__: "agent.py", sys.executable: "python"}
+    line = [ours.get(argument, argument) for argument in argv]
     text = "\n".join([*lines, shlex.join(line), ""])
     golden = GOLDEN / f"{name}.txt"
     if os.environ.get("MESHTUNE_REFRESH_GOLDEN"):
@@ -120,11 +124,12 @@ def test_frontiers_ranks_have_the_network_of_its_guide_and_caches_of_their_node(
     assert all(environment[name].startswith("/tmp/") for name in caches)
 
 
-def test_a_rank_has_torchs_names_and_its_arguments_untouched(tmp_path: Path) -> None:
+def test_a_line_run_by_hand_has_torchs_names_and_its_arguments_untouched() -> None:
     arguments = ["a b", "$HOME", "`id`", "", "'", "*"]
     show = ["sh", "-c", 'echo "$RANK $LOCAL_RANK"; printf "<%s>" "$@"', "x", *arguments]
+    names = ("SLURM_PROCID=RANK", "SLURM_LOCALID=LOCAL_RANK")
     done = subprocess.run(
-        ["/bin/sh", str(RANK_SCRIPT), *show],
+        isolated_argv(agent.__file__, *names, "--", *show),
         env={"PATH": os.environ["PATH"], "SLURM_PROCID": "9", "SLURM_LOCALID": "1"},
         capture_output=True,
         text=True,

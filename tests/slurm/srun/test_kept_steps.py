@@ -99,7 +99,7 @@ def test_a_crash_ends_its_trial_and_a_signal_its_step(kept: SrunLauncher, tmp_pa
     [step] = kept_steps(kept)
     killed = kept_trial(tmp_path, "killed", f"{OK}\nos.kill(os.getpid(), 9)")
     outcome = run_on(kept, killed)
-    assert (outcome.kind, outcome.exit_code) == (Kind.CRASH, -9), outcome
+    assert (outcome.kind, outcome.exit_code) == (Kind.PREEMPTED, -9), outcome
     assert parents(crash) == parents(killed)
     assert not kept_steps(kept)
     after = kept_trial(tmp_path, "after")
@@ -231,7 +231,7 @@ def test_a_step_is_not_lost_when_its_trial_cannot_be_written(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("slurm.srun.kept_launches.write_private", full)
+        patched.setattr("slurm.srun.launches.write_private", full)
         with pytest.raises(OSError, match="No space left"):
             run_on(kept, kept_trial(tmp_path, "second"))
     assert not kept_steps(kept)

@@ -1,0 +1,400 @@
+"""The agent of one task: it starts a trial's ranks and is the only one who says how they end.
+
+``python -I -S agent.py [NAME=TARGET ...] [-- PROGRAM ...]``, started by this file's path, needs the
+standard library alone, from Python 3.8 on, and imports next to nothing of it. It talks with the
+driver over a connection of which no rank has a descriptor: what ranks write is data in it, never a
+word. Each line to the driver is a rank's number, a word of :data:`WORDS` and its integers:
+
+* ``hello VERSION PID``: the agent is there; ``beat NUMBER``: it still is; a ping has that number;
+* ``sig SIGNAL UID``: a user has sent the agent a signal, which it then forwards to its ranks;
+* ``none ERRNO WHERE``: a rank has no program (WHERE 0) or no folder to start in (1);
+* ``end CODE OOM_KILLS``: a rank has ended, by a signal if CODE is negative; the kernel has
+  meanwhile killed so many processes for want of memory;
+* ``gone``: all ranks of this agent have ended, and nothing that they had started is left.
+
+or ``out`` or ``err`` and a piece of what the rank has written there, with ``\\n`` for a line feed.
+
+Orders are lines of JSON. ``{"end": signal}`` sends the signal to all that descends from the ranks,
+``{"ping": number}`` asks for a beat, and an order with these keys starts a trial:
+
+* ``trial``: its name; ``argv``, ``cwd``: of every rank;
+* ``ranks``: one object per rank to start here, with environment variables of its own;
+* ``env``: variables that all of them get, ``clear``: and no others;
+* ``forked``: whether ``argv`` is a Python command to run in a fork of a process that has imported
+  ``modules`` (:mod:`slurm.fork_server`); else it is executed;
+* ``memory_bytes``: RLIMIT_DATA of a rank, or null.
+
+Two facts of Linux let it promise that nothing of a trial survives: it is a *child subreaper*, so
+whatever a rank starts and abandons becomes its child again; and its orders reach their end when the
+driver dies, however it dies: it then kills all it has.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sys
+import time
+
+TYPE_CHECKING = False  # importing typing takes as long as all the rest
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any, NoReturn
+if TYPE_CHECKING or __package__:
+    from slurm import kernel
+else:  # started by its path
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    import kernel
+
+VERSION = 1
+WORDS = {  # name -> least and greatest value of each integer
+    "hello": ((VERSION, VERSION), (1, 1 << 30)),
+    "beat": ((0, 1 << 30),),
+    "sig": ((1, 64), (0, 1 << 32)),
+    "none": ((1, 1 << 12), (0, 1)),
+    "end": ((-64, 255), (0, 1 << 30)),
+    "gone": (),
+}
+BEAT_S = 5.0
+LINE_BYTES = 1000  # slurmstepd passes on whole lines of at most 1 KiB
+_TEXT_BYTES = 480  # of a rank's output in one line; escaped they may double
+_FULL_BYTES = 1 << 18  # waiting to be sent: nothing more is read from ranks meanwhile
+_KILL_AGAIN_S = 0.05  # a process that was being forked may have escaped the signal
+_FORWARDED = (
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU),
+)
+_WAITED = {signal.SIGCHLD, signal.SIGIO, *_FORWARDED}
+
+
+class Agent:
+    """Starts the ranks of one trial at a time, and sees all that descends from them end.
+
+    Orders are read from a descriptor, words written to one; ``first_rank`` is the first rank that
+    is started here. ``in_fork`` runs a rank in the fork itself, for an agent that has the trainer
+    imported; ``hidden``: other processes of the user can neither read its memory nor take its
+    descriptors.
+    """
+
+    def __init__(
+        self,
+        orders: int,
+        words: int,
+        first_rank: int = 0,
+        in_fork: Callable[[Mapping[str, Any], int], NoReturn] | None = None,
+        hidden: bool = True,
+    ) -> None:
+        self._orders, self._words = orders, words
+        self._first_rank, self._in_fork, self._hidden = first_rank, in_fork, hidden
+        self._unread, self._unsent = b"", bytearray()
+        self._ranks: dict[int, int] = {}  # process id -> rank, of those that run
+        self._failed: dict[int, int] = {}  # rank -> pipe with the reason why it has not started
+        self._pipes: dict[int, tuple[int, bytes]] = {}  # read end -> rank and stream
+        self._server: tuple[int, int, int] | None = None  # process id, requests, replies
+        self._expected = False  # the fork server has not told the rank's process id yet
+        self._strays: dict[int, int] = {}  # process id -> status, meanwhile
+        # Leaving: no further trial is started. Orphaned: the driver is gone.
+        self._busy = self._killing = self._leaving = self._orphaned = False
+        self._oom_kills = 0
+        self._beat_s = time.monotonic()
+
+    def serve(self) -> Callable[[], NoReturn]:
+        """Obey until no trial is to come and nothing of one is left; then end this process.
+
+        Returns in a forked rank alone: what it has to run.
+        """
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        if self._hidden:
+            kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+        for end in {self._orders, self._words}:
+            kernel.notify(end)
+        self._say(self._first_rank, "hello", VERSION, os.getpid())
+        while self._busy or not self._leaving:
+            self._send()
+            info = signal.sigtimedwait(_WAITED, self._patience_s())
+            if info is not None and info.si_signo in _FORWARDED:
+                self._forward(info.si_signo, info.si_uid)
+            self._pump()
+            for order in self._read_orders():
+                if rank := self._obey(order):
+                    return rank
+            self._reap()
+            if time.monotonic() - self._beat_s >= BEAT_S and len(self._unsent) < _FULL_BYTES:
+                self._beat_s = time.monotonic()
+                self._say(self._first_rank, "beat", 0)
+        os.set_blocking(self._words, True)
+        self._send()
+        os._exit(0)
+
+    # ---- the driver ----
+
+    def _patience_s(self) -> float:
+        if self._killing:
+            return _KILL_AGAIN_S
+        return 0.1 if self._unsent else BEAT_S
+
+    def _say(self, rank: int, word: str, *numbers: int) -> None:
+        self._unsent += b" ".join(str(item).encode() for item in (rank, word, *numbers)) + b"\n"
+
+    def _send(self) -> None:
+        try:
+            while self._unsent and not self._orphaned:
+                del self._unsent[: os.write(self._words, self._unsent)]
+        except OSError as error:
+            if error.errno != errno.EAGAIN:
+                self._desert()
+
+    def _desert(self) -> None:
+        self._orphaned = self._killing = self._leaving = self._busy = True
+        self._unsent.clear()
+
+    def _read_orders(self) -> list[dict[str, Any]]:
+        data = b""
+        try:
+            while not self._orphaned and (piece := os.read(self._orders, 1 << 16)):
+                data += piece
+            if not self._orphaned:
+                self._desert()
+        except OSError as error:
+            if error.errno != errno.EAGAIN:
+                self._desert()
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        return [] if self._orphaned else [json.loads(line) for line in lines]
+
+    def _obey(self, order: Mapping[str, Any]) -> Callable[[], NoReturn] | None:
+        if "end" in order:
+            for pid in self._descendants():
+                kernel.kill(pid, order["end"])
+        elif "ping" in order:
+            self._say(self._first_rank, "beat", order["ping"])
+        else:
+            self._busy, self._killing, self._oom_kills = True, False, kernel.oom_kills()
+            if order["forked"] and not self._in_fork:
+                self._ask_server(order)
+            else:
+                for index in range(len(order["ranks"])):
+                    if self._start(order, index) and (in_fork := self._in_fork):
+                        return lambda: in_fork(order, index)
+        return None
+
+    def _forward(self, number: int, uid: int) -> None:
+        """Tell the driver of a signal; Slurm sends it to the task's own process alone."""
+        self._say(self._first_rank, "sig", number, uid)
+        for pid in self._ranks:
+            kernel.kill(pid, number)
+        if not self._ranks:
+            self._send()
+            os._exit(0)
+
+    # ---- ranks ----
+
+    def _start(self, order: Mapping[str, Any], index: int) -> bool:
+        """Start a rank; whether this process is it, and has to run it."""
+        rank = self._first_rank + index
+        outputs, failed = self._outputs(rank), os.pipe()
+        pid = self._fork([os.open(os.devnull, os.O_RDONLY), *outputs])
+        if pid == 0:
+            if self._in_fork and order["forked"]:
+                others = (*self._pipes, *self._failed.values())
+                for end in (self._orders, self._words, *others, *failed):
+                    kernel.close(end)
+                return True
+            become(order, index, failed[1])
+        os.close(failed[1])
+        self._failed[rank], self._ranks[pid] = failed[0], rank
+        return False
+
+    def _outputs(self, rank: int) -> list[int]:
+        """Write ends for a rank's standard output and error, which are read here."""
+        writers = []
+        for stream in (b"out", b"err"):
+            reader, writer = os.pipe()
+            kernel.notify(reader)
+            self._pipes[reader] = rank, stream
+            writers.append(writer)
+        return writers
+
+    def _fork(self, streams: Sequence[int]) -> int:
+        """Fork; the child, which dies with this process, has these as standard input and on."""
+        parent, pid = os.getpid(), os.fork()
+        if pid == 0:
+            kernel.prctl(
+                kernel.PR_SET_DUMPABLE, 1
+            )  # debuggers, and ranks that share memory, need it
+            kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+            os.setpgid(0, 0)  # what a rank sends to its group is not for the agent
+            for target, end in enumerate(streams):
+                os.dup2(end, target)
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+            return 0
+        for end in streams:
+            os.close(end)
+        return pid
+
+    def _ask_server(self, order: Mapping[str, Any]) -> None:
+        """Have the fork server start the rank, which becomes a child of this process."""
+        if self._server is None:
+            (requests, requests_w), (replies, replies_w) = os.pipe(), os.pipe()
+            failed, failed_w = os.pipe()
+            pid = self._fork([requests, *self._outputs(self._first_rank), replies_w])
+            if pid == 0:
+                path = os.path.join(os.path.dirname(__file__), "fork_server.py")
+                command = [order["argv"][0], path, ",".join(order["modules"])]
+                become({**order, "argv": command, "env": {}}, 0, failed_w)
+            os.close(failed_w)
+            kernel.notify(replies)
+            self._server = pid, requests_w, replies
+            self._failed[self._first_rank] = failed
+        self._expected = True
+        try:
+            os.write(self._server[1], json.dumps(order).encode() + b"\n")
+        except OSError:
+            pass  # it has died, which is seen elsewhere
+
+    def _pump(self) -> None:
+        for pipe in list(self._pipes):
+            while len(self._unsent) < _FULL_BYTES:
+                data = kernel.read(pipe)
+                if data is None:
+                    break
+                if not data:
+                    os.close(pipe)
+                    del self._pipes[pipe]
+                    break
+                rank, stream = self._pipes[pipe]
+                self._unsent += framed(rank, stream, data)
+                self._send()
+        if self._expected and self._server and (told := kernel.read(self._server[2])):
+            self._expected, pid = False, int(told)
+            self._ranks[pid] = self._first_rank
+            if pid in self._strays:
+                self._ended(pid, self._strays.pop(pid))
+
+    def _reap(self) -> None:
+        """Collect what has ended; once all ranks have, kill what they have left."""
+        childless = False
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                childless = True
+                break
+            if pid == 0:
+                break
+            self._ended(pid, status)
+        if self._busy and (self._killing or not (self._ranks or self._expected)):
+            left = set() if childless else self._descendants()
+            for one in left:
+                kernel.kill(one, signal.SIGKILL)
+            self._killing = bool(left)
+            if not left and not self._ranks:
+                self._gone()
+
+    def _ended(self, pid: int, status: int) -> None:
+        if self._server and pid == self._server[0]:
+            self._server, self._leaving = None, True
+            if self._expected and not self._no_program(self._first_rank):
+                os._exit(1)  # what its rank would have done is not known
+            self._expected = False
+            return
+        if pid not in self._ranks:
+            if self._expected:
+                self._strays[pid] = status
+            return  # else one that a rank had abandoned
+        rank = self._ranks.pop(pid)
+        if not self._no_program(rank):
+            code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+            self._pump()
+            self._say(rank, "end", code, max(0, kernel.oom_kills() - self._oom_kills))
+
+    def _no_program(self, rank: int) -> bool:
+        """Tell the driver if a program could not be started; whether it could not."""
+        failed = self._failed.pop(rank, None)
+        if failed is None:
+            return False
+        said = os.read(failed, 100)
+        os.close(failed)
+        if said:
+            self._say(rank, "none", *map(int, said.split()))
+        return bool(said)
+
+    def _gone(self) -> None:
+        self._busy = self._killing = False
+        if self._orphaned:
+            return
+        for pipe in list(self._pipes):
+            while data := kernel.read(pipe):
+                self._unsent += framed(*self._pipes[pipe], data)
+            if self._server is None:
+                os.close(pipe)
+                del self._pipes[pipe]
+        self._strays.clear()
+        self._say(self._first_rank, "gone")
+
+    def _descendants(self) -> set[int]:
+        """Running processes of the trial."""
+        found = kernel.descendants(os.getpid())
+        return (
+            found - {self._server[0]} - kernel.descendants(self._server[0])
+            if self._server
+            else found
+        )
+
+
+def become(order: Mapping[str, Any], index: int, failed: int) -> NoReturn:
+    """Execute a rank's program; if that fails, write why: the error's number, and where."""
+    where = 1
+    try:
+        os.chdir(order["cwd"])
+        where = 0
+        own = {} if order["clear"] else dict(os.environ)
+        env = {**own, **order["env"], **order["ranks"][index]}
+        if order["memory_bytes"] is not None:
+            import resource
+
+            resource.setrlimit(resource.RLIMIT_DATA, (order["memory_bytes"],) * 2)
+        try:  # the kernel's choice for want of memory: the rank, not its agent
+            with open("/proc/self/oom_score_adj", "r+") as file:
+                file.write("500")
+        except OSError:
+            pass
+        kernel.execute(order["argv"], env)
+    except OSError as error:
+        os.write(failed, b"%d %d" % (error.errno or errno.EIO, where))
+    os._exit(127)
+
+
+def framed(rank: int, stream: bytes, data: bytes) -> bytes:
+    """A rank's output as lines to the driver."""
+    head = b"%d %s " % (rank, stream)
+    pieces = (data[at : at + _TEXT_BYTES] for at in range(0, len(data), _TEXT_BYTES))
+    return b"".join(
+        head + piece.replace(b"\\", b"\\\\").replace(b"\n", b"\\n") + b"\n" for piece in pieces
+    )
+
+
+def main() -> None:
+    """Serve a task; or, with a program, only be its rank, for whoever starts it by hand."""
+    words = sys.argv[1:]
+    at = words.index("--") if "--" in words else len(words)
+    for word in words[:at]:
+        name, _, target = word.partition("=")
+        if target in ("RANK", "LOCAL_RANK"):
+            os.environ[target] = os.environ[name]
+    rank = int(os.environ["RANK"])
+    os.environ["ROLE_RANK"] = str(rank)
+    node = str(rank // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    os.environ["NODE_RANK"] = os.environ["GROUP_RANK"] = node
+    if program := words[at + 1 :]:
+        kernel.execute(program, os.environ)
+    Agent(kernel.moved(0, os.O_RDONLY), kernel.moved(1, os.O_WRONLY), rank).serve()
+
+
+if __name__ == "__main__":
+    main()

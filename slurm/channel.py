@@ -1,0 +1,335 @@
+"""The driver's end of its connection with a launch's agents; see :mod:`slurm.agent`.
+
+Whatever is not exactly one of their words voids the channel: nothing that it says of the trial
+counts from then on, and the trial runs again. Output of ranks is data, and goes to the logs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from slurm.agent import LINE_BYTES, WORDS
+from slurm.log_file import LAST_TRIES_S, LogFile, whole_lines
+from slurm.outcome.rank_ends import first_failed
+from slurm.outcome.watch import Termination
+from slurm.trial import STDERR_NAME, STDOUT_NAME, Lease, TrialSpec
+
+SILENCE_S = 30.0  # without a word: is the agent still there?
+ANSWER_S = 15.0  # for an agent, on a loaded machine
+_POLL_S = 0.2
+_LINE = re.compile(rb"(\d{1,7}) (?:(out|err) (.*)|([a-z]+)((?: -?\d{1,10}){0,3}))", re.DOTALL)
+_ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
+# Sent by people, shells, schedulers and the kernel; others, such as SIGSEGV, a program gets by its
+# own doing.
+_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+_SENT = (*_ENDING, signal.SIGKILL, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@dataclass
+class _Log:
+    """One of the trial's two logs."""
+
+    file: LogFile
+    partial: dict[int, bytes] = field(default_factory=dict)  # rank -> its line so far
+
+
+@dataclass
+class _Said:
+    """All that agents have said of one trial."""
+
+    codes: dict[int, int] = field(default_factory=dict)  # rank -> code, in the order of their ends
+    signals: dict[int, tuple[int, int]] = field(default_factory=dict)  # rank -> signal, user
+    missing: dict[int, tuple[int, int]] = field(default_factory=dict)  # rank -> errno, where
+    oom_kills: int = 0
+    gone: set[int] = field(default_factory=set)  # agents
+
+
+class Channel:
+    """All that agents say of one trial at a time, and the ranks' output; for several threads.
+
+    Args:
+        agents: first rank of each.
+        num_ranks: of all.
+        order: sends an order to all agents.
+    """
+
+    def __init__(
+        self,
+        agents: Iterable[int],
+        num_ranks: int,
+        order: Callable[[Mapping[str, object]], None],
+    ) -> None:
+        self.void = ""  # why nothing counts any more
+        self.order = order
+        self._agents = frozenset(agents)
+        self._agent_of: dict[int, int] = {}  # of each rank
+        for rank in range(min(self._agents), num_ranks):
+            self._agent_of[rank] = rank if rank in self._agents else self._agent_of[rank - 1]
+        self._ranks_of: dict[int, list[int]] = {}
+        for rank, agent in self._agent_of.items():
+            self._ranks_of.setdefault(agent, []).append(rank)
+        self._num_ranks = num_ranks
+        self._lock = threading.Condition()
+        self._unread = b""
+        self._trial: TrialSpec | None = None
+        self._said = _Said()
+        self._logs: dict[bytes, _Log] = {}
+        self._heard_s = dict.fromkeys(self._agents, time.monotonic())
+        self.greeted: set[int] = set()  # agents that have been there
+        self._answers: dict[int, int] = {}  # agent -> number of the last ping that it answered
+        self._ping = 0
+        self._problem = ""
+
+    def begin(self, spec: TrialSpec, unclaimed: bytes = b"") -> None:
+        """Make ready for a trial, whose folder is; ``unclaimed`` text begins its error log.
+
+        Raises OSError if its logs cannot be opened.
+        """
+        with self._lock:
+            self._trial, self._said, self._problem = spec, _Said(), ""
+            self._heard_s = dict.fromkeys(self._agents, time.monotonic())
+            for stream, name in ((b"out", STDOUT_NAME), (b"err", STDERR_NAME)):
+                self._logs[stream] = _Log(LogFile(spec.directory / name))
+            self._logs[b"err"].file.write(unclaimed)
+
+    def finish(self) -> str:
+        """Close the trial's logs; returns why lines are missing there, "" if none are."""
+        with self._lock:
+            for log in self._logs.values():
+                self._end_lines(log, list(log.partial))
+                log.file.close(LAST_TRIES_S)
+                self._problem = self._problem or log.file.problem
+            self._logs.clear()
+            self._trial = None
+        return self._problem
+
+    def note(self, text: bytes) -> None:
+        """Write text of the launcher's own into the error log, if a trial runs."""
+        with self._lock:
+            if log := self._logs.get(b"err"):
+                log.file.write(text)
+
+    # ---- what is known ----
+
+    @property
+    def codes(self) -> dict[int, int]:
+        """Exit codes of the ranks, in the order of their ends; a signal is negative."""
+        with self._lock:
+            return dict(self._said.codes)
+
+    @property
+    def oom_kills(self) -> int:
+        return self._said.oom_kills
+
+    @property
+    def all_gone(self) -> bool:
+        """Whether nothing of the trial is left, and all its output is in the logs."""
+        return not self.void and self._said.gone >= self._agents
+
+    @property
+    def failed(self) -> bool:
+        """Whether a rank has failed; the others then have some time to end by themselves."""
+        return bool(self._said.missing) or any(self.codes.values())
+
+    @property
+    def exit_code(self) -> int | None:
+        """The first failed rank's exit code; 0 if all succeeded; None while that is not known."""
+        if failed := first_failed(self.codes):
+            return failed[1]
+        return 0 if self.all_gone and len(self.codes) == self._num_ranks else None
+
+    def disturbed(self, spec: TrialSpec, lease: Lease, ended: Termination, alive: bool) -> str:
+        """How others have disturbed the trial, so that it says nothing of its configuration; or "".
+
+        Call it after the watch, and before any signal of ours. Agents that may be ``alive`` are
+        asked after a limit: one that was stopped, and not the trial, may be what is silent.
+        """
+        limits = (Termination.TIMEOUT, Termination.NO_PROGRESS)
+        if ended in limits and alive:
+            self.answers()
+        if self.void or ended not in (Termination.EXITED, *limits):
+            return self.void
+        return self._sent_from_outside(spec, lease)
+
+    def _sent_from_outside(self, spec: TrialSpec, lease: Lease) -> str:
+        """How others have ended the first rank that failed, by a signal; "" if they have not."""
+        with self._lock:
+            failed = first_failed(self._said.codes)
+            if failed is None or (failed[1] == -signal.SIGKILL and self._said.oom_kills):
+                return ""
+            number, uid = self._said.signals.get(failed[0], (0, -1))
+            if number not in (*_ENDING, -failed[1]):  # one that it has taken, and gone on
+                number, uid = (-failed[1] if -failed[1] in _SENT else 0), -1
+        if not number:
+            return ""
+        who = f" from user {uid}" if uid >= 0 else ""
+        node = lease.nodes[failed[0] // spec.ranks_per_node]
+        return f"rank {failed[0]} on {node} was sent signal {number} from outside{who}"
+
+    def no_program(self, spec: TrialSpec, lease: Lease) -> tuple[str, tuple[str, ...]]:
+        """Why ranks could not be started, or ""; and the nodes that are suspect.
+
+        Missing on some nodes: they lack a file system. Missing on all: the command is wrong.
+        """
+        with self._lock:
+            missing = dict(self._said.missing)
+        if not missing:
+            return "", ()
+        nodes = {rank: lease.nodes[rank // spec.ranks_per_node] for rank in sorted(missing)}
+        rank, node = next(iter(nodes.items()))
+        number, where = missing[rank]
+        what = f"no folder {spec.started_in}" if where else f"no program {spec.argv[0]}"
+        message = f"{node}: {what}: {os.strerror(number)} (rank {rank})"
+        on_all = len(missing) == spec.world_size
+        return message, () if on_all else tuple(dict.fromkeys(nodes.values()))
+
+    def lost_agent(self) -> str:
+        """The agent that is gone without a word, in words; "" if all have come to an end."""
+        with self._lock:
+            left = sorted(self._agents - self._said.gone)
+        return f"the agent of rank {left[0]} ended without a word" if left else ""  # killed
+
+    def answers(self, timeout_s: float | None = None) -> bool:
+        """Whether all agents that still have ranks answer in time; else the channel is void."""
+        timeout_s = ANSWER_S if timeout_s is None else timeout_s
+        with self._lock:
+            self._ping += 1
+            number = self._ping
+        self.order({"ping": number})
+
+        def silent() -> set[int]:
+            answered = {agent for agent, last in self._answers.items() if last >= number}
+            return set(self._agents) - answered - self._said.gone
+
+        with self._lock:
+            if self.void or self._lock.wait_for(lambda: self.void or not silent(), timeout_s):
+                return not self.void
+            self.void = f"the agent of rank {min(silent())} does not answer"
+        return False
+
+    def check_silence(self) -> None:
+        """Ask agents that have been silent for too long."""
+        before = time.monotonic() - SILENCE_S
+        with self._lock:
+            late = any(
+                heard < before for one, heard in self._heard_s.items() if one not in self._said.gone
+            )
+        if late and self.answers():
+            with self._lock:
+                self._heard_s = dict.fromkeys(self._agents, time.monotonic())
+
+    # ---- what is read ----
+
+    def feed(self, data: bytes) -> None:
+        """Take what agents have written."""
+        with self._lock:
+            *lines, self._unread = (self._unread + data).split(b"\n")
+            if self.void:
+                self._unread = b""
+            elif len(self._unread) > LINE_BYTES:
+                self._reject(self._unread)
+            for line in lines:
+                if not self.void:
+                    self._take(line)
+            self._lock.notify_all()
+
+    def _take(self, line: bytes) -> None:
+        found = _LINE.fullmatch(line) if len(line) <= LINE_BYTES else None
+        rank = int(found[1]) if found else -1
+        if not found or rank not in self._agent_of:
+            self._reject(line)
+            return
+        self._heard_s[self._agent_of[rank]] = time.monotonic()
+        if found[2]:
+            self._write(found[2], rank, found[3])
+            return
+        word, numbers = found[4].decode(), tuple(map(int, found[5].split()))
+        ranges = WORDS.get(word)
+        if (
+            ranges is None
+            or len(ranges) != len(numbers)
+            or not all(low <= n <= high for n, (low, high) in zip(numbers, ranges, strict=True))
+            or not self._is_possible(word, rank)
+        ):
+            self._reject(line)
+            return
+        self._note(word, rank, numbers)
+
+    def _is_possible(self, word: str, rank: int) -> bool:
+        match word:
+            case "hello":
+                return rank in self._agents and rank not in self.greeted
+            case "end" | "none":
+                return self._trial is not None and not self._has_ended(rank)
+            case "gone":
+                own = self._ranks_of.get(rank, ())
+                return rank not in self._said.gone and all(map(self._has_ended, own)) and bool(own)
+            case _:
+                return rank in self.greeted
+
+    def _has_ended(self, rank: int) -> bool:
+        return rank in self._said.codes or rank in self._said.missing
+
+    def _note(self, word: str, rank: int, numbers: tuple[int, ...]) -> None:
+        said = self._said
+        if word == "end":
+            said.codes[rank] = numbers[0]
+            said.oom_kills = max(said.oom_kills, numbers[1])
+        elif word == "none":
+            said.missing[rank] = numbers[0], numbers[1]
+        elif word == "sig":
+            said.signals.setdefault(rank, (numbers[0], numbers[1]))
+        elif word == "hello":
+            self.greeted.add(rank)
+        elif word == "beat":
+            self._answers[rank] = max(numbers[0], self._answers.get(rank, 0))
+        elif word == "gone":
+            said.gone.add(rank)
+            for log in self._logs.values():
+                self._end_lines(log, [r for r in log.partial if self._agent_of[r] == rank])
+
+    def _write(self, stream: bytes, rank: int, text: bytes) -> None:
+        log = self._logs.get(stream)
+        if log is None:
+            return
+        if b"\\\\" in text:
+            text = _ESCAPED.sub(lambda one: b"\n" if one[1] == b"n" else one[1], text)
+        else:
+            text = text.replace(b"\\n", b"\n")
+        line = log.partial.pop(rank, b"") + text
+        end = whole_lines(line)
+        if rest := line[end:]:
+            log.partial[rank] = rest
+        if end:
+            log.file.write(line[:end])
+
+    @staticmethod
+    def _end_lines(log: _Log, ranks: Iterable[int]) -> None:
+        """End the lines that these ranks have left open, or the next one's would continue them."""
+        for rank in ranks:
+            log.file.write(log.partial.pop(rank) + b"\n")
+
+    def _reject(self, line: bytes) -> None:
+        self.void = f"an agent's connection has what is no word of its: {line[:60]!r}"
+
+
+def pump(sources: Mapping[int, Callable[[bytes], None]]) -> None:
+    """Hand on what can be read from these descriptors until all writers have ended."""
+    left = dict(sources)
+    while left:
+        ready, _, _ = select.select(list(left), [], [], _POLL_S)
+        for source in ready:
+            data = b""
+            with suppress(OSError):
+                data = os.read(source, 1 << 16)
+            left[source](data)
+            if not data:
+                del left[source]
