@@ -227,23 +227,19 @@ def _stage_memory(
     logits = np.where(stage.head, constants.logit_scale * logits_bytes(jobs, framework), 0.0)
     working = _working_bytes(stage, layer, one, logits, jobs, framework, held[0])
     activations = stage.in_flight * (one + grid.kept_weight_bytes(jobs, stage.layers))
-    activations = activations + np.where(
-        stage.head, waiting_logits_bytes(jobs, stage.in_flight), 0.0
-    )
+    waiting = waiting_logits_bytes(jobs, stage.in_flight)
+    activations = activations + np.where(stage.head, waiting, 0.0)
     buffers = constants.workspace_bytes + framework.fixed_buffer_bytes + np.zeros(len(jobs))
     unsharded = (jobs.layout.replicas > 1) & (jobs.placement.optimizer_shard == 1)
-    trained = every * tuning.trained_share(jobs)
-    buffers = buffers + np.where(unsharded, framework.bucket_bytes * trained, 0.0)
+    share = tuning.trained_share(jobs)
+    buffers = buffers + np.where(unsharded, framework.bucket_bytes * share * every, 0.0)
     whole_step = jobs.options.graphs == STEP_GRAPHS
     buffers = buffers + np.where(whole_step, framework.step_graph_bytes, 0.0)
     if framework.placeholder_gradients:
         buffers = buffers + _placeholder_bytes(stage, jobs)
     # Gradients are reduced and applied when activations are gone: copies of them need memory of
     # their own only where they are larger, or where the blocks that are left free do not fit.
-    copies = [
-        _copied_gradients(weights * tuning.trained_share(jobs), holders, framework)
-        for weights, holders in held
-    ]
+    copies = [_copied_gradients(w * share, holders, framework) for w, holders in held]
     flat, applied = (np.asarray(sum(each)) for each in zip(*copies, strict=True))
     passing = 1 - 1 / sequence_split(jobs, framework)  # of what comes and goes between what stays
     if state == "roomy":

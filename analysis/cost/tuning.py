@@ -53,6 +53,8 @@ def layer_adapters(jobs: Jobs) -> Array:
 
 def trained_share(jobs: Jobs) -> Array:
     """Trained parameters of all: 1 for full training."""
+    if not freezes(jobs).any():
+        return np.ones(len(jobs))
     adapters = jobs.model.num_layers * layer_adapters(jobs)
     tables = np.where(jobs.model.tied_embeddings, 1.0, 2.0) * table_weights(jobs.model)
     share = adapters / (model_weights(jobs.model) + tables)
@@ -97,6 +99,8 @@ def tuned_states(
         layers: of the rank's stage.
     """
     frozen, placement = freezes(jobs), jobs.placement
+    if not (frozen | jobs.options.reference_model).any():
+        return states
     copy = jobs.options.element_bytes * parameters / placement.weight_shard
     reference = np.where(jobs.options.reference_model & ~frozen, copy, 0.0)
     adapters = layers * layer_adapters(jobs) / jobs.layout.layer_ranks

@@ -1,4 +1,4 @@
-"""What one parameter changed, by measured trials that differ in it alone.
+"""Effects of one parameter, by measured trials that differ in it alone.
 
 No model has a part in it. Trials whose global batch is the same may differ in ``gas`` as well: it
 follows from the others then.
@@ -94,7 +94,7 @@ def _pairs(
 
 
 def _place(config: Mapping[str, Any], name: str) -> tuple[bool, float, str]:
-    """Where a value stands among others: numbers by their size, before words."""
+    """Order of a value among others: numbers by their size, before words."""
     value = config.get(name)
     if isinstance(value, (bool, int, float)):
         return False, float(value), ""
