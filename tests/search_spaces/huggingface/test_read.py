@@ -308,3 +308,16 @@ def test_a_name_of_the_hub_is_looked_up_in_the_local_cache(
     assert model is not None and model.hidden_size == 2048
     with pytest.raises(SpaceError, match=r"acme/Llama-y.*hf download acme/Llama-y config.json"):
         load_space({**space, "model": "acme/Llama-y"})
+
+
+@pytest.mark.heavy
+def test_transformers_counts_what_has_no_record(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers counts it")
+    helium = {"model_type": "helium", "hidden_size": 2560, "num_hidden_layers": 24}
+    helium |= {"num_attention_heads": 20, "intermediate_size": 7040, "vocab_size": 48000}
+    helium |= {"max_position_embeddings": 4096, "num_key_value_heads": 20}
+    model = read(tmp_path, helium)
+    assert model.num_parameters == _counted(pytest.importorskip("transformers"), helium)[1]
+    mamba = {"model_type": "mamba", "hidden_size": 2560, "num_hidden_layers": 64}
+    with pytest.raises(SpaceError, match="num_attention_heads"):
+        read(tmp_path, mamba)
