@@ -39,6 +39,7 @@ Part = Literal[
     "dense_first",
     "further_tokens",
     "interleaved_experts",
+    "linear_attention",
 ]
 
 
@@ -186,6 +187,32 @@ def _further_tokens(keys: Keys, shape: Shape) -> Shape:
     return {"further_parameters": further * one} if further else {}
 
 
+def _linear_attention(keys: Keys, shape: Shape) -> Shape:
+    """Qwen 3 Next: three of four layers have linear attention, the others a gate of the queries; a
+    layer for a further token is in the files only. What a plain layer lacks of them is counted, and
+    linear attention priced as a window of a chunk of it.
+    """
+    h, q = shape["hidden_size"], shape["num_heads"] * keys.count("head_dim")
+    kv = keys.count("num_key_value_heads") * keys.count("head_dim")
+    plain = 2 * h * (q + kv)
+    heads = keys.count("linear_num_value_heads")
+    key = keys.count("linear_num_key_heads") * keys.count("linear_key_head_dim")
+    value = heads * keys.count("linear_value_head_dim")
+    linear = h * (2 * key + 3 * value + 2 * heads)
+    linear += keys.count("linear_conv_kernel_dim") * (2 * key + value)
+    every = keys.count("full_attention_interval")
+    full = shape["num_layers"] // every
+    widths = shape["expert_ffn_hidden_size"] * shape["num_experts"]
+    experts = h * (3 * (widths + shape["shared_ffn_hidden_size"]) + shape["num_experts"])
+    further = plain + h * q + experts + 2 * h * h
+    beside = full * h * q + (shape["num_layers"] - full) * (linear - plain)
+    return {
+        "windowed_layers": shape["num_layers"] - full,
+        "window_size": 64,
+        "further_parameters": beside + further,
+    }
+
+
 def tower_parameters(keys: Keys, width: int) -> int:
     """Parameters of what reads pictures: its blocks, and the products to the layers' width.
 
@@ -227,4 +254,5 @@ _PARTS: dict[str, Callable[[Keys, Shape], Shape]] = {
     "dense_first": _dense_first,
     "further_tokens": _further_tokens,
     "interleaved_experts": _interleaved_experts,
+    "linear_attention": _linear_attention,
 }

@@ -18,6 +18,7 @@ from search_spaces.huggingface.architectures import (
     architectures,
     tower_parameters,
 )
+from search_spaces.huggingface.counted import counted_parameters
 from search_spaces.huggingface.keys import Keys
 from search_spaces.language.schema import ModelFile
 
@@ -47,7 +48,7 @@ def read_config(path: Path, seq_length: int | None = None) -> ModelFile:
     keys = Keys(document)
     if isinstance(keys.given(_INSIDE), dict):
         keys = Keys(document, (_INSIDE,))
-    kind, architecture = _architecture(keys)
+    kind, architecture, total = _architecture(keys, text)
     keys = Keys(document, keys.above, architecture.defaults, architecture.names)
     shape = architecture.shape(keys)
     tower = Keys(document, (_TOWER,))
@@ -57,18 +58,34 @@ def read_config(path: Path, seq_length: int | None = None) -> ModelFile:
     theta = keys.rope("rope_theta")
     if shape["positions"] == "rotary" and isinstance(theta, (int, float)):
         shape["rope_theta"] = float(theta)
-    return _record(keys, kind, shape)
+    model = _record(keys, kind, shape)
+    return model if total is None else _with_all(keys, model, total)
 
 
-def _architecture(keys: Keys) -> tuple[str, Architecture]:
-    """The architecture that the file names."""
+def _with_all(keys: Keys, model: ModelFile, total: int) -> ModelFile:
+    """A model of usual layers whose parameters are so many."""
+    further = total - model.num_parameters
+    if further < 0:
+        raise keys.error(
+            "model_type",
+            f"found {model.name}, of {total:,} parameters in transformers: fewer than a Llama of "
+            f"these sizes has, {model.num_parameters:,}; describe it by a record (*.yaml)",
+        )
+    return model.model_copy(update={"further_parameters": further})
+
+
+def _architecture(keys: Keys, text: str) -> tuple[str, Architecture, int | None]:
+    """The architecture that the file names; an unknown one is a Llama of so many parameters."""
     kind = keys.given("model_type")
     if kind is None:
         raise keys.error(
             "model_type",
             "found nothing, accepted a Hugging Face config.json: it names its architecture there",
         )
-    if not isinstance(kind, str) or kind not in architectures():
+    known = isinstance(kind, str) and kind in architectures()
+    if isinstance(kind, str) and not known and (total := counted_parameters(text)) is not None:
+        return kind, Architecture(family="llama", defaults={}), total
+    if not known:
         classes = keys.given("architectures")
         of = f" of {as_written(classes[0])}" if isinstance(classes, list) and classes else ""
         raise keys.error(
@@ -77,7 +94,7 @@ def _architecture(keys: Keys) -> tuple[str, Architecture]:
             f"{', '.join(sorted(architectures()))}{nearest(str(kind), architectures())}; describe "
             "another model by a record of its sizes (*.yaml)",
         )
-    return kind, architectures()[kind]
+    return kind, architectures()[kind], None
 
 
 def _longest(keys: Keys) -> int:

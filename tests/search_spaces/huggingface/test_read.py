@@ -49,7 +49,7 @@ def stated(said: str) -> tuple[float, float]:
 
 def test_every_architecture_has_a_published_model_and_its_defaults_in_the_table() -> None:
     kinds = {entry["config"]["model_type"] for entry in PUBLISHED.values()}
-    beside = {"gemma3", "qwen3_vl", "qwen3_vl_text", "kimi_k2"}  # counted below
+    beside = {"gemma3", "qwen3_vl", "qwen3_vl_text", "kimi_k2", "qwen3_next"}  # counted below
     assert kinds == architectures().keys() - beside
     assert {f"default {kind}" for kind in kinds} <= PUBLISHED.keys()
 
@@ -109,6 +109,8 @@ def test_heads_for_further_tokens_count_and_kimi_is_deepseeks_shape(tmp_path: Pa
     model = read(tmp_path, glm)
     assert model.num_parameters == pytest.approx(358_337_791_296, rel=1e-4)
     assert model.config().num_parameters == model.num_parameters
+    following = read(tmp_path, {"model_type": "qwen3_next"})
+    assert following.num_parameters == pytest.approx(81_324_862_720, rel=5e-3)
     kimi = PUBLISHED["moonshotai/Kimi-K2-Base"]
     renamed = read(tmp_path, {**kimi["config"], "model_type": "kimi_k2"})
     assert matrices(renamed) == kimi["matrices"]
@@ -306,3 +308,16 @@ def test_a_name_of_the_hub_is_looked_up_in_the_local_cache(
     assert model is not None and model.hidden_size == 2048
     with pytest.raises(SpaceError, match=r"acme/Llama-y.*hf download acme/Llama-y config.json"):
         load_space({**space, "model": "acme/Llama-y"})
+
+
+@pytest.mark.heavy
+def test_transformers_counts_what_has_no_record(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers counts it")
+    helium = {"model_type": "helium", "hidden_size": 2560, "num_hidden_layers": 24}
+    helium |= {"num_attention_heads": 20, "intermediate_size": 7040, "vocab_size": 48000}
+    helium |= {"max_position_embeddings": 4096, "num_key_value_heads": 20}
+    model = read(tmp_path, helium)
+    assert model.num_parameters == _counted(pytest.importorskip("transformers"), helium)[1]
+    mamba = {"model_type": "mamba", "hidden_size": 2560, "num_hidden_layers": 64}
+    with pytest.raises(SpaceError, match="num_attention_heads"):
+        read(tmp_path, mamba)

@@ -21,6 +21,7 @@ parameters: {{num_nodes: [1, 2], mbs: [1, 2, 4], gas: [1, 4], {more}}}
 objective: {{minimize: step_time_s}}
 """
 SHARDED = "zero_stage: [0, 2, 3], precision: [fp32, bf16], recompute: [none, full]"
+OFF = {"lora_rank": 8, "lora_targets": "linear"}  # without adapters
 CONFIG = {"num_nodes": 2, "mbs": 4, "gas": 4, "zero_stage": 3, "precision": "bf16"}
 
 
@@ -89,6 +90,28 @@ def test_transformers_reads_its_arguments(load: Load, zero_stage: int) -> None:
     assert (read.per_device_train_batch_size, read.gradient_accumulation_steps) == (4, 4)
     assert (read.max_steps, read.logging_steps, read.gradient_checkpointing) == (7, 1, True)
     assert bool(read.fsdp) is (zero_stage > 0)
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora", "qlora"])
+def test_trl_reads_its_arguments(load: Load, tuning: str) -> None:
+    pytest.importorskip("trl", reason="needs trl")
+    from trl.scripts.sft import make_parser
+
+    trainer = "adapter: trl, args: --model_name_or_path m --dataset_name d"
+    more = "tuning: [full, lora, qlora], lora_rank: [8, 32], lora_targets: [linear, attention]"
+    tuned = {"tuning": tuning} if tuning != "full" else {"tuning": tuning, **OFF}
+    more = f"{SHARDED}, {more}, packing: [false, true]"
+    _, options, _ = trial(load, trainer, more, precision="fp32", zero_stage=3, **tuned)
+    parsed = make_parser().parse_args_and_config([*options, "--use_cpu", "true"])
+    read = {name: value for record in parsed for name, value in vars(record).items()}
+    assert (read["per_device_train_batch_size"], read["gradient_accumulation_steps"]) == (4, 4)
+    assert read["max_steps"] == 7 and read["packing"] and read["gradient_checkpointing"]
+    assert read["include_num_input_tokens_seen"] in (True, "all", "true", "")
+    assert bool(read["use_peft"]) is (tuning != "full")
+    assert bool(read["load_in_4bit"]) is (tuning == "qlora")
+    if tuning != "full":
+        assert read["lora_r"] == 32
+        assert read["lora_target_modules"] == ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
 def test_transformers_writes_deepspeeds_file_where_there_is_one(load: Load, tmp_path: Path) -> None:
