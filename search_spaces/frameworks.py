@@ -232,6 +232,8 @@ class RecordedHabits(Habits):
     """Choices that it has."""
     fitted_as: str = ""
     """Framework whose fitted constants it has, for want of own ones."""
+    fine_tunes: bool = False
+    """Fine-tuning is what it is for: a program that has no record is not taken to be like it."""
 
 
 FrameworkName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,39}$")]

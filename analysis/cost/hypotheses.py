@@ -50,7 +50,8 @@ MEMORY = (
     frozenset(Framework.model_fields)
     - (TIMING - {"reduce_bytes"})
     - {"split", "counts_ends", "stage_settings", "fills_pipeline", "fp8_copy_bytes", "own_kernels"}
-    - {"source", "choices", "fitted_as", "stated"}
+    - {"adapter_bytes", "quantized_bytes", "unquantized_bytes", "compiled_layers"}
+    - {"source", "choices", "fitted_as", "fine_tunes", "stated"}
 )
 """What memory is asked about; the rest is told by a job, its log or its errors."""
 
@@ -87,7 +88,7 @@ class Doubts:
         for name, field in Framework.model_fields.items():
             if name not in self.names or name in self.named.stated:
                 continue
-            own, records = getattr(self.named, name), FRAMEWORKS.values()
+            own, records = getattr(self.named, name), self._others
             others = [getattr(one, name) for one in records] + [*ALTERNATIVES.get(name, ())]
             if get_origin(field.annotation) is Literal:
                 others += get_args(field.annotation)
@@ -99,11 +100,17 @@ class Doubts:
     @cached_property
     def records(self) -> tuple[Key, ...]:
         """The records that the framework may be like, its own first."""
-        others = [one for one in FRAMEWORKS.values() if one.name != self.named.name]
         return tuple(
             tuple(every.index(getattr(one, name)) for name, every in self.values.items())
-            for one in [self.named, *others]
+            for one in [self.named, *self._others]
         )
+
+    @property
+    def _others(self) -> list[Framework]:
+        """The other records that it may be like."""
+        name, tunes = self.named.name, self.named.fine_tunes
+        every = FRAMEWORKS.values()
+        return [one for one in every if one.name != name and (tunes or not one.fine_tunes)]
 
     @cached_property
     def _shares(self) -> Array:
