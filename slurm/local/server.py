@@ -68,7 +68,7 @@ class Ranks:
 
     def over(self) -> bool:
         """Whether the trial is over: all gone, or nobody could say so any more."""
-        if self.channel.all_gone or self.channel.void or self.lost:
+        if self.channel.over or self.lost:
             return True
         if self._grace.is_over(self.channel.failed):
             self.order({"end": signal.SIGKILL})
@@ -78,7 +78,7 @@ class Ranks:
     def wait(self, timeout_s: float) -> None:
         """Wait at most so long until the trial is over."""
         deadline = time.monotonic() + timeout_s
-        while not (self.channel.all_gone or self.lost) and time.monotonic() < deadline:
+        while not (self.channel.over or self.lost) and time.monotonic() < deadline:
             time.sleep(0.01)
 
     def close(self) -> str:
