@@ -31,6 +31,7 @@ from slurm.outcome.rank_ends import FAILURE_GRACE_S, FailureGrace
 from slurm.trial import TrialSpec
 
 _FORKED, _EXECUTED = b"f", b"x"  # whether a trial's ranks need the imports
+_AGENT_S = 2.0  # for an agent without orders to end, unless it has been stopped
 _SERVER_ENV = {
     # Numerical libraries start their threads when imported, and forks would lose them.
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
@@ -86,9 +87,10 @@ class Ranks:
 
         Returns why lines are missing there, "" if none are.
         """
-        with contextlib.suppress(OSError):
-            self._conn.shutdown(socket.SHUT_RDWR)
-        self._reader.join()
+        for end, patience_s in ((socket.SHUT_WR, _AGENT_S), (socket.SHUT_RDWR, None)):
+            with contextlib.suppress(OSError):
+                self._conn.shutdown(end)
+            self._reader.join(patience_s)
         self._conn.close()
         return self.channel.finish()
 
