@@ -135,6 +135,11 @@ class Channel:
         return not self.void and self._said.gone >= self._agents
 
     @property
+    def over(self) -> bool:
+        """Whether nothing is left, or the channel is void."""
+        return bool(self.void) or self.all_gone
+
+    @property
     def failed(self) -> bool:
         """Whether a rank has failed; the others then have some time to end by themselves."""
         return bool(self._said.missing) or any(self.codes.values())

@@ -187,7 +187,7 @@ class LocalLauncher(Launcher):
 
     def _end(self, spec: TrialSpec, ranks: Ranks) -> bool:
         """Kill what is left of a trial; whether it is gone."""
-        if not (ranks.channel.all_gone or ranks.channel.void):
+        if not ranks.channel.over:
             ranks.order({"end": signal.SIGKILL})
             ranks.wait(_GONE_S)
         if ranks.lost or ranks.channel.void:  # the agent was killed or stopped

@@ -31,6 +31,7 @@ from slurm.outcome.rank_ends import FAILURE_GRACE_S, FailureGrace
 from slurm.trial import TrialSpec
 
 _FORKED, _EXECUTED = b"f", b"x"  # whether a trial's ranks need the imports
+_AGENT_S = 2.0  # for an agent without orders to end, unless it has been stopped
 _SERVER_ENV = {
     # Numerical libraries start their threads when imported, and forks would lose them.
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
@@ -68,7 +69,7 @@ class Ranks:
 
     def over(self) -> bool:
         """Whether the trial is over: all gone, or nobody could say so any more."""
-        if self.channel.all_gone or self.channel.void or self.lost:
+        if self.channel.over or self.lost:
             return True
         if self._grace.is_over(self.channel.failed):
             self.order({"end": signal.SIGKILL})
@@ -78,7 +79,7 @@ class Ranks:
     def wait(self, timeout_s: float) -> None:
         """Wait at most so long until the trial is over."""
         deadline = time.monotonic() + timeout_s
-        while not (self.channel.all_gone or self.lost) and time.monotonic() < deadline:
+        while not (self.channel.over or self.lost) and time.monotonic() < deadline:
             time.sleep(0.01)
 
     def close(self) -> str:
@@ -86,9 +87,10 @@ class Ranks:
 
         Returns why lines are missing there, "" if none are.
         """
-        with contextlib.suppress(OSError):
-            self._conn.shutdown(socket.SHUT_RDWR)
-        self._reader.join()
+        for end, patience_s in ((socket.SHUT_WR, _AGENT_S), (socket.SHUT_RDWR, None)):
+            with contextlib.suppress(OSError):
+                self._conn.shutdown(end)
+            self._reader.join(patience_s)
         self._conn.close()
         return self.channel.finish()
 

@@ -83,8 +83,7 @@ class AgentStep:
         """
         # Where ranks are forked from, those that find no memory still write the trial's result.
         self._grace = FailureGrace(FAILURE_GRACE_S if self.requirements else 0.0)
-        said, self._said = self._said, b""
-        self.channel.begin(spec, said)
+        self.channel.begin(spec, self._said)
         self._order(
             {
                 "trial": spec.name,
@@ -105,7 +104,7 @@ class AgentStep:
         Ranks that outlive one that has failed for too long are killed.
         """
         channel = self.channel
-        if channel.all_gone or channel.void or not self.alive:
+        if channel.over or not self.alive:
             return True
         if self._grace.is_over(channel.failed):
             self._order({"end": signal.SIGKILL})
@@ -116,7 +115,7 @@ class AgentStep:
         """Ask the trial's ranks to end, and wait for that at most so long."""
         self._order({"end": signal.SIGTERM})
         deadline = time.monotonic() + grace_s
-        while time.monotonic() < deadline and self.alive and not self.channel.all_gone:
+        while time.monotonic() < deadline and self.alive and not self.channel.over:
             time.sleep(0.02)
 
     def let_go(self, timeout_s: float) -> None:
@@ -133,6 +132,7 @@ class AgentStep:
         If srun has ended, all its output is in them.
         """
         self.listen()
+        self._said = b""
         return self.channel.finish()
 
     def listen(self) -> None:
@@ -141,7 +141,7 @@ class AgentStep:
             self._pump.join(LAST_TRIES_S)
 
     def said(self) -> str:
-        """Slurm's words since the last trial's start."""
+        """Slurm's words since the last trial."""
         return self._said.decode(errors="replace")
 
     def _hear(self, data: bytes) -> None:

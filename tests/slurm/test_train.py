@@ -27,7 +27,7 @@ print('MESHTUNE_RESULT {"speed": 7}')
 """
 
 
-def test_trainings_in_one_allocation_do_not_end_each_other_and_end_what_was_left_of_their_own(
+def test_trainings_in_one_allocation_do_not_end_each_other_and_end_with_their_driver(
     minicluster: Minicluster, allocate: Callable[[int], str], tmp_path: Path
 ) -> None:
     best = tmp_path / "best.yaml"
@@ -50,11 +50,11 @@ def test_trainings_in_one_allocation_do_not_end_each_other_and_end_what_was_left
         assert refused.returncode == 2
         (folders[0] / "go").touch()
         assert first.wait(250) == 0
-        second.kill()  # as kill -9 does; its step goes on
-        second.wait()
         left = int((folders[1] / "up").read_text())
         assert processes.is_running(left)
         (folders[1] / "up").unlink()
+        second.kill()  # as kill -9 does
+        second.wait()
         third = train(folders[1])
         wait_for((folders[1] / "up").exists, "it trains again")
         assert not processes.is_running(left)

@@ -155,6 +155,7 @@ SPEAK = ("/bin/echo", 'MESHTUNE_RESULT {"speed": 1}')
 
 def test_a_fork_server_that_was_killed_is_started_again(launcher: LocalLauncher, make: Any) -> None:
     first = run(launcher, make(*SPEAK))
+    wait_for(lambda: len(fork_servers()) == 1, "the agent has ended")
     (server,) = fork_servers()
     processes.send([server], signal.SIGKILL)
     wait_for(lambda: not processes.is_running(server), "it is dead")
