@@ -35,16 +35,16 @@ def main(space: str, folder: str, evidence: str, threads: str) -> None:
         each.join()
     try:
         study.close()
-    except OSError as error:  # results.csv, on a full disk
+    except (OSError, RunError) as error:  # results.csv is not written: a full disk, no file
         print(f"closed: {error}", flush=True)
 
 
 def work(study: Study, told: Path) -> None:
-    while (trial := patiently(study.ask)) is not None:
-        time.sleep(random.uniform(0.1, 0.6))
-        number, result = trial.number, {"speed": figure(trial.config)}
-        patiently(lambda number=number, result=result: study.tell(number, result))
-        with told.open("a") as file:
+    with patiently(lambda: told.open("a", buffering=1)) as file:  # while there are files
+        while (trial := patiently(study.ask)) is not None:
+            time.sleep(random.uniform(0.1, 0.6))
+            number, result = trial.number, {"speed": figure(trial.config)}
+            patiently(lambda number=number, result=result: study.tell(number, result))
             file.write(f"{number}\n")
 
 

@@ -231,7 +231,8 @@ class Study:
         """Write the results and unlock the run; a second call does nothing.
 
         Raises:
-            OSError: if the results cannot be written; the study is closed, and nothing is lost.
+            RunError, OSError: if the results cannot be written; the study is closed, and nothing
+                is lost.
         """
         if self._closed or os.getpid() != self._process:
             return
