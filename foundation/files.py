@@ -19,7 +19,21 @@ from foundation.messages import shown
 
 MAX_JSON_BYTES = 1_000_000
 MAX_JSON_DEPTH = 64
+TOO_DEEP = f"nested deeper than {MAX_JSON_DEPTH} levels"
 ROOM_BYTES = 64 << 10  # free bytes below which a file system counts as full
+_WRITABLE = "choose a path that you may read and write"
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room there, and run the same command"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _WRITABLE),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise `ulimit -n`, and run the same command"),
+    **dict.fromkeys(
+        (errno.ESTALE, errno.EIO, errno.ENOLCK),
+        "its file system does not answer as it should: see whether it is mounted, and run the same "
+        "command",
+    ),
+    errno.ENOENT: "make the folder that is to hold it",
+    errno.EADDRINUSE: "choose another port",
+}
 
 
 class FileError(ValueError):
@@ -100,14 +114,14 @@ def parse_json(text: str | bytes, name: str, *, finite: bool = False) -> Any:
     except json.JSONDecodeError as error:
         raise FileError(f"{name}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
     except RecursionError:
-        raise FileError(f"{name}: nested deeper than {MAX_JSON_DEPTH} levels") from None
+        raise FileError(f"{name}: {TOO_DEEP}") from None
     except ValueError as error:  # an integer of too many digits, or bytes that are no UTF-8
         raise FileError(f"{name}: not JSON: {error}") from None
     level, depth = [value], 0
     while level:
         depth += 1
         if depth > MAX_JSON_DEPTH + 1:
-            raise FileError(f"{name}: nested deeper than {MAX_JSON_DEPTH} levels")
+            raise FileError(f"{name}: {TOO_DEEP}")
         level = [
             child
             for each in level
@@ -148,6 +162,18 @@ def has_room(path: Path) -> bool:
 def is_disk_full(error: BaseException) -> bool:
     """Whether an error says that a file system, or a quota on it, has no room left."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def explained(error: OSError | ImportError) -> str:
+    """``PATH: what the system said; the remedy`` of an error, as far as they are known."""
+    if isinstance(error, ImportError):
+        return (
+            f"{error}; if meshtune is installed as a whole, the file system that it is on does not "
+            "answer as it should: run the same command"
+        )
+    path = f"{shown(os.fsdecode(error.filename))}: " if error.filename is not None else ""
+    remedy = _REMEDIES.get(error.errno or 0, "")
+    return f"{path}{error.strerror or error}{remedy and f'; {remedy}'}"
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -29,9 +29,11 @@ def write_atomically(
             if sync:
                 os.fsync(file)
         part.replace(path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             part.unlink(missing_ok=True)  # it may be all the room that was left
+        if isinstance(error, OSError):
+            error.filename = str(path)  # which a failed write does not name, and a part misleads
         raise
 
 

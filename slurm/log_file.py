@@ -25,12 +25,13 @@ class LogFile:
     So a trial neither ends nor blocks while the disk is full. Beyond :data:`MAX_WAITING` bytes the
     oldest lines are lost, and the log says so.
 
-    Raises OSError if it cannot be opened.
+    Raises OSError if it cannot be opened, or is a link: that may lead to a file of the user's.
     """
 
     def __init__(self, path: Path) -> None:
         self._name = path.name
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        self._file = os.open(path, flags, 0o644)
         self._waiting = b""
         self._lost = 0
         self._error = ""

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from foundation.files import read_text
+from foundation.files import FileError, read_text
+from foundation.messages import shown
 from trainer.plan.rules.expression import ExpressionError, parse
 
 MAX_BYTES = 100_000
@@ -67,10 +68,13 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         together: options of which none is of use if one that is given has to be left out.
 
     Raises:
-        FileError: if the file cannot be read.
+        FileError: if the file cannot be read, or a quote in it is not closed.
     """
     shell = _Shell()
     text = read_text(path, MAX_BYTES)
+    if (start := _unclosed(text)) is not None:
+        line = text.count("\n", 0, start) + 1
+        raise FileError(f"{shown(path)}:{line}: the quote {text[start]} is not closed; close it")
     asked = {
         name: int(found[1])
         for name, words in _ASKED.items()
@@ -104,8 +108,7 @@ class _Shell:
 
     def run(self, text: str) -> None:
         array = ""
-        text = _without_documents(text.replace("\\\r\n", " ").replace("\\\n", " "))
-        for token in _TOKEN.finditer(text):
+        for token in _TOKEN.finditer(_joined_lines(text)):
             if token["array"]:
                 array = token["array"].rstrip("+=(")
                 if "+" not in token["array"] or array not in self.arrays:
@@ -182,16 +185,30 @@ class _Shell:
         return self.texts.get(name) or default
 
 
-def _without_documents(text: str) -> str:
-    """A script without its here-documents, each from ``<<WORD`` to a line that is WORD."""
+def _unclosed(text: str) -> int | None:
+    """The place of a quote that a script never closes; None if it closes all."""
+    for token in _TOKEN.finditer(_joined_lines(text)):
+        for part in re.finditer(_PART, token["word"] or "", re.DOTALL):
+            if part[0] in ('"', "'"):
+                return token.start() + part.start()
+    return None
+
+
+def _joined_lines(text: str) -> str:
+    """A script of the same length whose continued lines are one, with blank here-documents.
+
+    A here-document is from ``<<WORD`` to a line that is WORD.
+    """
+    text = text.replace("\\\r\n", "   ").replace("\\\n", "  ")
     kept, until = [], ""
     for line in text.split("\n"):
         if until:
             until = "" if line.strip() == until else until
+            kept.append(" " * len(line))
             continue
         found = _HERE_DOCUMENT.search(line)
         until = found[2] if found else ""
-        kept.append(line[: found.start()] if found else line)
+        kept.append(line[: found.start()].ljust(len(line)) if found else line)
     return "\n".join(kept)
 
 

@@ -127,7 +127,10 @@ class Pages:
 def serving(pages: Pages, port: int = 0) -> Iterator[str]:
     """Serve pages within the context; yields their address. ``port`` 0: any free one."""
     token = secrets.token_urlsafe(16)
-    server = ThreadingHTTPServer((HOST, port), _handler(pages, token))
+    try:
+        server = ThreadingHTTPServer((HOST, port), _handler(pages, token))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, f"{HOST}:{port}") from None
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from analysis.run.best import write_best
 from analysis.run.fold import Run, read_run
 from analysis.run.frame import frame_of
 from foundation.writing import write_atomically
+from search_spaces import SpaceError, load_space
 
 TITLE = b"meshtune report</title>"  # within the first HEAD bytes of every page
 HEAD = 4096
@@ -52,7 +54,7 @@ def write_report(
     Returns the path of ``index.html``; files are replaced whole.
 
     Raises:
-        RunError: ``of`` is not a run folder, or its journal is damaged.
+        RunError: ``of`` is not a run folder, or its journal is damaged or of another space.
         FileExistsError: there is a page that is not meshtune's, or a file instead of a folder.
     """
     run = of if isinstance(of, Run) else read_run(of)
@@ -68,6 +70,8 @@ def write_report(
         what = f"{folder} is a file, where a report's folder should be: move it away"
         raise FileExistsError(what) from None
     if not run.origin:
+        with suppress(SpaceError):  # without its space a run has a shorter page
+            run.check_configurations(load_space(run.folder.space_file, frozen=True))
         for picture in _FORMER_PICTURES:
             (folder / f"{picture}.png").unlink(missing_ok=True)
         problem = write_best(run, folder / "best.yaml")

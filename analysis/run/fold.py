@@ -26,9 +26,11 @@ from analysis.run.events import (
 )
 from analysis.run.folder import RunFolder
 from analysis.run.identity import Identity
-from analysis.run.lines import Lines, damaged
+from analysis.run.lines import Lines, RunError, damaged
 from analysis.run.trial import Attempt, Trial
 from foundation import quantities
+from foundation.messages import shown
+from search_spaces import SearchSpace
 
 SHOWN_FRONT = 8
 
@@ -110,6 +112,18 @@ class Run:
             return ((trial.objective or 0.0) * (1 if self.maximize else -1),)
         values = [trial.objectives.get(key, trial.objective or 0.0) for key, _ in self.goals]
         return tuple(x if up else -x for x, (_, up) in zip(values, self.goals, strict=True))
+
+    def check_configurations(self, space: SearchSpace) -> None:
+        """Raise RunError if a trial's configuration is none of the space's: it was edited."""
+        for trial in self.trials.values():
+            try:
+                space.raw(trial.config)
+            except ValueError as error:
+                raise RunError(
+                    f"{shown(self.folder.journal_file)}: trial {trial.number}: its configuration "
+                    f"is not of {shown(self.folder.space_file)}: {error}; put back the files as "
+                    "they were, or begin another run"
+                ) from None
 
     @property
     def best(self) -> Trial | None:

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from analysis.run.lines import Lines, RunError
 from analysis.run.lock import driver_of, lock
+from analysis.run.workers import Worker
 from foundation.files import FileError, read_text
 from foundation.messages import shown
 from foundation.writing import write_atomically
@@ -61,6 +62,10 @@ class RunFolder:
     def lock(self) -> IO[bytes]:
         """Hold the folder for this process alone; see :func:`analysis.run.lock.lock`."""
         return lock(self.path)
+
+    def join(self) -> Worker:
+        """Share the folder with other processes; see :mod:`analysis.run.workers`."""
+        return Worker(self.path)
 
     @property
     def driver(self) -> str | None:

@@ -112,7 +112,7 @@ def driver_of(directory: Path) -> str | None:
 
 
 def holder_of(path: Path) -> str | None:
-    """Words that the holder of a lock file has written into it; None if nobody holds it."""
+    """Text that the holder of a lock file has written into it; None if nobody holds it."""
     try:
         with open_regular(path) as file:
             try:

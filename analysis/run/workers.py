@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from analysis.run.lines import cannot_write
+from analysis.run.lines import RunError, cannot_write
 from analysis.run.lock import (
     TURN_NAME,
     WORKERS,
@@ -24,6 +24,7 @@ from analysis.run.lock import (
     sign,
     try_lock,
 )
+from foundation.files import FileError
 from foundation.messages import shown
 
 TURN_S = 300.0  # of waiting: one call takes a second, and many may wait
@@ -81,8 +82,11 @@ class Worker:
             _release(file)
 
     def lives(self, name: str) -> bool:
-        """Whether the worker of this name has the study open."""
-        return name == self.name or bool(name and holder_of(self._folder / name))
+        """Whether the worker of this name has the study open; raises RunError if unknown."""
+        try:
+            return name == self.name or bool(name and holder_of(self._folder / name))
+        except FileError as error:  # no file can be opened just now, say
+            raise RunError(f"{error}: nobody can tell whether that process lives") from None
 
     def is_alone(self) -> bool:
         """Whether no other lives; files of dead ones are removed. To be called in a turn."""

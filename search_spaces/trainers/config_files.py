@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from foundation.documents import read_document
-from foundation.files import FileError, parse_json, read_text
+from foundation.files import TOO_DEEP, FileError, parse_json, read_text
 from foundation.values import Scalar
 from search_spaces.errors import SpaceError
 from search_spaces.language.trainer_schema import ConfigFile
@@ -44,7 +44,7 @@ def read_base(path: Path) -> dict[str, Any]:
         if path.suffix == ".json":
             content = parse_json(read_text(path, MAX_BYTES), str(path))
         elif path.suffix == ".toml":
-            content = tomllib.loads(read_text(path, MAX_BYTES))
+            content = _toml(path)
         else:
             content = read_document(path, SpaceError).root.plain()
     except FileError as error:
@@ -60,6 +60,17 @@ def read_base(path: Path) -> dict[str, Any]:
             f"{path}: holds a date, nan or infinity; accepted text, numbers, true and false, lists "
             "and mappings: write it as text"
         ) from None
+    return content
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    text = read_text(path, MAX_BYTES)
+    try:
+        content = tomllib.loads(text)
+        # The depth that JSON may have; a date is refused by the caller.
+        parse_json(json.dumps(content, default=str), str(path))
+    except RecursionError:
+        raise FileError(f"{path}: {TOO_DEEP}") from None
     return content
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from foundation.documents import read_document
-from foundation.files import FileError
+from foundation.files import FileError, open_regular
 from foundation.messages import shown
 from foundation.records import Record, validate
 from foundation.values import VariableName
@@ -52,9 +52,9 @@ class Environment(Record):
         """
         what = f"environment: archive {shown(self.archive)}"
         try:
-            Path(self.archive).open("rb").close()
-        except OSError as error:
-            raise SiteError(f"{what}: {error.strerror}; {_REMEDY}") from error
+            open_regular(Path(self.archive)).close()  # a pipe would block
+        except FileError as error:
+            raise SiteError(f"environment: archive {error}; {_REMEDY}") from None
         deeper = None
         listing = ["tar", "-tf", self.archive]
         with subprocess.Popen(

@@ -7,11 +7,15 @@ trap 'rm -f "$sent"' EXIT
 
 [ "$(wc -c < "$sent")" -eq "$size" ] ||
     fail "$sent did not arrive whole: the folder above must be there, writable, and have room"
+# In a folder that others share, a link could lead to somebody's files.
+for path in "$folder" "$mark"; do
+    [ ! -L "$path" ] || fail "$path is a link: remove it, or name a folder in one of your own"
+done
 # Only what an earlier job unpacked is replaced. The mark is beside it, so that it outlives a
 # replacement that was interrupted.
 [ ! -e "$folder" ] || [ -e "$mark" ] ||
     fail "$folder is there already: name another one in the site's environment, or remove it"
-: > "$mark" && rm -rf "$folder" && mkdir -p "$folder" ||
+{ [ -e "$mark" ] || (set -C; : > "$mark"); } && rm -rf "$folder" && mkdir "$folder" ||
     fail "$folder cannot be made: the folder above must be there and writable"
 tar -xf "$sent" -C "$folder" ||
     fail "the archive cannot be unpacked: see the lines above; is there room for it?"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.chaos import studies
 from benchmarks.chaos.drawing import FAULTS, draw
 from benchmarks.chaos.machines import Local
 from benchmarks.chaos.plan import Plan, Planned
@@ -36,6 +37,13 @@ def test_nothing_is_lost_and_nobody_blamed_whatever_is_injected(number: int) -> 
 @pytest.mark.parametrize("number", range(2, 200))
 def test_nothing_is_lost_and_nobody_blamed_in_longer_rounds(number: int) -> None:
     assert_a_round_holds(number, 22.0)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("number", range(40))
+def test_a_shared_study_loses_nothing_and_tells_nothing_twice(number: int) -> None:
+    violations, injected, _ = studies.play(13, number)
+    assert not violations, (injected, violations)
 
 
 def fault(name: str) -> Planned:

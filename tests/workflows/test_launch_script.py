@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from foundation.files import FileError
 from workflows.launch_script import read
 
 OLD = """\
@@ -74,7 +75,6 @@ torchrun --nproc_per_node=${NGPU} --rdzv_endpoint="localhost:0" --role rank --te
             ["--lr $((1/0))", "--g $((8*N))"],
         ),
         ('A=("--lr 1" "--bf16")\nx.py ${A[@]} --m $1 --m $1', "x.py", "--lr 1 --bf16", ["--m $1"]),
-        ("x.py a 'open\necho \"", "x.py", "a 'open", []),
         ("A=" + "$A$A\nA=" * 30 + "x\nx.py $A", "x.py", "x", []),
         ('A=\'x.py "$A" b\'\nbash -c "$A"', "x.py", "", ['x.py "$A" b b']),
     ],
@@ -109,6 +109,22 @@ def test_a_script_that_opens_and_never_closes_is_read_in_linear_time(
     began_s = time.process_time()
     read(script)
     assert time.process_time() - began_s < 10  # minutes where it is quadratic
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "quote"),
+    [
+        ("x.py a 'open\necho b", 1, "'"),
+        ("A=1 \\\n  B=2\ncat <<E\nit's\nE\nx.py \\\n  --lr \"1 --bf16\n", 7, '"'),
+    ],
+)
+def test_a_quote_that_is_not_closed_is_an_error_that_names_its_line(
+    tmp_path: Path, text: str, line: int, quote: str
+) -> None:
+    script = tmp_path / "launch.sh"
+    script.write_text(text)
+    with pytest.raises(FileError, match=rf"launch\.sh:{line}: the quote {quote} is not closed"):
+        read(script)
 
 
 SLURM = """\

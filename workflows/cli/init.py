@@ -42,6 +42,8 @@ def init(arguments: Namespace) -> None:
         raise UsageError(f"{shown(file)}: accepted a file *.yaml")
     if file.exists():
         raise UsageError(f"{shown(file)} exists; remove it, or name another file")
+    if not file.parent.is_dir():
+        raise UsageError(f"{shown(file)}: there is no folder {shown(file.parent)}; make it first")
     _ask(arguments)
     given = {each.name: getattr(arguments, each.name) for each in fields(Wanted)}
     try:

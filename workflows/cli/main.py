@@ -15,6 +15,7 @@ import sys
 from collections.abc import MutableMapping, Sequence
 from typing import NoReturn
 
+from foundation.files import explained
 from foundation.messages import message
 from workflows.cli import (
     cluster,
@@ -57,14 +58,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        from workflows.cli.errors import exit_code
-
-        if (known := exit_code(error)) is None:
+        known, said = _told(error)
+        if known is None:
             raise
-        print(f"meshtune: {message(error)}", file=sys.stderr)
+        print(f"meshtune: {message(said)}", file=sys.stderr)
         _drop_output()
         return known
     return code
+
+
+def _told(error: Exception) -> tuple[int | None, object]:
+    """The exit code after an error and what is said of it; None for an error of meshtune's own."""
+    try:
+        from workflows.cli.errors import exit_code
+    except ImportError as missing:  # the file server of the modules is away for a moment
+        error = missing
+    if isinstance(error, ImportError):
+        return 1, explained(error)
+    return exit_code(error), explained(error) if isinstance(error, OSError) else error
 
 
 def _open_standard_streams() -> None:

@@ -142,12 +142,12 @@ def submit(arguments: Namespace) -> None:
         further=arguments.sbatch,
         options=[*seed, *policy_options(arguments.policy, earlier)],
     )
+    if site.environment is not None:
+        site.environment.check()
     if arguments.dry_run:
         print(script, end="")
         print("nothing is made: a job of this script needs --write FILE", file=sys.stderr)
         return
-    if site.environment is not None:
-        site.environment.check()
     refuse_second_job(folder)
     _warn(space, pricing)
     with undone_if_refused(folder):

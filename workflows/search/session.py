@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -11,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import IO, Any, cast
 
@@ -22,6 +24,7 @@ from foundation.messages import printable
 from foundation.quantities import config_text, counted
 from search_spaces import SearchSpace
 from slurm import Launcher, Lease, NodePool, TooFewNodesError
+from trainer.plan.limits import ConfigError
 from workflows.optimizer.policy import Policy
 from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
 from workflows.search.budget import Budget
@@ -107,14 +110,17 @@ def open_driver(search: Search, listen: Listener) -> Iterator[Driver]:
         TooFewNodesError: if every configuration needs more nodes than the launcher has.
         FingerprintError: if the folder holds a run of another space.
         RunBusyError: if another process drives this run.
+        ConfigError: if this machine lacks the trainer's program.
     """
     space, folder, launcher = search.space, search.folder, search.launcher
     POLICIES.get(search.policy)  # an error now, while nothing is made
     _refuse_narrow_launcher(search)
+    _refuse_missing_program(search)
     data = search.data
     folder.prepare(space)
     journal = Journal(folder.path, launcher.clock.time, sync=not launcher.simulated)
     try:
+        journal.run.check_configurations(space)
         folder.create(space)  # only now is the run ours: another's budget stays
         if data and not launcher.simulated:
             make_data(data)
@@ -177,6 +183,23 @@ def _refuse_narrow_launcher(search: Search) -> None:
     run = Run(folder.path)
     if policy.propose(run, nodes) is None:
         _refuse_too_few_nodes(search, policy, run)
+
+
+def _refuse_missing_program(search: Search) -> None:
+    """Raise if this machine lacks the trainer's program: every launch would fail and be retried."""
+    space = search.space
+    program = next(iter(space.trainer.command or ()), None)
+    if search.launcher.name != "local" or not isinstance(program, str) or "{" in program:
+        return
+    if os.sep in program and not (space.workdir or Path(program).is_absolute()):
+        return  # in the trial's own folder
+    where = space.workdir / program if space.workdir and os.sep in program else program
+    path = str(space.trainer.env.get("PATH", os.environ.get("PATH", os.defpath)))
+    if shutil.which(where, path=path) is None:
+        raise ConfigError(
+            f"{space.file}: trainer.command: there is no program {program!r} on this machine; "
+            "install it, or give its path"
+        )
 
 
 def _refuse_too_few_nodes(search: Search, policy: Policy, run: Run) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from analysis import Journal, Opened, ResultsFile, Run, RunFolder, Started, Trial
-from analysis.run.workers import Worker
 from foundation.arguments import (
     ArgumentError,
     checked_path,
@@ -103,7 +102,7 @@ class Study:
         self._temporary = None if where else tempfile.TemporaryDirectory(prefix="meshtune-")
         self._folder = RunFolder(where or Path(self._temporary.name))  # type: ignore[union-attr]
         self._folder.prepare(self.space)
-        self._worker = Worker(self._folder.path)
+        self._worker = self._folder.join()
         self._process, self._threads, self._closed = os.getpid(), threading.RLock(), False
         self._results = ResultsFile(self._folder)
         with self._worker.turn():
@@ -232,7 +231,8 @@ class Study:
         """Write the results and unlock the run; a second call does nothing.
 
         Raises:
-            OSError: if the results cannot be written; the study is closed, and nothing is lost.
+            RunError, OSError: if the results cannot be written; the study is closed, and nothing
+                is lost.
         """
         if self._closed or os.getpid() != self._process:
             return

@@ -13,6 +13,7 @@ from foundation.values import seconds
 from search_spaces import SearchSpace
 from slurm import SimulatedCluster
 
+MOST_NODES = 200_000  # no cluster has more; each has a name and a speed, which take memory
 DEFAULT_TRIALS = 8  # widest trials at once: with more, none would learn from another
 
 
@@ -41,6 +42,11 @@ def _whole(text: str) -> int:
 _share = _reader(float, "a share from 0 to 1", lambda value: 0 <= value <= 1)
 _rate = _reader(float, "a number of 0 or more", lambda value: 0 <= value < math.inf)
 _count = _reader(_whole, "a whole number above 0", lambda value: value >= 1)
+_nodes = _reader(
+    _whole,
+    f"a whole number above 0, up to {MOST_NODES:,}: no cluster has more",
+    lambda value: 1 <= value <= MOST_NODES,
+)
 _seed = _reader(_whole, "a whole number of 0 or more", lambda value: value >= 0)
 
 
@@ -50,7 +56,7 @@ def _duration(text: str) -> float:
 
 _TRUTH = ("model_error", "misfit")  # distance from the cost model
 _READERS: dict[str, Callable[[str], Any]] = {
-    "nodes": _count,
+    "nodes": _nodes,
     "seed": _seed,
     "start_up": _duration,
     "noise": _rate,

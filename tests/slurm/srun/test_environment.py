@@ -69,8 +69,12 @@ def test_an_archive_is_looked_into_before_it_is_submitted(tmp_path: Path, suffix
     archive, made = tmp_path / "env.tar", tmp_path / "made"
     environment = with_environment(archive, "/local/e").environment
     assert environment is not None
-    with pytest.raises(SiteError, match=r"env\.tar: No such file or directory; make it with"):
+    with pytest.raises(SiteError, match=r"env\.tar: there is no such file; make it with"):
         environment.check()
+    os.mkfifo(archive)
+    with pytest.raises(SiteError, match=r"env\.tar: found a pipe, accepted a file; make it with"):
+        environment.check()
+    archive.unlink()
     archive.write_text("no tar")
     with pytest.raises(SiteError, match=r"env\.tar: cannot be read: tar: "):
         environment.check()
@@ -161,3 +165,12 @@ def test_a_node_replaces_an_environment_of_an_earlier_job_and_nothing_else(tmp_p
     size = archive.stat().st_size
     assert "the archive cannot be unpacked: see the lines above" in unpack().stderr
     assert {*tmp_path.iterdir()} == {archive, folder, mark}
+    own = tmp_path / "of a user"
+    own.write_text("precious")
+    for link in (mark, folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        mark.unlink(missing_ok=True)
+        link.symlink_to(own)
+        assert f"{link} is a link: remove it" in unpack().stderr
+        assert own.read_text() == "precious" and link.is_symlink()
+        link.unlink()

@@ -63,9 +63,10 @@ def test_an_environment_that_cannot_be_sent_is_refused_before_anything_is_writte
     Path("here.yaml").write_text(
         f"source: a test\nenvironment: {{archive: {Path.cwd()}/no.tar, folder: /local/e}}\n"
     )
-    assert main([*refused, "--site", "here.yaml"]) == 2
-    said = capsys.readouterr().err
-    assert "no.tar: No such file or directory; make it with `conda-pack" in said
+    for further in ([], ["--dry-run"]):
+        assert main([*refused, "--site", "here.yaml", *further]) == 2
+        said = capsys.readouterr().err
+        assert "no.tar: there is no such file; make it with `conda-pack" in said
     assert not Path("runs").exists()
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import meshtune
-from analysis import RunBusyError, read_run
+from analysis import RunBusyError, RunError, read_run
 from analysis.run import workers
 from analysis.run.lock import driver_of
 from meshtune import Study
@@ -25,7 +25,7 @@ SPACE = """
 version: 1
 name: own
 cluster: {name: toy, gpus_per_node: 2, memory_gib: 1, peak_fp32_tflops: 0.1}
-trainer: {command: [train, "{tp}"]}
+trainer: {command: [echo, "{tp}"]}
 parameters: {num_nodes: [1, 2], tp: [1, 2], mbs: [1, 2, 4, 8], gas: [1, 2]}
 objective: {maximize: speed}
 budget: {trials: 100}
@@ -194,6 +194,20 @@ def test_a_forked_or_sent_study_is_an_error_that_says_how_to_open_it(
         with os.fdopen(read) as said:
             assert f"is open in process {os.getpid()}" in said.read()
         assert study.ask() is not None
+
+
+def test_a_process_of_which_nobody_can_tell_whether_it_lives_keeps_its_trial(
+    space: Path, tmp_path: Path
+) -> None:
+    with Study(space, tmp_path / "run") as study:
+        with Study(space, tmp_path / "run") as other:
+            other.ask()
+            name = study.run.trials[1].attempts[0].name.rpartition("-")[2]
+        os.mkfifo(study.directory / "workers" / name)  # stands for a file that cannot be opened
+        with pytest.raises(RunError, match="nobody can tell whether that process lives"):
+            study.ask()
+        (study.directory / "workers" / name).unlink()
+        assert (trial := study.ask()) is not None and trial.number == 1
 
 
 def test_half_a_line_of_a_killed_process_is_cut_by_the_next_call(

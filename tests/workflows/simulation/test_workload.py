@@ -289,6 +289,7 @@ def test_another_seed_of_constants_is_another_truth_that_keeps_the_models_shape(
         ("speed=3", "accepted KEY=VALUE,... with nodes, seed"),
         ("nodes=0", "above 0"),
         ("nodes=many", "nodes=many: accepted a whole number above 0"),
+        ("nodes=10000000", "up to 200,000: no cluster has more"),
         ("noise=much", "accepted a number of 0 or more"),
         ("node=4", "did you mean 'node"),
         ("crash=1.5", "a share from 0 to 1"),
