@@ -64,13 +64,13 @@ class StatedOptions:
 
     @staticmethod
     def in_arguments(adapter: AdapterFile, arguments: Sequence[str | Flags]) -> set[str]:
-        """What ``keys`` are of arguments alone."""
+        """Options that arguments alone state, with the prefixes of dotted ones."""
         return _prefixes(options.read(arguments, adapter.options))
 
     @classmethod
     def of_command(cls, adapter: AdapterFile, spec: TrainerSpec) -> set[str]:
-        """What ``keys`` were of a space's trainer before it became a command; none if the adapter
-        was another.
+        """Options and paths that a space's trainer states, now a command; none if the adapter was
+        another.
         """
         usual = {adapter.name, adapter.log} if isinstance(adapter.log, str) else {adapter.name}
         if spec.result is None or spec.result.format not in usual:
