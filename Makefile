@@ -78,7 +78,7 @@ $(VENV)/.torch: $(BIN)/python constraints.txt
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml
 	@echo "installing meshtune"
-	@$(PIP) -c constraints.txt -e .
+	@$(PIP) -c constraints.txt -e '.[trainer]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

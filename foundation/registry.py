@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar, cast
 
+from foundation.messages import nearest
+
 P = TypeVar("P")
 
 
@@ -51,9 +53,10 @@ class Registry(Generic[P]):
             return cast(P, part)
         offered = [entry for entry in self._installed() if entry.name == name]
         if not offered:
+            known = [*self.names(), *more]
             raise RegistryError(
-                f"no {self._sort} {name!r}: there are {', '.join([*self.names(), *more])}; another "
-                f"distribution adds one by an entry point of group {self._group}"
+                f"no {self._sort} {name!r}: there are {', '.join(known)}; another distribution "
+                f"adds one by an entry point of group {self._group}{nearest(name, known)}"
             )
         if len(offered) > 1:
             who = " and ".join(sorted(_distribution(entry) for entry in offered))

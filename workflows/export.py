@@ -9,14 +9,17 @@ from shlex import join, quote
 from analysis import Best, RunFolder, read_run
 from foundation.quantities import config_text, counted
 from foundation.writing import write_atomically
-from search_spaces import Export, SpaceError, load_space
+from search_spaces import AdapterFile, Export, SpaceError, load_space
 from trainer.plan.limits import ConfigError
+from workflows import launch_script
 
 ARGUMENTS, ENVIRONMENT = "arguments.txt", "environment.sh"
 
 
-def of_best(source: Path, adapter: str) -> tuple[Export, str]:
+def of_best(source: Path, adapter: str, script: Path | None = None) -> tuple[Export, str]:
     """The best configuration of a run, or of its ``best.yaml``, for a trainer; and a title.
+
+    The ``script`` that launches the trainer tells its version.
 
     Raises:
         ConfigError: if no trial has succeeded.
@@ -39,7 +42,9 @@ def of_best(source: Path, adapter: str) -> tuple[Export, str]:
         raise SpaceError(f"{source}: {error}") from None
     what = f"{space.name}: {config_text(config)}; {nodes} of {space.ranks_per_node} ranks"
     try:
-        return Export.of(space, config, adapter), what
+        style = AdapterFile.named(adapter).options
+        own = launch_script.read(script, style == "key=value").arguments if script else []
+        return Export.of(space, config, adapter, own), what
     except SpaceError as error:
         raise SpaceError(f"--to: {error}") from None
 

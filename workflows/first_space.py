@@ -115,11 +115,13 @@ class _Own:
     arguments: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)  # options whose value only a shell knows
     notes: list[str] = field(default_factory=list)  # on differences to the user's script
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def trainer(self) -> dict[str, Any]:
         """Keys of a space's ``trainer`` section."""
         args = _lines(self.arguments) if self.arguments else ""
-        keys = {"entry": self.entry, "config": self.config, "args": args}
+        env = {name: _literal(text) for name, text in self.environment.items()}
+        keys = {"entry": self.entry, "config": self.config, "args": args, "env": env}
         return {key: value for key, value in keys.items() if value}
 
 
@@ -131,6 +133,10 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
     launched = launch_script.read(wanted.arguments, by_equals, record.together)
     own.nodes, own.ranks = wanted.nodes or launched.nodes, launched.ranks
     own.arguments, own.left_out = launched.arguments, launched.left_out
+    own.environment = launched.environment
+    site = {"modules": launched.modules, "srun_options": launched.srun_options}
+    if parts := [f"{key}: [{', '.join(words)}]" for key, words in site.items() if words]:
+        own.notes.append(f"for a site profile, as --site FILE reads it: {'; '.join(parts)}")
     if launched.module == ("-m" in record.command):
         own.entry = own.entry or launched.entry
     if by_equals:  # a word that is no option is the file: train.py base.yml steps=9
@@ -148,6 +154,11 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
             own.arguments += [f"--{option}", str(value)]
             own.notes.append(f"--{option} is taken to be {value}: correct it if it is not")
     return own
+
+
+def _literal(text: str) -> str:
+    """A template that is filled to the same text: braces that hold an expression are doubled."""
+    return re.sub(r"\{([^{}]*)\}", r"{{\1}}", text)
 
 
 def _least_space(trainer: Mapping[str, Any], wanted: Wanted) -> SearchSpace:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -45,6 +46,18 @@ _SEVERAL = re.compile(r"(?i)\$\{?(?:[@*]|\w*(?:ARG|OPT|FLAG|OVERRIDE|EXTRA)\w*)"
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\})")
 _QUOTED_COMMAND = re.compile(r"\s--\w|\.py\s")  # bash -c "torchrun train.py --bf16"
+_SOURCED = re.compile(r"(?:source|\.|conda activate|mamba activate|module (?!load|list|purge))\s")
+# Set by meshtune for each rank, or by Slurm; or a number of the launcher's own.
+_OF_LAUNCHER = re.compile(
+    r"MASTER_(?:ADDR|PORT)|(?:LOCAL_|NODE_|GROUP_)?RANK|(?:LOCAL_)?WORLD_SIZE|SLURM_\w+|N?NODES"
+    r"|NUM_NODES|(?:N|NUM_)?(?:GPUS?|PROC)(?:S?_PER_NODE)?"
+)
+_PROGRAM = re.compile(
+    r"^(?:\S*/)?(?:python|torchrun|bash|sh|accelerate|deepspeed|env|singularity|apptainer)"
+)
+_SIZES = re.compile(
+    r"-[Nnlu]\d*$|--(?:nodes|ntasks|label|unbuffered|gpus-per|gres|cpus-per-task|jobid)"
+)
 _LAUNCHERS = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
 
 
@@ -56,6 +69,9 @@ class Launched:
     left_out: list[str]  # options whose value only a shell knows
     nodes: int = 0  # that the script requests from Slurm or its launcher; 0: none are stated
     ranks: int = 0  # that it starts; 0: unknown
+    environment: Mapping[str, str] = field(default_factory=dict)  # that it exports
+    modules: Sequence[str] = ()  # that it loads
+    srun_options: Sequence[str] = ()
 
 
 def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] = ()) -> Launched:
@@ -93,7 +109,49 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     nodes = asked.get("nodes") or _number(launcher, "nnodes", "num_machines", "num_nodes")
     ranks = _ranks(launcher, nodes, asked.get("tasks", 0))
     passed, left_out = _passed(arguments, key_value, together)
-    return Launched("" if "$" in entry else entry, module, passed, left_out, nodes, ranks)
+    environment, unknown = _exported(shell, command)
+    sourced = [" ".join(words) for words in shell.commands if _SOURCED.match(" ".join(words))]
+    loaded = [words[2:] for words in shell.commands if words[:2] == ["module", "load"]]
+    return Launched(
+        "" if "$" in entry else entry,
+        module,
+        passed,
+        [*left_out, *unknown, *sourced],
+        nodes,
+        ranks,
+        environment,
+        [name for names in loaded for name in names],
+        _srun_options(launcher),
+    )
+
+
+def _exported(shell: _Shell, command: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Variables that a script exports, or sets for its ``command``, and those left out.
+
+    Left out are values that only a shell knows. What a launcher sets is neither.
+    """
+    alone = {name for words in shell.commands if words[:1] == ["export"] for name in words[1:]}
+    found = {name: text for name, text in shell.texts.items() if name in alone | shell.exported}
+    found |= next((shell.before[i] for i, c in enumerate(shell.commands) if c is command), {})
+    own = {name: text for name, text in found.items() if not _OF_LAUNCHER.fullmatch(name)}
+    unknown = [name for name, text in own.items() if re.search(r"[$`<]", text)]
+    carried = {name: text for name, text in own.items() if name not in unknown}
+    return carried, [f"export {name}={own[name]}" for name in unknown]
+
+
+def _srun_options(launcher: Sequence[str]) -> list[str]:
+    """The options of srun in a command, without those on nodes and tasks."""
+    if list(launcher[:1]) != ["srun"]:
+        return []
+    options: list[str] = []
+    for word in launcher[1:]:
+        if word.startswith("-"):
+            options.append(word)
+        elif options and not _PROGRAM.search(word) and "=" not in options[-1]:
+            options[-1] += f"={word}" if options[-1].startswith("--") else word
+        else:
+            break
+    return [option for option in options if not _SIZES.match(option)]
 
 
 @dataclass
@@ -105,6 +163,9 @@ class _Shell:
     texts: dict[str, str] = field(default_factory=dict)
     depth: int = 0
     count: int = 0  # of words
+    exported: set[str] = field(default_factory=set)
+    # by command: variables that are set before it on its own line
+    before: defaultdict[int, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
 
     def run(self, text: str) -> None:
         array = ""
@@ -128,6 +189,10 @@ class _Shell:
             name, more, value = assigned.groups()
             text = self.texts.get(name, "") * bool(more) + self._text(value)
             self.texts[name] = text[:MAX_BYTES]
+            if self.commands[-1] == ["export"]:
+                self.exported.add(name)
+            elif not self.commands[-1]:
+                self.before[len(self.commands) - 1][name] = self.texts[name]
             return
         for word in self._words(raw):
             if self.depth < DEEPEST and _QUOTED_COMMAND.search(word):

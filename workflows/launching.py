@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 from analysis import RunFolder, read_run
@@ -39,7 +40,7 @@ def launcher_for(
     Raises:
         RegistryError: if there is no such launcher.
         LaunchError: if the folder holds a simulated run and this one is real, or the reverse; or if
-            this machine is too small for so many ranks.
+            this machine is too small for so many ranks; or the built-in trainer has no torch.
     """
     if simulate and name != "simulate":
         raise LaunchError("settings of a simulated cluster go with the launcher 'simulate'")
@@ -58,10 +59,21 @@ def launcher_for(
 
         return simulated_launcher(space, simulate, run.last_t if run else 0.0)
 
+    if name != "simulate" and space.trainer.builtin is not None and not _has_torch():
+        raise LaunchError(
+            f"{space.file}: the built-in trainer needs PyTorch: pip install 'meshtune[trainer]'"
+        )
     nodes = space.widths[-1]  # as many as the local launcher pretends to have
     refuse_too_many_ranks(Path(space.file), name, nodes * space.ranks_per_node)
     options = LauncherOptions(nodes, site, hostfile)
     return make_launcher(launcher_name(name), options, {"simulate": simulated})
+
+
+def _has_torch() -> bool:
+    try:
+        return find_spec("torch") is not None
+    except ValueError:  # it is kept from being imported
+        return False
 
 
 def refuse_too_many_ranks(file: Path, asked: str | None, ranks: int) -> None:

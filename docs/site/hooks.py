@@ -31,7 +31,7 @@ def on_files(files: Files, config: Any) -> Files:
         for link, _ in OUTSIDE.findall(page.read_text()):
             if (copy := _copy(page, link)) and copy not in files.src_uris:
                 content = (page.parent / link).resolve().read_text()
-                content = content.replace("](../docs/", "](../../")
+                content = content.replace("](../docs/", "](../../").replace("](docs/", "](../")
                 files.append(File.generated(config, copy, content=content))
     return files
 

@@ -7,7 +7,7 @@ options. The others are of frameworks and logs that meshtune knows and does not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import inf
 from pathlib import Path
 from statistics import fmean
@@ -50,6 +50,12 @@ class Setting(Described):
         if self.environment and self.when is not None:
             raise ValueError("'environment' goes without 'when': let its value be an expression")
         return self
+
+    def applies(self, stated: Collection[str]) -> bool:
+        """Whether it goes with these options and paths of the user's: ``unless``, ``given``."""
+        return not any(key in stated for key in self.unless) and (
+            not self.given or any(key in stated for key in self.given)
+        )
 
 
 class ModelKey(Described):

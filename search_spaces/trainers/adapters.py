@@ -165,21 +165,15 @@ class _Adapting:
 
     def _chosen(self, known: Collection[str], conditions: Mapping[str, str]) -> Iterator[Setting]:
         """The settings of every trial, and of each parameter or fact of the space."""
-        for setting in filter(self._applies, self.adapter.always):
+        stated = self.stated.keys
+        for setting in (each for each in self.adapter.always if each.applies(stated)):
             self._check("each trial", setting, known)
             yield setting
         for name, settings in self.adapter.settings.items():
             if name in self.parameters or (name in DERIVED and name in known):
-                for setting in filter(self._applies, settings):
+                for setting in (each for each in settings if each.applies(stated)):
                     self._check(name, setting, known)
                     yield _where(conditions.get(name), setting)
-
-    def _applies(self, setting: Setting) -> bool:
-        """Whether a setting goes with the options that the user states: ``unless``, ``given``."""
-        stated = self.stated.keys
-        return stated.isdisjoint(setting.unless) and (
-            not setting.given or not stated.isdisjoint(setting.given)
-        )
 
     def _check(self, name: str, setting: Setting, known: Collection[str]) -> None:
         for lacking in sorted(names_of(setting) - set(known)):

@@ -14,7 +14,7 @@ from foundation.values import Scalar
 from search_spaces.errors import SpaceError
 from search_spaces.language.adapter_schema import AdapterFile, Setting, WrittenFile
 from search_spaces.language.schema import ModelFile
-from search_spaces.language.trainer_schema import TrainerSpec
+from search_spaces.language.trainer_schema import Flags, TrainerSpec
 from search_spaces.rules.facts import DERIVED
 from search_spaces.shipped import named
 from search_spaces.trainers import config_files, model_keys, options, templates
@@ -61,6 +61,23 @@ class StatedOptions:
         """
         document = document_of({"trainer": dict(trainer)}, "space", SpaceError)
         return cls(document, TrainerSpec(**trainer), AdapterFile.named(trainer["adapter"]))
+
+    @staticmethod
+    def in_arguments(adapter: AdapterFile, arguments: Sequence[str | Flags]) -> set[str]:
+        """Options that arguments alone state, with the prefixes of dotted ones."""
+        return _prefixes(options.read(arguments, adapter.options))
+
+    @classmethod
+    def of_command(cls, adapter: AdapterFile, spec: TrainerSpec) -> set[str]:
+        """Options and paths that a space's trainer states, now a command; none if the adapter was
+        another.
+        """
+        usual = {adapter.name, adapter.log} if isinstance(adapter.log, str) else {adapter.name}
+        if spec.result is None or spec.result.format not in usual:
+            return set()
+        paths = {path for file in spec.files.values() for path in _flat(file.content or {})}
+        words = [word for word in spec.command or () if isinstance(word, str)]
+        return cls.in_arguments(adapter, words) | _prefixes(paths)
 
     @staticmethod
     def implied(adapter: AdapterFile, arguments: Sequence[str]) -> dict[str, Scalar]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import slurm
-from foundation.messages import shown
+from foundation.messages import nearest, shown
 
+_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
+_UNKNOWN = re.compile(r"unrecognized arguments: (--[\w-]+)")
+_WORD = re.compile(r"[\w-]+")
 Commands = Any  # argparse's subparsers, whose class has no public name
 Handler = Callable[[Namespace], int | None]
 GENERIC = "generic"  # the site profile where none is named
@@ -29,6 +33,20 @@ class UsageError(Exception):
 
 class Parser(ArgumentParser):
     """A command's parser; adds the options that several commands share."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2, and the command, choice or option that was probably meant."""
+        found = _CHOICE.search(message)
+        known = _WORD.findall(found[2]) if found else self._options()
+        found = found or _UNKNOWN.search(message)
+        super().error(message + (nearest(found[1], known) if found else ""))
+
+    def _options(self) -> list[str]:
+        """Options of this parser and of its commands."""
+        commands = [action.choices for action in self._actions if isinstance(action.choices, dict)]
+        below = [parser for choices in commands for parser in choices.values()]
+        options = [option for action in self._actions for option in action.option_strings]
+        return [*options, *(option for parser in below for option in parser._options())]
 
     def add(
         self, name: str, kind: Callable[[str], Any], metavar: str, text: str = "",

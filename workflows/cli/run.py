@@ -42,6 +42,8 @@ def add_commands(commands: Commands) -> None:
     parser = command(commands, "export", export, text)
     parser.add("run", path, "RUN|BEST.yaml")
     parser.add("--to", str, "NAME", "the trainer: megatron-lm, torchtitan ...", required=True)
+    text = "your launch script, whose options tell the trainer's version; default: the run's own"
+    parser.add("--args", path, "FILE", text)
     parser.add("--out", folder, "DIR", "write files there; default: print them")
 
     parser = command(commands, "train", train, "Train with the best configuration of a search.")
@@ -134,7 +136,7 @@ def _resumption(run: analysis.Run) -> str:
 def export(arguments: Namespace) -> None:
     from workflows.export import of_best, text, write
 
-    found, what = of_best(arguments.run, arguments.to)
+    found, what = of_best(arguments.run, arguments.to, arguments.args)
     if arguments.out is None:
         print(*text(found, what), sep="\n")
         return

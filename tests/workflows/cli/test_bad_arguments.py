@@ -93,3 +93,28 @@ def test_training_with_a_run_s_folder_names_the_file_in_it(
         f"{tmp_path}/report/best.yaml, which `meshtune report RUN` writes"
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "meant"),
+    [
+        ("chek tiny_cpu", "check"),
+        ("search tiny_cpu --polcy random", "--policy"),
+        ("check tiny_cpu --jsn", "--json"),
+        ("list polices", "policies"),
+        ("search tiny_cpu --policy randm", "random"),
+        ("init a.yaml --adapter megtron-lm --cluster dgx_h100 --model llama_8b", "megatron-lm"),
+    ],
+)
+def test_what_was_probably_meant_is_named(
+    command: str,
+    meant: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        raise SystemExit(main(command.split()))
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.rstrip().endswith(f"did you mean '{meant}'?")

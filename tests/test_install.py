@@ -1,0 +1,111 @@
+"""What an installation brings: no torch for searching, and packages that type checkers follow."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = sorted(p.parent.name for p in ROOT.glob("*/py.typed"))
+SPACE = """
+version: 1
+name: blocked
+model: llama_8b
+cluster: dgx_h100
+trainer: {command: [train, "{tp}", "{mbs}", "{gas}"]}
+parameters: {num_nodes: 1, tp: [1, 2, 4, 8], mbs: [1, 2], global_batch_size: 64}
+objective: {maximize: tokens_per_second}
+budget: {trials: 3}
+"""
+BLOCKED = """
+import sys
+sys.modules["torch"] = None
+from workflows.cli.main import main
+codes = [main(command.split()) for command in sys.argv[1:]]
+print(codes)
+"""
+
+
+def name_of(requirement: str) -> str:
+    found = re.match(r"[\w.-]+", requirement)
+    assert found is not None
+    return found[0].lower().replace("_", "-")
+
+
+def test_searching_brings_no_torch() -> None:
+    left, seen = [name_of(each) for each in PROJECT["project"]["dependencies"]], set[str]()
+    while left:
+        if (name := left.pop()) in seen:
+            continue
+        seen.add(name)
+        try:
+            needed = requires(name) or []
+        except PackageNotFoundError:  # for another platform
+            continue
+        left += [name_of(each) for each in needed if "extra ==" not in each]
+    assert {"deephyper", "numpy", "pydantic-core"} <= seen
+    assert not seen & {"torch", "deepspeed", "triton"}
+
+
+def test_without_torch_a_search_is_predicted_run_and_reported(tmp_path: Path) -> None:
+    (tmp_path / "space.yaml").write_text(SPACE)
+    commands = ["check space.yaml", "predict space.yaml", "search space.yaml --launcher simulate",
+                "export runs/blocked-simulated --to megatron-lm",
+                "submit space.yaml --nodes 1 --time 6h --dry-run", "search tiny_cpu"]  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", BLOCKED, *commands], capture_output=True,
+                          text=True, cwd=tmp_path, timeout=240)  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 2]", done.stderr
+    assert "the built-in trainer needs PyTorch: pip install 'meshtune[trainer]'" in done.stderr
+    assert (tmp_path / "runs/blocked-simulated/report/index.html").is_file()
+
+
+def test_an_editable_install_is_a_path_that_type_checkers_follow(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", reason="needs setuptools")
+    for entry in ("pyproject.toml", "README.md", *PACKAGES):
+        (tmp_path / entry).symlink_to(ROOT / entry)
+    build = "from setuptools.build_meta import build_editable; build_editable('.')"
+    subprocess.run([sys.executable, "-c", build], cwd=tmp_path, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        installed = [name for name in files.namelist() if ".dist-info/" not in name]
+        assert [Path(name).suffix for name in installed] == [".pth"]
+        assert files.read(installed[0]).decode().strip() == str(tmp_path)
+
+
+def test_every_package_of_the_wheel_has_types() -> None:
+    tool = PROJECT["tool"]["setuptools"]
+    included = {pattern.rstrip("*") for pattern in tool["packages"]["find"]["include"]}
+    assert included == set(PACKAGES)
+    assert all("py.typed" in tool["package-data"][name] for name in included)
+
+
+def test_continuous_integration_runs_the_readmes_test_command() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
+    (script,) = [step["run"] for step in jobs["test"]["steps"] if "run" in step]
+    lines = (ROOT / script).read_text().splitlines()
+    assert "make test" in lines and "make lint" in lines
+    assert re.search(r"^make test +#", (ROOT / "README.md").read_text(), re.MULTILINE)
+
+
+def test_what_runs_before_a_commit_is_a_target_of_the_makefile() -> None:
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    (hook,) = repository["hooks"]
+    target = hook["entry"].removeprefix("make ")
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_the_citation_and_the_changelog_are_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    version = PROJECT["project"]["version"]
+    assert (citation["cff-version"], citation["version"]) == ("1.2.0", version)
+    assert citation["license"] == PROJECT["project"]["license"]["text"]
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
