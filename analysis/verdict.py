@@ -13,11 +13,25 @@ SPEEDS = ("tokens_per_second", "samples_per_second", "tflops_per_gpu", "step_tim
 
 
 def verdict_lines(run: Run, confidence: float | None = None) -> list[tuple[str, str]]:
-    """Lines (label, text) on the winner once a trial was repeated, and on early stops.
+    """Lines (label, text) on the winner once a trial was repeated, on what is left to gain as the
+    search last expected it, and on early stops.
 
     They mention the ``confidence`` that the search was to reach, if it is given.
     """
-    return [*_winner(run, confidence), *_early_stops(run)]
+    return [*_winner(run, confidence), *_headroom(run), *_early_stops(run)]
+
+
+def expected_left(run: Run) -> float | None:
+    """Share of the best that all untried configurations together were last expected to add."""
+    told = [t.expected["left"] for _, t in sorted(run.trials.items()) if "left" in t.expected]
+    return told[-1] if told else None
+
+
+def _headroom(run: Run) -> list[tuple[str, str]]:
+    left = expected_left(run)
+    return (
+        [] if left is None else [("headroom", f"{percent(left)} expected in all that is untried")]
+    )
 
 
 def _winner(run: Run, confidence: float | None) -> list[tuple[str, str]]:
@@ -32,6 +46,8 @@ def _winner(run: Run, confidence: float | None) -> list[tuple[str, str]]:
         words += f", failed {_times(failed)}"
     best = "fastest" if run.objective_key.startswith(SPEEDS) else "best"
     measured = sum(t.ok and t.objective is not None for t in run.trials.values())
+    if measured == 1:  # of which nothing is known but that it ran
+        return [("winner", f"{words}; no other configuration was")]
     words += (
         f"; {_chance(first.best)} likely the {best} of the {measured} measured, "
         f"{_chance(now.confidence)} likely within {100 * EQUAL:.0f} % of it"

@@ -19,7 +19,7 @@ from analysis.report.one_change import one_changes
 from analysis.report.resumption import resumption
 from analysis.report.section import Content, Section
 from analysis.report.trajectory import ranked_trials
-from analysis.verdict import verdict_lines
+from analysis.verdict import expected_left, verdict_lines
 
 TOP = 10
 CHANGES = 8  # of one parameter that the first screen has
@@ -36,7 +36,7 @@ def _best(content: Content) -> str:
         best=run.best,
         measured=len(ranked_trials(run)),
         alone=run.best is not None and len(run.best.measurements) == 1,
-        lines=verdict_lines(run),
+        lines=[line for line in verdict_lines(run) if line[0] != "headroom"],  # it is told below
         changes=changes[:CHANGES],
         more=len(changes) - CHANGES,
         mattered=mattered,
@@ -47,7 +47,6 @@ def _best(content: Content) -> str:
 
 def _next(content: Content) -> str:
     run, outlook = content.run, content.outlook
-    told = [t.expected["left"] for _, t in sorted(run.trials.items()) if "left" in t.expected]
     pending = [t for _, t in sorted(run.trials.items()) if not t.ended and not t.running]
     found = next_trials(outlook) if outlook else []
     budget = content.pricing.space.budget.trials if content.pricing else None
@@ -56,7 +55,7 @@ def _next(content: Content) -> str:
         found=found,
         trained=len(outlook.observations.successes) if outlook else 0,
         pending=[tables.trial_row(run, trial) for trial in pending[:TOP]],
-        left=told[-1] if told else None,
+        left=expected_left(run),
         goes_on=resumption(run, content.home, budget, len(run.trials) + len(found) + NEXT),
         doubtful=doubt(content.validation),
     )

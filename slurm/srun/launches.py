@@ -97,7 +97,9 @@ class Launches:
         clean = ended and channel.all_gone and kept.alive and not (killed or severed or no_program)
         stuck, undead, down = tuple[str, ...](), "", set[str]()
         if kept.requirements is None or not clean:
-            stuck, undead = self._end(kept, spec, doubtful=bool(severed))
+            # An srun that gives up before any agent is there was refused its step.
+            refused = not channel.greeted and (kept.step.srun.poll() or 0) > 0
+            stuck, undead = self._end(kept, spec, doubtful=bool(severed) and not refused)
             down = self._allocation.known_down_nodes() if not clean else set()
         said = kept.said()
         unwritten = kept.finish()

@@ -42,6 +42,17 @@ def test_the_verdict_is_told_with_its_runner_up(book: RepeatBook) -> None:
     )
 
 
+def test_one_configuration_alone_is_not_said_to_be_the_best_of_any(book: RepeatBook) -> None:
+    ((label, words),) = verdict_lines(book.run({1: [100.0, 101.0]}), 0.5)
+    assert (label, words) == ("winner", "trial 1, measured twice; no other configuration was")
+
+
+def test_what_is_left_to_gain_is_what_the_search_last_expected(book: RepeatBook) -> None:
+    run = book.run({1: [100.0], 2: [97.0], 3: [90.0]})
+    run.trials[2].expected["left"], run.trials[3].expected["left"] = 0.3, 0.125
+    assert verdict_lines(run) == [("headroom", "12 % expected in all that is untried")]
+
+
 def test_early_stops_are_counted_with_what_they_saved(book: RepeatBook) -> None:
     book.measure(1, 70.0)
     assert verdict_lines(book.read()) == []

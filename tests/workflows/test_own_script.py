@@ -10,7 +10,7 @@ import pytest
 from analysis.run.best import Best
 from analysis.run.fold import read_run
 from analysis.run.folder import RunFolder
-from search_spaces import SpaceError, check, load_space, notes
+from search_spaces import check, load_space, notes
 from search_spaces.hints import misplaced
 from workflows.cli.main import main
 
@@ -99,7 +99,7 @@ def test_a_script_is_looked_for_where_trials_start(
     assert "trials start in folders of their own and will not find train.py" in note
 
 
-def test_ranks_per_node_stand_in_for_a_cluster_and_only_for_one(space: Path) -> None:
+def test_ranks_per_node_stand_in_for_a_cluster_or_are_fewer_than_its_gpus(space: Path) -> None:
     text = EIGHT_LINES + "trial: {ranks_per_node: 4}\n"
     space.write_text(text.replace("parameters: {", "parameters: {num_nodes: [1, 2], "))
     loaded = load_space(space)
@@ -107,5 +107,4 @@ def test_ranks_per_node_stand_in_for_a_cluster_and_only_for_one(space: Path) -> 
     assert (loaded.ranks_per_node, loaded.widths) == (4, (1, 2))
     assert "the space has no cluster" not in check(loaded).text()
     space.write_text(text.replace("name: mine", "name: mine\ncluster: dgx_h100"))
-    with pytest.raises(SpaceError, match=r"dgx_h100 has gpus_per_node 8; remove it"):
-        load_space(space)
+    assert load_space(space).ranks_per_node == 4  # a trainer may start processes of its own

@@ -101,7 +101,8 @@ class Panel:
         if finals := [str(n) for n in sorted(driver.running) if run.trials[n].ended]:
             words = f"measured again to settle the winner: trial {', '.join(finals)}"
             rows.append(("finalists", Text(words, style="bold")))
-        rows += [(label, Text(printable(t))) for label, t in verdict_lines(run)[:2]]
+        told = [line for line in verdict_lines(run) if line[0] in ("winner", "runner-up")]
+        rows += [(label, Text(printable(t))) for label, t in told]
         return rows
 
     def _running(self, driver: Driver, run: Run, now: float, room: int) -> RenderableType:

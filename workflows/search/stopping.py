@@ -16,10 +16,10 @@ from slurm import Kind
 
 DONE, FAILED, CONTINUE, INTERRUPTED = 0, 1, 3, 130
 MAX_IN_A_ROW = 8  # attempts in a row that crash or cannot start
-# A trainer that ended well and has no such result; a module, script or file that is not there.
+# A result that the space reads wrongly; a module, script or file that is not there.
 _NOBODYS = re.compile(
-    r"^exit code 0, but |^the result has no number |No module named|can't open file"
-    r"|FileNotFoundError"
+    r"^exit code 0, but .*the pattern of |^the result has no number "
+    r"|No module named|can't open file|FileNotFoundError"
 )
 _NO_PROGRAM = re.compile(r"no (?:such )?program|execve\(\): .*(?:No such file|Permission denied)")
 
