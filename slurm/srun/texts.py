@@ -44,4 +44,5 @@ SRUN_TEXTS = LauncherTexts(
 )
 
 # srun has stopped waiting for its step, which may run on.
+REFUSED = re.compile(_SLURM + r"Unable to create step for job")
 GAVE_UP = re.compile(_SLURM + r"Timed out waiting for job step to complete")
