@@ -143,6 +143,12 @@ class Posterior:
         return np.asarray(np.maximum(ends * self._survival, np.finfo(float).tiny))
 
     @cached_property
+    def at_speed(self) -> Array:
+        """Probability to run, and not so near the limit of memory that it is slow."""
+        roomy = self.prediction.at_speed / np.maximum(self.prediction.fits, np.finfo(float).tiny)
+        return np.maximum(self.feasibility * np.minimum(roomy, 1.0), np.finfo(float).tiny)
+
+    @cached_property
     def main_effects(self) -> Array:
         """Standard deviation of the main effects of unpriced parameters' values."""
         return self.residual.untried(self._features)
