@@ -72,7 +72,7 @@ class Ranking:
         likely = int(np.count_nonzero(prediction.fits >= LIKELY))
         value, ranked_by = -prediction.peak_bytes, "memory"
         if likely:
-            value = pricing.promise(prediction) * prediction.at_speed * pricing.in_time(prediction)
+            value = pricing.promise(prediction) * prediction.fits * pricing.in_time(prediction)
             first = ", the first objective," if space.more_objectives else ""
             ranked_by = (
                 f"{space.objective.key}{first} and the probability to fit and to end in time"
