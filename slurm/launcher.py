@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from foundation.container import Container
 from slurm.clock import Clock
 from slurm.outcome.classify import Outcome
 from slurm.outcome.step_log import StopRule
@@ -64,6 +65,14 @@ class Launcher(ABC):
     @abstractmethod
     def nodes(self) -> Sequence[str]:
         """Every node that may be leased, in Slurm's order."""
+
+    def check_container(self, container: Container) -> None:
+        """Raise LauncherError if trials cannot run in this container here."""
+        raise LauncherError(
+            f"trainer.container: the launcher {self.name} starts no containers, srun does: search "
+            "in a Slurm allocation, or put the runtime into a command of your own "
+            "(command: [apptainer, exec, IMAGE, python, train.py])"
+        )
 
     @abstractmethod
     def command(self, spec: TrialSpec, lease: Lease) -> list[str]:

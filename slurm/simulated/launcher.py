@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from foundation.container import Container
 from slurm.launcher import Launcher, LauncherError
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import Evidence
@@ -59,6 +60,9 @@ class SimulatedLauncher(Launcher):
 
     def command(self, spec: TrialSpec, lease: Lease) -> list[str]:
         return list(spec.argv)
+
+    def check_container(self, container: Container) -> None:
+        """Nothing is started."""
 
     def run(
         self,

@@ -15,6 +15,7 @@ from foundation.messages import shown
 from foundation.records import Record, validate
 from foundation.values import VariableName
 from slurm.launcher import LauncherError
+from slurm.srun.containers import Containers, ContainersOrRuntime, Runtime
 
 
 def _option(text: str) -> str:
@@ -93,6 +94,7 @@ class Site(Record):
     env: dict[VariableName, str] = Field(default={}, max_length=1000)  # set for every rank
     modules: list[str] = Field(default=[], max_length=100)  # loaded by the batch script
     environment: Environment | None = None  # sent to the nodes by the job; all ranks use it
+    containers: ContainersOrRuntime | None = None  # how trials in a container are started
     batch_options: list[Option] = Field(default=[], max_length=100)  # #SBATCH lines
     max_concurrent_steps: int = Field(default=90, ge=1, le=100_000)
     # least time between two sruns, for the controller's sake
@@ -103,6 +105,16 @@ class Site(Record):
     def reference(self) -> str:
         """The value of ``--site`` for this profile: a shipped name, or an absolute path."""
         return self._reference
+
+    def containers_for(self, image: str) -> Containers:
+        """How an image is started here; raises SiteError if the site has no runtime."""
+        if self.containers is None:
+            raise SiteError(
+                f"trainer.container: the site {self.reference} names no runtime for "
+                f"{shown(image)}: copy its profile, add `containers: RUNTIME`, one of "
+                f"{', '.join(Runtime.shipped())}, and name the copy with --site"
+            )
+        return self.containers
 
     @staticmethod
     def shipped() -> list[str]:
