@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field
 
@@ -76,4 +76,8 @@ class Container(Described):
         return Container(image=value) if isinstance(value, str) else value
 
 
-ContainerOrImage = Annotated[Named[ImageName, Container], AfterValidator(Container.of)]
+# Files have either; in a record it is a container.
+if TYPE_CHECKING:
+    ContainerOrImage = Container
+else:
+    ContainerOrImage = Annotated[Named[ImageName, Container], AfterValidator(Container.of)]

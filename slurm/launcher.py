@@ -12,12 +12,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from foundation.container import Container
 from slurm.clock import Clock
 from slurm.outcome.classify import Outcome
 from slurm.outcome.step_log import StopRule
 from slurm.trial import Lease, TrialSpec
+
+if TYPE_CHECKING:
+    from foundation.container import Container  # pydantic
 
 
 class LauncherError(Exception):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from foundation.container import Container
 from slurm.logs.patterns import LogFormat
 from slurm.logs.text import read_log
+
+if TYPE_CHECKING:
+    from foundation.container import Container  # pydantic
 
 TRIAL_VARIABLE = "MESHTUNE_TRIAL"
 """Names the attempt in every rank's environment; a later driver finds its processes by it."""

@@ -11,8 +11,8 @@ import random
 import threading
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
-from foundation.container import Container
 from slurm.launcher import Launcher, LauncherError
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import Evidence
@@ -23,6 +23,9 @@ from slurm.simulated.cluster import EPOCH, NodeFailures, SimulatedCluster
 from slurm.simulated.trial import SimulatedStep, Workload, simulate
 from slurm.srun.texts import SRUN_TEXTS
 from slurm.trial import Lease, TrialSpec
+
+if TYPE_CHECKING:
+    from foundation.container import Container
 
 NODE_LOSS_S = 60.0  # until Slurm has noticed that a node does not answer
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field
 
@@ -69,12 +69,25 @@ class Runtime(Record):
     base: str = ""  # key there that names an image's file of the same kind, in place of ``image``
     variable: str = "{name}"  # name by which a variable reaches the rank, whatever the image's is
     own_mounts: bool = True  # false: the site mounts its shared file systems in every container
+    exit_codes: list[int] = Field(default=[])  # of a wrapper's own failures; none: any
     failures: list[Failure] = Field(default=[])
 
     @property
     def inside(self) -> bool:
         """Whether a step's tasks, and so the agents, start in the container."""
         return self.place == "srun"
+
+    def texts(
+        self, exit_code: int | None, *, started: bool
+    ) -> tuple[tuple[re.Pattern[str], str], ...]:
+        """Patterns of failed starts, each with what to do; none where the container has started.
+
+        ``started``: all agents have been heard of. ``exit_code``: of the first rank that failed.
+        """
+        own = not self.exit_codes or exit_code in (None, *self.exit_codes)
+        if (started and self.inside) or not own:
+            return ()
+        return tuple((re.compile(each.text, re.MULTILINE), each.remedy) for each in self.failures)
 
     @staticmethod
     def shipped() -> list[str]:
@@ -110,10 +123,15 @@ class Containers(Record):
     modules: list[str] = Field(default=[], max_length=100)  # for trials in containers
 
 
-ContainersOrRuntime = Annotated[
-    Named[RuntimeName, Containers],
-    AfterValidator(lambda value: Containers(runtime=value) if isinstance(value, str) else value),
-]
+def _of_runtime(value: Any) -> Any:
+    return Containers(runtime=value) if isinstance(value, str) else value
+
+
+# Profiles have either; in a record it is the latter.
+if TYPE_CHECKING:
+    ContainersOrRuntime = Containers
+else:
+    ContainersOrRuntime = Annotated[Named[RuntimeName, Containers], AfterValidator(_of_runtime)]
 
 
 @dataclass(frozen=True)
@@ -168,11 +186,6 @@ def without_the_drivers_own(environ: Mapping[str, str], *, inside: bool) -> dict
     """The environment without what belongs to the driver's Python, which no image has."""
     dropped = {*_OF_PYTHON, *(_OF_LOADER if inside else ())}
     return {name: value for name, value in environ.items() if name not in dropped}
-
-
-def remedies(runtime: Runtime) -> tuple[tuple[re.Pattern[str], str], ...]:
-    """Patterns of failed starts, each with what to do."""
-    return tuple((re.compile(each.text, re.MULTILINE), each.remedy) for each in runtime.failures)
 
 
 def variables(spec: TrialSpec, site_env: Mapping[str, str]) -> dict[str, str]:

@@ -21,7 +21,7 @@ from slurm.rendezvous import rendezvous_environment
 from slurm.srun.agent_step import AgentStep, requirements
 from slurm.srun.allocation import Allocation
 from slurm.srun.command import contained, srun_argv, srun_environment, started_container
-from slurm.srun.containers import FILE_NAME, remedies
+from slurm.srun.containers import FILE_NAME
 from slurm.srun.ending import StepEnder
 from slurm.srun.pacing import LaunchPacing
 from slurm.srun.site import Site
@@ -139,9 +139,11 @@ class Launches:
     def _texts(self, kept: AgentStep, spec: TrialSpec) -> LauncherTexts:
         """srun's lines, and those of a runtime that could have failed to start the container."""
         line = started_container(spec, self._site)
-        if line is None or (line.runtime.inside and len(kept.channel.greeted) == spec.world_size):
+        if line is None:
             return SRUN_TEXTS
-        return replace(SRUN_TEXTS, container=remedies(line.runtime))
+        started = len(kept.channel.greeted) == spec.world_size
+        texts = line.runtime.texts(kept.channel.exit_code, started=started)
+        return replace(SRUN_TEXTS, container=texts)
 
     def _launch(self, spec: TrialSpec, lease: Lease, wanted: object) -> AgentStep:
         of_step = _step_spec(spec) if wanted else spec
