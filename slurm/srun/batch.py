@@ -57,6 +57,7 @@ def batch_script(
     further: Sequence[str] = (),
     meshtune: str | None = None,
     options: Sequence[str] = (),
+    contained: bool = False,
 ) -> str:
     """The text of a batch script; pure but for ``meshtune``'s default.
 
@@ -70,6 +71,7 @@ def batch_script(
         meshtune: the command; default: that of the site's environment, else the one beside the
             running interpreter, so that the job runs what was submitted whatever its PATH is.
         options: further options of ``meshtune search``.
+        contained: trials run in containers.
     """
     run = run_dir.absolute()
     chosen = {"account": account, "partition": partition, "qos": qos}
@@ -81,13 +83,20 @@ def batch_script(
     return _filled(
         "search.sh",
         directives="\n".join(f"#SBATCH {_directive(option)}" for option in directives),
-        modules="".join(f"module load {shlex.quote(name)}\n" for name in site.modules),
+        modules=_set_up(site, contained),
         environment=_environment(site.environment) if site.environment else "",
         search=shlex.join(search),
         ended=shlex.quote(_ENDED),
         journal=shlex.quote(str(run / "journal.jsonl")),
         script=shlex.quote(str(BatchJob.script_of(run))),
     )
+
+
+def _set_up(site: Site, contained: bool) -> str:
+    """Lines that load modules, and the site's own."""
+    modules = [*site.modules, *(site.containers.modules if contained and site.containers else ())]
+    lines = [*(f"module load {shlex.quote(name)}" for name in modules), *site.setup]
+    return "".join(f"{line}\n" for line in lines)
 
 
 # Bash runs a trap only after the foreground command has ended, and --signal=B: reaches

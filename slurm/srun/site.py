@@ -93,6 +93,7 @@ class Site(Record):
     srun_options: list[Option] = Field(default=[], max_length=100)  # added to every srun line
     env: dict[VariableName, str] = Field(default={}, max_length=1000)  # set for every rank
     modules: list[str] = Field(default=[], max_length=100)  # loaded by the batch script
+    setup: list[str] = Field(default=[], max_length=100)  # lines of shell after them: source ...
     environment: Environment | None = None  # sent to the nodes by the job; all ranks use it
     containers: ContainersOrRuntime | None = None  # how trials in a container are started
     batch_options: list[Option] = Field(default=[], max_length=100)  # #SBATCH lines

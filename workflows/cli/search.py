@@ -141,6 +141,7 @@ def submit(arguments: Namespace) -> None:
         qos=arguments.qos,
         further=arguments.sbatch,
         options=[*seed, *policy_options(arguments.policy, earlier)],
+        contained=space.trainer.container is not None,
     )
     if site.environment is not None:
         site.environment.check()
