@@ -54,6 +54,7 @@ class LauncherOptions:
     num_nodes: int = 1  # of the widest trial
     site: str = "generic"  # a site profile's name or file
     hostfile: Path | None = None  # hosts, if no allocation lists them
+    exclude: str = ""  # nodes of the allocation to leave alone, as Slurm lists them
 
 
 class Launcher(ABC):

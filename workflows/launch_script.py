@@ -95,22 +95,14 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     Raises:
         FileError: if the file cannot be read, or a quote in it is not closed.
     """
-    shell = _Shell()
     here = str(path.parent.absolute())
-    shell.texts |= {"PWD": here, "SLURM_SUBMIT_DIR": here}
+    shell = _Shell(texts={"PWD": here, "SLURM_SUBMIT_DIR": here})
     text = read_text(path, MAX_BYTES)
     if (start := _unclosed(text)) is not None:
         line = text.count("\n", 0, start) + 1
         raise FileError(f"{shown(path)}:{line}: the quote {text[start]} is not closed; close it")
-    batch = batch_options(text)
-    asked = {
-        name: int(found[1])
-        for name, words in _ASKED.items()
-        for option in batch
-        if (found := re.fullmatch(words, option))
-    }
-    for name, value in asked.items():
-        shell.texts |= dict.fromkeys(_OF_SLURM[name], str(value))
+    asked = _asked(batch := batch_options(text))
+    shell.texts |= {name: str(asked[key]) for key in asked for name in _OF_SLURM[key]}
     shell.run(text)
     starts = [(*_program(words), words) for words in shell.commands]
     entry, module, arguments, command = max(starts, key=lambda each: (bool(each[0]), len(each[2])))
@@ -125,6 +117,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     passed, left_out = _passed(arguments, key_value, together)
     environment, of_shell = _exported(shell, command)
     loaded = [words[2:] for words in shell.commands if words[:2] == ["module", "load"]]
+    folder = next((words[1] for words in reversed(shell.commands) if _is_cd(words)), "")
     return Launched(
         "" if "$" in entry else entry,
         module,
@@ -136,10 +129,20 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         [name for names in loaded for name in names],
         [*_set_up(shell), *of_shell],
         batch,
-        next((words[1] for words in reversed(shell.commands) if _is_cd(words)), ""),
+        folder,
         launcher,
         _not_carried(shell, command) if entry else [],
     )
+
+
+def _asked(batch: Sequence[str]) -> dict[str, int]:
+    """Nodes, GPUs and tasks that these options of sbatch ask for."""
+    return {
+        name: int(found[1])
+        for name, words in _ASKED.items()
+        for option in batch
+        if (found := re.fullmatch(words, option))
+    }
 
 
 def _is_cd(words: Sequence[str]) -> bool:

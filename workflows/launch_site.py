@@ -54,7 +54,7 @@ _OF_OUR_LINE = ("--rm", "--no-container-mount-home", "--net=host", "--ipc=host",
 
 @dataclass
 class SitePart:
-    """What a space and a site profile get from a launch script."""
+    """A launch script's part that goes to a site profile, and its container."""
 
     profile: dict[str, Any] = field(default_factory=dict)
     image: str = ""
@@ -88,7 +88,8 @@ def site_part(launched: Launched, cluster: str) -> SitePart:
     base = Site.load(cluster) if cluster in Site.shipped() else None
     if base is not None:
         part.profile = base.model_dump(exclude_defaults=True, exclude={"source", "modules"})
-    srun, rest = [], list(launched.launcher)
+    srun: list[str] = []
+    rest = list(launched.launcher)
     if rest[:1] == ["srun"]:
         srun, rest = options_and_rest(rest[1:])
     _of_steps(part, [*launched.batch_options, *srun])

@@ -65,6 +65,7 @@ class Runtime(Record):
     words: list[str | list[str]] = Field(min_length=1)
     registry_sign: str = "/"  # between a registry and an image's name
     reference: str = "{image}"  # of an image in a registry
+    prepare: str = ""  # to be run once, lest each trial fetch the image
     file: dict[str, Any] | None = None  # a TOML file that says it all
     base: str = ""  # key there that names an image's file of the same kind, in place of ``image``
     variable: str = "{name}"  # name by which a variable reaches the rank, whatever the image's is
@@ -88,6 +89,16 @@ class Runtime(Record):
         if (started and self.inside) or not own:
             return ()
         return tuple((re.compile(each.text, re.MULTILINE), each.remedy) for each in self.failures)
+
+    def named(self, container: Container) -> str:
+        """The image as this runtime names it."""
+        name = container.image
+        if container.file is not None:
+            return name
+        if container.registry:
+            rest = name[len(container.registry) + 1 :]
+            name = f"{container.registry}{self.registry_sign}{rest}"
+        return self.reference.format(image=name)
 
     @staticmethod
     def shipped() -> list[str]:
@@ -154,7 +165,7 @@ def container_line(
     if not runtime.inside:  # else the agents set them, in the container
         names += [*rendezvous_environment(spec, ""), *rank_environment(0, 0, 0)]
     values: dict[str, Any] = {
-        "image": _image(spec.container, runtime),
+        "image": runtime.named(spec.container),
         "workdir": str(spec.started_in),
         "file": str(spec.directory / FILE_NAME),
         "mounts": _mounts(spec, containers, runtime),
@@ -191,15 +202,6 @@ def without_the_drivers_own(environ: Mapping[str, str], *, inside: bool) -> dict
 def variables(spec: TrialSpec, site_env: Mapping[str, str]) -> dict[str, str]:
     """Variables of ours that a rank has to get, whatever its image has."""
     return {"PYTHONUNBUFFERED": "1", **site_env, **spec.env}
-
-
-def _image(container: Container, runtime: Runtime) -> str:
-    if container.file is not None:
-        return container.image
-    name = container.image
-    if container.registry:
-        name = container.registry + runtime.registry_sign + name[len(container.registry) + 1 :]
-    return runtime.reference.format(image=name)
 
 
 def _mounts(spec: TrialSpec, containers: Containers, runtime: Runtime) -> list[str]:

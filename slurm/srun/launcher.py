@@ -62,7 +62,10 @@ class SrunLauncher(Launcher):
 
     @classmethod
     def from_options(cls, options: LauncherOptions) -> SrunLauncher:
-        return cls(Site.load(options.site))
+        site = Site.load(options.site)
+        allocation = Allocation.current(exclude=options.exclude)
+        allocation.refuse_mixed_nodes()
+        return cls(site, allocation)
 
     def nodes(self) -> Sequence[str]:
         return self.allocation.nodes

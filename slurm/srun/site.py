@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
+from foundation.container import Container
 from foundation.documents import read_document
 from foundation.files import FileError, open_regular
 from foundation.messages import shown
@@ -116,6 +117,13 @@ class Site(Record):
                 f"{', '.join(Runtime.shipped())}, and name the copy with --site"
             )
         return self.containers
+
+    def advice(self, container: Container) -> str:
+        """Advice on an image that each trial would fetch; "" if there is none."""
+        if self.containers is None or container.file is not None:
+            return ""
+        runtime = Runtime.load(self.containers.runtime)
+        return runtime.prepare.format(image=runtime.named(container))
 
     @staticmethod
     def shipped() -> list[str]:

@@ -148,10 +148,12 @@ def open_driver(search: Search, listen: Listener) -> Iterator[Driver]:
 
 
 def dry_run(search: Search) -> Iterator[str]:
-    """The exact commands of the next trials; starts and writes nothing.
+    """The cost of the search and the exact commands of its next trials; starts and writes nothing.
 
     Raises TooFewNodesError if every configuration that is left needs more nodes than there are.
     """
+    from workflows.estimate import Estimate  # scipy
+
     folder, launcher = search.folder, search.launcher
     _refuse_container(search)
     run = read_run(folder.path) if folder.started else Run(folder.path)
@@ -159,6 +161,7 @@ def dry_run(search: Search) -> Iterator[str]:
     policy = search.make_policy(run.seed if search.seed is None else search.seed)
     pool = NodePool(launcher.nodes())
     nodes = counted(pool.size, "node")
+    yield f"# {Estimate.of(search.space).text(pool.size)}"
     yield f"# {search.space.name}: the first trials on {nodes} ({launcher.name})"
     for count in range(DRY_RUN_TRIALS):
         proposal = policy.propose(run, pool.size)
