@@ -12,10 +12,12 @@ def main() -> int:
     try:
         install()
         check_installed()
+        from workflows import main as command
     except HiddenPackageError as error:
         print(f"meshtune: {error}", file=sys.stderr)
         return 2
-    from workflows import main as command
+    except KeyboardInterrupt:  # imports take a second, in which Ctrl-C may come
+        return 130
 
     return command()
 

@@ -114,6 +114,7 @@ class Pricing:
         limits = ("device memory", "host memory") if on_cpu else ("device memory",)
         self.memory_failures = frozenset(kind for kind in Kind if kind.row.out_of in limits)
         self.probes: tuple[Pricing, tuple[Trial, ...]] | None = None
+        self._latest: tuple[Any, Any, CostModel] = (None, None, self.model)
 
     @classmethod
     def of(cls, space: SearchSpace) -> Pricing | None:
@@ -283,19 +284,22 @@ class Pricing:
         return other
 
     def calibrated(self, trials: Iterable[Trial]) -> CostModel:
-        """The space's model after trials of it, and after its probes."""
+        """The space's model after trials of it, and after its probes; the latest is kept."""
         every = [self.probes, (self, trials)] if self.probes else [(self, trials)]
         told = [(own, seen) for own, of in every if (seen := own.teaching(of))]
         if not told:
             return self.model
         seen = [trial for _, trials in told for trial in trials]
-        measurements = Measurements(
-            jobs=joined([own.jobs_of([t.config for t in trials]) for own, trials in told]),
-            step_time_s=np.concatenate([own.step_times_s(trials) for own, trials in told]),
-            peak_bytes=np.array([reported(t, "peak_memory_bytes") for t in seen]),
-            out_of_memory=np.array([not t.ok for t in seen]),
-        )
-        return self.model.calibrated(measurements)
+        times_s = np.concatenate([own.step_times_s(trials) for own, trials in told])
+        peaks = np.array([reported(t, "peak_memory_bytes") for t in seen])
+        failed = np.array([not t.ok for t in seen])
+        of = [t.config for t in seen], times_s.tobytes(), peaks.tobytes(), failed.tobytes()
+        before, learnt_from, found = self._latest
+        if before is not self.model or learnt_from != of:
+            jobs = joined([own.jobs_of([t.config for t in trials]) for own, trials in told])
+            found = self.model.calibrated(Measurements(jobs, times_s, peaks, failed))
+            self._latest = self.model, of, found
+        return found
 
     def step_times_s(self, trials: Sequence[Trial]) -> Array:
         """Step times of trials: as reported, or derived from the objective.

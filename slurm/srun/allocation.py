@@ -48,8 +48,9 @@ class Allocation:
         self._run = run
         answer = ""
         with contextlib.suppress(UnknownJobError):
-            answer = shell.patiently(self._about_job("%N|%C|%D|%L"), run)
-        if answer.startswith("|") or not answer:
+            answer = shell.patiently(self._about_job("%T|%N|%C|%D|%L"), run)
+        state, _, answer = answer.partition("|")
+        if state not in _HELD or answer.startswith("|"):
             raise AllocationGoneError(
                 f"squeue shows no nodes of job {job}: it is not running (any more); resume in "
                 "another allocation, or with `meshtune submit`"

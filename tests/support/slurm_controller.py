@@ -25,8 +25,8 @@ class FakeController:
             case ["scancel", *_, step]:
                 self.cancelled.append(step)
                 return ""
-            case ["squeue", *_, "%N|%C|%D|%L"]:
-                return "n1|64|1|UNLIMITED"
+            case ["squeue", *_, "%T|%N|%C|%D|%L"]:
+                return "RUNNING|n1|64|1|UNLIMITED"
             case ["squeue", *_, "%T|%N"]:
                 return "RUNNING|n1"
             case ["scontrol", "show", "config"]:

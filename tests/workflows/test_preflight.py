@@ -144,7 +144,7 @@ def test_ranks_are_one_per_gpu_that_slurm_shows(
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     answers = {
-        "squeue -h -j 7 -o %N|%C|%D|%L": "n[1-2]|16|2|UNLIMITED",
+        "squeue -h -j 7 -o %T|%N|%C|%D|%L": "RUNNING|n[1-2]|16|2|UNLIMITED",
         "scontrol show hostnames n[1-2]": "n1\nn2",
         "scontrol show config": "BOOT_TIME               = 2026-01-01T00:00:00",
         "squeue -h -j 7 -o %S": "2026-01-02T00:00:00",

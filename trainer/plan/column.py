@@ -45,9 +45,13 @@ class Part:
         """Declared columns by name."""
         return {f.name: f.metadata["column"] for f in fields(cls) if "column" in f.metadata}
 
+    def stored(self) -> dict[str, Any]:
+        """What the part was made of; nothing that was derived from it."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
     def rows(self, rows: Any) -> Self:
         """Rows selected by a mask, slice or index array."""
-        return type(self)(**{name: selected(value, rows) for name, value in vars(self).items()})
+        return type(self)(**{name: selected(value, rows) for name, value in self.stored().items()})
 
 
 def selected(value: Any, rows: Any) -> Any:

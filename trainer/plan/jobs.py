@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -124,23 +125,23 @@ class Layout(Part):
     pp_inside: Mask = mask()
     further: Mapping[str, Array] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def axes(self) -> Axes:
         """The mesh: axes and their sizes."""
-        own = {**vars(self), **self.further}
+        own = {**self.stored(), **self.further}
         return Axes({name: own[name] for name in ordered(PRICED_AXES)}, self.pp_inside)
 
-    @property
+    @cached_property
     def replicas(self) -> Array:
         """Ranks that hold the same weights."""
         return np.asarray(self.axes.replicas)
 
-    @property
+    @cached_property
     def layer_ranks(self) -> Array:
         """Ranks that split a layer's weights by model parallelism."""
         return np.asarray(self.axes.product(SPLIT_WEIGHTS))
 
-    @property
+    @cached_property
     def token_ranks(self) -> Array:
         """Ranks that split a micro-batch's tokens."""
         return np.asarray(self.axes.product(SPLIT_TOKENS))
@@ -250,13 +251,13 @@ class Jobs:
 
     def __getitem__(self, rows: Any) -> Jobs:
         """Jobs selected by a mask, slice or index array."""
-        return Jobs(**{name: part.rows(rows) for name, part in vars(self).items()})
+        return Jobs(**{name: getattr(self, name).rows(rows) for name in _PARTS})
 
     def columns(self) -> dict[str, Array]:
         """All numeric columns by name, including those of mixtures and latent attention."""
         found: dict[str, Array] = {}
-        for part in vars(self).values():
-            for name, value in vars(part).items():
+        for part in (getattr(self, name) for name in _PARTS):
+            for name, value in part.stored().items():
                 if isinstance(value, np.ndarray) and value.dtype.kind != "U":
                     found[name] = np.asarray(value, np.float64)
                 elif isinstance(value, dict):
@@ -266,49 +267,49 @@ class Jobs:
                 found |= {f"{name}.{key}": value for key, value in few._asdict().items()}
         return found
 
-    @property
+    @cached_property
     def folded(self) -> Mask:
         """Whether the schedule places the first and the last stage on the same pipeline rank."""
         return np.isin(self.options.schedule, _FOLDED) & (self.layout.pp > 1)
 
-    @property
+    @cached_property
     def defers_weight_gradients(self) -> Mask:
         """Whether weight gradients are computed apart from input gradients."""
         return np.isin(self.options.schedule, _DEFERRING)
 
-    @property
+    @cached_property
     def tokens(self) -> Array:
         """Tokens per micro-batch and rank."""
         return self.layout.mbs * self.model.seq_length / self.layout.token_ranks
 
-    @property
+    @cached_property
     def activation_bytes(self) -> Array:
         """Bytes of a micro-batch's hidden states between layers, sequences whole over ``tp``."""
         width = self.model.hidden_size / self.layout.gy
         return self.tokens * width * self.options.element_bytes
 
-    @property
+    @cached_property
     def gather_bytes(self) -> Array:
         """Bytes per weight in an all-gather."""
         bits = self.placement.gather_bits
         return np.where(bits > 0, bits / 8, self.options.element_bytes)
 
-    @property
+    @cached_property
     def repeats_layers(self) -> Mask:
         """Whether full recomputation is on."""
         return np.asarray(self.options.recompute == FULL)
 
-    @property
+    @cached_property
     def global_batch(self) -> Array:
         """Sequences per step over all replicas."""
         return self.layout.mbs * self.layout.gas * self.layout.dp
 
-    @property
+    @cached_property
     def reductions(self) -> Array:
         """Reductions of sharded gradients per step."""
         return np.where(self.placement.reduces_once, 1.0, self.layout.gas)
 
-    @property
+    @cached_property
     def recompute_words(self) -> NDArray[np.str_]:
         """Recomputation, in the words of ``TrainConfig``."""
         words: NDArray[np.str_] = np.array([*RECOMPUTE])[self.options.recompute.astype(int)]
@@ -381,7 +382,7 @@ def joined(parts: Sequence[Jobs]) -> Jobs:
     for part, cls in _PARTS.items():
         several = [getattr(one, part) for one in parts]
         sizes = [len(one) for one in parts]
-        columns = {name: [vars(one)[name] for one in several] for name in vars(several[0])}
+        columns = {name: [getattr(one, name) for one in several] for name in several[0].stored()}
         made[part] = cls(**{name: concatenated(own, sizes) for name, own in columns.items()})
     return Jobs(**made)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis import MissingFactError, Run, Scalarization, trusted
+from analysis import MissingFactError, Observations, Pricing, Run, Scalarization, trusted
 from trainer.plan.jobs import Array
 from workflows.optimizer.continuous import ContinuousPart
 from workflows.optimizer.deephyper import DeepHyperOptimizer
@@ -93,12 +93,11 @@ class LikelyToRun(DeepHyperPolicy):
 
     def _chances(self, run: Run, configs: Sequence[Mapping[str, Any]]) -> Array | None:
         """Chances of raw configurations to run; None where the model cannot say, or is wrong."""
-        pricing = self.problem.pricing
+        pricing = self._pricing
         if pricing is None or not trusted(run):
             return None
-        pricing = pricing.supposing()
         try:
-            model = pricing.calibrated(t for t in run.trials.values() if t.ended)
+            model = Observations.of(run).calibrated(pricing)
             columns = {n: np.array([c[n] for c in configs]) for n in self.problem.space.parameters}
             facts = self.problem.space.columns(columns)
             prediction = model.predict(pricing.jobs(facts, len(configs)))
@@ -106,6 +105,10 @@ class LikelyToRun(DeepHyperPolicy):
             return None
         ends = pricing.in_time(prediction, run.trials.values())
         return np.asarray(prediction.fits * ends)
+
+    @cached_property
+    def _pricing(self) -> Pricing | None:
+        return self.problem.pricing and self.problem.pricing.supposing()
 
 
 class MeshtunePolicy(Policy):

@@ -14,7 +14,6 @@ import numpy as np
 
 from analysis import (
     CandidateSet,
-    CostModel,
     Goal,
     Observations,
     Posterior,
@@ -50,7 +49,6 @@ class ModelGuidedSearch:
     def __init__(self, pricing: Pricing, candidates: Candidates, seed: int) -> None:
         self._pricing = pricing
         self._shortlist = CandidateSet.shortlist(pricing, candidates, seed)
-        self._calibrations: dict[tuple[int, ...], CostModel] = {}
 
     def trusted(self, run: Run) -> bool:
         """Whether the model may go on choosing."""
@@ -77,7 +75,7 @@ class ModelGuidedSearch:
         if not len(rows):
             return None
         observations = Observations.of(run)
-        calibrated = model = self._calibrated(observations)
+        calibrated = model = observations.calibrated(self._pricing)
         rule, pending = "highest acquisition", len(run.trials) - len(observations.completed)
         if pending:
             model, rule = model.drawn(rng), "favourite of one of several models"
@@ -96,10 +94,3 @@ class ModelGuidedSearch:
             learned = counted(len(observations.successes), "success")
         index = int(self._shortlist.indices[rows[at]])
         return Suggestion(index, f"{rule}, cost model after {learned}", expected)
-
-    def _calibrated(self, observations: Observations) -> CostModel:
-        """The calibrated model; the latest calibration is kept."""
-        key = tuple(sorted(t.number for t in observations.calibrating(Goal(self._pricing))))
-        if key not in self._calibrations:
-            self._calibrations = {key: observations.calibrated(self._pricing)}
-        return self._calibrations[key]

@@ -58,7 +58,7 @@ def test_an_allocation_is_held_gone_or_nobody_knows(
     def run(argv: list[str]) -> str:
         if argv[-1] == "%T|%N" and isinstance(told, SlurmError):
             raise told
-        return str(told) if argv[-1] == "%T|%N" else "n1|8|1|30:00"
+        return str(told) if argv[-1] == "%T|%N" else "RUNNING|n1|8|1|30:00"
 
     assert Allocation("7", run).state() is state
 
@@ -78,7 +78,7 @@ def test_each_question_of_the_start_is_asked_again_where_it_times_out() -> None:
 
 def test_nodes_that_the_batch_script_leaves_out_are_not_used() -> None:
     def run(argv: list[str]) -> str:
-        return "n1\nn2\nn3" if argv[0] == "scontrol" else "n[1-3]|24|3|30:00"
+        return "n1\nn2\nn3" if argv[0] == "scontrol" else "RUNNING|n[1-3]|24|3|30:00"
 
     found = Allocation("7", run, left_out=["n2"])
     assert (found.nodes, found.cpus_per_node) == (("n1", "n3"), 8)

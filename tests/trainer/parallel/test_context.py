@@ -49,7 +49,8 @@ def test_a_block_is_attention_with_the_sum_that_joins_it_to_others(
     tolerance = (
         {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.1, "rtol": 0.05}
     )
-    torch.testing.assert_close(found.log_sum, scores.logsumexp(-1), atol=1e-5, rtol=1e-5)
+    close = 1e-5 if dtype == torch.float32 else 1e-3  # of exponentials in 16 bits
+    torch.testing.assert_close(found.log_sum, scores.logsumexp(-1), atol=close, rtol=close)
     torch.testing.assert_close(found.output.float(), expected.detach(), **tolerance)
     for one, leaf in zip(grads, leaves, strict=True):
         torch.testing.assert_close(one.float(), leaf.grad, **tolerance)

@@ -124,7 +124,7 @@ def test_a_model_whose_level_is_off_by_half_is_calibrated_and_not_doubted(
 
 def test_a_model_that_ranks_upside_down_hands_over(space: SearchSpace, predicted: Speed) -> None:
     best = max(
-        predicted(c) or 0 for c in Candidates(space).draw(300, np.random.default_rng(0), [], 64)
+        predicted(c) or 0 for c in Candidates(space).draw(100, np.random.default_rng(0), [], 64)
     )
 
     def inverted(config: Mapping[str, Any]) -> float | None:
