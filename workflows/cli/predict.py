@@ -76,7 +76,7 @@ def check(arguments: Namespace) -> None:
     if arguments.json:
         print_json(of_check(report, expected) | {"search": cost.as_json()})
         return
-    print(report.text(), expected, cost.text(), sep="\n")
+    print(report.text(), cost.text(), expected, sep="\n")
     for line in started_by(space, slurm.Site.load(arguments.site)):
         print(line)
 
@@ -106,9 +106,9 @@ def predict(arguments: Namespace) -> None:
     if arguments.json:
         print_json(of_ranking(ranking, arguments.explain))
     else:
-        print(ranking.table())
         if config is None and arguments.space is not None:
             print(Estimate.of(space).text())
+        print(ranking.table())
         if arguments.explain and ranking.configs:
             print(f"\n{ranking.explanation(arguments.tokens or DEFAULT_TOKENS)}")
 

@@ -161,8 +161,8 @@ def dry_run(search: Search) -> Iterator[str]:
     policy = search.make_policy(run.seed if search.seed is None else search.seed)
     pool = NodePool(launcher.nodes())
     nodes = counted(pool.size, "node")
-    yield f"# {Estimate.of(search.space).text(pool.size)}"
     yield f"# {search.space.name}: the first trials on {nodes} ({launcher.name})"
+    yield f"# {Estimate.of(search.space).text(pool.size)}"
     for count in range(DRY_RUN_TRIALS):
         proposal = policy.propose(run, pool.size)
         if proposal is None:
