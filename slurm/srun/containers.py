@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import Formatter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field
@@ -19,7 +20,7 @@ from foundation.container import Container, Mount
 from foundation.documents import read_document
 from foundation.files import FileError
 from foundation.messages import shown
-from foundation.records import Named, Record, validate
+from foundation.records import Named, OneOrSeveral, Record, validate
 from slurm import agent
 from slurm.launcher import LauncherError
 from slurm.rendezvous import rank_environment, rendezvous_environment
@@ -45,6 +46,26 @@ def _regex(text: str) -> str:
     return text
 
 
+_PLACEHOLDERS = {
+    *("image", "workdir", "file", "mounts", "mount", "names", "name", "value", "options"),
+}
+
+
+def _template(text: str) -> str:
+    try:
+        names = {name for _, name, _, _ in Formatter().parse(text) if name is not None}
+    except ValueError as error:
+        raise ValueError(f"accepted text with {{image}} and the like ({error})") from None
+    if unknown := names - _PLACEHOLDERS:
+        raise ValueError(
+            f"unknown placeholder {{{min(unknown)}}}, accepted: {', '.join(sorted(_PLACEHOLDERS))}"
+        )
+    return text
+
+
+Template = Annotated[str, AfterValidator(_template)]
+
+
 class Failure(Record):
     """Words of a runtime that could not start a container: never the configuration's fault."""
 
@@ -62,13 +83,17 @@ class Runtime(Record):
 
     source: str  # where these facts are from
     place: Literal["srun", "command"]  # options of srun, or a wrapper around the rank's command
-    words: list[str | list[str]] = Field(min_length=1)
+    words: list[OneOrSeveral[Template, list[Template]]] = Field(min_length=1)
     registry_sign: str = "/"  # between a registry and an image's name
-    reference: str = "{image}"  # of an image in a registry
-    prepare: str = ""  # to be run once, lest each trial fetch the image
-    file: dict[str, Any] | None = None  # a TOML file that says it all
+    reference: Template = "{image}"  # of an image in a registry
+    prepare: Template = ""  # to be run once, lest each trial fetch the image
+    file: dict[str, Template | list[Template] | dict[Template, Template]] | None = (
+        None  # a TOML file that says it all
+    )
     base: str = ""  # key there that names an image's file of the same kind, in place of ``image``
-    variable: str = "{name}"  # name by which a variable reaches the rank, whatever the image's is
+    variable: Template = (
+        "{name}"  # name by which a variable reaches the rank, whatever the image's is
+    )
     own_mounts: bool = True  # false: the site mounts its shared file systems in every container
     exit_codes: list[int] = Field(default=[])  # of a wrapper's own failures; none: any
     failures: list[Failure] = Field(default=[])

@@ -103,6 +103,8 @@ def status(arguments: Namespace) -> None:
         print_json(of_run(run, budget, now, state, bool(driver)))
         return
     rows = summary(run, budget, now, alive=bool(driver))
+    if container := run.folder.frozen_space().trainer.container:
+        rows = [*rows, ("container", container.image)]
     for label, text in [("run", run.space), ("state", state), *rows]:
         print(printable(f"{label:12s}{text}"))
 

@@ -104,6 +104,30 @@ def test_an_environment_definition_of_the_users_is_the_base_of_the_trials(tmp_pa
     assert line.file.startswith('base_environment = "/me/ngc.toml"\nworkdir = ')
 
 
+def test_a_runtime_of_ones_own_is_one_record(tmp_path: Path) -> None:
+    record = {
+        "source": "a test",
+        "place": "command",
+        "words": ["charliecloud", ["--bind={mount}"], "--env", "{names}", "{image}", "--"],
+    }
+    (tmp_path / "ch.yaml").write_text(yaml.safe_dump(record))
+    spec = contained(SPEC, site(tmp_path, runtime=str(tmp_path / "ch.yaml")))
+    assert spec.argv[:3] == (
+        "charliecloud",
+        "--bind=/data:/data:ro",
+        "--bind=/runs/r/trials:/runs/r/trials",
+    )
+    assert spec.argv[-4:] == ("nvcr.io/nvidia/pytorch:25.04-py3", "--", *SPEC.argv)
+    for wrong, said in (
+        ({"place": "host"}, "key 'place': found 'host'"),
+        ({"words": ["ch-run", ["{img}"]]}, r"key 'words\[1\]\[0\]'.*unknown placeholder {img}"),
+        ({"failures": [{"text": "(", "remedy": ""}]}, "accepted a regular expression"),
+    ):
+        (tmp_path / "ch.yaml").write_text(yaml.safe_dump({**record, **wrong}))
+        with pytest.raises(LauncherError, match=rf"ch\.yaml:\d+:\d+: .*{said}"):
+            contained(SPEC, site(tmp_path, runtime=str(tmp_path / "ch.yaml")))
+
+
 def test_a_site_without_a_runtime_says_what_to_add() -> None:
     with pytest.raises(SiteError, match=r"site generic names no runtime.*containers: RUNTIME"):
         contained(SPEC, Site.load("generic"))
