@@ -103,11 +103,13 @@ def predict(arguments: Namespace) -> None:
             f"{space.file}: {error}; state it in the cluster's record, or let "
             "`meshtune preflight` measure it"
         ) from error
+    cost = Estimate.of(space) if config is None and arguments.space is not None else None
     if arguments.json:
-        print_json(of_ranking(ranking, arguments.explain))
+        told = {"search": cost.as_json()} if cost else {}
+        print_json(of_ranking(ranking, arguments.explain) | told)
     else:
-        if config is None and arguments.space is not None:
-            print(Estimate.of(space).text())
+        if cost:
+            print(cost.text())
         print(ranking.table())
         if arguments.explain and ranking.configs:
             print(f"\n{ranking.explanation(arguments.tokens or DEFAULT_TOKENS)}")
