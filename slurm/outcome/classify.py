@@ -184,6 +184,9 @@ def _launch_failure(evidence: Evidence) -> _Verdict | None:
     if evidence.not_started:
         return _Verdict(Kind.LAUNCH_FAILURE, evidence.not_started, evidence.not_started_on)
     texts, stderr = evidence.texts, evidence.said
+    for text, remedy in texts.container:
+        if found := text.search(evidence.stderr):
+            return _Verdict(Kind.LAUNCH_FAILURE, f"{_line_of(found)}; {remedy}")
     if found := texts.launch_failure.search(stderr):
         named = _named(texts.launch_failure, stderr)
         return _Verdict(Kind.LAUNCH_FAILURE, _line_of(found), suspects=named)

@@ -52,7 +52,7 @@ class AgentStep:
         self._said = b""
         srun = subprocess.Popen(
             argv,
-            cwd=step_spec.started_in,
+            cwd=step_spec.directory,  # its ranks' own folder may be in a container alone
             env=dict(environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

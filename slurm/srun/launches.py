@@ -15,11 +15,13 @@ from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import Evidence, clear_attempt, gather
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
+from slurm.outcome.texts import LauncherTexts
 from slurm.outcome.watch import Termination, Watched, ended_by_others, watch
 from slurm.rendezvous import rendezvous_environment
 from slurm.srun.agent_step import AgentStep, requirements
 from slurm.srun.allocation import Allocation
-from slurm.srun.command import srun_argv, srun_environment
+from slurm.srun.command import contained, srun_argv, srun_environment, started_container
+from slurm.srun.containers import FILE_NAME
 from slurm.srun.ending import StepEnder
 from slurm.srun.pacing import LaunchPacing
 from slurm.srun.site import Site
@@ -62,6 +64,7 @@ class Launches:
         No more than ``most`` idle steps may stay beside this trial's.
         """
         clear_attempt(spec.directory)
+        spec = contained(spec, self._site)
         if spec.obstacle:
             return Outcome(Kind.LAUNCH_FAILURE, message=spec.obstacle)
         wanted = requirements(spec, lease)
@@ -114,7 +117,7 @@ class Launches:
             down_nodes=down,
             stuck_nodes=stuck,
             severed=severed or undead,
-            texts=SRUN_TEXTS,
+            texts=self._texts(kept, spec),
             unwritten=unwritten,
             codes=channel.codes,
             launcher_said=said,
@@ -133,6 +136,15 @@ class Launches:
             return ""
         return ended_by_others(kept.step.srun, watched, "srun") or channel.lost_agent()
 
+    def _texts(self, kept: AgentStep, spec: TrialSpec) -> LauncherTexts:
+        """srun's lines, and those of a runtime that could have failed to start the container."""
+        line = started_container(spec, self._site)
+        if line is None:
+            return SRUN_TEXTS
+        started = len(kept.channel.greeted) == spec.world_size
+        texts = line.runtime.texts(kept.channel.exit_code, started=started)
+        return replace(SRUN_TEXTS, container=texts)
+
     def _launch(self, spec: TrialSpec, lease: Lease, wanted: object) -> AgentStep:
         of_step = _step_spec(spec) if wanted else spec
         cpus = self._allocation.cpus_per_node
@@ -140,6 +152,8 @@ class Launches:
         address = self._address(lease)
         environ = srun_environment(of_step, lease, self._site, address, os.environ, cpus)
         environ["SLURM_JOB_ID"] = self._allocation.job
+        if (line := started_container(of_step, self._site)) and line.file:
+            write_private(spec.directory / FILE_NAME, line.file)
         return AgentStep(of_step, lease, argv, environ, wanted)
 
     def _address(self, lease: Lease) -> str:
