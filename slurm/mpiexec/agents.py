@@ -48,7 +48,8 @@ class MpiAgents(TaskAgents):
         self._closed = threading.Event()  # nobody can call any more
         self._listener = _listener()
         where = f"{self._listener.getsockname()[1]} {self._secret.hex()}"
-        env = {**environ, VARIABLE: f"{where} {','.join(addresses(hosts))}"}
+        # Not as the last variable, which MPICH 4.0.2 loses.
+        env = {VARIABLE: f"{where} {','.join(addresses(hosts))}", **environ}
         self._num_agents = num_ranks
         try:
             super().__init__("mpiexec", argv, cwd, env, num_ranks)

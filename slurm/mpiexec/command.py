@@ -66,10 +66,10 @@ def mpiexec_argv(
 
 def mpiexec_environment(spec: TrialSpec, environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of mpiexec itself; agents of other hosts get the least of it."""
-    inherited = scrubbed(environ)
-    inherited.pop("OMP_NUM_THREADS", None)  # the driver's own; agents share their host's cores
     own = {TRIAL_VARIABLE: spec.name, "LOCAL_WORLD_SIZE": str(spec.ranks_per_node)}
-    return {**inherited, **own}
+    ours = {*own, "OMP_NUM_THREADS"}  # the driver's own: agents share their host's cores
+    # In this order: MPICH 4.0.2 loses the last variable of its environment.
+    return {**own, **{key: value for key, value in scrubbed(environ).items() if key not in ours}}
 
 
 def trial_environment(
