@@ -21,6 +21,7 @@ import pytest
 from slurm import processes
 from slurm.kernel import state_and_parent
 from slurm.launcher import LauncherError
+from slurm.mpiexec import agents
 from slurm.mpiexec.launcher import MpiexecLauncher, essence
 from slurm.outcome.kinds import Kind
 from slurm.trial import Lease, TrialSpec
@@ -132,22 +133,31 @@ def test_words_in_a_trainers_mouth_decide_nothing(make_launcher: Make, tmp_path:
 
 
 def test_ranks_have_neither_the_secret_nor_a_descriptor_of_their_agents(
-    make_launcher: Make, tmp_path: Path
+    make_launcher: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """MPICH's ranks have sockets of their mpiexec."""
+    ports, listen = [], agents._listener
+
+    def noted() -> socket.socket:
+        listener = listen()
+        ports.append(listener.getsockname()[1])
+        return listener
+
+    monkeypatch.setattr(agents, "_listener", noted)
     code = (
-        "import os, socket, stat\n"
+        "import json, os, socket, stat\n"
         "kept = [int(fd) for fd in os.listdir('/proc/self/fd')"
         " if os.path.exists('/proc/self/fd/' + fd)]\n"
         "ends = [socket.socket(fileno=fd) for fd in kept if stat.S_ISSOCK(os.fstat(fd).st_mode)]\n"
-        "calls = [end for end in ends if end.family != socket.AF_UNIX]\n"  # MPICH's for MPI_Init
-        "said = str(calls) + str('MESHTUNE_DRIVER' in os.environ)\n"
-        "open('rank' + os.environ['RANK'], 'w').write(said)\n"
+        "seen = [repr(end) for end in ends] + sorted(os.environ)\n"
+        "open('rank' + os.environ['RANK'], 'w').write(json.dumps(seen))\n"
         "print('MESHTUNE_RESULT {}')\n"
     )
     spec = trial(tmp_path, "descriptors", code, num_nodes=2)
     assert run_on(make_launcher(), spec).kind is Kind.OK
-    said = {(spec.directory / f"rank{rank}").read_text() for rank in range(4)}
-    assert said == {"[]False"}
+    for seen in map(str, seen_by_ranks(spec)):
+        assert str(ports[0]) not in seen and "MESHTUNE_DRIVER" not in seen
+        assert "MESHTUNE_TRIAL" in seen
 
 
 def test_an_agent_that_is_killed_blames_nobody_and_leaves_nothing(
