@@ -240,10 +240,7 @@ def _crash(evidence: Evidence) -> _Verdict:
             return _Verdict(Kind.CRASH, f"exit code 0, but {evidence.no_result or 'no result'}")
         return _Verdict(Kind.CRASH, _result_message(evidence.result))
     what = []
-    if first := evidence.texts.task_end.search(evidence.said):
-        # The launcher's exit code may be that of ranks that it ended after this one.
-        what.append(f"{first['tasks']} on {first['node']}: {first['what']}")
-    elif evidence.exit_code is not None:
+    if evidence.exit_code is not None:
         what.append(_exit_text(evidence.exit_code))
     if _status(evidence) == "ok":
         what.append("after an ok result")
@@ -279,9 +276,7 @@ def _said(evidence: Evidence, before: Before) -> _Verdict | None:
             continue
         logs = evidence.stderr if text.stderr_only else _all_text(evidence)
         if found := text.pattern.search(logs):
-            first = evidence.texts.task_end.search(evidence.said)
-            node = first["node"] if first else evidence.failed_on
-            suspects = [node] if node and text.blames_node else []
+            suspects = [evidence.failed_on] if evidence.failed_on and text.blames_node else []
             return _Verdict(kind, found.groupdict().get("message") or _line_of(found), suspects)
     return None
 

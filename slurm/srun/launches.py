@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
+import signal
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,11 +13,11 @@ from dataclasses import replace
 from foundation.writing import write_private
 from slurm.forked_rank import read_at_start
 from slurm.outcome.classify import Outcome, classify
-from slurm.outcome.evidence import Evidence, clear_attempt, gather
+from slurm.outcome.evidence import Evidence, clear_attempt
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
 from slurm.outcome.texts import LauncherTexts
-from slurm.outcome.watch import Termination, Watched, ended_by_others, watch
+from slurm.outcome.watch import Termination, Watched, watch
 from slurm.rendezvous import rendezvous_environment
 from slurm.srun.agent_step import AgentStep, requirements
 from slurm.srun.allocation import Allocation
@@ -90,10 +91,10 @@ class Launches:
         self, kept: AgentStep, spec: TrialSpec, lease: Lease, watched: Watched
     ) -> Evidence:
         channel = kept.channel
-        severed = self._severed(kept, spec, lease, watched)
-        no_program, suspects = channel.no_program(spec, lease)
+        severed = kept.severed(spec, lease, watched)
+        no_program, _ = channel.no_program(spec, lease)
         if watched.termination is not Termination.EXITED:
-            kept.terminate(spec.grace_s)
+            kept.end_ranks(signal.SIGTERM, spec.grace_s)
         ended = watched.termination in (Termination.EXITED, Termination.STOPPED_EARLY)
         code = channel.exit_code
         killed = (code or 0) < 0 and watched.early_stop is None
@@ -101,40 +102,18 @@ class Launches:
         stuck, undead, down = tuple[str, ...](), "", set[str]()
         if kept.requirements is None or not clean:
             # An srun that gives up before any agent is there was refused its step.
-            refused = not channel.greeted and (kept.step.srun.poll() or 0) > 0
+            refused = not channel.greeted and (kept.program.poll() or 0) > 0
             stuck, undead = self._end(kept, spec, doubtful=bool(severed) and not refused)
             down = self._allocation.known_down_nodes() if not clean else set()
-        said = kept.said()
-        unwritten = kept.finish()
+        kept.finish()
+        severed = severed or undead
+        texts = self._texts(kept, spec)
+        evidence = kept.evidence(
+            spec, lease, watched, severed, texts, down_nodes=down, stuck_nodes=stuck
+        )
         if kept.requirements is not None and clean:
             self._waiting.give_back(kept)
-        return gather(
-            spec,
-            lease,
-            watched,
-            # A result may be complete, but that nobody disturbed the trial is not known then.
-            None if channel.void else code,
-            down_nodes=down,
-            stuck_nodes=stuck,
-            severed=severed or undead,
-            texts=self._texts(kept, spec),
-            unwritten=unwritten,
-            codes=channel.codes,
-            launcher_said=said,
-            oom_kills=channel.oom_kills,
-            not_started=no_program,
-            not_started_on=suspects,
-        )
-
-    def _severed(self, kept: AgentStep, spec: TrialSpec, lease: Lease, watched: Watched) -> str:
-        """How others have disturbed the trial, so that it says nothing of its configuration."""
-        channel, ended = kept.channel, watched.termination
-        kept.listen()
-        if said := channel.disturbed(spec, lease, ended, kept.alive):
-            return said
-        if ended is not Termination.EXITED or channel.failed or channel.all_gone or kept.alive:
-            return ""
-        return ended_by_others(kept.step.srun, watched, "srun") or channel.lost_agent()
+        return evidence
 
     def _texts(self, kept: AgentStep, spec: TrialSpec) -> LauncherTexts:
         """srun's lines, and those of a runtime that could have failed to start the container."""
