@@ -116,7 +116,13 @@ MIXED = "gpu:a100:4(S:0-1)|64|n[1-2]\ngpu:a100:4(S:0-3)|64|n5\ngpu:h100:8|96|n[3
 )
 def test_nodes_that_differ_are_not_searched_together(shown: str, refused: str) -> None:
     def run(argv: list[str]) -> str:
-        return shown if argv[0] == "sinfo" else "n1 n2 n3 n4 n5" if argv[1] == "show" else "RUNNING|n|8|1|9"
+        return (
+            shown
+            if argv[0] == "sinfo"
+            else "n1 n2 n3 n4 n5"
+            if argv[1] == "show"
+            else "RUNNING|n|8|1|9"
+        )
 
     allocation = Allocation("7", run)
     if not refused:
