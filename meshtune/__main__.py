@@ -12,12 +12,17 @@ def main() -> int:
     try:
         install()
         check_installed()
+        from workflows import main as command
+
+        return command()
     except HiddenPackageError as error:
         print(f"meshtune: {error}", file=sys.stderr)
         return 2
-    from workflows import main as command
-
-    return command()
+    except OSError as error:  # a module could not be read
+        print(f"meshtune: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # while modules were imported
+        return 130
 
 
 if __name__ == "__main__":
