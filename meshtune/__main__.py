@@ -13,13 +13,16 @@ def main() -> int:
         install()
         check_installed()
         from workflows import main as command
+
+        return command()
     except HiddenPackageError as error:
         print(f"meshtune: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # imports take a second, in which Ctrl-C may come
+    except OSError as error:  # a module could not be read
+        print(f"meshtune: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # while modules were imported
         return 130
-
-    return command()
 
 
 if __name__ == "__main__":

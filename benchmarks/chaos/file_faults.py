@@ -7,7 +7,9 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.chaos.faults import CONTINUE, Course, chosen, fault
@@ -162,6 +164,45 @@ def few_files(world: World, planned: Planned) -> Course:
             yield planned.hold_s
         finally:
             resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+@fault(hold_s=(0.3, 2.0), interrupts=2)
+def stale_files(world: World, planned: Planned) -> Course:
+    """The file server of the run is away for moments: every second call on its files fails."""
+    names = ("journal.jsonl", "results.csv", "driver.lock", "trials", ".")
+    yield from _failing(world, planned, names, "openat,newfstatat,fsync,write,rename", "ESTALE")
+
+
+@fault(hold_s=(2.0, 6.0), interrupts=2)
+def no_locks(world: World, planned: Planned) -> Course:
+    """kill -9, and the next driver finds that the file server's lock manager is away."""
+    killed, world.disturbed, world.abrupt = world.driver, True, True
+    with world.may_exit(-signal.SIGKILL):
+        world.signal(signal.SIGKILL)
+        while world.driver is killed:
+            yield 0.0
+    yield from _failing(world, planned, ("driver.lock",), "flock", "ENOLCK")
+
+
+def _failing(
+    world: World, planned: Planned, names: Sequence[str], calls: str, error: str
+) -> Course:
+    """Every second such call of the driver's main thread on these files fails, for a while."""
+    if not (world.driver and world.running):
+        return
+    world.disturbed = True
+    command = ["strace", "-qq", "-o", "/dev/null", "-p", str(world.driver.pid)]
+    for name in names:
+        command += ["-P", os.path.normpath(world.run_dir / name)]
+    command += ["-e", f"inject={calls}:error={error}:when=1+2"]
+    with world.may_exit(1, 2, CONTINUE):
+        tracer = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            yield planned.hold_s
+        finally:
+            tracer.terminate()
+            tracer.wait()
+        yield 1.0  # a driver that has met it may be leaving
 
 
 def _open_files(pid: int) -> int:

@@ -27,6 +27,7 @@ LEFT_S = 3.0  # a process that has been killed may be seen for a moment
 KILLED_S = 30.0  # for the processes of a driver that was killed
 RANKS_PER_NODE = 2
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_TRACEBACK = re.compile(r"(?m)^Traceback \(most recent call last\):\n(?:[ \t].*\n)*(?P<error>.*)")
 Check = Callable[["World", Run, list[dict[str, Any]]], Iterator[str]]
 
 
@@ -184,9 +185,10 @@ def clean_screen(world: World, run: Run, events: list[dict[str, Any]]) -> Iterat
 
 def no_traceback(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[str]:
     """Nothing that happens to trials is an error of the driver's."""
-    said = world.said()
-    if (at := said.find("Traceback (most recent call last)")) >= 0:
-        yield f"the driver had an error: {said[at : at + 2000]}"
+    for found in _TRACEBACK.finditer(world.said()):
+        # A Ctrl-C that comes before any of our code runs is the interpreter's to tell.
+        if found["error"] != "KeyboardInterrupt" or ", in main\n" in found.group():
+            yield f"the driver had an error: {found.group()[:2000]}"
 
 
 def results_agree(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[str]:

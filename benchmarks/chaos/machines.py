@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -53,6 +54,7 @@ class Local(Machine):
     def __init__(self) -> None:
         if os.geteuid() != 0:  # to mount a small disk
             self.lacks = frozenset({"disk_full"})
+        self.lacks |= _lacking_programs()
 
     def environment(self) -> dict[str, str]:
         return {}
@@ -85,6 +87,7 @@ class Mpiexec(Machine):
     no_progress_s = 20.0
 
     def __init__(self, folder: Path) -> None:
+        self.lacks = _lacking_programs()
         self.folder = folder
         self.hosts = [f"h{number}" for number in range(NODES)]
         (folder / "ssh").write_text(_SSH.format(folder=folder))
@@ -130,6 +133,7 @@ class Slurm(Machine):
         self.dead: set[str] = set()  # nodes that a fault has killed
         if not cluster.limits_memory:  # only a cgroup holds what has left its session
             self.lacks = frozenset({"leaves_daemon"})
+        self.lacks |= _lacking_programs()
 
     def environment(self) -> dict[str, str]:
         return {"SLURM_JOB_ID": self.job, "SLURM_CONF": str(self.cluster.conf)}
@@ -219,6 +223,11 @@ class Slurm(Machine):
         with contextlib.suppress(MiniclusterError):
             return set(self.cluster.node_states().values()) == {"idle"}
         return False
+
+
+def _lacking_programs() -> frozenset[str]:
+    """Faults that need a program which is not here."""
+    return frozenset() if shutil.which("strace") else frozenset({"stale_files", "no_locks"})
 
 
 def until(condition: Callable[[], object], deadline_s: float) -> bool:

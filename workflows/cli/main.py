@@ -46,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     find_python(os.environ)
     whole = parser()
     complete(whole)
-    arguments = whole.parse_args(argv)
     code: int = 0
     try:
+        arguments = whole.parse_args(argv)  # which looks at the paths that it is given
         code = arguments.handler(arguments) or 0
         sys.stdout.flush()
     except BrokenPipeError:
@@ -71,8 +71,8 @@ def _told(error: Exception) -> tuple[int | None, object]:
     """The exit code after an error and what is said of it; None for an error of meshtune's own."""
     try:
         from workflows.cli.errors import exit_code
-    except ImportError as missing:  # the file server of the modules is away for a moment
-        error = missing
+    except (ImportError, OSError) as missing:  # their file server is away, or files are few
+        return 1, explained(missing)
     if isinstance(error, ImportError):
         return 1, explained(error)
     return exit_code(error), explained(error) if isinstance(error, OSError) else error

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
@@ -146,12 +147,24 @@ def test_a_log_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, to fail system calls")
-def test_a_stale_file_server_is_an_error_and_no_traceback(tmp_path: Path) -> None:
-    module = Path(meshtune.__file__).parent.parent / "workflows" / "search"
-    stale = ["strace", "-f", "-qq", "-o", str(tmp_path / "trace"), "-P", str(module)]
-    for call in ("stat", "newfstatat", "statx"):
-        stale += ["-e", f"inject={call}:error=ESTALE"]
+@pytest.mark.parametrize(
+    ("module", "calls", "error"),
+    [
+        ("search", ("stat", "newfstatat", "statx"), "ESTALE"),
+        ("cli/errors.py", ("openat",), "EMFILE"),
+    ],
+)
+def test_modules_that_cannot_be_read_are_an_error_and_no_traceback(
+    tmp_path: Path, module: str, calls: str, error: str
+) -> None:
+    path = Path(meshtune.__file__).parent.parent / "workflows" / module
+    stale = ["strace", "-f", "-qq", "-o", str(tmp_path / "trace")]
+    for one in {str(path), cache_from_source(str(path))}:
+        stale += ["-P", one]
+    for call in calls.split(","):
+        stale += ["-e", f"inject={call}:error={error}"]
     command = [sys.executable, "-m", "meshtune", "status", str(tmp_path)]
     done = subprocess.run([*stale, *command], capture_output=True, text=True, timeout=250)
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stderr and done.stderr.startswith("meshtune: ")
+    assert error == "ESTALE" or "errors.py: Too many open files" in done.stderr
