@@ -27,6 +27,7 @@ from analysis.prediction.residual import (
     survival,
     unpriced_features,
 )
+from analysis.prediction.satisfaction import Satisfaction
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from trainer.plan.jobs import Array, Indices, Mask
@@ -143,6 +144,18 @@ class Posterior:
         return np.asarray(np.maximum(ends * self._survival, np.finfo(float).tiny))
 
     @cached_property
+    def satisfaction(self) -> Array:
+        """Probability to satisfy the bounds on measured values, if it runs."""
+        features_of, unpriced = self._candidates.features_of, self._candidates.num_unpriced
+        judge = Satisfaction(self.pricing, self._model, self._successes, features_of, unpriced)
+        return judge.probability(self.prediction, self._features)
+
+    @cached_property
+    def eligibility(self) -> Array:
+        """Probability to run and to satisfy the bounds, so that it can be the best."""
+        return np.asarray(np.maximum(self.feasibility * self.satisfaction, np.finfo(float).tiny))
+
+    @cached_property
     def main_effects(self) -> Array:
         """Standard deviation of the main effects of unpriced parameters' values."""
         return self.residual.untried(self._features)
@@ -167,7 +180,7 @@ class Posterior:
     @property
     def has_new_degrees(self) -> bool:
         """Whether a candidate likely runs that is no variant of a measured configuration."""
-        return bool((~self.is_variant & (self.feasibility > LIKELY)).any())
+        return bool((~self.is_variant & (self.eligibility > LIKELY)).any())
 
     @property
     def num_tried_degrees(self) -> float:
