@@ -27,6 +27,7 @@ from search_spaces.trainers.checks import (
     check_launcher,
     check_trainer,
     standing_alone,
+    with_image,
     with_known_axes,
     with_workdir,
 )
@@ -62,6 +63,7 @@ class Builder:
         file, self.model = adapted(document, file, model.config() if model else None, names)
         file = with_batch(document, file)
         file = with_workdir(document, with_known_axes(file), there=not frozen)
+        file = with_image(document, file, there=not frozen)
         self.file = file = standing_alone(document, file)
         self.program = self._program()
         self.static = facts.static_facts(self.model, cluster, ranks)

@@ -36,9 +36,14 @@ def _notes(space: SearchSpace) -> Iterator[str]:
             f"trials start in {space.workdir or 'folders of their own'} and will not find "
             f"{argument}: write its whole path, or the folder as trainer.workdir"
         )
-    for script in _scripts(space):
+    for script in _scripts(space) if space.trainer.container is None else ():
         if Path(script).is_absolute() and not Path(script).exists():
             yield f"there is no {script} on this machine; trials need it on their nodes"
+    for path in unmounted(space):
+        yield (
+            f"the container will not see {path}: add its folder to trainer.container.mounts, "
+            "unless the image or the site has it"
+        )
     named = space.program.habits.name
     if space.model is not None and named not in FRAMEWORKS:
         yield (
@@ -84,6 +89,29 @@ def misplaced(space: SearchSpace) -> list[str]:
         if not Path(script).is_absolute()
         and any((folder / script).is_file() for folder in here)
         and not (started_in and (started_in / script).is_file())
+    ]
+
+
+def unmounted(space: SearchSpace) -> list[str]:
+    """Paths in the command that this machine has and the container has not, as far as known."""
+    container = space.trainer.container
+    if container is None:
+        return []
+    seen = [Path(mount.split(":")[1]) for mount in container.mounts]
+    seen += [space.workdir] if space.workdir else []
+    texts = [
+        text
+        for entry in space.trainer.command or []
+        for text in ([entry] if isinstance(entry, str) else entry.args)
+    ]
+    paths = [Path(text.rpartition("=")[2]) for text in texts if "/" in text and "{" not in text]
+    return [
+        str(path)
+        for path in dict.fromkeys(paths)
+        if path.is_absolute()
+        and len(path.parts) > 2
+        and path.exists()
+        and not any(path.is_relative_to(folder) for folder in seen)
     ]
 
 

@@ -203,7 +203,7 @@ class Agent:
                 for end in (self._orders, self._words, *others, *failed):
                     kernel.close(end)
                 return True
-            become(order, index, failed[1])
+            kernel.become(order, index, failed[1])
         os.close(failed[1])
         self._failed[rank], self._ranks[pid] = failed[0], rank
         return False
@@ -222,9 +222,8 @@ class Agent:
         """Fork; the child, which dies with this process, has these as standard input and on."""
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
-            kernel.prctl(
-                kernel.PR_SET_DUMPABLE, 1
-            )  # debuggers, and ranks that share memory, need it
+            # Debuggers need it, and ranks that share memory.
+            kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(1)
@@ -246,7 +245,7 @@ class Agent:
             if pid == 0:
                 path = os.path.join(os.path.dirname(__file__), "fork_server.py")
                 command = [order["argv"][0], path, ",".join(order["modules"])]
-                become({**order, "argv": command, "env": {}}, 0, failed_w)
+                kernel.become({**order, "argv": command, "env": {}}, 0, failed_w)
             os.close(failed_w)
             kernel.notify(replies)
             self._server = pid, requests_w, replies
@@ -339,35 +338,7 @@ class Agent:
 
     def _descendants(self) -> set[int]:
         """Running processes of the trial."""
-        found = kernel.descendants(os.getpid())
-        return (
-            found - {self._server[0]} - kernel.descendants(self._server[0])
-            if self._server
-            else found
-        )
-
-
-def become(order: Mapping[str, Any], index: int, failed: int) -> NoReturn:
-    """Execute a rank's program; if that fails, write why: the error's number, and where."""
-    where = 1
-    try:
-        os.chdir(order["cwd"])
-        where = 0
-        own = {} if order["clear"] else dict(os.environ)
-        env = {**own, **order["env"], **order["ranks"][index]}
-        if order["memory_bytes"] is not None:
-            import resource
-
-            resource.setrlimit(resource.RLIMIT_DATA, (order["memory_bytes"],) * 2)
-        try:  # the kernel's choice for want of memory: the rank, not its agent
-            with open("/proc/self/oom_score_adj", "r+") as file:
-                file.write("500")
-        except OSError:
-            pass
-        kernel.execute(order["argv"], env)
-    except OSError as error:
-        os.write(failed, b"%d %d" % (error.errno or errno.EIO, where))
-    os._exit(127)
+        return kernel.descendants(os.getpid(), self._server[0] if self._server else 0)
 
 
 def framed(rank: int, stream: bytes, data: bytes) -> bytes:
@@ -381,19 +352,37 @@ def framed(rank: int, stream: bytes, data: bytes) -> bytes:
 
 def main() -> None:
     """Serve a task; or, with a program, only be its rank, for whoever starts it by hand."""
-    words = sys.argv[1:]
+    words, env = sys.argv[1:], os.environ
     at = words.index("--") if "--" in words else len(words)
     for word in words[:at]:
         name, _, target = word.partition("=")
         if target in ("RANK", "LOCAL_RANK"):
-            os.environ[target] = os.environ[name]
-    rank = int(os.environ["RANK"])
-    os.environ["ROLE_RANK"] = str(rank)
-    node = str(rank // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    os.environ["NODE_RANK"] = os.environ["GROUP_RANK"] = node
+            if name not in env:
+                _fail("%s is not set: is it of another MPI?" % name)
+            env[target] = env[name]
+    rank, ranks_here = int(env["RANK"]), int(env.get("LOCAL_WORLD_SIZE", "1"))
+    env["ROLE_RANK"] = str(rank)
+    env["NODE_RANK"] = env["GROUP_RANK"] = str(rank // ranks_here)
+    # Else each rank would start a thread for every core.
+    env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks_here)))
+    driver = env.pop("MESHTUNE_DRIVER", None)
     if program := words[at + 1 :]:
-        kernel.execute(program, os.environ)
-    Agent(kernel.moved(0, os.O_RDONLY), kernel.moved(1, os.O_WRONLY), rank).serve()
+        kernel.execute(program, env)
+    if driver is None:
+        Agent(kernel.moved(0, os.O_RDONLY), kernel.moved(1, os.O_WRONLY), rank).serve()
+    else:
+        try:
+            conn = __import__("handshake").call(rank, driver)  # beside this file; few need it
+        except OSError as error:
+            _fail("cannot reach the driver: %s" % error)
+        Agent(conn, conn, rank).serve()
+
+
+def _fail(why: str) -> NoReturn:
+    """Say it, and end in a way that makes any launcher end the other agents, too."""
+    os.write(2, ("meshtune: %s: %s\n" % (os.uname().nodename, why)).encode())
+    os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(1)
 
 
 if __name__ == "__main__":

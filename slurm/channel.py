@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from slurm.agent import LINE_BYTES, WORDS
@@ -24,7 +22,7 @@ from slurm.trial import STDERR_NAME, STDOUT_NAME, Lease, TrialSpec
 
 SILENCE_S = 30.0  # without a word: is the agent still there?
 ANSWER_S = 15.0  # for an agent, on a loaded machine
-_POLL_S = 0.2
+LAUNCH_S = 300.0  # for its interpreter, which thousands may read from one file system
 _LINE = re.compile(rb"(\d{1,7}) (?:(out|err) (.*)|([a-z]+)((?: -?\d{1,10}){0,3}))", re.DOTALL)
 _ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
 # Sent by people, shells, schedulers and the kernel; others, such as SIGSEGV, a program gets by its
@@ -95,7 +93,10 @@ class Channel:
         """
         with self._lock:
             self._trial, self._said, self._problem = spec, _Said(), ""
-            self._heard_s = dict.fromkeys(self._agents, time.monotonic())
+            now = time.monotonic()
+            self._heard_s = {
+                agent: now if agent in self.greeted else now + LAUNCH_S for agent in self._agents
+            }
             for stream, name in ((b"out", STDOUT_NAME), (b"err", STDERR_NAME)):
                 self._logs[stream] = _Log(LogFile(spec.directory / name))
             self._logs[b"err"].file.write(unclaimed)
@@ -324,17 +325,3 @@ class Channel:
 
     def _reject(self, line: bytes) -> None:
         self.void = f"an agent's connection has what is no word of its: {line[:60]!r}"
-
-
-def pump(sources: Mapping[int, Callable[[bytes], None]]) -> None:
-    """Hand on what can be read from these descriptors until all writers have ended."""
-    left = dict(sources)
-    while left:
-        ready, _, _ = select.select(list(left), [], [], _POLL_S)
-        for source in ready:
-            data = b""
-            with suppress(OSError):
-                data = os.read(source, 1 << 16)
-            left[source](data)
-            if not data:
-                del left[source]

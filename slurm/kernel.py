@@ -18,6 +18,7 @@ except ImportError:  # a container's Python without libffi: then Slurm ends what
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 
@@ -122,6 +123,29 @@ def execute(argv: Sequence[str], env: Mapping[str, str]) -> None:
         if error.errno == errno.ENOEXEC:  # a script without a first line that names its shell
             os.execve("/bin/sh", ["sh", *argv], dict(env))
         raise
+
+
+def become(order: Mapping[str, Any], index: int, failed: int) -> NoReturn:
+    """Execute a rank's program; if that fails, write why: the error's number, and where."""
+    where = 1
+    try:
+        os.chdir(order["cwd"])
+        where = 0
+        own = {} if order["clear"] else dict(os.environ)
+        env = {**own, **order["env"], **order["ranks"][index]}
+        if order["memory_bytes"] is not None:
+            import resource
+
+            resource.setrlimit(resource.RLIMIT_DATA, (order["memory_bytes"],) * 2)
+        try:  # the kernel's choice for want of memory: the rank, not its agent
+            with open("/proc/self/oom_score_adj", "r+") as file:
+                file.write("500")
+        except OSError:
+            pass
+        execute(order["argv"], env)
+    except OSError as error:
+        os.write(failed, b"%d %d" % (error.errno or errno.EIO, where))
+    os._exit(127)
 
 
 def notify(end: int) -> None:

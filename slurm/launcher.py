@@ -12,11 +12,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurm.clock import Clock
 from slurm.outcome.classify import Outcome
 from slurm.outcome.step_log import StopRule
 from slurm.trial import Lease, TrialSpec
+
+if TYPE_CHECKING:
+    from foundation.container import Container  # pydantic
 
 
 class LauncherError(Exception):
@@ -50,6 +54,7 @@ class LauncherOptions:
     num_nodes: int = 1  # of the widest trial
     site: str = "generic"  # a site profile's name or file
     hostfile: Path | None = None  # hosts, if no allocation lists them
+    exclude: str = ""  # nodes of the allocation to leave alone, as Slurm lists them
 
 
 class Launcher(ABC):
@@ -64,6 +69,14 @@ class Launcher(ABC):
     @abstractmethod
     def nodes(self) -> Sequence[str]:
         """Every node that may be leased, in Slurm's order."""
+
+    def check_container(self, container: Container) -> None:
+        """Raise LauncherError if trials cannot run in this container here."""
+        raise LauncherError(
+            f"trainer.container: the launcher {self.name} starts no containers, srun does: search "
+            "in a Slurm allocation, or put the runtime into a command of your own "
+            "(command: [apptainer, exec, IMAGE, python, train.py])"
+        )
 
     @abstractmethod
     def command(self, spec: TrialSpec, lease: Lease) -> list[str]:

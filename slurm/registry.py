@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from foundation.registry import Registry, RegistryError
-from slurm.launcher import Launcher, LauncherOptions
+from slurm.launcher import Launcher, LauncherError, LauncherOptions
 
 LauncherFactory = Callable[[LauncherOptions], Launcher]
 
@@ -29,7 +29,13 @@ def make_launcher(
     Raises RegistryError if there is none, or its factory returns something else; LauncherError if
     it cannot work here.
     """
-    launcher = LAUNCHERS.get(name, more)(options)
+    factory = LAUNCHERS.get(name, more)
+    if options.exclude and name != "srun":
+        raise LauncherError(
+            f"--exclude {options.exclude}: the launcher {name} takes no part of an allocation; for "
+            "mpiexec leave the hosts out of --hostfile"
+        )
+    launcher = factory(options)
     if not isinstance(launcher, Launcher):
         raise RegistryError(
             f"launcher {name!r} is of type {type(launcher).__name__}; "

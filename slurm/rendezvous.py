@@ -36,7 +36,7 @@ def rendezvous_environment(
 
 
 def rank_environment(rank: int, local_rank: int, node: int) -> dict[str, str]:
-    """Variables of one rank; agents, and mpiexec's ``rank.sh``, set the same."""
+    """Variables of one rank; agents set the same."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),

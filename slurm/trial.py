@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurm.logs.patterns import LogFormat
 from slurm.logs.text import read_log
+
+if TYPE_CHECKING:
+    from foundation.container import Container  # pydantic
 
 TRIAL_VARIABLE = "MESHTUNE_TRIAL"
 """Names the attempt in every rank's environment; a later driver finds its processes by it."""
@@ -85,6 +88,7 @@ class TrialSpec:
     workdir: Path | None = None  # absolute; see started_in
     max_steps: int | None = 10_000  # of which its stop rule learns; None: all
     kept: Kept | None = None  # None: its ranks may not be forked
+    container: Container | None = None  # that its ranks run in; ``workdir`` may be in it alone
 
     @property
     def started_in(self) -> Path:
@@ -94,7 +98,7 @@ class TrialSpec:
     @property
     def obstacle(self) -> str | None:
         """Reason why no rank can be started; None if there is none."""
-        if self.started_in.is_dir():
+        if self.container is not None or self.started_in.is_dir():
             return None
         return f"cannot start in {self.started_in}: there is no such folder"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -23,6 +23,7 @@ from search_spaces import (
 )
 from trainer.plan.model import ModelConfig
 from workflows import launch_script
+from workflows.launch_site import site_part
 
 _COMMENTS = {
     "version": "check it, rank it, try one trial, then search:\n"
@@ -49,8 +50,18 @@ class Wanted:
     config: str = ""  # the trainer's own configuration file
 
 
-def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
-    """The text of a space file, and notes on it and on the user's options that it leaves out.
+@dataclass(frozen=True)
+class First:
+    """A first space and what goes with it."""
+
+    space: str  # text of the file
+    notes: list[str]  # on it, and on what it leaves out
+    site: str = ""  # text of a site profile; empty where none is needed
+    submit: Sequence[str] = ()  # options of `meshtune submit`, as the launch script has them
+
+
+def first_space(wanted: Wanted, file: str) -> First:
+    """A space file, with notes on it and on the user's options that it leaves out.
 
     Other files are named as seen from ``file``, which it will be written to.
 
@@ -100,8 +111,13 @@ def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
             alone = [e for e in space.constraints if e.names == {name}]
             fitting = [v for v in values if all(e.value({name: v}) for e in alone)]
             content["parameters"][name] = fitting
-    notes += [f"left out, as no shell reads it: {words}" for words in own.left_out]
-    return _text(content, file), [content["description"], *own.notes, *notes]
+    notes += [f"left out: {words}" for words in own.left_out]
+    return First(
+        _text(content, file),
+        [content["description"], *own.notes, *notes],
+        own.site,
+        [f"--nodes {content['parameters'].get('num_nodes', 1)}", *own.submit],
+    )
 
 
 @dataclass
@@ -116,12 +132,23 @@ class _Own:
     left_out: list[str] = field(default_factory=list)  # options whose value only a shell knows
     notes: list[str] = field(default_factory=list)  # on differences to the user's script
     environment: Mapping[str, str] = field(default_factory=dict)
+    container: Any = None
+    workdir: str = ""
+    site: str = ""
+    submit: list[str] = field(default_factory=list)
 
     def trainer(self) -> dict[str, Any]:
         """Keys of a space's ``trainer`` section."""
         args = _lines(self.arguments) if self.arguments else ""
         env = {name: _literal(text) for name, text in self.environment.items()}
-        keys = {"entry": self.entry, "config": self.config, "args": args, "env": env}
+        keys = {
+            "entry": self.entry,
+            "config": self.config,
+            "args": args,
+            "env": env,
+            "workdir": self.workdir,
+            "container": self.container,
+        }
         return {key: value for key, value in keys.items() if value}
 
 
@@ -134,9 +161,16 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
     own.nodes, own.ranks = wanted.nodes or launched.nodes, launched.ranks
     own.arguments, own.left_out = launched.arguments, launched.left_out
     own.environment = launched.environment
-    site = {"modules": launched.modules, "srun_options": launched.srun_options}
-    if parts := [f"{key}: [{', '.join(words)}]" for key, words in site.items() if words]:
-        own.notes.append(f"for a site profile, as --site FILE reads it: {'; '.join(parts)}")
+    part = site_part(launched, wanted.cluster)
+    own.container, own.workdir = part.container, part.workdir
+    own.left_out = [*own.left_out, *launched.dropped, *part.left_out]
+    if part.profile:
+        own.site = written_document({"source": str(wanted.arguments), **part.profile})
+    own.submit = [
+        option.replace("=", " ", 1)
+        for option in launched.batch_options
+        if option.startswith("--time=")
+    ]
     if launched.module == ("-m" in record.command):
         own.entry = own.entry or launched.entry
     if by_equals:  # a word that is no option is the file: train.py base.yml steps=9

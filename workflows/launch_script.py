@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from pathlib import Path
 from foundation.files import FileError, read_text
 from foundation.messages import shown
 from trainer.plan.rules.expression import ExpressionError, parse
+from workflows.slurm_options import batch_options
 
 MAX_BYTES = 100_000
 MOST_WORDS = 20_000
@@ -30,9 +32,9 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _ASKED = {
-    "nodes": r"(?:--nodes[= ]\s*|-N\s*)(\d{1,6})",
-    "gpus": r"(?:--gpus-per-node|--gres|-G)[= ](?:gpu:)?(?:\w+:)?(\d{1,3})",
-    "tasks": r"--ntasks-per-node[= ](\d{1,3})",
+    "nodes": r"--nodes=(\d{1,6})",
+    "gpus": r"--(?:gpus-per-node|gres|gpus)=(?:gpu:)?(?:[a-zA-Z]\w*:)?(\d{1,3})",
+    "tasks": r"--ntasks-per-node=(\d{1,3})",
 }
 # Variables that Slurm sets from these.
 _OF_SLURM = {
@@ -46,17 +48,20 @@ _SEVERAL = re.compile(r"(?i)\$\{?(?:[@*]|\w*(?:ARG|OPT|FLAG|OVERRIDE|EXTRA)\w*)"
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\})")
 _QUOTED_COMMAND = re.compile(r"\s--\w|\.py\s")  # bash -c "torchrun train.py --bf16"
-_SOURCED = re.compile(r"(?:source|\.|conda activate|mamba activate|module (?!load|list|purge))\s")
+_SET_UP = re.compile(
+    r"(?:source|\.|(?:conda|mamba|micromamba) activate|module (?:use|swap|unload)|spack load|ulimit"
+    r"|unset)\s"
+)
+# Of no consequence to a trial, or parts of the shell's own grammar.
+_NOT_TOLD = re.compile(
+    r"echo|printf|set|mkdir|date|export|declare|local|readonly|module|ml|tee|wait|exit|true|sleep|\["
+    r"|\[\[|if|then|else|elif|fi|for|do|done|while|case|esac|in|\{|\}|!|shopt|nvidia-smi|rocm-smi|env"
+    r"|hostname|pwd|cat|ls|trap|function|return|shift|which|time"
+)
 # Set by meshtune for each rank, or by Slurm; or a number of the launcher's own.
 _OF_LAUNCHER = re.compile(
     r"MASTER_(?:ADDR|PORT)|(?:LOCAL_|NODE_|GROUP_)?RANK|(?:LOCAL_)?WORLD_SIZE|SLURM_\w+|N?NODES"
     r"|NUM_NODES|(?:N|NUM_)?(?:GPUS?|PROC)(?:S?_PER_NODE)?"
-)
-_PROGRAM = re.compile(
-    r"^(?:\S*/)?(?:python|torchrun|bash|sh|accelerate|deepspeed|env|singularity|apptainer)"
-)
-_SIZES = re.compile(
-    r"-[Nnlu]\d*$|--(?:nodes|ntasks|label|unbuffered|gpus-per|gres|cpus-per-task|jobid)"
 )
 _LAUNCHERS = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
 
@@ -71,7 +76,11 @@ class Launched:
     ranks: int = 0  # that it starts; 0: unknown
     environment: Mapping[str, str] = field(default_factory=dict)  # that it exports
     modules: Sequence[str] = ()  # that it loads
-    srun_options: Sequence[str] = ()
+    set_up: Sequence[str] = ()  # further lines before the command, which need a shell
+    batch_options: Sequence[str] = ()  # of sbatch, each with its value: --nodes=2
+    folder: str = ""  # that it changes to
+    launcher: Sequence[str] = ()  # words before the trainer's script: srun, torchrun, a container's
+    dropped: Sequence[str] = ()  # other commands
 
 
 def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] = ()) -> Launched:
@@ -86,18 +95,14 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     Raises:
         FileError: if the file cannot be read, or a quote in it is not closed.
     """
-    shell = _Shell()
+    here = str(path.parent.absolute())
+    shell = _Shell(texts={"PWD": here, "SLURM_SUBMIT_DIR": here})
     text = read_text(path, MAX_BYTES)
     if (start := _unclosed(text)) is not None:
         line = text.count("\n", 0, start) + 1
         raise FileError(f"{shown(path)}:{line}: the quote {text[start]} is not closed; close it")
-    asked = {
-        name: int(found[1])
-        for name, words in _ASKED.items()
-        if (found := re.search(rf"^#SBATCH\s+{words}\s*$", text, re.MULTILINE))
-    }
-    for name, value in asked.items():
-        shell.texts |= dict.fromkeys(_OF_SLURM[name], str(value))
+    asked = _asked(batch := batch_options(text))
+    shell.texts |= {name: str(asked[key]) for key in asked for name in _OF_SLURM[key]}
     shell.run(text)
     starts = [(*_program(words), words) for words in shell.commands]
     entry, module, arguments, command = max(starts, key=lambda each: (bool(each[0]), len(each[2])))
@@ -105,30 +110,82 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         arguments = [word for words in shell.arrays.values() for word in words] or [
             word for words in shell.commands for word in words
         ]
-    launcher = command[: len(command) - len(arguments)] if entry else []
-    nodes = asked.get("nodes") or _number(launcher, "nnodes", "num_machines", "num_nodes")
+    before = [*_around(shell, command), *command] if entry else []
+    launcher = before[: len(before) - len(arguments)]
+    nodes = asked.get("nodes") or _number(launcher, "nnodes", "num_machines", "num_nodes", "nodes")
     ranks = _ranks(launcher, nodes, asked.get("tasks", 0))
     passed, left_out = _passed(arguments, key_value, together)
-    environment, unknown = _exported(shell, command)
-    sourced = [" ".join(words) for words in shell.commands if _SOURCED.match(" ".join(words))]
+    environment, of_shell = _exported(shell, command)
     loaded = [words[2:] for words in shell.commands if words[:2] == ["module", "load"]]
+    folder = next((words[1] for words in reversed(shell.commands) if _is_cd(words)), "")
     return Launched(
         "" if "$" in entry else entry,
         module,
         passed,
-        [*left_out, *unknown, *sourced],
+        left_out,
         nodes,
         ranks,
         environment,
         [name for names in loaded for name in names],
-        _srun_options(launcher),
+        [*_set_up(shell), *of_shell],
+        batch,
+        folder,
+        launcher,
+        _not_carried(shell, command) if entry else [],
     )
 
 
-def _exported(shell: _Shell, command: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Variables that a script exports, or sets for its ``command``, and those left out.
+def _asked(batch: Sequence[str]) -> dict[str, int]:
+    """Nodes, GPUs and tasks that these options of sbatch ask for."""
+    return {
+        name: int(found[1])
+        for name, words in _ASKED.items()
+        for option in batch
+        if (found := re.fullmatch(words, option))
+    }
 
-    Left out are values that only a shell knows. What a launcher sets is neither.
+
+def _is_cd(words: Sequence[str]) -> bool:
+    """Whether a command changes to a folder that is known."""
+    return len(words) == 2 and words[0] == "cd" and words[1][:1] == "/" and "$" not in words[1]
+
+
+def _around(shell: _Shell, command: Sequence[str]) -> list[str]:
+    """The words around a command that is quoted for a shell: ``srun ... bash -c``."""
+    index = next(i for i, words in enumerate(shell.commands) if words is command)
+    outer = shell.outer.get(index)
+    return [] if outer is None else shell.commands[outer]
+
+
+def _set_up(shell: _Shell) -> list[str]:
+    """Lines before the command that a shell has to run, with what is known replaced."""
+    own = [words for i, words in enumerate(shell.commands) if i not in shell.outer]
+    lines = [" ".join(map(_quoted, words)) for words in own]
+    return [line for line in lines if _SET_UP.match(line)]
+
+
+def _quoted(word: str) -> str:
+    """A word for a shell, which replaces the variables that are left in it."""
+    return f'"{word}"' if re.search(r"[$`]", word) else shlex.quote(word)
+
+
+def _not_carried(shell: _Shell, command: Sequence[str]) -> list[str]:
+    """Commands that are neither the trainer's nor carried nor of no consequence."""
+    around = _around(shell, command) if command else []
+    texts = [
+        " ".join(words)
+        for index, words in enumerate(shell.commands)
+        if words and words not in (command, around) and not _NOT_TOLD.fullmatch(words[0])
+        if not _is_cd(words)
+        if index in shell.outer or not _SET_UP.match(" ".join(map(_quoted, words)))
+    ]
+    return list(dict.fromkeys(texts))
+
+
+def _exported(shell: _Shell, command: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Variables that a script exports, or sets for its ``command``; and lines of shell for others.
+
+    The latter are values that only a shell knows. What a launcher sets is neither.
     """
     alone = {name for words in shell.commands if words[:1] == ["export"] for name in words[1:]}
     found = {name: text for name, text in shell.texts.items() if name in alone | shell.exported}
@@ -136,22 +193,7 @@ def _exported(shell: _Shell, command: Sequence[str]) -> tuple[dict[str, str], li
     own = {name: text for name, text in found.items() if not _OF_LAUNCHER.fullmatch(name)}
     unknown = [name for name, text in own.items() if re.search(r"[$`<]", text)]
     carried = {name: text for name, text in own.items() if name not in unknown}
-    return carried, [f"export {name}={own[name]}" for name in unknown]
-
-
-def _srun_options(launcher: Sequence[str]) -> list[str]:
-    """The options of srun in a command, without those on nodes and tasks."""
-    if list(launcher[:1]) != ["srun"]:
-        return []
-    options: list[str] = []
-    for word in launcher[1:]:
-        if word.startswith("-"):
-            options.append(word)
-        elif options and not _PROGRAM.search(word) and "=" not in options[-1]:
-            options[-1] += f"={word}" if options[-1].startswith("--") else word
-        else:
-            break
-    return [option for option in options if not _SIZES.match(option)]
+    return carried, [f"export {name}={_quoted(own[name])}" for name in unknown]
 
 
 @dataclass
@@ -164,6 +206,7 @@ class _Shell:
     depth: int = 0
     count: int = 0  # of words
     exported: set[str] = field(default_factory=set)
+    outer: dict[int, int] = field(default_factory=dict)  # of commands quoted for a shell: its own
     # by command: variables that are set before it on its own line
     before: defaultdict[int, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
 
@@ -196,10 +239,13 @@ class _Shell:
             return
         for word in self._words(raw):
             if self.depth < DEEPEST and _QUOTED_COMMAND.search(word):
+                outer = len(self.commands) - 1
                 self.commands.append([])
                 self.depth += 1
                 self.run(word)
                 self.depth -= 1
+                for inner in range(outer + 1, len(self.commands)):
+                    self.outer.setdefault(inner, outer)
                 self.commands.append([])
             elif self.count < MOST_WORDS:
                 self.count += 1
@@ -227,6 +273,7 @@ class _Shell:
             part = re.sub(r"\\([\"\\$`])", r"\1", part[1:-1])
         elif part[0] == "\\":
             return part[1:]
+        part = re.sub(r"\$\(pwd\)|`pwd`", self.texts.get("PWD", "").replace("\\", ""), part)
         return _ARITHMETIC.sub(self._computed, _REFERENCE.sub(self._value, part))
 
     def _computed(self, arithmetic: re.Match[str]) -> str:

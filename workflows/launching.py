@@ -30,8 +30,7 @@ def launcher_for(
     folder: RunFolder,
     name: str | None = None,
     simulate: str = "",
-    site: str = "generic",
-    hostfile: Path | None = None,
+    options: LauncherOptions | None = None,
 ) -> Launcher:
     """The launcher of a search, whose folder may exist already; see :func:`launcher_name`.
 
@@ -65,7 +64,7 @@ def launcher_for(
         )
     nodes = space.widths[-1]  # as many as the local launcher pretends to have
     refuse_too_many_ranks(Path(space.file), name, nodes * space.ranks_per_node)
-    options = LauncherOptions(nodes, site, hostfile)
+    options = options or LauncherOptions(nodes)
     return make_launcher(launcher_name(name), options, {"simulate": simulated})
 
 

@@ -104,6 +104,8 @@ def _of_steps(best: Best, steps: int) -> Best:
 
 def _train(best: Best, launcher: Launcher, out: Path) -> int:
     spec = _spec(best, out)
+    if spec.container is not None:
+        launcher.check_container(spec.container)
     lease = _lease(best, launcher, spec)
     _settle_earlier(launcher, out, spec.name)
     if best.train is not None:
@@ -168,6 +170,7 @@ def _spec(best: Best, out: Path) -> TrialSpec:
         grace_s=SAVE_S if best.train is not None and best.train.get("save") else GRACE_S,
         result=ResultSource(best.log),
         workdir=best.workdir,
+        container=best.container,
         max_steps=None,
     )
 

@@ -84,6 +84,8 @@ def try_out(
     The generator's value says whether the trial gave its objectives.
     """
     folder = RunFolder(out)
+    if space.trainer.container is not None:
+        launcher.check_container(space.trainer.container)
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     if data := data_prefix(space, folder.path):
         make_data(data)
@@ -116,7 +118,11 @@ def _before(
     yield _line("configuration", config_text(config))
     yield _line("nodes", ", ".join(lease.nodes))
     yield _line("command", shlex.join(launcher.command(spec, lease)))
-    yield _line("program", shutil.which(spec.argv[0]) or f"{spec.argv[0]} is not on this PATH")
+    if spec.container is not None:
+        yield _line("container", spec.container.image)
+    else:
+        here = shutil.which(spec.argv[0])
+        yield _line("program", here or f"{spec.argv[0]} is not on this PATH")
     yield _line("folder", str(spec.directory))
     if spec.workdir:
         yield _line("started in", str(spec.workdir))

@@ -22,6 +22,9 @@ BOUND_LOG_SD = 0.04  # in what a job needs at least
 NEEDS_LIMIT = 0.8  # a failure predicted to need less of the limit was not for lack of memory
 SETTLED, OPEN = 0.9, 0.8  # probability of a habit that trials have settled; at most, before them
 NEAR = 0.25  # logarithms from the limit, beyond which no uncertainty of constants matters
+# Share of a device's memory without which torch's allocator gives its free blocks back and asks for
+# others in every step, at which DeepSpeed warns of "high memory pressure" and "cache flushes".
+ROOM = 0.08
 OTHER_CAUSES = 0.05  # share of what fits that fails all the same
 NEVERTHELESS = 0.02  # of what cannot fit, share that runs: no hypothesis is quite right
 FACTOR_LOG_SD = {"allocated": 0.03, "reserved": 0.06, "device": 0.04}
@@ -88,7 +91,11 @@ class MemoryModel:
         return np.asarray(peaks * np.exp(self.misfit))
 
     def fits(self, jobs: Jobs, framework: Framework, limit_bytes: float) -> Array:
-        """Probability that jobs run within a device's memory; 0 for what a framework refuses.
+        """Probability that jobs run within a device's memory; 0 for what a framework refuses."""
+        return self.chances(jobs, framework, limit_bytes)["fits"]
+
+    def chances(self, jobs: Jobs, framework: Framework, limit_bytes: float) -> dict[str, Array]:
+        """Probabilities of jobs to run, ``fits``, and to do so ``at_speed``, with ROOM to spare.
 
         How much the constants leave open is taken from the most probable habits for all.
         """
@@ -108,8 +115,11 @@ class MemoryModel:
                 lambda c: np.log(memory(close, likely[0].framework, c).total),
             )
             deviation[near] = np.hypot(self.log_sd, spread)
-        runs = np.array([one.weight for one in likely]) @ ndtr(margin / deviation)
-        return np.where(refused(jobs, framework), 0.0, runs)
+        weights, none = np.array([one.weight for one in likely]), refused(jobs, framework)
+        return {
+            name: np.where(none, 0.0, weights @ ndtr((margin + np.log1p(-room)) / deviation))
+            for name, room in (("fits", 0.0), ("at_speed", ROOM))
+        }
 
     def likely(self, framework: Framework) -> Framework:
         """The most probable habits."""

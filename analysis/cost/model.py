@@ -66,6 +66,7 @@ class Prediction:
         memory: bytes on the fullest rank, in parts.
         time: seconds of a step, in parts.
         fits: probability that a job runs within the GPU's memory.
+        at_speed: that it does with memory to spare, without which it is slow.
     """
 
     model: CostModel
@@ -73,6 +74,7 @@ class Prediction:
     memory: MemoryParts
     time: StepParts
     fits: Array
+    at_speed: Array
 
     @cached_property
     def step_time_s(self) -> Array:
@@ -211,7 +213,7 @@ class CostModel:
             jobs=jobs,
             memory=MemoryParts(**self._each(jobs, memory)),
             time=StepParts(**self._each(jobs, times)),
-            fits=self.fits(jobs),
+            **self._chances(jobs),
         )
 
     @classmethod
@@ -239,8 +241,12 @@ class CostModel:
 
     def fits(self, jobs: Jobs) -> Array:
         """Probability that jobs run within the device's memory."""
+        return self._chances(jobs)["fits"]
+
+    def _chances(self, jobs: Jobs) -> Columns:
+        """Probabilities to fit, and to have the memory to spare that speed needs."""
         limit = self.memory_limit_bytes
-        return self._each(jobs, lambda m, j: {"fits": m.memory.fits(j, m.framework, limit)})["fits"]
+        return self._each(jobs, lambda m, j: m.memory.chances(j, m.framework, limit))
 
     def crowded(self, jobs: Jobs) -> Array:
         """Probability that a run of each job meets a crowded network."""

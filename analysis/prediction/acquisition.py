@@ -36,10 +36,10 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
     """Value of trying each candidate, more is better; shape (m,); -inf for one that has to wait.
 
     An upper confidence bound before FIRST_GAINS successes: mean + KAPPA deviation + the deviation
-    of untried values of unpriced parameters, plus log P(counts): that it runs and satisfies the
-    bounds on measured values. From then on the expected improvement times P(counts), less
-    FAILURE_PRICE times the probability to fail; the bound decides between equal values. Where no
-    candidate would gain what a trial has to, values of switches that no success had (a pipeline,
+    of untried values of unpriced parameters, plus log P(counts): that it runs at speed and
+    satisfies the bounds on measured values. From then on the expected improvement times P(counts),
+    less FAILURE_PRICE times the probability to fail; the bound decides between equal values. Where
+    no candidate would gain what a trial has to, values of switches that no success had (a pipeline,
     unsharded states) are doubted by UNTRIED_LOG_SD. First come candidates that run with SURE, if
     the latest FAILURES_IN_A_ROW trials failed; among them those that can win: their 95 % interval
     reaches the best trial, and they likely run or are worth the risk.
@@ -53,7 +53,7 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
         best: the best trial; None before the first success, or for several objectives.
     """
     runs, observations = posterior.feasibility, posterior.observations
-    counts = posterior.eligibility
+    counts = posterior.at_speed
     value = posterior.mean + KAPPA * posterior.deviation + posterior.main_effects + np.log(counts)
     preferred = []
     latest = observations.completed[-FAILURES_IN_A_ROW:]
@@ -71,7 +71,7 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
             value = gain * counts - FAILURE_PRICE * (1 - runs) + TIE * (value - measured)
         if posterior.has_new_degrees:  # a variant that gains little is useless beside them
             preferred.append(~posterior.is_variant | (gain >= least))
-        risky = (counts < LIKELY) & (value <= 0)
+        risky = (posterior.eligibility < LIKELY) & (value <= 0)
         preferred.append(reaches & ~risky)
     kept = np.ones(len(runs), dtype=bool)
     for mask in preferred:
@@ -141,12 +141,12 @@ def expected_gain(
     if not states_gain(posterior):
         return None
     mean = posterior.mean_by(model)
-    promise = mean + 2 * _doubtful_deviation(posterior) + np.log(posterior.eligibility)
+    promise = mean + 2 * _doubtful_deviation(posterior) + np.log(posterior.at_speed)
     at = np.argsort(-promise, kind="stable")[:NUM_CONSIDERED]
     ahead = mean[at] - posterior.goal.measured(best)
     untried = UNTRIED_LOG_SD * posterior.untried[at]
     covariance = posterior.covariance(at) + untried @ untried.T
-    return drawn_gain(ahead, covariance, posterior.eligibility[at], batch, rng)
+    return drawn_gain(ahead, covariance, posterior.at_speed[at], batch, rng)
 
 
 def _doubtful_deviation(posterior: Posterior) -> Array:

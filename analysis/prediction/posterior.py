@@ -156,6 +156,12 @@ class Posterior:
         return np.asarray(np.maximum(self.feasibility * self.satisfaction, np.finfo(float).tiny))
 
     @cached_property
+    def at_speed(self) -> Array:
+        """``eligibility``, and not so near the limit of memory that it is slow."""
+        roomy = self.prediction.at_speed / np.maximum(self.prediction.fits, np.finfo(float).tiny)
+        return np.maximum(self.eligibility * np.minimum(roomy, 1.0), np.finfo(float).tiny)
+
+    @cached_property
     def main_effects(self) -> Array:
         """Standard deviation of the main effects of unpriced parameters' values."""
         return self.residual.untried(self._features)

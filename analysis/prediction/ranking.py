@@ -51,7 +51,7 @@ class Ranking:
     warnings: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, pricing: Pricing, top: int) -> Self:
+    def of(cls, pricing: Pricing, top: int, sampled: int = SAMPLED) -> Self:
         """Price the valid configurations of a space and keep the best.
 
         Ranked by what they promise (see ``Pricing.promise``), times the probabilities to fit and to
@@ -60,13 +60,14 @@ class Ranking:
         Args:
             pricing: of the space.
             top: how many to keep.
+            sampled: how many to price of a space with more.
 
         Raises:
             SpaceError: if no configuration is valid; it names the rules that remove the most.
         """
         space = pricing.space
         candidates = Candidates(space)
-        indices = candidates.indices(SAMPLED, np.random.default_rng(0), [], max_nodes=2**31)
+        indices = candidates.indices(sampled, np.random.default_rng(0), [], max_nodes=2**31)
         if not len(indices):
             check(space)
         prediction = pricing.predict_columns(candidates.columns(indices), len(indices))

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from analysis.run.fold import Run
 from analysis.run.folder import TRIAL_FILE, RunFolder
+from foundation.container import Container, ContainerOrImage
 from foundation.documents import Document, read_document, written_document
 from foundation.files import parse_json, read_text
 from foundation.python import module_argv
@@ -24,6 +25,7 @@ from trainer.plan.config import TrainConfig
 from trainer.plan.limits import MAX_GPUS_PER_NODE, MAX_NODES, ConfigError
 
 MAX_BYTES = 10_000_000
+_CARRIED = ("env", "log", "workdir", "container")  # from trial.json
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Best:
     log: LogFormat
     files: dict[str, str]
     workdir: Path | None
+    container: Container | None
 
     @classmethod
     def read(cls, path: Path) -> Best:
@@ -64,6 +67,7 @@ class Best:
             log=log_format(file.log),
             files=dict(file.files),
             workdir=None if file.workdir is None else Path(file.workdir),
+            container=file.container,
         )
 
     @staticmethod
@@ -109,6 +113,7 @@ class _File(Record):
     log: ResultPatterns | None = None
     files: dict[str, str] = Field(default_factory=dict)
     workdir: str | None = Field(default=None, min_length=1)
+    container: ContainerOrImage | None = None
 
     @model_validator(mode="after")
     def _one(self) -> _File:
@@ -150,7 +155,7 @@ def write_best(run: Run, path: Path) -> str:
                 {"trial": t.number, "objectives": dict(t.objectives), "parameters": dict(t.config)}
                 for t in run.front()
             ]
-        content |= {key: spec[key] for key in ("env", "log", "workdir") if spec.get(key)}
+        content |= {key: spec[key] for key in _CARRIED if spec.get(key)}
         if "files" in spec:
             content["files"] = {
                 name: text.replace(str(folder), Best.TRIAL_DIR)

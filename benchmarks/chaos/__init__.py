@@ -1,7 +1,8 @@
 """A campaign of random faults against real searches, and what must hold after each.
 
-    python -m benchmarks.chaos --rounds 200 --seed 1            # this machine's processes
-    python -m benchmarks.chaos --rounds 200 --seed 1 --slurm    # a private, real Slurm
+    python -m benchmarks.chaos --rounds 200 --seed 1                       # local processes
+    python -m benchmarks.chaos --rounds 200 --seed 1 --launcher srun       # a private, real Slurm
+    python -m benchmarks.chaos --rounds 200 --seed 1 --launcher mpiexec    # a real Open MPI
 
 A *round* is one search of a small space whose trainer misbehaves in some configurations, while
 faults are injected into its driver, its processes, its files and its Slurm. Whatever happens, the

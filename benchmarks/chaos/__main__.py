@@ -1,6 +1,6 @@
 """A campaign of random faults against real searches; see the package's own words.
 
-python -m benchmarks.chaos --rounds 200 --seed 1 [--slurm]
+python -m benchmarks.chaos --rounds 200 --seed 1 [--launcher srun|mpiexec]
 python -m benchmarks.chaos --plan '{...}'        # one round again, as a failure printed it
 """
 
@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.chaos.drawing import draw
-from benchmarks.chaos.machines import Local, Machine, Slurm
+from benchmarks.chaos.faults import ALL
+from benchmarks.chaos.machines import Local, Machine, Mpiexec, Slurm
 from benchmarks.chaos.plan import Plan
 from benchmarks.chaos.rounds import Played, play
 from benchmarks.chaos.shrink import script, shrink
@@ -27,7 +28,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first round")
-    parser.add_argument("--slurm", action="store_true", help="on a private, real Slurm")
+    parser.add_argument("--launcher", choices=ALL, default="local")
+    parser.add_argument(
+        "--launches", choices=("plain", "kept"), help="of all rounds with srun; default: drawn"
+    )
     parser.add_argument("--plan", type=Plan.from_json, help="play this one round")
     parser.add_argument("--only", nargs="+", default=[], metavar="FAULT", help="of all faults")
     parser.add_argument(
@@ -35,7 +39,8 @@ def main() -> int:
     )
     parser.add_argument("--keep", action="store_true", help="keep the folders of failed rounds")
     arguments = parser.parse_args()
-    launcher = arguments.plan.launcher if arguments.plan else ("local", "srun")[arguments.slurm]
+    launcher = arguments.plan.launcher if arguments.plan else arguments.launcher
+    shared = arguments.launches and arguments.launches == "kept"
     numbers = range(arguments.first, arguments.first + arguments.rounds)
     played = []
     with machine(launcher) as where:
@@ -43,7 +48,7 @@ def main() -> int:
             print(f"left out, as this machine cannot have them: {', '.join(sorted(where.lacks))}")
         for number in [0] if arguments.plan else numbers:
             plan = arguments.plan or draw(
-                arguments.seed, number, launcher, arguments.only, where.lacks
+                arguments.seed, number, launcher, arguments.only, where.lacks, shared=shared
             )
             one = play(plan, where, arguments.keep)
             played.append(one)
@@ -60,6 +65,10 @@ def machine(launcher: str) -> Iterator[Machine]:
     """The machine on which rounds with this launcher are played."""
     if launcher == "local":
         yield Local()
+        return
+    if launcher == "mpiexec":
+        with tempfile.TemporaryDirectory(prefix="chaos-", dir="/tmp") as folder:  # a short path
+            yield Mpiexec(Path(folder))
         return
     from slurm.minicluster import cluster as mini
 

@@ -10,7 +10,7 @@ from benchmarks.chaos.faults import FAULTS
 from benchmarks.chaos.plan import Plan, Planned
 from benchmarks.chaos.trainers import CASES
 
-for _module in ("driver", "file", "process", "slurm"):  # each adds its rows to FAULTS
+for _module in ("driver", "file", "mpiexec", "process", "slurm"):  # each adds its rows to FAULTS
     import_module(f"benchmarks.chaos.{_module}_faults")
 
 MAX_COST_S = 22.0  # of a round's cases and faults, beyond a healthy round
@@ -24,16 +24,18 @@ def draw(
     only: Collection[str] = (),
     lacks: Collection[str] = (),
     max_cost_s: float = MAX_COST_S,
+    shared: bool | None = None,
 ) -> Plan:
     """Draw the plan of a campaign's round.
 
     Args:
         seed: the campaign's.
         number: of the round.
-        launcher: ``local`` or ``srun``.
+        launcher: ``local``, ``srun`` or ``mpiexec``.
         only: names of faults that may be drawn; empty: all of the launcher's.
         lacks: names of faults and cases that the machine cannot have; they are left out.
         max_cost_s: of its cases and faults, beyond a healthy round.
+        shared: whether trials of srun share launches; None: drawn, too.
     """
     rng = random.Random(f"{seed}/{number}/{launcher}")
     faults, cost_s = _faults(rng, launcher, only, max_cost_s)
@@ -53,7 +55,7 @@ def draw(
         trials=rng.choice([configurations, configurations, max(3, configurations - 2)]),
         repeats=rng.choice([0, 0, 0, 2]),
         faults=faults,
-        shared=launcher == "srun" and rng.choice([False, True]),
+        shared=launcher == "srun" and (rng.choice([False, True]) if shared is None else shared),
     )
 
 

@@ -18,7 +18,8 @@ from benchmarks.chaos.world import World
 
 Course = Generator[float, None, None]
 Act = Callable[[World, Planned], Course]
-BOTH, LOCAL, SRUN = ("local", "srun"), ("local",), ("srun",)
+LOCAL, SRUN, MPIEXEC = ("local",), ("srun",), ("mpiexec",)
+ALL = LOCAL + SRUN + MPIEXEC
 CONTINUE, INTERRUPTED = 3, 130
 Process = subprocess.Popen[bytes]
 
@@ -37,7 +38,7 @@ class Fault:
     """
 
     act: Act
-    launchers: tuple[str, ...] = BOTH
+    launchers: tuple[str, ...] = ALL
     weight: float = 1.0
     hold_s: tuple[float, float] = (0.0, 0.0)
     interrupts: int = 1

@@ -1,4 +1,4 @@
-"""Machines of a round: this machine's processes, or a private Slurm on this machine."""
+"""Machines of a round: this machine's processes, a private Slurm on it, or hosts of an mpiexec."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ class Machine(ABC):
     def environment(self) -> dict[str, str]:
         """Additional variables of a driver's environment."""
 
+    def arguments(self) -> list[str]:
+        """Additional arguments of a search."""
+        return []
+
     def renew(self) -> None:  # noqa: B027 - processes need nothing
         """Make sure that a driver can start trials; called before each."""
 
@@ -52,6 +56,62 @@ class Local(Machine):
 
     def environment(self) -> dict[str, str]:
         return {}
+
+
+# Stands in for ssh. Of the environment of its caller only the round's mark gets to a host.
+_SSH = """\
+#!/bin/sh
+while :; do case $1 in -*) shift ;; *) break ;; esac; done
+host=$1
+shift
+if [ -e "{folder}/down.$host" ]; then
+  echo "ssh: connect to host $host port 22: No route to host" >&2
+  exit 255
+fi
+mkdir -p "{folder}/$host"
+exec env -i HOME="$HOME" PATH="$PATH" PYTHONPATH="$PYTHONPATH" CHAOS_ROUND="$CHAOS_ROUND" \\
+  ON_HOST="$host" TMPDIR="{folder}/$host" setsid /bin/sh -c "$*"
+"""
+
+
+class Mpiexec(Machine):
+    """Hosts that an Open MPI reaches by a stand-in for ssh, which are all this machine.
+
+    Args:
+        folder: of its own; its path is short, and has no spaces.
+    """
+
+    launcher = "mpiexec"
+    no_progress_s = 20.0
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.hosts = [f"h{number}" for number in range(NODES)]
+        (folder / "ssh").write_text(_SSH.format(folder=folder))
+        (folder / "ssh").chmod(0o755)
+        (folder / "hosts").write_text("".join(f"{host}\n" for host in self.hosts))
+
+    def environment(self) -> dict[str, str]:
+        agents = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent")
+        root = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
+        return {
+            **dict.fromkeys(agents, str(self.folder / "ssh")),
+            **dict.fromkeys(root, "1"),
+            **dict.fromkeys((f"{name}_CONFIRM" for name in root), "1"),
+        }
+
+    def arguments(self) -> list[str]:
+        return ["--hostfile", str(self.folder / "hosts")]
+
+    def strike(self, host: str) -> None:
+        """The host dies with all that is on it, and answers no more."""
+        (self.folder / f"down.{host}").touch()
+        processes.end_all(lambda: processes.with_environ(lambda e: e.get("ON_HOST") == host))
+
+    def renew(self) -> None:
+        """Bring every host back."""
+        for host in self.hosts:
+            (self.folder / f"down.{host}").unlink(missing_ok=True)
 
 
 class Slurm(Machine):

@@ -31,7 +31,7 @@ class Plan:
     """A round.
 
     Attributes:
-        launcher: ``local`` or ``srun``.
+        launcher: ``local``, ``srun`` or ``mpiexec``.
         seed: of the search.
         policy: chooses configurations.
         cases: behaviours of the trainer; a parameter of the space.

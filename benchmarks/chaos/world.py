@@ -159,7 +159,7 @@ class World:
     @property
     def is_local(self) -> bool:
         """Whether trials are processes of this machine, which do not outlive their driver."""
-        return self.machine.launcher == "local"
+        return self.machine.launcher != "srun"
 
     def ask(self, *command: str) -> tuple[int, str]:
         """Run a command to its end; returns its exit code and output."""
@@ -180,6 +180,7 @@ class World:
             *(sys.executable, "-m", "meshtune", "search", str(self.root / "space.yaml")),
             *("--run-dir", str(run_dir or self.run_dir), "--launcher", self.machine.launcher),
             *("--policy", self.plan.policy, "--seed", str(self.plan.seed)),
+            *self.machine.arguments(),
         ]
 
     def environment(self, whose: str = "") -> dict[str, str]:

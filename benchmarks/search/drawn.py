@@ -222,6 +222,8 @@ def world(seed: int) -> World:
         assert space.cluster is not None
         smaller = space.cluster.model_copy(update={"memory_gib": limit / 2**30})
         space = replace(space, cluster=smaller)
+    pressed = _pressed(needed / limit, np.random.default_rng((seed, 31)))
+    worth_s, run_s = worth_s * pressed, run_s * pressed
     kinds = np.where(needed > limit, "oom", "ok").astype("<U5")
     kinds[(kinds == "ok") & _crashes(space, indices, rng)] = "crash"
     reported = truth.reported_peak_bytes(jobs) * larger * np.exp(0.005 * rng.normal(size=len(jobs)))
@@ -360,6 +362,13 @@ def _unpriced(space: SearchSpace, rng: np.random.Generator) -> dict[str, np.ndar
             effects = rng.uniform(0, most, len(space.parameters[name].values))
             found[name] = effects - effects.min()
     return found
+
+
+def _pressed(needed: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """How much slower jobs are whose allocator has no memory to spare, in most worlds."""
+    if rng.random() < 0.3:
+        return np.ones(len(needed))
+    return np.where(needed > rng.uniform(0.85, 0.97), rng.uniform(1.5, 6), 1.0)
 
 
 def _crashes(space: SearchSpace, indices: np.ndarray, rng: np.random.Generator) -> np.ndarray:

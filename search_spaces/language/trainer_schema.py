@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_serializer, model_validator
 
+from foundation.container import ContainerOrImage
 from foundation.records import Described, Named
 from foundation.values import Identifier, VariableName
 from search_spaces.frameworks import FrameworkName, StatedHabits
@@ -136,6 +137,9 @@ class TrainerSpec(Described):
     workdir: str | None = Field(default=None, min_length=1)
     """folder in which every rank is started, beside the space or absolute; default the trial's own.
     Results, files and logs stay in that: {trial_dir}, MESHTUNE_TRIAL_DIR"""
+    container: ContainerOrImage | None = None
+    """the image that every rank runs in, by its name or with mounts; the site profile names the
+    runtime"""
     preload: list[ModuleName] | None = None
     """modules that are imported once for many trials, as torch: srun's processes outlive a trial
     and fork the next one's ranks; default: the built-in trainer's own once starting takes longer
@@ -160,6 +164,11 @@ class TrainerSpec(Described):
         for name, accepted, partner in (
             *((name, *adapted) for name in ("entry", "args", "config")),
             ("workdir", self.builtin is None, "a trainer of your own"),
+            (
+                "container",
+                self.builtin is None,
+                "a trainer of your own: the built-in one needs meshtune's own environment",
+            ),
             ("options", self.use is not None, "'use'"),
             ("framework", own, "'command'; the built-in trainer is known"),
             ("axes", own_axes, "'command'; the built-in trainer has its own"),

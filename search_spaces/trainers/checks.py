@@ -85,7 +85,8 @@ def with_workdir(document: Document, file: SpaceFile, *, there: bool) -> SpaceFi
     if file.trainer.workdir is None:
         return file
     folder = Path(os.path.abspath(Path(document.name).parent / file.trainer.workdir))  # noqa: PTH100
-    if there and not folder.is_dir():
+    in_image = file.trainer.container is not None and Path(file.trainer.workdir).is_absolute()
+    if there and not (in_image or folder.is_dir()):
         raise document.error(
             ("trainer", "workdir"),
             f"found {as_written(file.trainer.workdir)}, accepted a folder; there is no {folder}",
@@ -93,6 +94,31 @@ def with_workdir(document: Document, file: SpaceFile, *, there: bool) -> SpaceFi
         )
     trainer = file.trainer.model_copy(update={"workdir": str(folder)})
     return file.model_copy(update={"trainer": trainer})
+
+
+def with_image(document: Document, file: SpaceFile, *, there: bool) -> SpaceFile:
+    """The file with the absolute path of its container's image, if that is a file.
+
+    Args:
+        document: where a mistake is shown.
+        file: its content.
+        there: an image beside the space has to exist.
+
+    Raises:
+        SpaceError: if it has to exist and does not.
+    """
+    container = file.trainer.container
+    if container is None or container.file is None or container.file.is_absolute():
+        return file
+    image = Path(os.path.abspath(Path(document.name).parent / container.file))  # noqa: PTH100
+    if there and not image.is_file():
+        raise document.error(
+            ("trainer", "container"),
+            f"found the image {as_written(container.image)}, accepted a file or a name in a "
+            f"registry; there is no {image}",
+        )
+    whole = container.model_copy(update={"image": str(image)})
+    return file.model_copy(update={"trainer": file.trainer.model_copy(update={"container": whole})})
 
 
 def check_trainer(document: Document, spec: TrainerSpec, types: Mapping[str, ValueType]) -> None:

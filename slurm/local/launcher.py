@@ -21,7 +21,7 @@ from slurm.forked_rank import read_at_start
 from slurm.launcher import Launcher, LauncherError, LauncherOptions
 from slurm.local.server import ForkServer, Ranks, marker
 from slurm.outcome.classify import Outcome, classify
-from slurm.outcome.evidence import clear_attempt, gather
+from slurm.outcome.evidence import clear_attempt
 from slurm.outcome.kinds import Kind
 from slurm.outcome.rank_ends import FAILURE_GRACE_S
 from slurm.outcome.step_log import StopRule
@@ -93,34 +93,17 @@ class LocalLauncher(Launcher):
         channel, gone = ranks.channel, False
         try:
             watched = watch(spec, ranks.over, stop, stop_rule, lambda: channel.failed)
-            severed = channel.disturbed(spec, lease, watched.termination, not ranks.lost)
-            if ranks.lost and not channel.failed:
-                severed = severed or "the agent of its ranks was killed"
+            severed = ranks.severed(spec, lease, watched)
             if watched.termination is not Termination.EXITED:
-                ranks.order({"end": signal.SIGTERM})
-                ranks.wait(spec.grace_s)
+                ranks.end_ranks(signal.SIGTERM, spec.grace_s)
             gone = self._end(spec, ranks)
         finally:
-            unwritten = ranks.close()
-        if ranks.lost and not channel.greeted:
+            ranks.finish()
+        if not (channel.over or channel.greeted):
             message = "the fork server was killed before it had started the ranks"
             return Outcome(Kind.LAUNCH_FAILURE, message=message)
-        not_started, suspects = channel.no_program(spec, lease)
-        evidence = gather(
-            spec,
-            lease,
-            watched,
-            None if channel.void else channel.exit_code,
-            stuck_nodes=() if gone else lease.nodes,
-            severed=severed,
-            unwritten=unwritten,
-            codes=channel.codes,
-            launcher_said="",
-            oom_kills=channel.oom_kills,
-            not_started=not_started,
-            not_started_on=suspects,
-        )
-        return classify(evidence)
+        stuck = () if gone else lease.nodes
+        return classify(ranks.evidence(spec, lease, watched, severed, stuck_nodes=stuck))
 
     def settle(self, names: Iterable[str]) -> None:
         wanted = set(names)
@@ -144,9 +127,6 @@ class LocalLauncher(Launcher):
     def _order(self, spec: TrialSpec, lease: Lease) -> dict[str, Any]:
         preloaded = module_arguments(spec.argv, self._server.preload) is not None
         return {
-            "trial": spec.name,
-            "argv": spec.argv,
-            "cwd": str(spec.started_in),
             "clear": True,
             "env": self._env(spec),
             "ranks": self._rank_env(spec, lease),
@@ -188,12 +168,13 @@ class LocalLauncher(Launcher):
     def _end(self, spec: TrialSpec, ranks: Ranks) -> bool:
         """Kill what is left of a trial; whether it is gone."""
         if not ranks.channel.over:
-            ranks.order({"end": signal.SIGKILL})
-            ranks.wait(_GONE_S)
-        if ranks.lost or ranks.channel.void:  # the agent was killed or stopped
+            ranks.end_ranks(signal.SIGKILL, _GONE_S)
+        if ranks.channel.all_gone:
+            return True
+        if ranks.channel.void or not ranks.alive:  # the agent was killed or stopped
             self.settle([spec.name])
             return True
-        return ranks.channel.all_gone
+        return False
 
 
 def visible_gpus(env: Mapping[str, str]) -> tuple[str | None, list[str]]:

@@ -8,7 +8,6 @@ forks the trial's ranks itself: it has the imports, too.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -17,17 +16,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from foundation.python import module_argv
 from slurm.agent import Agent
-from slurm.channel import Channel, pump
+from slurm.agents import Agents, Pump
 from slurm.forked_rank import load, run_rank, started_threads
 from slurm.launcher import LauncherError
-from slurm.outcome.rank_ends import FAILURE_GRACE_S, FailureGrace
+from slurm.outcome.rank_ends import FAILURE_GRACE_S
 from slurm.trial import TrialSpec
 
 _FORKED, _EXECUTED = b"f", b"x"  # whether a trial's ranks need the imports
@@ -47,57 +45,29 @@ def marker(name: str) -> str:
     return f"/memfd:meshtune-{name} (deleted)"
 
 
-class Ranks:
-    """The running ranks of one trial, as the driver sees them.
+class Ranks(Agents):
+    """The running ranks of one trial, as the driver sees them, and their one agent."""
 
-    Raises OSError if the trial's logs cannot be opened.
-    """
-
-    def __init__(self, spec: TrialSpec, conn: socket.socket, failure_grace_s: float) -> None:
+    def __init__(self, conn: socket.socket, num_ranks: int, failure_grace_s: float) -> None:
+        super().__init__((0,), num_ranks, failure_grace_s)
         self._conn = conn
-        self._grace = FailureGrace(failure_grace_s)
-        self.channel = Channel((0,), spec.world_size, self.order)
-        self.channel.begin(spec)
-        reader = {conn.fileno(): self.channel.feed}
-        self._reader = threading.Thread(target=pump, args=(reader,), name="agent", daemon=True)
-        self._reader.start()
+        self._pump = Pump({conn.fileno(): self.channel.feed})
 
     @property
-    def lost(self) -> bool:
-        """Whether the agent has died, so that processes may be left."""
-        return not (self._reader.is_alive() or self.channel.all_gone)
+    def alive(self) -> bool:
+        return self._pump.alive
 
-    def over(self) -> bool:
-        """Whether the trial is over: all gone, or nobody could say so any more."""
-        if self.channel.over or self.lost:
-            return True
-        if self._grace.is_over(self.channel.failed):
-            self.order({"end": signal.SIGKILL})
-        self.channel.check_silence()
-        return False
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait at most so long until the trial is over."""
-        deadline = time.monotonic() + timeout_s
-        while not (self.channel.over or self.lost) and time.monotonic() < deadline:
-            time.sleep(0.01)
-
-    def close(self) -> str:
-        """Give the socket back, upon which whatever is left is killed, and close the logs.
-
-        Returns why lines are missing there, "" if none are.
-        """
+    def finish(self) -> None:
+        """Give the socket back, upon which whatever is left is killed, and close the logs."""
         for end, patience_s in ((socket.SHUT_WR, _AGENT_S), (socket.SHUT_RDWR, None)):
             with contextlib.suppress(OSError):
                 self._conn.shutdown(end)
-            self._reader.join(patience_s)
+            self._pump.join(patience_s)
         self._conn.close()
-        return self.channel.finish()
+        super().finish()
 
-    def order(self, order: Mapping[str, object]) -> None:
-        """Give the agent an order."""
-        with contextlib.suppress(OSError):  # over already
-            self._conn.sendall(json.dumps(order).encode() + b"\n")
+    def _send(self, data: bytes) -> None:
+        self._conn.sendall(data)
 
 
 class ForkServer:
@@ -133,12 +103,12 @@ class ForkServer:
                     self._errors.seek(0)
                     said = self._errors.read().decode(errors="replace").strip()
                     raise LauncherError(f"the fork server died: {said or error}") from error
+        ranks = Ranks(ours, spec.world_size, self._failure_grace_s)
         try:
-            ranks = Ranks(spec, ours, self._failure_grace_s)
+            ranks.begin(spec, order)
         except BaseException:
-            ours.close()
+            ranks.finish()
             raise
-        ranks.order(order)
         return ranks
 
     def close(self) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from foundation.python import module_argv
+from foundation.python import isolated_argv, module_argv
+from slurm import agent
+from slurm.handshake import VARIABLE
 from slurm.launcher import LauncherError
 from slurm.mpiexec.dialects import Dialect
 from slurm.mpiexec.hosts import Host
 from slurm.rendezvous import rendezvous_environment
 from slurm.sweep.node import ALL
-from slurm.trial import Lease, TrialSpec
+from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
 
-RANK_SCRIPT = Path(__file__).with_name("rank.sh")
+_OF_INTERPRETERS = {"LD_LIBRARY_PATH"}  # of agents, which otherwise get theirs from the driver
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # what else a shell exports is its own business
 # With these in its environment, an mpiexec takes itself for a rank of another one.
 _OF_A_RANK = ("OMPI_COMM_WORLD_", "OMPI_MCA_ess_base_", "PMI_", "PMIX_", "MPI_LOCAL", "HYDI_")
@@ -29,9 +31,11 @@ def mpiexec_argv(
     spec: TrialSpec,
     lease: Lease,
     hosts: Mapping[str, Host],
-    environ: Mapping[str, str],
+    environ: Collection[str],
 ) -> list[str]:
-    """The exact mpiexec line of a trial; hosts' slots, if given, limit its ranks there.
+    """The mpiexec line of a trial: of its program, or without one of agents that wait for orders.
+
+    Hosts' slots, if given, limit its ranks there; ``environ`` names a rank's variables.
 
     Raises LauncherError if the lease does not fit the trial.
     """
@@ -46,35 +50,42 @@ def mpiexec_argv(
                 f"{spec.name} has {spec.ranks_per_node} ranks a node, and the host file gives "
                 f"{node} slots={slots}: raise that, or lower the cluster's gpus_per_node"
             )
-    line = dialect.argv(program, lease.nodes, spec.ranks_per_node, exported(environ), tagged=True)
-    rank = [dialect.rank_variable, dialect.local_rank_variable, dialect.failed_rank]
-    return [*line, "/bin/sh", str(RANK_SCRIPT), *rank, *map(_escaped, spec.argv)]
+    words = [f"{TRIAL_VARIABLE}={spec.name}"]
+    words += [f"{dialect.rank_variable}=RANK", f"{dialect.local_rank_variable}=LOCAL_RANK"]
+    if spec.argv:
+        # A colon alone would start Open MPI's next program.
+        whole = (
+            ["/bin/sh", "-c", f"exec {shlex.join(spec.argv)}"] if ":" in spec.argv else spec.argv
+        )
+        words += ["--", *whole]
+    names = {VARIABLE, "LOCAL_WORLD_SIZE"} | _OF_INTERPRETERS.intersection(environ)
+    names = set(environ) if spec.argv else names
+    line = dialect.argv(program, lease.nodes, spec.ranks_per_node, sorted(names))
+    return [*line, *isolated_argv(agent.__file__, *words)]
 
 
-def _escaped(argument: str) -> str:
-    """The argument as rank.sh takes it: a colon alone would start Open MPI's next program."""
-    return f"={argument}" if argument == ":" or argument.startswith("=") else argument
+def mpiexec_environment(spec: TrialSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of mpiexec itself; agents of other hosts get the least of it."""
+    own = {TRIAL_VARIABLE: spec.name, "LOCAL_WORLD_SIZE": str(spec.ranks_per_node)}
+    ours = {*own, "OMP_NUM_THREADS"}  # the driver's own: agents share their host's cores
+    # In this order: MPICH 4.0.2 loses the last variable of its environment.
+    return {**own, **{key: value for key, value in scrubbed(environ).items() if key not in ours}}
 
 
-def mpiexec_environment(
+def trial_environment(
     spec: TrialSpec, lease: Lease, master_addr: str, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment of mpiexec, from which ranks get the variables that :func:`exported` names.
+    """The variables of every rank: ours, and those of the driver that mean something elsewhere.
 
     ``master_addr`` is the address of the lease's first host, which gets rank 0.
     """
+    inherited = {name: environ[name] for name in exported(scrubbed(environ))}
+    inherited.pop("OMP_NUM_THREADS", None)
     defaults = {"PYTHONUNBUFFERED": "1"}  # progress is seen by the growth of the logs
     if spec.cpus_per_rank is not None:
         defaults["OMP_NUM_THREADS"] = str(spec.cpus_per_rank)
-    ours = {
-        **rendezvous_environment(spec, master_addr),
-        "MESHTUNE_NODES": ",".join(lease.nodes),  # by which rank.sh knows where it is
-    }
-    if spec.memory_bytes_per_rank is not None:
-        ours["MESHTUNE_MEMORY_KIB"] = str(max(1, spec.memory_bytes_per_rank // 1024))
-    inherited = scrubbed(environ)
-    inherited.pop("OMP_NUM_THREADS", None)  # the driver's own; rank.sh shares the host's cores
-    return {**inherited, **defaults, **spec.env, **ours}
+    rendezvous = rendezvous_environment(spec, master_addr)
+    return {**inherited, **defaults, **spec.env, **rendezvous}
 
 
 def sweep_argv(

@@ -6,10 +6,8 @@ Measured on Open MPI 4.1.4 and 5.0.11, MPICH 4.0.2 (hydra) and, for a start only
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from slurm.launcher import LauncherError
 
@@ -23,13 +21,8 @@ class Dialect:
     ranks_per_host_flag: str | None  # None: a host is listed once for each of its ranks
     export_flag: str  # names variables that ranks get
     export_list: bool  # whether the flag takes a list of names, or is repeated for each
-    tag_options: tuple[str, ...]  # each piece of output starts with the rank that wrote it
-    tag: re.Pattern[bytes]  # one group: the rank
     rank_variable: str
     local_rank_variable: str
-    polite: signal.Signals  # to mpiexec: asks the program of each rank to end
-    # What makes mpiexec end the other ranks when one has failed: its exit code, or only a signal.
-    failed_rank: Literal["exit", "abort"]
 
     def argv(
         self,
@@ -37,16 +30,14 @@ class Dialect:
         hosts: Sequence[str],
         ranks_per_host: int,
         exported: Sequence[str] = (),
-        tagged: bool = False,
     ) -> list[str]:
         """The line up to the command of the ranks. Rank 0 is on the first host.
 
         Consecutive ranks share a host. Every rank gets the ``exported`` variables of mpiexec's
-        environment; each piece of ``tagged`` output names its rank.
+        environment.
         """
         repeats = ranks_per_host if self.ranks_per_host_flag is None else 1
-        line = [program, *self.options, *(self.tag_options if tagged else ())]
-        line += ["-n", str(len(hosts) * ranks_per_host)]
+        line = [program, *self.options, "-n", str(len(hosts) * ranks_per_host)]
         line += [self.host_flag, ",".join(host for host in hosts for _ in range(repeats))]
         if self.ranks_per_host_flag is not None:
             line += [self.ranks_per_host_flag, str(ranks_per_host)]
@@ -59,31 +50,22 @@ class Dialect:
 # first, wherever it is listed, and rank 0 would not be where MASTER_ADDR says.
 _SEQUENTIAL = ("--map-by", "seq:OVERSUBSCRIBE")  # a scheduler's slots are cores, not ranks
 _UNBOUND = ("--bind-to", "none")  # the default is one core for each of few ranks
-# USR1 reaches rank.sh alone, not the program that it runs.
-_DIRECT = ("odls_base_signal_direct_children_only", "1")
 
 OPEN_MPI_4 = Dialect(
     name="Open MPI 4",
     version=re.compile(r"\((?:OpenRTE|Open MPI)\) [34]\."),
-    options=(*_SEQUENTIAL, *_UNBOUND, "--mca", *_DIRECT),
+    options=(*_SEQUENTIAL, *_UNBOUND),
     host_flag="--host",
     ranks_per_host_flag=None,
     export_flag="-x",
     export_list=False,
-    tag_options=("--tag-output",),
-    tag=re.compile(rb"\[1,(\d+)\]<std(?:out|err|diag)>:"),
     rank_variable="OMPI_COMM_WORLD_RANK",
     local_rank_variable="OMPI_COMM_WORLD_LOCAL_RANK",
-    polite=signal.SIGUSR1,  # after SIGTERM it grants a second, whatever the ranks are doing
-    failed_rank="exit",
 )
 OPEN_MPI_5 = replace(
     OPEN_MPI_4,
     name="Open MPI 5",
     version=re.compile(r"\(Open MPI\) (?:[5-9]|\d\d)\."),
-    options=(*_SEQUENTIAL, *_UNBOUND, "--prtemca", *_DIRECT),
-    tag_options=("--output", "tag"),
-    tag=re.compile(rb"\[1,(\d+)\]<std(?:out|err|diag)>: "),
 )
 MPICH = Dialect(
     name="MPICH",
@@ -93,12 +75,8 @@ MPICH = Dialect(
     ranks_per_host_flag="-ppn",
     export_flag="-genvlist",
     export_list=True,
-    tag_options=("-prepend-pattern", "[meshtune-%r]"),
-    tag=re.compile(rb"\[meshtune-(\d+)\]"),
     rank_variable="PMI_RANK",
     local_rank_variable="MPI_LOCALRANKID",
-    polite=signal.SIGTERM,  # passed on; it waits for the ranks to end
-    failed_rank="abort",  # a program without MPI may exit with any code: the others run on
 )
 INTEL_MPI = replace(
     MPICH,

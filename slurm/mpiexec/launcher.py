@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -10,27 +11,28 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from foundation.writing import write_private
 from slurm.launcher import Launcher, LauncherError, LauncherOptions
-from slurm.mpiexec.command import mpiexec_argv, mpiexec_environment
+from slurm.mpiexec.agents import MpiAgents
+from slurm.mpiexec.command import mpiexec_argv, mpiexec_environment, trial_environment
 from slurm.mpiexec.dialects import Dialect, dialect_of
 from slurm.mpiexec.hosts import Host, find_hosts
-from slurm.mpiexec.output import OutputPump
 from slurm.mpiexec.proof import ANSWER_S, Sweeper
 from slurm.mpiexec.texts import MPIEXEC_TEXTS, REFUSES_ROOT
 from slurm.outcome.classify import Outcome, classify
-from slurm.outcome.evidence import clear_attempt, gather
+from slurm.outcome.evidence import clear_attempt
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
-from slurm.outcome.watch import Termination, ended_by_others, watch
+from slurm.outcome.watch import Termination, watch
 from slurm.sweep.node import end_trials
 from slurm.sweep.sweeper import Swept, run_program
-from slurm.trial import STDERR_NAME, STDOUT_NAME, Lease, TrialSpec
+from slurm.trial import Lease, TrialSpec
 
 _VERSION_S = 30.0
-_ORDERLY_END_S = 10.0  # after SIGTERM; Open MPI was seen to take 4 s if its ranks ignore the signal
-_LAST_OUTPUT_S = 5.0  # of who still holds the pipe when nothing of the trial is left: an ssh
+_GONE_S = 10.0  # for ranks that are killed, unless they are stuck in the kernel
+_ORDERLY_END_S = 10.0  # for an mpiexec whose agents have ended, and again after SIGTERM
 
 
 class MpiexecLauncher(Launcher):
@@ -72,8 +74,7 @@ class MpiexecLauncher(Launcher):
         return tuple(self._hosts)
 
     def command(self, spec: TrialSpec, lease: Lease) -> list[str]:
-        environ = self._trial_environ(spec, lease)
-        return mpiexec_argv(self._program, self._dialect, spec, lease, self._hosts, environ)
+        return self._argv(spec, lease, self._trial_environ(spec, lease))
 
     def run(
         self,
@@ -82,32 +83,36 @@ class MpiexecLauncher(Launcher):
         stop: threading.Event,
         stop_rule: StopRule | None = None,
     ) -> Outcome:
-        argv = self.command(spec, lease)
+        environ = self._trial_environ(spec, lease)
+        by_hand = self._argv(spec, lease, environ)
         clear_attempt(spec.directory)
-        write_private(spec.directory / "command.txt", shlex.join(argv) + "\n")
+        write_private(spec.directory / "command.txt", shlex.join(by_hand) + "\n")
         if spec.obstacle:
             return Outcome(Kind.LAUNCH_FAILURE, message=spec.obstacle)
-        child, pump = self._start(argv, spec, lease)
+        agents = MpiAgents(
+            self._argv(replace(spec, argv=()), lease, environ),
+            spec.started_in,
+            mpiexec_environment(spec, self._environ),
+            spec.world_size,
+            map(self._address, lease.nodes),
+        )
         try:
-            watched = watch(spec, lambda: child.poll() is not None, stop, stop_rule)
-        except BaseException:
-            self._end(spec, lease, child, spec.grace_s)  # whatever went wrong, nothing is left
-            pump.finish(_LAST_OUTPUT_S)
-            raise
-        grace_s = 0.0 if watched.termination is Termination.EXITED else spec.grace_s
-        severed = ended_by_others(child, watched, "mpiexec")
-        swept = self._end(spec, lease, child, grace_s)
-        pump.finish(_LAST_OUTPUT_S)
-        evidence = gather(
+            agents.start(spec, environ, memory_bytes=spec.memory_bytes_per_rank)
+            watched = watch(spec, agents.over, stop, stop_rule, lambda: agents.channel.failed)
+            severed = agents.severed(spec, lease, watched)
+            if watched.termination is not Termination.EXITED:
+                agents.end_ranks(signal.SIGTERM, spec.grace_s)
+        finally:  # whatever went wrong, nothing is left
+            swept = self._end(spec, lease, agents)
+            agents.finish()
+        evidence = agents.evidence(
             spec,
             lease,
             watched,
-            child.returncode,
+            severed,
+            MPIEXEC_TEXTS,
             down_nodes=swept.silent,
             stuck_nodes=swept.left,
-            severed=severed,
-            unwritten=pump.problem,
-            texts=MPIEXEC_TEXTS,
         )
         return classify(evidence)
 
@@ -156,50 +161,30 @@ class MpiexecLauncher(Launcher):
         )
 
     def _trial_environ(self, spec: TrialSpec, lease: Lease) -> dict[str, str]:
-        return mpiexec_environment(spec, lease, self._address(lease.nodes[0]), self._environ)
+        return trial_environment(spec, lease, self._address(lease.nodes[0]), self._environ)
 
-    def _start(
-        self, argv: Sequence[str], spec: TrialSpec, lease: Lease
-    ) -> tuple[subprocess.Popen[bytes], OutputPump]:
-        # Descriptors of ours: the pump outlives Popen's files, which close when they are collected.
-        (out, out_w), (err, err_w) = os.pipe(), os.pipe()
-        try:
-            child = subprocess.Popen(
-                argv,
-                cwd=spec.started_in,
-                env=self._trial_environ(spec, lease),
-                stdin=subprocess.DEVNULL,
-                stdout=out_w,
-                stderr=err_w,
-                start_new_session=True,  # Ctrl-C in the terminal is for the driver alone
-            )
-        except OSError as error:
-            os.close(out)
-            os.close(err)
-            raise LauncherError(f"{argv[0]} cannot be started: {error}") from error
-        finally:
-            os.close(out_w)
-            os.close(err_w)
-        logs = {out: spec.directory / STDOUT_NAME, err: spec.directory / STDERR_NAME}
-        return child, OutputPump(logs, self._dialect.tag)
+    def _argv(self, spec: TrialSpec, lease: Lease, environ: Mapping[str, str]) -> list[str]:
+        return mpiexec_argv(self._program, self._dialect, spec, lease, self._hosts, environ)
 
-    def _end(
-        self, spec: TrialSpec, lease: Lease, child: subprocess.Popen[bytes], grace_s: float
-    ) -> Swept:
-        """Signal mpiexec, with rising force, until it ends; then sweep the leased hosts."""
-        ladder = [(signal.SIGTERM, _ORDERLY_END_S), (signal.SIGKILL, None)]
-        if grace_s:
-            ladder.insert(0, (self._dialect.polite, grace_s))
-        for signum, wait_s in ladder:
-            if child.poll() is None:
-                child.send_signal(signum)
-                try:
-                    child.wait(wait_s)
-                except subprocess.TimeoutExpired:
-                    continue
-        # On this host, which need not be leased: ssh, and ranks that outlive a killed mpiexec.
+    def _end(self, spec: TrialSpec, lease: Lease, agents: MpiAgents) -> Swept:
+        """End what is left of a trial, and its mpiexec.
+
+        Its hosts are asked unless all agents have said that nothing is left there.
+        """
+        if not agents.channel.over:
+            agents.end_ranks(signal.SIGKILL, _GONE_S)
+        gone = agents.channel.all_gone
+        agents.let_go(_ORDERLY_END_S)
+        if gone and agents.program.poll() is not None:
+            return Swept()
+        for number, wait_s in ((signal.SIGTERM, _ORDERLY_END_S), (signal.SIGKILL, None)):
+            if agents.alive:
+                agents.program.send_signal(number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    agents.program.wait(wait_s)
+        # On this host, which need not be leased: ssh, and agents that outlive a killed mpiexec.
         end_trials({spec.name})
-        swept = self._sweeper.sweep(lease.nodes, {spec.name})
+        swept = Swept() if gone else self._sweeper.sweep(lease.nodes, {spec.name})
         self._silent.update(swept.silent)
         return swept
 

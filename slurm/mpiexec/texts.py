@@ -1,4 +1,4 @@
-"""Error messages of Open MPI, MPICH and ``rank.sh``.
+"""Error messages of Open MPI and MPICH, and of agents that never became one.
 
 As Open MPI 4.1.4 and 5.0.11 and MPICH 4.0.2 and 5.0.2 printed them when the fault happened.
 """
@@ -22,9 +22,6 @@ MPIEXEC_TEXTS = LauncherTexts(
         r"(?m)^(?:ORTE|PRTE) has lost communication with a remote daemon"
         rf"(?:{_BOX}Remote daemon.* on node (?P<node>[\w.-]+))?"
     ),
-    host_oom=re.compile(
-        r"(?m)^meshtune: rank \d+ on [\w.-]+ was ended by signal 9: its host ran out of memory$"
-    ),
     launch_failure=re.compile(
         r"(?m)^(?:"
         rf"(?:\S+ was unable to launch the specified application{_BOX}Node: +"
@@ -37,12 +34,8 @@ MPIEXEC_TEXTS = LauncherTexts(
         r"|\S+ has detected an attempt to run as root"
         r"|\S+: Error: unknown option"
         r"|Host key verification failed|\S+ Permission denied \(publickey"
-        # No host is suspect: mpiexec ends the others before all can say that theirs has none, too.
-        r"|meshtune: [\w.-]+: (?:no program|mpiexec set no) .*)"
+        # No host is suspect: mpiexec ends the others before all can say the same.
+        r"|meshtune: [\w.-]+: (?:cannot reach the driver|.* is not set: ).*)"
         rf"|{_HYDRA}.*(?:execvp error on file|unable to change wdir|unrecognized argument)"
-    ),
-    task_end=re.compile(
-        r"(?m)^meshtune: (?P<tasks>rank \d+) on (?P<node>[\w.-]+) "
-        r"(?P<what>(?:ended with|was ended by) .+)$"
     ),
 )

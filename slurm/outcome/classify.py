@@ -184,6 +184,9 @@ def _launch_failure(evidence: Evidence) -> _Verdict | None:
     if evidence.not_started:
         return _Verdict(Kind.LAUNCH_FAILURE, evidence.not_started, evidence.not_started_on)
     texts, stderr = evidence.texts, evidence.said
+    for text, remedy in texts.container:
+        if found := text.search(evidence.stderr):
+            return _Verdict(Kind.LAUNCH_FAILURE, f"{_line_of(found)}; {remedy}")
     if found := texts.launch_failure.search(stderr):
         named = _named(texts.launch_failure, stderr)
         return _Verdict(Kind.LAUNCH_FAILURE, _line_of(found), suspects=named)
@@ -237,10 +240,7 @@ def _crash(evidence: Evidence) -> _Verdict:
             return _Verdict(Kind.CRASH, f"exit code 0, but {evidence.no_result or 'no result'}")
         return _Verdict(Kind.CRASH, _result_message(evidence.result))
     what = []
-    if first := evidence.texts.task_end.search(evidence.said):
-        # The launcher's exit code may be that of ranks that it ended after this one.
-        what.append(f"{first['tasks']} on {first['node']}: {first['what']}")
-    elif evidence.exit_code is not None:
+    if evidence.exit_code is not None:
         what.append(_exit_text(evidence.exit_code))
     if _status(evidence) == "ok":
         what.append("after an ok result")
@@ -276,9 +276,7 @@ def _said(evidence: Evidence, before: Before) -> _Verdict | None:
             continue
         logs = evidence.stderr if text.stderr_only else _all_text(evidence)
         if found := text.pattern.search(logs):
-            first = evidence.texts.task_end.search(evidence.said)
-            node = first["node"] if first else evidence.failed_on
-            suspects = [node] if node and text.blames_node else []
+            suspects = [evidence.failed_on] if evidence.failed_on and text.blames_node else []
             return _Verdict(kind, found.groupdict().get("message") or _line_of(found), suspects)
     return None
 

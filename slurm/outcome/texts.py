@@ -32,8 +32,8 @@ class LauncherTexts:
     # the program is missing on the node of group ``node``; such nodes are suspect, unless it is
     # missing on all
     no_program: re.Pattern[str] = NEVER
-    # a rank failed: groups ``node``, ``tasks`` and ``what`` (how)
-    task_end: re.Pattern[str] = NEVER
+    # a container could not be started, in any log: a failed launch, with what to do
+    container: tuple[tuple[re.Pattern[str], str], ...] = ()
     # the trial was ended from outside, unless a task has ended before
     cancelled: re.Pattern[str] = NEVER
 

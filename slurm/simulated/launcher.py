@@ -11,6 +11,7 @@ import random
 import threading
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from slurm.launcher import Launcher, LauncherError
 from slurm.outcome.classify import Outcome, classify
@@ -22,6 +23,9 @@ from slurm.simulated.cluster import EPOCH, NodeFailures, SimulatedCluster
 from slurm.simulated.trial import SimulatedStep, Workload, simulate
 from slurm.srun.texts import SRUN_TEXTS
 from slurm.trial import Lease, TrialSpec
+
+if TYPE_CHECKING:
+    from foundation.container import Container
 
 NODE_LOSS_S = 60.0  # until Slurm has noticed that a node does not answer
 
@@ -59,6 +63,9 @@ class SimulatedLauncher(Launcher):
 
     def command(self, spec: TrialSpec, lease: Lease) -> list[str]:
         return list(spec.argv)
+
+    def check_container(self, container: Container) -> None:
+        """Nothing is started."""
 
     def run(
         self,

@@ -9,22 +9,14 @@ The agents' connection is srun's standard input and output. Its standard error i
 
 from __future__ import annotations
 
-import contextlib
-import json
-import signal
-import subprocess
-import threading
-import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from slurm.channel import Channel, pump
+from slurm.agents import TaskAgents
 from slurm.forked_rank import parsed_python, read_at_start
-from slurm.log_file import LAST_TRIES_S
-from slurm.outcome.rank_ends import FAILURE_GRACE_S, FailureGrace
+from slurm.outcome.rank_ends import FAILURE_GRACE_S
 from slurm.srun.ending import Step
 from slurm.trial import Lease, TrialSpec
-
-_MOST_SAID = 1 << 16  # bytes kept of what Slurm says
 
 
 def can_be_forked(spec: TrialSpec) -> bool:
@@ -32,7 +24,7 @@ def can_be_forked(spec: TrialSpec) -> bool:
     return spec.kept is not None and parsed_python(spec.argv) is not None
 
 
-class AgentStep:
+class AgentStep(TaskAgents):
     """An srun whose tasks are agents.
 
     ``step_spec`` is the step as a trial, which may never end; it can serve trials with the same
@@ -48,112 +40,29 @@ class AgentStep:
         requirements: object,
     ) -> None:
         self.requirements = requirements
-        self._grace = FailureGrace()
-        self._said = b""
-        srun = subprocess.Popen(
-            argv,
-            cwd=step_spec.started_in,
-            env=dict(environ),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C in the terminal is for the driver alone
-        )
-        assert srun.stdout is not None and srun.stderr is not None
-        self.step = Step(step_spec.name, lease, frozenset({step_spec.name}), srun)
-        ranks = range(step_spec.world_size)
-        self.channel = Channel(ranks, len(ranks), self._order)
-        sources = {srun.stdout.fileno(): self.channel.feed, srun.stderr.fileno(): self._hear}
-        self._pump = threading.Thread(target=pump, args=(sources,), name="agents", daemon=True)
-        self._pump.start()
-
-    @property
-    def alive(self) -> bool:
-        return self.step.srun.poll() is None
+        # Where ranks are forked from, those that find no memory still write the trial's result.
+        grace_s = FAILURE_GRACE_S if requirements else 0.0
+        folder = step_spec.directory  # its ranks' own folder may be in a container alone
+        super().__init__("srun", argv, folder, environ, step_spec.world_size, grace_s)
+        name = step_spec.name
+        self.step = Step(name, lease, frozenset({name}), self.program)
 
     @property
     def usable(self) -> bool:
         """Whether it can be given a trial."""
         return self.alive and not self.channel.void
 
-    def start(self, spec: TrialSpec, env: Mapping[str, str]) -> None:
-        """Start a trial; its folder is ready, and no other trial runs.
+    def start(self, spec: TrialSpec, env: Mapping[str, str], **order: Any) -> None:
+        modules = spec.kept.modules if spec.kept else ()
+        super().start(spec, env, forked=self.requirements is not None, modules=modules, **order)
 
-        Its ranks get the variables ``env``, which the step does not have.
-        """
-        # Where ranks are forked from, those that find no memory still write the trial's result.
-        self._grace = FailureGrace(FAILURE_GRACE_S if self.requirements else 0.0)
-        self.channel.begin(spec, self._said)
-        self._order(
-            {
-                "trial": spec.name,
-                "argv": spec.argv,
-                "cwd": str(spec.started_in),
-                "clear": False,
-                "env": dict(env),
-                "ranks": [{}],  # srun has given each task its own variables
-                "memory_bytes": None,
-                "forked": self.requirements is not None,
-                "modules": spec.kept.modules if spec.kept else (),
-            }
-        )
+    def _take_output(self, data: bytes) -> None:
+        self.channel.feed(data)
 
-    def over(self) -> bool:
-        """Whether the trial is over: nothing of it is left, or nobody could say so any more.
-
-        Ranks that outlive one that has failed for too long are killed.
-        """
-        channel = self.channel
-        if channel.over or not self.alive:
-            return True
-        if self._grace.is_over(channel.failed):
-            self._order({"end": signal.SIGKILL})
-        channel.check_silence()
-        return False
-
-    def terminate(self, grace_s: float) -> None:
-        """Ask the trial's ranks to end, and wait for that at most so long."""
-        self._order({"end": signal.SIGTERM})
-        deadline = time.monotonic() + grace_s
-        while time.monotonic() < deadline and self.alive and not self.channel.over:
-            time.sleep(0.02)
-
-    def let_go(self, timeout_s: float) -> None:
-        """End the orders, and wait at most so long for srun's end."""
-        assert self.step.srun.stdin is not None
-        with contextlib.suppress(OSError):
-            self.step.srun.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.step.srun.wait(timeout_s)
-
-    def finish(self) -> str:
-        """Close the trial's logs; returns why lines are missing there, "" if none are.
-
-        If srun has ended, all its output is in them.
-        """
-        self.listen()
-        self._said = b""
-        return self.channel.finish()
-
-    def listen(self) -> None:
-        """Take all that was said, if srun has ended."""
-        if not self.alive:
-            self._pump.join(LAST_TRIES_S)
-
-    def said(self) -> str:
-        """Slurm's words since the last trial."""
-        return self._said.decode(errors="replace")
-
-    def _hear(self, data: bytes) -> None:
-        self._said = (self._said + data)[-_MOST_SAID:]
-        self.channel.note(data)
-
-    def _order(self, order: Mapping[str, object]) -> None:
-        srun = self.step.srun
-        assert srun.stdin is not None
-        with contextlib.suppress(OSError, ValueError):  # srun has ended, which is seen elsewhere
-            srun.stdin.write(json.dumps(order).encode() + b"\n")
-            srun.stdin.flush()
+    def _send(self, data: bytes) -> None:
+        assert self.program.stdin is not None
+        self.program.stdin.write(data)
+        self.program.stdin.flush()
 
 
 def requirements(spec: TrialSpec, lease: Lease) -> object:

@@ -63,15 +63,30 @@ class Allocation:
         self._note_time_left(left)
 
     @classmethod
-    def current(cls, environ: Mapping[str, str] = os.environ) -> Allocation:
-        """The allocation that this process is in; raises LauncherError if it is in none."""
+    def current(cls, environ: Mapping[str, str] = os.environ, exclude: str = "") -> Allocation:
+        """The allocation that this process is in, without the nodes to ``exclude``.
+
+        Raises LauncherError if it is in none, or has no such nodes, or no others.
+        """
         job = environ.get("SLURM_JOB_ID")
         if not job:
             raise LauncherError(
                 "the srun launcher needs a Slurm allocation and SLURM_JOB_ID is not set: start it "
                 "with `meshtune submit`, or inside salloc; --launcher local needs no Slurm"
             )
-        return cls(job, left_out=environ.get(LEFT_OUT, "").split())
+        found = cls(job, left_out=environ.get(LEFT_OUT, "").split())
+        if not exclude:
+            return found
+        excluded = found.hostnames(exclude)
+        if unknown := [node for node in excluded if node not in found.nodes]:
+            raise LauncherError(
+                f"--exclude {exclude}: {unknown[0]} is no node of job {job}, which has "
+                f"{', '.join(found.nodes)}"
+            )
+        found.nodes = tuple(node for node in found.nodes if node not in excluded)
+        if not found.nodes:
+            raise LauncherError(f"--exclude {exclude}: job {job} has no other nodes")
+        return found
 
     def state(self) -> AllocationState:
         """Whether the job still holds its nodes; asks Slurm once."""
@@ -126,6 +141,26 @@ class Allocation:
             except SlurmError:
                 return node  # srun will say what is wrong with it
         return self._addresses[node]
+
+    def refuse_mixed_nodes(self) -> None:
+        """Raise LauncherError if the nodes have different GPUs, or numbers of GPUs or cores.
+
+        A search compares trials as if on equal nodes, and learns from each for all.
+        """
+        argv = ["sinfo", "-h", "-n", ",".join(self.nodes), "-o", "%G|%c|%N"]
+        kinds: dict[str, list[str]] = {}
+        for line in dict.fromkeys(shell.patiently(argv, self._run).splitlines()):
+            gres, cpus, nodes = [*line.split("|", 2), "", ""][:3]
+            gpus = re.findall(r"(?:^|,)(gpu(?::[^,(]+)?)", gres)  # like gpu:a100:4(S:0-1),shard:8
+            kinds.setdefault(" ".join([*gpus, f"{cpus} cores"]), []).append(nodes)
+        if len(kinds) < 2:
+            return
+        each = [f"{','.join(nodes)} ({kind})" for kind, nodes in kinds.items()]
+        kept = [",".join(n for k, ns in kinds.items() if k != kind for n in ns) for kind in kinds]
+        raise LauncherError(
+            f"the job's nodes differ: {'; '.join(each)}; a search compares trials on equal ones: "
+            f"--exclude {' or --exclude '.join(kept)}"
+        )
 
     def gpus_per_node(self) -> int:
         """GPUs of the job's first node, whether or not the job has them all."""

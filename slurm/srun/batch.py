@@ -11,13 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from foundation.container import Container
 from foundation.files import FileError, read_text
 from slurm.launcher import LauncherError
 from slurm.outcome.kinds import Kind
 from slurm.srun import shell
 from slurm.srun.allocation import LEFT_OUT
+from slurm.srun.command import contained, srun_argv
+from slurm.srun.containers import check_image
 from slurm.srun.shell import NoAnswerError, SlurmError
 from slurm.srun.site import Environment, Site
+from slurm.trial import Lease, TrialSpec
 
 SCRIPT_NAME = "search.sbatch"
 LOG_NAME = "slurm-%j.log"
@@ -57,10 +61,12 @@ def batch_script(
     further: Sequence[str] = (),
     meshtune: str | None = None,
     options: Sequence[str] = (),
+    container: Container | None = None,
 ) -> str:
     """The text of a batch script; pure but for ``meshtune``'s default.
 
-    Raises BatchError if a value cannot be given to sbatch. Its options override the site's.
+    Raises BatchError if a value cannot be given to sbatch, LauncherError if the site cannot start
+    the container. Its options override the site's.
 
     Args:
         space: a shipped space's name or an absolute path.
@@ -70,6 +76,7 @@ def batch_script(
         meshtune: the command; default: that of the site's environment, else the one beside the
             running interpreter, so that the job runs what was submitted whatever its PATH is.
         options: further options of ``meshtune search``.
+        container: that trials run in.
     """
     run = run_dir.absolute()
     chosen = {"account": account, "partition": partition, "qos": qos}
@@ -81,13 +88,24 @@ def batch_script(
     return _filled(
         "search.sh",
         directives="\n".join(f"#SBATCH {_directive(option)}" for option in directives),
-        modules="".join(f"module load {shlex.quote(name)}\n" for name in site.modules),
+        modules=_set_up(site, container),
         environment=_environment(site.environment) if site.environment else "",
         search=shlex.join(search),
         ended=shlex.quote(_ENDED),
         journal=shlex.quote(str(run / "journal.jsonl")),
         script=shlex.quote(str(BatchJob.script_of(run))),
     )
+
+
+def _set_up(site: Site, container: Container | None) -> str:
+    """Lines that load modules, and the site's own."""
+    modules = list(site.modules)
+    if container is not None:
+        containers = site.containers_for(container.image)
+        check_image(container, containers)
+        modules += containers.modules
+    lines = [*(f"module load {shlex.quote(name)}" for name in modules), *site.setup]
+    return "".join(f"{line}\n" for line in lines)
 
 
 # Bash runs a trap only after the foreground command has ended, and --signal=B: reaches
@@ -147,6 +165,14 @@ class BatchJob:
     def script_of(run_dir: Path) -> Path:
         """The batch script in a run's folder."""
         return run_dir.absolute() / SCRIPT_NAME
+
+    @staticmethod
+    def trial_line(spec: TrialSpec, site: Site, cpus_per_node: int) -> str:
+        """The srun line of a trial on NODES, which its job will have."""
+        nodes = tuple(f"NODE{i}" for i in range(spec.num_nodes))
+        inside = contained(spec, site)
+        line = shlex.join(srun_argv(inside, Lease(spec.name, nodes), site, cpus_per_node))
+        return line.replace(",".join(nodes), "NODES")
 
     @staticmethod
     def time_limit_s(time: str) -> int:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from foundation.python import isolated_argv
 from slurm import agent
 from slurm.launcher import LauncherError
 from slurm.rendezvous import rendezvous_environment
+from slurm.srun.containers import (
+    PYTHON,
+    ContainerLine,
+    container_line,
+    variables,
+    without_the_drivers_own,
+)
 from slurm.srun.shell import scrubbed
 from slurm.srun.site import Site
 from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
@@ -21,6 +29,8 @@ _VARIABLES = ("SLURM_PROCID=RANK", "SLURM_LOCALID=LOCAL_RANK")  # of the agent, 
 def srun_argv(spec: TrialSpec, lease: Lease, site: Site, cpus_per_node: int) -> list[str]:
     """The srun line of a trial: of its program, or without one of agents that wait for orders.
 
+    ``spec`` is as agents start it (:func:`contained`).
+
     Nothing is left to the job's defaults: a job's ``--ntasks-per-node`` or ``-c`` would change the
     step. ``-N`` must equal the lease's width, or srun widens onto nodes that were not leased. Ranks
     share the allocation's ``cpus_per_node`` unless the trial or site says.
@@ -31,6 +41,8 @@ def srun_argv(spec: TrialSpec, lease: Lease, site: Site, cpus_per_node: int) -> 
         raise LauncherError(
             f"{spec.name} needs {spec.num_nodes} nodes, its lease has {len(lease.nodes)}"
         )
+    line = started_container(spec, site)
+    inside = line is not None and line.runtime.inside
     return [
         "srun",
         f"-N{spec.num_nodes}",
@@ -52,7 +64,13 @@ def srun_argv(spec: TrialSpec, lease: Lease, site: Site, cpus_per_node: int) -> 
         f"--job-name={spec.name}",
         "--export=ALL",
         *site.srun_options,
-        *isolated_argv(agent.__file__, f"{TRIAL_VARIABLE}={spec.name}", *_VARIABLES),
+        *(line.words if line is not None and inside else ()),
+        *isolated_argv(
+            agent.__file__,
+            f"{TRIAL_VARIABLE}={spec.name}",
+            *_VARIABLES,
+            python=PYTHON if inside else "",
+        ),
         *(("--", *spec.argv) if spec.argv else ()),
     ]
 
@@ -70,14 +88,42 @@ def srun_environment(
     The trial's own settings win over the site's. ``master_addr`` is the address of the lease's
     first node, which gets rank 0.
     """
+    inherited = scrubbed(environ)
+    if line := started_container(spec, site):
+        inherited = without_the_drivers_own(inherited, inside=line.runtime.inside)
     return {
-        **scrubbed(environ),
+        **inherited,
         "OMP_NUM_THREADS": str(_cpus(spec, site, cpus_per_node)),  # else each rank has all cores'
         "PYTHONUNBUFFERED": "1",  # progress is seen by the growth of the logs
         **site.env,
         **spec.env,
         **rendezvous_environment(spec, master_addr),
     }
+
+
+def started_container(spec: TrialSpec, site: Site) -> ContainerLine | None:
+    """How a trial's container is started; None if it has none.
+
+    Raises SiteError if the site has no runtime, RuntimeRecordError if its record is wrong.
+    """
+    if spec.container is None:
+        return None
+    return container_line(spec, site.containers_for(spec.container.image), site.env)
+
+
+def contained(spec: TrialSpec, site: Site) -> TrialSpec:
+    """The trial as agents start it: those outside of its container start the wrapper.
+
+    Raises as :func:`started_container`.
+    """
+    line = started_container(spec, site)
+    if line is None or line.runtime.inside:
+        return spec
+    name = line.runtime.variable
+    env = {name.format(name=key): value for key, value in variables(spec, site.env).items()}
+    here = spec.workdir if spec.workdir and spec.workdir.is_dir() else None
+    argv = (*line.words, *spec.argv) if spec.argv else ()
+    return replace(spec, argv=argv, env=env, workdir=here)
 
 
 def _cpus(spec: TrialSpec, site: Site, cpus_per_node: int) -> int:

@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from foundation.container import Container
 from slurm import processes
 from slurm.launcher import (
     AllocationGoneError,
@@ -19,7 +20,8 @@ from slurm.launcher import (
 from slurm.outcome.classify import Outcome
 from slurm.outcome.step_log import StopRule
 from slurm.srun.allocation import Allocation, JobStep
-from slurm.srun.command import srun_argv
+from slurm.srun.command import contained, srun_argv
+from slurm.srun.containers import check_image
 from slurm.srun.ending import StepEnder
 from slurm.srun.launches import Launches
 from slurm.srun.pacing import LaunchPacing
@@ -60,7 +62,10 @@ class SrunLauncher(Launcher):
 
     @classmethod
     def from_options(cls, options: LauncherOptions) -> SrunLauncher:
-        return cls(Site.load(options.site))
+        site = Site.load(options.site)
+        allocation = Allocation.current(exclude=options.exclude)
+        allocation.refuse_mixed_nodes()
+        return cls(site, allocation)
 
     def nodes(self) -> Sequence[str]:
         return self.allocation.nodes
@@ -71,7 +76,11 @@ class SrunLauncher(Launcher):
         return gpus or None  # Slurm need not know of the GPUs that there are
 
     def command(self, spec: TrialSpec, lease: Lease) -> list[str]:
-        return srun_argv(spec, lease, self.site, self.allocation.cpus_per_node)
+        inside = contained(spec, self.site)
+        return srun_argv(inside, lease, self.site, self.allocation.cpus_per_node)
+
+    def check_container(self, container: Container) -> None:
+        check_image(container, self.site.containers_for(container.image))
 
     def run(
         self,

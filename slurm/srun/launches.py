@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
+import signal
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,14 +13,16 @@ from dataclasses import replace
 from foundation.writing import write_private
 from slurm.forked_rank import read_at_start
 from slurm.outcome.classify import Outcome, classify
-from slurm.outcome.evidence import Evidence, clear_attempt, gather
+from slurm.outcome.evidence import Evidence, clear_attempt
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
-from slurm.outcome.watch import Termination, Watched, ended_by_others, watch
+from slurm.outcome.texts import LauncherTexts
+from slurm.outcome.watch import Termination, Watched, watch
 from slurm.rendezvous import rendezvous_environment
 from slurm.srun.agent_step import AgentStep, requirements
 from slurm.srun.allocation import Allocation
-from slurm.srun.command import srun_argv, srun_environment
+from slurm.srun.command import contained, srun_argv, srun_environment, started_container
+from slurm.srun.containers import FILE_NAME
 from slurm.srun.ending import StepEnder
 from slurm.srun.pacing import LaunchPacing
 from slurm.srun.site import Site
@@ -62,6 +65,7 @@ class Launches:
         No more than ``most`` idle steps may stay beside this trial's.
         """
         clear_attempt(spec.directory)
+        spec = contained(spec, self._site)
         if spec.obstacle:
             return Outcome(Kind.LAUNCH_FAILURE, message=spec.obstacle)
         wanted = requirements(spec, lease)
@@ -87,10 +91,10 @@ class Launches:
         self, kept: AgentStep, spec: TrialSpec, lease: Lease, watched: Watched
     ) -> Evidence:
         channel = kept.channel
-        severed = self._severed(kept, spec, lease, watched)
-        no_program, suspects = channel.no_program(spec, lease)
+        severed = kept.severed(spec, lease, watched)
+        no_program, _ = channel.no_program(spec, lease)
         if watched.termination is not Termination.EXITED:
-            kept.terminate(spec.grace_s)
+            kept.end_ranks(signal.SIGTERM, spec.grace_s)
         ended = watched.termination in (Termination.EXITED, Termination.STOPPED_EARLY)
         code = channel.exit_code
         killed = (code or 0) < 0 and watched.early_stop is None
@@ -98,40 +102,27 @@ class Launches:
         stuck, undead, down = tuple[str, ...](), "", set[str]()
         if kept.requirements is None or not clean:
             # An srun that gives up before any agent is there was refused its step.
-            refused = not channel.greeted and (kept.step.srun.poll() or 0) > 0
+            refused = not channel.greeted and (kept.program.poll() or 0) > 0
             stuck, undead = self._end(kept, spec, doubtful=bool(severed) and not refused)
             down = self._allocation.known_down_nodes() if not clean else set()
-        said = kept.said()
-        unwritten = kept.finish()
+        kept.finish()
+        severed = severed or undead
+        texts = self._texts(kept, spec)
+        evidence = kept.evidence(
+            spec, lease, watched, severed, texts, down_nodes=down, stuck_nodes=stuck
+        )
         if kept.requirements is not None and clean:
             self._waiting.give_back(kept)
-        return gather(
-            spec,
-            lease,
-            watched,
-            # A result may be complete, but that nobody disturbed the trial is not known then.
-            None if channel.void else code,
-            down_nodes=down,
-            stuck_nodes=stuck,
-            severed=severed or undead,
-            texts=SRUN_TEXTS,
-            unwritten=unwritten,
-            codes=channel.codes,
-            launcher_said=said,
-            oom_kills=channel.oom_kills,
-            not_started=no_program,
-            not_started_on=suspects,
-        )
+        return evidence
 
-    def _severed(self, kept: AgentStep, spec: TrialSpec, lease: Lease, watched: Watched) -> str:
-        """How others have disturbed the trial, so that it says nothing of its configuration."""
-        channel, ended = kept.channel, watched.termination
-        kept.listen()
-        if said := channel.disturbed(spec, lease, ended, kept.alive):
-            return said
-        if ended is not Termination.EXITED or channel.failed or channel.all_gone or kept.alive:
-            return ""
-        return ended_by_others(kept.step.srun, watched, "srun") or channel.lost_agent()
+    def _texts(self, kept: AgentStep, spec: TrialSpec) -> LauncherTexts:
+        """srun's lines, and those of a runtime that could have failed to start the container."""
+        line = started_container(spec, self._site)
+        if line is None:
+            return SRUN_TEXTS
+        started = len(kept.channel.greeted) == spec.world_size
+        texts = line.runtime.texts(kept.channel.exit_code, started=started)
+        return replace(SRUN_TEXTS, container=texts)
 
     def _launch(self, spec: TrialSpec, lease: Lease, wanted: object) -> AgentStep:
         of_step = _step_spec(spec) if wanted else spec
@@ -140,6 +131,8 @@ class Launches:
         address = self._address(lease)
         environ = srun_environment(of_step, lease, self._site, address, os.environ, cpus)
         environ["SLURM_JOB_ID"] = self._allocation.job
+        if (line := started_container(of_step, self._site)) and line.file:
+            write_private(spec.directory / FILE_NAME, line.file)
         return AgentStep(of_step, lease, argv, environ, wanted)
 
     def _address(self, lease: Lease) -> str:

@@ -9,12 +9,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
+from foundation.container import Container
 from foundation.documents import read_document
 from foundation.files import FileError, open_regular
 from foundation.messages import shown
 from foundation.records import Record, validate
 from foundation.values import VariableName
 from slurm.launcher import LauncherError
+from slurm.srun.containers import Containers, ContainersOrRuntime, Runtime
 
 
 def _option(text: str) -> str:
@@ -92,7 +94,9 @@ class Site(Record):
     srun_options: list[Option] = Field(default=[], max_length=100)  # added to every srun line
     env: dict[VariableName, str] = Field(default={}, max_length=1000)  # set for every rank
     modules: list[str] = Field(default=[], max_length=100)  # loaded by the batch script
+    setup: list[str] = Field(default=[], max_length=100)  # lines of shell after them: source ...
     environment: Environment | None = None  # sent to the nodes by the job; all ranks use it
+    containers: ContainersOrRuntime | None = None  # how trials in a container are started
     batch_options: list[Option] = Field(default=[], max_length=100)  # #SBATCH lines
     max_concurrent_steps: int = Field(default=90, ge=1, le=100_000)
     # least time between two sruns, for the controller's sake
@@ -103,6 +107,23 @@ class Site(Record):
     def reference(self) -> str:
         """The value of ``--site`` for this profile: a shipped name, or an absolute path."""
         return self._reference
+
+    def containers_for(self, image: str) -> Containers:
+        """How an image is started here; raises SiteError if the site has no runtime."""
+        if self.containers is None:
+            raise SiteError(
+                f"trainer.container: the site {self.reference} names no runtime for "
+                f"{shown(image)}: copy its profile, add `containers: RUNTIME`, one of "
+                f"{', '.join(Runtime.shipped())}, and name the copy with --site"
+            )
+        return self.containers
+
+    def advice(self, container: Container) -> str:
+        """Advice on an image that each trial would fetch; "" if there is none."""
+        if self.containers is None or container.file is not None:
+            return ""
+        runtime = Runtime.load(self.containers.runtime)
+        return runtime.prepare.format(image=runtime.named(container))
 
     @staticmethod
     def shipped() -> dict[str, str]:

@@ -28,6 +28,7 @@ PAGES = (
 )
 EXAMPLES = {page.name: YAML.findall(page.read_text()) for page in PAGES}
 REFERENCE = (GUIDE / "reference.md").read_text()
+IN_CONTAINER, *CONTAINER_SITES = YAML.findall((GUIDE / "containers.md").read_text())
 SITE, OWN_CLUSTER = YAML.findall((GUIDE / "cluster.md").read_text())
 ADAPTERS = [
     *("megatron-lm", "megatron-bridge", "megatron-deepspeed", "neox", "torchtitan", "nanotron"),
@@ -98,6 +99,17 @@ def test_the_site_profile_of_the_guide_has_every_key(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(SITE)
     site = Site.load(str(tmp_path / "mine.yaml"))
     assert site.source and set(yaml.safe_load(SITE)) == set(type(site).model_fields)
+
+
+def test_the_containers_of_the_guide_load(
+    load: Callable[[str], SearchSpace], tmp_path: Path
+) -> None:
+    space = {**yaml.safe_load(EXAMPLES["own-trainer.md"][0]), **yaml.safe_load(IN_CONTAINER)}
+    container = load(yaml.safe_dump(space)).trainer.container
+    assert container is not None and container.mounts == ["/data:/data:ro", "/lustre:/lustre"]
+    for text in CONTAINER_SITES:
+        (tmp_path / "site.yaml").write_text(text)
+        assert Site.load(str(tmp_path / "site.yaml")).containers is not None
 
 
 def test_the_guide_names_a_cluster_file_beside_the_space(

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,8 +16,9 @@ from types import ModuleType
 import pytest
 
 from foundation.python import isolated_argv
-from slurm import agent, fork_server, forked_rank, kernel, processes
-from slurm.channel import Channel, pump
+from slurm import agent, fork_server, forked_rank, handshake, kernel, processes
+from slurm.agents import Pump
+from slurm.channel import Channel
 from slurm.forked_rank import parsed_python
 from slurm.outcome.watch import Termination
 from slurm.trial import Lease, TrialSpec
@@ -42,9 +42,7 @@ class Server:
         assert self.process.stdout is not None
         self.rank = int(env.get("MPI_RANK", "3"))
         self.channel = Channel([self.rank], 4, self.order)
-        sources = {self.process.stdout.fileno(): self.channel.feed}
-        self._pump = threading.Thread(target=pump, args=(sources,))
-        self._pump.start()
+        self._pump = Pump({self.process.stdout.fileno(): self.channel.feed})
 
     def order(self, order: Mapping[str, object]) -> None:
         assert self.process.stdin is not None
@@ -282,7 +280,7 @@ def test_a_module_that_cannot_be_imported_is_named_and_the_rank_runs(
     assert "cannot import no_such_module" in server.logs[1].read_text()
 
 
-@pytest.mark.parametrize("module", [agent, fork_server, forked_rank, kernel])
+@pytest.mark.parametrize("module", [agent, fork_server, forked_rank, handshake, kernel])
 def test_an_older_python_of_the_trainers_can_read_it(module: ModuleType) -> None:
     assert module.__file__ is not None
     ast.parse(Path(module.__file__).read_text(), feature_version=(3, 8))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from slurm import log_file
+from slurm.channel import Channel
 from slurm.log_file import LogFile
-from slurm.mpiexec.output import OutputPump
+from slurm.trial import TrialSpec
 from support.small_disk import SmallDisk, small_disk
 
 
@@ -53,16 +53,14 @@ def test_of_more_than_it_may_hold_the_oldest_lines_are_lost_and_it_says_so(
     assert len(path.read_bytes()) < 4096 + 2 * 10_000
 
 
-def test_an_mpiexec_is_read_on_while_its_log_cannot_be_written(disk: SmallDisk) -> None:
-    """Its ranks would wait for ever on a full pipe."""
-    path = disk.path / "stdout.log"
-    path.touch()
+def test_ranks_are_read_on_while_their_log_cannot_be_written(disk: SmallDisk) -> None:
+    """They would wait for ever on a full pipe."""
+    channel = Channel([0], 1, lambda order: None)
+    channel.begin(TrialSpec("t", disk.path, ("x",), 1, 1, 600.0))
     disk.fill()
-    source, sink = os.pipe()
-    pump = OutputPump({source: path}, re.compile(rb"\[(\d+)\]"))
-    with os.fdopen(sink, "wb") as ranks:
-        ranks.writelines(b"[1]%d\n" % i for i in range(50_000))  # far more than a pipe holds
+    for i in range(50_000):
+        channel.feed(b"0 out %d\\n\n" % i)
     disk.free()
-    pump.finish(60.0)
-    assert path.read_bytes() == b"".join(b"%d\n" % i for i in range(50_000))
-    assert not pump.problem
+    assert channel.finish() == ""
+    said = (disk.path / "stdout.log").read_bytes()
+    assert said == b"".join(b"%d\n" % i for i in range(50_000))

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from search_spaces import load_space
+from slurm import Site
 from workflows.cli.main import main
 
 SCRIPT = """\
 #!/bin/bash
-#SBATCH --nodes=2
+#SBATCH --nodes=2 --time=04:00:00
 module purge
+numactl --show
 module load cuda/12.4 nccl
 source /opt/venv/bin/activate
 export NCCL_DEBUG=WARN CUDA_DEVICE_MAX_CONNECTIONS=1
@@ -29,13 +31,20 @@ srun -N 2 --ntasks-per-node=8 --cpu-bind=none --mpi pmix \\
 """
 
 
-def test_what_a_launch_script_sets_is_carried_or_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("launch.sh").write_text(SCRIPT)
-    asked = ["--adapter", "megatron-lm", "--cluster", "dgx_h100", "--args", "launch.sh"]
+def init(script: str, cluster: str = "dgx_h100") -> None:
+    Path("launch.sh").write_text(script)
+    asked = ["--adapter", "megatron-lm", "--cluster", cluster, "--args", "launch.sh"]
     assert main(["init", "mine.yaml", *asked]) == 0
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_what_a_launch_script_sets_is_carried_or_told(capsys: pytest.CaptureFixture[str]) -> None:
+    init(SCRIPT)
     env = load_space("mine.yaml").trainer.env
     assert env == {
         "NCCL_DEBUG": "WARN",
@@ -43,8 +52,91 @@ def test_what_a_launch_script_sets_is_carried_or_told(
         "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     }
+    site = Site.load("mine-site.yaml")
+    assert site.modules == ["cuda/12.4", "nccl"]
+    assert site.srun_options == ["--cpu-bind=none", "--mpi=pmix"]
+    assert site.setup == [
+        "source /opt/venv/bin/activate",
+        'export LD_LIBRARY_PATH="/opt/lib:$LD_LIBRARY_PATH"',
+    ]
     said = capsys.readouterr().out
-    assert "export LD_LIBRARY_PATH=/opt/lib:$LD_LIBRARY_PATH" in said
-    assert "source /opt/venv/bin/activate" in said
-    assert "modules: [cuda/12.4, nccl]; srun_options: [--cpu-bind=none, --mpi=pmix]" in said
+    assert "left out: numactl --show" in said
+    assert "meshtune submit mine.yaml --site mine-site.yaml --nodes 2 --time 04:00:00" in said
     assert "MASTER" not in said and "LOCAL=" not in said
+
+
+MODEL = """--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 \\
+  --vocab-size 51200 --bf16 --micro-batch-size 1 --global-batch-size 64"""
+PYXIS = f"""\
+#!/bin/bash
+#SBATCH -A me -p batch -N 2 --gpus-per-node=8
+IMAGE="nvcr.io#nvidia/pytorch:25.04-py3"
+DIR=$(pwd)
+run_cmd="python -u ${{DIR}}/pretrain_gpt.py {MODEL}"
+srun -l --container-image ${{IMAGE}} \\
+  --container-mounts "/lustre:/lustre/,$DIR:/code:ro" --no-container-mount-home \\
+  --container-writable --output=$DIR/%x.log sh -c "${{run_cmd}}"
+"""
+FRONTIER = f"""\
+#!/bin/bash
+#SBATCH -N 8
+#SBATCH -C nvme
+module load PrgEnv-gnu rocm/6.4.1
+srun -N 8 -n 64 -c7 --gpus-per-task=1 --gpu-bind=closest python3 -u ./pretrain_gpt.py {MODEL}
+"""
+SHIFTER = f"""\
+#!/bin/bash
+#SBATCH --image=nersc/pytorch:24.08.01
+#SBATCH --module=gpu,nccl-plugin
+#SBATCH -C gpu -N 4 --ntasks-per-node 4
+#SBATCH --volume="/dev/shm:/tmp"
+srun -l -u --cpu-bind=cores shifter --env A=b bash -c "source vars.sh; python train.py {MODEL}"
+"""
+APPTAINER = f"""\
+#!/bin/bash
+cd /lustre/megatron
+srun -N2 --ntasks-per-node=8 apptainer exec --nv -B /lustre,/data:/data:ro --pwd /code \\
+  /lustre/ngc.sif python pretrain_gpt.py {MODEL}
+"""
+
+
+def test_a_pyxis_script_becomes_a_container_and_a_site(here: Path) -> None:
+    init(PYXIS)
+    trainer = load_space("mine.yaml").trainer
+    assert trainer.container is not None
+    assert trainer.container.image == "nvcr.io/nvidia/pytorch:25.04-py3"
+    assert trainer.container.mounts == ["/lustre:/lustre", f"{here}:/code:ro"]
+    assert f"{here}/pretrain_gpt.py" in (trainer.command or [])
+    site = Site.load("mine-site.yaml")
+    assert site.containers is not None and site.containers.runtime == "pyxis"
+    assert site.containers.options == ["--container-writable"]
+    assert site.gpus == "per_node"
+    assert site.batch_options == ["--account=me", "--partition=batch", "--gpus-per-node=8"]
+
+
+def test_a_shipped_profile_is_what_a_script_adds_to() -> None:
+    init(FRONTIER, "frontier")
+    site, shipped = Site.load("mine-site.yaml"), Site.load("frontier")
+    assert (site.gpus, site.cpus_per_rank, site.env) == ("per_task", 7, shipped.env)
+    assert site.modules == ["PrgEnv-gnu", "rocm/6.4.1"]
+    assert "--constraint=nvme" in site.batch_options
+    assert {*shipped.batch_options} < {*site.batch_options}
+
+
+def test_wrapped_runtimes_become_containers(capsys: pytest.CaptureFixture[str]) -> None:
+    init(SHIFTER, "perlmutter")
+    container = load_space("mine.yaml").trainer.container
+    site = Site.load("mine-site.yaml")
+    assert container is not None and container.image == "nersc/pytorch:24.08.01"
+    assert container.mounts == ["/dev/shm:/tmp"]
+    assert site.containers is not None and site.containers.runtime == "shifter"
+    assert site.containers.options == ["--module=gpu,nccl-plugin"]
+    said = capsys.readouterr().out
+    assert "left out: source vars.sh" in said and "left out: --env A=b" in said
+    for file in ("mine.yaml", "mine-site.yaml"):
+        Path(file).unlink()
+    init(APPTAINER)
+    trainer, site = load_space("mine.yaml").trainer, Site.load("mine-site.yaml")
+    assert trainer.container is not None and trainer.workdir == "/code"
+    assert trainer.container.mounts == ["/lustre:/lustre", "/data:/data:ro"]
+    assert site.containers is not None and site.containers.options == ["--nv"]

@@ -46,7 +46,7 @@ class Part:
         return {f.name: f.metadata["column"] for f in fields(cls) if "column" in f.metadata}
 
     def stored(self) -> dict[str, Any]:
-        """What the part was made of; nothing that was derived from it."""
+        """Its columns and records, without what was derived from them."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def rows(self, rows: Any) -> Self:

@@ -72,10 +72,15 @@ class Parser(ArgumentParser):
         self.add("--launcher", str, "NAME", text)
         text = "list of hosts, for a launcher that needs one, such as mpiexec"
         self.add("--hostfile", path, "FILE", text)
+        self.add_exclude()
         self.add_site()
 
+    def add_exclude(self) -> None:
+        text = "nodes to leave alone, such as n3,n[7-9]"
+        self.add("--exclude", str, "NODES", text, default="")
+
     def add_site(self) -> None:
-        text = "site profile: generic (default), frontier, perlmutter, or a file"
+        text = "site profile: generic (default), alps, frontier, perlmutter, or a file"
         self.add("--site", str, "NAME", text, default=GENERIC)
 
     def add_study(self) -> None:
@@ -90,6 +95,11 @@ def command(commands: Commands, name: str, handler: Handler, text: str) -> Parse
     parser: Parser = commands.add_parser(name, help=text, description=text)
     parser.set_defaults(handler=handler)
     return parser
+
+
+def launcher_options(arguments: Namespace, num_nodes: int) -> slurm.LauncherOptions:
+    """The options that ``add_launcher`` has added, for trials of so many nodes."""
+    return slurm.LauncherOptions(num_nodes, arguments.site, arguments.hostfile, arguments.exclude)
 
 
 def check_site(arguments: Namespace) -> None:

@@ -15,6 +15,7 @@ from workflows.cli.arguments import (
     check_site,
     command,
     folder,
+    launcher_options,
     path,
     positive,
 )
@@ -60,7 +61,7 @@ def preflight(arguments: Namespace) -> int:
     if not out.absolute().parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
     chosen = launcher_name(arguments.launcher)
-    options = slurm.LauncherOptions(arguments.nodes or 1, arguments.site, arguments.hostfile)
+    options = launcher_options(arguments, arguments.nodes or 1)
     with closing(slurm.make_launcher(chosen, options)) as launcher:
         nodes = arguments.nodes or len(launcher.nodes())
         if nodes > len(launcher.nodes()):

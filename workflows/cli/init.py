@@ -47,12 +47,21 @@ def init(arguments: Namespace) -> None:
     _ask(arguments)
     given = {each.name: getattr(arguments, each.name) for each in fields(Wanted)}
     try:
-        text, notes = first_space(Wanted(**given), str(file))
+        first = first_space(Wanted(**given), str(file))
     except search_spaces.SpaceArgumentError as error:
         raise UsageError(f"{option(error.argument)}: {error.what}") from None
-    file.write_text(text)
-    print(*notes, sep="\n")
+    file.write_text(first.space)
+    print(*first.notes, sep="\n")
+    site = file.with_name(f"{file.stem}-site.yaml")
+    if first.site and site.exists():
+        print(f"not written, as {shown(site)} exists, the site's part:", first.site, sep="\n")
+    elif first.site:
+        site.write_text(first.site)
+        print(f"wrote {shown(site)}, the site's part: --site {shown(site)}")
     print(f"wrote {shown(file)}; next: meshtune check {shown(file)}")
+    if first.site and first.submit:
+        words = " ".join(first.submit)
+        print(f"and: meshtune submit {shown(file)} --site {shown(site)} {words}")
 
 
 def _ask(arguments: Namespace) -> None:

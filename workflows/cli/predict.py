@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import analysis
 import search_spaces
+import slurm
 from foundation.quantities import counted
 from workflows.cli.arguments import (
     Commands,
@@ -33,6 +34,7 @@ def add_commands(commands: Commands) -> None:
     text = "Count a space's valid configurations, and what each rule removes."
     parser = command(commands, "check", check, text)
     parser.add_space()
+    parser.add_site()
     parser.add_json()
 
     text = "Rank a space's configurations by the cost model, before anything runs."
@@ -62,18 +64,26 @@ def add_commands(commands: Commands) -> None:
 
 
 def check(arguments: Namespace) -> None:
+    from workflows.estimate import Estimate
+    from workflows.first_line import started_by
+
     space = search_spaces.load_space(arguments.space)
     with Working("counting valid configurations") as tell:
         report = search_spaces.check(space)
         tell("predicting their memory")
         expected = analysis.Ranking.likely_to_fit(report)
+        cost = Estimate.of(space)
     if arguments.json:
-        print_json(of_check(report, expected))
-    else:
-        print(report.text(), expected, sep="\n")
+        print_json(of_check(report, expected) | {"search": cost.as_json()})
+        return
+    print(report.text(), cost.text(), expected, sep="\n")
+    for line in started_by(space, slurm.Site.load(arguments.site)):
+        print(line)
 
 
 def predict(arguments: Namespace) -> None:
+    from workflows.estimate import Estimate
+
     _check_scaling(arguments)
     check_model_options(arguments)
     with remarks(arguments):
@@ -93,9 +103,13 @@ def predict(arguments: Namespace) -> None:
             f"{space.file}: {error}; state it in the cluster's record, or let "
             "`meshtune preflight` measure it"
         ) from error
+    cost = Estimate.of(space) if config is None and arguments.space is not None else None
     if arguments.json:
-        print_json(of_ranking(ranking, arguments.explain))
+        told = {"search": cost.as_json()} if cost else {}
+        print_json(of_ranking(ranking, arguments.explain) | told)
     else:
+        if cost:
+            print(cost.text())
         print(ranking.table())
         if arguments.explain and ranking.configs:
             print(f"\n{ranking.explanation(arguments.tokens or DEFAULT_TOKENS)}")

@@ -19,6 +19,7 @@ from workflows.cli.arguments import (
     check_site,
     command,
     folder,
+    launcher_options,
     path,
     positive,
 )
@@ -71,7 +72,7 @@ def try_out(arguments: Namespace) -> int:
     config = choose(space, given, space.widths[-1])
     needed = space.num_nodes(config)
     refuse_too_many_ranks(Path(space.file), name, needed * space.ranks_per_node)
-    options = slurm.LauncherOptions(needed, arguments.site, arguments.hostfile)
+    options = launcher_options(arguments, needed)
     with closing(slurm.make_launcher(launcher_name(name), options)) as launcher:
         lines = try_out(space, config, launcher, arguments.out)
         while True:
@@ -102,6 +103,8 @@ def status(arguments: Namespace) -> None:
         print_json(of_run(run, budget, now, state, bool(driver)))
         return
     rows = summary(run, budget, now, alive=bool(driver))
+    if container := run.folder.frozen_space().trainer.container:
+        rows = [*rows, ("container", container.image)]
     for label, text in [("run", run.space), ("state", state), *rows]:
         print(printable(f"{label:12s}{text}"))
 
@@ -162,7 +165,7 @@ def train(arguments: Namespace) -> int:
     if arguments.save_interval and arguments.save is None:
         raise UsageError("--save-interval needs --save")
     longer = Longer(arguments.steps, arguments.save, arguments.save_interval)
-    options = slurm.LauncherOptions(best.num_nodes, arguments.site, arguments.hostfile)
+    options = launcher_options(arguments, best.num_nodes)
     with closing(slurm.make_launcher(chosen, options)) as launcher:
         if arguments.dry_run:
             print(dry_run(best, launcher, arguments.out, longer))

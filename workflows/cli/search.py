@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
 from contextlib import closing
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from workflows.cli.arguments import (
     check_site,
     command,
     folder,
+    launcher_options,
     path,
     positive,
     seed,
@@ -63,6 +65,7 @@ def add_commands(commands: Commands) -> None:
     parser.add("--qos", str, "Q")
     text = "a further option of sbatch, such as constraint=gpu; may be repeated"
     parser.add("--sbatch", str, "NAME=VALUE", text, action="append", default=[])
+    parser.add_exclude()
     _add_options_of_both(parser)
     text = "make the run and this batch script, for `sbatch FILE`, and submit nothing"
     parser.add("--write", path, "FILE", text)
@@ -96,10 +99,10 @@ def search(arguments: Namespace) -> int:
         space, folder, pricing = asked(arguments, lambda: tell("pricing configurations"))
     if not folder.started:
         _warn(space, pricing)
-    name, simulate, site = arguments.launcher, arguments.simulate, arguments.site
 
     def launch(space: SearchSpace, folder: analysis.RunFolder) -> slurm.Launcher:
-        return launcher_for(space, folder, name, simulate, site, arguments.hostfile)
+        options = launcher_options(arguments, space.widths[-1])
+        return launcher_for(space, folder, arguments.launcher, arguments.simulate, options)
 
     with closing(launch(space, folder)) as launcher:
         what = Search(space, folder, launcher, arguments.seed, arguments.policy, pricing)
@@ -139,17 +142,20 @@ def submit(arguments: Namespace) -> None:
         account=arguments.account,
         partition=arguments.partition,
         qos=arguments.qos,
-        further=arguments.sbatch,
+        further=[*arguments.sbatch, *(f"exclude={n}" for n in [arguments.exclude] if n)],
         options=[*seed, *policy_options(arguments.policy, earlier)],
+        container=space.trainer.container,
     )
     if site.environment is not None:
         site.environment.check()
     if arguments.dry_run:
         print(script, end="")
+        print(*_foretold(space, folder, site, arguments.nodes), sep="\n", file=sys.stderr)
         print("nothing is made: a job of this script needs --write FILE", file=sys.stderr)
         return
     refuse_second_job(folder)
     _warn(space, pricing)
+    print(*_foretold(space, folder, site, arguments.nodes), sep="\n")
     with undone_if_refused(folder):
         if not folder.started:  # of a job that was cancelled before it began: nothing is mixed
             folder.space_file.unlink(missing_ok=True)
@@ -160,6 +166,17 @@ def submit(arguments: Namespace) -> None:
             return
         job = slurm.BatchJob.submit(script, folder.path)
     print(f"submitted job {job}; `meshtune status {quote(str(folder.path))}` shows its progress")
+
+
+def _foretold(
+    space: SearchSpace, folder: analysis.RunFolder, site: slurm.Site, nodes: int
+) -> Iterator[str]:
+    """The cost of a search that a job will run, and the line that starts a trial there."""
+    from workflows.estimate import Estimate
+    from workflows.first_line import started_by
+
+    yield Estimate.of(space).text(nodes)
+    yield from started_by(space, site, folder)
 
 
 def _warn(space: SearchSpace, pricing: analysis.Pricing | None) -> None:

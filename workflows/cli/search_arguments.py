@@ -126,6 +126,7 @@ def resume_flags(arguments: Namespace) -> str:
         "--launcher": arguments.launcher,
         "--simulate": arguments.simulate,
         "--hostfile": arguments.hostfile,
+        "--exclude": arguments.exclude,
         "--site": "" if arguments.site == "generic" else arguments.site,
     }
     words = [word for name, value in given.items() if value for word in (name, str(value))]

@@ -114,6 +114,7 @@ def open_driver(search: Search, listen: Listener) -> Iterator[Driver]:
     """
     space, folder, launcher = search.space, search.folder, search.launcher
     POLICIES.get(search.policy)  # an error now, while nothing is made
+    _refuse_container(search)
     _refuse_narrow_launcher(search)
     _refuse_missing_program(search)
     data = search.data
@@ -147,17 +148,21 @@ def open_driver(search: Search, listen: Listener) -> Iterator[Driver]:
 
 
 def dry_run(search: Search) -> Iterator[str]:
-    """The exact commands of the next trials; starts and writes nothing.
+    """The cost of the search and the exact commands of its next trials; starts and writes nothing.
 
     Raises TooFewNodesError if every configuration that is left needs more nodes than there are.
     """
+    from workflows.estimate import Estimate  # scipy
+
     folder, launcher = search.folder, search.launcher
+    _refuse_container(search)
     run = read_run(folder.path) if folder.started else Run(folder.path)
     factory = search.make_factory(run.identity)
     policy = search.make_policy(run.seed if search.seed is None else search.seed)
     pool = NodePool(launcher.nodes())
     nodes = counted(pool.size, "node")
     yield f"# {search.space.name}: the first trials on {nodes} ({launcher.name})"
+    yield f"# {Estimate.of(search.space).text(pool.size)}"
     for count in range(DRY_RUN_TRIALS):
         proposal = policy.propose(run, pool.size)
         if proposal is None:
@@ -183,6 +188,12 @@ def _refuse_narrow_launcher(search: Search) -> None:
     run = Run(folder.path)
     if policy.propose(run, nodes) is None:
         _refuse_too_few_nodes(search, policy, run)
+
+
+def _refuse_container(search: Search) -> None:
+    """Raise LauncherError if trials cannot run in their container: every launch would fail."""
+    if container := search.space.trainer.container:
+        search.launcher.check_container(container)
 
 
 def _refuse_missing_program(search: Search) -> None:

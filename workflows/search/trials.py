@@ -69,6 +69,7 @@ class TrialFactory:
             "env": dict(spec.env),
             **({"log": asdict(spec.result.log)} if spec.result.log else {}),
             **({"workdir": str(spec.workdir)} if spec.workdir else {}),
+            **({"container": spec.container.model_dump()} if spec.container else {}),
             **({"files": dict(texts)} if texts else {}),
         }
         files = {"trial.json": trial, "config.json": self.space.train_config(config, self.data)}
@@ -91,6 +92,7 @@ class TrialFactory:
             result=ResultSource(self.space.program.log, trial.warmup_steps),
             config=dict(config),
             workdir=self.space.workdir,
+            container=self.space.trainer.container,
         )
 
 

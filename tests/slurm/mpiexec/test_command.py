@@ -14,14 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from slurm import agent
 from slurm.launcher import LauncherError
 from slurm.mpiexec.command import (
-    RANK_SCRIPT,
     exported,
     mpiexec_argv,
     mpiexec_environment,
     scrubbed,
     sweep_argv,
+    trial_environment,
 )
 from slurm.mpiexec.dialects import DIALECTS, MPICH, OPEN_MPI_4, OPEN_MPI_5, Dialect, dialect_of
 from slurm.mpiexec.hosts import Host
@@ -46,16 +47,17 @@ DRIVER = {"PATH": "/usr/bin", "HOSTNAME": "login1", "PBS_JOBID": "7", "HF_HOME":
 def line_of(
     dialect: Dialect, spec: TrialSpec = SPEC, hosts: Mapping[str, Host] | None = None
 ) -> list[str]:
-    environ = mpiexec_environment(spec, LEASE, "node002", DRIVER)
+    environ = trial_environment(spec, LEASE, "node002", DRIVER)
     return mpiexec_argv("mpiexec", dialect, spec, LEASE, hosts or {}, environ)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
 def test_the_lines_of_each_dialect_are_the_recorded_ones(dialect: Dialect) -> None:
-    environ = mpiexec_environment(SPEC, LEASE, "node002", DRIVER)
+    environ = trial_environment(SPEC, LEASE, "node002", DRIVER)
     variables = [f"{key}={value}" for key, value in sorted(environ.items())]
-    lines = [line_of(dialect), sweep_argv("mpiexec", dialect, LEASE.nodes, [SPEC.name], DRIVER)]
-    ours = {str(RANK_SCRIPT): "rank.sh", sys.executable: "python"}  # a path may need quotes
+    lines = [line_of(dialect), line_of(dialect, replace(SPEC, argv=()))]
+    lines += [sweep_argv("mpiexec", dialect, LEASE.nodes, [SPEC.name], DRIVER)]
+    ours = {agent.__file__: "agent.py", sys.executable: "python"}  # a path may need quotes
     lines = [[ours.get(argument, argument) for argument in line] for line in lines]
     text = "\n".join([*variables, *map(shlex.join, lines), ""])
     golden = GOLDEN / f"{dialect.name.lower().replace(' ', '_')}.txt"
@@ -98,7 +100,7 @@ def test_a_trial_is_as_wide_as_its_lease_or_there_is_no_line() -> None:
 def test_the_trials_settings_win_but_not_over_where_its_ranks_meet() -> None:
     env = {"PATH": "/mine", "OMP_NUM_THREADS": "2", "MASTER_ADDR": "elsewhere"}
     spec = replace(SPEC, env=env, cpus_per_rank=4)
-    environ = mpiexec_environment(spec, LEASE, "node002", DRIVER)
+    environ = trial_environment(spec, LEASE, "node002", DRIVER)
     assert (environ["PATH"], environ["OMP_NUM_THREADS"]) == ("/mine", "2")
     assert environ["MASTER_ADDR"] == "node002"
 
@@ -107,6 +109,18 @@ def test_a_driver_that_is_itself_a_rank_does_not_hand_that_on() -> None:
     around = {"OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0", "PMI_RANK": "0"}
     settings = {"OMPI_MCA_btl": "tcp,self"}
     assert scrubbed(around | settings) == settings
+
+
+def test_a_lone_colon_does_not_start_open_mpis_next_program() -> None:
+    line = line_of(OPEN_MPI_4, replace(SPEC, argv=("train", ":", "a b")))
+    assert line[-3:] == ["/bin/sh", "-c", "exec train : 'a b'"]
+    assert ":" not in line_of(OPEN_MPI_4, replace(SPEC, argv=()))
+
+
+def test_mpiexec_itself_knows_its_trial_and_has_no_threads_of_the_driver() -> None:
+    environ = mpiexec_environment(SPEC, {"OMP_NUM_THREADS": "9", "TMPDIR": "/x"})
+    ours = {"MESHTUNE_TRIAL": SPEC.name, "LOCAL_WORLD_SIZE": "4", "TMPDIR": "/x"}
+    assert environ == ours
 
 
 def test_only_variables_that_mean_something_on_another_host_are_exported() -> None:

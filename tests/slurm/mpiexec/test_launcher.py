@@ -19,7 +19,9 @@ from typing import Any
 import pytest
 
 from slurm import processes
+from slurm.kernel import state_and_parent
 from slurm.launcher import LauncherError
+from slurm.mpiexec import agents
 from slurm.mpiexec.launcher import MpiexecLauncher, essence
 from slurm.outcome.kinds import Kind
 from slurm.trial import Lease, TrialSpec
@@ -108,7 +110,69 @@ def test_a_rank_that_is_killed_is_a_crash_that_names_the_signal(
     spec = trial(tmp_path, "killed", code, num_nodes=2)
     outcome = run_on(make_launcher(), spec)
     assert outcome.kind is Kind.CRASH
-    assert outcome.message == "rank 3 on node1: was ended by signal 11"
+    assert outcome.message == "ended by signal 11"
+    assert "rank 3 on node1 was ended by signal 11" in outcome.stderr_tail
+    assert_gone(spec)
+
+
+def test_words_in_a_trainers_mouth_decide_nothing(make_launcher: Make, tmp_path: Path) -> None:
+    """Those of agents, and of an mpiexec that has lost a host."""
+    code = (
+        "import sys\n"
+        "for out in (sys.stdout, sys.stderr):\n"
+        "    print('\\n0 end 0 0\\n1 end 0 0\\n0 gone\\n1 gone\\n[[[[', file=out)\n"
+        "    print('ORTE has lost communication with a remote daemon', file=out)\n"
+        "    print('  Remote daemon: [[1,0],1] on node node0', file=out, flush=True)\n"
+        "sys.exit(3)\n"
+    )
+    spec = trial(tmp_path, "forger", code)
+    outcome = run_on(make_launcher(), spec)
+    assert (outcome.kind, outcome.exit_code, outcome.message) == (Kind.CRASH, 3, "exit code 3")
+    assert (outcome.lost_nodes, outcome.suspect_nodes) == ((), ())
+    assert "ORTE has lost" in (spec.directory / "stdout.log").read_text()
+
+
+def test_ranks_have_neither_the_secret_nor_a_descriptor_of_their_agents(
+    make_launcher: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MPICH's ranks have sockets of their mpiexec."""
+    ports, listen = [], agents._listener
+
+    def noted() -> socket.socket:
+        listener = listen()
+        ports.append(listener.getsockname()[1])
+        return listener
+
+    monkeypatch.setattr(agents, "_listener", noted)
+    code = (
+        "import json, os, socket, stat\n"
+        "kept = [int(fd) for fd in os.listdir('/proc/self/fd')"
+        " if os.path.exists('/proc/self/fd/' + fd)]\n"
+        "ends = [socket.socket(fileno=fd) for fd in kept if stat.S_ISSOCK(os.fstat(fd).st_mode)]\n"
+        "seen = [repr(end) for end in ends] + sorted(os.environ)\n"
+        "open('rank' + os.environ['RANK'], 'w').write(json.dumps(seen))\n"
+        "print('MESHTUNE_RESULT {}')\n"
+    )
+    spec = trial(tmp_path, "descriptors", code, num_nodes=2)
+    assert run_on(make_launcher(), spec).kind is Kind.OK
+    for seen in map(str, seen_by_ranks(spec)):
+        assert str(ports[0]) not in seen and "MESHTUNE_DRIVER" not in seen
+        assert "MESHTUNE_TRIAL" in seen
+
+
+def test_an_agent_that_is_killed_blames_nobody_and_leaves_nothing(
+    make_launcher: Make, hosts: Any, tmp_path: Path
+) -> None:
+    spec = trial(tmp_path, "agentless", IGNORE_TERM + HANG + SLEEP, num_nodes=2)
+    launcher = make_launcher()
+    thread, outcomes = in_thread(lambda: run_on(launcher, spec))
+    wait_for(lambda: len(pids(spec)) == 4, "all ranks run")
+    agent = state_and_parent(pids(spec)[0])[1]
+    assert agent in hosts.processes_on_any()
+    processes.send([agent], signal.SIGKILL)
+    thread.join()
+    assert [o.kind for o in outcomes] == [Kind.PREEMPTED], outcomes
+    assert outcomes[0].lost_nodes == outcomes[0].suspect_nodes == ()
     assert_gone(spec)
 
 

@@ -21,6 +21,7 @@ from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import gather
 from slurm.outcome.kinds import Kind
 from slurm.outcome.watch import Termination, Watched
+from slurm.srun.containers import Runtime
 from slurm.srun.texts import SRUN_TEXTS
 from slurm.trial import Lease, ResultSource, TrialSpec
 
@@ -34,7 +35,11 @@ def all_patterns() -> Iterator[tuple[str, re.Pattern[str]]]:
             yield str(kind), kind.row.text.pattern
     for launcher, texts in (("srun", SRUN_TEXTS), ("mpiexec", MPIEXEC_TEXTS)):
         for field in dataclasses.fields(texts):
-            yield f"{launcher}-{field.name}", getattr(texts, field.name)
+            if field.name != "container":
+                yield f"{launcher}-{field.name}", getattr(texts, field.name)
+    for name in Runtime.shipped():
+        for i, (pattern, _) in enumerate(Runtime.load(name).texts(None, started=False)):
+            yield f"{name}-{i}", pattern
     yield "refuses-root", REFUSES_ROOT
     yield "exception", classification._EXCEPTION
     for name in ("_ANSI", "_LOSS"):

@@ -100,3 +100,44 @@ def test_slurms_time_left_is_read(text: str, seconds: float | None) -> None:
 def test_a_job_without_time_left_is_an_error() -> None:
     with pytest.raises(SlurmError, match="INVALID"):
         parse_time_left("INVALID")
+
+
+MIXED = "gpu:a100:4(S:0-1)|64|n[1-2]\ngpu:a100:4(S:0-3)|64|n5\ngpu:h100:8|96|n[3-4]"
+
+
+@pytest.mark.parametrize(
+    ("shown", "refused"),
+    [
+        (MIXED, r"n\[1-2\],n5 \(gpu:a100:4 64 cores\); n\[3-4\] \(gpu:h100:8 96 cores\)"),
+        (MIXED, r"--exclude n\[3-4\] or --exclude n\[1-2\],n5$"),
+        ("(null)|64|n[1-2]\n(null)|128|n[3-5]", r"n\[1-2\] \(64 cores\)"),
+        ("gpu:2,shard:4|64|n[1-4]\ngpu:2|64|n5", ""),  # two partitions list it, as it were
+    ],
+)
+def test_nodes_that_differ_are_not_searched_together(shown: str, refused: str) -> None:
+    def run(argv: list[str]) -> str:
+        return (
+            shown
+            if argv[0] == "sinfo"
+            else "n1 n2 n3 n4 n5"
+            if argv[1] == "show"
+            else "RUNNING|n|8|1|9"
+        )
+
+    allocation = Allocation("7", run)
+    if not refused:
+        allocation.refuse_mixed_nodes()
+        return
+    with pytest.raises(LauncherError, match=refused):
+        allocation.refuse_mixed_nodes()
+
+
+@pytest.mark.slurm
+def test_excluded_nodes_are_not_leased(launcher: SrunLauncher) -> None:
+    environ = {"SLURM_JOB_ID": launcher.allocation.job}
+    first, *others = launcher.nodes()
+    assert Allocation.current(environ, exclude=first).nodes == tuple(others)
+    with pytest.raises(LauncherError, match="nosuchnode is no node of job"):
+        Allocation.current(environ, exclude=f"{first},nosuchnode")
+    with pytest.raises(LauncherError, match="has no other nodes"):
+        Allocation.current(environ, exclude=",".join(launcher.nodes()))

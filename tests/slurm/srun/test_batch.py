@@ -15,6 +15,8 @@ import pytest
 
 from analysis.run.events import Opened, Proposed
 from analysis.run.journal import Journal
+from foundation.container import Container
+from slurm.launcher import LauncherError
 from slurm.minicluster.cluster import Minicluster
 from slurm.srun import batch, shell
 from slurm.srun.batch import BatchError, BatchJob
@@ -332,3 +334,18 @@ def test_a_submitted_job_is_warned_requeued_under_its_id_and_goes_on(
         shell.run(["scancel", job])
     assert log.read_text().split() == ["started", "SIGUSR1", "started"]
     assert (run / f"slurm-{job}.log").exists()
+
+
+def test_a_script_sets_up_what_its_site_says(tmp_path: Path) -> None:
+    """Modules, those of containers where trials run in them, and lines of shell, in this order."""
+    profile = tmp_path / "site.yaml"
+    profile.write_text(
+        "source: a test\nmodules: [rocm]\nsetup: [source /me/env.sh]\n"
+        "containers: {runtime: apptainer, modules: [enable-gpu]}\n"
+    )
+    site = Site.load(str(profile))
+    contained = script(tmp_path, site=site, container=Container(image="ubuntu:24.04"))
+    assert "module load rocm\nmodule load enable-gpu\nsource /me/env.sh\n\nset -u" in contained
+    assert "enable-gpu" not in script(tmp_path, site=site)
+    with pytest.raises(LauncherError, match="there is no image /nowhere"):
+        script(tmp_path, site=site, container=Container(image="/nowhere.sif"))

@@ -183,7 +183,7 @@ def test_a_mistake_in_a_profile_is_named(tmp_path: Path, text: str, words: str) 
 @pytest.mark.parametrize(
     ("reference", "words"),
     [
-        ("frontear", "shipped are frontier, generic, perlmutter"),
+        ("frontear", "shipped are alps, frontier, generic, perlmutter"),
         ("/no/such.yaml", "/no/such.yaml: there is no such file"),
     ],
 )
@@ -194,5 +194,5 @@ def test_a_profile_that_does_not_exist_is_named(reference: str, words: str) -> N
 
 def test_every_shipped_profile_says_where_its_facts_are_from() -> None:
     sites = {name: Site.load(name) for name in Site.shipped()}
-    assert set(sites) == {"frontier", "generic", "perlmutter"}
+    assert set(sites) == {"alps", "frontier", "generic", "perlmutter"}
     assert all(isinstance(site, Site) and site.source for site in sites.values())

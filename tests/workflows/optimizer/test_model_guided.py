@@ -225,7 +225,7 @@ def test_what_would_be_fast_and_hardly_fits_is_tried_before_a_search_ends(
     posterior = outlook.posterior(outlook.shortlist, outlook.shortlist.untried(run))
     assert best is not None
     gain, _ = improvement(posterior, best)
-    assert float((gain * posterior.feasibility).max()) < space.budget.expected_gain
+    assert float((gain * posterior.at_speed).max()) < space.budget.expected_gain
 
 
 def test_a_search_ends_where_hardly_anything_runs(space: SearchSpace) -> None:

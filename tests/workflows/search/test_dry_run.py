@@ -39,5 +39,5 @@ def test_a_dry_run_prints_what_fits_and_says_that_it_is_all(
     space = make_space(parameters="{num_nodes: [1, 4], tp: [1], mbs: [1, 2]}")
     with closing(LocalLauncher(2)) as launcher:
         lines = list(dry_run(Search(space, RunFolder(tmp_path / "run"), launcher, 0, "random")))
-    assert len(lines) == 6  # a heading, two trials of one node, and this
+    assert len(lines) == 7  # a heading, the cost, two trials of one node, and this
     assert lines[-1] == "# no further configuration is left for 2 nodes"

@@ -1,0 +1,196 @@
+"""The site's part of a launch script: a site profile, and the container that it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slurm import Site
+from workflows.launch_script import Launched
+from workflows.slurm_options import options_and_rest
+
+# meshtune, or its options, say these of each step or job.
+_OURS = {
+    *("nodes", "ntasks", "ntasks-per-node", "tasks-per-node", "nodelist", "distribution", "mem"),
+    *("exclusive", "overlap", "exact", "overcommit", "oversubscribe", "time", "kill-on-bad-exit"),
+    *("job-name", "output", "error", "input", "open-mode", "label", "unbuffered", "wait", "jobid"),
+    *("requeue", "no-requeue", "no-kill", "signal", "gpu-bind", "gpus-per-task", "gpus-per-node"),
+    *("gpus", "cpus-per-task", "verbose", "quiet", "export", "chdir", "parsable", "mem-per-gpu"),
+    *("ntasks-per-gpu", "ntasks-per-socket", "mem-per-cpu", "array", "hold", "clusters"),
+}
+# Of each runtime: its options with an image, with mounts, with a working folder; and those without
+# a value. Any other keeps the word after it.
+_IMAGE, _MOUNTS, _WORKDIR = "image", "mounts", "workdir"
+_WORDS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "apptainer": {
+        _IMAGE: [],
+        _MOUNTS: ["-B", "--bind"],
+        _WORKDIR: ["--pwd", "--cwd"],
+        "alone": ["--nv", "--rocm", "--cleanenv", "-e", "--contain", "-c", "--writable-tmpfs"],
+    },
+    "podman-hpc": {
+        _IMAGE: [],
+        _MOUNTS: ["-v", "--volume"],
+        _WORKDIR: ["-w", "--workdir"],
+        "alone": ["--rm", "--gpu", "--nccl", "--mpi", "--cuda-mpi", "--openmpi-pmi2", "-it", "-i"],
+    },
+    "shifter": {
+        _IMAGE: ["-i", "--image"],
+        _MOUNTS: ["-V", "--volume"],
+        _WORKDIR: ["-w", "--workdir"],
+        "alone": [],
+    },
+}
+_WORDS = {**_WORDS, "singularity": _WORDS["apptainer"]}
+_PYXIS = {
+    "container-image": _IMAGE,
+    "container-mounts": _MOUNTS,
+    "container-workdir": _WORKDIR,
+}
+_OF_OUR_LINE = ("--rm", "--no-container-mount-home", "--net=host", "--ipc=host", "--pid=host")
+
+
+@dataclass
+class SitePart:
+    """A launch script's part that goes to a site profile, and its container."""
+
+    profile: dict[str, Any] = field(default_factory=dict)
+    image: str = ""
+    mounts: list[str] = field(default_factory=list)
+    workdir: str = ""
+    left_out: list[str] = field(default_factory=list)
+
+    @property
+    def container(self) -> Any:
+        """Value of ``trainer.container``; None without an image."""
+        if not self.image:
+            return None
+        return {"image": self.image, "mounts": self.mounts} if self.mounts else self.image
+
+    def take(self, what: str, value: str) -> None:
+        """Note a value of the container's."""
+        if what == _IMAGE:
+            self.image = value
+        elif what == _WORKDIR:
+            self.workdir = value
+        else:
+            for mount in filter(None, value.split(",")):
+                source, *rest = mount.split(":")
+                same = len(rest) == 1 and source.rstrip("/") == rest[0].rstrip("/")
+                self.mounts.append(source.rstrip("/") or "/" if same else mount)
+
+
+def site_part(launched: Launched, cluster: str) -> SitePart:
+    """The site's part of a launch script, on top of the shipped profile of this cluster."""
+    part = SitePart(workdir=launched.folder)
+    base = Site.load(cluster) if cluster in Site.shipped() else None
+    if base is not None:
+        part.profile = base.model_dump(exclude_defaults=True, exclude={"source", "modules"})
+    srun: list[str] = []
+    rest = list(launched.launcher)
+    if rest[:1] == ["srun"]:
+        srun, rest = options_and_rest(rest[1:])
+    _of_steps(part, [*launched.batch_options, *srun])
+    containers: dict[str, Any] = {}
+    if base is not None and base.containers is not None:
+        containers = base.containers.model_dump(exclude_defaults=True)
+    found = _of_pyxis(part, srun) or _of_wrapper(part, rest, launched.batch_options)
+    if part.image and found:
+        same = containers if containers.get("runtime") == found["runtime"] else {}
+        part.profile["containers"] = {**same, **found}
+    told = {
+        "srun_options": _others(srun, of_job=False),
+        "batch_options": _others(launched.batch_options, of_job=True),
+    }
+    for key, options in told.items():
+        mine = {option.partition("=")[0] for option in options}
+        before = [o for o in part.profile.get(key, []) if o.partition("=")[0] not in mine]
+        part.profile[key] = [*before, *options]
+    part.profile["modules"] = list(launched.modules) or (list(base.modules) if base else [])
+    part.profile["setup"] = list(launched.set_up)
+    part.profile = {key: value for key, value in part.profile.items() if value}
+    if base is not None and part.profile == base.model_dump(
+        exclude_defaults=True, exclude={"source"}
+    ):
+        part.profile = {}  # the shipped one says it all
+    return part
+
+
+def _name(option: str) -> str:
+    return option.removeprefix("--").partition("=")[0]
+
+
+def _others(options: Sequence[str], of_job: bool) -> list[str]:
+    """Options that a site profile passes on, those on a job's GPUs included."""
+    return [
+        option
+        for option in options
+        if (_name(option) not in _OURS or (of_job and _name(option) == "gpus-per-node"))
+        and not _name(option).startswith(("container-", "no-container-"))
+        and _name(option) not in ("environment", "image", "module", "volume")
+        and (of_job or not option.startswith("--gres=gpu"))
+    ]
+
+
+def _of_steps(part: SitePart, options: Sequence[str]) -> None:
+    """GPUs and cores of each rank; what srun says comes after what sbatch says."""
+    for option in options:
+        name, _, value = option.removeprefix("--").partition("=")
+        if name == "cpus-per-task" and value.isdecimal():
+            part.profile["cpus_per_rank"] = int(value)
+        elif name == "gpus-per-task":
+            part.profile["gpus"] = "per_task"
+        elif name == "gpus-per-node" or option.startswith("--gres=gpu"):
+            part.profile.setdefault("gpus", "per_node")
+        elif name == "export" and value not in ("ALL", "all"):
+            part.left_out.append(option)
+
+
+def _of_pyxis(part: SitePart, options: Sequence[str]) -> dict[str, Any]:
+    """The site's ``containers`` where srun's own options start the container."""
+    further = []
+    for option in options:
+        name, _, value = option.removeprefix("--").partition("=")
+        if name == "environment":
+            part.image = value if "/" in value else str(Path.home() / ".edf" / f"{value}.toml")
+            return {"runtime": "environment"}
+        if name in _PYXIS:
+            part.take(_PYXIS[name], value)
+        elif name == "container-env":
+            part.left_out.append(option)
+        elif name.startswith(("container-", "no-container-")) and option not in _OF_OUR_LINE:
+            further.append(option)
+    return {"runtime": "pyxis", **({"options": further} if further else {})} if part.image else {}
+
+
+def _of_wrapper(part: SitePart, words: Sequence[str], batch: Sequence[str]) -> dict[str, Any]:
+    """The site's ``containers`` where a program around each rank starts the container."""
+    at = next((i for i, word in enumerate(words) if Path(word).name in _WORDS), None)
+    if at is None:
+        return {}
+    runtime = Path(words[at]).name
+    known, further = _WORDS[runtime], []
+    left = [word for word in words[at + 1 :] if word not in ("exec", "run", "shared-run")]
+    for option in batch if runtime == "shifter" else ():
+        name, _, value = option.removeprefix("--").partition("=")
+        if name in (_IMAGE, "volume"):
+            part.take(_IMAGE if name == _IMAGE else _MOUNTS, value.removeprefix("docker:"))
+        elif name == "module":
+            further.append(option)
+    while left and left[0].startswith("-"):
+        word = left.pop(0)
+        name, sign, value = word.partition("=")
+        if not sign and name not in known["alone"] and left:
+            value = left.pop(0)
+        what = next((key for key in (_IMAGE, _MOUNTS, _WORKDIR) if name in known[key]), "")
+        if what:
+            part.take(what, value)
+        elif name in ("-e", "--env") and "=" in value:
+            part.left_out.append(f"{name} {value}")
+        elif name not in ("--env", "-e") and word not in _OF_OUR_LINE:
+            further += [word] if sign or not value else [word, value]
+    if not part.image and left:
+        part.image = left[0]
+    return {"runtime": runtime, **({"options": further} if further else {})}
