@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from analysis.run.fold import Run
-from foundation.quantities import clock_text, counted, value_text
+from foundation.quantities import clock_text, counted, number, value_text
 
 NEAR = 0.05  # distance from the run's best, as a share of it
 
@@ -30,7 +30,7 @@ def comparison(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         (f"within {100 * NEAR:.0f} % of it", [_soon(run) for run in runs]),
         ("left, expected", [_left(run) for run in runs]),
         ("search time", [_time(run) for run in runs]),
-        ("node-hours", ["–" if run.origin else f"{run.node_hours:.3g}" for run in runs]),
+        ("node-hours", ["–" if run.origin else f"{number(run.node_hours)}" for run in runs]),
     ]
     names = dict.fromkeys(name for best in bests if best for name in best.config)
     own = {name: [value_text(b.config.get(name)) if b else "–" for b in bests] for name in names}
@@ -65,7 +65,7 @@ def _trials(run: Run) -> str:
 
 
 def _best(run: Run) -> str:
-    return run.objectives_text(run.best) if run.best else "no success yet"
+    return run.objectives_text(run.best) if run.best else run.no_best
 
 
 def _ratios(runs: Sequence[Run]) -> list[str]:
@@ -74,7 +74,7 @@ def _ratios(runs: Sequence[Run]) -> list[str]:
     if not first or not first.objective:
         return ["–" for _ in runs]
     return [
-        f"{(run.best.objective or 0.0) / first.objective:.4g}"
+        number((run.best.objective or 0.0) / first.objective)
         if run.best and run.goals == goals
         else "–"
         for run in runs

@@ -106,7 +106,7 @@ def verdict(run: Run, running: Collection[int] = ()) -> Verdict | None:
     None before the first success, or if the objective is not positive everywhere.
     """
     first = run.best
-    done = [t for t in run.trials.values() if t.ok and t.objective is not None]
+    done = [t for t in run.trials.values() if t.ok and t.objective is not None and not t.violated]
     if first is None or any((t.objective or 0.0) <= 0 for t in done):
         return None
     sign = 1.0 if run.maximize else -1.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from foundation.quantities import number
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -59,6 +61,12 @@ def unit(key: str) -> str:
 def label(key: str) -> str:
     """Name and unit, for an axis or a column: ``throughput (tokens/s)``."""
     return f"{name(key)} ({unit(key)})" if unit(key) else name(key)
+
+
+def text(key: str, measured: float) -> str:
+    """A value with its unit: ``211,923 tokens/s``."""
+    shown = number(scaled(key, measured))
+    return f"{shown} {unit(key) or name(key)}"
 
 
 def scaled(key: str, value: Value) -> Value:

@@ -6,7 +6,7 @@ import math
 
 from analysis.finalists import EQUAL, median_variance, noise_of, verdict
 from analysis.run.fold import Run
-from foundation.quantities import counted, percent
+from foundation.quantities import counted, number, percent
 
 SPEEDS = ("tokens_per_second", "samples_per_second", "tflops_per_gpu", "step_time_s")
 """Objectives whose best trial is the fastest one."""
@@ -18,7 +18,9 @@ def verdict_lines(run: Run, confidence: float | None = None) -> list[tuple[str, 
 
     They mention the ``confidence`` that the search was to reach, if it is given.
     """
-    return [*_winner(run, confidence), *_headroom(run), *_early_stops(run)]
+    bounds = [] if run.best else [("subject to", run.no_best)]
+    bounds = bounds if any(t.violated for t in run.trials.values()) else []
+    return [*bounds, *_winner(run, confidence), *_headroom(run), *_early_stops(run)]
 
 
 def expected_left(run: Run) -> float | None:
@@ -45,7 +47,7 @@ def _winner(run: Run, confidence: float | None) -> list[tuple[str, str]]:
     if failed:
         words += f", failed {_times(failed)}"
     best = "fastest" if run.objective_key.startswith(SPEEDS) else "best"
-    measured = sum(t.ok and t.objective is not None for t in run.trials.values())
+    measured = sum(t.ok and t.objective is not None and not t.violated for t in run.trials.values())
     if measured == 1:  # of which nothing is known but that it ran
         return [("winner", f"{words}; no other configuration was")]
     words += (
@@ -72,7 +74,7 @@ def _early_stops(run: Run) -> list[tuple[str, str]]:
     if not early:
         return []
     saved_min = sum(t.saved_node_s for t in early) / 60
-    known = f", {saved_min:.3g} node-minutes saved" if saved_min else ""
+    known = f", {number(saved_min)} node-minutes saved" if saved_min else ""
     return [("early stop", f"{counted(len(early), 'trial')}{known}")]
 
 

@@ -19,8 +19,8 @@ def number(value: float) -> str:
 
 
 def counted(count: float, noun: str) -> str:
-    """``1 trial``, ``2 trials``, ``0.5 node-hours``, ``2 successes``."""
-    text = f"{count:g}" if isinstance(count, float) else str(count)
+    """``1 trial``, ``2 trials``, ``1,140 node-hours``, ``2 successes``."""
+    text = number(count) if isinstance(count, float) else f"{count:,}"
     plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
     return f"{text} {noun if count == 1 else plural}"
 

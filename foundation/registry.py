@@ -37,6 +37,19 @@ class Registry(Generic[P]):
         """Names of all parts, meshtune's own first."""
         return list(dict.fromkeys([*self._own, *(entry.name for entry in self._installed())]))
 
+    def titles(self) -> dict[str, str]:
+        """Each part in a line: the first of its docstring, or why it cannot be loaded."""
+        found = {}
+        for name in self.names():
+            try:
+                part: Any = self.get(name)
+            except RegistryError as error:
+                found[name] = str(error)
+            else:  # a class, a function, or a class's own constructor
+                text = getattr(part, "__self__", part).__doc__ or ""
+                found[name] = text.strip().partition("\n")[0].removesuffix(".").replace("``", "")
+        return found
+
     def get(self, name: str, more: Mapping[str, P] = MappingProxyType({})) -> P:
         """The part of that name, imported now; ``more`` are parts that only the caller has.
 

@@ -17,7 +17,7 @@ from search_spaces.cluster import Cluster
 from search_spaces.language.model import ModelShape
 from search_spaces.language.schema import ModelFile, SpaceFile
 from search_spaces.model_files import assumed
-from search_spaces.objectives import check_tokens, keys_found, objectives_of
+from search_spaces.objectives import bounds_of, check_tokens, keys_found, objectives_of
 from search_spaces.parameters import Parameter
 from search_spaces.rules import deepspeed, experts, facts, placements, rule as rules, stages
 from search_spaces.space import SearchSpace
@@ -123,6 +123,7 @@ class Builder:
             failure_penalty=file.failure_penalty,
             allow=tuple(sorted(set(file.allow))),
             more_objectives=objectives[1:],
+            subject_to=bounds_of(self.document, file, types, found),
             assumed=self.assumed,
         )
         check_tokens(self.document, space)

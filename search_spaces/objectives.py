@@ -6,10 +6,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+from foundation.bounds import Bound
 from foundation.documents import Document, Where, as_written
 from foundation.files import FileError, read_text
 from foundation.messages import nearest
-from search_spaces.language.schema import ObjectiveSpec, SpaceFile
+from search_spaces.language.schema import SpaceFile
 from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.parameters import Parameter
 from search_spaces.rules import facts
@@ -57,10 +58,42 @@ def objectives_of(
                 "num_nodes is the same in every configuration: remove it here, or give it "
                 "several values under parameters",
             )
-        _known_figure(document, file, spec, path)
-        _found_key(document, spec, path, found)
+        where = (*path, "maximize" if spec.is_maximized else "minimize")
+        _check_key(document, file, spec.key, where, found)
         objectives.append(Objective(spec.key, spec.is_maximized))
     return tuple(objectives)
+
+
+def bounds_of(
+    document: Document, file: SpaceFile, facts: Collection[str], found: Collection[str] | None
+) -> tuple[Bound, ...]:
+    """The bounds of a space file on measured values.
+
+    Args:
+        document: where mistakes are shown.
+        file: a space, its trainer as a command.
+        facts: names that are known before a trial runs.
+        found: keys of every result; None: any.
+
+    Raises:
+        SpaceError: for text that is none, or a metric that is never reported.
+    """
+    bounds = []
+    for index, text in enumerate(file.subject_to):
+        path: Where = ("subject_to", index)
+        try:
+            bound = Bound.of(text)
+        except ValueError as error:
+            raise document.error(path, f"found {as_written(text)}, {error}") from None
+        if bound.key in facts:
+            raise document.error(
+                path,
+                f"found {bound.key}, which is known before a trial runs: state it under "
+                "constraints",
+            )
+        _check_key(document, file, bound.key, path, found)
+        bounds.append(bound)
+    return tuple(bounds)
 
 
 def keys_found(
@@ -107,12 +140,11 @@ def _own_statements(spec: TrainerSpec) -> bool | None:
     return here
 
 
-def _found_key(
-    document: Document, spec: ObjectiveSpec, path: Where, found: Collection[str] | None
+def _check_key(
+    document: Document, file: SpaceFile, key: str, where: Where, found: Collection[str] | None
 ) -> None:
     """Refuse an expression, and a metric that no result of the trainer has."""
-    key = spec.key
-    where = (*path, "maximize" if spec.is_maximized else "minimize")
+    _known_figure(document, file, key, where)
     if not _KEY.fullmatch(key):
         raise document.error(
             where,
@@ -144,16 +176,16 @@ def check_tokens(document: Document, space: SearchSpace) -> None:
     patterns = space.program.log.patterns
     if not space.uneven_lengths or not patterns or not _COUNTED.isdisjoint(patterns):
         return
-    for objective in space.objectives:
-        if objective.key in _OF_TOKENS:
-            raise document.error(
-                ("objective",), f"found {objective.key}: {space.uncounted(patterns)}"
-            )
+    sought: list[tuple[Where, str]] = [(("objective",), o.key) for o in space.objectives]
+    sought += [(("subject_to", i), bound.key) for i, bound in enumerate(space.subject_to)]
+    for where, key in sought:
+        if key in _OF_TOKENS:
+            raise document.error(where, f"found {key}: {space.uncounted(patterns)}")
 
 
-def _known_figure(document: Document, file: SpaceFile, spec: ObjectiveSpec, path: Where) -> None:
+def _known_figure(document: Document, file: SpaceFile, key: str, where: Where) -> None:
     """Refuse a metric that the built-in trainer does not report."""
-    key, root = spec.key, spec.key.split(".")[0]
+    root = key.split(".")[0]
     if file.trainer.builtin is None or root.startswith("communication_"):
         return
     known = (*FIGURES, "num_nodes", "node_seconds_per_token", *ENERGY_FIGURES)
@@ -161,7 +193,7 @@ def _known_figure(document: Document, file: SpaceFile, spec: ObjectiveSpec, path
         often = ("tflops_per_gpu", "tokens_per_second", "step_time_s.median")
         names = [*often, *(name for name in known if name != "step_time_s")]
         raise document.error(
-            (*path, "maximize" if spec.is_maximized else "minimize"),
+            where,
             f"found {as_written(key)}, accepted a figure of the built-in trainer, such as "
             f"{', '.join(often)}{nearest(key, names)}",
             at_value=True,

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from textwrap import shorten
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -16,6 +17,8 @@ from foundation.records import validate
 from search_spaces.errors import SpaceError
 
 SHIPPED = Path(__file__).parent
+TITLE = 90  # characters of a known trainer's source
+_KNOWN = {"adapter": "command", "framework": "habits"}  # and the section of its record
 Record = TypeVar("Record", bound=BaseModel)
 
 
@@ -23,16 +26,16 @@ def shipped_records(kind: str) -> dict[str, str]:
     """Sorted names of what comes with meshtune, each with a title.
 
     Args:
-        kind: ``space``, ``model``, ``cluster`` or ``adapter``; an adapter needs no title.
+        kind: ``space``, ``model``, ``cluster``, ``adapter`` or ``framework``.
     """
-    files = shipped_files(kind)
-    return {name: "" if kind == "adapter" else _title(file) for name, file in files.items()}
+    title = _source if kind in _KNOWN else _title
+    return {name: title(file) for name, file in shipped_files(kind).items()}
 
 
 def shipped_files(kind: str) -> dict[str, Path]:
     """The files of a kind that come with meshtune, by sorted name."""
-    if kind == "adapter":
-        return {name: known_file(name) for name in known_trainers("command")}
+    if kind in _KNOWN:
+        return {name: known_file(name) for name in known_trainers(_KNOWN[kind])}
     folder = SHIPPED if kind == "space" else SHIPPED / f"{kind}s"
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
 
@@ -52,6 +55,15 @@ def known_trainers(section: str) -> tuple[str, ...]:
 def known_file(name: str) -> Path:
     """The file of a known trainer's record."""
     return SHIPPED / "known_trainers" / f"{name}.yaml"
+
+
+def _source(file: Path) -> str:
+    """Source of a known trainer's record, on one line."""
+    found: dict[str, str] = {}
+    for line in re.split(r"\n(?! )", file.read_text()):
+        key, _, value = line.partition(":")
+        found[key] = " ".join(value.replace(">-", "").split())
+    return shorten(found.get("source", ""), TITLE, placeholder=" ...")
 
 
 def _title(file: Path) -> str:

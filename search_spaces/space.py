@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from foundation.bounds import Bound
 from foundation.documents import written_document
 from foundation.values import Scalar
 from search_spaces.cluster import Cluster
@@ -72,6 +73,7 @@ class SearchSpace:
     allow: tuple[str, ...]
     finalists: FinalistsSection
     more_objectives: tuple[Objective, ...] = ()  # for a Pareto front
+    subject_to: tuple[Bound, ...] = ()  # on measured values; only trials within can be the best
     assumed: str = ""  # a note on what the model's file leaves open
 
     @property
@@ -81,10 +83,14 @@ class SearchSpace:
 
     @property
     def goals(self) -> dict[str, Any]:
-        """The objectives as the journal states them: the first, and all where there are several."""
+        """Objectives as the journal states them: the first, and all where there are
+        several; bounds on measured values.
+        """
         goals: dict[str, Any] = {"objective": self.objective.as_dict()}
         if self.more_objectives:
             goals["objectives"] = [objective.as_dict() for objective in self.objectives]
+        if self.subject_to:
+            goals["subject_to"] = [bound.text for bound in self.subject_to]
         return goals
 
     @property
@@ -337,6 +343,7 @@ class SearchSpace:
             "trial": trial,
             "failure_penalty": self.failure_penalty,
             "allow": list(self.allow),
+            **({"subject_to": self.goals["subject_to"]} if self.subject_to else {}),
         }
 
     @cached_property

@@ -17,7 +17,7 @@ from .outcome.step_log import EarlyStop, StepLog, StepReport, StopRule
 from .outcome.texts import LauncherTexts
 from .outcome.watch import watch
 from .pool import NodePool
-from .registry import launcher_names, make_launcher
+from .registry import LAUNCHERS, make_launcher
 from .simulated.cluster import SimulatedCluster
 from .simulated.launcher import SimulatedLauncher
 from .simulated.trial import Price
@@ -28,6 +28,7 @@ from .trial import Kept, Lease, ResultSource, TrialSpec
 
 __all__ = [
     "BLAMELESS",
+    "LAUNCHERS",
     "AllocationGoneError",
     "AllocationState",
     "BatchError",
@@ -57,7 +58,6 @@ __all__ = [
     "batch_script",
     "clear_attempt",
     "gather",
-    "launcher_names",
     "make_launcher",
     "minicluster",
     "parsed_python",

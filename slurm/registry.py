@@ -21,10 +21,6 @@ LAUNCHERS: Registry[LauncherFactory] = Registry(
 )
 
 
-def launcher_names() -> list[str]:
-    return LAUNCHERS.names()
-
-
 def make_launcher(
     name: str, options: LauncherOptions, more: Mapping[str, LauncherFactory] = MappingProxyType({})
 ) -> Launcher:

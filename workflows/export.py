@@ -28,7 +28,7 @@ def of_best(source: Path, adapter: str, script: Path | None = None) -> tuple[Exp
     if source.is_dir():
         run = read_run(source)
         if run.best is None:
-            raise ConfigError(f"{source}: no trial has succeeded, so there is nothing to export")
+            raise ConfigError(f"{source}: {run.no_best}, so there is nothing to export")
         config, folder = dict(run.best.config), RunFolder(source)
     else:
         found = Best.parameters_in(source)

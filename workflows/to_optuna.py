@@ -10,7 +10,7 @@ from analysis import Run, RunFolder, Trial
 from foundation.messages import first_line
 from search_spaces import Parameter
 from workflows.logged import times
-from workflows.optimizer.optuna import distribution, imported
+from workflows.optimizer.optuna import CONSTRAINTS, distribution, excesses, imported
 
 if TYPE_CHECKING:
     import optuna
@@ -82,6 +82,7 @@ def _frozen(
         state=state,
         values=values if complete else None,
         params=config,
+        system_attrs={CONSTRAINTS: excesses(trial, run.subject_to)} if trial.bounded else {},
         distributions={name: distribution(parameters[name]) for name in config},
         user_attrs={
             "trial": trial.number,

@@ -94,7 +94,7 @@ def try_out(
     lease = first_nodes(launcher, spec)
     yield from _before(space, config, launcher, spec, lease)
     outcome = checked_outcome(space, run_alone(launcher, spec, lease), config)
-    kind, objectives, message = judge(space, outcome, config)
+    kind, objectives, _, message = judge(space, outcome, config)
     yield from _after(space, spec, outcome, kind, message)
     for key, value in objectives.items():
         yield _line("objective", f"{key} = {number(value)} {Metrics.unit(key)}".rstrip())

@@ -36,13 +36,13 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
     """Value of trying each candidate, more is better; shape (m,); -inf for one that has to wait.
 
     An upper confidence bound before FIRST_GAINS successes: mean + KAPPA deviation + the deviation
-    of untried values of unpriced parameters, plus log P(runs at speed). From then on the expected
-    improvement times that probability, less FAILURE_PRICE times the probability to fail; the bound
-    decides between equal values. Where no candidate would gain what a trial has to, values of
-    switches that no success had (a pipeline, unsharded states) are doubted by UNTRIED_LOG_SD. First
-    come candidates that run with SURE, if the latest FAILURES_IN_A_ROW trials failed; among them
-    those that can win: their 95 % interval reaches the best trial, and they likely run or are worth
-    the risk.
+    of untried values of unpriced parameters, plus log P(counts): that it runs at speed and
+    satisfies the bounds on measured values. From then on the expected improvement times P(counts),
+    less FAILURE_PRICE times the probability to fail; the bound decides between equal values. Where
+    no candidate would gain what a trial has to, values of switches that no success had (a pipeline,
+    unsharded states) are doubted by UNTRIED_LOG_SD. First come candidates that run with SURE, if
+    the latest FAILURES_IN_A_ROW trials failed; among them those that can win: their 95 % interval
+    reaches the best trial, and they likely run or are worth the risk.
 
     Expected improvement times the probability of feasibility: Gardner et al. 2014; Gelbart et al.
     2014. GP-UCB: Srinivas et al. 2010. Discarding candidates whose upper bound is below a known
@@ -52,8 +52,9 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
         posterior: of the candidates.
         best: the best trial; None before the first success, or for several objectives.
     """
-    runs, fast, observations = posterior.feasibility, posterior.at_speed, posterior.observations
-    value = posterior.mean + KAPPA * posterior.deviation + posterior.main_effects + np.log(fast)
+    runs, observations = posterior.feasibility, posterior.observations
+    counts = posterior.at_speed
+    value = posterior.mean + KAPPA * posterior.deviation + posterior.main_effects + np.log(counts)
     preferred = []
     latest = observations.completed[-FAILURES_IN_A_ROW:]
     if len(latest) == FAILURES_IN_A_ROW and all(trial.failed for trial in latest):
@@ -63,14 +64,14 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
         measured = posterior.goal.measured(best)
         least = posterior.pricing.space.budget.expected_gain
         reaches = posterior.upper >= measured
-        if (gain * fast).max() < least:  # little is left, but for what was never tried
+        if (gain * counts).max() < least:  # little is left, but for what was never tried
             gain, _ = improvement(posterior, best, _doubtful_deviation(posterior))
-            reaches |= gain * fast >= least
+            reaches |= gain * counts >= least
         if len(observations.successes) >= FIRST_GAINS:
-            value = gain * fast - FAILURE_PRICE * (1 - runs) + TIE * (value - measured)
+            value = gain * counts - FAILURE_PRICE * (1 - runs) + TIE * (value - measured)
         if posterior.has_new_degrees:  # a variant that gains little is useless beside them
             preferred.append(~posterior.is_variant | (gain >= least))
-        risky = (runs < LIKELY) & (value <= 0)
+        risky = (posterior.eligibility < LIKELY) & (value <= 0)
         preferred.append(reaches & ~risky)
     kept = np.ones(len(runs), dtype=bool)
     for mask in preferred:
@@ -81,7 +82,7 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
 def states_gain(posterior: Posterior) -> bool:
     """Whether the model has predicted enough of the trials well enough to state a gain."""
     observations = posterior.observations
-    if not np.any(posterior.feasibility >= LIKELY):
+    if not np.any(posterior.eligibility >= LIKELY):
         return len(observations.successes) > 0  # what is left to gain is little, however fast it is
     if posterior.has_new_degrees and posterior.num_tried_degrees < DEGREES:
         return False
@@ -162,7 +163,7 @@ def drawn_gain(
     Args:
         ahead: mean of each candidate's goal less that of the best trial; shape (m,).
         covariance: of the goals; shape (m, m).
-        runs: probability to run.
+        runs: probability to run, and to satisfy the bounds.
         batch: trials that run at once.
         rng: of the draws.
     """

@@ -42,7 +42,8 @@ class Goal:
         """
         predicted = self._merits(prediction)
         likely = predicted[prediction.fits > LIKELY]
-        known = np.concatenate([likely, self._reached(successes)])
+        within = [trial for trial in successes if not trial.violated]
+        known = np.concatenate([likely, self._reached(within)])
         uncertain = [objective.key != "num_nodes" for objective in self._objectives]
         aim = Scalarization.from_weights(weights, known if len(known) else predicted, uncertain)
         return type(self)(self._pricing, aim)

@@ -27,6 +27,7 @@ from analysis.prediction.residual import (
     survival,
     unpriced_features,
 )
+from analysis.prediction.satisfaction import Satisfaction
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from trainer.plan.jobs import Array, Indices, Mask
@@ -143,10 +144,22 @@ class Posterior:
         return np.asarray(np.maximum(ends * self._survival, np.finfo(float).tiny))
 
     @cached_property
+    def satisfaction(self) -> Array:
+        """Probability to satisfy the bounds on measured values, if it runs."""
+        features_of, unpriced = self._candidates.features_of, self._candidates.num_unpriced
+        judge = Satisfaction(self.pricing, self._model, self._successes, features_of, unpriced)
+        return judge.probability(self.prediction, self._features)
+
+    @cached_property
+    def eligibility(self) -> Array:
+        """Probability to run and to satisfy the bounds, so that it can be the best."""
+        return np.asarray(np.maximum(self.feasibility * self.satisfaction, np.finfo(float).tiny))
+
+    @cached_property
     def at_speed(self) -> Array:
-        """Probability to run, and not so near the limit of memory that it is slow."""
+        """``eligibility``, and not so near the limit of memory that it is slow."""
         roomy = self.prediction.at_speed / np.maximum(self.prediction.fits, np.finfo(float).tiny)
-        return np.maximum(self.feasibility * np.minimum(roomy, 1.0), np.finfo(float).tiny)
+        return np.maximum(self.eligibility * np.minimum(roomy, 1.0), np.finfo(float).tiny)
 
     @cached_property
     def main_effects(self) -> Array:
@@ -173,7 +186,7 @@ class Posterior:
     @property
     def has_new_degrees(self) -> bool:
         """Whether a candidate likely runs that is no variant of a measured configuration."""
-        return bool((~self.is_variant & (self.feasibility > LIKELY)).any())
+        return bool((~self.is_variant & (self.eligibility > LIKELY)).any())
 
     @property
     def num_tried_degrees(self) -> float:

@@ -16,6 +16,7 @@ from analysis.prediction.pricing import (
     NotPricedError,
     Pricing,
 )
+from analysis.prediction.satisfaction import Satisfaction
 from analysis.prediction.start_up import StartUp
 from analysis.units import GIB
 from foundation.quantities import config_text, counted, duration
@@ -74,10 +75,13 @@ class Ranking:
         value, ranked_by = -prediction.peak_bytes, "memory"
         if likely:
             value = pricing.promise(prediction) * prediction.fits * pricing.in_time(prediction)
+            value = value * Satisfaction.before_trials(pricing, prediction)
             first = ", the first objective," if space.more_objectives else ""
             ranked_by = (
                 f"{space.objective.key}{first} and the probability to fit and to end in time"
             )
+            if space.subject_to:
+                ranked_by += f", with {', '.join(bound.text for bound in space.subject_to)}"
         order = np.argsort(-value, kind="stable")[:top]
         configs = [space.canonical(raw) for raw in candidates.configs(indices[order])]
         warnings = _memory_warning(pricing, prediction) + _time_limit_warning(pricing, prediction)

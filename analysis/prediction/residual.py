@@ -40,6 +40,7 @@ class ResidualProcess:
         noise_log_sd: of an undisturbed measurement.
         unpriced: the last columns of ``features`` that are of parameters without a price.
         rng: draws which trials were disturbed, by how probable that is; default the most probable.
+        robust: whether a trial may have been disturbed at all.
     """
 
     def __init__(
@@ -50,10 +51,13 @@ class ResidualProcess:
         noise_log_sd: float = NOISE_LOG_SD,
         unpriced: int = 0,
         rng: np.random.Generator | None = None,
+        robust: bool = True,
     ) -> None:
         self._log_sd, self._noise_log_sd, self._unpriced = log_sd, noise_log_sd, unpriced
         noise = noise_log_sd / log_sd
-        kept = _undisturbed_trials(self._alike(features, features), left / log_sd, noise, rng)
+        kept = np.arange(len(left))
+        if robust:
+            kept = _undisturbed_trials(self._alike(features, features), left / log_sd, noise, rng)
         self._features = features[kept]
         self._slower = -np.delete(left, kept)
         self._num_trials = len(left)

@@ -88,7 +88,7 @@ def write_report(
 def _write(
     content: Content, sections: Sequence[Section], folder: Path, tell: Callable[[str], object]
 ) -> Path:
-    run, done = content.run, ranked_trials(content.run)
+    run, best = content.run, content.run.best
     drawn, data = [], {"trials": content.trials}
     for section in sections:
         if section.condition(content):
@@ -101,8 +101,8 @@ def _write(
         "page.html",
         facts=_facts(run),
         sought=front.sought(run),
-        best=units.scaled(run.objective_key, done[0].objective or 0.0) if done else None,
-        best_trial=done[0].number if done else None,
+        best=units.scaled(run.objective_key, best.objective or 0.0) if best else None,
+        best_trial=best.number if best else None,
         sections=drawn,
         data=figures.embedded(data),
     )

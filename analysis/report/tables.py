@@ -59,7 +59,8 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
         # searched by the table's filter
         "words": f"trial {trial.number} {trial.kind or 'running'} {trial.by} "
         + config_text(trial.config),
-        "state": trial.kind or ("running" if running else "pending"),
+        "state": (trial.kind or ("running" if running else "pending"))
+        + (", beyond a bound" if trial.violated else ""),
         "early": trial.stopped_early,
         "measurements": [
             units.scaled(key, x) for x in trial.measurements if len(trial.measurements) > 1
@@ -75,7 +76,7 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
         "nodes": last.nodes if last else (),
         "by": trial.by,
         "why": _why(trial, key),
-        "message": trial.message,
+        "message": "; ".join([*trial.violated, *filter(None, [trial.message])]),
         "tail": _tail(trial.stderr_tail),
         "links": [
             (name, f"../trials/{folder.name}/{file}")
@@ -95,6 +96,8 @@ def _why(trial: Trial, key: str) -> str:
         said.append(f"expected {what} ({low} to {high})")
     if "fits" in expected:
         said.append(f"runs with probability {percent(expected['fits'])}")
+    if "holds" in expected:
+        said.append(f"satisfies the bounds with probability {percent(expected['holds'])}")
     if "gain" in expected and "left" in expected:
         gain, left = expected["gain"], expected["left"]
         said.append(f"expected gain of another batch {gain:.2%}, of all the rest {left:.2%}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from analysis.run.fold import Run
@@ -46,7 +47,8 @@ def trajectory(run: Run) -> pd.DataFrame:
         for t in ended
     ]
     frame = pd.DataFrame(rows, columns=list(kinds)).astype(kinds)
-    best = frame["objective"].cummax() if run.maximize else frame["objective"].cummin()
+    counted = frame["objective"].where(np.array([not t.violated for t in ended], bool))
+    best = counted.cummax() if run.maximize else counted.cummin()
     frame["best"] = best.ffill()
     completed = frame["kind"].isin(COMPLETED)
     failed = (frame["kind"] != Kind.OK.value)[completed].astype(float)
@@ -85,10 +87,11 @@ def failures(run: Run) -> list[dict[str, Any]]:
 def ranked_trials(run: Run) -> list[Trial]:
     """Successful trials, the best first; the earlier of equals first.
 
-    Trials that were stopped early come last: their final objective is not known.
+    Trials that violate a bound come after them, and last those that were stopped early: their
+    final objective is not known.
     """
     sign = -1 if run.maximize else 1
     return sorted(
         (t for t in run.trials.values() if succeeded(t)),
-        key=lambda t: (t.stopped_early, sign * (t.objective or 0.0), t.number),
+        key=lambda t: (t.stopped_early, bool(t.violated), sign * (t.objective or 0.0), t.number),
     )

@@ -101,6 +101,8 @@ class _File(Record):
 
     meshtune_best: int
     objective: dict[str, Any] = Field(default_factory=dict)
+    subject_to: list[str] = Field(default_factory=list)
+    measured: dict[str, float] = Field(default_factory=dict)
     parameters: dict[str, Scalar] = Field(default_factory=dict)
     num_nodes: int = Field(ge=1, le=MAX_NODES)
     ranks_per_node: int = Field(ge=1, le=MAX_GPUS_PER_NODE)
@@ -127,7 +129,7 @@ def write_best(run: Run, path: Path) -> str:
     """Write the best trial's configuration and command; return why not, or ""."""
     path.unlink(missing_ok=True)  # an earlier best must not outlive a reason not to write one
     if run.best is None:
-        return "no trial has succeeded"
+        return run.no_best
     folder = run.folder.trial(run.best.number)
     try:
         spec = _json(folder / TRIAL_FILE)
@@ -137,6 +139,8 @@ def write_best(run: Run, path: Path) -> str:
                 "maximize" if run.maximize else "minimize": run.objective_key,
                 "value": run.best.objective,
             },
+            **({"subject_to": [b.text for b in run.subject_to]} if run.subject_to else {}),
+            **({"measured": dict(run.best.bounded)} if run.best.bounded else {}),
             "parameters": run.best.config,
             "num_nodes": spec["num_nodes"],
             "ranks_per_node": spec["ranks_per_node"],

@@ -53,6 +53,7 @@ class Opened:
     objectives: Sequence[Goal] = _sparse(
         ()
     )  # all of them, the first included, if there are several
+    subject_to: Sequence[str] = _sparse(())  # bounds on measured values
     # of the folder (``id``, ``path``, ``inode``); trials' names carry it
     identity: Mapping[str, str | int] = _sparse(default_factory=dict)
 
@@ -65,7 +66,8 @@ class Proposed:
     config: Mapping[str, Value]
     by: str = ""  # what chose it
     why: str = ""  # its reason
-    # objective, low, high (95 % interval), fits (probability to run), gain, left, as far as known
+    # objective, low, high (95 % interval), fits (probability to run), holds (probability to satisfy
+    # the bounds), gain, left, as far as known
     expected: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -89,6 +91,7 @@ class Ended:
     kind: str  # how it ended
     objective: float | None  # None unless it succeeded
     objectives: Mapping[str, float] = _sparse(default_factory=dict)  # metrics by key, if several
+    bounded: Mapping[str, float] = _sparse(default_factory=dict)  # metrics that have bounds
     result: Mapping[str, Any] | None = None  # the trainer's; null stands for nan and infinity
     message: str  # one line on the end
     stderr_tail: str = ""

@@ -29,6 +29,7 @@ from analysis.run.identity import Identity
 from analysis.run.lines import Lines, RunError, damaged
 from analysis.run.trial import Attempt, Trial
 from foundation import quantities
+from foundation.bounds import Bound
 from foundation.messages import shown
 from search_spaces import SearchSpace
 
@@ -43,6 +44,7 @@ class Run:
     seed: int = 0
     objective: dict[str, str] = field(default_factory=dict)
     objectives: list[dict[str, str]] = field(default_factory=list)  # all, if several
+    subject_to: tuple[Bound, ...] = ()  # on measured values
     launcher: str = ""
     identity: Identity | None = None  # of the last session's folder
     opened_t: list[float] = field(default_factory=list)
@@ -130,32 +132,63 @@ class Run:
         """The successful trial with the best first objective; the earliest of equals.
 
         A trial that was stopped early is never the best: it was slower than the best of its time.
+        Nor is one that violates a bound.
         """
-        done = (t for t in self.trials.values() if t.ok and not t.stopped_early)
+        done = (t for t in self.trials.values() if t.ok and not (t.stopped_early or t.violated))
         done = (t for t in done if t.objective is not None)
         return max(done, key=lambda t: (*self.merits(t), -t.number), default=None)
 
+    @property
+    def no_best(self) -> str:
+        """Why there is no best trial."""
+        ran = [t for t in self.trials.values() if t.violated]
+        if not ran:
+            return "no trial succeeded"
+        bounds = {bound.key: bound for bound in self.subject_to}
+
+        def beyond(trial: Trial) -> float:
+            return max(
+                bounds[key].excess(value) / (abs(bounds[key].value) or 1.0)
+                for key, value in trial.bounded.items()
+            )
+
+        nearest = min(ran, key=beyond)
+        satisfied = ", ".join(bound.text for bound in self.subject_to)
+        return (
+            f"none of {quantities.counted(len(ran), 'success')} satisfies {satisfied}; the nearest "
+            f"is trial {nearest.number}: {', '.join(nearest.violated)}"
+        )
+
+    def check_bounds(self, trial: Trial, bounded: Mapping[str, float]) -> None:
+        """Set a trial's metrics that have bounds, and which bounds it violates."""
+        trial.bounded = bounded if trial.ok else {}
+        said = (b.violation(bounded[b.key]) for b in self.subject_to if b.key in trial.bounded)
+        trial.violated = tuple(words for words in said if words)
+
     def comparable(self) -> list[Trial]:
-        """Successes with a finite value of every objective, by number; empty with one objective."""
+        """Successes within the bounds with a finite value of every objective, by number.
+
+        Empty with one objective.
+        """
         keys = [key for key, _ in self.goals]
         done = (t for t in self.ended if t.ok and not t.stopped_early and len(keys) > 1)
+        done = (t for t in done if not t.violated)
         return [t for t in done if all(math.isfinite(t.objectives.get(k, math.nan)) for k in keys)]
 
     def objectives_text(self, trial: Trial) -> str:
         """A success's objective, or all of several: ``1,234 tokens/s, 8 nodes``."""
-        if not trial.objectives:
-            return f"{trial.objective:.5g} {self.objective_key}"
+        values = trial.objectives or {self.objective_key: trial.objective or 0.0}
         return ", ".join(
-            f"{quantities.number(units.scaled(key, trial.objectives[key]))} "
-            f"{units.unit(key) or units.name(key)}"
-            for key, _ in self.goals
+            [*(units.text(key, values[key]) for key, _ in self.goals), *trial.violated]
         )
 
     def attempt_text(self, trial: Trial, attempt: Attempt) -> str | None:
         """The end of a repeat or of an early stop in words; None for any other end."""
-        reached = f"{attempt.objective or 0.0:.5g} {self.objective_key}"
+        key = self.objective_key
+        reached = units.text(key, attempt.objective or 0.0)
         if attempt.repeat and attempt.kind == "ok":
-            middle = f"median of {len(trial.measurements)}: {trial.objective:.5g}"
+            middle = quantities.number(units.scaled(key, trial.objective or 0.0))
+            middle = f"median of {len(trial.measurements)}: {middle}"
             return f"repeated {reached}; {middle}"
         if attempt.stopped_early:
             return f"stopped  {reached}; {attempt.message.removeprefix('stopped early: ')}"
@@ -223,6 +256,7 @@ def apply(run: Run, t: float, event: Event | None) -> None:
             run.space, run.fingerprint, run.seed = event.space, event.fingerprint, event.seed
             run.objective = dict(event.objective)
             run.objectives = [dict(objective) for objective in event.objectives]
+            run.subject_to = tuple(Bound.of(text) for text in event.subject_to)
             run.launcher, run.closed = event.launcher, None
             run.identity = identity or run.identity  # simulated sessions have none
             run.opened_t.append(t)
@@ -266,17 +300,19 @@ def _end(run: Run, trial: Trial, event: Ended, t: float) -> None:
         attempt.ended_t = next(own_end, t)
         attempt.kind, attempt.message = event.kind, event.message
         attempt.objective, attempt.objectives = event.objective, objectives
-        attempt.result, attempt.steps = result, event.steps
+        attempt.bounded, attempt.result, attempt.steps = event.bounded, result, event.steps
         attempt.excused = bool(event.excused)
         attempt.stopped_early = bool(event.early)
         attempt.saved_node_s = float(event.saved_node_s or 0.0)
         if attempt.repeat:
             _revise(trial, attempt, event.stderr_tail)
+            run.check_bounds(trial, trial.bounded)
             return
     trial.message, trial.stderr_tail = event.message, event.stderr_tail
     if event.final:
         trial.kind, trial.objective, trial.ended_t = event.kind, event.objective, t
         trial.objectives, trial.result = objectives, result
+        run.check_bounds(trial, event.bounded)
 
 
 def _revise(trial: Trial, repeat: Attempt, stderr_tail: str) -> None:
@@ -294,7 +330,7 @@ def _revise(trial: Trial, repeat: Attempt, stderr_tail: str) -> None:
     elif complete:
         middle = statistics.median([a.objective for a in complete if a.objective is not None])
         nearest = min(complete, key=lambda a: abs((a.objective or 0.0) - middle))
-        trial.objective, trial.result = middle, nearest.result
+        trial.objective, trial.result, trial.bounded = middle, nearest.result, nearest.bounded
         if nearest.objectives:
             first = next(iter(nearest.objectives))
             trial.objectives = {**nearest.objectives, first: middle}

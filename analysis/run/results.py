@@ -50,7 +50,8 @@ class ResultsFile:
     def write(self, run: Run) -> None:
         """Write the ended trials: ``p:`` parameters, objective, job, ``m:`` metrics.
 
-        Several objectives are ``objective_0`` and so on, as measured, and ``pareto_efficient``.
+        Several objectives are ``objective_0`` and so on, as measured, and ``pareto_efficient``;
+        with bounds on measured values there is ``satisfies``.
         """
         ended = run.ended
         metrics = sorted(
@@ -71,6 +72,8 @@ class ResultsFile:
         columns["job_id"] = [t.number for t in ended]
         columns["job_status"] = ["DONE" if t.ok else "FAILED" for t in ended]
         columns |= {f"m:{key}": [_inert(t.result.get(key)) for t in ended] for key in metrics}
+        if run.subject_to:
+            columns["satisfies"] = [t.ok and not t.violated for t in ended]
         if several:
             columns["pareto_efficient"] = [t.number in efficient for t in ended]
         text = io.StringIO()

@@ -55,6 +55,7 @@ class Attempt(_Ends):
     excused: bool = False  # ended with its allocation, or nothing could be started
     objective: float | None = None
     objectives: Mapping[str, float] = field(default_factory=dict)
+    bounded: Mapping[str, float] = field(default_factory=dict)  # metrics that have bounds
     result: Mapping[str, Any] = field(default_factory=dict)
     steps: int | None = None  # seen in its log; None: not known
     stopped_early: bool = False  # the metrics are of the steps until then
@@ -92,6 +93,8 @@ class Trial(_Ends):
     kind: str | None = None  # of the final end; None before it
     objective: float | None = None
     objectives: Mapping[str, float] = field(default_factory=dict)  # by key, if several
+    bounded: Mapping[str, float] = field(default_factory=dict)  # metrics that have bounds
+    violated: tuple[str, ...] = ()  # bounds that they do not satisfy, in words
     result: Mapping[str, Any] = field(default_factory=dict)
     message: str = ""
     stderr_tail: str = ""

@@ -269,6 +269,8 @@ class SpaceFile(Described):
     """what every configuration must satisfy"""
     objective: Objectives
     """one metric, or a list of two or three for a Pareto front"""
+    subject_to: list[str] = Field(default=[], max_length=20)
+    """what the best must have measured: ``val_loss < 2.1``, ``peak_memory_bytes < 70 GiB``"""
     trial: TrialSection = TrialSection()
     budget: BudgetSection = BudgetSection()
     finalists: Annotated[

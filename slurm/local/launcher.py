@@ -35,7 +35,7 @@ _GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_D
 
 
 class LocalLauncher(Launcher):
-    """Runs trials on this machine, cut into equal nodes ``local0``, ``local1`` ...
+    """Runs trials on this machine, cut into equal nodes: ``local0``, ``local1`` and so on.
 
     Args:
         num_nodes: trials that can run at once. Each node has an equal share of the GPUs, which its

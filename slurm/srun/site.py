@@ -126,9 +126,10 @@ class Site(Record):
         return runtime.prepare.format(image=runtime.named(container))
 
     @staticmethod
-    def shipped() -> list[str]:
-        """Names of the profiles that come with meshtune."""
-        return sorted(path.stem for path in _SHIPPED.glob("*.yaml"))
+    def shipped() -> dict[str, str]:
+        """Names of the profiles that come with meshtune, each with a title."""
+        files = sorted(_SHIPPED.glob("*.yaml"))
+        return {f.stem: f.read_text().partition("\n")[0].strip("# .") for f in files}
 
     @classmethod
     def load(cls, reference: str) -> Self:

@@ -73,7 +73,8 @@ def executed(name: str) -> tuple[str, dict[str, Any]]:
     with contextlib.redirect_stdout(said):
         for cell in read(name).cells:
             if cell.cell_type == "code":
-                shell.run_cell(cell.source).raise_error()
+                source = cell.source.replace("%matplotlib inline\n", "")  # of a kernel
+                shell.run_cell(source).raise_error()
     return said.getvalue(), shell.user_ns
 
 
@@ -89,14 +90,23 @@ def test_a_notebook_is_stored_without_outputs(name: str) -> None:
     assert all(cell.get("execution_count") is None for cell in notebook.cells)
 
 
-def test_the_figure_of_a_run_is_drawn_in_a_kernel_of_its_own(given: None) -> None:
+def test_the_figures_of_a_run_are_drawn_in_a_kernel_of_its_own(given: None) -> None:
     notebook = read("sensitivity")
     NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
-    assert sum("image/png" in o.get("data", {}) for o in outputs(notebook)) == 1
+    assert sum("image/png" in o.get("data", {}) for o in outputs(notebook)) == 2
     text = "".join(o.get("text", "") for o in outputs(notebook))
     assert "35 successful trials, out-of-bag R²" in text
-    tables = [o["data"]["text/plain"] for o in outputs(notebook) if "data" in o]
-    assert "recompute" in tables[-1]  # of DeepHyper's columns
+    assert "recompute" in outputs(notebook)[-1]["text"]  # of DeepHyper's columns
+
+
+def test_a_search_whose_trials_nearly_all_failed_is_explained_by_its_failures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("MESHTUNE_RUN", raising=False)  # the run that ships
+    said, names = executed("sensitivity")
+    assert names["trials"]["kind"].value_counts()["oom"] > 30
+    assert said.index("out-of-bag accuracy") < said.index("3 successful trials so far")
+    assert names["found"] is None
 
 
 def test_plots_of_ones_own_come_from_the_frame(given: None) -> None:

@@ -16,7 +16,7 @@ from foundation import quantities
         (1, "success", "1 success"),
         (1.0, "node-hour", "1 node-hour"),
         (0.25, "node-hour", "0.25 node-hours"),
-        (9408, "node", "9408 nodes"),
+        (9408, "node", "9,408 nodes"),
     ],
 )
 def test_one_is_singular(count, noun, text):

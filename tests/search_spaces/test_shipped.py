@@ -28,6 +28,7 @@ REQUIRED = {
     "llama_8b_dgx_h100",
     "llama_8b_long_context",
     "placements_slow_links",
+    "gpt_22b_placements_frontier",
 }
 
 
@@ -158,6 +159,17 @@ def test_long_sequences_are_divisible_by_every_number_of_ranks_that_shares_them(
     assert space.first_violation(whole) is None
     facts = space.facts(whole)
     assert (facts["dp"], facts["weight_shard"], facts["global_batch_size"]) == (4, 32, 32)
+
+
+def test_one_space_searches_parallelism_zero_stages_and_hierarchical_placements_together() -> None:
+    space = load_space("gpt_22b_placements_frontier")
+    varied = {name for name, parameter in space.parameters.items() if parameter.varies}
+    assert varied >= {"tp", "pp", "mbs", "gas", "zero_stage", "placement", "secondary_shard"}
+    own = {"num_nodes": 8, "tp": 2, "pp": 2, "mbs": 1, "recompute": "full"}
+    staged = {"gas": 16, "zero_stage": 1}
+    placed = {"gas": 16, "zero_stage": 0, "placement": "zero_topo", "secondary_shard": 8}
+    for placement in (staged, placed):
+        assert space.first_violation(own | placement) is None
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from foundation.registry import RegistryError
 from slurm.launcher import LauncherOptions
 from slurm.local.launcher import LocalLauncher
-from slurm.registry import launcher_names, make_launcher
+from slurm.registry import LAUNCHERS, make_launcher
 
 Install = Callable[..., None]
 
@@ -57,7 +57,7 @@ def test_a_launcher_that_only_the_caller_has_is_found_and_listed() -> None:
 def test_an_installed_distribution_adds_a_launcher(install: Install) -> None:
     text = "from slurm.local.launcher import LocalLauncher as L\nmake = lambda o: L(o.num_nodes)\n"
     install("acme", {"kube": "acme_kube:make"}, acme_kube=text)
-    assert "kube" in launcher_names()
+    assert "kube" in LAUNCHERS.names()
     assert "acme_kube" not in sys.modules  # only when it is asked for
     with closing(make_launcher("kube", LauncherOptions(num_nodes=2))) as launcher:
         assert len(launcher.nodes()) == 2
@@ -101,7 +101,7 @@ def test_nobody_takes_the_name_of_a_launcher_of_meshtunes(install: Install) -> N
 
 def test_looking_for_launchers_imports_none_of_them() -> None:
     program = (
-        "import sys; from slurm.registry import launcher_names; launcher_names();"
+        "import sys; from slurm.registry import LAUNCHERS; LAUNCHERS.names();"
         "heavy = {'slurm.local.launcher', 'slurm.srun.launcher', 'torch', 'deephyper', 'pydantic'};"
         "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
     )

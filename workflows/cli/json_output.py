@@ -93,6 +93,7 @@ def of_run(run: Run, budget: Budget, now: float, state: str, running: bool) -> d
         "state": state,
         "running": running,
         "objectives": [{"maximize" if up else "minimize": key} for key, up in run.goals],
+        **({"subject_to": [bound.text for bound in run.subject_to]} if run.subject_to else {}),
         "trials": {
             "ended": sum(t.ended for t in trials),
             "ok": sum(t.ok for t in trials),
@@ -115,6 +116,7 @@ def of_trial(trial: Trial) -> dict[str, Any]:
         "objective": trial.objective,
         "objectives": trial.objectives,
         "measurements": trial.measurements,
+        **({"measured": trial.bounded, "violates": trial.violated} if trial.bounded else {}),
         "expected": trial.expected,
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import search_spaces
 import slurm
@@ -34,14 +34,14 @@ def _shipped(kind: str) -> Callable[[], dict[str, str]]:
     return lambda: search_spaces.shipped_records(kind)
 
 
-def _only(names: Callable[[], Iterable[str]]) -> Callable[[], dict[str, str]]:
-    return lambda: dict.fromkeys(names(), "")
+def _policies() -> dict[str, str]:
+    from workflows.optimizer.registry import POLICIES
+
+    return POLICIES.titles()
 
 
-def _policies() -> list[str]:
-    from workflows.optimizer.registry import policy_names
-
-    return policy_names()
+def _launchers() -> dict[str, str]:
+    return {**slurm.LAUNCHERS.titles(), "simulate": "A simulated cluster, priced by the cost model"}
 
 
 # A facade's name is looked up when it is asked for: until then nothing heavy is imported.
@@ -50,8 +50,8 @@ KINDS: dict[str, Callable[[], dict[str, str]]] = {
     "models": _shipped("model"),
     "clusters": _shipped("cluster"),
     "adapters": _shipped("adapter"),
-    "frameworks": _only(lambda: search_spaces.FRAMEWORKS),
-    "sites": _only(lambda: slurm.Site.shipped()),
-    "launchers": _only(lambda: slurm.launcher_names()),
-    "policies": _only(_policies),
+    "frameworks": _shipped("framework"),
+    "sites": lambda: slurm.Site.shipped(),
+    "launchers": _launchers,
+    "policies": _policies,
 }

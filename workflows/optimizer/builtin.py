@@ -26,7 +26,7 @@ DOUBT = 0.02  # share of what is sure not to run that may come where nothing is 
 
 
 class RandomPolicy(Policy):
-    """Any configuration."""
+    """Random choice."""
 
     def propose(self, run: Run, max_nodes: int) -> Proposal | None:
         drawn = self.problem.any_new(run, max_nodes)

@@ -85,6 +85,8 @@ class DeepHyperOptimizer:
         """
         values: list[float | str] = [f"F_{trial.kind}" for trial in trials]
         done = [(i, t) for i, t in enumerate(trials) if t.objective is not None]
+        # What violates a bound is as bad as a failure, unless there is nothing else to learn from.
+        done = [(i, t) for i, t in done if not t.violated] or done
         if weights is None:
             told = [(t.objective or 0.0) for _, t in done]
             if not self.space.objective.maximize:

@@ -87,6 +87,8 @@ class ModelGuidedSearch:
         best = run.best if goal.single and run.best and run.best.positive else None
         at = int(np.argmax(acquisition(posterior, best)))
         expected = posterior.interval(at) | {"fits": float(posterior.feasibility[at])}
+        if self._pricing.space.subject_to:
+            expected["holds"] = float(posterior.satisfaction[at])
         if best and (gain := expected_gain(posterior, best, 1 + pending, calibrated, rng)):
             expected |= {"gain": gain.next, "left": gain.left}
         learned = "no trial yet"

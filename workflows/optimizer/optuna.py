@@ -8,12 +8,14 @@ told.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from analysis import Run, Trial
+from foundation.bounds import Bound
 from search_spaces import Parameter
 from workflows.optimizer.policy import Policy, Problem, Proposal
 from workflows.optimizer.registry import PolicyError
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     import optuna
 
 FRUITLESS = 30  # suggestions that may not be tried, until any configuration that may is taken
+CONSTRAINTS = "constraints"  # Optuna's: values above 0 are violations
 Key = tuple[tuple[str, Any], ...]
 
 
@@ -69,7 +72,7 @@ class OptunaPolicy(Policy):
     def _begin(self) -> None:
         self._study = self._optuna.create_study(
             directions=["maximize" if o.maximize else "minimize" for o in self._objectives],
-            sampler=self._optuna.samplers.TPESampler(seed=self.problem.seed),
+            sampler=_sampler(self._optuna, self.problem),
         )
         self._rng = np.random.default_rng(self.problem.seed)
         self._proposed: list[Key] = []
@@ -114,10 +117,25 @@ class OptunaPolicy(Policy):
                 continue
             if trial.ok:
                 only = trial.objective or 0.0
+                asked.set_user_attr(CONSTRAINTS, excesses(trial, self.problem.space.subject_to))
                 values = [trial.objectives.get(o.key, only) for o in self._objectives]
                 self._study.tell(asked, values)
             else:
                 self._study.tell(asked, state=self._optuna.trial.TrialState.FAIL)
+
+
+def excesses(trial: Trial, bounds: Iterable[Bound]) -> list[float]:
+    """How far a success is beyond each bound."""
+    return [b.excess(trial.bounded[b.key]) for b in bounds if b.key in trial.bounded]
+
+
+def _sampler(module: Any, problem: Problem) -> Any:
+    """TPE, told the bounds where the space has some."""
+    bounded = {"constraints_func": lambda t: t.user_attrs[CONSTRAINTS]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # constraints are called experimental
+        options = bounded if problem.space.subject_to else {}
+        return module.samplers.TPESampler(seed=problem.seed, **options)
 
 
 def imported() -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis import TableError
+from analysis import Metrics, MissingMetricError, TableError
 from search_spaces import SearchSpace
 
 Key = tuple[Any, ...]
@@ -53,12 +53,28 @@ class Landscape:
 
     @cached_property
     def medians(self) -> dict[Key, float]:
-        """The objective of each configuration that ran: the median of its repeats."""
-        return {
-            key: float(np.median(values))
+        """The objective of each configuration that ran: the median of its repeats.
+
+        Those within the bounds on measured values alone, where the space has some.
+        """
+        ran = {
+            key: done
             for key, answers in self.answers.items()
-            if (values := [a.objective for a in answers if a.ok])
+            if (done := [answer for answer in answers if answer.ok])
         }
+        return {
+            key: float(np.median([answer.objective for answer in done]))
+            for key, done in ran.items()
+            if all(
+                bound.excess(float(np.median([self.bounded(a)[bound.key] for a in done]))) <= 0
+                for bound in self.space.subject_to
+            )
+        }
+
+    def bounded(self, answer: Answer) -> dict[str, float]:
+        """The metrics of an answer that have bounds; raises MissingMetricError."""
+        of = Metrics(answer.result).required
+        return {bound.key: of(bound.key) for bound in self.space.subject_to}
 
     @property
     def best(self) -> float:
@@ -83,8 +99,14 @@ class Landscape:
 
     def checked(self, where: str) -> Landscape:
         """This landscape; raises TableError, with ``where``, if there is nothing to choose from."""
-        if len(self.configs) < 2 or not self.medians:
+        within = [bound.text for bound in self.space.subject_to]
+        try:
+            nothing = len(self.configs) < 2 or not self.medians
+        except MissingMetricError as missing:
+            raise TableError(f"{where}: subject_to: {missing}") from None
+        if nothing:
             raise TableError(
                 f"{where}: nothing to replay: needs two configurations of which one ran"
+                f"{' with ' if within else ''}{', '.join(within)}"
             )
         return self

@@ -94,6 +94,7 @@ def play(
     rng = np.random.default_rng(seed)
     played = Played()
     run = played.run
+    run.subject_to = landscape.space.subject_to
     size = len(landscape.configs)
     while len(run.trials) < min(size, max_trials or size):
         batch = []
@@ -111,14 +112,14 @@ def play(
         if not batch:
             break
         for trial in batch:
-            played.shares.append(_complete(landscape, trial, rng))
+            played.shares.append(_complete(run, landscape, trial, rng))
         found = played.trials_to(until) if until is not None else None
         if found is not None and len(run.trials) >= 16:
             break
     return played
 
 
-def _complete(landscape: Landscape, trial: Trial, rng: np.random.Generator) -> float:
+def _complete(run: Run, landscape: Landscape, trial: Trial, rng: np.random.Generator) -> float:
     """Complete a trial with a recorded outcome; returns its share of the best."""
     # If one repeat ran, the others failed for reasons outside the configuration.
     every = landscape.answers[tuple(trial.config.items())]
@@ -127,6 +128,7 @@ def _complete(landscape: Landscape, trial: Trial, rng: np.random.Generator) -> f
     trial.ended_t, trial.kind = 0.0, answer.kind
     if answer.ok:
         trial.objective, trial.result = answer.objective, answer.result
+        run.check_bounds(trial, landscape.bounded(answer))
     return landscape.share(trial.config)
 
 

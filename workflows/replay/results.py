@@ -41,6 +41,7 @@ def of_results(run: Run) -> Landscape:
         "trainer": {"command": ["recorded"]},
         "parameters": {name: _distinct(cells) for name, cells in columns.items()},
         "objective": {"maximize" if run.maximize else "minimize": KEY},
+        "subject_to": [bound.text for bound in run.subject_to],
         "trial": {"timeout": "365d"},  # what was recorded has ended
     }
     try:
@@ -52,7 +53,7 @@ def of_results(run: Run) -> Landscape:
         for row, trial in enumerate(trials):
             config = space.canonical({name: cells[row] for name, cells in columns.items()})
             reached = np.nan if trial.objective is None else trial.objective
-            yield config, Answer(reached, str(trial.kind), trial.result)
+            yield config, Answer(reached, str(trial.kind), {**trial.result, **trial.bounded})
 
     return Landscape.of(run.space, space, recorded()).checked(run.where)
 

@@ -148,7 +148,7 @@ class Driver:
             settled = self._schedule.next_repeat() is None
             ending = Ending(spent, DONE) if spent and settled else ending
         if ending.code == DONE and self.state.best is None:
-            ending = Ending(f"{ending.reason}; no trial succeeded", FAILED)
+            ending = Ending(f"{ending.reason}; {self.state.no_best}", FAILED)
         return ending
 
     def _open(self) -> None:

@@ -1,9 +1,9 @@
-"""A trial's objectives, from its result and its number of nodes."""
+"""A trial's objectives and bounded metrics, from its result and its number of nodes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -37,11 +37,23 @@ def objective_values(
 
     Raises MissingMetricError if the result lacks a metric that one needs.
     """
+    return _values(space, config, result, (objective.key for objective in space.objectives))
+
+
+def bounded_values(
+    space: SearchSpace, config: Mapping[str, Any], result: Mapping[str, Any]
+) -> dict[str, float]:
+    """The value of every metric that has a bound, likewise."""
+    return _values(space, config, result, (bound.key for bound in space.subject_to))
+
+
+def _values(
+    space: SearchSpace, config: Mapping[str, Any], result: Mapping[str, Any], keys: Iterable[str]
+) -> dict[str, float]:
     if space.trainer.builtin is None:
         result = completed(job_of(space, config), named_by_meaning(space, config, result))
     found = {}
-    for objective in space.objectives:
-        key = objective.key
+    for key in keys:
         of = partial(Metrics(result).required, wanted=key)
         try:
             found[key] = of(key)

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis import Run, verdict_lines
+from foundation import quantities
 from foundation.messages import printable
 from foundation.quantities import clock_text, config_text, duration
 from slurm import BLAMELESS
@@ -88,7 +89,8 @@ class Panel:
             rows.append(("best", Text(words, style=f"bold {OK}")))
             rows.append(("", Text(self._config(best.config))))
         else:
-            rows.append(("best", Text("no success yet")))
+            none = run.no_best if any(t.violated for t in run.ended) else "no success yet"
+            rows.append(("best", Text(none)))
         if left := [t.expected["left"] for t in run.trials.values() if "left" in t.expected]:
             words = f"the model expects {100 * left[-1]:.2g} % more from measuring all the rest"
             rows.append(("left", Text(words)))
@@ -175,7 +177,8 @@ def _spent(driver: Driver, run: Run, now: float) -> str:
     time_s, hours = wall_time_s(run, now), node_hours(run, now)
     words = clock_text(time_s)
     words += f" of {clock_text(budget.wall_time_s)}" if budget.wall_time_s else ""
-    words += f", {hours:.3g}" + (f" of {budget.node_hours:.3g}" if budget.node_hours else "")
+    limit = f" of {quantities.number(budget.node_hours)}" if budget.node_hours else ""
+    words += f", {quantities.number(hours)}{limit}"
     busy = sum(len(r.lease.nodes) for r in driver.running.values())
     words += f" node-hours; {busy} of {driver.pool.size} nodes busy"
     rest_s = remaining_s(run, budget, now)

@@ -24,7 +24,7 @@ from analysis import (
     verdict_lines,
 )
 from foundation.messages import printable
-from foundation.quantities import clock_text, config_text, counted
+from foundation.quantities import clock_text, config_text, counted, number
 from workflows.search.budget import Budget, node_hours, wall_time_s
 from workflows.search.listening import Notice, Tick
 from workflows.search.panel import Panel, colour, node_ranges
@@ -52,18 +52,18 @@ def summary(run: Run, budget: Budget, now: float, alive: bool = True) -> list[tu
         ("failed", f"{sum(failed.values())}" + (f" ({kinds})" if kinds else "")),
     ]
     if best := run.best:
-        rows.append(("best", f"{best.objective:.5g} {run.objective_key}, trial {best.number}"))
+        rows.append(("best", f"{run.objectives_text(best)}, trial {best.number}"))
         rows.append(("", config_text(best.config)))
     else:
-        rows.append(("best", "no success yet"))
+        rows.append(("best", "none yet" if any(t.violated for t in ended) else "no success yet"))
     rows += run.front_lines()
     rows += verdict_lines(run)
     rows.append(("time", _spent(wall_time_s(run, now), budget.wall_time_s, clock_text)))
-    rows.append(("node-hours", _spent(node_hours(run, now), budget.node_hours, "{:.3g}".format)))
+    rows.append(("node-hours", _spent(node_hours(run, now), budget.node_hours, number)))
     if run.folder.probes.started:
         probes = read_run(run.folder.probes.path)
         ran = f"{sum(t.ok for t in probes.trials.values())} of {len(probes.trials)} ran"
-        rows.append(("probes", f"{ran}, {probes.node_hours:.3g} node-hours"))
+        rows.append(("probes", f"{ran}, {number(probes.node_hours)} node-hours"))
     return rows
 
 

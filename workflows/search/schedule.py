@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis import Event, Journal, Run, Trial, next_repeat
+from foundation import quantities
 from foundation.quantities import counted
 from search_spaces import SearchSpace
 from slurm import NodePool
@@ -88,7 +89,9 @@ class Schedule:
             if proposal is None:
                 left = max(0.0, self._node_hours.left(self._run, self._journal.clock()))
                 limit = f"budget: {counted(self._budget.node_hours or 0.0, 'node-hour')}"
-                return Ending(f"{limit}, {left:.3g} left are too few for a further trial", DONE)
+                return Ending(
+                    f"{limit}, {quantities.number(left)} left are too few for a further trial", DONE
+                )
         if proposal is None:
             if self._policy.propose(self._run, sys.maxsize) is None:
                 return Ending("every valid configuration has been tried", DONE)

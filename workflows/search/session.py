@@ -259,7 +259,7 @@ def _summary(driver: Driver, ending: Ending, flags: str) -> str:
     run = driver.state
     rows = [("ended", ending.reason)]
     if best := run.best:
-        words = f"{best.objective:.5g} {run.objective_key}, trial {best.number}"
+        words = f"{run.objectives_text(best)}, trial {best.number}"
         rows.append(("best", f"{words}: {config_text(best.config)}"))
     rows += run.front_lines()
     rows += verdict_lines(run, driver.space.finalists.confidence)

@@ -25,7 +25,7 @@ from foundation.messages import shown
 from search_spaces import SearchSpace, load_space
 from slurm import Kind, Outcome
 from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
-from workflows.search.objectives import objective_values
+from workflows.search.objectives import bounded_values, objective_values
 from workflows.search.trials import ended, proposed
 
 if TYPE_CHECKING:  # scipy: half a second
@@ -219,6 +219,7 @@ class Study:
             result = _plain(result)
             # An error now, and not a crash of the trial.
             objective_values(self.space, known.config, result)
+            bounded_values(self.space, known.config, result)
             outcome = Outcome(Kind.OK, result=result, message=message)
         else:
             outcome = Outcome(_failure(result), message=message)

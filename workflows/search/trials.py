@@ -13,7 +13,7 @@ from search_spaces import SearchSpace
 from slurm import BLAMELESS, Kept, Kind, Outcome, ResultSource, TrialSpec, clear_attempt
 from trainer.plan.limits import ConfigError
 from workflows.optimizer.policy import Proposal
-from workflows.search.objectives import objective_values
+from workflows.search.objectives import bounded_values, objective_values
 from workflows.search.throughput import completed, contradiction, job_of, named_by_meaning
 
 LONGEST_MESSAGE = 1000  # characters
@@ -108,24 +108,27 @@ def proposed(run: Run, proposal: Proposal) -> Proposed:
 
 def judge(
     space: SearchSpace, outcome: Outcome, config: Mapping[str, Any]
-) -> tuple[Kind, dict[str, float], str]:
-    """The kind, objectives by key and message of an ended attempt.
+) -> tuple[Kind, dict[str, float], dict[str, float], str]:
+    """The kind, objectives and bounded metrics by key, and message of an ended attempt.
 
-    An ``ok`` without an objective is a crash (the trainer broke its contract); one with an infinite
-    or impossible objective has diverged. Neither may pass for a fast result.
+    An ``ok`` without one of them is a crash (the trainer broke its contract); one with an infinite
+    or impossible value has diverged. Neither may pass for a fast result. A trial that was stopped
+    early may not have come to what a bound is on; it is never the best.
     """
     if outcome.kind is not Kind.OK:
-        return outcome.kind, {}, outcome.message
+        return outcome.kind, {}, {}, outcome.message
+    result = outcome.result or {}
     try:
-        reached = objective_values(space, config, outcome.result or {})
+        reached = objective_values(space, config, result)
+        bounded = {} if outcome.stopped_early else bounded_values(space, config, result)
     except MissingMetricError as error:
-        return Kind.CRASH, {}, str(error)[:LONGEST_MESSAGE]
-    for key, value in reached.items():
+        return Kind.CRASH, {}, {}, str(error)[:LONGEST_MESSAGE]
+    for key, value in (reached | bounded).items():
         if not math.isfinite(value):
-            return Kind.DIVERGED, {}, f"{key} is not finite"
+            return Kind.DIVERGED, {}, {}, f"{key} is not finite"
         if not Metrics.possible(value):
-            return Kind.DIVERGED, {}, f"{key} is {value:g}, which is impossible"
-    return Kind.OK, reached, outcome.message
+            return Kind.DIVERGED, {}, {}, f"{key} is {value:g}, which is impossible"
+    return Kind.OK, reached, bounded, outcome.message
 
 
 def checked_outcome(space: SearchSpace, outcome: Outcome, config: Mapping[str, Any]) -> Outcome:
@@ -147,7 +150,7 @@ def ended(
 ) -> Ended:
     """The journal's event for the end of an attempt on ``nodes``; ``trial`` as it was before."""
     outcome = checked_outcome(space, outcome, trial.config)
-    kind, objectives, message = judge(space, outcome, trial.config)
+    kind, objectives, bounded, message = judge(space, outcome, trial.config)
     costs_retry = kind in BLAMELESS and not outcome.excused
     retries = sum(a.costs_retry for a in trial.attempts) + costs_retry
     final = not kind.retried or (costs_retry and retries > MAX_RETRIES)
@@ -158,6 +161,7 @@ def ended(
         kind=str(kind),
         objective=next(iter(objectives.values()), None),
         objectives=objectives if len(objectives) > 1 else {},
+        bounded=bounded,
         result=outcome.kept_result,
         message=message,
         stderr_tail=outcome.stderr_tail,

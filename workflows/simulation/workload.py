@@ -15,7 +15,7 @@ from search_spaces import SearchSpace, ValidConfigs
 from slurm import Price, SimulatedLauncher
 from trainer.plan.fields import Recompute
 from trainer.plan.flops import executed_flops, model_flops
-from workflows.search.objectives import objective_values
+from workflows.search.objectives import bounded_values, objective_values
 from workflows.simulation.options import SimulationError, parse_options
 
 if TYPE_CHECKING:
@@ -148,10 +148,11 @@ def simulated_launcher(
     measured = workload.figures(_any_config(space), [1.0], 1.0)
     try:
         objective_values(space, _any_config(space), measured)
+        bounded_values(space, _any_config(space), measured)
     except MissingMetricError as missing:
         energy = missing.key == "energy_joules"
         raise SimulationError(
-            f"{space.file}: objective: a simulated trial does not measure {missing.key!r}, only "
+            f"{space.file}: a simulated trial does not measure {missing.key!r}, only "
             f"{', '.join(name for name in measured if name != 'status')}"
             f"{'; it does where the cluster states power_watts' if energy else ''}"
         ) from missing

@@ -11,7 +11,7 @@ import pytest
 from analysis.prediction.pricing import Pricing
 from analysis.run.fold import Run, read_run
 from analysis.run.trial import Attempt, Trial
-from foundation.quantities import counted
+from foundation.quantities import counted, number
 from search_spaces import SearchSpace, load_space
 from workflows.cli.main import main
 from workflows.search.budget import SUCCESSES, Budget, NodeHours, node_hours
@@ -130,7 +130,7 @@ def test_a_search_keeps_its_budget_and_fills_the_rest_with_narrower_trials(
     assert max(widths) == 8 > widths[-1]
     told = f"budget: {counted(limit, 'node-hour')}"
     if used < limit:  # which the last trial's time to start decides
-        told = f"{limit - used:.3g} left are too few for a further trial"
+        told = f"{number(limit - used)} left are too few for a further trial"
     assert told in (run.closed or "") and told in capsys.readouterr().out
 
 
