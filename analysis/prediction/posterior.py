@@ -157,7 +157,7 @@ class Posterior:
 
     @cached_property
     def at_speed(self) -> Array:
-        """``eligibility``, and not so near the limit of memory that it is slow."""
+        """Probability to be eligible, and not so near the limit of memory that it is slow."""
         roomy = self.prediction.at_speed / np.maximum(self.prediction.fits, np.finfo(float).tiny)
         return np.maximum(self.eligibility * np.minimum(roomy, 1.0), np.finfo(float).tiny)
 

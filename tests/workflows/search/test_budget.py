@@ -166,9 +166,9 @@ def test_a_search_ends_when_three_proposals_in_a_row_promise_little(
     run = Run(Path())
     told = [{} if gain is None else {"gain": gain, "left": 2 * gain} for gain in gains]
     before = [*[{}] * (successes - len(told) + 1), *told[:-1]]
-    for number, expected in enumerate(before, start=1):
-        trial = Trial(number, {}, 0.0, expected=dict(expected), kind="ok", objective=1.0)
-        run.trials[number] = trial
+    for at, expected in enumerate(before, start=1):
+        trial = Trial(at, {}, 0.0, expected=dict(expected), kind="ok", objective=1.0)
+        run.trials[at] = trial
     reason = Budget(expected_gain=0.01).not_worth_it(told[-1], run)
     assert (reason is not None) == ends
     assert reason is None or ("0.5 %" in reason and "all untried configurations, 1 %" in reason)
