@@ -106,6 +106,10 @@ class Cluster(_Record):
         description="share of its time that a matrix product hides a collective of, if both run at "
         "once",
     )
+    node_failures_per_day: Rate | None = None
+    """of one node: failures that end a job on it. Default 0.0042, of two published clusters"""
+    storage_gb_per_s: Rate | None = None
+    """at which one node writes a checkpoint while all nodes of a job do"""
     measured: list[Collective] = Field(default=[], max_length=10_000)
 
     @model_validator(mode="after")

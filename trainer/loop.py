@@ -73,7 +73,8 @@ def train(
 
     Returns:
         On every rank: ``step_times_s``, ``losses`` (global mean of each step), ``grad_norms``
-        (before clipping), ``skipped_steps``, ``validation_losses`` (by step, from 1), ``stopped``;
+        (before clipping), ``skipped_steps``, ``validation_losses`` (by step, from 1), ``stopped``,
+        ``checkpoints_s`` (for which each checkpoint stopped training);
         and this rank's ``device``, ``memory``, ``communication`` per measured step
         (``Traffic.report``; empty with DeepSpeed) and ``kernels`` (``Tuning.report``, or None).
 
@@ -113,6 +114,7 @@ class _Training:
         self.times_s: list[float] = []
         self.reports: list[StepReport] = []
         self.validations: dict[int, float] = {}
+        self.saves_s: list[float] = []
 
     def run(
         self,
@@ -138,8 +140,10 @@ class _Training:
                     self.validations[done] = engine.validate(self.held_out)
                 progress(f"step {done}/{last} validation loss {self.validations[done]:.4f}")
             note(done, report, time_s, self.validations.get(done))
+            begin_s = self.device.clock()
             saved = engine.save_if_due(done, done if report.stop else last)
             if saved is not None:
+                self.saves_s.append(self.device.clock() - begin_s)
                 progress(f"{'saving' if config.async_save else 'saved'} {saved}")
             if report.stop:
                 break
@@ -166,6 +170,7 @@ class _Training:
             "grad_norms": [report.grad_norm for report in reports],
             "skipped_steps": sum(not report.done for report in reports),
             "validation_losses": self.validations,
+            "checkpoints_s": self.saves_s,
             "stopped": stopped,
             "device": self.device.facts(),
             "memory": self.device.memory(),

@@ -47,9 +47,11 @@ def completed(
     Returns:
         For ``ok`` the metrics in ``FIGURES`` over the measured steps; ``loss`` includes warm-up.
         For ``diverged`` the first bad step as ``where``. ``peak_memory_bytes`` is the largest
-        ``allocated`` of all ranks, ``device`` rank 0's; ``validation_loss`` is by step.
+        ``allocated`` of all ranks, ``device`` rank 0's; ``validation_loss`` is by step,
+        ``checkpoint_s`` for how long each stopped training.
     """
     losses = list(training["losses"])
+    saves_s = list(training["checkpoints_s"])
     validations = {str(step): loss for step, loss in training["validation_losses"].items()}
     table = {key: [rank[key] for rank in memory] for key in memory[0]}
     peak = max(table["allocated"])
@@ -63,6 +65,7 @@ def completed(
         "memory": table,
         "device": training["device"],
         **({"validation_loss": validations} if validations else {}),
+        **({"checkpoint_s": _times(saves_s)} if saves_s else {}),
         **{f"communication_{name}": table for name, table in training["communication"].items()},
         "world_size": world_size,
         "versions": versions(),
@@ -105,11 +108,15 @@ def _speed(config: TrainConfig, world_size: int, measured: Sequence[float]) -> d
         "tokens_per_second": tokens_per_second,
         "tokens_per_second_per_gpu": tokens_per_second / world_size,
         "samples_per_second": batch / median,
-        "step_time_s": {"median": median, "all": list(measured)},
+        "step_time_s": _times(measured),
         "dp": dp,
         "global_batch_size": batch,
         "parameters": config.model.num_parameters,
     }
+
+
+def _times(seconds: Sequence[float]) -> dict[str, Any]:
+    return {"median": statistics.median(seconds), "all": list(seconds)}
 
 
 def _divergence(losses: Sequence[float], skipped_steps: int) -> tuple[str, str] | None:

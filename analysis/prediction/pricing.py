@@ -23,6 +23,7 @@ from analysis.prediction.columns import (
     unpriced_axes,
     unpriced_parameters,
 )
+from analysis.prediction.goodput import Failures
 from analysis.prediction.start_up import StartUp
 from analysis.run.fold import Run, read_run
 from analysis.run.folder import RunFolder
@@ -73,6 +74,7 @@ class Pricing:
     Attributes:
         model: before any trial of the space was measured; replace it by a calibrated one.
         memory_failures: kinds of trials that needed more memory than there is.
+        failures: of the cluster's nodes, and what they cost.
         probes: trials of a shallower model, with the prices of their own space.
 
     Raises:
@@ -113,6 +115,7 @@ class Pricing:
         # The host's memory is what the model predicts only where it is the device's.
         limits = ("device memory", "host memory") if on_cpu else ("device memory",)
         self.memory_failures = frozenset(kind for kind in Kind if kind.row.out_of in limits)
+        self.failures = Failures.expected(space)
         self.probes: tuple[Pricing, tuple[Trial, ...]] | None = None
         self._latest: tuple[Any, Any, CostModel] = (None, None, self.model)
 
@@ -243,13 +246,15 @@ class Pricing:
         Raises:
             NotPricedError: if that run has nothing in common with this space.
         """
+        trials = run.trials.values()
+        self.failures = self.failures.learned((of or self).space, trials)
         if of is None or of.space.fingerprint == self.space.fingerprint:
-            self.model = self.calibrated(run.trials.values())
+            self.model = self.calibrated(trials)
             return
         if not shared(self.model, of.model):
             raise NotPricedError("the run is of another framework, GPU and cluster")
         of.model = taken_over(of.model, self.model)
-        learnt = discounted(of.calibrated(run.trials.values()), of.model)
+        learnt = discounted(of.calibrated(trials), of.model)
         self.model = taken_over(self.model, learnt)
 
     def learn_from(self, model: CostModel) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -12,10 +13,8 @@ import numpy as np
 from analysis.cost.groups import MissingFactError
 from analysis.cost.model import LIKELY, Prediction
 from analysis.prediction.columns import unpriced_axes, unpriced_parameters
-from analysis.prediction.pricing import (
-    NotPricedError,
-    Pricing,
-)
+from analysis.prediction.goodput import Goodput, state_bytes
+from analysis.prediction.pricing import NotPricedError, Pricing
 from analysis.prediction.satisfaction import Satisfaction
 from analysis.prediction.start_up import StartUp
 from analysis.units import GIB
@@ -95,8 +94,17 @@ class Ranking:
         prediction = pricing.predict([config])
         return cls(pricing, [config], prediction, 1, int(prediction.fits[0] >= LIKELY))
 
-    def table(self) -> str:
-        """The ranking as text: one line per configuration."""
+    @cached_property
+    def goodput(self) -> Goodput:
+        """The configurations through failures."""
+        return self.pricing.failures.goodput(self.prediction)
+
+    def table(self, tokens: float | None = None) -> str:
+        """The ranking as text: one line per configuration.
+
+        Args:
+            tokens: to train on; None: without the days for them.
+        """
         prediction, pricing = self.prediction, self.pricing
         space = pricing.space
         predicted = pricing.objective(prediction)
@@ -122,6 +130,11 @@ class Ranking:
             if len(heads) > len(row) and predicted is not None:
                 row.insert(1, f"{predicted[i]:.5g}")
             rows.append(row)
+        if tokens:
+            heads[-1:-1] = [f"days for {tokens:.3g} tokens", "node-hours"]
+            columns = self.goodput.days(tokens), self.goodput.node_hours(tokens)
+            for row, days, hours in zip(rows, *columns, strict=True):
+                row[-1:-1] = [f"{days:.4g}", f"{hours:,.0f}"]
         widths = [max(len(row[c]) for row in [heads, *rows]) for c in range(len(heads))]
         lines = []
         for row in [heads, *rows]:
@@ -159,10 +172,25 @@ class Ranking:
         lines += _bars(prediction.time.as_dict(), index, step_s, 1.0, "s")
         lines.append(f"{prediction.tokens_per_node_hour[index]:.4g} tokens per node-hour")
         lines.append(f"{prediction.days_to_train(tokens)[index]:.4g} days for {tokens:.3g} tokens")
+        lines += self._after_failures(tokens, index)
         joules = float(prediction.joules_per_token[index])
         if np.isfinite(joules):
             lines.append(f"{joules:.4g} J per token at the GPUs' stated power")
         return "\n".join(lines)
+
+    def _after_failures(self, tokens: float, index: int) -> list[str]:
+        """Lines on days, node-hours and checkpoints."""
+        goodput = self.goodput
+        saved = state_bytes(self.prediction.jobs)[index] / 1e9
+        return [
+            f"after failures: {goodput.days(tokens)[index]:.4g} days, "
+            f"{goodput.node_hours(tokens)[index]:,.0f} node-hours: "
+            f"{100 * goodput.share[index]:.3g} % of the time is useful",
+            f"  with a checkpoint of {saved:,.4g} GB every {duration(goodput.interval_s[index])} "
+            f"of training, which takes {duration(goodput.save_s[index])}; a restart takes "
+            f"{duration(goodput.restart_s[index])}",
+            f"  {self.pricing.failures.basis()}",
+        ]
 
     @staticmethod
     def likely_to_fit(report: CheckReport) -> str:

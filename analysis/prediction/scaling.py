@@ -12,9 +12,10 @@ from analysis.cost.constants import EDGE, log_sd
 from analysis.cost.model import LIKELY, CostModel, Prediction
 from analysis.cost.step import step
 from analysis.cost.time_constants import TimeConstants
+from analysis.prediction.goodput import Goodput
 from analysis.prediction.pricing import Pricing
 from analysis.units import GIB
-from foundation.quantities import config_text
+from foundation.quantities import config_text, duration
 from search_spaces import Parameter, SearchSpace
 from trainer.plan.jobs import Array
 
@@ -32,6 +33,8 @@ class Scaled:
         prediction: of each number of nodes that can be had, ascending.
         efficiency: tokens/s of a node over those on the fewest nodes.
         efficiency_log_sd: standard deviation of its logarithm; see ``_efficiency_log_sd``.
+        goodput: of the same through failures.
+        basis: of it, as a line of text.
         left_out: why other numbers of nodes are not there, as lines of text.
     """
 
@@ -40,6 +43,8 @@ class Scaled:
     prediction: Prediction
     efficiency: Array
     efficiency_log_sd: Array
+    goodput: Goodput
+    basis: str
     left_out: tuple[str, ...]
 
     @property
@@ -98,6 +103,8 @@ class Scaled:
             prediction=prediction,
             efficiency=rate / rate[0],
             efficiency_log_sd=_efficiency_log_sd(prediction),
+            goodput=pricing.failures.goodput(prediction),
+            basis=pricing.failures.basis(),
             left_out=reasons,
         )
 
@@ -107,7 +114,7 @@ class Scaled:
         Args:
             tokens: to train on.
         """
-        prediction = self.prediction
+        prediction, goodput = self.prediction, self.goodput
         low_s, high_s = prediction.interval_s()
         less, more = prediction.step_time_s / low_s, high_s / prediction.step_time_s
         spread = np.exp(EDGE * self.efficiency_log_sd)
@@ -118,8 +125,10 @@ class Scaled:
             "step s": _ranges(prediction.step_time_s, less, more),
             "tokens/s": _ranges(prediction.tokens_per_second, more, less),
             "efficiency %": _ranges(100 * self.efficiency, spread, spread),
-            "10^6 tokens/node-hour": _ranges(prediction.tokens_per_node_hour / 1e6, more, less),
-            f"days for {tokens:.3g} tokens": _ranges(prediction.days_to_train(tokens), less, more),
+            "useful %": [f"{100 * share:.3g}" for share in goodput.share],
+            "save every": [duration(each) for each in goodput.interval_s],
+            f"days for {tokens:.3g} tokens": _ranges(goodput.days(tokens), less, more),
+            "node-hours": [_digits(hours) for hours in goodput.node_hours(tokens)],
         }
         if np.all(np.isfinite(prediction.joules_per_token)):
             columns["J/token"] = _ranges(prediction.joules_per_token, less, more)
@@ -130,7 +139,7 @@ class Scaled:
         for row in rows:
             cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
             lines.append("  ".join(cells))
-        lines += [f"left out: {why}" for why in self.left_out]
+        lines += [f"after failures: {self.basis}", *(f"left out: {why}" for why in self.left_out)]
         return "\n".join(lines)
 
 

@@ -40,6 +40,7 @@ def training(**changes: Any) -> dict[str, Any]:
         "grad_norms": [1.0, 1.0, 1.0, 1.0],
         "skipped_steps": 0,
         "validation_losses": {},
+        "checkpoints_s": [],
         "stopped": False,
         "communication": {"bytes": {"gradients": {"node": 64}}, "calls": {}},
         "kernels": None,

@@ -42,9 +42,9 @@ def of_check(report: CheckReport, expected: str) -> dict[str, Any]:
     }
 
 
-def of_ranking(ranking: Ranking, explained: bool) -> dict[str, Any]:
+def of_ranking(ranking: Ranking, explained: bool, tokens: float) -> dict[str, Any]:
     """A ranking, the best first; if ``explained`` with the parts of memory and time."""
-    rows = _rows(ranking.prediction.columns())
+    rows = _rows(ranking.prediction.columns() | ranking.goodput.columns(tokens))
     for i, (row, config) in enumerate(zip(rows, ranking.configs, strict=True)):
         row["config"] = config
         if explained:
@@ -56,6 +56,8 @@ def of_ranking(ranking: Ranking, explained: bool) -> dict[str, Any]:
         "priced": ranking.num_priced,
         "likely_to_fit": ranking.num_likely,
         "ranked_by": ranking.ranked_by,
+        "tokens": tokens,
+        "failures": ranking.pricing.failures.basis(),
         "warnings": ranking.warnings,
         "configurations": rows,
     }
@@ -63,17 +65,17 @@ def of_ranking(ranking: Ranking, explained: bool) -> dict[str, Any]:
 
 def of_scaling(scaled: Scaled, tokens: float) -> dict[str, Any]:
     """A configuration on several numbers of nodes."""
-    rows, days = _rows(scaled.prediction.columns()), scaled.prediction.days_to_train(tokens)
+    rows = _rows(scaled.prediction.columns() | scaled.goodput.columns(tokens))
     for i, row in enumerate(rows):
         row |= {
             "num_nodes": scaled.prediction.num_nodes[i],
             "efficiency": scaled.efficiency[i],
-            "days_to_train": days[i],
         }
     return {
         "scaling": scaled.mode,
         "config": scaled.config,
         "tokens": tokens,
+        "failures": scaled.basis,
         "left_out": scaled.left_out,
         "sizes": rows,
     }

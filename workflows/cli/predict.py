@@ -56,7 +56,8 @@ def add_commands(commands: Commands) -> None:
         "of the configurations; default: 1"
     )
     parser.add("--nodes", counts, "N,...", text)
-    parser.add("--tokens", tokens, "T", "training tokens, such as 300e9; default: 1e12")
+    text = "training tokens, such as 300e9: days and node-hours for them; default: 1e12"
+    parser.add("--tokens", tokens, "T", text)
     parser.add("--picture", path, "FILE", "plot the scaling: *.png, *.svg")
     parser.add_json()
 
@@ -106,11 +107,12 @@ def predict(arguments: Namespace) -> None:
     cost = Estimate.of(space) if config is None and arguments.space is not None else None
     if arguments.json:
         told = {"search": cost.as_json()} if cost else {}
-        print_json(of_ranking(ranking, arguments.explain) | told)
+        tokens_told = arguments.tokens or DEFAULT_TOKENS
+        print_json(of_ranking(ranking, arguments.explain, tokens_told) | told)
     else:
         if cost:
             print(cost.text())
-        print(ranking.table())
+        print(ranking.table(arguments.tokens))
         if arguments.explain and ranking.configs:
             print(f"\n{ranking.explanation(arguments.tokens or DEFAULT_TOKENS)}")
 
@@ -154,8 +156,6 @@ def _check_scaling(arguments: Namespace) -> None:
         of_model = option == "nodes" and arguments.model is not None
         if getattr(arguments, option) and not arguments.scaling and not of_model:
             raise UsageError(f"--{option} goes with --scaling weak or --scaling strong")
-    if arguments.tokens and not (arguments.scaling or arguments.explain):
-        raise UsageError("--tokens goes with --explain or --scaling")
     out: Path | None = arguments.picture
     if out is not None and (out.suffix not in _FORMS or not out.absolute().parent.is_dir()):
         raise UsageError(f"--picture {out}: accepted a file *.png or *.svg in a folder that exists")

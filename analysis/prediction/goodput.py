@@ -1,0 +1,182 @@
+"""Share of a long run that trains: failures of nodes, checkpoints and restarts take the rest.
+
+Failures are taken for memoryless. A job that fails M seconds apart on average saves after every T
+seconds of training, in C seconds, and needs R seconds to train again after a failure. Of its time
+
+    T / (M exp(R / M) (exp((T + C) / M) - 1))
+
+is training that was kept (Daly 2006), and the T that makes most of it is ``sqrt(2 C M)`` to first
+order (Young 1974). A lost node is taken to be replaced at once.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from analysis.cost.model import Prediction
+from analysis.cost.tuning import trained_share
+from analysis.metrics import Metrics
+from analysis.prediction.start_up import StartUp
+from analysis.run.trial import Trial
+from search_spaces import SearchSpace
+from trainer.plan.jobs import Array, Jobs
+from trainer.plan.sizes import model_weights, table_weights
+
+DAY_S = 86400.0
+# Llama 3: 466 interruptions in 54 days on 16,384 GPUs, 2,048 nodes (Meta 2024, section 3.3.4). The
+# trace of InfiniteHBD (SIGCOMM 2025): 584 faults of 400 servers in 348 days.
+PER_NODE_DAY = 0.0042
+# One node's part of the 2 TB/s that Llama 3's storage sustained (Meta 2024, section 3.3.1).
+STORAGE_GB_PER_S = 1.0
+DETECTION_S = 300.0  # until a dead node is known: Slurm's default SlurmdTimeout
+# 16-bit weights; float32 weights and two moments (Rajbhandari et al. 2020, section 3.1).
+STATE_BYTES = 14
+
+
+def useful_share(mtbf_s: Any, interval_s: Any, save_s: Any, restart_s: Any) -> Array:
+    """Share of a job's time that trains and is kept; see the module.
+
+    Args:
+        mtbf_s: M, between failures of the whole job.
+        interval_s: T, of training between checkpoints.
+        save_s: C, for which a checkpoint stops training.
+        restart_s: R, from a failure to the next step.
+    """
+    with np.errstate(over="ignore"):  # of jobs that get nowhere
+        lost = np.exp(restart_s / mtbf_s) * np.expm1((interval_s + save_s) / mtbf_s)
+    return np.asarray(interval_s / (mtbf_s * lost))
+
+
+def best_interval_s(mtbf_s: Any, save_s: Any) -> Array:
+    """Seconds of training between checkpoints that keep most of it (Daly 2006, equation 37)."""
+    x = np.sqrt(save_s / (2 * mtbf_s))
+    near = np.sqrt(2 * save_s * mtbf_s) * (1 + x / 3 + x**2 / 9) - save_s
+    return np.asarray(np.where(save_s < 2 * mtbf_s, near, mtbf_s))
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Jobs that train for long: one entry of each column per job.
+
+    Attributes:
+        prediction: of the jobs.
+        share: of their time that trains and is kept; a lost node is replaced at once.
+        interval_s: of training between checkpoints.
+        save_s: for which a checkpoint stops training.
+        restart_s: from a failure to the next step.
+    """
+
+    prediction: Prediction
+    share: Array
+    interval_s: Array
+    save_s: Array
+    restart_s: Array
+
+    def days(self, tokens: float) -> Array:
+        """Days until so many tokens are trained on."""
+        return np.asarray(self.prediction.days_to_train(tokens) / self.share)
+
+    def node_hours(self, tokens: float) -> Array:
+        """Likewise, of nodes."""
+        return self.days(tokens) * 24 * self.prediction.num_nodes
+
+    def columns(self, tokens: float) -> dict[str, Array]:
+        """By name, for programs."""
+        return {
+            "useful_share": self.share,
+            "checkpoint_interval_s": self.interval_s,
+            "checkpoint_s": self.save_s,
+            "restart_s": self.restart_s,
+            "days_to_train": self.days(tokens),
+            "node_hours_to_train": self.node_hours(tokens),
+        }
+
+
+@dataclass(frozen=True)
+class Failures:
+    """How often nodes fail, and what that costs a job.
+
+    Attributes:
+        per_node_day: failures of one node.
+        storage_gb_per_s: at which each node of a job writes and reads checkpoints.
+        start_up: from launch to first step.
+        stated: names of those above that the cluster states; the others are priors.
+        saved_gb_per_s: of a node's state over the time for which checkpoints were seen to stop
+            training; None before any. More than ``storage_gb_per_s`` if they are asynchronous.
+    """
+
+    per_node_day: float
+    storage_gb_per_s: float
+    start_up: StartUp
+    stated: frozenset[str] = frozenset()
+    saved_gb_per_s: float | None = None
+
+    @classmethod
+    def expected(cls, space: SearchSpace) -> Self:
+        """The facts of a space's cluster, or priors, before any trial."""
+        own = cls(PER_NODE_DAY, STORAGE_GB_PER_S, StartUp.expected(space))
+        facts = {
+            "per_node_day": space.cluster and space.cluster.node_failures_per_day,
+            "storage_gb_per_s": space.cluster and space.cluster.storage_gb_per_s,
+        }
+        stated: dict[str, Any] = {name: value for name, value in facts.items() if value}
+        return replace(own, **stated, stated=frozenset(stated))
+
+    def learned(self, space: SearchSpace, trials: Iterable[Trial]) -> Self:
+        """The same after trials of a space: their start-ups and checkpoints."""
+        trials = list(trials)
+        saved = _saved_gb_per_s(space, trials) or self.saved_gb_per_s
+        return replace(self, start_up=StartUp.learned(space, trials), saved_gb_per_s=saved)
+
+    def goodput(self, prediction: Prediction) -> Goodput:
+        """Goodput of predicted jobs, each with the checkpoint interval that is best for it."""
+        nodes = prediction.num_nodes
+        node_gb = state_bytes(prediction.jobs) / 1e9 / nodes
+        save_s = node_gb / (self.saved_gb_per_s or self.storage_gb_per_s)
+        restart_s = DETECTION_S + self.start_up.seconds(nodes) + node_gb / self.storage_gb_per_s
+        mtbf_s = DAY_S / (nodes * self.per_node_day)
+        interval_s = np.maximum(best_interval_s(mtbf_s, save_s), prediction.step_time_s)
+        return Goodput(
+            prediction=prediction,
+            share=useful_share(mtbf_s, interval_s, save_s, restart_s),
+            interval_s=interval_s,
+            save_s=save_s,
+            restart_s=restart_s,
+        )
+
+    def basis(self) -> str:
+        """What it rests on, as a line of text."""
+        source = {True: "stated", False: "prior"}
+        rate, stored = (source[n in self.stated] for n in ("per_node_day", "storage_gb_per_s"))
+        if self.saved_gb_per_s:
+            written = f"{self.saved_gb_per_s:.3g} GB/s (measured)"
+        else:
+            written = f"{self.storage_gb_per_s:.3g} GB/s ({stored})"
+        starts = "measured" if self.start_up.widths else "prior"
+        return (
+            f"{self.per_node_day:.3g} failures per node and day ({rate}), checkpoints at {written} "
+            f"per node, start-up {starts}"
+        )
+
+
+def state_bytes(jobs: Jobs) -> Array:
+    """Bytes of a checkpoint: the trained weights and the optimizer's states."""
+    tables = np.where(jobs.model.tied_embeddings, 1.0, 2.0) * table_weights(jobs.model)
+    return np.asarray(STATE_BYTES * trained_share(jobs) * (model_weights(jobs.model) + tables))
+
+
+def _saved_gb_per_s(space: SearchSpace, trials: Iterable[Trial]) -> float | None:
+    """Median over the trials that saved checkpoints; None without any."""
+    rates = []
+    for trial in trials:
+        metrics, whole = Metrics(trial.result), trial.measured
+        save_s = metrics.get("checkpoint_s.median")
+        weights = metrics.get("parameters") or (space.model and space.model.num_parameters)
+        if whole and save_s and weights:
+            rates.append(STATE_BYTES * weights / 1e9 / len(whole.nodes) / save_s)
+    return statistics.median(rates) if rates else None

@@ -1,0 +1,1 @@
+"""Share of a long run that trains, through failures."""
