@@ -150,7 +150,7 @@ class Failures:
         )
 
     def basis(self) -> str:
-        """What it rests on, as a line of text."""
+        """A line of text on what the figures rest on."""
         source = {True: "stated", False: "prior"}
         rate, stored = (source[n in self.stated] for n in ("per_node_day", "storage_gb_per_s"))
         if self.saved_gb_per_s:

@@ -106,5 +106,5 @@ def test_the_guide_stays_short() -> None:
     guide = {page.name: page.read_text() for page in (ROOT / "docs" / "guide").glob("*.md")}
     words = {name: len(text.split()) for name, text in guide.items() if name != "reference.md"}
     assert len(guide) <= 16
-    assert sum(words.values()) <= 21_500
+    assert sum(words.values()) <= 22_000
     assert words["spaces.md"] <= 1_300
