@@ -155,7 +155,8 @@ def submit(arguments: Namespace) -> None:
         return
     refuse_second_job(folder)
     _warn(space, pricing)
-    print(*_foretold(space, folder, site, arguments.nodes), sep="\n")
+    # Scripts read the job's id from standard output.
+    print(*_foretold(space, folder, site, arguments.nodes), sep="\n", file=sys.stderr)
     with undone_if_refused(folder):
         if not folder.started:  # of a job that was cancelled before it began: nothing is mixed
             folder.space_file.unlink(missing_ok=True)
