@@ -39,7 +39,10 @@ class Keys:
         return plain if isinstance(plain, dict) else {}
 
     def given(self, key: str) -> Any:
-        """The unchecked value of a key, or of all layers of one; None where neither file nor defaults have one."""
+        """The unchecked value of a key, for all layers if they are listed.
+
+        None where neither file nor defaults have one.
+        """
         value = self.values.get(self._name(key), self.defaults.get(key))
         same = isinstance(value, list) and value and value == value[:1] * len(value)
         return value[0] if same and key == "intermediate_size" else value
