@@ -79,6 +79,31 @@ def test_a_candidates_improvement_is_the_mean_over_what_it_could_be(space: Searc
         assert better[at] == pytest.approx(np.mean(drawn > 0), rel=0.05)
 
 
+def test_runs_near_the_limit_tell_whether_it_makes_jobs_slow(space: SearchSpace) -> None:
+    truth = true_pricing(space, 0.0, 0)
+    configs = Candidates(space).draw(10_000, np.random.default_rng(0), [], 2)
+    answer = truth.predict(configs)
+    roomy = np.flatnonzero((answer.fits > 0.99) & (answer.full < 0.01))
+    full = np.flatnonzero((answer.fits > LIKELY) & (answer.full > 0.5))
+    assert len(full) >= 3
+
+    def at_speed(slowdown: float) -> float:
+        """Of what is near the limit, if two others there took so many times as long."""
+        run = Run(Path())
+        for number, at in enumerate([*roomy[:3], *full[:2]], 1):
+            slower = slowdown if at in full else 1.0
+            trial = Trial(number, configs[at], 0.0, kind="ok", ended_t=float(number))
+            trial.objective = float(answer.tokens_per_second[at]) / slower
+            trial.result = {"step_time_s": {"median": float(answer.step_time_s[at]) * slower}}
+            run.trials[number] = trial
+        posterior = posterior_of(space, run)
+        near = (posterior.prediction.full > 0.5) & (posterior.eligibility > LIKELY)
+        assert near.any()
+        return float((posterior.at_speed / posterior.eligibility)[near].mean())
+
+    assert at_speed(1.0) > 0.8 > 0.4 > at_speed(3.0)
+
+
 def test_gain_is_that_of_the_normal_distribution_and_grows_with_the_batch() -> None:
     rng = np.random.default_rng(0)
     mean, covariance, runs = np.zeros(40), 0.01 * np.eye(40), np.ones(40)
