@@ -117,9 +117,10 @@ class Pages:
             return "text/html; charset=utf-8", self.served().encode("utf-8", "replace")
         if path == "report/version":
             return "text/plain; charset=utf-8", self.latest[1].encode()
-        if _LOG.fullmatch(path):
+        log = self._folder.path / path
+        if _LOG.fullmatch(path) and not log.parent.is_symlink():  # the trainer's doing
             with suppress(FileError):
-                return "text/plain; charset=utf-8", read_end(self._folder.path / path, LOG_BYTES)
+                return "text/plain; charset=utf-8", read_end(log, LOG_BYTES)
         return None
 
 

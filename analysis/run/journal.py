@@ -15,7 +15,7 @@ from typing import Protocol
 from analysis.run.events import Event, from_record, to_record
 from analysis.run.fold import Run, apply, extend, fold
 from analysis.run.folder import RunFolder
-from analysis.run.lines import Lines, RunError, cannot_write, sealed
+from analysis.run.lines import Lines, RunError, sealed
 from analysis.run.lock import lock
 from foundation.messages import shown
 from slurm import Clock
@@ -125,12 +125,7 @@ class Journal:
 
 
 def _open(path: Path) -> int:
-    try:
-        return os.open(
-            path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600
-        )
-    except OSError as error:
-        raise cannot_write(path, error) from None
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
 
 def _write_all(file: int, data: bytes) -> None:

@@ -96,7 +96,7 @@ def test_what_is_no_result_ends_its_trial_as_a_crash(
 
 
 @pytest.mark.parametrize("name", ["stdout.log", "stderr.log"])
-@pytest.mark.parametrize("kind", ["directory", "pipe", "device", "sparse"])
+@pytest.mark.parametrize("kind", ["directory", "pipe", "device", "link", "sparse"])
 def test_what_is_no_log_hides_no_result(tmp_path: Path, name: str, kind: str) -> None:
     path = tmp_path / name
     if kind == "directory":
@@ -105,11 +105,15 @@ def test_what_is_no_log_hides_no_result(tmp_path: Path, name: str, kind: str) ->
         os.mkfifo(path)
     elif kind == "device":
         path.symlink_to("/dev/zero")
+    elif kind == "link":
+        (tmp_path / "own").write_text('secret\nCUDA out of memory\nMESHTUNE_RESULT {"x": 1}\n')
+        path.symlink_to("own")
     else:
         with path.open("w") as file:
             file.truncate(1 << 40)
     outcome = classify(left(tmp_path, 1))
-    assert outcome.kind is Kind.CRASH
+    assert outcome.kind is Kind.CRASH and "secret" not in outcome.stderr_tail
+    assert Outcome.stated(tmp_path) is None
     (tmp_path / "result.json").write_text(json.dumps(OK))
     assert classify(left(tmp_path, 0)).kind is Kind.OK
     outcome = Outcome.stated(tmp_path) or outcome

@@ -155,13 +155,13 @@ def test_a_log_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     ],
 )
 def test_modules_that_cannot_be_read_are_an_error_and_no_traceback(
-    tmp_path: Path, module: str, calls: str, error: str
+    tmp_path: Path, module: str, calls: tuple[str, ...], error: str
 ) -> None:
     path = Path(meshtune.__file__).parent.parent / "workflows" / module
     stale = ["strace", "-f", "-qq", "-o", str(tmp_path / "trace")]
     for one in {str(path), cache_from_source(str(path))}:
         stale += ["-P", one]
-    for call in calls.split(","):
+    for call in calls:
         stale += ["-e", f"inject={call}:error={error}"]
     command = [sys.executable, "-m", "meshtune", "status", str(tmp_path)]
     done = subprocess.run([*stale, *command], capture_output=True, text=True, timeout=250)
