@@ -20,7 +20,7 @@ from slurm.outcome.rank_ends import first_failed
 from slurm.outcome.watch import Termination
 from slurm.trial import STDERR_NAME, STDOUT_NAME, Lease, TrialSpec
 
-SILENCE_S = 30.0  # without a word: is the agent still there?
+SILENCE_S = 10.0  # two beats: is the agent still there?
 ANSWER_S = 15.0  # for an agent, on a loaded machine
 LAUNCH_S = 300.0  # for its interpreter, which thousands may read from one file system
 _LINE = re.compile(rb"(\d{1,7}) (?:(out|err) (.*)|([a-z]+)((?: -?\d{1,10}){0,3}))", re.DOTALL)
