@@ -157,18 +157,26 @@ class Slurm(Machine):
             return
         self.clean()
         began = time.time()
+        try:
+            self.job = self._allocated()
+        except subprocess.TimeoutExpired:  # nodes are held by a job that Slurm has forgotten
+            self.kill_controller()
+            self.start_controller("-c")  # without its state
+            self.job = self._allocated()
+        # A controller that is killed sooner has forgotten the job, whose nodes stay allocated then.
+        state = self.cluster.conf.parent / "state" / "job_state"
+        until(lambda: state.exists() and state.stat().st_mtime > began, 30)
+
+    def _allocated(self) -> str:
         said = subprocess.run(
             ["salloc", f"-N{NODES}", "--no-shell", "--exclusive", "--mem=0", "--no-kill", "-t30"],
             env=daemons.environment(self.cluster.conf), capture_output=True, text=True,
             timeout=120,
         ).stderr  # fmt: skip
-        granted = [line for line in said.splitlines() if "job allocation" in line]
+        granted = [line for line in said.splitlines() if "Granted job allocation" in line]
         if not granted:
             raise RuntimeError(f"no allocation: {said}")
-        self.job = granted[0].split()[-1]
-        # A controller that is killed sooner has forgotten the job, whose nodes stay allocated then.
-        state = self.cluster.conf.parent / "state" / "job_state"
-        until(lambda: state.exists() and state.stat().st_mtime > began, 30)
+        return granted[0].split()[-1]
 
     def clean(self) -> None:
         """End the allocation and bring every node back."""
@@ -238,11 +246,11 @@ class Slurm(Machine):
     def kill_controller(self) -> None:
         processes.end_all(self.controller)
 
-    def start_controller(self) -> None:
+    def start_controller(self, *options: str) -> None:
         """Start it if it is not there; it has its state."""
         config = self.cluster.config
         if not self.controller():
-            daemons.start_daemon(config, "slurmctld", "-f", str(config.daemons_conf))
+            daemons.start_daemon(config, "slurmctld", *options, "-f", str(config.daemons_conf))
             until(lambda: bool(self.ask("sinfo", "-h")), 30)
 
     def kill_slurmd(self, node: str) -> None:

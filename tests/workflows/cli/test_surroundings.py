@@ -111,6 +111,12 @@ def test_a_full_disk_is_named_with_its_file(
         assert main(["report", str(copy)]) == 1
         said = capsys.readouterr().err
         assert f"{copy}/report" in said and "No space left on device; make room there" in said
+        data = ["prepare-data", str(run / "space.yaml"), "--out", str(disk.path / "x")]
+        init = ["init", str(disk.path / "space.yaml"), *INIT, "--model", "llama_8b"]
+        for command, code, where in ((data, 2, "x.bin"), (init, 1, "space.yaml")):
+            assert main(command) == code
+            said = capsys.readouterr().err
+            assert f"{where}: No space left on device; make room there" in said
         disk.free()
         assert main(["report", str(copy)]) == 0
 
