@@ -155,6 +155,10 @@ def test_whatever_is_in_the_place_of_a_trials_files_gives_way(tmp_path: Path) ->
     assert elsewhere.read_text() == "untouched"
     clear_attempt(elsewhere)
     assert elsewhere.is_dir() and (tmp_path / "elsewhere.aside-1").read_text() == "untouched"
+    (trial / "linked").symlink_to(trial / "result.json.aside-2")
+    clear_attempt(trial / "linked")
+    assert not list((trial / "linked").iterdir())
+    assert (trial / "result.json.aside-2" / "weights").read_text() == "w"
     trial.joinpath("gone").symlink_to("gone")
     clear_attempt(trial / "gone")
     assert (trial / "gone").is_dir()
