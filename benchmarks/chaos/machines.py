@@ -275,6 +275,14 @@ class Slurm(Machine):
         return {}
 
 
+def can_trace() -> bool:
+    """Whether strace is here, and may trace."""
+    line = ["strace", "-o", "/dev/null", "true"]
+    with contextlib.suppress(OSError):
+        return subprocess.run(line, capture_output=True).returncode == 0
+    return False
+
+
 def _lacking_programs() -> frozenset[str]:
     """Faults that need a program which is not here."""
     return (

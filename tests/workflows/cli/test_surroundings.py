@@ -16,6 +16,7 @@ import pytest
 
 import meshtune
 from analysis.run.lines import FIRST, Lines, sealed
+from benchmarks.chaos.machines import can_trace
 from foundation.files import explained
 from foundation.writing import write_atomically
 from slurm.log_file import LogFile
@@ -152,7 +153,7 @@ def test_a_log_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     assert own.read_text() == "precious"
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, to fail system calls")
+@pytest.mark.skipif(not can_trace(), reason="needs strace, to fail system calls")
 @pytest.mark.parametrize(
     ("module", "calls", "error"),
     [
