@@ -20,7 +20,6 @@ from foundation.messages import shown
 MAX_JSON_BYTES = 1_000_000
 MAX_JSON_DEPTH = 64
 TOO_DEEP = f"nested deeper than {MAX_JSON_DEPTH} levels"
-ROOM_BYTES = 64 << 10  # free bytes below which a file system counts as full
 _WRITABLE = "choose a path that you may read and write"
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room there, and run the same command"),
@@ -148,15 +147,6 @@ def machine_numbers(value: Any) -> Any:
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether a value of JSON is a number; true and false are none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def has_room(path: Path) -> bool:
-    """Whether a path's file system has room; true if unknown, as with a quota."""
-    try:
-        status = os.statvfs(path)
-    except OSError:
-        return True
-    return status.f_bavail * status.f_frsize >= ROOM_BYTES or status.f_blocks == 0
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -120,8 +120,10 @@ class Journal:
             )
 
     def _check_there(self) -> None:
-        if os.fstat(self._file).st_nlink == 0:
-            raise RunError(f"{shown(self._path)}: was removed while its search was running")
+        with suppress(FileNotFoundError):
+            if os.path.samestat(self._path.stat(), os.fstat(self._file)):
+                return
+        raise RunError(f"{shown(self._path)}: was removed or moved while its search was running")
 
 
 def _open(path: Path) -> int:
