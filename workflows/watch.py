@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from analysis import RunFolder
@@ -70,8 +70,7 @@ class Pages:
         Returns whether it was made.
 
         Raises:
-            PageError: if it could not be made; the next call tries again.
-            OSError: if there is no journal.
+            PageError, OSError: if it could not be made; the next call tries again.
         """
         found = self._folder.journal_file.stat()
         state = (found.st_size, found.st_mtime_ns)
@@ -87,12 +86,8 @@ class Pages:
         return True
 
     def _made(self) -> str:
-        try:
-            place = TemporaryDirectory(prefix="meshtune-watch-")
-        except OSError as error:
-            raise PageError(f"{gettempdir()}: {error.strerror}") from error
-        with place:
-            copy = Path(place.name) / self._folder.path.name
+        with TemporaryDirectory(prefix="meshtune-watch-") as place:
+            copy = Path(place) / self._folder.path.name
             try:
                 copy.mkdir()
                 for file in (self._folder.journal_file, self._folder.space_file):
@@ -100,6 +95,8 @@ class Pages:
                         shutil.copyfile(file, copy / file.name)
                 (copy / "trials").symlink_to(self._folder.path / "trials")
                 return self._write(copy).read_text(errors="replace")
+            except OSError:
+                raise
             except Exception as error:  # the journal may be half-written
                 words = str(error) or type(error).__name__
                 raise PageError(words.replace(str(copy), str(self._folder.path))) from error
@@ -117,9 +114,10 @@ class Pages:
             return "text/html; charset=utf-8", self.served().encode("utf-8", "replace")
         if path == "report/version":
             return "text/plain; charset=utf-8", self.latest[1].encode()
-        if _LOG.fullmatch(path):
+        log = self._folder.path / path
+        if _LOG.fullmatch(path) and not log.parent.is_symlink():  # the trainer's doing
             with suppress(FileError):
-                return "text/plain; charset=utf-8", read_end(self._folder.path / path, LOG_BYTES)
+                return "text/plain; charset=utf-8", read_end(log, LOG_BYTES)
         return None
 
 

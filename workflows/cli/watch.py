@@ -7,6 +7,7 @@ import time
 from argparse import Namespace
 
 import analysis
+from foundation.files import explained
 from foundation.messages import printable
 from workflows.cli.arguments import Commands, UsageError, command, folder, positive
 
@@ -34,7 +35,8 @@ def watch(arguments: Namespace) -> None:
             try:
                 said = "" if pages.refresh() else said
             except (PageError, OSError) as error:  # being written, moved, repaired
-                if str(error) != said:
-                    said = str(error)
+                text = explained(error) if isinstance(error, OSError) else str(error)
+                if text != said:
+                    said = text
                     print(f"meshtune: {printable(said)}", file=sys.stderr)
             time.sleep(LOOKED_S)
