@@ -28,10 +28,10 @@ from slurm import BLAMELESS
 from trainer.plan.fields import Choices, OtherChoices
 
 # Choices that change the numbers of a step, not only where they are computed.
-NUMERIC = frozenset(
-    "precision engine reduce_precision quantize_weights quantize_gradients quantize_secondary "
-    "tuning lora_rank lora_targets lora_dropout reference_model".split()
-)
+NUMERIC = frozenset((
+    "precision", "engine", "reduce_precision", "quantize_weights", "quantize_gradients",
+    "quantize_secondary", "tuning", "lora_rank", "lora_targets", "lora_dropout", "reference_model",
+))  # fmt: skip
 _FREE = {"num_nodes", "dp", *Choices.model_fields, *OtherChoices.model_fields} - NUMERIC
 _OF_NODES = frozenset(("num_nodes", "dp", "gas"))  # what follows from nodes and batch
 _SPEED = "tokens_per_second"

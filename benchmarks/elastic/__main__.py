@@ -43,8 +43,8 @@ model: {name: small, num_layers: 4, hidden_size: 64, num_heads: 4, vocab_size: 2
 cluster: {name: minicluster, gpu: cpu, gpus_per_node: 1, memory_gib: 1, memory_gb_per_s: 10,
           peak_fp32_tflops: 0.05, overlap: 0.02, num_nodes: 4, node_failures_per_day: PER_DAY,
           nic: {count: 1, gb_per_s: 1, latency_us: 500}}
-trainer: {env: {OMP_NUM_THREADS: "1"}, builtin: {data: python-source, precision: fp32, device: cpu, keep_latest_k: 3,
-                    
+trainer: {env: {OMP_NUM_THREADS: "1"},
+          builtin: {data: python-source, precision: fp32, device: cpu, keep_latest_k: 3,
                     optimizer: {lr: 1.0e-4}, metrics: {log_freq: 1},
                     lr_scheduler: {warmup_steps: 100, total_steps: 5000, decay_type: cosine}}}
 parameters: {num_nodes: [1, 2, 3, 4], pp: [1, 2, 4], mbs: [1, 2, 3, 4],
@@ -52,7 +52,7 @@ parameters: {num_nodes: [1, 2, 3, 4], pp: [1, 2, 4], mbs: [1, 2, 3, 4],
 constraints: [global_batch_size == BATCH]
 objective: {maximize: tokens_per_second}
 trial: {warmup_steps: 2, measured_steps: 8, timeout: 300s}
-budget: {trials: 6}
+budget: {trials: 4}
 finalists: false
 """
 FOREVER = 1e12  # tokens
@@ -107,9 +107,9 @@ class Training:
             self.job = re.findall(r"job allocation (\d+)", said)[0]
         argv = [*MESHTUNE, "train", str(self.run), "--elastic", "--tokens", f"{FOREVER:g}",
                 "--out", str(self.out), "--launcher", "srun"]  # fmt: skip
-        log = Path(f"{self.out}.log").open("a")
         environ = {**os.environ, "SLURM_JOB_ID": self.job}
-        self.driver = subprocess.Popen(argv, env=environ, stdout=log, stderr=log, text=True)
+        with Path(f"{self.out}.log").open("a") as log:
+            self.driver = subprocess.Popen(argv, env=environ, stdout=log, stderr=log, text=True)
 
     def end_job(self) -> None:
         self.cluster.run("scancel", self.job)
@@ -141,7 +141,7 @@ class Training:
         return how
 
     def interrupt(self, count: int) -> None:
-        """Train through so many interruptions, then until a few more checkpoints, and stop."""
+        """Train through so many interruptions, until the next checkpoint, and stop."""
         self.begin()
         assert self.driver is not None
         while len(self.done) < count:
@@ -171,7 +171,9 @@ class Training:
 
     def _next(self) -> None:
         """The driver has ended: in the same job if it was killed, else in another one."""
-        if (self.driver is not None and self.driver.returncode != -signal.SIGKILL and self.job) or len(self.dead) == NODES:
+        if (
+            self.driver is not None and self.driver.returncode != -signal.SIGKILL and self.job
+        ) or len(self.dead) == NODES:
             self.end_job()
         self.begin()
 
@@ -187,7 +189,7 @@ def losses(out: Path) -> list[tuple[int, float]]:
 
 
 def replayed(run: Run) -> float:
-    """Share by the formula's rules: of each start the whole intervals that its time had room for."""
+    """Share by the formula's rules: the whole intervals that each start had room for."""
     kept_s = whole_s = 0.0
     for trial in run.trials.values():
         result = trial.result
@@ -271,11 +273,13 @@ def main() -> int:
     whole = out / "undisturbed"
     shutil.rmtree(whole, ignore_errors=True)
     argv = [*MESHTUNE, "train", str(run), "--elastic", "--tokens", str(most * BATCH * SEQ)]
-    log = Path(f"{whole}.log").open("w")
-    subprocess.run([*argv, "--out", str(whole), "--launcher", "local"], check=True, stdout=log)
+    with Path(f"{whole}.log").open("w") as log:
+        subprocess.run([*argv, "--out", str(whole), "--launcher", "local"], check=True, stdout=log)
     reference = dict(losses(whole))
-    print("\n| training | interruptions | of them | starts | layouts | steps saved | steps in the "
-          "record | largest relative difference of a loss | useful: measured | planned | replayed |")  # fmt: skip
+    print(
+        "\n| training | interruptions | of them | starts | layouts | steps saved | in the record | "
+        "largest relative difference of a loss | useful: measured | planned | replayed |"
+    )
     print("|---" * 11 + "|")
     for training in trainings:
         print(f"| {' | '.join(report(training, reference))} |", flush=True)

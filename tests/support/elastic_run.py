@@ -8,6 +8,7 @@ from pathlib import Path
 
 from analysis import Ended, Journal, Opened, Proposed, RunFolder, Started
 from search_spaces import load_space
+from trainer.data.prepare import prepare_data
 
 BATCH, SEQ = 8, 16
 SPACE = """
@@ -29,10 +30,13 @@ trial: {warmup_steps: 1, measured_steps: 2, timeout: 300s}
 BEST = {"num_nodes": 2, "tp": 1, "pp": 1, "mbs": 2, "gas": 1, "zero_stage": 1}
 
 
-def searched(folder: Path, data: Path) -> Path:
+def searched(folder: Path, hidden_size: int = 32) -> Path:
     """A run of one trial on two nodes, which was the best; returns its folder."""
-    file = folder / "elastic.yaml"
-    file.write_text(SPACE.replace("DATA", str(data)))
+    file, text, data = folder / "elastic.yaml", folder / "text", folder / "tokens"
+    text.write_text("".join(f"{n} is {n * n % 97}. " for n in range(2000)))
+    prepare_data([text], data)
+    space_text = SPACE.replace("DATA", str(data))
+    file.write_text(space_text.replace("hidden_size: 32", f"hidden_size: {hidden_size}"))
     space, run = load_space(file), RunFolder(folder / "run")
     run.create(space)
     with closing(Journal(run.path)) as journal:

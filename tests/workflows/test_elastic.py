@@ -19,7 +19,6 @@ from slurm.local.launcher import LocalLauncher
 from slurm.local.server import marker
 from slurm.outcome.step_log import StepReport, StopRule
 from support.elastic_run import BATCH, BEST, SEQ, losses, searched
-from trainer.data.prepare import prepare_data
 from workflows.cli.main import main
 from workflows.elastic import train_elastic, useful_share
 
@@ -55,10 +54,7 @@ class LosesANode(LocalLauncher):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("elastic")
-    (folder / "text").write_text("".join(f"{n} is {n * n % 97}. " for n in range(2000)))
-    prepare_data([folder / "text"], folder / "tokens")
-    return searched(folder, folder / "tokens")
+    return searched(tmp_path_factory.mktemp("elastic"))
 
 
 def test_a_training_goes_on_under_another_layout_as_if_nothing_had_happened(
