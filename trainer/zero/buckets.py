@@ -30,7 +30,7 @@ class Bucket:
     """Consecutive parameters of equal traits, as views of one buffer.
 
     Gradients are summed in float32, whatever the ``dtype``. ``reductions`` are those in flight, if
-    gradients are reduced after each micro-batch.
+    gradients are reduced after each micro-batch. ``in_place``: see ``WholeGradients``.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class Bucket:
         dtype: torch.dtype,
         device: torch.device,
         reductions: Reductions | None,
+        in_place: bool,
     ) -> None:
         self.traits = members[0].traits
         self.members = members
@@ -59,7 +60,7 @@ class Bucket:
             offset = end
         self.gradients: BucketGradients
         if reductions is None or self.sharing is None:
-            self.gradients = WholeGradients(self.parameters, total, holders)
+            self.gradients = WholeGradients(self.parameters, total, holders, in_place)
         else:
             self.gradients = SplitGradients(self.parameters, total, holders, reductions)
         share = total // shares
@@ -131,8 +132,10 @@ class WholeWeights:
             [slot for slot in slots(stage) if "ep" in slot.traits.split or not experts_only]
             for stage in stages
         ]
+        # Before its first step torch's pipeline clears gradients in modules that FSDP2 holds.
+        options = (dtype, device, self.reductions, not experts_only)
         self.buckets = [
-            Bucket(members, mesh.holders(members[0].traits.split), dtype, device, self.reductions)
+            Bucket(members, mesh.holders(members[0].traits.split), *options)
             for mine in reversed(held)  # each stage has backward passes of its own
             for members in fill(reversed(mine), config.ddp_bucket_size)
         ]

@@ -98,16 +98,20 @@ class WholeGradients(BucketGradients):
     """Gradients accumulated whole in float32, reduced after the step's last micro-batch.
 
     The reduction begins when the bucket is full, while the backward pass goes on.
+
+    ``in_place``: autograd may add to them itself, in training in float32.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], numel: int, holders: Holders) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], numel: int, holders: Holders, in_place: bool
+    ) -> None:
         super().__init__(parameters, numel, holders)
         self.whole = torch.zeros(numel, device=parameters[0].device)
         shares = holders.placement.optimizer.degree
         share = numel // shares
         begin = holders.rank % shares * share
         self.share = self.whole[begin : begin + share].view(-1, ROW)
-        self.in_place = parameters[0].dtype == self.whole.dtype
+        self.in_place = in_place and parameters[0].dtype == self.whole.dtype
         self.arrive: Callable[[], None] | None = None
         if self.in_place:
             for parameter in parameters:
