@@ -83,9 +83,7 @@ def test_unequal_experts_send_nearly_what_is_priced_in_the_mean_over_ranks(
 ) -> None:
     case = cases.UNEVEN
     config = TrainConfig.parse(case["config"])
-    sent = [
-        sum(counted["bytes"]["experts"].values()) for counted in results[case["id"]]["traffic"]
-    ]
+    sent = [sum(counted["bytes"]["experts"].values()) for counted in results[case["id"]]["traffic"]]
     priced = sum(expected_traffic(config, case["ranks"])["bytes"]["experts"].values())
     assert len({*sent}) > 1
     assert sum(sent) / len(sent) == pytest.approx(priced, rel=0.1)
@@ -122,7 +120,10 @@ def test_what_a_mixture_cannot_be_trained_with_is_refused_with_a_remedy(
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"moe_aux_loss_coeff": 0.1, "goldfish": {}}, "beside tokens that are left out of the loss"),
+        (
+            {"moe_aux_loss_coeff": 0.1, "goldfish": {}},
+            "beside tokens that are left out of the loss",
+        ),
         ({"moe_aux_loss_coeff": 0.1, "model": {**cases.SHAPE, "num_experts": 0}}, "num_experts"),
         ({"model": {**cases.SHAPE, "experts_per_token": 9}}, "is more than num_experts 8"),
         ({"model": {**cases.SHAPE, "expert_ffn_hidden_size": None}}, "must be, too"),

@@ -19,7 +19,6 @@ from trainer.plan.sizes import (
     table_weights,
 )
 
-
 Some = Annotated[int, Field(ge=0, le=10_000_000)]
 _OF_EXPERTS = ("experts_per_token", "expert_ffn_hidden_size")
 """Keys that a mixture needs."""

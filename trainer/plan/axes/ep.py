@@ -23,7 +23,6 @@ from trainer.plan.rules.requirement import Requirement
 from trainer.plan.sizes import Mixture, expert_weights, ffn_weights, mixed_layers, stage_weights
 from trainer.plan.states import DEGREES, Degrees, degree_among
 
-
 _ALONE = tuple(
     Requirement(
         f"experts_{name}",
@@ -109,9 +108,7 @@ def expert_holders(jobs: Jobs) -> Holders:
     divisor = layout.ep * layout.etp
     copies = layout.tp * layout.cp * layout.dp / divisor
     fewer = layout.replicas / copies
-    degrees = Degrees(
-        *(degree_among(getattr(placement, name), fewer, copies) for name in DEGREES)
-    )
+    degrees = Degrees(*(degree_among(getattr(placement, name), fewer, copies) for name in DEGREES))
     stride = layout.axes.of_states.stride("dp") / layout.tp * divisor
     return Holders(copies, stride, divisor, degrees, layout.axes.world_size)
 
