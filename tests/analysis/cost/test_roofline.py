@@ -1,4 +1,4 @@
-"""Rooflines: operations and bytes of a step by the plan, and the rate that a measured one attained."""
+"""Rooflines: operations and bytes by the plan, and the rate that a measured step attained."""
 
 from __future__ import annotations
 
