@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -109,7 +110,8 @@ class Pages:
         """State for readers: running trials with expected times and the ends of their logs."""
         run, now = read_run(self._folder.path), time.time()
         trials = [t for _, t in sorted(run.trials.items()) if t.running]
-        budget, expected_s = Budget(), [None] * len(trials)
+        budget = Budget()
+        expected_s: list[float | None] = [None] * len(trials)
         with suppress(SpaceError, RunError):
             space = self._folder.frozen_space()
             budget, timeout_s = Budget.of(space), space.trial.timeout_s
@@ -180,17 +182,18 @@ class Site:
         self.pages, self._compare = pages, compare
 
     @classmethod
-    def of(
-        cls, folders: Sequence[Path], write: Callable[[Path, Path], Path], compare: Compare
-    ) -> Site:
-        """The site of run folders; of equal names the later ones get a number."""
+    def of(cls, folders: Sequence[Path], write: Callable[..., Path], compare: Compare) -> Site:
+        """The site of run folders; of equal names the later ones get a number.
+
+        ``write`` makes the page of a copy of the folder ``home``.
+        """
         names: dict[str, Path] = {}
         for folder in folders:
             own = name = folder.absolute().name
             for number in range(2, len(folders) + 1):
                 name = f"{own}-{number}" if name in names else name
             names[name] = folder
-        pages = {n: Pages(f, lambda copy, f=f: write(copy, f)) for n, f in names.items()}
+        pages = {name: Pages(own, partial(write, home=own)) for name, own in names.items()}
         return cls(pages, lambda chosen: compare({n: names[n] for n in chosen}, list(names)))
 
     def answer(self, path: str) -> tuple[str, bytes] | None:

@@ -38,7 +38,10 @@ class Browser:
         self._url = url
 
     def open(self, page: Path) -> None:
-        self._post("url", {"url": page.absolute().as_uri()})
+        self.visit(page.absolute().as_uri())
+
+    def visit(self, address: str) -> None:
+        self._post("url", {"url": address})
 
     def run(self, script: str) -> Any:
         """What a function's body returns in the page; a promise is waited for."""

@@ -28,9 +28,7 @@ def watch(arguments: Namespace) -> None:
     port = arguments.port or 0
     if port > 65535:
         raise UsageError(f"--port {port}: accepted a port up to 65535")
-    site = Site.of(
-        arguments.runs, lambda copy, home: analysis.write_report(copy, home=home), _compared
-    )
+    site = Site.of(arguments.runs, analysis.write_report, _compared)
     with serving(site, port) as address:
         print(f"{address}\n(reachable from this machine only; Ctrl-C stops it)", flush=True)
         said: dict[str, str] = {}  # errors that last are printed once
