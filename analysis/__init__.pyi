@@ -1,6 +1,6 @@
 # The facade: what __init__.py exports, each from its module when it is first used.
 
-from .comparison import comparison_text
+from .comparison import Comparison
 from .cost.groups import MissingFactError
 from .cost.model import CostModel
 from .explanation import explain_trial
@@ -46,6 +46,7 @@ __all__ = [
     "Best",
     "CandidateSet",
     "Closed",
+    "Comparison",
     "CostModel",
     "Ended",
     "Event",
@@ -80,7 +81,6 @@ __all__ = [
     "TrainingPlan",
     "Trial",
     "acquisition",
-    "comparison_text",
     "expected_gain",
     "explain_trial",
     "informative",

@@ -30,11 +30,12 @@ from analysis.prediction.residual import (
     unpriced_features,
 )
 from analysis.prediction.satisfaction import Satisfaction
+from analysis.prediction.telling import telling
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from trainer.plan.jobs import Array, Indices, Mask
 
-REMEMBERED = 200  # trials that are learned from
+REMEMBERED = 200  # successes that the Gaussian process learns from: its cost is their cube
 SLOW = 0.4  # logarithm of how much longer than expected a step takes that is slow
 NEVERTHELESS = 0.05  # probability that a variant of what ran out of memory runs
 
@@ -58,26 +59,26 @@ class Observations:
         completed = [t for t in run.trials.values() if t.ended]
         return cls(run, completed, [t for t in completed if t.ok and t.positive])
 
-    def calibrating(self, goal: Goal) -> list[Trial]:
-        """Trials that calibrate the cost model; see :func:`remembered`.
+    def calibrating(self, pricing: Pricing) -> list[Trial]:
+        """Trials that calibrate the cost model; see :func:`telling`.
 
         Among many trials the latest few change little: the model is calibrated again whenever
         there are a twentieth more.
         """
         step = max(1, len(self.completed) // 20)
         by_time = sorted(self.completed, key=lambda t: (t.ended_t or 0.0, t.number))
-        return remembered(by_time[: len(by_time) // step * step], goal)
+        return telling(pricing, by_time[: len(by_time) // step * step])
 
     def calibrated(self, pricing: Pricing) -> CostModel:
         """The cost model, calibrated with these trials."""
-        return pricing.calibrated(self.calibrating(Goal(pricing)))
+        return pricing.calibrated(self.calibrating(pricing))
 
 
 def remembered(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
-    """All of few trials; of more than REMEMBERED, the best and the latest."""
+    """All of few successes; of more than REMEMBERED, the best and the latest."""
     if len(trials) <= REMEMBERED:
         return list(trials)
-    best = sorted(trials, key=lambda t: -goal.measured(t) if t.positive else np.inf)
+    best = sorted(trials, key=lambda t: -goal.measured(t))
     chosen = [*best[: REMEMBERED // 2], *trials[-REMEMBERED // 2 :]]
     return list({t.number: t for t in chosen}.values())
 
