@@ -59,6 +59,7 @@ def draw(
         trials=trials,
         repeats=rng.choice([0, 0, 0, 2]),
         faults=faults,
+        report=rng.random() < 0.3 or any(f.fault == "report_unwritable" for f in faults),
         shared=launcher == "srun" and (rng.choice([False, True]) if shared is None else shared),
     )
 
