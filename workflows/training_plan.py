@@ -14,13 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from analysis.metrics import Metrics
-from analysis.prediction.candidate_set import CandidateSet
-from analysis.prediction.goodput import DAY_S, Failures
-from analysis.prediction.posterior import Observations, Posterior
-from analysis.prediction.pricing import Pricing
-from analysis.run.fold import Run
-from analysis.run.trial import Trial
+from analysis import CandidateSet, Metrics, Observations, Posterior, Pricing, Run, Trial
 from foundation.documents import parse_document
 from foundation.quantities import config_text, counted, duration
 from search_spaces import Candidates, SearchSpace, SpaceError, check, load_space
@@ -34,6 +28,7 @@ NUMERIC = frozenset((
 ))  # fmt: skip
 _FREE = {"num_nodes", "dp", *Choices.model_fields, *OtherChoices.model_fields} - NUMERIC
 _OF_NODES = frozenset(("num_nodes", "dp", "gas"))  # what follows from nodes and batch
+DAY_S = 86400.0
 _SPEED = "tokens_per_second"
 LONGEST = "365d"
 
@@ -226,7 +221,7 @@ def _as_trials(space: SearchSpace, starts: Iterable[Trial]) -> Iterator[Trial]:
         yield replace(start, kind="ok", objective=objective, expected={}, attempts=attempts)
 
 
-def _observed(failures: Failures, starts: Iterable[Trial]) -> Failures:
+def _observed(failures: Any, starts: Iterable[Trial]) -> Any:
     """With what a training has seen of failures."""
     ended = [start for start in starts if start.ended and start.attempts]
     restarts_s = [s.result["restart_s"] for s in ended if "restart_s" in s.result]
