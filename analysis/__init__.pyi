@@ -1,6 +1,6 @@
 # The facade: what __init__.py exports, each from its module when it is first used.
 
-from .comparison import comparison_text
+from .comparison import Comparison
 from .cost.groups import MissingFactError
 from .cost.model import CostModel
 from .explanation import explain_trial
@@ -45,6 +45,7 @@ __all__ = [
     "Best",
     "CandidateSet",
     "Closed",
+    "Comparison",
     "CostModel",
     "Ended",
     "Event",
@@ -78,7 +79,6 @@ __all__ = [
     "TableError",
     "Trial",
     "acquisition",
-    "comparison_text",
     "expected_gain",
     "explain_trial",
     "informative",
