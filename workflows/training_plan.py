@@ -86,7 +86,8 @@ class TrainingPlan:
         chosen = CandidateSet.shortlist(pricing, candidates, seed=0)
         observations = Observations.of(run)
         posterior = Posterior(chosen, observations.calibrated(pricing), observations)
-        failures = _observed(pricing.failures.learned(wide, every), starts)
+        failures = pricing.failures.learned(wide, every)
+        failures = failures.observed(*_observed(starts)) if starts else failures
         goodput = failures.goodput(posterior.prediction)
         rate = np.exp(posterior.mean)
         best = int(np.argmax(rate * goodput.share * posterior.at_speed))
@@ -221,12 +222,11 @@ def _as_trials(space: SearchSpace, starts: Iterable[Trial]) -> Iterator[Trial]:
         yield replace(start, kind="ok", objective=objective, expected={}, attempts=attempts)
 
 
-def _observed(failures: Any, starts: Iterable[Trial]) -> Any:
-    """With what a training has seen of failures."""
-    ended = [start for start in starts if start.ended and start.attempts]
+def _observed(starts: Iterable[Trial]) -> tuple[int, float, float | None]:
+    """Failures, node-days and the mean time of a restart that a training has seen."""
+    ended = [start for start in starts if start.attempts]
     restarts_s = [s.result["restart_s"] for s in ended if "restart_s" in s.result]
     node_s = sum(len(s.attempts[-1].nodes) * s.result.get("elapsed_s", 0.0) for s in ended)
     # A configuration that cannot run says nothing of nodes.
     count = sum(s.kind in BLAMELESS or (s.failed and "step_time_s" in s.result) for s in ended)
-    restarted_s = statistics.fmean(restarts_s) if restarts_s else None
-    return failures.observed(count, node_s / DAY_S, restarted_s) if ended else failures
+    return count, node_s / DAY_S, statistics.fmean(restarts_s) if restarts_s else None
