@@ -18,6 +18,7 @@ from .prediction.ranking import Ranking, search_warnings
 from .prediction.scalarization import Scalarization
 from .prediction.scaling import Scaled
 from .prediction.start_up import StartUp
+from .prediction.training_plan import TrainingPlan
 from .prediction.trust import trusted
 from .preflight.file import Preflight
 from .report.forests import NotEnough, Sensitivity
@@ -77,6 +78,7 @@ __all__ = [
     "Started",
     "Table",
     "TableError",
+    "TrainingPlan",
     "Trial",
     "acquisition",
     "expected_gain",

@@ -319,8 +319,7 @@ def plot(
     """A figure for a notebook or a paper, with text of 8 pt: ``.savefig("figure.pdf")``.
 
     >>> import meshtune
-    >>> meshtune.plot(run, width=3.3).get_figwidth()
-    3.3
+    >>> meshtune.plot(run, width=3.3).savefig(picture)
 
     Args:
         what: a run or its folder: the objective, the best so far and the failures over time

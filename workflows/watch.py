@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote
 
@@ -72,8 +72,7 @@ class Pages:
         Returns whether it was made.
 
         Raises:
-            PageError: if it could not be made; the next call tries again.
-            OSError: if there is no journal.
+            PageError, OSError: if it could not be made; the next call tries again.
         """
         found = self._folder.journal_file.stat()
         state = (found.st_size, found.st_mtime_ns)
@@ -89,12 +88,8 @@ class Pages:
         return True
 
     def _made(self) -> str:
-        try:
-            place = TemporaryDirectory(prefix="meshtune-watch-")
-        except OSError as error:
-            raise PageError(f"{gettempdir()}: {error.strerror}") from error
-        with place:
-            copy = Path(place.name) / self._folder.path.name
+        with TemporaryDirectory(prefix="meshtune-watch-") as place:
+            copy = Path(place) / self._folder.path.name
             try:
                 copy.mkdir()
                 for file in (self._folder.journal_file, self._folder.space_file):
@@ -102,6 +97,8 @@ class Pages:
                         shutil.copyfile(file, copy / file.name)
                 (copy / "trials").symlink_to(self._folder.path / "trials")
                 return self._write(copy).read_text(errors="replace")
+            except OSError:
+                raise
             except Exception as error:  # the journal may be half-written
                 words = str(error) or type(error).__name__
                 raise PageError(words.replace(str(copy), str(self._folder.path))) from error

@@ -22,7 +22,7 @@ from analysis.run.fold import Run
 from analysis.run.trial import COMPLETED, meaning
 from foundation.quantities import config_text
 
-COLUMN, PAGE = 3.3, 6.9  # inches: the usual widths in papers
+PAGE = 6.9  # inches: the text width of the usual papers; a column has 3.3
 _STYLE: dict[str, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -33,7 +33,7 @@ _STYLE: dict[str, Any] = {
     "lines.linewidth": 1.2,
 }
 _SAVED = {"svg.fonttype": "none", "pdf.fonttype": 42}  # text stays text
-DPI = 300
+DPI = 200
 EDGE = 1.03  # end of the time axis, relative to the last trial
 # Those of the page's light theme (templates/page.css), distinct also for colour-blind people.
 BLUE, DARK, RED, GRAY, PALE, LIGHT = (
@@ -55,15 +55,19 @@ class Drawn(Figure):
         with rc_context(_SAVED):
             super().savefig(fname, **{"dpi": DPI, **options})
 
-    def _repr_png_(self) -> bytes:
+    def encoded(self, form: str) -> bytes:
+        """The content of a ``png``, ``svg`` or ``pdf`` file."""
         buffer = io.BytesIO()
-        self.savefig(buffer, format="png", dpi=DPI / 2)
+        self.savefig(buffer, format=form)
         return buffer.getvalue()
+
+    def _repr_png_(self) -> bytes:
+        return self.encoded("png")
 
 
 def plot(
     what: Run | Sensitivity | Scaled, effect: str = "effect on the objective", width: float = PAGE
-) -> Figure:
+) -> Drawn:
     """A figure ``width`` inches wide: of a run its trajectory, of a sensitivity its SHAP values, of
     a scaling its throughput and efficiency. ``effect`` names what SHAP values are.
     """
@@ -75,7 +79,7 @@ def plot(
         return scaling_figure(what, width)
 
 
-def trajectory_figure(run: Run, width: float) -> Figure:
+def trajectory_figure(run: Run, width: float) -> Drawn:
     """Objectives, best so far, failures by kind and their rolling share over time.
 
     After Dash et al. 2023, Figure 9.
@@ -161,7 +165,7 @@ def _note(axes: Axes, text: str) -> None:
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GRAY)
 
 
-def sensitivity_figure(sensitivity: Sensitivity, effect: str, width: float) -> Figure:
+def sensitivity_figure(sensitivity: Sensitivity, effect: str, width: float) -> Drawn:
     """Mean |SHAP| per parameter as bars (Dash et al. 2023, Figure 10), and a beeswarm beside them.
 
     Whiskers are the bootstrap interval. A point's colour is the parameter's value from lowest to
@@ -243,7 +247,7 @@ def plain(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def scaling_figure(scaled: Scaled, width: float) -> Figure:
+def scaling_figure(scaled: Scaled, width: float) -> Drawn:
     """Tokens/s beside ideal scaling, and the efficiency, with 95 % intervals."""
     nodes = scaled.prediction.num_nodes
     tokens_per_second = scaled.prediction.tokens_per_second

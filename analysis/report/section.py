@@ -27,7 +27,7 @@ from analysis.report.sensitivity import LOW_R2, failure_sensitivity, objective_s
 from analysis.run.fold import Run
 from analysis.verdict import standard_errors
 from foundation.messages import printable
-from foundation.quantities import counted, duration, number, percent, value_text
+from foundation.quantities import counted, duration, measured, number, percent, value_text
 from search_spaces import SpaceError
 
 Account = tuple[Sensitivity | None, str]
@@ -48,6 +48,7 @@ _TEMPLATES.filters |= {
     "value": lambda value: value_text(float(f"{value:.5g}") if type(value) is float else value),
     "percent": percent,
     "counted": counted,
+    "measured": measured,
     "quoted": lambda path: quote(str(path)),
 }
 

@@ -164,7 +164,7 @@ def test_a_space_is_priced_for_another_cluster() -> None:
     own, other = (meshtune.predict("gpt_22b_frontier", 1, cluster=c) for c in (None, "dgx_h100"))
     assert other["tokens_per_second"][0] > 2 * own["tokens_per_second"][0]
     assert meshtune.predict(there, 1).equals(other)
-    with pytest.raises(ValueError, match="^space="):
+    with pytest.raises(ValueError, match=r"^space="):
         meshtune.predict(there, 1, cluster="frontier")
 
 

@@ -55,6 +55,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "tied_embeddings": False,
     },
 }
+MODELS["moe"] = {
+    **MODELS["llama"],
+    "num_experts": 8,
+    "experts_per_token": 2,
+    "expert_ffn_hidden_size": 20,
+    "shared_ffn_hidden_size": 24,
+    "dense_layers": 1,
+}
 
 
 def config(

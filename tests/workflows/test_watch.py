@@ -77,6 +77,10 @@ def test_the_page_follows_the_journal_and_nothing_of_the_run_is_touched(
     book: RunBook, address: str
 ) -> None:
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{20,}/a%20%26%20run/report/", address)
+    trials = book.directory / "trials"
+    (trials / "0001/stderr.log").unlink(missing_ok=True)
+    (trials / "0001/stderr.log").symlink_to(book.directory / "space.yaml")
+    (trials / "0009").symlink_to(trials / "0001")
     before = sorted(p for p in book.directory.rglob("*"))
     wait_for(lambda: "Best configuration" in get(address), "the first page")
     page, version = get(address), live(address)["version"]
@@ -98,6 +102,8 @@ def test_the_page_follows_the_journal_and_nothing_of_the_run_is_touched(
         root.replace("a%20", "b%20") + "/report/",
         root.rpartition("/")[0].rpartition("/")[0] + "/",
         root + "/trials/0001/trial.json",
+        root + "/trials/0001/stderr.log",
+        root + "/trials/0009/stdout.log",
         root + "/trials/0001/../../journal.jsonl",
         root + "/space.yaml",
     ):

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from trainer.model.experts import MixtureMlp, kept_routes
 from trainer.model.recompute import recomputed
 from trainer.plan.fields import Recompute
 from trainer.plan.model import ModelConfig
@@ -85,10 +86,22 @@ def _rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Causal attention; (sequence, batch, heads, head) in, heads joined out."""
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seen: Tensor | None = None,
+    repeats_keys: bool = False,
+) -> Tensor:
+    """Causal attention; (sequence, batch, heads, head) in, heads joined out.
+
+    ``repeats_keys``: for kernels that have no grouped queries.
+    """
     query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
     grouped = query.size(1) != key.size(1)
+    if grouped and repeats_keys:
+        key, value = (x.repeat_interleave(query.size(1) // x.size(1), 1) for x in (key, value))
+        grouped = False
     context = F.scaled_dot_product_attention(
         query, key, value, attn_mask=seen, is_causal=seen is None, enable_gqa=grouped
     )
@@ -154,12 +167,12 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """Two projections with GELU between, or SwiGLU (Shazeer 2020)."""
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, size: int) -> None:
         super().__init__()
         self.gated = model.activation == "swiglu"
-        parts = (model.ffn_size,) * (2 if self.gated else 1)
+        parts = (size,) * (2 if self.gated else 1)
         self.up = Linear(model.hidden_size, parts, model.linear_bias)
-        self.down = Linear(model.ffn_size, (model.hidden_size,), model.linear_bias)
+        self.down = Linear(size, (model.hidden_size,), model.linear_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.up(x)
@@ -171,22 +184,37 @@ class Mlp(nn.Module):
         return self.down(x)
 
 
+def feed_forward(model: ModelConfig, layer: int) -> nn.Module:
+    """The part of a layer behind attention: dense, or a mixture of experts."""
+    mixture = model.mixture
+    if mixture is None or layer < mixture.dense_layers:
+        return Mlp(model, model.ffn_size)
+    shared = Mlp(model, mixture.shared_ffn_size) if mixture.shared_ffn_size else None
+    return MixtureMlp(model, mixture, shared)
+
+
 class Block(nn.Module):
-    """One pre-norm transformer layer.
+    """One pre-norm transformer layer, of the given number.
 
     ``recompute``: what the backward pass repeats. ``compiled``: by torch, to one graph per pass.
     """
 
     def __init__(
-        self, model: ModelConfig, recompute: Recompute = "none", compiled: bool = False
+        self,
+        model: ModelConfig,
+        recompute: Recompute = "none",
+        compiled: bool = False,
+        layer: int = 0,
     ) -> None:
         super().__init__()
         self.attention_norm = norm_layer(model)
         self.attention = Attention(model)
         self.mlp_norm = norm_layer(model)
-        self.mlp = Mlp(model)
+        self.mlp = feed_forward(model, layer)
         self.recompute = recompute
         self.compiled = compiled
+        if model.num_experts:
+            self.repeat_attention_only()
 
     def forward(self, x: Tensor, places: Places) -> Tensor:
         return (compiled_layer() if self.compiled else run_layer)(self, x, places)
@@ -205,6 +233,10 @@ def run_layer(block: Block, x: Tensor, places: Places) -> Tensor:
     """Run a layer with its recomputation."""
     if block.recompute == "none":
         return block.compute(x, places)
+    if isinstance(block.mlp, MixtureMlp):
+        options = {"use_reentrant": False, "preserve_rng_state": False}
+        again: Tensor = checkpoint(block.compute, x, places, context_fn=kept_routes, **options)
+        return again
     width = block.mlp.down.weight.size(1)  # of this tensor-parallel rank
     return recomputed(block.compute, block.recompute, last_input=width)(x, places)
 
@@ -297,7 +329,7 @@ class Stage(nn.Module):
         share = model.num_layers // num_stages
         for layer in layers or range(index * share, (index + 1) * share):
             again = recompute if layer % recompute_every == 0 else "none"
-            self.blocks[str(layer)] = Block(model, again, compiled)
+            self.blocks[str(layer)] = Block(model, again, compiled, layer)
         self.norm = norm_layer(model) if self.is_last else None
         own_weight = not (self.tied and self.is_first)
         self.head = Head(model, own_weight) if self.is_last else None

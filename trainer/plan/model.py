@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from foundation.records import Record
 from trainer.plan.limits import ConfigError, Layers, Tokens, Width
-from trainer.plan.sizes import Latent, Mixture, layer_matrices, layer_weights, table_weights
+from trainer.plan.sizes import (
+    Latent,
+    Mixture,
+    expert_weights,
+    ffn_weights,
+    layer_matrices,
+    layer_weights,
+    mixed_layers,
+    table_weights,
+)
+
+Some = Annotated[int, Field(ge=0, le=10_000_000)]
+_OF_EXPERTS = ("experts_per_token", "expert_ffn_hidden_size")
+"""Keys that a mixture needs."""
+_BESIDE_EXPERTS = ("shared_ffn_hidden_size", "dense_layers")
+"""Keys that mean nothing without one."""
 
 
 class ModelConfig(Record):
@@ -29,6 +44,41 @@ class ModelConfig(Record):
     linear_bias: bool = True
     tied_embeddings: bool = True
     rope_theta: float = Field(default=10_000.0, gt=0, le=1e15)
+    num_experts: Some = Field(
+        default=0, description="of a layer, in place of its feed-forward part; 0: a dense model"
+    )
+    experts_per_token: Width | None = Field(default=None, description="that the router chooses")
+    expert_ffn_hidden_size: Width | None = Field(default=None, description="of one expert")
+    shared_ffn_hidden_size: Some = Field(
+        default=0, description="of the experts that every token takes, together"
+    )
+    dense_layers: Some = Field(
+        default=0, description="first layers with an ordinary feed-forward part and no experts"
+    )
+    router_score: Literal["softmax", "sigmoid"] = Field(
+        default="softmax",
+        description="of an expert; those of a token's experts are normalized to a sum of 1",
+    )
+
+    @model_validator(mode="after")
+    def _whole_mixture(self) -> ModelConfig:
+        """Refuse keys of experts without the others that they need."""
+        needed = [name for name in _OF_EXPERTS if not getattr(self, name)]
+        if self.num_experts and needed:
+            raise ValueError(f"num_experts is given: {', '.join(needed)} must be, too")
+        own = [name for name in (*_OF_EXPERTS, *_BESIDE_EXPERTS) if getattr(self, name)]
+        if not self.num_experts and own:
+            raise ValueError(f"{', '.join(own)} without num_experts: set it, or remove them")
+        if self.num_experts and (self.experts_per_token or 0) > self.num_experts:
+            raise ValueError(
+                f"experts_per_token {self.experts_per_token} is more than num_experts "
+                f"{self.num_experts}"
+            )
+        if self.dense_layers > self.num_layers:
+            raise ValueError(
+                f"dense_layers {self.dense_layers} is more than num_layers {self.num_layers}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _divides(self) -> ModelConfig:
@@ -68,12 +118,22 @@ class ModelConfig(Record):
 
     @property
     def mixture(self) -> Mixture | None:
-        """This trainer trains no mixtures of experts; records of other models may."""
-        return None
+        """Experts of a layer; None in a dense model."""
+        if not self.num_experts:
+            return None
+        assert self.experts_per_token and self.expert_ffn_hidden_size  # as validated
+        return Mixture(
+            self.num_experts,
+            self.experts_per_token,
+            self.expert_ffn_hidden_size,
+            self.shared_ffn_hidden_size,
+            self.dense_layers,
+            1,
+        )
 
     @property
     def latent(self) -> Latent | None:
-        """Always None, likewise."""
+        """This trainer trains no latent attention; records of other models may."""
         return None
 
     @property
@@ -88,6 +148,11 @@ class ModelConfig(Record):
             ConfigError: if it is neither of the two.
         """
         parts = (self.norm, self.positions, self.activation, self.linear_bias)
+        if self.num_experts:
+            raise ConfigError(
+                f"num_experts {self.num_experts}: Hugging Face weights are those of dense models "
+                "here (Llama, GPT-2)"
+            )
         if parts == ("rmsnorm", "rotary", "swiglu", False):
             return "llama"
         whole = self.tied_embeddings and self.kv_heads == self.num_heads
@@ -107,4 +172,10 @@ class ModelConfig(Record):
         norm = (2 if self.norm == "layernorm" else 1) * self.hidden_size
         positions = self.seq_length * self.hidden_size if self.positions == "learned" else 0
         layer = layer_weights(self) + biases + 2 * norm
-        return int(self.num_layers * layer + norm + tables * table_weights(self) + positions)
+        whole = self.num_layers * layer + norm + tables * table_weights(self) + positions
+        if (mixture := self.mixture) is not None:
+            dense = ffn_weights(self, self.ffn_size - mixture.shared_ffn_size)
+            dense -= mixture.num_experts * self.hidden_size
+            whole += mixture.dense_layers * dense
+            whole += mixed_layers(self, mixture) * expert_weights(self, mixture)
+        return int(whole)

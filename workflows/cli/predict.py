@@ -11,6 +11,7 @@ import analysis
 import search_spaces
 import slurm
 from foundation.quantities import counted
+from foundation.writing import write_atomically
 from workflows.cli.arguments import (
     Commands,
     UsageError,
@@ -171,7 +172,8 @@ def _scale(arguments: Namespace, pricing: analysis.Pricing, config: dict[str, An
     except ValueError as error:
         raise UsageError(f"{pricing.space.file}: {error}") from error
     if arguments.picture:
-        analysis.plot(scaled).savefig(arguments.picture)
+        form = arguments.picture.suffix.removeprefix(".")
+        write_atomically(arguments.picture, analysis.plot(scaled).encoded(form))
     tokens = arguments.tokens or DEFAULT_TOKENS
     if arguments.json:
         print_json("predict", of_scaling(scaled, tokens))

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import analysis
+from foundation.files import explained
 from foundation.messages import printable
 from workflows.cli.arguments import Commands, UsageError, command, folder, positive
 
@@ -38,8 +39,9 @@ def watch(arguments: Namespace) -> None:
                     if pages.refresh():
                         said.pop(name, None)
                 except (PageError, OSError) as error:  # being written, moved, repaired
-                    if str(error) != said.get(name):
-                        said[name] = str(error)
+                    text = explained(error) if isinstance(error, OSError) else str(error)
+                    if text != said.get(name):
+                        said[name] = text
                         print(f"meshtune: {printable(said[name])}", file=sys.stderr)
             time.sleep(LOOKED_S)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from trainer.plan.axes import dp, pp, tp
+from trainer.plan.axes import dp, ep, pp, tp
 from trainer.plan.axes.mesh import beside_dp
 from trainer.plan.axes.registry import AXES
 from trainer.plan.rules.declared import counting
@@ -32,7 +32,9 @@ def _requirements(own_axes: tuple[str, ...]) -> tuple[Requirement, ...]:
         axes=axes,
     )
     further = [one for axis in own_axes if axis in AXES for one in AXES[axis].requirements]
-    return (whole_replicas, *_OTHERS, *dp.requirements("cp" in own_axes), *further)
+    context = "cp" in own_axes
+    replicas = (*dp.requirements(context), *ep.requirements(context))
+    return (whole_replicas, *_OTHERS, *replicas, *further)
 
 
 _FP8 = tuple(
