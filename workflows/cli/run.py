@@ -105,7 +105,7 @@ def status(arguments: Namespace) -> None:
     if script.exists() and not analysis.RunFolder(arguments.run).started:
         waiting = "submitted, not started yet"
         if arguments.json:
-            print_json({"run": str(arguments.run), "state": waiting, "running": False})
+            print_json("status", {"run": str(arguments.run), "state": waiting, "running": False})
         else:
             print(f"{waiting}; squeue shows the job, and its log will be here")
         return
@@ -115,7 +115,7 @@ def status(arguments: Namespace) -> None:
     # The machine's clock may have been set back since the driver began.
     now = max(run.last_t, time.time()) if driver and run.launcher != "simulate" else run.last_t
     if arguments.json:
-        print_json(of_run(run, budget, now, state, bool(driver)))
+        print_json("status", of_run(run, budget, now, state, bool(driver)))
         return
     rows = summary(run, budget, now, alive=bool(driver))
     if container := run.folder.frozen_space().trainer.container:
