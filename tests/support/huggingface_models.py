@@ -1,4 +1,4 @@
-"""Llama, Qwen 2 and 3 and GPT-2 over tensors as ``transformers`` names them, written out plainly in float64.
+"""Llama, Qwen and GPT-2 over tensors as ``transformers`` names them, plainly in float64.
 
 An independent implementation: nothing of the trainer's, neither its layers nor its reader.
 """
