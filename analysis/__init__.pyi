@@ -1,6 +1,6 @@
 # The facade: what __init__.py exports, each from its module when it is first used.
 
-from .comparison import comparison_text
+from .comparison import Comparison
 from .cost.groups import MissingFactError
 from .cost.model import CostModel
 from .explanation import explain_trial
@@ -18,6 +18,7 @@ from .prediction.ranking import Ranking, search_warnings
 from .prediction.scalarization import Scalarization
 from .prediction.scaling import Scaled
 from .prediction.start_up import StartUp
+from .prediction.training_plan import TrainingPlan
 from .prediction.trust import trusted
 from .preflight.file import Preflight
 from .report.forests import NotEnough, Sensitivity
@@ -45,6 +46,7 @@ __all__ = [
     "Best",
     "CandidateSet",
     "Closed",
+    "Comparison",
     "CostModel",
     "Ended",
     "Event",
@@ -76,9 +78,9 @@ __all__ = [
     "Started",
     "Table",
     "TableError",
+    "TrainingPlan",
     "Trial",
     "acquisition",
-    "comparison_text",
     "expected_gain",
     "explain_trial",
     "informative",

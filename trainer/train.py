@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from trainer.model.deferred import DeferredKernels
 from trainer.model.float8 import Float8Kernels
 from trainer.model.kernels import Kernels, TunedKernels, use
 from trainer.model.precision import COMPUTE_DTYPE, LossScaler
-from trainer.model.transformer import Stage, chosen
+from trainer.model.transformer import Stage, attend, chosen
 from trainer.model.tuning import Tuning
 from trainer.optimizer import Optimizer, StepReport, Weights
 from trainer.parallel.collectives import Traffic
@@ -42,7 +43,9 @@ from trainer.zero.buckets import WholeWeights
 from trainer.zero.fsdp import ShardedWeights
 
 
-def build_stages(config: TrainConfig, mesh: Mesh, depth: Depth, kernels: Kernels) -> list[Stage]:
+def build_stages(
+    config: TrainConfig, mesh: Mesh, depth: Depth, kernels: Kernels, repeats_keys: bool = False
+) -> list[Stage]:
     """This rank's stages, split over tp or the grid and cp, without storage (meta device)."""
     num_stages = config.pp * config.vpp
     repeated = (config.recompute, config.recompute_every, config.compile)
@@ -63,8 +66,18 @@ def build_stages(config: TrainConfig, mesh: Mesh, depth: Depth, kernels: Kernels
                 use(kernels, stage)
             if mesh.cp.size > 1:
                 split_sequences(stage, mesh)
+            elif repeats_keys:
+                for block in stage.blocks.values():
+                    block.attention.attend = functools.partial(attend, repeats_keys=True)
             deal_out_experts(stage, mesh)
     return stages
+
+
+def _repeats_keys(config: TrainConfig, device: Device) -> bool:
+    """Whether keys are repeated, since the device has no kernel for grouped queries."""
+    masked = config.documents is not None and config.documents.reset_attention_mask
+    dtype = COMPUTE_DTYPE[config.precision]
+    return not device.has_grouped_attention(dtype, config.model.head_dim, masked)
 
 
 class Trainer:
@@ -86,7 +99,9 @@ class Trainer:
         if config.precision == "fp8":
             kernels = Float8Kernels(device.float8)
         deferred = DeferredKernels(kernels) if config.defers_weight_gradients else None
-        self.stages = stages = build_stages(config, self.mesh, self.depth, deferred or kernels)
+        self.stages = stages = build_stages(
+            config, self.mesh, self.depth, deferred or kernels, _repeats_keys(config, device)
+        )
         placed = ShardedWeights if self.mesh.placement.fully_sharded else WholeWeights
         self.weights: Weights = placed(stages, self.mesh, config, device.torch)
         self.depth.receive = self.weights.receive

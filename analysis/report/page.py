@@ -116,7 +116,11 @@ def _facts(run: Run) -> dict[str, Any]:
     failed = [trial for trial in ended if not trial.ok]
     middle = float(pd.Series([t.objective for t in done], dtype=float).median()) if done else 0.0
     best = run.best.objective if run.best and run.best.objective is not None else 0.0
-    ratio = (best / middle if run.maximize else middle / best) if best > 0 and middle > 0 else None
+    ratio = (
+        (best / middle if run.maximize else middle / best)
+        if best > 0 and middle > 0 and len(done) > 1
+        else None
+    )
     return {
         "ended": len(ended),
         "ok": len(done),

@@ -80,7 +80,8 @@ def clear_attempt(directory: Path) -> None:
 
 
 def _is_usable(directory: Path) -> bool:
-    return directory.is_dir() and os.access(directory, os.R_OK | os.W_OK | os.X_OK)
+    own = directory.is_dir() and not directory.is_symlink()  # a link leads to somebody's files
+    return own and os.access(directory, os.R_OK | os.W_OK | os.X_OK)
 
 
 def _move_aside(path: Path) -> None:

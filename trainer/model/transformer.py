@@ -97,10 +97,22 @@ def _rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Causal attention; (sequence, batch, heads, head) in, heads joined out."""
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seen: Tensor | None = None,
+    repeats_keys: bool = False,
+) -> Tensor:
+    """Causal attention; (sequence, batch, heads, head) in, heads joined out.
+
+    ``repeats_keys``: for kernels that have no grouped queries.
+    """
     query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
     grouped = query.size(1) != key.size(1)
+    if grouped and repeats_keys:
+        key, value = (x.repeat_interleave(query.size(1) // x.size(1), 1) for x in (key, value))
+        grouped = False
     context = F.scaled_dot_product_attention(
         query, key, value, attn_mask=seen, is_causal=seen is None, enable_gqa=grouped
     )

@@ -286,7 +286,9 @@ class Settings(Described):
     """wait for every collective and report its time, which slows training; on CPU gathering and
     reducing run side by side, and their times overlap"""
     save: Annotated[str | None, _CHECKPOINTS] = None
-    """folder for checkpoints; the last 2 are kept"""
+    """folder for checkpoints"""
+    keep_latest_k: int = Field(default=2, ge=1, le=1_000_000)
+    """complete checkpoints that are kept there, the newest ones"""
     save_interval: Steps | None = None
     """steps between checkpoints; default only at the end"""
     async_save: bool = False

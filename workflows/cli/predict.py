@@ -12,6 +12,7 @@ import analysis
 import search_spaces
 import slurm
 from foundation.quantities import counted
+from foundation.writing import write_atomically
 from workflows.cli.arguments import (
     Commands,
     UsageError,
@@ -170,7 +171,7 @@ def _scale(arguments: Namespace, pricing: analysis.Pricing, config: dict[str, An
         raise UsageError(f"{pricing.space.file}: {error}") from error
     if arguments.picture:
         form = _FORMS[arguments.picture.suffix]
-        arguments.picture.write_bytes(analysis.scaling_image(scaled, form))
+        write_atomically(arguments.picture, analysis.scaling_image(scaled, form))
     tokens = arguments.tokens or DEFAULT_TOKENS
     if arguments.json:
         print_json(of_scaling(scaled, tokens))

@@ -51,7 +51,7 @@ def report(arguments: Namespace) -> None:
         if arguments.json:
             print_json({"runs": [_as_json(run) for run in runs]})
         else:
-            print(*map(printable, analysis.comparison_text(runs)), sep="\n")
+            print(*map(printable, analysis.Comparison(runs).text()), sep="\n")
         return
     if arguments.out and not runs[0].origin:
         raise UsageError("--out: the page of a run is in its own folder; leave it out")
