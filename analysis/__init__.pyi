@@ -18,14 +18,13 @@ from .prediction.ranking import Ranking, search_warnings
 from .prediction.scalarization import Scalarization
 from .prediction.scaling import Scaled
 from .prediction.start_up import StartUp
-from .prediction.training_plan import TrainingPlan
 from .prediction.trust import trusted
 from .preflight.file import Preflight
 from .report.forests import NotEnough, Sensitivity
 from .report.outlook import Outlook
 from .report.page import write_report
-from .report.plots import scaling_image, sensitivity_figure
-from .report.sensitivity import objective_sensitivity
+from .report.plots import plot
+from .report.sensitivity import failure_sensitivity, objective_sensitivity
 from .run.best import Best
 from .run.events import Closed, Ended, Event, Opened, Proposed, Started
 from .run.fold import Run, read_run
@@ -78,11 +77,11 @@ __all__ = [
     "Started",
     "Table",
     "TableError",
-    "TrainingPlan",
     "Trial",
     "acquisition",
     "expected_gain",
     "explain_trial",
+    "failure_sensitivity",
     "informative",
     "lessons",
     "load",
@@ -90,14 +89,13 @@ __all__ = [
     "noise_of",
     "number_column",
     "objective_sensitivity",
+    "plot",
     "read_results",
     "read_run",
     "read_tables",
     "repair_run",
     "results_table",
-    "scaling_image",
     "search_warnings",
-    "sensitivity_figure",
     "trusted",
     "verdict_lines",
     "write_report",

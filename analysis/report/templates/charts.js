@@ -100,7 +100,7 @@ drawn.nodes = function (figure) {
 drawn.effects = function (figure) {
   const rows = data["effects-" + figure.dataset.of], one = 34;
   const { svg, width } = blank(figure, 50 + one * rows.length, "Mean absolute SHAP value of each parameter");
-  const wide = width > 620, left = Math.min(150, width * 0.3), middle = wide ? width * 0.5 : width - 14;
+  const wide = width > 620, left = Math.min(width * 0.45, 16 + 6.8 * Math.max(...rows.map((r) => Math.min(20, r.name.length)))), middle = wide ? width * 0.5 : width - 14;
   const top = Math.max(...rows.map((r) => Math.max(r.high, r.mean))) || 1;
   const x = scale(0, top, left, middle - 20);
   const far = Math.max(...rows.flatMap((r) => r.values.map(([, v]) => Math.abs(v)))) || 1;

@@ -177,9 +177,9 @@ async function exported(figure, as) {
   return new Promise((done) => canvas.toBlob(done, "image/png"));
 }
 
-async function save(figure, as) {
+async function save(figure, as, made = exported(figure, as)) {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(await exported(figure, as));
+  link.href = URL.createObjectURL(await made);
   link.download = `${figure.id}.${as}`;
   link.click();
 }

@@ -8,7 +8,7 @@ function chosenIn(section) {
   const head = section.querySelector("th[aria-sort]"), own = section.querySelector("#trials");
   return {
     open,
-    selects: [...section.querySelectorAll("figure select")].map((select) => [select.closest("figure").id, select.name, select.value]),
+    selects: [...section.querySelectorAll("figure select:not(.paper)")].map((select) => [select.closest("figure").id, select.name, select.value]),
     drawn: [...section.querySelectorAll("figure[data-draw]")].filter((figure) => figure.drawn).map((figure) => figure.id),
     sort: head && [head.cellIndex, head.getAttribute("aria-sort"), head.closest("table").id],
     page: own && trials ? trials.page() : 0,

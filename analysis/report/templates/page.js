@@ -27,7 +27,11 @@ function enliven(section) {
   if (section.querySelector("#trials")) turning();
   section.querySelectorAll("figure[data-draw]").forEach((figure) => {
     seen.observe(figure);
-    figure.querySelectorAll("select").forEach((select) => select.addEventListener("change", () => drawn[figure.dataset.draw](figure)));
+    figure.querySelectorAll("select:not(.paper)").forEach((select) => select.addEventListener("change", () => drawn[figure.dataset.draw](figure)));
+    figure.querySelectorAll("select.paper").forEach((select) => select.addEventListener("change", () => {
+      save(figure, select.value.split(" ")[1], forPaper(figure, select.value));
+      select.value = "";
+    }));
     figure.querySelectorAll("button.save").forEach((button) => button.addEventListener("click", () => save(figure, button.dataset.as)));
   });
 }

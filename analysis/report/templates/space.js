@@ -30,7 +30,7 @@ drawn.front = function (figure) {
     mark(svg, place.get(p[0]), "circle", { ...at(p), r: 5.5, class: "ok optimal", style }, told(p));
     if (i < f.named) node("text", { x: at(p).cx, y: at(p).cy - 9, "text-anchor": "middle" }, svg, p[0]);
   });
-  node("text", { x: box[2], y: 14, "text-anchor": "end" }, svg, `${f.counts[0]} Pareto-optimal, ${f.counts[1]} dominated`);
+  if (width > 500) node("text", { x: box[2], y: 14, "text-anchor": "end" }, svg, `${f.counts[0]} Pareto-optimal, ${f.counts[1]} dominated`);
 };
 
 // The bars of the trials that are kept.
@@ -41,9 +41,9 @@ function only(stacks) {
 }
 
 drawn.stacks = function (figure) {
-  const s = only(data.stacks), place = figure.querySelector(".plot").clientWidth || 900, wide = place > 620;
+  const s = only(data.stacks), place = drawingFor.width || figure.querySelector(".plot").clientWidth || 900, wide = place > 620;
   const rows = s.labels.length, names = [s.memory, s.time].map((one) => Object.keys(one.parts).length);
-  const columns = wide ? 3 : 2, legend = names.map((n) => 16 * Math.ceil((n + 1) / columns));
+  const columns = place > 760 ? 3 : 2, legend = names.map((n) => 16 * Math.ceil((n + 1) / columns));
   const one = 22 * rows + 34, both = wide ? one + Math.max(...legend) : 2 * one + legend[0] + legend[1] + 16;
   const { svg, width } = blank(figure, both + 8, "Predicted memory and time per token of the best trials, part by part");
   const panel = (from, to, top, of, unit, label, limit) => {

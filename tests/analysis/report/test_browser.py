@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -120,7 +122,8 @@ def test_a_figure_is_saved_as_svg_and_png_in_the_colours_of_the_theme(window: Br
 def test_any_two_parameters_can_be_set_against_each_other(window: Browser) -> None:
     chosen = (
         "const f = document.getElementById('figure-{0}');"
-        "const [a, b] = f.querySelectorAll('select'); a.selectedIndex = {1}; b.selectedIndex = {2};"
+        "const [a, b] = f.querySelectorAll('select:not(.paper)');"
+        "a.selectedIndex = {1}; b.selectedIndex = {2};"
         "a.dispatchEvent(new Event('change'));"
         "return [f.querySelectorAll('svg *').length, f.textContent.includes('NaN'),"
         " a.options.length]"
@@ -254,6 +257,40 @@ def test_the_keyboard_sorts_the_table_by_numbers(window: Browser) -> None:
     assert window.run(press) == "descending"
     assert window.run(SHOWN) == list(range(TRIALS - 1, TRIALS - 101, -1))
     assert window.run(press) == "ascending"
+
+
+PAPER = (
+    "return Promise.all(['svg', 'pdf'].map((as) =>"
+    " forPaper(document.getElementById('{}'), '{} ' + as).text()))"
+)
+
+
+@pytest.mark.parametrize("inches", [3.3, 6.9])
+def test_every_figure_is_saved_for_a_paper_at_its_width_with_text_of_8_points(
+    window: Browser, inches: float
+) -> None:
+    before = window.run("return document.documentElement.dataset.theme || ''")
+    for name in FIGURES:
+        svg, pdf = window.run(PAPER.format(f"figure-{name}", inches))
+        root = ElementTree.fromstring(svg)
+        wide = float(root.attrib["viewBox"].split()[2])
+        assert root.attrib["width"] == f"{inches}in", name
+        words = [e for e in root.iter("{http://www.w3.org/2000/svg}text") if e.text]
+        for text in words:
+            size = float(text.attrib["font-size"].removesuffix("px"))
+            assert size * inches * 72 / wide == pytest.approx(8, abs=0.02)
+        title = words[-1].text  # above the figure
+        assert title and len(words) > 5 and "NaN" not in svg and "NaN" not in pdf
+        # The PDF has the same words on a page as wide, and its table of objects is right.
+        box = re.search(r"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", pdf)
+        assert box and float(box[1]) == pytest.approx(72 * inches, rel=0.003)
+        assert pdf.count(" Tj ET") == len(words) and f"({title[:6]}" in pdf
+        start = int(re.findall(r"startxref\n(\d+)", pdf)[0])
+        assert pdf[start:].startswith("xref")
+        for number, at in enumerate(re.findall(r"(\d{10}) 00000 n", pdf[start:]), start=1):
+            assert pdf[int(at) :].startswith(f"{number} 0 obj")
+    assert window.run("return document.documentElement.dataset.theme || ''") == before
+    assert window.complaints() == []
 
 
 def test_the_theme_turns_and_a_phone_has_nothing_to_scroll_sideways_for(window: Browser) -> None:
