@@ -18,7 +18,6 @@ from .prediction.ranking import Ranking, search_warnings
 from .prediction.scalarization import Scalarization
 from .prediction.scaling import Scaled
 from .prediction.start_up import StartUp
-from .prediction.training_plan import TrainingPlan
 from .prediction.trust import trusted
 from .preflight.file import Preflight
 from .report.forests import NotEnough, Sensitivity
@@ -78,7 +77,6 @@ __all__ = [
     "Started",
     "Table",
     "TableError",
-    "TrainingPlan",
     "Trial",
     "acquisition",
     "expected_gain",

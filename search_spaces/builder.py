@@ -236,7 +236,7 @@ class Builder:
                 raise self.document.error(
                     path, f"found {name}, accepted names other than {known}, which always count"
                 )
-            if name in parameters.BUILTIN_NAMES and name not in parameters.AXES:
+            if name in parameters.BUILTIN_NAMES and name not in (*parameters.AXES, "ep"):
                 raise self.document.error(
                     path, f"found {name}, which is no axis; accepted degrees of parallelism"
                 )

@@ -165,8 +165,8 @@ class Habits(Described):
     """Memory that CUDA graphs of a whole step hold beside what the step needs without them."""
 
     # Communication.
-    reduce_bytes: PerParameter = 4
-    """Size of a gradient when it is reduced."""
+    reduce_bytes: PerParameter = 2
+    """Size of a gradient when it is reduced, where layers compute in 16 bits."""
     overlaps_gradients: bool = True
     """Gradient reduction may hide behind the backward pass."""
     overlaps_split_gradients: bool = True

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from shlex import join
 from typing import Any
 
 from analysis import (
@@ -32,7 +31,6 @@ from analysis import (
     Run,
     RunFolder,
     Started,
-    TrainingPlan,
     read_run,
 )
 from foundation.messages import printable
@@ -40,14 +38,15 @@ from foundation.quantities import counted
 from foundation.writing import write_atomically
 from search_spaces import SearchSpace
 from slurm import AllocationState, Kind, Launcher, Lease, Outcome, StepLog, StepReport
-from slurm.trial import STDERR_NAME, STDOUT_NAME
 from trainer.plan.limits import ConfigError
 from workflows.search.reporting import handling
 from workflows.search.stopping import CONTINUE, DONE, FAILED, INTERRUPTED, MAX_IN_A_ROW
 from workflows.search.trials import data_prefix, make_data
 from workflows.train import Longer, Steps, changed, settle_earlier, spec_of
+from workflows.training_plan import TrainingPlan
 
 LOGS = "logs"  # folder of earlier starts' logs
+STDOUT_NAME, STDERR_NAME = "stdout.log", "stderr.log"
 LONGEST_PAUSE_S = 60.0  # before the next start, after some without a step
 
 
@@ -115,15 +114,6 @@ def resharding(space: SearchSpace) -> str:
     return framework.reshards
 
 
-def dry_run(searched: Searched, launcher: Launcher, out: Path) -> str:
-    """The plan for the launcher's nodes, and its exact command; starts and writes nothing."""
-    training = read_run(out) if RunFolder(out).started else None
-    plan = searched.plan(len(launcher.nodes()), training)
-    spec = spec_of(searched.best(plan), out.absolute())
-    lease = Lease(spec.name, tuple(launcher.nodes()[: spec.num_nodes]))
-    return f"# {plan}\n{join(launcher.command(spec, lease))}"
-
-
 def train_elastic(
     folder: Path, launcher: Launcher, out: Path, tokens: float, save: Path | None = None
 ) -> int:
@@ -167,6 +157,12 @@ class _Training:
 
     def run(self) -> int:
         self._settle()
+        starts = self.journal.run.trials.values()
+        if any(start.result.get("saved") for start in starts) and not self.finished():
+            raise ConfigError(
+                f"{self.save}: the checkpoints of this training are gone: put them back, name "
+                "their folder by --save, or begin anew with another --out"
+            )
         space, launcher = self.searched.space, self.launcher
         self.journal.write(
             Opened(
@@ -249,6 +245,7 @@ class _Training:
         """Journal the end of a start: its times, and those of its steps as a trial's."""
         steps: Sequence[StepReport] = StepLog.reported(self.out)
         result: dict[str, Any] = {**times, "elapsed_s": outcome.elapsed_s}
+        result["saved"] = self.finished()
         if steps:
             warmup = min(self.searched.space.trial.warmup_steps, len(steps) - 1)
             saved = [s["checkpoint_s"] for s in steps if "checkpoint_s" in s]

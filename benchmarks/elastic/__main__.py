@@ -3,9 +3,9 @@
     python -m benchmarks.elastic --seeds 3 --interruptions 12 --out FOLDER
 
 Each seed is a training of its own, of the best of one search. After memoryless times one of its
-nodes is killed, a rank, or its driver, or its job is cancelled; then it goes on with what is left,
-or in a new job of one to four nodes. Prints, per seed and over all: every step's loss beside that of
-a training that nothing disturbs, steps counted twice or missing, and the share of the time that was
+nodes is killed, a rank or its driver, or its job is cancelled; then it goes on with what is left,
+or in a new job of one to four nodes. Prints for each seed the largest difference of a loss from a
+training that nothing disturbs, steps counted twice or missing, and the share of the time that was
 training and is kept: measured; by the formula, as planned at each start; and by the formula's rules
 with the interruptions when they were (losing all since the last checkpoint, then a restart).
 """

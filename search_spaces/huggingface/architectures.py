@@ -56,6 +56,7 @@ class Architecture(Record):
         windows: layers with a sliding window, where a file has one and does not list them.
         experts: key of the size of an expert; empty: a dense model.
         parts: further properties, of ``_PARTS``.
+        sets: what else its models' records say.
     """
 
     family: Literal["llama", "gpt"]
@@ -66,10 +67,11 @@ class Architecture(Record):
     windows: Literal["none", "all", "later", "alternating", "three_of_four", "most"] = "none"
     experts: str = ""
     parts: list[Part] = Field(default=[])
+    sets: dict[str, Any] = Field(default={})
 
     def shape(self, keys: Keys) -> Shape:
         """The model that a file's keys describe; raises SpaceError where it has no record."""
-        shape = {**_sizes(keys), **FAMILIES[self.family]}
+        shape = {**_sizes(keys), **FAMILIES[self.family], **self.sets}
         shape["positions"] = self.positions or shape["positions"]
         if self.biases:
             shape["linear_bias"] = all(keys.flag(name) for name in self.biases)

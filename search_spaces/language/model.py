@@ -25,8 +25,6 @@ _TOGETHER = {
 class ModelShape(ModelConfig, Described):
     """Shape of a decoder-only transformer, under the names that public configurations use."""
 
-    head_size: Count | None = None
-    """channels of a head; default hidden_size / num_heads"""
     windowed_layers: Some = 0
     """layers whose tokens attend to the last window_size tokens only"""
     window_size: Count | None = None
@@ -43,21 +41,6 @@ class ModelShape(ModelConfig, Described):
     further_parameters: Annotated[int, Field(ge=0, le=10**13)] = 0
     """beside the layers and tables: of what reads pictures, or predicts further tokens; they are
     counted and not priced"""
-
-    @model_validator(mode="after")
-    def _divides(self) -> ModelShape:
-        if not self.head_size and not self.kv_lora_rank and self.hidden_size % self.num_heads:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} is not divisible by num_heads {self.num_heads}; "
-                "heads of another size: set head_size"
-            )
-        if self.num_heads % self.kv_heads:
-            raise ValueError(
-                f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.kv_heads}"
-            )
-        if not self.kv_lora_rank and self.positions == "rotary" and self.head_dim % 2:
-            raise ValueError(f"rotary positions need an even head size, not {self.head_dim}")
-        return self
 
     @model_validator(mode="after")
     def _whole(self) -> ModelShape:
@@ -84,8 +67,8 @@ class ModelShape(ModelConfig, Described):
         return [name for name in ModelShape.model_fields if name in own and getattr(self, name)]
 
     @property
-    def head_dim(self) -> int:
-        return self.head_size or self.hidden_size // self.num_heads
+    def is_latent(self) -> bool:
+        return self.kv_lora_rank > 0
 
     @property
     def attention_size(self) -> int:
@@ -93,7 +76,7 @@ class ModelShape(ModelConfig, Described):
             # Scores have the inner size of the keys, their products with values that of the values.
             both = latent.key_size + latent.rotary_size + latent.value_size
             return int(self.num_heads * both) // 2
-        return self.num_heads * self.head_dim
+        return super().attention_size
 
     @property
     def attended(self) -> int:

@@ -19,6 +19,7 @@ from slurm.local.launcher import LocalLauncher
 from slurm.local.server import marker
 from slurm.outcome.step_log import StepReport, StopRule
 from support.elastic_run import BATCH, BEST, SEQ, losses, searched
+from trainer.plan.limits import ConfigError
 from workflows.cli.main import main
 from workflows.elastic import train_elastic, useful_share
 
@@ -86,7 +87,10 @@ def test_a_training_goes_on_under_another_layout_as_if_nothing_had_happened(
         journal.write(Started(trial=number, attempt=1, name="gone", nodes=("local0",)))
     with closing(LocalLauncher(1)) as launcher:
         assert train_elastic(run, launcher, tmp_path / "killed", tokens) == 0
-    assert read_run(tmp_path / "killed").trials[number].kind == "preempted"
+        assert read_run(tmp_path / "killed").trials[number].kind == "preempted"
+        shutil.rmtree(tmp_path / "killed" / "checkpoints")
+        with pytest.raises(ConfigError, match="the checkpoints of this training are gone"):
+            train_elastic(run, launcher, tmp_path / "killed", tokens)
 
 
 def test_a_plan_says_what_to_start_with(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +123,7 @@ def test_what_does_not_go_with_elastic_is_refused(
     rest = after[after.index("\nparameters:") :]
     command = 'trainer: {command: [train, "{tp}", "{pp}", "{mbs}", "{gas}", "{zero_stage}"], '
     (own / "space.yaml").write_text(f"{before}{command}framework: deepspeed-bf16}}{rest}")
-    assert main(["train", str(own), "--elastic", "--tokens", "9", "--dry-run"]) == 2
+    assert main(["train", str(own), "--elastic", "--tokens", "9", "--launcher", "local"]) == 2
     assert "--elastic is for the built-in trainer" in capsys.readouterr().err
     assert main(["plan", str(own), "--nodes", "1"]) == 2
     assert "checkpoints of deepspeed-bf16 are not known to resume" in capsys.readouterr().err

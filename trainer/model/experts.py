@@ -47,7 +47,7 @@ class Dispatch:
     """Ranks with parts of a sequence whose gradients are summed, not averaged."""
 
     def plan(self, counts: Tensor) -> Any:
-        """What ``compute`` needs to know of other ranks; ``counts`` as in ``Routes``."""
+        """Facts of other ranks that ``compute`` needs; ``counts`` as in ``Routes``."""
 
     def compute(self, experts: Callable[..., Tensor], rows: Tensor, routes: Routes) -> Tensor:
         """Experts' outputs for tokens sorted by expert, in their order."""

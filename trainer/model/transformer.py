@@ -7,6 +7,7 @@ the first dimension, which needs no copy (Korthikanti et al. 2022, section 4.2.2
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -52,10 +53,10 @@ class Linear(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
-def norm_layer(model: ModelConfig) -> nn.Module:
-    """The model's norm, over its hidden size."""
+def norm_layer(model: ModelConfig, size: int | None = None) -> nn.Module:
+    """The model's norm, by default over its hidden size."""
     layer = nn.LayerNorm if model.norm == "layernorm" else nn.RMSNorm
-    return layer(model.hidden_size, eps=NORM_EPS)
+    return layer(size or model.hidden_size, eps=NORM_EPS)
 
 
 def chosen(whole: Tensor, chunks: Sequence[range], dim: int = 0) -> Tensor:
@@ -74,9 +75,19 @@ def rotary_table(
     """
     half = torch.arange(0, model.head_dim, 2, device=like.device, dtype=torch.float32)
     frequency = model.rope_theta ** (-half / model.head_dim)
+    if model.rope_factor > 1:
+        frequency = _stretched(frequency, model)
     position = torch.arange(model.seq_length, device=like.device, dtype=torch.float32)
     angle = torch.outer(chosen(position, chunks), frequency)[:, None, None, :]
     return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
+
+
+def _stretched(frequency: Tensor, model: ModelConfig) -> Tensor:
+    """Frequencies of Llama 3.1: low ones divided by a factor, high ones kept, between them both."""
+    turns = frequency * (model.rope_original_length / (2 * math.pi))
+    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequency * (kept + (1 - kept) / model.rope_factor)
 
 
 def _rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
@@ -136,20 +147,24 @@ class Attention(nn.Module):
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
-        kv_size = model.kv_heads * model.head_dim
+        size, kv_size = model.attention_size, model.kv_heads * model.head_dim
         self.head_dim = model.head_dim
         self.group = model.num_heads // model.kv_heads
         self.attend: Attend = attend
         self.recompute = False  # what attend gives, and nothing else of the layer
-        self.qkv = Linear(
-            model.hidden_size, (model.hidden_size, kv_size, kv_size), model.linear_bias
-        )
-        self.out = Linear(model.hidden_size, (model.hidden_size,), model.linear_bias)
+        bias = model.linear_bias or model.qkv_bias
+        self.qkv = Linear(model.hidden_size, (size, kv_size, kv_size), bias)
+        self.out = Linear(size, (model.hidden_size,), model.linear_bias)
+        self.query_norm = norm_layer(model, model.head_dim) if model.qk_norm else None
+        self.key_norm = norm_layer(model, model.head_dim) if model.qk_norm else None
 
     def forward(self, x: Tensor, places: Places) -> Tensor:
         heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
         kv_heads = heads.size(2) // (self.group + 2)  # of this tensor-parallel rank
         both, value = heads.split((heads.size(2) - kv_heads, kv_heads), dim=2)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = both.split((both.size(2) - kv_heads, kv_heads), dim=2)
+            both = torch.cat((self.query_norm(query), self.key_norm(key)), dim=2)
         table, seen = places  # a plain tuple, where DeepSpeed's hooks have passed it on
         if table is not None:
             both = _rotate(both, table)

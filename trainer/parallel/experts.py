@@ -33,7 +33,7 @@ def deal_out_experts(stage: Stage, mesh: Mesh) -> None:
 
 
 class _Plan(NamedTuple):
-    """What is sent and received, in rows."""
+    """Rows that a rank sends and receives."""
 
     send: list[int]
     receive: list[int]
@@ -98,7 +98,7 @@ class _Exchange(torch.autograd.Function):
 
 
 class Balance:
-    """What keeps experts equally loaded: the auxiliary loss, and each router's bias.
+    """Equal loads of experts, by the auxiliary loss and each router's bias.
 
     Args:
         loss_scale: of the loss of a step.

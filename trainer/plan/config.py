@@ -192,6 +192,7 @@ class TrainConfig(Settings, Choices):
             **model.model_dump(exclude_none=True),
             "num_kv_heads": model.kv_heads,
             "ffn_hidden_size": model.ffn_size,
+            "head_size": model.head_dim,
             **self.model_dump(include={*Choices.model_fields}, exclude_none=True),
             **{name: getattr(placement, name) for name in DEGREES},
             "quantize_weights": placement.gather_format == Format.INT8,

@@ -43,7 +43,26 @@ class ModelConfig(Record):
     activation: Literal["gelu", "swiglu"] = "gelu"
     linear_bias: bool = True
     tied_embeddings: bool = True
+    head_size: Width | None = Field(
+        default=None, description="channels of a head; default hidden_size / num_heads"
+    )
+    qk_norm: bool = Field(default=False, description="each head's queries and keys are normed")
+    qkv_bias: bool = Field(
+        default=False, description="queries, keys and values have biases where linear_bias is false"
+    )
     rope_theta: float = Field(default=10_000.0, gt=0, le=1e15)
+    rope_factor: float = Field(
+        default=1.0, ge=1, le=1e6, description="Llama 3.1: low frequencies are divided by it"
+    )
+    rope_low_freq_factor: float = Field(
+        default=1.0, gt=0, le=1e6, description="turns in rope_original_length of a low frequency"
+    )
+    rope_high_freq_factor: float = Field(
+        default=4.0, gt=0, le=1e6, description="turns of one that stays; above the other"
+    )
+    rope_original_length: Tokens = Field(
+        default=8192, description="positions before they were stretched"
+    )
     num_experts: Some = Field(
         default=0, description="of a layer, in place of its feed-forward part; 0: a dense model"
     )
@@ -82,16 +101,22 @@ class ModelConfig(Record):
 
     @model_validator(mode="after")
     def _divides(self) -> ModelConfig:
-        if self.hidden_size % self.num_heads:
+        if not self.head_size and not self.is_latent and self.hidden_size % self.num_heads:
             raise ValueError(
-                f"hidden_size {self.hidden_size} is not divisible by num_heads {self.num_heads}"
+                f"hidden_size {self.hidden_size} is not divisible by num_heads {self.num_heads}; "
+                "heads of another size: set head_size"
             )
         if self.num_heads % self.kv_heads:
             raise ValueError(
                 f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.kv_heads}"
             )
-        if self.positions == "rotary" and self.head_dim % 2:
+        if not self.is_latent and self.positions == "rotary" and self.head_dim % 2:
             raise ValueError(f"rotary positions need an even head size, not {self.head_dim}")
+        if self.rope_high_freq_factor <= self.rope_low_freq_factor:
+            raise ValueError(
+                f"rope_high_freq_factor {self.rope_high_freq_factor} is not above "
+                f"rope_low_freq_factor {self.rope_low_freq_factor}"
+            )
         return self
 
     @property
@@ -100,7 +125,7 @@ class ModelConfig(Record):
 
     @property
     def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
+        return self.head_size or self.hidden_size // self.num_heads
 
     @property
     def ffn_size(self) -> int:
@@ -109,7 +134,12 @@ class ModelConfig(Record):
     @property
     def attention_size(self) -> int:
         """Channels of all heads' queries."""
-        return self.hidden_size
+        return self.num_heads * self.head_dim
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether heads have the sizes of ``latent``; never in this trainer."""
+        return False
 
     @property
     def attended(self) -> int:
@@ -141,11 +171,11 @@ class ModelConfig(Record):
         """SwiGLU: two projections up instead of one."""
         return self.activation == "swiglu"
 
-    def model_type(self) -> Literal["llama", "gpt2"]:
+    def model_type(self) -> Literal["llama", "qwen2", "qwen3", "gpt2"]:
         """Name that ``transformers`` has for a model of this shape.
 
         Raises:
-            ConfigError: if it is neither of the two.
+            ConfigError: if it is none of these.
         """
         parts = (self.norm, self.positions, self.activation, self.linear_bias)
         if self.num_experts:
@@ -153,22 +183,28 @@ class ModelConfig(Record):
                 f"num_experts {self.num_experts}: Hugging Face weights are those of dense models "
                 "here (Llama, GPT-2)"
             )
-        if parts == ("rmsnorm", "rotary", "swiglu", False):
-            return "llama"
-        whole = self.tied_embeddings and self.kv_heads == self.num_heads
+        if parts == ("rmsnorm", "rotary", "swiglu", False) and not (self.qk_norm and self.qkv_bias):
+            return "qwen3" if self.qk_norm else "qwen2" if self.qkv_bias else "llama"
+        own = self.head_size or self.qk_norm or self.qkv_bias
+        whole = self.tied_embeddings and self.kv_heads == self.num_heads and not own
         if parts == ("layernorm", "learned", "gelu", True) and whole:
             return "gpt2"
         raise ConfigError(
             f"norm {self.norm}, positions {self.positions}, activation {self.activation}, "
-            f"linear_bias {self.linear_bias}: Hugging Face weights are those of Llama (rmsnorm, "
-            "rotary, swiglu, no bias) or GPT-2 (layernorm, learned, gelu, biases, tied embeddings)"
+            f"linear_bias {self.linear_bias}, qk_norm {self.qk_norm}, qkv_bias {self.qkv_bias}: "
+            "Hugging Face weights are those of Llama (rmsnorm, rotary, swiglu, no bias), Qwen 2 "
+            "(likewise, with qkv_bias), Qwen 3 (with qk_norm) or GPT-2 (layernorm, learned, gelu, "
+            "biases, tied embeddings)"
         )
 
     @property
     def num_parameters(self) -> int:
         """Trained parameters, counted exactly as ``trainer.model.transformer`` builds them."""
         tables = 1 if self.tied_embeddings else 2
-        biases = sum(m.outputs for m in layer_matrices(self)) if self.linear_bias else 0
+        matrices = layer_matrices(self)
+        biases = matrices[0].outputs if self.qkv_bias else 0
+        biases = sum(matrix.outputs for matrix in matrices) if self.linear_bias else biases
+        biases += 2 * self.head_dim if self.qk_norm else 0  # scales of norms, as many as biases
         norm = (2 if self.norm == "layernorm" else 1) * self.hidden_size
         positions = self.seq_length * self.hidden_size if self.positions == "learned" else 0
         layer = layer_weights(self) + biases + 2 * norm

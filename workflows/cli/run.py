@@ -193,24 +193,24 @@ def train(arguments: Namespace) -> int:
 
 
 def _train_elastic(arguments: Namespace) -> int:
-    from workflows.elastic import Searched, dry_run, train_elastic
+    from workflows.elastic import Searched, train_elastic
     from workflows.launching import launcher_name
 
     if arguments.tokens is None:
         raise UsageError("--elastic needs --tokens: how many to train on")
-    for option in ("steps", "save_interval"):
-        if getattr(arguments, option) is not None:
+    for option in ("steps", "save_interval", "dry_run"):
+        if getattr(arguments, option):
             name = option.replace("_", "-")
-            raise UsageError(f"--{name} does not go with --elastic, which chooses it")
+            raise UsageError(
+                f"--{name} does not go with --elastic: `meshtune plan RUN --nodes N` shows what it "
+                "chooses"
+            )
     check_site(arguments)
     given: Path = arguments.best
     run = given if given.is_dir() else analysis.RunFolder.holding(given).path
     searched = Searched.of(run)
     options = launcher_options(arguments, searched.space.widths[-1])
     with closing(slurm.make_launcher(launcher_name(arguments.launcher), options)) as launcher:
-        if arguments.dry_run:
-            print(dry_run(searched, launcher, arguments.out))
-            return 0
         return train_elastic(run, launcher, arguments.out, arguments.tokens, arguments.save)
 
 

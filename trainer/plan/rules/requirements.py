@@ -65,6 +65,19 @@ _FP8 = tuple(
         ),
     )
 )
+_HEADS = tuple(
+    Requirement(
+        f"heads_{name}",
+        f"{condition} or (not qk_norm and not qkv_bias and head_size * num_heads == hidden_size)",
+        f"qk_norm {{qk_norm}}, qkv_bias {{qkv_bias}}, head_size {{head_size}} beside {words}",
+        builtin_only=True,
+    )
+    for name, condition, words in (
+        ("grid", "gx * gy * gz == 1", "the grid gx {gx}, gy {gy}, gz {gz}; set all to 1"),
+        ("fp8", "precision != 'fp8'", "precision fp8; set precision: bf16"),
+        ("engine", "engine != 'deepspeed'", "engine deepspeed; set engine: meshtune"),
+    )
+)
 _OTHERS = (
     *tp.REQUIREMENTS,
     Requirement(
@@ -77,6 +90,7 @@ _OTHERS = (
     *counting(),
     *pp.REQUIREMENTS,
     *_FP8,
+    *_HEADS,
 )
 REQUIREMENTS = requirements()
 # Requirements that the words of a space's ``allow`` lift.

@@ -14,13 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from analysis.metrics import Metrics
-from analysis.prediction.candidate_set import CandidateSet
-from analysis.prediction.goodput import DAY_S, Failures
-from analysis.prediction.posterior import Observations, Posterior
-from analysis.prediction.pricing import Pricing
-from analysis.run.fold import Run
-from analysis.run.trial import Trial
+from analysis import CandidateSet, Metrics, Observations, Posterior, Pricing, Run, Trial
 from foundation.documents import parse_document
 from foundation.quantities import config_text, counted, duration
 from search_spaces import Candidates, SearchSpace, SpaceError, check, load_space
@@ -34,6 +28,7 @@ NUMERIC = frozenset((
 ))  # fmt: skip
 _FREE = {"num_nodes", "dp", *Choices.model_fields, *OtherChoices.model_fields} - NUMERIC
 _OF_NODES = frozenset(("num_nodes", "dp", "gas"))  # what follows from nodes and batch
+DAY_S = 86400.0
 _SPEED = "tokens_per_second"
 LONGEST = "365d"
 
@@ -91,7 +86,8 @@ class TrainingPlan:
         chosen = CandidateSet.shortlist(pricing, candidates, seed=0)
         observations = Observations.of(run)
         posterior = Posterior(chosen, observations.calibrated(pricing), observations)
-        failures = _observed(pricing.failures.learned(wide, every), starts)
+        failures = pricing.failures.learned(wide, every)
+        failures = failures.observed(*_observed(starts)) if starts else failures
         goodput = failures.goodput(posterior.prediction)
         rate = np.exp(posterior.mean)
         best = int(np.argmax(rate * goodput.share * posterior.at_speed))
@@ -226,12 +222,11 @@ def _as_trials(space: SearchSpace, starts: Iterable[Trial]) -> Iterator[Trial]:
         yield replace(start, kind="ok", objective=objective, expected={}, attempts=attempts)
 
 
-def _observed(failures: Failures, starts: Iterable[Trial]) -> Failures:
-    """With what a training has seen of failures."""
-    ended = [start for start in starts if start.ended and start.attempts]
+def _observed(starts: Iterable[Trial]) -> tuple[int, float, float | None]:
+    """Failures, node-days and the mean time of a restart that a training has seen."""
+    ended = [start for start in starts if start.attempts]
     restarts_s = [s.result["restart_s"] for s in ended if "restart_s" in s.result]
     node_s = sum(len(s.attempts[-1].nodes) * s.result.get("elapsed_s", 0.0) for s in ended)
     # A configuration that cannot run says nothing of nodes.
     count = sum(s.kind in BLAMELESS or (s.failed and "step_time_s" in s.result) for s in ended)
-    restarted_s = statistics.fmean(restarts_s) if restarts_s else None
-    return failures.observed(count, node_s / DAY_S, restarted_s) if ended else failures
+    return count, node_s / DAY_S, statistics.fmean(restarts_s) if restarts_s else None

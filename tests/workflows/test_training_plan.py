@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from analysis import NotPricedError, Run, Trial
-from analysis.prediction.training_plan import TrainingPlan, layouts
 from analysis.run.trial import Attempt
 from search_spaces import SearchSpace, SpaceError, load_space
 from support.priced_run import priced_run
+from workflows.training_plan import TrainingPlan, layouts
 
 
 @pytest.fixture(scope="module")
