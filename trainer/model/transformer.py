@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trainer.model.recompute import recomputed
+from trainer.model.recompute import computed_again, recomputed, rms_norm, rotated, swiglu
 from trainer.plan.fields import Recompute
 from trainer.plan.model import ModelConfig
 
@@ -78,29 +78,15 @@ def rotary_table(
     return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
 
 
-def _rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn the pairs (x[i], x[i + head/2]) of (sequence, batch, heads, head) by the angles."""
-    cos, sin = table
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+def for_each_query(query: Tensor, shared: Tensor) -> Tensor:
+    """Keys or values repeated, for kernels that have no grouped queries."""
+    return shared.repeat_interleave(query.size(2) // shared.size(2), 2)
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    seen: Tensor | None = None,
-    repeats_keys: bool = False,
-) -> Tensor:
-    """Causal attention; (sequence, batch, heads, head) in, heads joined out.
-
-    ``repeats_keys``: for kernels that have no grouped queries.
-    """
+def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None = None) -> Tensor:
+    """Causal attention; (sequence, batch, heads, head) in, heads joined out."""
     query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
     grouped = query.size(1) != key.size(1)
-    if grouped and repeats_keys:
-        key, value = (x.repeat_interleave(query.size(1) // x.size(1), 1) for x in (key, value))
-        grouped = False
     context = F.scaled_dot_product_attention(
         query, key, value, attn_mask=seen, is_causal=seen is None, enable_gqa=grouped
     )
@@ -140,6 +126,8 @@ class Attention(nn.Module):
         self.group = model.num_heads // model.kv_heads
         self.attend: Attend = attend
         self.recompute = False  # what attend gives, and nothing else of the layer
+        self.repeats = False  # its inputs, from their product
+        self.repeats_keys = False  # the device has no kernel for grouped queries
         self.qkv = Linear(
             model.hidden_size, (model.hidden_size, kv_size, kv_size), model.linear_bias
         )
@@ -147,20 +135,30 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, places: Places) -> Tensor:
         heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
+        table, seen = places  # a plain tuple, where DeepSpeed's hooks have passed it on
+        mask = () if seen is None else (seen,)
+        with computed_again(self.repeats, self._inputs, heads, table) as inputs:
+            if self.recompute:
+                context = checkpoint(
+                    self.attend, *inputs, *mask, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                context = self.attend(*inputs, *mask)
+        return self.out(context)
+
+    def _inputs(
+        self, heads: Tensor, table: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of all heads together."""
         kv_heads = heads.size(2) // (self.group + 2)  # of this tensor-parallel rank
         both, value = heads.split((heads.size(2) - kv_heads, kv_heads), dim=2)
-        table, seen = places  # a plain tuple, where DeepSpeed's hooks have passed it on
         if table is not None:
-            both = _rotate(both, table)
+            both = rotated(both, *table)
         query, key = both.split((both.size(2) - kv_heads, kv_heads), dim=2)
-        inputs = [query, key, value, *([] if seen is None else [seen])]
-        if self.recompute:
-            context = checkpoint(
-                self.attend, *inputs, use_reentrant=False, preserve_rng_state=False
-            )
-        else:
-            context = self.attend(*inputs)
-        return self.out(context)
+        # A CPU's kernel repeats keys itself, and would keep them.
+        if self.group > 1 and (self.repeats_keys or (self.repeats and heads.device.type == "cpu")):
+            key, value = for_each_query(query, key), for_each_query(query, value)
+        return query, key, value
 
 
 class Mlp(nn.Module):
@@ -169,18 +167,22 @@ class Mlp(nn.Module):
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
         self.gated = model.activation == "swiglu"
+        self.repeats = False  # the activation function, from its input
         parts = (model.ffn_size,) * (2 if self.gated else 1)
         self.up = Linear(model.hidden_size, parts, model.linear_bias)
         self.down = Linear(model.ffn_size, (model.hidden_size,), model.linear_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.up(x)
-        if self.gated:
-            gate, x = x.chunk(2, dim=-1)
-            x = F.silu(gate) * x
-        else:
-            x = F.gelu(x, approximate="tanh")
-        return self.down(x)
+        with computed_again(self.repeats, self._activated, self.up(x)) as active:
+            return self.down(active)
+
+    def _activated(self, x: Tensor) -> Tensor:
+        if not self.gated:
+            return F.gelu(x, approximate="tanh")
+        if self.repeats:
+            return swiglu(x)
+        gate, x = x.chunk(2, dim=-1)
+        return F.silu(gate) * x
 
 
 class Block(nn.Module):
@@ -199,6 +201,9 @@ class Block(nn.Module):
         self.mlp = Mlp(model)
         self.recompute = recompute
         self.compiled = compiled
+        # The compiler takes torch's own way, whose dispatch costs the host more than the layer.
+        self.repeats = recompute == "selective" and not compiled
+        self.attention.repeats = self.mlp.repeats = self.repeats
 
     def forward(self, x: Tensor, places: Places) -> Tensor:
         return (compiled_layer() if self.compiled else run_layer)(self, x, places)
@@ -207,15 +212,22 @@ class Block(nn.Module):
         """Set what ``selective`` recomputes where products or attention communicate."""
         if self.recompute == "selective":
             self.recompute, self.attention.recompute = "none", True
+            self.repeats = self.attention.repeats = self.mlp.repeats = False
 
     def compute(self, x: Tensor, places: Places) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), places)
-        return x + self.mlp(self.mlp_norm(x))
+        with computed_again(self.repeats, self._norm(self.attention_norm), x) as normed:
+            x = x + self.attention(normed, places)
+        with computed_again(self.repeats, self._norm(self.mlp_norm), x) as normed:
+            return x + self.mlp(normed)
+
+    def _norm(self, layer: nn.Module) -> Callable[[Tensor], Tensor]:
+        by_hand = self.repeats and isinstance(layer, nn.RMSNorm)
+        return functools.partial(rms_norm, layer.weight, NORM_EPS) if by_hand else layer
 
 
 def run_layer(block: Block, x: Tensor, places: Places) -> Tensor:
     """Run a layer with its recomputation."""
-    if block.recompute == "none":
+    if block.recompute == "none" or block.repeats:
         return block.compute(x, places)
     width = block.mlp.down.weight.size(1)  # of this tensor-parallel rank
     return recomputed(block.compute, block.recompute, last_input=width)(x, places)
