@@ -66,7 +66,7 @@ def verify(
 
 
 def _line(check: Check, result: Result) -> str:
-    """What is shown of a result."""
+    """The line shown of a result."""
     shown = {
         "seconds": "{:.3f} s a step",
         "tflops": "{:.0f} TFLOP/s",

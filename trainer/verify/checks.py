@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.model.initialize import initialize
-from trainer.model.transformer import Stage, attend, own_document
+from trainer.model.transformer import Stage, attend, for_each_query, own_document
 from trainer.plan.config import TrainConfig
 from trainer.plan.flops import model_flops
 from trainer.plan.formats import Format
@@ -74,7 +74,7 @@ def difference(found: Tensor, expected: Tensor) -> float:
 
 
 def facts(device: Device) -> Figures:
-    """What the device is."""
+    """The device's name, memory and versions."""
     return {**device.facts(), "torch": str(torch.__version__)}
 
 
@@ -93,10 +93,13 @@ def attention(device: Device) -> Figures:
         inputs = [x.to(device.torch, dtype).requires_grad_() for x in exact]
         with attention_backends(device.type):
             there = None if mask is None else mask.to(device.torch, dtype)
-            found = attend(*inputs, there, repeats_keys=own)
+            query, key, value = inputs
+            if own and grouped:
+                key, value = for_each_query(query, key), for_each_query(query, value)
+            found = attend(query, key, value, there)
             found.sum().backward()
-        expected_of = [x.requires_grad_() for x in exact]
-        expected = attend(*expected_of, mask)
+        query, key, value = expected_of = [x.requires_grad_() for x in exact]
+        expected = attend(query, key, value, mask)
         expected.sum().backward()
         pairs = [(found, expected)]
         pairs += [(x.grad, y.grad) for x, y in zip(inputs, expected_of, strict=True)]
@@ -155,13 +158,13 @@ def _train(training: Trainer, first: int = 0) -> list[float]:
 
 def losses(device: Device, **settings: Any) -> Figures:
     """Losses of a tiny model against those of a CPU in float32, from the same weights."""
-    given = {"model": TINY, "data": "", "mbs": 2, "gas": 2}
+    given: dict[str, Any] = {"model": TINY, "data": "", "mbs": 2, "gas": 2}
     data = {key: settings[key] for key in ("documents", "goldfish") if key in settings}
     with tempfile.TemporaryDirectory() as folder:
         host = Device("cpu")
-        exact = {**given, **data, "device": "cpu", "precision": "fp32", "save": folder}
+        reference_of = given | data | {"device": "cpu", "precision": "fp32", "save": folder}
         with _job(host):
-            training = Trainer(TrainConfig.parse(exact), host)
+            training = Trainer(TrainConfig.parse(reference_of), host)
             _train(training)
             training.checkpoints.save(training, STEPS)
             expected = _train(training, STEPS)
