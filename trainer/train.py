@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from trainer.model.deferred import DeferredKernels
 from trainer.model.float8 import Float8Kernels
 from trainer.model.kernels import Kernels, TunedKernels, use
 from trainer.model.precision import COMPUTE_DTYPE, LossScaler
-from trainer.model.transformer import Stage, attend, chosen
+from trainer.model.transformer import Stage, chosen
 from trainer.model.tuning import Tuning
 from trainer.optimizer import Optimizer, StepReport, Weights
 from trainer.parallel.collectives import Traffic
@@ -68,7 +67,7 @@ def build_stages(
                 split_sequences(stage, mesh)
             elif repeats_keys:
                 for block in stage.blocks.values():
-                    block.attention.attend = functools.partial(attend, repeats_keys=True)
+                    block.attention.repeats_keys = True
             deal_out_experts(stage, mesh)
     return stages
 

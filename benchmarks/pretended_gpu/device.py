@@ -240,7 +240,7 @@ def install() -> None:
 
 
 def _functions(card: SimpleNamespace) -> dict[str, Any]:
-    """Those of ``torch.cuda``."""
+    """The functions of ``torch.cuda``."""
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,

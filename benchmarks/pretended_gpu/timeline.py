@@ -94,7 +94,7 @@ class _Memory:
 
 
 class Timeline:
-    """What a device is given to do: kernels, bytes, and where the host waits for it."""
+    """Work given to a device: kernels, bytes, and where the host waits for it."""
 
     def __init__(self) -> None:
         self.stream = self.main = Stream("main")

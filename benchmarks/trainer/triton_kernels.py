@@ -49,7 +49,7 @@ def variants(quick: bool = False) -> Iterator[Variant]:
 
 
 def compiled(variant: Variant) -> dict[str, Any]:
-    """What a variant takes of a multiprocessor, and what its code has."""
+    """A variant's use of a multiprocessor, and how its code computes and moves."""
     architecture, name, dtype, bits, add, whole = variant
     kernel = getattr(gpu, name)
     names = kernel.arg_names

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer.model.experts import MixtureMlp, kept_routes
-from trainer.model.recompute import recomputed
+from trainer.model.recompute import computed_again, recomputed, rms_norm, rotated, swiglu
 from trainer.plan.fields import Recompute
 from trainer.plan.model import ModelConfig
 
@@ -59,6 +59,12 @@ def norm_layer(model: ModelConfig, size: int | None = None) -> nn.Module:
     return layer(size or model.hidden_size, eps=NORM_EPS)
 
 
+def normalize(layer: nn.Module, repeats: bool) -> Callable[[Tensor], Tensor]:
+    """The norm's function; with ``repeats`` it keeps its input alone for the backward pass."""
+    by_hand = repeats and isinstance(layer, nn.RMSNorm)
+    return functools.partial(rms_norm, layer.weight, NORM_EPS) if by_hand else layer
+
+
 def chosen(whole: Tensor, chunks: Sequence[range], dim: int = 0) -> Tensor:
     """Positions ``chunks`` of whole sequences; all positions if there are no chunks."""
     if not chunks:
@@ -90,29 +96,15 @@ def _stretched(frequency: Tensor, model: ModelConfig) -> Tensor:
     return frequency * (kept + (1 - kept) / model.rope_factor)
 
 
-def _rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn the pairs (x[i], x[i + head/2]) of (sequence, batch, heads, head) by the angles."""
-    cos, sin = table
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+def for_each_query(query: Tensor, shared: Tensor) -> Tensor:
+    """Keys or values repeated, for kernels that have no grouped queries."""
+    return shared.repeat_interleave(query.size(2) // shared.size(2), 2)
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    seen: Tensor | None = None,
-    repeats_keys: bool = False,
-) -> Tensor:
-    """Causal attention; (sequence, batch, heads, head) in, heads joined out.
-
-    ``repeats_keys``: for kernels that have no grouped queries.
-    """
+def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None = None) -> Tensor:
+    """Causal attention; (sequence, batch, heads, head) in, heads joined out."""
     query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
     grouped = query.size(1) != key.size(1)
-    if grouped and repeats_keys:
-        key, value = (x.repeat_interleave(query.size(1) // x.size(1), 1) for x in (key, value))
-        grouped = False
     context = F.scaled_dot_product_attention(
         query, key, value, attn_mask=seen, is_causal=seen is None, enable_gqa=grouped
     )
@@ -152,6 +144,8 @@ class Attention(nn.Module):
         self.group = model.num_heads // model.kv_heads
         self.attend: Attend = attend
         self.recompute = False  # what attend gives, and nothing else of the layer
+        self.repeats = False  # its inputs, from their product
+        self.repeats_keys = False  # the device has no kernel for grouped queries
         bias = model.linear_bias or model.qkv_bias
         self.qkv = Linear(model.hidden_size, (size, kv_size, kv_size), bias)
         self.out = Linear(size, (model.hidden_size,), model.linear_bias)
@@ -160,23 +154,34 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, places: Places) -> Tensor:
         heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
+        table, seen = places  # a plain tuple, where DeepSpeed's hooks have passed it on
+        mask = () if seen is None else (seen,)
+        with computed_again(self.repeats, self._inputs, heads, table) as inputs:
+            if self.recompute:
+                context = checkpoint(
+                    self.attend, *inputs, *mask, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                context = self.attend(*inputs, *mask)
+        return self.out(context)
+
+    def _inputs(
+        self, heads: Tensor, table: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of all heads together."""
         kv_heads = heads.size(2) // (self.group + 2)  # of this tensor-parallel rank
         both, value = heads.split((heads.size(2) - kv_heads, kv_heads), dim=2)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = both.split((both.size(2) - kv_heads, kv_heads), dim=2)
-            both = torch.cat((self.query_norm(query), self.key_norm(key)), dim=2)
-        table, seen = places  # a plain tuple, where DeepSpeed's hooks have passed it on
+            norms = (normalize(norm, self.repeats) for norm in (self.query_norm, self.key_norm))
+            both = torch.cat([norm(x) for norm, x in zip(norms, (query, key), strict=True)], dim=2)
         if table is not None:
-            both = _rotate(both, table)
+            both = rotated(both, *table)
         query, key = both.split((both.size(2) - kv_heads, kv_heads), dim=2)
-        inputs = [query, key, value, *([] if seen is None else [seen])]
-        if self.recompute:
-            context = checkpoint(
-                self.attend, *inputs, use_reentrant=False, preserve_rng_state=False
-            )
-        else:
-            context = self.attend(*inputs)
-        return self.out(context)
+        # A CPU's kernel repeats keys itself, and would keep them.
+        if self.group > 1 and (self.repeats_keys or (self.repeats and heads.device.type == "cpu")):
+            key, value = for_each_query(query, key), for_each_query(query, value)
+        return query, key, value
 
 
 class Mlp(nn.Module):
@@ -185,18 +190,22 @@ class Mlp(nn.Module):
     def __init__(self, model: ModelConfig, size: int) -> None:
         super().__init__()
         self.gated = model.activation == "swiglu"
+        self.repeats = False  # the activation function, from its input
         parts = (size,) * (2 if self.gated else 1)
         self.up = Linear(model.hidden_size, parts, model.linear_bias)
         self.down = Linear(size, (model.hidden_size,), model.linear_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.up(x)
-        if self.gated:
-            gate, x = x.chunk(2, dim=-1)
-            x = F.silu(gate) * x
-        else:
-            x = F.gelu(x, approximate="tanh")
-        return self.down(x)
+        with computed_again(self.repeats, self._activated, self.up(x)) as active:
+            return self.down(active)
+
+    def _activated(self, x: Tensor) -> Tensor:
+        if not self.gated:
+            return F.gelu(x, approximate="tanh")
+        if self.repeats:
+            return swiglu(x)
+        gate, x = x.chunk(2, dim=-1)
+        return F.silu(gate) * x
 
 
 def feed_forward(model: ModelConfig, layer: int) -> nn.Module:
@@ -228,6 +237,9 @@ class Block(nn.Module):
         self.mlp = feed_forward(model, layer)
         self.recompute = recompute
         self.compiled = compiled
+        # The compiler takes torch's own way, whose dispatch costs the host more than the layer.
+        self.repeats = recompute == "selective" and not compiled
+        self.attention.repeats = self.mlp.repeats = self.repeats
         if model.num_experts:
             self.repeat_attention_only()
 
@@ -238,15 +250,19 @@ class Block(nn.Module):
         """Set what ``selective`` recomputes where products or attention communicate."""
         if self.recompute == "selective":
             self.recompute, self.attention.recompute = "none", True
+            self.repeats = self.attention.repeats = self.mlp.repeats = False
 
     def compute(self, x: Tensor, places: Places) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), places)
-        return x + self.mlp(self.mlp_norm(x))
+        repeats = self.repeats
+        with computed_again(repeats, normalize(self.attention_norm, repeats), x) as normed:
+            x = x + self.attention(normed, places)
+        with computed_again(repeats, normalize(self.mlp_norm, repeats), x) as normed:
+            return x + self.mlp(normed)
 
 
 def run_layer(block: Block, x: Tensor, places: Places) -> Tensor:
     """Run a layer with its recomputation."""
-    if block.recompute == "none":
+    if block.recompute == "none" or block.repeats:
         return block.compute(x, places)
     if isinstance(block.mlp, MixtureMlp):
         options = {"use_reentrant": False, "preserve_rng_state": False}

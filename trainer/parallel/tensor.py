@@ -178,12 +178,11 @@ def parallelize(stage: Stage, mesh: Mesh, config: TrainConfig, kernels: Kernels)
 
     Norms, biases after a sum and learned positions stay whole; with sequence parallelism their
     gradients are partial sums, added up once a step. Projections are custom operators for the
-    compiler and for selective recomputation; a layer's last one only for the compiler, which drops
-    unread outputs, since recomputation would repeat its sum for nothing.
+    compiler.
     """
     group, sequence = mesh.tp.group, config.sequence_parallel
     assert group is not None
-    opaque = config.compile or config.recompute == "selective"
+    opaque = config.compile
     plan = {
         "embedding": VocabParallelEmbedding(group, sequence, kernels),
         "positions": SequencePositions(group, sequence, kernels),
@@ -191,7 +190,7 @@ def parallelize(stage: Stage, mesh: Mesh, config: TrainConfig, kernels: Kernels)
         "blocks.*.attention.qkv": ColumnParallel(group, sequence, kernels, opaque),
         "blocks.*.attention.out": RowParallel(group, sequence, kernels, opaque),
         "blocks.*.mlp.up": ColumnParallel(group, sequence, kernels, opaque),
-        "blocks.*.mlp.down": RowParallel(group, sequence, kernels, config.compile),
+        "blocks.*.mlp.down": RowParallel(group, sequence, kernels, opaque),
     }
     if stage.model.num_experts:  # a routed expert is not split
         styles = {name: plan.pop(f"blocks.*.mlp.{name}") for name in ("up", "down")}
