@@ -50,7 +50,8 @@ class Journal:
         self._path = RunFolder(directory).journal_file
         self._lock = held or lock(directory)
         try:
-            self._file = _open(self._path)
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+            self._file = os.open(self._path, flags, 0o600)
         except BaseException:
             self._lock.close()
             raise
@@ -124,10 +125,6 @@ class Journal:
             if os.path.samestat(self._path.stat(), os.fstat(self._file)):
                 return
         raise RunError(f"{shown(self._path)}: was removed or moved while its search was running")
-
-
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
 
 def _write_all(file: int, data: bytes) -> None:
