@@ -98,14 +98,6 @@ def trials(run: Run, frame: pd.DataFrame, pricing: Pricing | None) -> dict[str, 
     }
 
 
-def roof(pricing: Pricing | None) -> dict[str, float | None]:
-    """Limits of the GPU: ``peak`` (TFLOP/s) and ``gb_per_s`` of its memory."""
-    cluster = pricing.space.cluster if pricing is not None else None
-    assert cluster is not None  # there is a roofline
-    peak = cluster.peak_bf16_tflops or cluster.peak_fp32_tflops
-    return {"peak": peak, "gb_per_s": cluster.memory_gb_per_s}
-
-
 def _expected(run: Run, trial: Trial) -> list[float] | None:
     """The prediction before the trial ran, and its 95 % interval; None without one."""
     if not {"objective", "low", "high"} <= trial.expected.keys():

@@ -210,8 +210,7 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "Roofline",
         lambda content: content.html("roofline.html"),
-        condition=lambda content: "intensity" in content.trials["metrics"],
-        data=lambda content: {"roof": figures.roof(content.pricing)},
+        condition=lambda content: "attained" in content.trials["metrics"],
     ),
     Section(
         "Nodes over time",

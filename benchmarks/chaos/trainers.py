@@ -89,7 +89,7 @@ def leaves_daemon(rank: Rank) -> None:
 
 @case("ok")
 def closes_everything(rank: Rank) -> None:
-    """As a daemon does: no descriptor is left, and what it starts keeps the pipes open."""
+    """Leaves no descriptor open, as a daemon does; what it starts keeps the pipes."""
     rank.train()
     if os.fork() == 0:
         os.setsid()

@@ -81,7 +81,7 @@ def prepare() -> None:
     tuning: Any = trainer.model.tuning
     tuning.alternately = _times
     tuning._every = lambda own: [own]
-    torch.distributed.broadcast_object_list = lambda *_: None  # type: ignore[attr-defined]
+    torch.distributed.broadcast_object_list = lambda *_, **__: None  # type: ignore[attr-defined]
     own = trainer.quantization.blocks.kernels_for
     kernels = _Kernels("kernels")
     blocks: Any = trainer.quantization.blocks

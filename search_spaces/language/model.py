@@ -14,7 +14,6 @@ from trainer.plan.model import ModelConfig, Some
 from trainer.plan.sizes import Latent, Mixture, model_weights, table_weights
 
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
-# For each key: keys that it needs, and keys that are meaningless without it.
 _TOGETHER = {
     "num_experts": ((), ("capacity_factor",)),
     "kv_lora_rank": (("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), ("q_lora_rank",)),
@@ -43,15 +42,9 @@ class ModelShape(ModelConfig, Described):
     counted and not priced"""
 
     @model_validator(mode="after")
-    def _whole(self) -> ModelShape:
-        """Refuse keys without the others that they need."""
-        given = {name for name in ModelShape.model_fields if getattr(self, name)}
-        for key, (needed, others) in _TOGETHER.items():
-            own = (*needed, *others)
-            if key in given and (lacking := [name for name in needed if name not in given]):
-                raise ValueError(f"{key} is given: {', '.join(lacking)} must be, too")
-            if key not in given and (found := [name for name in own if name in given]):
-                raise ValueError(f"{', '.join(found)} without {key}: set it, or remove them")
+    def _whole_shape(self) -> ModelShape:
+        """Refuse further keys without the others that they need."""
+        self.check_together(_TOGETHER)
         if self.windowed_layers > self.num_layers:
             raise ValueError(
                 f"windowed_layers {self.windowed_layers} is more than num_layers {self.num_layers}"

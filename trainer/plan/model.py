@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -20,10 +21,14 @@ from trainer.plan.sizes import (
 )
 
 Some = Annotated[int, Field(ge=0, le=10_000_000)]
-_OF_EXPERTS = ("experts_per_token", "expert_ffn_hidden_size")
-"""Keys that a mixture needs."""
-_BESIDE_EXPERTS = ("shared_ffn_hidden_size", "dense_layers")
-"""Keys that mean nothing without one."""
+Together = Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
+"""For each key: keys that it needs, and keys that are meaningless without it."""
+TOGETHER: Together = {
+    "num_experts": (
+        ("experts_per_token", "expert_ffn_hidden_size"),
+        ("shared_ffn_hidden_size", "dense_layers"),
+    )
+}
 
 
 class ModelConfig(Record):
@@ -80,14 +85,9 @@ class ModelConfig(Record):
     )
 
     @model_validator(mode="after")
-    def _whole_mixture(self) -> ModelConfig:
-        """Refuse keys of experts without the others that they need."""
-        needed = [name for name in _OF_EXPERTS if not getattr(self, name)]
-        if self.num_experts and needed:
-            raise ValueError(f"num_experts is given: {', '.join(needed)} must be, too")
-        own = [name for name in (*_OF_EXPERTS, *_BESIDE_EXPERTS) if getattr(self, name)]
-        if not self.num_experts and own:
-            raise ValueError(f"{', '.join(own)} without num_experts: set it, or remove them")
+    def _whole(self) -> ModelConfig:
+        """Refuse keys without the others that they need."""
+        self.check_together(TOGETHER)
         if self.num_experts and (self.experts_per_token or 0) > self.num_experts:
             raise ValueError(
                 f"experts_per_token {self.experts_per_token} is more than num_experts "
@@ -118,6 +118,17 @@ class ModelConfig(Record):
                 f"rope_low_freq_factor {self.rope_low_freq_factor}"
             )
         return self
+
+    def check_together(self, together: Together) -> None:
+        """Raise ValueError for a key without the others that it needs."""
+        for key, (needed, others) in together.items():
+            own = (*needed, *others)
+            lacking = [name for name in needed if not getattr(self, name)]
+            found = [name for name in own if getattr(self, name)]
+            if getattr(self, key) and lacking:
+                raise ValueError(f"{key} is given: {', '.join(lacking)} must be, too")
+            if not getattr(self, key) and found:
+                raise ValueError(f"{', '.join(found)} without {key}: set it, or remove them")
 
     @property
     def kv_heads(self) -> int:

@@ -76,7 +76,6 @@ class ShardedWeights:
 
     def _place(self, stage: Stage, config: TrainConfig) -> list[FsdpUnit]:
         """Allocate and initialize a stage unit by unit, and put each under FSDP2."""
-        whole_slots = list(slots(stage))
         pipelined = not (stage.is_first and stage.is_last)
         mixtures = stage_mixtures(stage) if self.mesh.ep.size > 1 else []
         experts: list[nn.Module] = [mixture.experts for mixture in mixtures]
@@ -84,20 +83,17 @@ class ShardedWeights:
         if self.whole is not None:
             elsewhere = {parameter for one in experts for parameter in one.parameters()}
             experts = []
+        held = [slot for slot in slots(stage) if slot.parameter not in elsewhere]
         modules: list[nn.Module] = [*experts, *stage.blocks.values()]
         if pipelined:
             # By itself, so that both stages that share it cut it in the same places.
             modules += [m for m in (stage.embedding, stage.head) if m is not None]
-        units = []
+        units: list[FsdpUnit] = []
+        taken: set[nn.Module] = set()
         for module in [*modules, stage]:
-            inside = set(module.modules())
-            apart = modules if module is stage else experts if module not in experts else []
-            inside -= {inner for other in apart for inner in other.modules()}
-            members = [
-                slot
-                for slot in whole_slots
-                if slot.module in inside and slot.parameter not in elsewhere
-            ]
+            inside = {*module.modules()} - taken
+            taken |= inside
+            members = [slot for slot in held if slot.module in inside]
             holders = self.mesh.experts if module in experts else self.mesh.dense
             self._fill(members, stage, config, holders.placement)
             # Without a pipeline, backward begins with what the forward pass ended with.

@@ -239,10 +239,10 @@ drawn.edf = function (figure) {
 
 // Attained rate over arithmetic intensity, below what the GPU's memory and its products allow.
 drawn.roofline = function (figure) {
-  const t = data.trials, roof = data.roof, rows = successes().filter((i) => t.metrics.intensity.of[i] && t.metrics.attained.of[i]);
+  const t = data.trials, roof = t.metrics.attained.limits, rows = successes().filter((i) => t.metrics.intensity.of[i] && t.metrics.attained.of[i]);
   const { svg, width } = blank(figure, 330, "Attained rate over arithmetic intensity, below the roof of the GPU");
-  const ridge = 1e3 * roof.peak / roof.gb_per_s, limit = (x) => Math.min(roof.peak, x * roof.gb_per_s / 1e3);
-  const xs = rows.map((i) => t.metrics.intensity.of[i]).concat(ridge), ys = rows.map((i) => t.metrics.attained.of[i]).concat(roof.peak);
+  const ridge = 1e3 * roof.peak_tflops / roof.gb_per_s, limit = (x) => Math.min(roof.peak_tflops, x * roof.gb_per_s / 1e3);
+  const xs = rows.map((i) => t.metrics.intensity.of[i]).concat(ridge), ys = rows.map((i) => t.metrics.attained.of[i]).concat(roof.peak_tflops);
   const [a, b] = extent(xs.map(Math.log10)), [c, d] = extent(ys.map(Math.log10)), box = [64, 26, width - 16, 280];
   const span = [a - 0.3, b + 0.2], tall = [c - 0.15, d + 0.1];
   const [x, y] = axes(svg, box, span, tall, t.metrics.intensity.label, t.metrics.attained.label, [true, true]);
@@ -250,7 +250,7 @@ drawn.roofline = function (figure) {
   const first = Math.max(span[0], Math.log10(1e3 / roof.gb_per_s) + tall[0]);
   const corners = [first, Math.log10(ridge), span[1]].filter((at, k, all) => k === 0 || at > all[0]);
   node("path", { d: corners.map((at, k) => `${k ? "L" : "M"}${x(at)} ${y(Math.log10(limit(Math.pow(10, at))))}`).join(""), class: "limit", fill: "none" }, svg);
-  node("text", { x: box[2] - 4, y: y(Math.log10(roof.peak)) - 6, "text-anchor": "end" }, svg, `peak ${shown(roof.peak)} TFLOP/s, memory ${shown(roof.gb_per_s)} GB/s`);
+  node("text", { x: box[2] - 4, y: y(Math.log10(roof.peak_tflops)) - 6, "text-anchor": "end" }, svg, `peak ${shown(roof.peak_tflops)} TFLOP/s, memory ${shown(roof.gb_per_s)} GB/s`);
   const share = merit(rows);
   for (const i of rows) {
     const px = t.metrics.intensity.of[i], py = t.metrics.attained.of[i];

@@ -42,9 +42,9 @@ function exchange(text) {
   place = new Map(data.trials.number.map((number, i) => [number, i]));
   filtering.marked = marked && new Set(marked.map((number) => place.get(number)).filter((i) => i !== undefined));
   let waits = false, turned = 0;
-  const here = new Map([...main.querySelectorAll(":scope > section:not(#live)")].map((one) => [one.querySelector("h2").textContent, one]));
+  const here = new Map([...main.querySelectorAll(":scope > section")].map((one) => [one.querySelector("h2").textContent, one]));
   let after = document.querySelector("noscript");
-  for (const section of fresh.querySelectorAll("main > section:not(#live)")) {
+  for (const section of fresh.querySelectorAll("main > section")) {
     const title = section.querySelector("h2").textContent, source = section.innerHTML;
     let own = here.get(title);
     here.delete(title);

@@ -134,7 +134,7 @@ document.getElementById("theme").addEventListener("click", () => {
   root.dataset.theme = dark ? "light" : "dark";
 });
 const sources = new Map();  // of each section as it was written, by its heading
-document.querySelectorAll("main > section:not(#live)").forEach((section) => {
+document.querySelectorAll("main > section").forEach((section) => {
   sources.set(section.querySelector("h2").textContent, section.innerHTML);
   enliven(section);
 });

@@ -159,7 +159,11 @@ def test_a_winner_that_was_measured_again_is_said_to_be_so(tmp_path: Path) -> No
     run, page = read_run(folder), page_of(folder)
     check(run, page)
     assert run.best is not None
-    assert f"winner : trial {run.best.number}, measured twice" in section(page)
+    said = re.search(
+        r"winner : trial (\d+), ([\d.,]+) ± [\d.,]+ tokens/s, measured twice", section(page)
+    )
+    assert said and int(said[1]) == run.best.number
+    assert float(said[2].replace(",", "")) == pytest.approx(run.best.objective, rel=0.01)
     assert re.search(
         r"\d+ % likely the best|(\d+|over 99) % likely the fastest of the 12 measured",
         section(page),
