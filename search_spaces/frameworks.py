@@ -165,8 +165,8 @@ class Habits(Described):
     """Memory that CUDA graphs of a whole step hold beside what the step needs without them."""
 
     # Communication.
-    reduce_bytes: PerParameter = 4
-    """Size of a gradient when it is reduced."""
+    reduce_bytes: PerParameter = 2
+    """Size of a gradient when it is reduced, where layers compute in 16 bits."""
     overlaps_gradients: bool = True
     """Gradient reduction may hide behind the backward pass."""
     overlaps_split_gradients: bool = True
@@ -232,6 +232,10 @@ class RecordedHabits(Habits):
     """Choices that it has."""
     fitted_as: str = ""
     """Framework whose fitted constants it has, for want of own ones."""
+    reshards: str = ""
+    """How its checkpoints are saved so that they resume under another layout; empty: they are not
+    known to.
+    """
     fine_tunes: bool = False
     """Fine-tuning is what it is for: a program that has no record is not taken to be like it."""
 

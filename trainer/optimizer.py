@@ -23,8 +23,6 @@ class Weights(Protocol):
 
     masters: dict[Traits, list[nn.Parameter]]
     """Float32 weights that this rank updates."""
-    counts: bool
-    """Whether this rank's masters count in global sums; one of the ranks with equal ones does."""
 
     def pieces(self) -> Iterator[Piece]: ...
     def receive(self, parameter: nn.Parameter, gradient: Tensor) -> None: ...
@@ -79,7 +77,8 @@ class Optimizer:
         self.counted = [
             master
             for traits, masters in weights.masters.items()
-            if not traits.copy and mesh.is_first_holder(traits.split) and weights.counts
+            if not traits.copy and mesh.is_first_holder(traits.split)
+            if mesh.holders(traits.split).counts  # one of the ranks with equal masters does
             for master in masters
         ]
         # Ranks along gz have the losses of different sequences.

@@ -27,6 +27,7 @@ from trainer.model.tuning import Tuning
 from trainer.optimizer import Optimizer, StepReport, Weights
 from trainer.parallel.collectives import Traffic
 from trainer.parallel.context import split_sequences
+from trainer.parallel.experts import Balance, deal_out_experts
 from trainer.parallel.grid import parallelize as grid
 from trainer.parallel.grid.depth import Depth
 from trainer.parallel.loss import cross_entropy
@@ -67,6 +68,7 @@ def build_stages(
             elif repeats_keys:
                 for block in stage.blocks.values():
                     block.attention.repeats_keys = True
+            deal_out_experts(stage, mesh)
     return stages
 
 
@@ -105,6 +107,7 @@ class Trainer:
         if deferred is not None:
             deferred.take_over(stages, self.weights.receive)
         self.optimizer = Optimizer(self.weights, config.optimizer, self.mesh, self.scaler)
+        self.balance = Balance(stages, self.mesh, config, device.torch, lambda: self.scaler.scale)
         self.checkpoints = Checkpoints(config)
         self.tuning: Tuning | None = None
         if isinstance(kernels, TunedKernels):
@@ -169,7 +172,9 @@ class Trainer:
         self.weights.start_step()
         losses = self.run(*batches)
         self.depth.finish()
-        return self.optimizer.step(*self._means(losses, batches.targets), stop)
+        report = self.optimizer.step(*self._means(losses, batches.targets), stop)
+        self.balance.update(report.done)
+        return report
 
     def _means(self, losses: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, Tensor | None]:
         """This rank's mean loss, and the share of its tokens in it where that is not all."""

@@ -37,9 +37,11 @@ class ComputeConstants(Constants):
     """Rates that products, memory and launches really reach."""
 
     gemm_share: float = constant(0.9, 0.15, "of the best product's rate, in a training step")
-    tail_waves: float = constant(0.6, 0.7, "waves of tiles lost at the end of each product")
-    inner_size: float = constant(100, 0.7, "inner dimension at which half of the rate is reached")
+    tail_waves: float = constant(0.1, 0.7, "waves of tiles lost at the end of each product")
+    inner_size: float = constant(60, 0.7, "inner dimension at which half of the rate is reached")
+    product_s: float = constant(3e-6, 0.5, "of the device, to begin and end a product")
     attention_share: float = constant(0.4, 0.5, "of the best product's rate, in flash attention")
+    ring_share: float = constant(0.7, 0.4, "of that rate, where a ring cuts attention into blocks")
     memory_share: float = constant(0.85, 0.3, "of the memory's rate, in elementwise kernels")
     score_bytes: float = constant(16, 0.5, "moved per attention score, without flash attention")
     launch_s: float = constant(1e-3, 0.7, "of the host, for one layer's forward kernels")
@@ -137,7 +139,7 @@ class Compute:
         flops = 2.0 * tiles * TILE * TILE * inner
         odd = (inner % ALIGNMENT != 0) | (columns % ALIGNMENT != 0)
         slower = (1 + c.tail_waves / waves) * (1 + c.inner_size / inner) * np.where(odd, 2.0, 1.0)
-        return np.asarray(flops / rate * slower)
+        return np.asarray(flops / rate * slower + c.product_s)
 
     def forward(self, jobs: Jobs) -> PassTimes:
         """One layer's forward pass."""
@@ -244,7 +246,8 @@ class Compute:
         c = self.constants
         # Causal: half of the blocks are skipped. Heads are padded to 64.
         padded = np.ceil(head / 64) * 64
-        causal_s = 2 * scores * padded / (rate * c.attention_share / c.gemm_share)
+        reached = c.attention_share * np.where(jobs.layout.cp > 1, c.ring_share, 1.0)
+        causal_s = 2 * scores * padded / (rate * reached / c.gemm_share)
         # With a mask no block is skipped, and each head reads it.
         masked_s = 2 * causal_s + scores * jobs.options.element_bytes / self.memory_bytes_per_s
         fused_s = np.where(jobs.options.masks_documents, masked_s, causal_s)

@@ -29,7 +29,7 @@ from search_spaces import FRAMEWORKS, Cluster, Framework
 
 FILE = Path(__file__).with_name("fitted.yaml")
 OF_FRAMEWORK = (
-    *("score_bytes", "launch_s", "expert_launch_s"),
+    *("score_bytes", "ring_share", "launch_s", "expert_launch_s"),
     *[f.name for f in fields(OverlapConstants)],
 )
 OF_GPU = tuple(f.name for f in fields(ComputeConstants) if f.name not in OF_FRAMEWORK)

@@ -15,7 +15,7 @@ from typing import Protocol
 from analysis.run.events import Event, from_record, to_record
 from analysis.run.fold import Run, apply, extend, fold
 from analysis.run.folder import RunFolder
-from analysis.run.lines import Lines, RunError, cannot_write, sealed
+from analysis.run.lines import Lines, RunError, sealed
 from analysis.run.lock import lock
 from foundation.messages import shown
 from slurm import Clock
@@ -120,17 +120,14 @@ class Journal:
             )
 
     def _check_there(self) -> None:
-        if os.fstat(self._file).st_nlink == 0:
-            raise RunError(f"{shown(self._path)}: was removed while its search was running")
+        with suppress(FileNotFoundError):
+            if os.path.samestat(self._path.stat(), os.fstat(self._file)):
+                return
+        raise RunError(f"{shown(self._path)}: was removed or moved while its search was running")
 
 
 def _open(path: Path) -> int:
-    try:
-        return os.open(
-            path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600
-        )
-    except OSError as error:
-        raise cannot_write(path, error) from None
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
 
 def _write_all(file: int, data: bytes) -> None:

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from trainer.model.kernels import Kernels, multiply
 from trainer.model.slices import Cut, Split
-from trainer.model.transformer import Embedding, Head, Linear, Positions, Stage
+from trainer.model.transformer import Embedding, Head, Linear, Mlp, Positions, Stage
 from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.operators import column_linear, named, row_linear
@@ -192,5 +192,10 @@ def parallelize(stage: Stage, mesh: Mesh, config: TrainConfig, kernels: Kernels)
         "blocks.*.mlp.up": ColumnParallel(group, sequence, kernels, opaque),
         "blocks.*.mlp.down": RowParallel(group, sequence, kernels, opaque),
     }
+    if stage.model.num_experts:  # a routed expert is not split
+        styles = {name: plan.pop(f"blocks.*.mlp.{name}") for name in ("up", "down")}
+        for path, module in stage.blocks.named_modules():
+            if isinstance(module, Mlp):
+                plan |= {f"blocks.{path}.{name}": style for name, style in styles.items()}
     present = {k: v for k, v in plan.items() if "." in k or getattr(stage, k) is not None}
     parallelize_module(stage, mesh.device["tp"], present)

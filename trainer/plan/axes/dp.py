@@ -263,7 +263,8 @@ def job_exchanges(jobs: Jobs, habits: Habits, holders: Holders, weights: Array) 
     held_bits = placement.secondary_bits
     held_bytes = np.where(held_bits > 0, held_bits / 8, gather_bytes)
     bits = placement.reduce_bits
-    reduce_bytes = np.where(bits > 0, bits / 8, habits.reduce_bytes)
+    whole_bytes = np.maximum(jobs.options.element_bytes, habits.reduce_bytes)
+    reduce_bytes = np.where(bits > 0, bits / 8, whole_bytes)
     split = degrees.weight_shard > 1
     stored, nearer = job_gathers(jobs)
     return state_exchanges(
