@@ -36,7 +36,7 @@ def is_flash(jobs: Jobs, framework: Framework) -> Mask:
 class ComputeConstants(Constants):
     """Rates that products, memory and launches really reach."""
 
-    gemm_share: float = constant(0.9, 0.15, "of the best product's rate, in a training step")
+    gemm_share: float = constant(0.89, 0.15, "of the best product's rate, in a training step")
     tail_waves: float = constant(0.1, 0.7, "waves of tiles lost at the end of each product")
     inner_size: float = constant(60, 0.7, "inner dimension at which half of the rate is reached")
     product_s: float = constant(3e-6, 0.5, "of the device, to begin and end a product")

@@ -15,13 +15,13 @@ from analysis.cost.constants import Array, log_odds
 from search_spaces import Cluster
 from trainer.plan.jobs import Jobs
 
-# Share of networks without such a state, of a framework that was not seen to meet it: by the rule of
-# succession after the five other networks that published pipelines crossed, all of them calm.
-NEVER = 6 / 7
+# Share of networks without such a state, of a framework that was not seen to meet it: by the rule
+# of succession after eleven other networks that published pipelines crossed, all of them calm.
+NEVER = 12 / 13
 NODES = 30.0  # at which 63 % of the runs are crowded, where there is such a state
 NODES_LOG_SD = 0.7
 MOST_RUNS = 20.0  # of evidence: runs of one campaign are not independent
-RARE = 0.05  # a state less probable than this is outside of an interval that has 95 %
+RARE = 0.025  # a state less probable than this is beyond one end of an interval that has 95 %
 _WIDE = 2.0  # nodes: pipelines whose tensor parallelism spans more were always crowded
 _ALWAYS = 0.98
 _CERTAIN = 6.0  # logarithm of the odds of a state, at most, that one run's time tells

@@ -44,8 +44,9 @@ class Keys:
         None where neither file nor defaults have one.
         """
         value = self.values.get(self._name(key), self.defaults.get(key))
-        same = isinstance(value, list) and value and value == value[:1] * len(value)
-        return value[0] if same and key == "intermediate_size" else value
+        if key == "intermediate_size" and isinstance(value, list) and value:
+            return value[0] if value == value[:1] * len(value) else value
+        return value
 
     def count(self, key: str, least: int = 1, most: int = MOST) -> int:
         """A whole number; raises SpaceError if there is none."""

@@ -42,9 +42,8 @@ class ModelShape(ModelConfig, Described):
     counted and not priced"""
 
     @model_validator(mode="after")
-    def _whole(self) -> ModelShape:
-        """Refuse keys without the others that they need."""
-        super()._whole()
+    def _whole_shape(self) -> ModelShape:
+        """Refuse further keys without the others that they need."""
         self.check_together(_TOGETHER)
         if self.windowed_layers > self.num_layers:
             raise ValueError(

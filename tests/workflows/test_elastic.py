@@ -123,7 +123,8 @@ def test_what_does_not_go_with_elastic_is_refused(
     rest = after[after.index("\nparameters:") :]
     command = 'trainer: {command: [train, "{tp}", "{pp}", "{mbs}", "{gas}", "{zero_stage}"], '
     (own / "space.yaml").write_text(f"{before}{command}framework: deepspeed-bf16}}{rest}")
-    assert main(["train", str(own), "--elastic", "--tokens", "9", "--launcher", "local"]) == 2
+    elastic = ["--elastic", "--tokens", "9", "--out", str(tmp_path / "out")]
+    assert main(["train", str(own), "--launcher", "local", *elastic]) == 2
     assert "--elastic is for the built-in trainer" in capsys.readouterr().err
     assert main(["plan", str(own), "--nodes", "1"]) == 2
     assert "checkpoints of deepspeed-bf16 are not known to resume" in capsys.readouterr().err

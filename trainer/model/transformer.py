@@ -59,8 +59,8 @@ def norm_layer(model: ModelConfig, size: int | None = None) -> nn.Module:
     return layer(size or model.hidden_size, eps=NORM_EPS)
 
 
-def _norm(layer: nn.Module, repeats: bool) -> Callable[[Tensor], Tensor]:
-    """A norm; with ``repeats`` one that keeps its input alone."""
+def normalize(layer: nn.Module, repeats: bool) -> Callable[[Tensor], Tensor]:
+    """The norm's function; with ``repeats`` it keeps its input alone for the backward pass."""
     by_hand = repeats and isinstance(layer, nn.RMSNorm)
     return functools.partial(rms_norm, layer.weight, NORM_EPS) if by_hand else layer
 
@@ -173,7 +173,7 @@ class Attention(nn.Module):
         both, value = heads.split((heads.size(2) - kv_heads, kv_heads), dim=2)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = both.split((both.size(2) - kv_heads, kv_heads), dim=2)
-            norms = (_norm(layer, self.repeats) for layer in (self.query_norm, self.key_norm))
+            norms = (normalize(norm, self.repeats) for norm in (self.query_norm, self.key_norm))
             both = torch.cat([norm(x) for norm, x in zip(norms, (query, key), strict=True)], dim=2)
         if table is not None:
             both = rotated(both, *table)
@@ -253,9 +253,10 @@ class Block(nn.Module):
             self.repeats = self.attention.repeats = self.mlp.repeats = False
 
     def compute(self, x: Tensor, places: Places) -> Tensor:
-        with computed_again(self.repeats, _norm(self.attention_norm, self.repeats), x) as normed:
+        repeats = self.repeats
+        with computed_again(repeats, normalize(self.attention_norm, repeats), x) as normed:
             x = x + self.attention(normed, places)
-        with computed_again(self.repeats, _norm(self.mlp_norm, self.repeats), x) as normed:
+        with computed_again(repeats, normalize(self.mlp_norm, repeats), x) as normed:
             return x + self.mlp(normed)
 
 

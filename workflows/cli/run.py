@@ -226,7 +226,7 @@ def plan(arguments: Namespace) -> None:
     if arguments.json:
         told = {"parameters": found.config, **found.expected, "num_nodes": found.nodes}
         told |= {"save_interval": found.save_interval, "resharding": how}
-        print_json({**told, "command": line, "files": files})
+        print_json("plan", {**told, "command": line, "files": files})
         return
     print(printable(f"{found}\n{found.basis}\ncheckpoints resume {how}\n{join(line)}"))
     for name, text in files.items():
