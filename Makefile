@@ -91,22 +91,23 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 	@$(PIP) -c constraints.txt -e '.[docs]'
 	@touch $@
 
-# Slurm's daemons and Open MPI come from the distribution; without the right to install them the
+# Slurm's daemons, Open MPI and strace, which fails system calls, are the distribution's; without the right to install them the
 # tests that need them are skipped, and say so (in CI they fail instead).
 AS_ROOT := $(shell if [ "$$(id -u)" = 0 ]; then echo env; else echo sudo -n; fi)
-SLURM_PACKAGES := slurmctld slurmd slurm-client munge openmpi-bin
+SLURM_PACKAGES := slurmctld slurmd slurm-client munge openmpi-bin strace
 BROWSER_PACKAGES := chromium chromium-driver
 
 slurm:
 	@if command -v slurmctld >/dev/null && command -v slurmd >/dev/null && \
-	  command -v munged >/dev/null && command -v mpiexec >/dev/null; then :; \
+	  command -v munged >/dev/null && command -v mpiexec >/dev/null && \
+	  command -v strace >/dev/null; then :; \
 	elif command -v apt-get >/dev/null && $(AS_ROOT) true 2>/dev/null; then \
-	  echo "installing Slurm's daemons and Open MPI from the distribution: $(SLURM_PACKAGES)"; \
+	  echo "installing Slurm, Open MPI and strace from the distribution: $(SLURM_PACKAGES)"; \
 	  $(AS_ROOT) apt-get update -qq && \
 	  $(AS_ROOT) env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(SLURM_PACKAGES) >/dev/null \
-	    || echo "could not install them: the tests of the cluster launchers will be skipped"; \
+	    || echo "could not install them: the tests that need them will be skipped"; \
 	else \
-	  echo "no right to install Slurm's daemons and Open MPI: their tests will be skipped"; \
+	  echo "no right to install Slurm, Open MPI and strace: their tests will be skipped"; \
 	fi
 
 # The report's page is tested in a real browser, where there is one or it may be installed.

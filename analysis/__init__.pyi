@@ -1,6 +1,6 @@
 # The facade: what __init__.py exports, each from its module when it is first used.
 
-from .comparison import comparison_text
+from .comparison import Comparison
 from .cost.groups import MissingFactError
 from .cost.model import CostModel
 from .explanation import explain_trial
@@ -23,8 +23,8 @@ from .preflight.file import Preflight
 from .report.forests import NotEnough, Sensitivity
 from .report.outlook import Outlook
 from .report.page import write_report
-from .report.plots import scaling_image, sensitivity_figure
-from .report.sensitivity import objective_sensitivity
+from .report.plots import plot
+from .report.sensitivity import failure_sensitivity, objective_sensitivity
 from .run.best import Best
 from .run.events import Closed, Ended, Event, Opened, Proposed, Started
 from .run.fold import Run, read_run
@@ -45,6 +45,7 @@ __all__ = [
     "Best",
     "CandidateSet",
     "Closed",
+    "Comparison",
     "CostModel",
     "Ended",
     "Event",
@@ -78,9 +79,9 @@ __all__ = [
     "TableError",
     "Trial",
     "acquisition",
-    "comparison_text",
     "expected_gain",
     "explain_trial",
+    "failure_sensitivity",
     "informative",
     "lessons",
     "load",
@@ -88,14 +89,13 @@ __all__ = [
     "noise_of",
     "number_column",
     "objective_sensitivity",
+    "plot",
     "read_results",
     "read_run",
     "read_tables",
     "repair_run",
     "results_table",
-    "scaling_image",
     "search_warnings",
-    "sensitivity_figure",
     "trusted",
     "verdict_lines",
     "write_report",

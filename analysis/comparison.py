@@ -2,60 +2,138 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
+import yaml
+
+from analysis import units
 from analysis.run.fold import Run
 from foundation.quantities import clock_text, counted, number, value_text
+from search_spaces import SpaceError, load_space
 
 NEAR = 0.05  # distance from the run's best, as a share of it
+Rows = list[tuple[str, list[str]]]
 
 
-def comparison(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """Rows of a label and one text per run.
+@dataclass(frozen=True)
+class Comparison:
+    """Runs that are set side by side."""
 
-    Parameters in which the best configurations differ have a row each; the others share the last
-    row, which has one text.
-    """
-    bests = [run.best for run in runs]
-    rows = [
-        ("run", [run.where for run in runs]),
-        ("space", [run.space for run in runs]),
-        ("launcher", [run.launcher for run in runs]),
-        ("trials", [_trials(run) for run in runs]),
-        ("best", [_best(run) for run in runs]),
-        ("relative to the first", _ratios(runs)),
-        ("best trial", [str(best.number) if best else "–" for best in bests]),
-        (f"within {100 * NEAR:.0f} % of it", [_soon(run) for run in runs]),
-        ("left, expected", [_left(run) for run in runs]),
-        ("search time", [_time(run) for run in runs]),
-        ("node-hours", ["–" if run.origin else f"{number(run.node_hours)}" for run in runs]),
-    ]
-    names = dict.fromkeys(name for best in bests if best for name in best.config)
-    own = {name: [value_text(b.config.get(name)) if b else "–" for b in bests] for name in names}
-    differing = {name: values for name, values in own.items() if len(set(values)) > 1}
-    rows += differing.items()
-    if same := [f"{name}={values[0]}" for name, values in own.items() if name not in differing]:
-        rows.append(("in common", [" ".join(same)]))
-    return rows
+    runs: Sequence[Run]
+
+    def rows(self) -> Rows:
+        """Rows of a label and one text per run.
+
+        Parameters in which the best configurations differ have a row each; the others share the
+        last row, which has one text.
+        """
+        runs = self.runs
+        bests = [run.best for run in runs]
+        rows = [
+            ("run", [run.where for run in runs]),
+            ("space", [run.space for run in runs]),
+            ("launcher", [run.launcher for run in runs]),
+            ("trials", [_trials(run) for run in runs]),
+            ("best", [_best(run) for run in runs]),
+            ("relative to the first", _ratios(runs)),
+            ("best trial", [str(best.number) if best else "–" for best in bests]),
+            (f"within {100 * NEAR:.0f} % of it", [_soon(run) for run in runs]),
+            ("left, expected", [_left(run) for run in runs]),
+            ("search time", [_time(run) for run in runs]),
+            ("node-hours", ["–" if run.origin else f"{number(run.node_hours)}" for run in runs]),
+        ]
+        names = dict.fromkeys(name for best in bests if best for name in best.config)
+        own = {n: [value_text(b.config.get(n)) if b else "–" for b in bests] for n in names}
+        differing = {name: values for name, values in own.items() if len(set(values)) > 1}
+        rows += differing.items()
+        if same := [f"{n}={values[0]}" for n, values in own.items() if n not in differing]:
+            rows.append(("in common", [" ".join(same)]))
+        return rows
+
+    def text(self) -> list[str]:
+        """The comparison as lines of text."""
+        rows, count = self.rows(), len(self.runs)
+        first = max(len(label) for label, _ in rows)
+        widths = [max(len(t[i]) for _, t in rows if len(t) == count) for i in range(count)]
+        lines = []
+        for label, texts in rows:
+            cells = texts if len(texts) < count else map(str.ljust, texts, widths)
+            lines.append(f"{label:{first}}  {'  '.join(cells)}".rstrip())
+        return [*lines, *self._notes()]
+
+    def spaces(self) -> Rows:
+        """The keys in which the spaces differ, with the value of each run's space."""
+        own = [_space_of(run) for run in self.runs]
+        keys = dict.fromkeys(key for space in own for key in space)
+        rows = [(key, [space.get(key, "–") for space in own]) for key in keys]
+        return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+    def page(self, names: Sequence[str], every: Sequence[str]) -> str:
+        """The comparison as a page, which also leads to every run's own.
+
+        Args:
+            names: of these runs.
+            every: names among which others can be chosen.
+        """
+        from analysis.report.section import page_from  # pandas: half a second
+
+        return page_from(
+            "compare.html",
+            names=names,
+            every=every,
+            rows=[row for row in self.rows() if row[0] != "run"],
+            spaces=self.spaces(),
+            notes=self._notes(),
+            data={"label": units.label(self.runs[0].objective_key), "runs": self._courses(names)},
+        )
+
+    def _courses(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """The best so far of each run over trials, hours and node-hours."""
+        from analysis.report.trajectory import trajectory
+
+        courses = []
+        for name, run in zip(names, self.runs, strict=True):
+            course = trajectory(run)
+            spent_s = [run.trials[number].node_seconds for number in course["trial"]]
+            courses.append(
+                {
+                    "name": name,
+                    "best": units.scaled(run.objective_key, course["best"]).tolist(),
+                    "trials": list(range(1, len(course) + 1)),
+                    "time": (course["search_s"] / 3600).tolist(),
+                    "nodes": [spent / 3600 for spent in accumulate(spent_s)],
+                }
+            )
+        return courses
+
+    def _notes(self) -> list[str]:
+        notes = []
+        if len({tuple(run.goals) for run in self.runs}) > 1:
+            notes.append("note: the objectives differ, so the numbers are not comparable")
+        if len({run.launcher == "simulate" for run in self.runs}) > 1:
+            notes.append("note: a simulated run has the model's numbers, not measured ones")
+        return notes
 
 
-def comparison_text(runs: Sequence[Run]) -> list[str]:
-    """The comparison as lines of text."""
-    rows = comparison(runs)
-    count = len(runs)
-    first = max(len(label) for label, _ in rows)
-    widths = [max(len(t[i]) for _, t in rows if len(t) == count) for i in range(count)]
-    lines = []
-    for label, texts in rows:
-        cells = texts if len(texts) < count else map(str.ljust, texts, widths)
-        lines.append(f"{label:{first}}  {'  '.join(cells)}".rstrip())
-    if len({tuple(run.goals) for run in runs}) > 1:
-        lines.append("note: the objectives differ, so the numbers are not comparable")
-    if len({run.launcher == "simulate" for run in runs}) > 1:
-        lines.append("note: a simulated run has the model's numbers, not measured ones")
-    return lines
+def _space_of(run: Run) -> dict[str, str]:
+    """The run's space, each value as text by its dotted key; empty if it cannot be read."""
+    try:
+        space = load_space(run.folder.space_file, frozen=True)
+    except SpaceError:
+        return {}
+    return dict(_flat("", yaml.safe_load(space.frozen())))
+
+
+def _flat(key: str, value: Any) -> list[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        return [row for name, each in value.items() for row in _flat(f"{key}.{name}", each)]
+    return [(key.removeprefix("."), json.dumps(value))]
 
 
 def _trials(run: Run) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from foundation.quantities import number
+from foundation.quantities import measured
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,9 +63,9 @@ def label(key: str) -> str:
     return f"{name(key)} ({unit(key)})" if unit(key) else name(key)
 
 
-def text(key: str, measured: float) -> str:
-    """A value with its unit: ``211,923 tokens/s``."""
-    shown = number(scaled(key, measured))
+def text(key: str, value: float, error: float = 0.0) -> str:
+    """A value with its unit, and with its standard error if there is one: ``31.5 ± 0.7 s``."""
+    shown = measured(scaled(key, value), scaled(key, error))
     return f"{shown} {unit(key) or name(key)}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from analysis import units
 from analysis.finalists import EQUAL, median_variance, noise_of, verdict
 from analysis.run.fold import Run
 from foundation.quantities import counted, number, percent
@@ -42,7 +43,10 @@ def _winner(run: Run, confidence: float | None) -> list[tuple[str, str]]:
     if now is None:
         return []
     first = now.first
-    words = f"trial {first.trial}, measured {_times(first.measurements)}"
+    value = run.trials[first.trial].objective or 0.0
+    error = value * standard_errors(run).get(first.trial, 0.0)
+    reached = units.text(run.objective_key, value, error)
+    words = f"trial {first.trial}, {reached}, measured {_times(first.measurements)}"
     failed = run.trials[first.trial].failed_repeats
     if failed:
         words += f", failed {_times(failed)}"
@@ -55,8 +59,8 @@ def _winner(run: Run, confidence: float | None) -> list[tuple[str, str]]:
         f"{_chance(now.confidence)} likely within {100 * EQUAL:.0f} % of it"
     )
     if confidence is not None:
-        reached = "reached" if now.confidence >= confidence else "not reached"
-        words += f" (confidence {confidence:g} {reached})"
+        met = "reached" if now.confidence >= confidence else "not reached"
+        words += f" (confidence {confidence:g} {met})"
     lines = [("winner", words)]
     other = now.runner_up
     if other:

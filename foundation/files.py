@@ -20,7 +20,6 @@ from foundation.messages import shown
 MAX_JSON_BYTES = 1_000_000
 MAX_JSON_DEPTH = 64
 TOO_DEEP = f"nested deeper than {MAX_JSON_DEPTH} levels"
-ROOM_BYTES = 64 << 10  # free bytes below which a file system counts as full
 _WRITABLE = "choose a path that you may read and write"
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room there, and run the same command"),
@@ -53,13 +52,13 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_end(path: Path, most: int) -> bytes:
-    """The last ``most`` bytes of a regular file; all of a shorter one."""
-    return read_from(path, -most, most)
+    """The last ``most`` bytes of a log, or all of it; a link may lead to a file of the user's."""
+    return read_from(path, -most, most, follow=False)
 
 
-def read_from(path: Path, start: int, most: int) -> bytes:
+def read_from(path: Path, start: int, most: int, *, follow: bool = True) -> bytes:
     """At most ``most`` bytes of a regular file from byte ``start`` on, negative: before its end."""
-    with open_regular(path) as file:
+    with open_regular(path, follow=follow) as file:
         try:
             file.seek(start if start >= 0 else max(0, os.fstat(file.fileno()).st_size + start))
             return file.read(most)
@@ -150,15 +149,6 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def has_room(path: Path) -> bool:
-    """Whether a path's file system has room; true if unknown, as with a quota."""
-    try:
-        status = os.statvfs(path)
-    except OSError:
-        return True
-    return status.f_bavail * status.f_frsize >= ROOM_BYTES or status.f_blocks == 0
-
-
 def is_disk_full(error: BaseException) -> bool:
     """Whether an error says that a file system, or a quota on it, has no room left."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -176,11 +166,13 @@ def explained(error: OSError | ImportError) -> str:
     return f"{path}{error.strerror or error}{remedy and f'; {remedy}'}"
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file to read its bytes."""
+def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
+    """Open a regular file to read its bytes, or the one that a link leads to."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
-        _check_regular(path, path.stat())  # opening a device may already do something
-        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        # Opening a device may already do something.
+        _check_regular(path, path.stat(follow_symlinks=follow))
+        file = os.fdopen(os.open(path, flags), "rb")
         try:
             _check_regular(path, os.fstat(file.fileno()))  # it may have been replaced meanwhile
         except FileError:
@@ -200,7 +192,8 @@ def open_regular(path: Path) -> BinaryIO:
 def _check_regular(path: Path, status: os.stat_result) -> None:
     mode = status.st_mode
     if not stat.S_ISREG(mode):
-        kind = "directory" if stat.S_ISDIR(mode) else "pipe" if stat.S_ISFIFO(mode) else "device"
+        kinds = {stat.S_IFDIR: "directory", stat.S_IFIFO: "pipe", stat.S_IFLNK: "link"}
+        kind = kinds.get(stat.S_IFMT(mode), "device")
         raise FileError(f"{shown(path)}: found a {kind}, accepted a file")
 
 

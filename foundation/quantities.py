@@ -18,6 +18,16 @@ def number(value: float) -> str:
     return f"{value:.3e}"
 
 
+def measured(value: float, error: float) -> str:
+    """``31.5 ± 0.7``: the error to one digit (two that begin with 1), the value as far as it."""
+    if not (math.isfinite(value) and math.isfinite(error) and error > 0):
+        return number(value)
+    place = math.floor(math.log10(error))
+    place -= round(error / 10**place, 6) < 1.95
+    shown = [f"{round(x, -place):,.{max(0, -place)}f}" for x in (value, error)]
+    return " ± ".join(shown)
+
+
 def counted(count: float, noun: str) -> str:
     """``1 trial``, ``2 trials``, ``1,140 node-hours``, ``2 successes``."""
     text = number(count) if isinstance(count, float) else f"{count:,}"

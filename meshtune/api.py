@@ -29,15 +29,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Closed", "Ended", "Event", "Opened", "Run", "Started",
-    "load", "load_space", "plot_sensitivity", "predict", "report", "search", "sensitivity",
+    "load", "load_space", "plot", "predict", "report", "search", "sensitivity",
 ]  # fmt: skip
 
 Listener = Callable[[Event, Run], None]
+_NARROW = ("trial", "objective", "kind", "elapsed_s", "node_hours")  # columns of a small table
 _PRICED = "a prediction needs the space's `model`, its cluster's facts and the degrees it searches"
 
 
-def load_space(reference: str | Path) -> SearchSpace:
-    """Read a search space.
+def load_space(reference: str | Path, *, cluster: str | Path | None = None) -> SearchSpace:
+    """Read a search space, for its own cluster or another.
 
     >>> import meshtune
     >>> space = meshtune.load_space("tiny_cpu")
@@ -46,6 +47,7 @@ def load_space(reference: str | Path) -> SearchSpace:
 
     Args:
         reference: a file, or the name of a shipped space.
+        cluster: in place of the space's own: a file, or the name of a shipped cluster.
 
     Raises:
         ArgumentError: if it is neither.
@@ -55,7 +57,9 @@ def load_space(reference: str | Path) -> SearchSpace:
 
     if not isinstance(reference, (str, Path)):
         raise refused("reference", reference, "a space file, or a shipped space's name")
-    return load(str(reference))
+    if not isinstance(cluster, (str, Path, type(None))):
+        raise refused("cluster", cluster, "a cluster's file, or a shipped cluster's name")
+    return load(str(reference), cluster=None if cluster is None else str(cluster))
 
 
 def search(
@@ -154,7 +158,9 @@ def _opened(
     return nullcontext(launcher)
 
 
-def predict(space: SearchSpace | str | Path, top: int = 10) -> pd.DataFrame:
+def predict(
+    space: SearchSpace | str | Path, top: int = 10, *, cluster: str | Path | None = None
+) -> pd.DataFrame:
     """The configurations that the cost model expects to be best, before anything runs.
 
     >>> import meshtune
@@ -165,6 +171,7 @@ def predict(space: SearchSpace | str | Path, top: int = 10) -> pd.DataFrame:
     Args:
         space: or anything that :func:`load_space` takes.
         top: how many, the best first.
+        cluster: in place of the space's own, for a space's file or name.
 
     Returns:
         A row for each: its parameters, the predicted step time with its 95 % interval, throughput,
@@ -181,6 +188,10 @@ def predict(space: SearchSpace | str | Path, top: int = 10) -> pd.DataFrame:
     from workflows import space_of
 
     top = checked_whole("top", top, 1)
+    if cluster is not None:
+        if not isinstance(space, (str, Path)):
+            raise refused("space", space, "a space file or name, beside a cluster")
+        space = load_space(space, cluster=cluster)
     space = space_of(space)
     try:
         ranking = Ranking.of(Pricing(space), top)
@@ -189,7 +200,7 @@ def predict(space: SearchSpace | str | Path, top: int = 10) -> pd.DataFrame:
     return pd.DataFrame(ranking.configs).assign(**ranking.prediction.columns())
 
 
-def load(run: Run | Study | str | Path) -> pd.DataFrame:
+def load(run: Run | Study | str | Path, *, wide: bool = False) -> pd.DataFrame:
     """A run as a table: one row per trial that has ended.
 
     >>> import meshtune
@@ -199,14 +210,19 @@ def load(run: Run | Study | str | Path) -> pd.DataFrame:
 
     Args:
         run: what :func:`search` returned, a study, or a run's folder.
+        wide: also predictions, times, nodes and ``m:KEY`` per metric of its result: see
+            ``analysis.load``.
 
     Returns:
         ``trial``, ``p:NAME`` per parameter, ``objective`` (NaN unless it succeeded), ``kind`` (how
-        it ended), ``m:KEY`` per metric of its result, and more: see ``analysis.load``.
+        it ended), ``elapsed_s`` and ``node_hours``.
     """
     from analysis import load as read
 
-    return read(_folder(run))
+    frame = read(_folder(run))
+    if wide:
+        return frame
+    return frame[[name for name in frame if str(name).startswith("p:") or name in _NARROW]]
 
 
 def report(run: Run | Study | str | Path) -> Path:
@@ -235,8 +251,9 @@ def sensitivity(
     >>> space = meshtune.load_space("gpt_22b_frontier")     # what may be searched
     >>> run = meshtune.search(space, launcher="simulate", trials=24, run_dir=other_folder)
     >>> found = meshtune.sensitivity(meshtune.load(run))    # a forest, explained by SHAP
-    >>> meshtune.plot_sensitivity(found).savefig(picture)
+    >>> meshtune.plot(found).savefig(picture)
 
+    What makes trials fail, by a classifier over all trials of a run, is ``objective="fails"``.
     Any other table works, too:
 
     >>> import pandas as pd
@@ -263,12 +280,24 @@ def sensitivity(
     if not isinstance(frame, pd.DataFrame):
         raise refused("frame", frame, "a DataFrame, such as meshtune.load gives")
     seed = checked_seed(seed)
+    if objective == "fails" and "fails" not in frame:
+        return _failures(frame, parameters, seed)
     checked_columns("objective", [objective], frame)
     if parameters is None:
         own = [str(name) for name in frame if str(name).startswith("p:")]
         parameters = own or [*frame.columns.drop(objective)]
     parameters = checked_columns("parameters", parameters, frame)
     return objective_sensitivity(_trials(frame, objective, parameters), seed)
+
+
+def _failures(frame: pd.DataFrame, parameters: Sequence[str] | None, seed: int) -> Sensitivity:
+    """What makes the trials of a run's table fail."""
+    from analysis import failure_sensitivity
+
+    checked_columns("frame", ["trial", "kind"], frame)
+    own = [str(name) for name in frame if str(name).startswith("p:")]
+    chosen = checked_columns("parameters", parameters or own, frame)
+    return failure_sensitivity(frame[["trial", "kind", *chosen]], seed)
 
 
 def _trials(frame: pd.DataFrame, objective: str, parameters: Sequence[Any]) -> pd.DataFrame:
@@ -289,22 +318,36 @@ def _trials(frame: pd.DataFrame, objective: str, parameters: Sequence[Any]) -> p
     return table
 
 
-def plot_sensitivity(found: Sensitivity, effect: str = "effect on the objective") -> Figure:
-    """Mean |SHAP| per parameter as bars, and every trial's SHAP value beside it.
+def plot(
+    what: Run | Study | Sensitivity | str | Path,
+    effect: str = "effect on the objective",
+    width: float = 6.9,
+) -> Figure:
+    """A figure for a notebook or a paper, with text of 8 pt: ``.savefig("figure.pdf")``.
+
+    >>> import meshtune
+    >>> meshtune.plot(run, width=3.3).savefig(picture)
 
     Args:
-        found: result of :func:`sensitivity`.
+        what: a run or its folder: the objective, the best so far and the failures over time
+            (Figure 9 of Dash et al. 2023). A result of :func:`sensitivity`: mean |SHAP| per
+            parameter as bars (Figure 10), and every trial's SHAP value beside it.
         effect: what the SHAP values are, with the objective's unit, for the axes.
+        width: inches; 3.3 is a column, 6.9 a page.
 
     Raises:
-        ArgumentError: for anything else.
+        ArgumentError: for an unusable argument.
     """
-    from analysis import Sensitivity, sensitivity_figure
+    from analysis import Sensitivity, plot, read_run
 
-    if not isinstance(found, Sensitivity):
-        raise refused("found", found, "what meshtune.sensitivity gives")
     checked_text("effect", effect)
-    return sensitivity_figure(found, effect)
+    if isinstance(width, bool) or not isinstance(width, (int, float)) or not 1 <= width <= 100:
+        raise refused("width", width, "inches from 1 to 100")
+    if isinstance(what, Sensitivity):
+        return plot(what, effect, width)
+    if not isinstance(getattr(what, "directory", what), (str, Path)):
+        raise refused("what", what, "a run, its folder, or what meshtune.sensitivity gives")
+    return plot(read_run(_folder(what)), width=width)
 
 
 def _folder(run: Any) -> Path:

@@ -146,8 +146,8 @@ class Builder:
             keys = ", ".join(self.model.beyond_trainer)
             raise self.document.error(
                 ("model",),
-                f"found a model with {keys}, accepted plain dense ones: the built-in trainer "
-                "trains no other; name a command of your own under trainer",
+                f"found a model with {keys}, which the built-in trainer does not train; name a "
+                "command of your own under trainer",
                 at_value=True,
             )
 
@@ -174,10 +174,10 @@ class Builder:
             framework = self.program.habits
             uneven = "uneven_layers" in self.file.allow
             builtin += stages.rules(framework, own, types.keys(), uneven=uneven)
+            builtin += experts.rules(self.model, own, axes, types)
         if "tp_across_nodes" not in self.file.allow and {"tp", "gpus_on_links"} <= types.keys():
             within = self._parse("gpus_on_links % tp == 0", (), types)
             builtin.append(rules.expressed("tp_within_links", within))
-        builtin += experts.rules(self.model, own, axes, types)
         if trainer is not None:
             if "engine" in own:
                 builtin += deepspeed.rules(trainer, types)
@@ -236,7 +236,7 @@ class Builder:
                 raise self.document.error(
                     path, f"found {name}, accepted names other than {known}, which always count"
                 )
-            if name in parameters.BUILTIN_NAMES and name not in parameters.AXES:
+            if name in parameters.BUILTIN_NAMES and name not in (*parameters.AXES, "ep"):
                 raise self.document.error(
                     path, f"found {name}, which is no axis; accepted degrees of parallelism"
                 )

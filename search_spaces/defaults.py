@@ -188,7 +188,7 @@ def _degrees(model: ModelConfig, cluster: Cluster, world: int, framework: str) -
     if "ep" in choices.further and model.mixture is not None:
         experts = model.mixture.num_experts
         degrees["ep"] = [ep for ep in _divisors(world, MOST_EXPERT) if experts % ep == 0]
-        if degrees["tp"] != [1]:
+        if degrees["tp"] != [1] and framework != "meshtune":  # which splits no expert
             degrees["etp"] = degrees["tp"]
     return degrees
 

@@ -76,9 +76,13 @@ class Export:
                 passed = model | passed
             else:
                 paths = model | paths
+            unwritten = model_keys.unwritten(record.model, space.model)
+            if unwritten and len(record.model) <= 1:  # but the length of its sequences
+                unmapped.append(f"the model ({', '.join(unwritten)}): {adapter} has it elsewhere")
+                unwritten = []
             unmapped += [
                 f"model.{name}: {getattr(space.model, name)}: {adapter} has no such key"
-                for name in model_keys.unwritten(record.model, space.model)
+                for name in unwritten
             ]
         filled = {key: config_files.filled(value, values) for key, value in passed.items()}
         argv = [options.written({key: value}, record.options) for key, value in filled.items()]

@@ -232,6 +232,10 @@ class RecordedHabits(Habits):
     """Choices that it has."""
     fitted_as: str = ""
     """Framework whose fitted constants it has, for want of own ones."""
+    reshards: str = ""
+    """How its checkpoints are saved so that they resume under another layout; empty: they are not
+    known to.
+    """
     fine_tunes: bool = False
     """Fine-tuning is what it is for: a program that has no record is not taken to be like it."""
 

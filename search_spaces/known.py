@@ -73,11 +73,22 @@ def framework_named(named: str | StatedHabits) -> Framework:
     return FRAMEWORKS.get(FORMER_NAMES.get(named, named)) or Framework(name=named)
 
 
-def log_format(result: ResultPatterns | None) -> LogFormat:
-    """The format by which metrics are read from logs; without patterns, none is read."""
+def log_format(result: ResultPatterns | None, stated: str | None = None) -> LogFormat:
+    """The format by which metrics are read from logs; without patterns, none is read.
+
+    ``stated`` are the trainer's arguments and files: without a record's ``real_if`` among them
+    its tokens are called padded.
+    """
     if result is None:
         return LogFormat()
     base = LOG_FORMATS[result.format] if result.format else LogFormat()
-    pauses = base.pauses if result.pauses is None else result.pauses
-    varies, padded_by = base.rows_vary or result.rows_vary, result.padded_by or base.padded_by
-    return LogFormat({**base.patterns, **result.own_patterns()}, pauses, varies, padded_by)
+    patterns = dict(base.patterns)
+    if stated is not None and base.real_if not in stated:
+        patterns = {f"padded_{k}" if k.startswith("tokens") else k: v for k, v in patterns.items()}
+    return LogFormat(
+        patterns=patterns | result.own_patterns(),
+        pauses=base.pauses if result.pauses is None else result.pauses,
+        rows_vary=base.rows_vary or result.rows_vary,
+        padded_by=result.padded_by or base.padded_by,
+        real_if=result.real_if or base.real_if,
+    )

@@ -20,12 +20,15 @@ from search_spaces.shipped import named, shipped_files
 from search_spaces.space import SearchSpace
 
 
-def load_space(reference: str | Path | Mapping[str, Any], *, frozen: bool = False) -> SearchSpace:
+def load_space(
+    reference: str | Path | Mapping[str, Any], *, frozen: bool = False, cluster: str | None = None
+) -> SearchSpace:
     """Load a space from a YAML file, from its content, or a shipped one by its name.
 
     Args:
         reference: the file, its content as a mapping, or the name.
         frozen: the space of a run, which can be read where its trainer's folder does not exist.
+        cluster: in place of the space's own: a shipped one, or a file.
 
     Raises:
         SpaceError: with a complete message, for anything that is wrong with the input.
@@ -35,10 +38,15 @@ def load_space(reference: str | Path | Mapping[str, Any], *, frozen: bool = Fals
     else:
         document = read_document(_file(reference), SpaceError)
     file = validate(SpaceFile, document)
-    model, cluster = model_of(file.model, document), file.cluster
-    if isinstance(cluster, str):
-        cluster = named(Cluster, ("cluster",), cluster, document)
-    builder = Builder(document, file, model, cluster, frozen)
+    model, own = model_of(file.model, document), file.cluster
+    if cluster is not None:
+        try:
+            own = Cluster.named(cluster)
+        except SpaceError as error:
+            raise SpaceError(f"cluster: {error}") from None
+    elif isinstance(own, str):
+        own = named(Cluster, ("cluster",), own, document)
+    builder = Builder(document, file, model, own, frozen)
     return builder.build(file.name or _default_name(Path(document.name)))
 
 

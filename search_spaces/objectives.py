@@ -116,6 +116,8 @@ def keys_found(
     if "global_batch_size" in names and found & {*_STEPS, *(_SPEEDS[:2] if has_model else ())}:
         found |= {"step_time_s.median", "samples_per_second", *(_SPEEDS if has_model else ())}
     found.add("num_nodes")
+    if {"tokens", "run_time_s"} <= found:
+        found.add("tokens_per_second")
     if "tokens_per_second" in found:
         found.add("node_seconds_per_token")
         if {"energy_joules", "step_time_s.median"} <= found:

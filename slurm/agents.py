@@ -21,6 +21,7 @@ from typing import Any
 
 from slurm.channel import Channel
 from slurm.log_file import LAST_TRIES_S
+from slurm.logs.text import cut_lines
 from slurm.outcome.evidence import Evidence, gather
 from slurm.outcome.rank_ends import FailureGrace
 from slurm.outcome.texts import NO_TEXTS, LauncherTexts
@@ -177,13 +178,13 @@ class Agents(ABC):
             watched,
             # A result may be complete, but that nobody disturbed the trial is not known then.
             None if channel.void else channel.exit_code,
-            down_nodes=down_nodes,
-            stuck_nodes=stuck_nodes,
+            channel.codes,
+            down_nodes=frozenset(down_nodes).intersection(lease.nodes),
+            stuck_nodes=tuple(stuck_nodes),
             severed=severed,
             texts=texts,
             unwritten=self.unwritten,
-            codes=channel.codes,
-            launcher_said=self.last_words.decode(errors="replace"),
+            launcher_said=cut_lines(self.last_words.decode(errors="replace")),
             oom_kills=channel.oom_kills,
             not_started=not_started,
             not_started_on=suspects,

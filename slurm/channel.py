@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from slurm.agent import LINE_BYTES, WORDS
-from slurm.log_file import LAST_TRIES_S, LogFile, whole_lines
+from slurm.log_file import LAST_TRIES_S, LogFile
 from slurm.outcome.rank_ends import first_failed
 from slurm.outcome.watch import Termination
 from slurm.trial import STDERR_NAME, STDOUT_NAME, Lease, TrialSpec
 
-SILENCE_S = 30.0  # without a word: is the agent still there?
+SILENCE_S = 10.0  # two beats: is the agent still there?
 ANSWER_S = 15.0  # for an agent, on a loaded machine
+LONGEST_LINE_BYTES = 1 << 20  # of output; longer ones are passed on in pieces
 LAUNCH_S = 300.0  # for its interpreter, which thousands may read from one file system
 _LINE = re.compile(rb"(\d{1,7}) (?:(out|err) (.*)|([a-z]+)((?: -?\d{1,10}){0,3}))", re.DOTALL)
 _ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
@@ -36,7 +37,7 @@ class _Log:
     """One of the trial's two logs."""
 
     file: LogFile
-    partial: dict[int, bytes] = field(default_factory=dict)  # rank -> its line so far
+    partial: dict[int, bytearray] = field(default_factory=dict)  # rank -> its line so far
 
 
 @dataclass
@@ -310,18 +311,22 @@ class Channel:
             text = _ESCAPED.sub(lambda one: b"\n" if one[1] == b"n" else one[1], text)
         else:
             text = text.replace(b"\\n", b"\n")
-        line = log.partial.pop(rank, b"") + text
-        end = whole_lines(line)
-        if rest := line[end:]:
-            log.partial[rank] = rest
-        if end:
-            log.file.write(line[:end])
+        line = log.partial.setdefault(rank, bytearray())
+        # A progress bar ends its lines by a carriage return.
+        if end := max(text.rfind(b"\n"), text.rfind(b"\r")) + 1:
+            log.file.write(bytes(line) + text[:end])
+            line.clear()
+        line += text[end:]
+        if len(line) > LONGEST_LINE_BYTES:
+            log.file.write(bytes(line))
+            line.clear()
 
     @staticmethod
     def _end_lines(log: _Log, ranks: Iterable[int]) -> None:
         """End the lines that these ranks have left open, or the next one's would continue them."""
         for rank in ranks:
-            log.file.write(log.partial.pop(rank) + b"\n")
+            if line := log.partial.pop(rank):
+                log.file.write(bytes(line) + b"\n")
 
     def _reject(self, line: bytes) -> None:
         self.void = f"an agent's connection has what is no word of its: {line[:60]!r}"

@@ -8,15 +8,7 @@ import time
 from pathlib import Path
 
 MAX_WAITING = 4 << 20  # bytes, as much as is read of a log
-LONGEST_LINE_BYTES = 1 << 20  # longer lines are passed on in pieces
 LAST_TRIES_S = 2.0  # to write what a full disk does not take when all writers are gone
-
-
-def whole_lines(text: bytes) -> int:
-    """Length of the complete lines; of all where the open one is too long to wait for its end."""
-    # A progress bar ends its lines by a carriage return.
-    end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
-    return len(text) if len(text) - end > LONGEST_LINE_BYTES else end
 
 
 class LogFile:

@@ -18,6 +18,7 @@ _GAP = re.compile(rb"\x01+")  # neighbours that are free
 class _Request:
     trial: str
     width: int
+    avoided: frozenset[str]
     bypassed: int = 0
 
 
@@ -63,8 +64,10 @@ class NodePool:
         """Suspect nodes, which are not leased, in Slurm's order."""
         return tuple(n for n in self._order if n in self._quarantined)
 
-    def request(self, trial: str, width: int) -> None:
+    def request(self, trial: str, width: int, avoided: Iterable[str] = ()) -> None:
         """Ask for ``width`` nodes; :meth:`grants` gives them when they are there.
+
+        It gets ``avoided`` ones only if there are not enough others just then.
 
         Raises ValueError if the width can never be granted, or the trial has asked already.
         """
@@ -72,7 +75,7 @@ class NodePool:
             raise ValueError(f"trial {trial} asks for {width} nodes of {self.size}")
         if trial in self._leases or any(r.trial == trial for r in self._queue):
             raise ValueError(f"trial {trial} has asked for nodes already")
-        self._queue.append(_Request(trial, width))
+        self._queue.append(_Request(trial, width, frozenset(avoided)))
 
     def withdraw(self, trial: str) -> None:
         """Forget a request that waits; nothing happens if there is none."""
@@ -93,7 +96,7 @@ class NodePool:
                 for overtaken in self._queue[:place]:
                     overtaken.bypassed += 1
                 del self._queue[place]
-                lease = Lease(request.trial, self._choose(request.width))
+                lease = Lease(request.trial, self._choose(request))
                 self._free.difference_update(lease.nodes)
                 self._leases[request.trial] = lease
                 granted.append(lease)
@@ -133,18 +136,21 @@ class NodePool:
         self._usable.discard(node)
         self._free.discard(node)
 
-    def _choose(self, width: int) -> tuple[str, ...]:
+    def _choose(self, request: _Request) -> tuple[str, ...]:
         """The narrowest gap of neighbours that fits, else the first free nodes.
 
         Neighbours in Slurm's order tend to share a switch, and the gap that fits best leaves
         wide gaps to wide trials.
         """
+        width, among = request.width, self._free
+        if len(others := self._free - request.avoided) >= width:
+            among = others
         # As bytes: there may be ten thousand nodes, and this runs for every trial.
-        free = bytes(map(self._free.__contains__, self._order))
+        free = bytes(map(among.__contains__, self._order))
         gaps = [gap.span() for gap in _GAP.finditer(free)]
         fitting = [(start, end) for start, end in gaps if end - start >= width]
         if not fitting:
-            return self.free[:width]
+            return tuple(n for n in self._order if n in among)[:width]
         start, _ = min(fitting, key=lambda gap: gap[1] - gap[0])
         return self._order[start : start + width]
 

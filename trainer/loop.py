@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +18,8 @@ from trainer.plan.config import TrainConfig
 from trainer.result import rates
 from trainer.runtime.device import Device, attention_backends
 from trainer.train import Trainer
+
+StepDone = Callable[[int, float, Mapping[str, float]], None]
 
 
 class Engine(Protocol):
@@ -54,7 +56,7 @@ def train(
     config: TrainConfig,
     dataset: Dataset,
     progress: Callable[[str], None],
-    step_done: Callable[[int, float], None] = lambda number, step_time_s: None,
+    step_done: StepDone = lambda *_: None,
     *,
     held_out: Dataset | None = None,
     folder: Path | None = None,
@@ -66,7 +68,9 @@ def train(
 
     Args:
         progress: takes one line after every step.
-        step_done: takes every step's number, from 1 in this run, and its time; not timed.
+        step_done: takes every step's number, from 1 in this run, and its seconds; where checkpoints
+            are saved also ``finished_steps`` of all runs, and ``checkpoint_s`` for which one
+            stopped training after this step. Not timed.
         folder: where the first rank writes ``config.metrics``.
         stop: whether this rank was asked to stop; all stop after the step in which any was. Asked
             only where there is a folder to save into.
@@ -119,7 +123,7 @@ class _Training:
     def run(
         self,
         progress: Callable[[str], None],
-        step_done: Callable[[int, float], None],
+        step_done: StepDone,
         note: Note,
         stop: Callable[[], bool],
     ) -> None:
@@ -132,7 +136,6 @@ class _Training:
             done = number + 1
             losses = f"loss {report.loss:.4f} norm {report.grad_norm:.3f}"
             progress(f"step {done}/{last} {losses} time {time_s:.3f} s")
-            step_done(done - self.first, time_s)
             validation = config.validation
             due = validation is not None and (done % validation.freq == 0 or done == last)
             if self.held_out is not None and due:
@@ -142,9 +145,12 @@ class _Training:
             note(done, report, time_s, self.validations.get(done))
             begin_s = self.device.clock()
             saved = engine.save_if_due(done, done if report.stop else last)
+            further: dict[str, float] = {"finished_steps": done} if config.save else {}
             if saved is not None:
-                self.saves_s.append(self.device.clock() - begin_s)
+                further["checkpoint_s"] = self.device.clock() - begin_s
+                self.saves_s.append(further["checkpoint_s"])
                 progress(f"{'saving' if config.async_save else 'saved'} {saved}")
+            step_done(done - self.first, time_s, further)
             if report.stop:
                 break
 

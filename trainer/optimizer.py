@@ -23,8 +23,6 @@ class Weights(Protocol):
 
     masters: dict[Traits, list[nn.Parameter]]
     """Float32 weights that this rank updates."""
-    counts: bool
-    """Whether this rank's masters count in global sums; one of the ranks with equal ones does."""
 
     def pieces(self) -> Iterator[Piece]: ...
     def receive(self, parameter: nn.Parameter, gradient: Tensor) -> None: ...
@@ -79,7 +77,8 @@ class Optimizer:
         self.counted = [
             master
             for traits, masters in weights.masters.items()
-            if not traits.copy and mesh.is_first_holder(traits.split) and weights.counts
+            if not traits.copy and mesh.is_first_holder(traits.split)
+            if mesh.holders(traits.split).counts  # one of the ranks with equal masters does
             for master in masters
         ]
         # Ranks along gz have the losses of different sequences.
@@ -138,19 +137,21 @@ class Optimizer:
         self, loss: Tensor, counted: Tensor | None, stop: bool | None = None, with_norm: bool = True
     ) -> Totals:
         """Sums over the whole job, in float64, by one all-reduce; see ``step``."""
-        totals = torch.zeros(4, dtype=torch.float64, device=loss.device)
+        nothing = torch.zeros((), dtype=torch.float64, device=loss.device)
         grads = [master.grad for master in self.counted if master.grad is not None]
-        if grads and with_norm:
-            totals[0] = squared_norm(grads)
-        totals[1] = loss.double() * self.loss_share
-        totals[2] = 1.0 if counted is None else counted.double() * self.loss_share
-        totals[3] = float(stop or False)
+        squares = squared_norm(grads) if grads and with_norm else nothing
+        totals = [squares, loss.double() * self.loss_share, nothing + 1.0, nothing]
+        if counted is not None:
+            totals[2] = counted.double() * self.loss_share
+        if stop:
+            totals[3] = nothing + 1.0
         if self.world.size > 1:
-            # What all ranks know is not sent.
+            # What all ranks know is not sent. An index of numbers would come from the host.
             sent = [0, 1, *([2] if counted is not None else []), *([3] if stop is not None else [])]
-            numbers = totals[sent]
+            numbers = torch.stack([totals[place] for place in sent])
             self.world.all_reduce(numbers, "totals")
-            totals[sent] = numbers
+            for place, number in zip(sent, numbers, strict=True):
+                totals[place] = number
         return Totals(*totals)
 
 

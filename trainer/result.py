@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from foundation.writing import sync_folder
@@ -80,9 +81,16 @@ def completed(
     return {"status": "ok", **_speed(config, world_size, measured), **common}
 
 
-def step_line(config: TrainConfig, world_size: int, number: int, step_time_s: float) -> str:
-    """Metrics of one step, counted from 1, as a line for a search that watches the trial."""
+def step_line(
+    config: TrainConfig,
+    world_size: int,
+    number: int,
+    step_time_s: float,
+    further: Mapping[str, float] = MappingProxyType({}),
+) -> str:
+    """Metrics of one step, counted from 1, as a line for whoever watches the trial."""
     figures = {"step": number, "step_time_s": step_time_s, **rates(config, world_size, step_time_s)}
+    figures |= further
     return "MESHTUNE_STEP " + json.dumps(figures)
 
 

@@ -146,8 +146,8 @@ class _Run:
         if self.place.rank == 0:
             print(line, flush=True)
 
-    def _step_done(self, number: int, step_time_s: float) -> None:
-        self._progress(step_line(self.config, self.place.world_size, number, step_time_s))
+    def _step_done(self, number: int, step_time_s: float, further: Mapping[str, float]) -> None:
+        self._progress(step_line(self.config, self.place.world_size, number, step_time_s, further))
 
     def _conclude(self, training: Mapping[str, Any], memory_of: list[dict[str, int]]) -> int:
         """Exit code of a run that ended; rank 0 writes what it has gathered.

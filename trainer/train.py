@@ -27,6 +27,7 @@ from trainer.model.tuning import Tuning
 from trainer.optimizer import Optimizer, StepReport, Weights
 from trainer.parallel.collectives import Traffic
 from trainer.parallel.context import split_sequences
+from trainer.parallel.experts import Balance, deal_out_experts
 from trainer.parallel.grid import parallelize as grid
 from trainer.parallel.grid.depth import Depth
 from trainer.parallel.loss import cross_entropy
@@ -41,7 +42,9 @@ from trainer.zero.buckets import WholeWeights
 from trainer.zero.fsdp import ShardedWeights
 
 
-def build_stages(config: TrainConfig, mesh: Mesh, depth: Depth, kernels: Kernels) -> list[Stage]:
+def build_stages(
+    config: TrainConfig, mesh: Mesh, depth: Depth, kernels: Kernels, repeats_keys: bool = False
+) -> list[Stage]:
     """This rank's stages, split over tp or the grid and cp, without storage (meta device)."""
     num_stages = config.pp * config.vpp
     repeated = (config.recompute, config.recompute_every, config.compile)
@@ -62,7 +65,18 @@ def build_stages(config: TrainConfig, mesh: Mesh, depth: Depth, kernels: Kernels
                 use(kernels, stage)
             if mesh.cp.size > 1:
                 split_sequences(stage, mesh)
+            elif repeats_keys:
+                for block in stage.blocks.values():
+                    block.attention.repeats_keys = True
+            deal_out_experts(stage, mesh)
     return stages
+
+
+def _repeats_keys(config: TrainConfig, device: Device) -> bool:
+    """Whether keys are repeated, since the device has no kernel for grouped queries."""
+    masked = config.documents is not None and config.documents.reset_attention_mask
+    dtype = COMPUTE_DTYPE[config.precision]
+    return not device.has_grouped_attention(dtype, config.model.head_dim, masked)
 
 
 class Trainer:
@@ -84,13 +98,16 @@ class Trainer:
         if config.precision == "fp8":
             kernels = Float8Kernels(device.float8)
         deferred = DeferredKernels(kernels) if config.defers_weight_gradients else None
-        self.stages = stages = build_stages(config, self.mesh, self.depth, deferred or kernels)
+        self.stages = stages = build_stages(
+            config, self.mesh, self.depth, deferred or kernels, _repeats_keys(config, device)
+        )
         placed = ShardedWeights if self.mesh.placement.fully_sharded else WholeWeights
         self.weights: Weights = placed(stages, self.mesh, config, device.torch)
         self.depth.receive = self.weights.receive
         if deferred is not None:
             deferred.take_over(stages, self.weights.receive)
         self.optimizer = Optimizer(self.weights, config.optimizer, self.mesh, self.scaler)
+        self.balance = Balance(stages, self.mesh, config, device.torch, lambda: self.scaler.scale)
         self.checkpoints = Checkpoints(config)
         self.tuning: Tuning | None = None
         if isinstance(kernels, TunedKernels):
@@ -155,7 +172,9 @@ class Trainer:
         self.weights.start_step()
         losses = self.run(*batches)
         self.depth.finish()
-        return self.optimizer.step(*self._means(losses, batches.targets), stop)
+        report = self.optimizer.step(*self._means(losses, batches.targets), stop)
+        self.balance.update(report.done)
+        return report
 
     def _means(self, losses: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, Tensor | None]:
         """This rank's mean loss, and the share of its tokens in it where that is not all."""

@@ -51,17 +51,17 @@ def train_best(best: Best, launcher: Launcher, out: Path, longer: Longer) -> int
             f"{out}: another meshtune works there ({RunFolder(out).driver}); choose another --out"
         ) from None
     with held:
-        return _train(_changed(best, longer), launcher, out)
+        return _train(changed(best, longer), launcher, out)
 
 
 def dry_run(best: Best, launcher: Launcher, out: Path, longer: Longer) -> str:
     """The exact command; starts and writes nothing."""
-    best = _changed(best, longer)
-    spec = _spec(best, out.absolute())
+    best = changed(best, longer)
+    spec = spec_of(best, out.absolute())
     return join(launcher.command(spec, _lease(best, launcher, spec)))
 
 
-def _changed(best: Best, longer: Longer) -> Best:
+def changed(best: Best, longer: Longer) -> Best:
     best = best if longer.steps is None else _of_steps(best, longer.steps)
     if longer.save is None:
         return best
@@ -103,18 +103,18 @@ def _of_steps(best: Best, steps: int) -> Best:
 
 
 def _train(best: Best, launcher: Launcher, out: Path) -> int:
-    spec = _spec(best, out)
+    spec = spec_of(best, out)
     if spec.container is not None:
         launcher.check_container(spec.container)
     lease = _lease(best, launcher, spec)
-    _settle_earlier(launcher, out, spec.name)
+    settle_earlier(launcher, out, spec.name)
     if best.train is not None:
         write_atomically(out / "config.json", json.dumps(best.train, indent=1) + "\n")
     for name, text in best.files.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out / name, text.replace(Best.TRIAL_DIR, str(out)), private=True)
     print(f"training on {', '.join(lease.nodes)}; logs in {out}")
-    show = _Steps()
+    show = Steps()
     outcome = run_alone(launcher, spec, lease, show)
     show(StepLog.reported(out))
     if outcome.kind is not Kind.OK:
@@ -127,7 +127,7 @@ def _train(best: Best, launcher: Launcher, out: Path) -> int:
     return 0
 
 
-class _Steps:
+class Steps:
     """Stop rule that prints the steps since its last call and never stops."""
 
     printed = 0
@@ -139,10 +139,11 @@ class _Steps:
         self.printed = max(self.printed, len(steps))
 
 
-def _settle_earlier(launcher: Launcher, out: Path, name: str) -> None:
+def settle_earlier(launcher: Launcher, out: Path, name: str, others: bool = True) -> None:
     """End ranks that a killed command left in this folder, and write the new attempt's name.
 
-    If this folder is a copy, the ranks of the original are left alone.
+    If this folder is a copy, the ranks of the original are left alone; ``others`` are not looked
+    for where there can be none.
     """
     file, inode = out / ATTEMPT_NAME, out.stat().st_ino
     names = []
@@ -150,11 +151,12 @@ def _settle_earlier(launcher: Launcher, out: Path, name: str) -> None:
         earlier = parse_json(read_text(file, 10_000), str(file))
         if earlier["inode"] == inode:
             names.append(str(earlier["name"]))
-    launcher.settle(names)
+    if others:
+        launcher.settle(names)
     write_atomically(file, json.dumps({"name": name, "inode": inode}) + "\n")
 
 
-def _spec(best: Best, out: Path) -> TrialSpec:
+def spec_of(best: Best, out: Path) -> TrialSpec:
     argv = tuple(argument.replace(Best.TRIAL_DIR, str(out)) for argument in best.command)
     if best.train is not None:
         argv = module_argv("trainer", str(out / "config.json"))

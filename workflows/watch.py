@@ -1,42 +1,43 @@
-"""``meshtune watch``: serves a run's report on localhost, updated while the search runs.
+"""``meshtune watch``: serves the reports of runs on localhost, updated while the searches run.
 
-Nothing is written into the run's folder: the page is made from copies of its journal and its space.
-Only this machine can connect, and only requests with the token of the address are answered.
+Nothing is written into a run's folder: a page is made from copies of its journal and its space.
+Only this machine can connect, and only requests with the token of the address are answered. What a
+link in a run's folder leads to is not served.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import parse_qs, quote, unquote
 
-from analysis import RunFolder
+from analysis import Run, RunError, RunFolder, read_run, verdict_lines
 from foundation.files import FileError, read_end
+from foundation.messages import printable
+from foundation.quantities import clock_text, config_text, counted, duration
+from search_spaces import SpaceError
+from workflows.search.budget import Budget, NodeHours
+from workflows.search.panel import node_ranges, remaining_s
 
 HOST = "127.0.0.1"
 LOOKED_S = 1.0  # between two checks of the journal
 ANSWERED_S = 10.0  # timeout of a request
+WAITING = 512  # connections that wait to be accepted
 REST = 4.0  # pause per second of computing a page: at most a fifth of a core
 LOG_BYTES = 1 << 20  # of a log's end
+TAIL_LINES, TAIL_BYTES = 12, 4096  # of a running trial's log
 _LOG = re.compile(r"trials/(\d{4,})/(stdout\.log|stderr\.log)")
-_POLICY = "default-src 'none';"
-_RELOAD = """<script>
-setInterval(async () => {
-  if (document.hidden || document.activeElement.matches("input, select")) return;
-  try {
-    const answer = await fetch("version");
-    if (answer.ok && (await answer.text()) !== "%s") location.reload();
-  } catch { }  // the watch has ended, or this machine sleeps
-}, 2000);
-</script>"""
 _HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
@@ -61,6 +62,7 @@ class Pages:
         self._write = write
         self._state: tuple[int, int] | None = None  # of the journal, when the page was made
         self._not_before = 0.0
+        self._run: Run | None = None
         # The page and its version, replaced together: another thread reads them.
         self.latest: tuple[str, str] = (_NOT_YET, "0")
 
@@ -70,8 +72,7 @@ class Pages:
         Returns whether it was made.
 
         Raises:
-            PageError: if it could not be made; the next call tries again.
-            OSError: if there is no journal.
+            PageError, OSError: if it could not be made; the next call tries again.
         """
         found = self._folder.journal_file.stat()
         state = (found.st_size, found.st_mtime_ns)
@@ -87,12 +88,8 @@ class Pages:
         return True
 
     def _made(self) -> str:
-        try:
-            place = TemporaryDirectory(prefix="meshtune-watch-")
-        except OSError as error:
-            raise PageError(f"{gettempdir()}: {error.strerror}") from error
-        with place:
-            copy = Path(place.name) / self._folder.path.name
+        with TemporaryDirectory(prefix="meshtune-watch-") as place:
+            copy = Path(place) / self._folder.path.name
             try:
                 copy.mkdir()
                 for file in (self._folder.journal_file, self._folder.space_file):
@@ -100,48 +97,144 @@ class Pages:
                         shutil.copyfile(file, copy / file.name)
                 (copy / "trials").symlink_to(self._folder.path / "trials")
                 return self._write(copy).read_text(errors="replace")
+            except OSError:
+                raise
             except Exception as error:  # the journal may be half-written
                 words = str(error) or type(error).__name__
                 raise PageError(words.replace(str(copy), str(self._folder.path))) from error
 
-    def served(self) -> str:
-        """The page, with a script that reloads it when there is a newer one."""
-        page, version = self.latest
-        text = page.replace(_POLICY, f"{_POLICY} connect-src 'self';", 1)
-        head, end, tail = text.rpartition("</body>")
-        return f"{head}{_RELOAD % version}{end}{tail}"
+    def live(self) -> dict[str, Any]:
+        """State for readers: running trials with expected times and the ends of their logs."""
+        run, now = read_run(self._folder.path), time.time()
+        trials = [t for _, t in sorted(run.trials.items()) if t.running]
+        budget = Budget()
+        expected_s: list[float | None] = [None] * len(trials)
+        with suppress(SpaceError, RunError):
+            space = self._folder.frozen_space()
+            budget, timeout_s = Budget.of(space), space.trial.timeout_s
+            known = NodeHours(space, None).expected_s(run, [t.config for t in trials])
+            expected_s = [None if each >= timeout_s else each for each in known]
+        rows = []
+        for trial, of_s in zip(trials, expected_s, strict=True):
+            attempt = trial.running
+            assert attempt is not None
+            rows.append(
+                {
+                    "trial": trial.number,
+                    "elapsed": clock_text(max(0.0, now - attempt.started_t)),
+                    "expected": "?" if of_s is None else clock_text(of_s),
+                    "nodes": printable(node_ranges(attempt.nodes)),
+                    "config": printable(config_text(trial.config)),
+                    "log": self._tail(trial.number),
+                }
+            )
+        busy = sum(len(t.running.nodes) for t in trials if t.running)
+        of = f" of {budget.trials}" if budget.trials else ""
+        facts = f"{len(run.ended)}{of} ended, {len(rows)} running on {counted(busy, 'node')}"
+        if run.closed is None and (rest_s := remaining_s(run, budget, now)):
+            facts += f"; the budget ends in about {duration(rest_s)}"
+        if headroom := dict(verdict_lines(run)).get("headroom"):
+            facts += f"; {headroom}"
+        ended = f"ended: {run.closed}; " if run.closed is not None else ""
+        return {"version": self.latest[1], "facts": ended + facts, "running": rows}
+
+    def _tail(self, number: int) -> list[str]:
+        found = self._log(f"trials/{number:04d}/stdout.log", TAIL_BYTES) or b""
+        return [printable(x) for x in found.decode(errors="replace").splitlines()[-TAIL_LINES:]]
+
+    def _log(self, path: str, most: int) -> bytes | None:
+        """The end of a log; None if there is none, or a link leads to it."""
+        file = self._folder.path / path
+        with suppress(FileError, OSError):
+            if file.resolve() == self._folder.path.resolve() / path:
+                return read_end(file, most)
+        return None
 
     def answer(self, path: str) -> tuple[str, bytes] | None:
-        """Type and content of a path below the token; None if there is nothing."""
+        """Type and content of a path below the run's name; None if there is nothing."""
         if path == "report/":
-            return "text/html; charset=utf-8", self.served().encode("utf-8", "replace")
-        if path == "report/version":
-            return "text/plain; charset=utf-8", self.latest[1].encode()
-        if _LOG.fullmatch(path):
-            with suppress(FileError):
-                return "text/plain; charset=utf-8", read_end(self._folder.path / path, LOG_BYTES)
+            page, version = self.latest
+            served = page.replace("<html ", f'<html data-version="{version}" ', 1)
+            return HTML, served.encode("utf-8", "replace")
+        if path == "report/live":
+            with suppress(RunError, OSError, ValueError):  # a journal that is being written
+                return "application/json", json.dumps(self.live()).encode()
+        if _LOG.fullmatch(path) and (found := self._log(path, LOG_BYTES)) is not None:
+            return "text/plain; charset=utf-8", found
         return None
 
 
+HTML = "text/html; charset=utf-8"
+
+
+class Site:
+    """The pages of several runs by name, and an index that sets them side by side.
+
+    Args:
+        pages: by name.
+        compare: gives a page of runs, given their names.
+    """
+
+    def __init__(self, pages: Mapping[str, Pages], compare: Callable[[Sequence[str]], str]) -> None:
+        self.pages, self._compare = pages, compare
+
+    @classmethod
+    def of(cls, folders: Sequence[Path], write: Callable[..., Path], compare: Compare) -> Site:
+        """The site of run folders; of equal names the later ones get a number.
+
+        ``write`` makes the page of a copy of the folder ``home``.
+        """
+        names: dict[str, Path] = {}
+        for folder in folders:
+            own = name = folder.absolute().name
+            for number in range(2, len(folders) + 1):
+                name = f"{own}-{number}" if name in names else name
+            names[name] = folder
+        pages = {name: Pages(own, partial(write, home=own)) for name, own in names.items()}
+        return cls(pages, lambda chosen: compare({n: names[n] for n in chosen}, list(names)))
+
+    def answer(self, path: str) -> tuple[str, bytes] | None:
+        """Type and content of a path below the token; None if there is nothing."""
+        path, _, query = path.partition("?")
+        if not path:
+            asked = [n for n in parse_qs(query).get("run", []) if n in self.pages]
+            return HTML, self._compare(asked or list(self.pages)).encode("utf-8", "replace")
+        name, _, rest = path.partition("/")
+        pages = self.pages.get(unquote(name))
+        return pages.answer(rest) if pages else None
+
+
+Compare = Callable[[Mapping[str, Path], Sequence[str]], str]
+"""Gives a page of some runs by name, among all names."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = WAITING
+
+
 @contextmanager
-def serving(pages: Pages, port: int = 0) -> Iterator[str]:
-    """Serve pages within the context; yields their address. ``port`` 0: any free one."""
+def serving(site: Site, port: int = 0) -> Iterator[str]:
+    """Serve a site within the context; yields its address. ``port`` 0: any free one.
+
+    The address of a single run is that of its page.
+    """
     token = secrets.token_urlsafe(16)
     try:
-        server = ThreadingHTTPServer((HOST, port), _handler(pages, token))
+        server = _Server((HOST, port), _handler(site, token))
     except OSError as error:
         raise OSError(error.errno, error.strerror, f"{HOST}:{port}") from None
-    server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
+    own = f"{quote(next(iter(site.pages)))}/report/" if len(site.pages) == 1 else ""
     try:
-        yield f"http://{HOST}:{server.server_port}/{token}/report/"
+        yield f"http://{HOST}:{server.server_port}/{token}/{own}"
     finally:
         server.shutdown()
         server.server_close()
 
 
-def _handler(pages: Pages, token: str) -> type[BaseHTTPRequestHandler]:
+def _handler(site: Site, token: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         server_version, sys_version = "meshtune", ""
         timeout = ANSWERED_S
@@ -151,7 +244,7 @@ def _handler(pages: Pages, token: str) -> type[BaseHTTPRequestHandler]:
             host = (self.headers.get("Host") or "").rpartition(":")[0]
             given, _, path = self.path.removeprefix("/").partition("/")
             known = secrets.compare_digest(given.encode(), token.encode())
-            found = pages.answer(path) if known and host in (HOST, "localhost") else None
+            found = site.answer(path) if known and host in (HOST, "localhost") else None
             if found is None:
                 self.send_error(404)
                 return
@@ -161,7 +254,11 @@ def _handler(pages: Pages, token: str) -> type[BaseHTTPRequestHandler]:
             for name, value in (length | _HEADERS).items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(content)
+            if self.command != "HEAD":
+                self.wfile.write(content)
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
 
         def log_message(self, *_: Any) -> None:
             """Log nothing: a request has the token."""

@@ -96,9 +96,12 @@ def _selective(jobs: Jobs, framework: Framework, everything: Array, f: Array) ->
 def repeats_attention(jobs: Jobs, framework: Framework) -> Array:
     """Whether selective recomputation repeats attention, and not the rest of a layer.
 
-    The built-in trainer keeps attention but for where keys go round or layers lie on a grid.
+    The built-in trainer keeps attention but for where keys go round, layers lie on a grid, or
+    tokens go to experts.
     """
     grid = jobs.layout.on_grid | (jobs.layout.gy * jobs.layout.gz > 1)
+    if jobs.model.mixture is not None:
+        grid = grid | (jobs.model.mixture.num_experts > 0)
     return np.asarray(grid | (jobs.layout.cp > 1) | (framework.keeps_products != "all"))
 
 

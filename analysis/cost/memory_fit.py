@@ -95,7 +95,7 @@ class MemoryModel:
         return self.chances(jobs, framework, limit_bytes)["fits"]
 
     def chances(self, jobs: Jobs, framework: Framework, limit_bytes: float) -> dict[str, Array]:
-        """Probabilities of jobs to run, ``fits``, and to do so ``at_speed``, with ROOM to spare.
+        """Probabilities of jobs to run, ``fits``, and to be ``full`` if so: with no ROOM to spare.
 
         How much the constants leave open is taken from the most probable habits for all.
         """
@@ -115,11 +115,11 @@ class MemoryModel:
                 lambda c: np.log(memory(close, likely[0].framework, c).total),
             )
             deviation[near] = np.hypot(self.log_sd, spread)
-        weights, none = np.array([one.weight for one in likely]), refused(jobs, framework)
-        return {
-            name: np.where(none, 0.0, weights @ ndtr((margin + np.log1p(-room)) / deviation))
-            for name, room in (("fits", 0.0), ("at_speed", ROOM))
-        }
+        weights = np.array([one.weight for one in likely])
+        fits = weights @ ndtr(margin / deviation)
+        roomy = weights @ ndtr((margin + np.log1p(-ROOM)) / deviation)
+        full = 1 - roomy / np.maximum(fits, np.finfo(float).tiny)
+        return {"fits": np.where(refused(jobs, framework), 0.0, fits), "full": np.maximum(full, 0)}
 
     def likely(self, framework: Framework) -> Framework:
         """The most probable habits."""

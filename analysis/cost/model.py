@@ -66,7 +66,7 @@ class Prediction:
         memory: bytes on the fullest rank, in parts.
         time: seconds of a step, in parts.
         fits: probability that a job runs within the GPU's memory.
-        at_speed: that it does with memory to spare, without which it is slow.
+        full: that one which does has no memory to spare, without which it may be slow.
     """
 
     model: CostModel
@@ -74,7 +74,7 @@ class Prediction:
     memory: MemoryParts
     time: StepParts
     fits: Array
-    at_speed: Array
+    full: Array
 
     @cached_property
     def step_time_s(self) -> Array:
@@ -244,7 +244,7 @@ class CostModel:
         return self._chances(jobs)["fits"]
 
     def _chances(self, jobs: Jobs) -> Columns:
-        """Probabilities to fit, and to have the memory to spare that speed needs."""
+        """Probabilities to fit, and to have no memory to spare if so."""
         limit = self.memory_limit_bytes
         return self._each(jobs, lambda m, j: m.memory.chances(j, m.framework, limit))
 

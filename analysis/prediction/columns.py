@@ -42,6 +42,7 @@ def jobs_from(
         if name in known and _understood(space, name, column) and (mixed or not column.mixtures):
             found[key] = facts.said(name, column.other, column.codes)
     if space.trainer.builtin is not None:
+        found |= {"etp": 1} if mixed else {}
         found |= values_of(space.trainer.builtin)
     if len(engines) > 1:
         found["engine"] = facts.said("engine", 0, {word: n for n, word in enumerate(engines)})

@@ -108,6 +108,8 @@ class Failures:
         stated: names of those above that the cluster states; the others are priors.
         saved_gb_per_s: of a node's state over the time for which checkpoints were seen to stop
             training; None before any. More than ``storage_gb_per_s`` if they are asynchronous.
+        restarted_s: from a failure to the next step, as it was seen; None before any.
+        seen: failures that the run itself has had; None before it.
     """
 
     per_node_day: float
@@ -115,6 +117,8 @@ class Failures:
     start_up: StartUp
     stated: frozenset[str] = frozenset()
     saved_gb_per_s: float | None = None
+    restarted_s: float | None = None
+    seen: int | None = None
 
     @classmethod
     def expected(cls, space: SearchSpace) -> Self:
@@ -133,12 +137,22 @@ class Failures:
         saved = _saved_gb_per_s(space, trials) or self.saved_gb_per_s
         return replace(self, start_up=StartUp.learned(space, trials), saved_gb_per_s=saved)
 
+    def observed(self, failures: int, node_days: float, restarted_s: float | None = None) -> Self:
+        """The same after a run's own failures in so many node-days.
+
+        The rate known before counts as one failure in the time that it takes on average.
+        """
+        rate = (1 + failures) / (1 / self.per_node_day + node_days)
+        return replace(self, per_node_day=rate, seen=failures, restarted_s=restarted_s)
+
     def goodput(self, prediction: Prediction) -> Goodput:
         """Goodput of predicted jobs, each with the checkpoint interval that is best for it."""
         nodes = prediction.num_nodes
         node_gb = state_bytes(prediction.jobs) / 1e9 / nodes
         save_s = node_gb / (self.saved_gb_per_s or self.storage_gb_per_s)
         restart_s = DETECTION_S + self.start_up.seconds(nodes) + node_gb / self.storage_gb_per_s
+        if self.restarted_s is not None:
+            restart_s = np.full_like(restart_s, self.restarted_s)
         mtbf_s = DAY_S / (nodes * self.per_node_day)
         interval_s = np.maximum(best_interval_s(mtbf_s, save_s), prediction.step_time_s)
         return Goodput(
@@ -157,7 +171,9 @@ class Failures:
             written = f"{self.saved_gb_per_s:.3g} GB/s (measured)"
         else:
             written = f"{self.storage_gb_per_s:.3g} GB/s ({stored})"
-        starts = "measured" if self.start_up.widths else "prior"
+        if self.seen is not None:
+            rate = f"{rate} and {self.seen} of this run"
+        starts = "measured" if self.start_up.widths or self.restarted_s is not None else "prior"
         return (
             f"{self.per_node_day:.3g} failures per node and day ({rate}), checkpoints at {written} "
             f"per node, start-up {starts}"

@@ -10,6 +10,7 @@ import numpy as np
 
 from analysis.cost.model import LIKELY, CostModel, Prediction
 from analysis.prediction.pricing import Pricing, reported
+from analysis.prediction.telling import telling
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.units import GIB
@@ -18,7 +19,7 @@ from trainer.plan.jobs import Array, Mask
 
 FOLDS = 5
 FEWER_FOLDS = 3  # where two parts alone have all that calibrate a model
-TAUGHT = 100  # trials by which a model is calibrated: a dozen constants are settled by fewer
+PLENTY = 150  # trials from which three parts are enough
 DOUBTFUL = 0.2  # median error of step times from which the page warns
 ORDERED = 8  # successes from which it warns of their order,
 APART = 1.5  # where the slowest step takes so many times the fastest,
@@ -32,7 +33,7 @@ class CrossValidation:
 
     Attributes:
         trials: their numbers.
-        prediction: by the model calibrated with all of them, or with ``TAUGHT``.
+        prediction: by the model calibrated with all of them.
         before_s: step times by the model before calibration.
         held_out_s: by models that were each calibrated without the trial itself.
         held_out_bytes: peak memory, likewise.
@@ -133,8 +134,8 @@ def cross_validated(run: Run) -> CrossValidation | None:
 
     A model that has seen a trial predicts it too well. What is compared with a trial's metrics is
     therefore predicted by a model calibrated without it: the trials are cut into five parts (of
-    many trials three), and each is predicted after the others. Of these, TAUGHT calibrate, spread
-    over the search.
+    many trials three), and each is predicted after the others; see :func:`telling` for those that
+    calibrate.
 
     Returns:
         None where the space cannot be read or priced, or no trial says anything.
@@ -153,7 +154,7 @@ def cross_validated(run: Run) -> CrossValidation | None:
     except ValueError:  # the cluster's facts lack a link that these trials cross
         return None
     held_out_s, held_out_bytes, held_out_fits = _held_out(pricing, trials)
-    whole = _with(pricing, pricing.calibrated(_some(trials)))
+    whole = _with(pricing, pricing.calibrated(telling(pricing, trials)))
     return CrossValidation(
         trials=tuple(t.number for t in trials),
         prediction=whole.predict([t.config for t in trials]),
@@ -170,24 +171,16 @@ def cross_validated(run: Run) -> CrossValidation | None:
 def _held_out(pricing: Pricing, trials: list[Trial]) -> tuple[Array, Array, Array]:
     """Step times, peak bytes and probabilities to fit, each by a model without the trial."""
     held_out_s, held_out_bytes, held_out_fits = (np.empty(len(trials)) for _ in range(3))
-    plenty = len(trials) * (FEWER_FOLDS - 1) >= TAUGHT * FEWER_FOLDS
-    parts = np.arange(len(trials)) % (FEWER_FOLDS if plenty else FOLDS)
+    parts = np.arange(len(trials)) % (FEWER_FOLDS if len(trials) >= PLENTY else FOLDS)
     for part in np.unique(parts):
         own = np.flatnonzero(parts == part)
         others = [t for t, p in zip(trials, parts, strict=True) if p != part]
-        model = pricing.calibrated(_some(others))
+        model = pricing.calibrated(telling(pricing, others))
         found = _with(pricing, model).predict([trials[i].config for i in own])
         held_out_s[own] = found.step_time_s
         held_out_bytes[own] = model.memory.peak_bytes(found.jobs, model.framework)  # as reported
         held_out_fits[own] = found.fits
     return held_out_s, held_out_bytes, held_out_fits
-
-
-def _some(trials: list[Trial]) -> list[Trial]:
-    """At most ``TAUGHT`` of them, evenly over their numbers."""
-    if len(trials) <= TAUGHT:
-        return trials
-    return [trials[row] for row in np.linspace(0, len(trials) - 1, TAUGHT).astype(int)]
 
 
 def _with(pricing: Pricing, model: CostModel) -> Pricing:

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Self
 
 import numpy as np
+from scipy.special import expit
 
 from analysis.cost.model import LIKELY, CostModel, Prediction
 from analysis.finalists import NOISE_LOG_SD
@@ -22,17 +23,20 @@ from analysis.prediction.foretold import residual_log_sd
 from analysis.prediction.goal import Goal
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.residual import (
+    DISTURBED_SHARE,
     ResidualProcess,
     features,
     survival,
     unpriced_features,
 )
 from analysis.prediction.satisfaction import Satisfaction
+from analysis.prediction.telling import telling
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from trainer.plan.jobs import Array, Indices, Mask
 
-REMEMBERED = 200  # trials that are learned from
+REMEMBERED = 200  # successes that the Gaussian process learns from: its cost is their cube
+SLOW = 0.4  # logarithm of how much longer than expected a step takes that is slow
 NEVERTHELESS = 0.05  # probability that a variant of what ran out of memory runs
 
 
@@ -55,26 +59,26 @@ class Observations:
         completed = [t for t in run.trials.values() if t.ended]
         return cls(run, completed, [t for t in completed if t.ok and t.positive])
 
-    def calibrating(self, goal: Goal) -> list[Trial]:
-        """Trials that calibrate the cost model; see :func:`remembered`.
+    def calibrating(self, pricing: Pricing) -> list[Trial]:
+        """Trials that calibrate the cost model; see :func:`telling`.
 
         Among many trials the latest few change little: the model is calibrated again whenever
         there are a twentieth more.
         """
         step = max(1, len(self.completed) // 20)
         by_time = sorted(self.completed, key=lambda t: (t.ended_t or 0.0, t.number))
-        return remembered(by_time[: len(by_time) // step * step], goal)
+        return telling(pricing, by_time[: len(by_time) // step * step])
 
     def calibrated(self, pricing: Pricing) -> CostModel:
         """The cost model, calibrated with these trials."""
-        return pricing.calibrated(self.calibrating(Goal(pricing)))
+        return pricing.calibrated(self.calibrating(pricing))
 
 
 def remembered(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
-    """All of few trials; of more than REMEMBERED, the best and the latest."""
+    """All of few successes; of more than REMEMBERED, the best and the latest."""
     if len(trials) <= REMEMBERED:
         return list(trials)
-    best = sorted(trials, key=lambda t: -goal.measured(t) if t.positive else np.inf)
+    best = sorted(trials, key=lambda t: -goal.measured(t))
     chosen = [*best[: REMEMBERED // 2], *trials[-REMEMBERED // 2 :]]
     return list({t.number: t for t in chosen}.values())
 
@@ -120,6 +124,16 @@ class Posterior:
         self._shift, self.deviation = self.residual.at(self._features)
 
     @cached_property
+    def _own(self) -> Prediction:
+        """The model's prediction of the successes."""
+        return self._model.predict(self.pricing.jobs_of([t.config for t in self._successes]))
+
+    @cached_property
+    def _left(self) -> Array:
+        """Measured minus predicted goals of the successes."""
+        return self._measured - self.goal.predicted(self._own)
+
+    @cached_property
     def mean(self) -> Array:
         """Mean of the goal."""
         return self._corrected(self.prediction)
@@ -157,9 +171,23 @@ class Posterior:
 
     @cached_property
     def at_speed(self) -> Array:
-        """Probability to be eligible, and not so near the limit of memory that it is slow."""
-        roomy = self.prediction.at_speed / np.maximum(self.prediction.fits, np.finfo(float).tiny)
-        return np.maximum(self.eligibility * np.minimum(roomy, 1.0), np.finfo(float).tiny)
+        """Probability to be eligible, and not slow for being near the limit of memory."""
+        fast = 1 - self._slow_when_full * self.prediction.full
+        return np.asarray(np.maximum(self.eligibility * fast, np.finfo(float).tiny))
+
+    @cached_property
+    def _slow_when_full(self) -> float:
+        """Probability that jobs near the limit of memory are slow here, by those that ran.
+
+        Even before any has. Of no weight on CPUs, where no allocator keeps blocks, and for several
+        objectives: what is slow may still be best by another.
+        """
+        if self.pricing.model.cluster.is_cpu or not self.goal.single:
+            return 0.0
+        slow = self._left < -SLOW
+        share = DISTURBED_SHARE + (1 - 2 * DISTURBED_SHARE) * self._own.full
+        told = np.log(np.where(slow, share / DISTURBED_SHARE, (1 - share) / (1 - DISTURBED_SHARE)))
+        return float(expit(told.sum()))
 
     @cached_property
     def main_effects(self) -> Array:
@@ -219,12 +247,9 @@ class Posterior:
         return np.minimum(self.goal.predicted(prediction) + self._shift, self._caps)
 
     def _fitted_residual(self, rng: np.random.Generator | None) -> ResidualProcess:
-        """Gaussian process over measured minus predicted goals of the successes."""
-        pricing, successes = self.pricing, self._successes
-        left, at = np.zeros(0), self._candidates.features_of(successes)
-        if successes:
-            own = self._model.predict(pricing.jobs_of([t.config for t in successes]))
-            left = self._measured - self.goal.predicted(own)
+        """Gaussian process over what the model leaves of the successes."""
+        pricing, left = self.pricing, self._left
+        at = self._candidates.features_of(self._successes)
         if pricing.probes and self.goal.single:
             of_probes, left_of_probes = self._of_probes(*pricing.probes)
             at, left = np.concatenate([at, of_probes]), np.concatenate([left, left_of_probes])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from analysis import units
@@ -9,6 +10,7 @@ from analysis.prediction.held_out import DOUBTFUL, CrossValidation
 from analysis.report.figures import MAX_PARAMETERS, effects
 from analysis.report.interactions import NAMED, interactions
 from analysis.report.section import Content
+from analysis.report.sensitivity import LOW_R2
 from analysis.report.trajectory import failures
 from foundation.quantities import counted, percent
 
@@ -45,9 +47,14 @@ def objective_data(content: Content) -> dict[str, Any]:
 def mattered_most(content: Content) -> tuple[list[tuple[str, float]], str]:
     """The first parameters with their mean |SHAP|, and its unit; empty if nobody can tell.
 
-    A model that predicts the trials badly cannot.
+    A model can whose order of the trials was checked and holds; a forest that predicts trials.
     """
-    found = None if content.by_model and doubt(content.validation) else content.leading
+    checked = content.validation is not None and math.isfinite(content.validation.rank_correlation)
+    found = content.leading
+    if content.by_model and (not checked or doubt(content.validation)):
+        found = None
+    if found is content.by_trials[0] and found is not None and found.oob_score < LOW_R2:
+        found = None
     first = [] if found is None else list(found.mean_abs.head(LED_BY).items())
     return [(str(name), mean) for name, mean in first if mean > 0], _unit(content)
 

@@ -11,6 +11,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 _ORDERS: Mapping[str, tuple[str, ...]] = {"recompute": ("none", "selective", "full")}
+DISCRETE = 12  # values up to which numbers are drawn one by one
+DECADES = 100.0  # ratio of largest to smallest number from which a scale is logarithmic
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,20 @@ class Encoded:
     legend: dict[str, str]  # parameter -> its values from low to high, as one text
     words: dict[str, dict[float, str]]  # parameter -> its values as text, by code
     constant: dict[str, Any]  # parameters with a single value, and that value
+    types: dict[str, str]  # parameter -> ordered, continuous, logarithmic or categorical
 
-    def levels(self, name: str) -> dict[str, list[Any]]:
-        """A parameter's values as text, from low to high, and each row's index ``of`` them."""
+    def levels(self, name: str) -> dict[str, Any]:
+        """A parameter's values as text, from low to high, and each row's index ``of`` them.
+
+        ``type`` as in ``types``; ``numbers`` are the values of a continuous or logarithmic one,
+        None where it is inactive.
+        """
         codes, place = np.unique(self.values[name].to_numpy(), return_inverse=True)
         texts = [self.words[name].get(float(code), "–") for code in codes]
-        return {"values": texts, "of": place.tolist()}
+        found = {"values": texts, "of": place.tolist(), "type": self.types[name]}
+        if self.types[name] in ("continuous", "logarithmic"):
+            found["numbers"] = [x if x in self.words[name] else None for x in codes.tolist()]
+        return found
 
     def rows(self, chosen: NDArray[np.int_]) -> Encoded:
         """Some of the rows; legends still list all values."""
@@ -47,13 +57,15 @@ def encode(frame: pd.DataFrame) -> Encoded:
     legend: dict[str, str] = {}
     texts: dict[str, dict[float, str]] = {}
     constant: dict[str, Any] = {}
+    types: dict[str, str] = {}
     for column in frame.columns:
         if not column.startswith("p:"):
             continue
         name = column.removeprefix("p:")
         cells = [None if pd.isna(v) else v for v in frame[column]]
         words = {v if _is_number(v) else str(v) for v in cells if v is not None}
-        distinct = _in_order(words, _order(name, frame[column].dtype))
+        order = _order(name, frame[column].dtype)
+        distinct = _in_order(words, order)
         if len(distinct) + (None in cells) < 2:
             constant[name] = distinct[0] if distinct else None
             continue
@@ -64,13 +76,25 @@ def encode(frame: pd.DataFrame) -> Encoded:
         inactive[name] = [v is None for v in cells]
         legend[name] = _legend(distinct, None in cells)
         texts[name] = {float(number): _word(v) for v, number in code.items()}
+        types[name] = _type(distinct, bool(order))
     return Encoded(
         pd.DataFrame(values, index=frame.index, dtype=float),
         pd.DataFrame(inactive, index=frame.index, dtype=bool),
         legend,
         texts,
         constant,
+        types,
     )
+
+
+def _type(distinct: Sequence[Any], ordered: bool) -> str:
+    """The type of a parameter with these values; ``ordered`` if its words are."""
+    if not all(_is_number(v) for v in distinct):
+        return "ordered" if ordered else "categorical"
+    if len(distinct) <= DISCRETE:
+        return "ordered"
+    low, high = float(distinct[0]), float(distinct[-1])
+    return "logarithmic" if low > 0 and high / low >= DECADES else "continuous"
 
 
 def _is_number(value: Any) -> bool:

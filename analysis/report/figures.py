@@ -8,20 +8,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from markupsafe import Markup
 
 from analysis import units
 from analysis.cost.model import Prediction
 from analysis.prediction.held_out import CrossValidation
-from analysis.report import tables
+from analysis.prediction.pricing import Pricing
+from analysis.report.encoding import encode
 from analysis.report.forests import Sensitivity
+from analysis.report.normalized import normalized
 from analysis.report.trajectory import ended_t, in_order, succeeded
 from analysis.run.fold import Run
 from analysis.run.trial import Attempt, Trial, meaning
 from foundation.messages import printable
-from foundation.quantities import value_text
 from trainer.plan.jobs import Array
 
+WIDE = 8.0  # ratio of largest to smallest value above which an axis is logarithmic
 LANES = 48  # nodes with a line of their own; for more the number of busy ones is drawn
 MOMENTS = 400  # at which busy nodes are counted
 MAX_PARAMETERS = 15  # whose effects are drawn
@@ -56,26 +59,33 @@ def _clean(value: Any) -> Any:
     return float(f"{number:.6g}") if math.isfinite(number) else None
 
 
-def trials(run: Run) -> dict[str, Any]:
+def trials(run: Run, frame: pd.DataFrame, pricing: Pricing | None) -> dict[str, Any]:
     """The ended trials in the order in which they ended, in columns of equal length.
 
-    ``time_h`` and ``node_hours`` are sums up to the trial's end.
+    ``frame`` is :func:`analysis.run.frame.frame_of` the run. ``time_h`` and ``hours`` (node-hours)
+    are sums up to the trial's end; ``log``: the objectives span decades.
     """
     ended = in_order(run)
-    varied, _ = tables.parameters(run)
     key = run.objective_key
     kinds = list(dict.fromkeys(str(t.kind) for t in ended))
+    policies = list(dict.fromkeys(t.by for t in ended))
+    encoded = encode(frame.set_index("trial").loc[[t.number for t in ended]])
+    objective = [units.scaled(key, t.objective or 0.0) if succeeded(t) else None for t in ended]
+    reached = [x for x in objective if x is not None]
     return {
         "label": units.label(key),
         "unit": units.unit(key) or units.name(key),
         "maximize": run.maximize,
-        "parameters": {name: _column(ended, name) for name in varied},
+        "parameters": {str(name): encoded.levels(str(name)) for name in encoded.values},
+        "metrics": normalized(run, ended, pricing),
         "kinds": [[kind, *meaning(kind)] for kind in kinds],
         "number": [t.number for t in ended],
         "kind": [kinds.index(str(t.kind)) for t in ended],
-        "objective": [
-            units.scaled(key, t.objective or 0.0) if succeeded(t) else None for t in ended
-        ],
+        "policies": policies,
+        "by": [policies.index(t.by) for t in ended],
+        "objective": objective,
+        "positive": bool(reached) and min(reached) > 0,
+        "log": bool(reached) and min(reached) > 0 and max(reached) > WIDE * min(reached),
         "early": [i for i, t in enumerate(ended) if t.stopped_early],
         "repeats": {
             i: [units.scaled(key, x) for x in t.measurements]
@@ -84,18 +94,8 @@ def trials(run: Run) -> dict[str, Any]:
         },
         "expected": {i: e for i, t in enumerate(ended) if (e := _expected(run, t))},
         "time_h": [run.search_s(ended_t(t)) / 3600 for t in ended],
-        "node_hours": (np.cumsum([t.node_seconds for t in ended]) / 3600).tolist(),
+        "hours": (np.cumsum([t.node_seconds for t in ended]) / 3600).tolist(),
     }
-
-
-def _column(ended: Sequence[Trial], name: str) -> dict[str, list[Any]]:
-    """A parameter's values from low to high, and the index of each trial's value."""
-    cells = [t.config.get(name) for t in ended]
-    distinct = list(dict.fromkeys(cells))
-    numbers = all(isinstance(v, bool | int | float) or v is None for v in distinct)
-    distinct.sort(key=lambda v: (v is not None, (v or 0) if numbers else str(v)))
-    place = {value: i for i, value in enumerate(distinct)}
-    return {"values": [value_text(v) for v in distinct], "of": [place[v] for v in cells]}
 
 
 def _expected(run: Run, trial: Trial) -> list[float] | None:

@@ -26,12 +26,6 @@ from search_spaces import SpaceError, load_space
 TITLE = b"meshtune report</title>"  # within the first HEAD bytes of every page
 HEAD = 4096
 
-_FORMER_PICTURES = (
-    *("trajectory", "front", "forecast"),
-    *("model_shap", "objective_shap", "failure_shap"),
-)
-"""Pictures that earlier versions wrote beside the page; they may be outdated."""
-
 
 def write_report(
     of: Run | Path | str,
@@ -72,8 +66,6 @@ def write_report(
     if not run.origin:
         with suppress(SpaceError):  # without its space a run has a shorter page
             run.check_configurations(load_space(run.folder.space_file, frozen=True))
-        for picture in _FORMER_PICTURES:
-            (folder / f"{picture}.png").unlink(missing_ok=True)
         problem = write_best(run, folder / "best.yaml")
         problem = problem.replace(str(run.folder.path), str(home)) if home else problem
         tell("comparing the cost model with the trials")
@@ -116,7 +108,11 @@ def _facts(run: Run) -> dict[str, Any]:
     failed = [trial for trial in ended if not trial.ok]
     middle = float(pd.Series([t.objective for t in done], dtype=float).median()) if done else 0.0
     best = run.best.objective if run.best and run.best.objective is not None else 0.0
-    ratio = (best / middle if run.maximize else middle / best) if best > 0 and middle > 0 else None
+    ratio = (
+        (best / middle if run.maximize else middle / best)
+        if best > 0 and middle > 0 and len(done) > 1
+        else None
+    )
     return {
         "ended": len(ended),
         "ok": len(done),

@@ -1,10 +1,9 @@
-"""Figures by matplotlib, without pyplot."""
+"""Figures for notebooks and papers by matplotlib, without pyplot: text of 8 pt, any width."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,14 +13,27 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 from numpy.typing import NDArray
 
+from analysis import units
 from analysis.prediction.scaling import Scaled
 from analysis.report.figures import MAX_PARAMETERS
 from analysis.report.forests import Sensitivity
-from analysis.report.trajectory import failure_window
+from analysis.report.trajectory import failure_window, trajectory
+from analysis.run.fold import Run
 from analysis.run.trial import COMPLETED, meaning
 from foundation.quantities import config_text
 
-DPI = 150
+PAGE = 6.9  # inches: the text width of the usual papers; a column has 3.3
+_STYLE: dict[str, Any] = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.2,
+}
+_SAVED = {"svg.fonttype": "none", "pdf.fonttype": 42}  # text stays text
+DPI = 200
 EDGE = 1.03  # end of the time axis, relative to the last trial
 # Those of the page's light theme (templates/page.css), distinct also for colour-blind people.
 BLUE, DARK, RED, GRAY, PALE, LIGHT = (
@@ -36,33 +48,57 @@ COLOURS = {"green": BLUE, "red": RED, "gray": GRAY}  # by ``Kind``'s colour
 _TIME_UNITS = ((1.5 * 86400, 86400, "days"), (5400, 3600, "hours"), (300, 60, "minutes"))
 
 
-def image(figure: Figure, form: Literal["png", "svg"]) -> bytes:
-    """The figure as a file; text in an SVG stays text."""
-    buffer = io.BytesIO()
-    with rc_context({"svg.fonttype": "none"}):
-        figure.savefig(buffer, format=form, dpi=DPI)
-    return buffer.getvalue()
+class Drawn(Figure):
+    """A figure that notebooks show, and whose text stays text in a file."""
+
+    def savefig(self, fname: Any, **options: Any) -> None:
+        with rc_context(_SAVED):
+            super().savefig(fname, **{"dpi": DPI, **options})
+
+    def encoded(self, form: str) -> bytes:
+        """The content of a ``png``, ``svg`` or ``pdf`` file."""
+        buffer = io.BytesIO()
+        self.savefig(buffer, format=form)
+        return buffer.getvalue()
+
+    def _repr_png_(self) -> bytes:
+        return self.encoded("png")
 
 
-def trajectory_figure(
-    frame: pd.DataFrame, objective: str, restarts_s: Sequence[float] = ()
-) -> Figure:
+def plot(
+    what: Run | Sensitivity | Scaled, effect: str = "effect on the objective", width: float = PAGE
+) -> Drawn:
+    """A figure ``width`` inches wide: of a run its trajectory, of a sensitivity its SHAP values, of
+    a scaling its throughput and efficiency. ``effect`` names what SHAP values are.
+    """
+    with rc_context(_STYLE):
+        if isinstance(what, Run):
+            return trajectory_figure(what, width)
+        if isinstance(what, Sensitivity):
+            return sensitivity_figure(what, effect, width)
+        return scaling_figure(what, width)
+
+
+def trajectory_figure(run: Run, width: float) -> Drawn:
     """Objectives, best so far, failures by kind and their rolling share over time.
 
-    After Dash et al. 2023, Figure 9. ``objective`` is a label with its unit; the run was resumed at
-    the search times ``restarts_s``, seconds.
+    After Dash et al. 2023, Figure 9.
     """
+    frame, key = trajectory(run), run.objective_key
+    frame = frame.assign(**{n: units.scaled(key, frame[n]) for n in ("objective", "best")})
     kinds = frame.loc[frame["kind"] != "ok", "kind"].value_counts().index.tolist()
-    heights = (3.2, 0.26 * max(len(kinds), 1) + 0.1, 1.2)
-    figure = Figure(figsize=(9, sum(heights) + 1.0), layout="constrained")
+    heights = (0.35 * width, 0.17 * max(len(kinds), 1) + 0.1, 0.8)
+    figure = Drawn(figsize=(width, sum(heights) + 0.8), layout="constrained")
     top, strip, bottom = figure.subplots(3, 1, sharex=True, height_ratios=heights)
     longest_s = frame["search_s"].max() if len(frame) else 0.0
-    units = ((scale_s, name) for at_s, scale_s, name in _TIME_UNITS if longest_s >= at_s)
-    scale_s, unit = next(units, (1.0, "s"))
+    shown = ((scale_s, name) for at_s, scale_s, name in _TIME_UNITS if longest_s >= at_s)
+    scale_s, unit = next(shown, (1.0, "s"))
     x = frame["search_s"] / scale_s
-    _draw_objective(top, x, frame, objective)
+    _draw_objective(top, x, frame, units.label(key))
+    top.set_title(run.space, loc="left", parse_math=False)
     _draw_failures(strip, x, frame, kinds)
     _draw_failure_share(bottom, x, frame)
+    restarts_s = [run.search_s(t) for t in run.opened_t[1:]]
     for axes in (top, strip, bottom):
         plain(axes)
         for restart_s in restarts_s:
@@ -80,14 +116,14 @@ def _draw_objective(axes: Axes, x: pd.Series[float], frame: pd.DataFrame, object
         axes.set_yticks([])
         _note(axes, "no successful trial")
         return
-    axes.scatter(x, frame["objective"], s=18, color=BLUE, alpha=0.8, linewidth=0, label="trial")
+    axes.scatter(x, frame["objective"], s=9, color=BLUE, alpha=0.8, linewidth=0, label="trial")
     axes.step(
         *_to_the_edge(x, frame["best"]), where="post", color=DARK, linewidth=1.6,
         label="best so far",
     )  # fmt: skip
     axes.margins(y=0.08)
     axes.legend(
-        frameon=False, ncols=2, fontsize=9, loc="lower right", bbox_to_anchor=(1, 1),
+        frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 1),
         borderaxespad=0.1,
     )  # fmt: skip
 
@@ -96,9 +132,9 @@ def _draw_failures(axes: Axes, x: pd.Series[float], frame: pd.DataFrame, kinds: 
     for row, kind in enumerate(kinds):
         times = x[frame["kind"] == kind]
         color = COLOURS[meaning(kind)[1]]
-        axes.scatter(times, np.full(len(times), row), s=26, marker="v", color=color, linewidth=0)
+        axes.scatter(times, np.full(len(times), row), s=12, marker="v", color=color, linewidth=0)
     counts = frame["kind"].value_counts()
-    axes.set_yticks(range(len(kinds)), [f"{kind} ({counts[kind]})" for kind in kinds], fontsize=9)
+    axes.set_yticks(range(len(kinds)), [f"{kind} ({counts[kind]})" for kind in kinds])
     axes.set_ylim(max(len(kinds), 1) - 0.4, -0.6)
     if not kinds:
         _note(axes, "no failures")
@@ -126,26 +162,24 @@ def _to_the_edge(
 
 
 def _note(axes: Axes, text: str) -> None:
-    axes.text(
-        0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GRAY, fontsize=9
-    )
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GRAY)
 
 
-def sensitivity_figure(sensitivity: Sensitivity, effect: str) -> Figure:
+def sensitivity_figure(sensitivity: Sensitivity, effect: str, width: float) -> Drawn:
     """Mean |SHAP| per parameter as bars (Dash et al. 2023, Figure 10), and a beeswarm beside them.
 
     Whiskers are the bootstrap interval. A point's colour is the parameter's value from lowest to
     highest; grey is inactive. ``effect`` names what SHAP values are an effect on, with the unit.
     """
     means = sensitivity.mean_abs.head(MAX_PARAMETERS)
-    figure = Figure(figsize=(9, 0.46 * len(means) + 1.35), layout="constrained")
+    figure = Drawn(figsize=(width, 0.3 * len(means) + 0.9), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.0, 1.35))
     rows = np.arange(len(means))
     bounds = sensitivity.interval.loc[means.index]
     left.barh(rows, means, height=0.62, color=BLUE)
     left.hlines(rows, bounds["low"], bounds["high"], color=DARK, linewidth=1.4)
     left.set_xlim(0, 1.05 * max(means.max(), bounds["high"].max()) or 1.0)
-    left.set_xlabel(f"mean |SHAP|, {effect}", fontsize=9, parse_math=False)
+    left.set_xlabel("mean |SHAP|", parse_math=False)
     left.set_yticks(rows, means.index, parse_math=False)
     left.set_ylim(len(means) - 0.5, -0.5)
     columns = sensitivity.encoded.values.columns
@@ -155,19 +189,13 @@ def sensitivity_figure(sensitivity: Sensitivity, effect: str) -> Figure:
             sensitivity.encoded.values[name].to_numpy(),
             sensitivity.encoded.inactive[name].to_numpy(),
         )  # fmt: skip
-        legend = sensitivity.encoded.legend[name]
-        left.annotate(
-            legend if len(legend) <= 34 else f"{legend[:33]}…", (0, row), xytext=(-4, -11),
-            textcoords="offset points", ha="right", va="center", fontsize=6.5, color=GRAY,
-            annotation_clip=False, parse_math=False,
-        )  # fmt: skip
     right.axvline(0, color=GRAY, linewidth=0.8, zorder=0)
-    right.set_xlabel(f"SHAP value, {effect}", fontsize=9, parse_math=False)
+    right.set_xlabel(f"SHAP value, {effect}", parse_math=False)
     _color_key(figure, right)
     for axes in (left, right):
         plain(axes)
         axes.tick_params(axis="y", length=0)
-        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_locator(MaxNLocator(3))
     return figure
 
 
@@ -206,8 +234,8 @@ def _color_key(figure: Figure, axes: Axes) -> None:
     from matplotlib.cm import ScalarMappable
 
     bar = figure.colorbar(ScalarMappable(cmap="viridis"), ax=axes, fraction=0.03, pad=0.02)
-    bar.set_ticks([0, 1], labels=["low", "high"], fontsize=8)
-    bar.set_label("parameter's value", fontsize=8, labelpad=-12)
+    bar.set_ticks([0, 1], labels=["low", "high"])
+    bar.set_label("parameter's value", labelpad=-10)
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0)
 
@@ -219,15 +247,11 @@ def plain(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def scaling_image(scaled: Scaled, form: Literal["png", "svg"]) -> bytes:
-    return image(scaling_figure(scaled), form)
-
-
-def scaling_figure(scaled: Scaled) -> Figure:
+def scaling_figure(scaled: Scaled, width: float) -> Drawn:
     """Tokens/s beside ideal scaling, and the efficiency, with 95 % intervals."""
     nodes = scaled.prediction.num_nodes
     tokens_per_second = scaled.prediction.tokens_per_second
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = Drawn(figsize=(width, 0.42 * width), layout="constrained")
     left, right = figure.subplots(1, 2)
     ideal = tokens_per_second[0] * nodes / nodes[0]
     left.plot(nodes, ideal, color=GRAY, linestyle=":", label="ideal")
@@ -245,7 +269,7 @@ def scaling_figure(scaled: Scaled) -> Figure:
         plain(axes)
         axes.set_xlabel("nodes")
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xticks(nodes, [f"{n:.0f}" for n in nodes], rotation=45, fontsize=8)
+        axes.set_xticks(nodes, [f"{n:.0f}" for n in nodes], rotation=45)
     title = f"{scaled.mode} scaling: {config_text(scaled.config)}"
-    figure.suptitle(title, fontsize=9, wrap=True, parse_math=False)
+    figure.suptitle(title, wrap=True, parse_math=False, fontsize=8)
     return figure

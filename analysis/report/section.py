@@ -27,7 +27,7 @@ from analysis.report.sensitivity import LOW_R2, failure_sensitivity, objective_s
 from analysis.run.fold import Run
 from analysis.verdict import standard_errors
 from foundation.messages import printable
-from foundation.quantities import counted, duration, number, percent, value_text
+from foundation.quantities import counted, duration, measured, number, percent, value_text
 from search_spaces import SpaceError
 
 Account = tuple[Sensitivity | None, str]
@@ -45,11 +45,18 @@ _TEMPLATES = jinja2.Environment(
 _TEMPLATES.filters |= {
     "number": number,
     "duration": duration,
-    "value": value_text,
+    "value": lambda value: value_text(float(f"{value:.5g}") if type(value) is float else value),
     "percent": percent,
     "counted": counted,
+    "measured": measured,
     "quoted": lambda path: quote(str(path)),
 }
+
+
+def page_from(template: str, **values: Any) -> str:
+    """A page of its own; ``data`` is what its script reads."""
+    data = figures.embedded(values.pop("data"))
+    return _TEMPLATES.get_template(template).render({**values, "data": data})
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ class Content:
     @cached_property
     def trials(self) -> dict[str, Any]:
         """The ended trials as the figures read them; see :func:`figures.trials`."""
-        return figures.trials(self.run)
+        return figures.trials(self.run, self.frame, self.pricing)
 
     @cached_property
     def by_model(self) -> ModelSensitivity | None:
@@ -150,6 +157,7 @@ class Content:
             "simulated": self.run.launcher == "simulate",
             "objective": self.objective,
             "more": [units.label(key) for key, _ in self.run.goals[1:]],
+            "metric_names": list(self.trials["metrics"]),
             "parameters": varied,
             "fixed": fixed,
             "metrics": tables.metric_columns(self.run, self.frame),

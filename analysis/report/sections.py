@@ -18,7 +18,7 @@ from analysis.report.next_trials import next_trials
 from analysis.report.one_change import one_changes
 from analysis.report.resumption import resumption
 from analysis.report.section import Content, Section
-from analysis.report.trajectory import ranked_trials
+from analysis.report.trajectory import failures, ranked_trials
 from analysis.verdict import expected_left, verdict_lines
 
 TOP = 10
@@ -42,6 +42,7 @@ def _best(content: Content) -> str:
         mattered=mattered,
         unit=unit,
         problem=content.best_problem,
+        failed=failures(run),
     )
 
 
@@ -205,6 +206,11 @@ SECTIONS: tuple[Section, ...] = (
         "Parameters and objective",
         _landscape,
         condition=lambda content: len(ranked_trials(content.run)) > 1,
+    ),
+    Section(
+        "Roofline",
+        lambda content: content.html("roofline.html"),
+        condition=lambda content: "attained" in content.trials["metrics"],
     ),
     Section(
         "Nodes over time",

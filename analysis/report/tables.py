@@ -56,9 +56,11 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
     key = run.objective_key
     return {
         "number": trial.number,
-        # searched by the table's filter
-        "words": f"trial {trial.number} {trial.kind or 'running'} {trial.by} "
-        + config_text(trial.config),
+        # the filter reads trials that have ended from the page's data
+        "words": f"trial {trial.number} {'running' if running else 'pending'} {trial.by} "
+        + config_text(trial.config)
+        if not trial.ended
+        else "",
         "state": (trial.kind or ("running" if running else "pending"))
         + (", beyond a bound" if trial.violated else ""),
         "early": trial.stopped_early,

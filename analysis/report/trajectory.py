@@ -61,14 +61,15 @@ def failures(run: Run) -> list[dict[str, Any]]:
     """A record of each kind of failure, the most frequent first.
 
     It has ``kind``, ``trials``, ``share`` (of all ended trials), ``node_hours`` (all attempts),
-    ``completed`` (the configuration made it fail), ``words`` and ``colour`` (of the kind) and
-    ``example`` (the first trial's message).
+    ``completed`` (the configuration made it fail), ``nobodys`` (each configuration would fail so),
+    ``words`` and ``colour`` (of the kind) and ``example`` (the first trial's message).
     """
     ended = run.ended
     by_kind: dict[str, list[Trial]] = {}
     for trial in ended:
         if not trial.ok:
             by_kind.setdefault(str(trial.kind), []).append(trial)
+    failed = sum(map(len, by_kind.values()))
     return [
         {
             "kind": kind,
@@ -78,6 +79,7 @@ def failures(run: Run) -> list[dict[str, Any]]:
             "completed": kind in COMPLETED,
             "words": meaning(kind)[0],
             "colour": meaning(kind)[1],
+            "nobodys": len(ended) == failed and any(run.is_nobodys(t.message) for t in trials),
             "example": next((t.message for t in trials if t.message), ""),
         }
         for kind, trials in sorted(by_kind.items(), key=lambda item: (-len(item[1]), item[0]))

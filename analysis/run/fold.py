@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,13 @@ from foundation.messages import shown
 from search_spaces import SearchSpace
 
 SHOWN_FRONT = 8
+
+
+# A result that the space reads wrongly; a module, script or file that is not there.
+_NOBODYS = re.compile(
+    r"^exit code 0, but .*the pattern of |^the result has no number "
+    r"|No module named|can't open file|FileNotFoundError"
+)
 
 
 @dataclass
@@ -126,6 +134,11 @@ class Run:
                     f"is not of {shown(self.folder.space_file)}: {error}; put back the files as "
                     "they were, or begin another run"
                 ) from None
+
+    @staticmethod
+    def is_nobodys(message: str) -> bool:
+        """Whether every configuration would crash with this message, as long as none succeeds."""
+        return bool(_NOBODYS.search(message))
 
     @property
     def best(self) -> Trial | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from analysis.metrics import Metrics
 from analysis.run.fold import Run, read_run
@@ -27,7 +28,8 @@ def load(directory: Path | str) -> pd.DataFrame:
 
     Columns in this order; names of quantities end in their unit:
 
-    - ``trial`` and every parameter, ``p:NAME``; words that the space orders (``{ordered: [...]}``)
+    - ``trial`` and every parameter, ``p:NAME``; whole numbers stay whole (``Int64`` where some are
+      missing), words that the space orders (``{ordered: [...]}``)
       are an ordered categorical;
     - ``objective`` in the unit of the result (NaN unless ok); its prediction before the trial ran,
       ``expected``, with the 95 % interval ``expected_low`` to ``expected_high`` and the probability
@@ -49,6 +51,12 @@ def _ordered(run: Run) -> dict[str, list[str]]:
     except SpaceError:
         return {}
     return {p.name: [str(v) for v in p.values] for p in space.parameters.values() if p.ordered}
+
+
+def _whole(values: Iterable[Any]) -> bool:
+    """Whether whole numbers would become fractions: some are missing, the others are whole."""
+    kinds = {type(value) for value in values}
+    return kinds == {int, type(None)}
 
 
 def frame_of(run: Run) -> pd.DataFrame:
@@ -84,6 +92,9 @@ def frame_of(run: Run) -> pd.DataFrame:
     names = list(dict.fromkeys(name for row in rows for name in row))
     names.sort(key=lambda name: (name.startswith("m:"), name in _COLUMNS[1:], name != "trial"))
     frame = pd.DataFrame(rows, columns=names or list(_COLUMNS))
+    for name in names:
+        if name.startswith(("p:", "m:")) and _whole(row.get(name) for row in rows):
+            frame[name] = pd.array([row.get(name) for row in rows], dtype="Int64")
     frame.attrs = {"objective": run.objective_key, "maximize": run.maximize}
     for name, words in _ordered(run).items():
         if (column := f"p:{name}") in frame:

@@ -15,7 +15,7 @@ from typing import Protocol
 from analysis.run.events import Event, from_record, to_record
 from analysis.run.fold import Run, apply, extend, fold
 from analysis.run.folder import RunFolder
-from analysis.run.lines import Lines, RunError, cannot_write, sealed
+from analysis.run.lines import Lines, RunError, sealed
 from analysis.run.lock import lock
 from foundation.messages import shown
 from slurm import Clock
@@ -50,7 +50,8 @@ class Journal:
         self._path = RunFolder(directory).journal_file
         self._lock = held or lock(directory)
         try:
-            self._file = _open(self._path)
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+            self._file = os.open(self._path, flags, 0o600)
         except BaseException:
             self._lock.close()
             raise
@@ -120,17 +121,10 @@ class Journal:
             )
 
     def _check_there(self) -> None:
-        if os.fstat(self._file).st_nlink == 0:
-            raise RunError(f"{shown(self._path)}: was removed while its search was running")
-
-
-def _open(path: Path) -> int:
-    try:
-        return os.open(
-            path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600
-        )
-    except OSError as error:
-        raise cannot_write(path, error) from None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(self._path.stat(), os.fstat(self._file)):
+                return
+        raise RunError(f"{shown(self._path)}: was removed or moved while its search was running")
 
 
 def _write_all(file: int, data: bytes) -> None:

@@ -46,14 +46,6 @@ class LaterVersionError(ValueError):
     """A line of a later version of meshtune."""
 
 
-def cannot_write(path: Path, error: OSError) -> RunError:
-    """The error of a driver that cannot write a file of the run."""
-    return RunError(
-        f"{shown(path)}: cannot be written: {error.strerror}; choose another run folder, or "
-        "mend this one"
-    )
-
-
 def damaged(path: Path, number: int, why: object) -> RunError:
     """A reader's error at a damaged line."""
     run = shlex.quote(shown(path.parent))

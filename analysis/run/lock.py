@@ -16,7 +16,7 @@ from pathlib import Path
 from shlex import quote
 from typing import IO
 
-from analysis.run.lines import RunError, cannot_write
+from analysis.run.lines import RunError
 from foundation.files import FileError, MissingFileError, open_regular
 from foundation.messages import listed, shown
 
@@ -41,7 +41,8 @@ def lock(directory: Path, *, shared: bool = False) -> IO[bytes]:
         directory: the run's.
         shared: with others that share it, and with no driver.
 
-    Raises RunBusyError if another process holds it, RunError if the lock file cannot be made.
+    Raises RunBusyError if another process holds it, RunError or OSError if the lock file cannot be
+    made.
     """
     file = lock_file(directory / LOCK_NAME)
     try:
@@ -57,12 +58,13 @@ def lock(directory: Path, *, shared: bool = False) -> IO[bytes]:
         ) from error
     except OSError as error:
         file.close()
-        raise cannot_write(directory / LOCK_NAME, error) from None
+        error.filename = str(directory / LOCK_NAME)
+        raise
     return file
 
 
 def lock_file(path: Path) -> IO[bytes]:
-    """Open a file to lock it; raises RunError if that cannot be, or it is no regular file."""
+    """Open a file to lock it; raises OSError if that cannot be, RunError if it is no file."""
     try:
         if path.exists():
             open_regular(path).close()  # a pipe would block or lock nothing
@@ -70,8 +72,6 @@ def lock_file(path: Path) -> IO[bytes]:
         return os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
     except FileError as error:
         raise RunError(f"{error}; remove it") from None
-    except OSError as error:
-        raise cannot_write(path, error) from None
 
 
 def try_lock(file: IO[bytes], kind: int, within_s: float = LOCK_S) -> bool:

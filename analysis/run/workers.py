@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from analysis.run.lines import RunError, cannot_write
+from analysis.run.lines import RunError
 from analysis.run.lock import (
     TURN_NAME,
     WORKERS,
@@ -37,7 +37,8 @@ class Worker:
         name: no other worker has it.
         locks: whether the file system has locks; without, one process alone may have the study.
 
-    Raises RunBusyError if a driver has the run, RunError if the lock files cannot be made.
+    Raises RunBusyError if a driver has the run, RunError or OSError if the lock files cannot be
+    made.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -49,11 +50,10 @@ class Worker:
             self._files += [lock_file(self._folder / name) for name in (self.name, TURN_NAME)]
             self.locks = try_lock(self._files[1], fcntl.LOCK_EX)
             sign(self._files[1])
-        except OSError as error:
+        except BaseException as error:
             self.close()
-            raise cannot_write(self._folder, error) from None
-        except BaseException:
-            self.close()
+            if isinstance(error, OSError):
+                error.filename = str(self._folder)
             raise
 
     @contextmanager
@@ -73,7 +73,8 @@ class Worker:
                 f"{TURN_S:g} s; if that process is stopped or hangs, end it, and call again"
             ) from None
         except OSError as error:
-            raise cannot_write(self._folder / TURN_NAME, error) from None
+            error.filename = str(self._folder / TURN_NAME)
+            raise
         try:
             with suppress(OSError):  # a full disk; it is for messages alone
                 sign(file)

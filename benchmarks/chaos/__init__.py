@@ -1,8 +1,10 @@
 """A campaign of random faults against real searches, and what must hold after each.
 
-    python -m benchmarks.chaos --rounds 200 --seed 1                       # local processes
-    python -m benchmarks.chaos --rounds 200 --seed 1 --launcher srun       # a private, real Slurm
-    python -m benchmarks.chaos --rounds 200 --seed 1 --launcher mpiexec    # a real Open MPI
+    python -m benchmarks.chaos --rounds 200 --seed 1                  # 200 of each kind
+    python -m benchmarks.chaos --rounds 200 --seed 1 --kinds local    # this machine's processes
+    python -m benchmarks.chaos --rounds 200 --seed 1 --kinds plain kept    # a private, real Slurm
+    python -m benchmarks.chaos --rounds 200 --seed 1 --kinds mpiexec       # a real Open MPI
+    python -m benchmarks.chaos --rounds 200 --seed 1 --kinds study    # workers that share a study
 
 A *round* is one search of a small space whose trainer misbehaves in some configurations, while
 faults are injected into its driver, its processes, its files and its Slurm. Whatever happens, the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
+from dataclasses import replace
 from importlib import import_module
 
 from benchmarks.chaos.faults import FAULTS
@@ -45,6 +46,9 @@ def draw(
     xs = (1, 2) if len(cases) <= 2 else (1,)
     widths = (1, 2) if len(cases) * len(xs) <= 4 else rng.choice([(1,), (2,)])
     configurations = len(cases) * len(xs) * len(widths)
+    trials = rng.choice([configurations, configurations, max(3, configurations - 2)])
+    # A trial has three lines in the journal: a later fault would never come.
+    faults = tuple(replace(fault, after=min(fault.after, 3 * trials)) for fault in faults)
     return Plan(
         launcher=launcher,
         seed=rng.randrange(1000),
@@ -52,9 +56,10 @@ def draw(
         cases=cases,
         widths=widths,
         xs=xs,
-        trials=rng.choice([configurations, configurations, max(3, configurations - 2)]),
+        trials=trials,
         repeats=rng.choice([0, 0, 0, 2]),
         faults=faults,
+        report=rng.random() < 0.3 or any(f.fault == "report_unwritable" for f in faults),
         shared=launcher == "srun" and (rng.choice([False, True]) if shared is None else shared),
     )
 

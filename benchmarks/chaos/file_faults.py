@@ -173,6 +173,13 @@ def stale_files(world: World, planned: Planned) -> Course:
     yield from _failing(world, planned, names, "openat,newfstatat,fsync,write,rename", "ESTALE")
 
 
+@fault(hold_s=(0.3, 2.0), interrupts=2)
+def read_only(world: World, planned: Planned) -> Course:
+    """The run's file system is read-only for moments."""
+    names = ("journal.jsonl", "results.csv", "trials", ".")
+    yield from _failing(world, planned, names, "write,fsync,ftruncate,rename,mkdir", "EROFS")
+
+
 @fault(hold_s=(2.0, 6.0), interrupts=2)
 def no_locks(world: World, planned: Planned) -> Course:
     """kill -9, and the next driver finds that the file server's lock manager is away."""

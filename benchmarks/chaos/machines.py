@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from slurm import processes
@@ -17,6 +17,11 @@ from slurm.minicluster import cluster as mini, daemons
 from slurm.minicluster.folders import MiniclusterError
 
 NODES = 3  # of a round's allocation
+_PREEMPTION = """
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+PartitionName=urgent Nodes=ALL PriorityTier=10 MaxTime=INFINITE State=UP
+"""
 
 
 class Machine(ABC):
@@ -72,7 +77,7 @@ if [ -e "{folder}/down.$host" ]; then
 fi
 mkdir -p "{folder}/$host"
 exec env -i HOME="$HOME" PATH="$PATH" PYTHONPATH="$PYTHONPATH" CHAOS_ROUND="$CHAOS_ROUND" \\
-  ON_HOST="$host" TMPDIR="{folder}/$host" setsid /bin/sh -c "$*"
+  TMPDIR="{folder}/$host" setsid /bin/sh -c "$*"
 """
 
 
@@ -109,7 +114,8 @@ class Mpiexec(Machine):
     def strike(self, host: str) -> None:
         """The host dies with all that is on it, and answers no more."""
         (self.folder / f"down.{host}").touch()
-        processes.end_all(lambda: processes.with_environ(lambda e: e.get("ON_HOST") == host))
+        here = str(self.folder / host)  # and none of another campaign's
+        processes.end_all(lambda: processes.with_environ(lambda e: e.get("TMPDIR") == here))
 
     def renew(self) -> None:
         """Bring every host back."""
@@ -122,18 +128,26 @@ class Slurm(Machine):
 
     Args:
         cluster: that is up.
+        own: whether it is this campaign's alone, and its configuration may be changed.
     """
 
     launcher = "srun"
     no_progress_s = 20.0
 
-    def __init__(self, cluster: mini.Minicluster) -> None:
+    def __init__(self, cluster: mini.Minicluster, own: bool = False) -> None:
         self.cluster = cluster
         self.job = ""
         self.dead: set[str] = set()  # nodes that a fault has killed
         if not cluster.limits_memory:  # only a cgroup holds what has left its session
-            self.lacks = frozenset({"leaves_daemon"})
+            self.lacks = frozenset({"leaves_daemon", "closes_everything"})
         self.lacks |= _lacking_programs()
+        if own:
+            for conf in (cluster.conf, cluster.config.daemons_conf):
+                conf.write_text(conf.read_text() + _PREEMPTION)
+            self.kill_controller()
+            self.start_controller()
+        else:
+            self.lacks |= {"preempt"}
 
     def environment(self) -> dict[str, str]:
         return {"SLURM_JOB_ID": self.job, "SLURM_CONF": str(self.cluster.conf)}
@@ -143,18 +157,26 @@ class Slurm(Machine):
             return
         self.clean()
         began = time.time()
+        try:
+            self.job = self._allocated()
+        except subprocess.TimeoutExpired:  # nodes are held by a job that Slurm has forgotten
+            self.kill_controller()
+            self.start_controller("-c")  # without its state
+            self.job = self._allocated()
+        # A controller that is killed sooner has forgotten the job, whose nodes stay allocated then.
+        state = self.cluster.conf.parent / "state" / "job_state"
+        until(lambda: state.exists() and state.stat().st_mtime > began, 30)
+
+    def _allocated(self) -> str:
         said = subprocess.run(
             ["salloc", f"-N{NODES}", "--no-shell", "--exclusive", "--mem=0", "--no-kill", "-t30"],
             env=daemons.environment(self.cluster.conf), capture_output=True, text=True,
             timeout=120,
         ).stderr  # fmt: skip
-        granted = [line for line in said.splitlines() if "job allocation" in line]
+        granted = [line for line in said.splitlines() if "Granted job allocation" in line]
         if not granted:
             raise RuntimeError(f"no allocation: {said}")
-        self.job = granted[0].split()[-1]
-        # A controller that is killed sooner has forgotten the job, whose nodes stay allocated then.
-        state = self.cluster.conf.parent / "state" / "job_state"
-        until(lambda: state.exists() and state.stat().st_mtime > began, 30)
+        return granted[0].split()[-1]
 
     def clean(self) -> None:
         """End the allocation and bring every node back."""
@@ -165,6 +187,9 @@ class Slurm(Machine):
         if self.job:
             self.ask("scancel", self.job)
             until(lambda: not self.ask("squeue", "-h"), 60)
+        for node, state in self._states().items():
+            if "drain" in state:  # a step daemon there was stopped for too long
+                self.ask("scontrol", "update", f"nodename={node}", "state=resume")
         self.job = ""
         until(self._all_idle, 60)
 
@@ -175,10 +200,6 @@ class Slurm(Machine):
     def steps(self) -> list[str]:
         """Ids of the steps that Slurm lists."""
         return self.ask("squeue", "-h", "-s", "-o", "%i").split()
-
-    def is_daemon_of(self, pid: int, step: str) -> bool:
-        """Whether a slurmstepd is a step's."""
-        return f"[{step}]" in command_line(pid)
 
     def steps_left(self, names: Collection[str]) -> list[str]:
         lines = self.ask("squeue", "-h", "-s", "-o", "%j|%i|%N").splitlines()
@@ -197,37 +218,78 @@ class Slurm(Machine):
             return self.cluster.run(*argv)
         return ""
 
-    def kill_controller(self) -> None:
-        processes.end_all(lambda: daemons.controller(self.cluster.config))
+    @contextlib.contextmanager
+    def urgent_job(self) -> Iterator[None]:
+        """A job of higher priority that wants all nodes for a moment."""
+        command = [
+            "srun",
+            "-purgent",
+            f"-N{NODES + 1}",
+            "--exclusive",
+            "--mem=0",
+            "-t1",
+            "sleep",
+            "1",
+        ]
+        env = daemons.environment(self.cluster.conf)
+        quiet = subprocess.DEVNULL
+        job = subprocess.Popen(command, env=env, stdin=quiet, stdout=quiet, stderr=quiet)
+        try:
+            yield
+        finally:
+            job.terminate()
+            job.wait()
 
-    def start_controller(self) -> None:
+    def controller(self) -> set[int]:
+        return daemons.controller(self.cluster.config)
+
+    def kill_controller(self) -> None:
+        processes.end_all(self.controller)
+
+    def start_controller(self, *options: str) -> None:
         """Start it if it is not there; it has its state."""
         config = self.cluster.config
-        if not daemons.controller(config):
-            daemons.start_daemon(config, "slurmctld", "-f", str(config.daemons_conf))
+        if not self.controller():
+            daemons.start_daemon(config, "slurmctld", *options, "-f", str(config.daemons_conf))
             until(lambda: bool(self.ask("sinfo", "-h")), 30)
 
     def kill_slurmd(self, node: str) -> None:
         """A node's daemon alone; its steps continue."""
-        processes.end_all(lambda: self._slurmds(node))
+        processes.end_all(lambda: self.on_node(node, "slurmd"))
 
     def start_slurmd(self, node: str) -> None:
-        if not self._slurmds(node):
+        if not self.on_node(node, "slurmd"):
             daemons.start_slurmd(self.cluster.config, node)
 
-    def _slurmds(self, node: str) -> set[int]:
-        config = self.cluster.config
-        return {p for p in daemons.node_processes(config, node) if processes.name(p) == "slurmd"}
+    def on_node(self, node: str, name: str) -> set[int]:
+        """Processes of a node with this name."""
+        found = daemons.node_processes(self.cluster.config, node)
+        return {pid for pid in found if processes.name(pid) == name}
 
     def _all_idle(self) -> bool:
+        return set(self._states().values()) == {"idle"}
+
+    def _states(self) -> dict[str, str]:
         with contextlib.suppress(MiniclusterError):
-            return set(self.cluster.node_states().values()) == {"idle"}
-        return False
+            return self.cluster.node_states()
+        return {}
+
+
+def can_trace() -> bool:
+    """Whether strace is here, and may trace."""
+    line = ["strace", "-o", "/dev/null", "true"]
+    with contextlib.suppress(OSError):
+        return subprocess.run(line, capture_output=True).returncode == 0
+    return False
 
 
 def _lacking_programs() -> frozenset[str]:
     """Faults that need a program which is not here."""
-    return frozenset() if shutil.which("strace") else frozenset({"stale_files", "no_locks"})
+    return (
+        frozenset()
+        if shutil.which("strace")
+        else frozenset({"stale_files", "no_locks", "read_only"})
+    )
 
 
 def until(condition: Callable[[], object], deadline_s: float) -> bool:

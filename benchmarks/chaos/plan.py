@@ -41,6 +41,7 @@ class Plan:
         repeats: of finalists; 0: none.
         faults: in the order in which they may come.
         shared: whether trials share launches.
+        report: whether drivers write a report, which takes as much of a CPU as all else.
     """
 
     launcher: str
@@ -53,6 +54,7 @@ class Plan:
     repeats: int = 0
     faults: tuple[Planned, ...] = ()
     shared: bool = False
+    report: bool = True
 
     @property
     def configurations(self) -> int:

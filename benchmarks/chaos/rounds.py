@@ -95,7 +95,7 @@ def play(plan: Plan, machine: Machine, keep: bool = False) -> Played:
     with World(plan, machine, root) as world:
         injector = Injector(world)
         try:
-            _search(world, injector, began + ROUND_S[plan.launcher])
+            _search(world, injector)
         finally:
             injector.close()
         if not world.violations:
@@ -115,14 +115,18 @@ def play(plan: Plan, machine: Machine, keep: bool = False) -> Played:
     )
 
 
-def _search(world: World, injector: Injector, deadline: float) -> None:
+def _search(world: World, injector: Injector) -> None:
     """Start drivers until one of them is done, or something is violated."""
     most = 4 + 2 * len(world.plan.faults)
+    # Of a moment in which the campaign itself got no CPU, drivers have had none either.
+    left_s, seen = ROUND_S[world.plan.launcher], time.monotonic()
     while world.sessions < most:
         world.start_driver()
         assert world.driver is not None
         while world.driver.poll() is None:
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            left_s, seen = left_s - min(now - seen, 2 * TICK_S), now
+            if left_s < 0:
                 _abort(world)
                 return
             world.observe()

@@ -6,6 +6,7 @@ so; all else happens to real daemons.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 from benchmarks.chaos.faults import CONTINUE, SRUN, Course, chosen, fault
 from benchmarks.chaos.machines import Slurm, marked
 from benchmarks.chaos.plan import Planned
+from benchmarks.chaos.process_faults import agents
 from benchmarks.chaos.world import World
 from slurm import processes
 
@@ -63,16 +65,42 @@ def stop_srun(world: World, planned: Planned) -> Course:
 def kill_step_daemon(world: World, planned: Planned) -> Course:
     """A node's slurmstepd, which answers for the ranks there; Slurm may list its step for ever."""
     world.disturbed = world.lists_for_ever = True
-    cluster = _slurm(world)
-    steps = [step for step in cluster.steps() if "." in step]
-    found = sorted(
-        pid
-        for pid in processes.all_pids()
-        if processes.name(pid) == "slurmstepd"
-        and any(cluster.is_daemon_of(pid, step) for step in steps)
-    )
-    if found:
+    if found := _step_daemons(world):
         processes.send([chosen(found, planned)], signal.SIGKILL)
+    yield 0.0
+
+
+@fault(launchers=SRUN, hold_s=(1.0, 30.0), interrupts=2, cost_s=20)
+def stop_step_daemon(world: World, planned: Planned) -> Course:
+    """A node's slurmstepd passes nothing on for a while; Slurm may drain the node for it."""
+    world.disturbed = world.lists_for_ever = True
+    stopped = [chosen(found, planned)] if (found := _step_daemons(world)) else []
+    with world.may_exit(CONTINUE):
+        try:
+            processes.send(stopped, signal.SIGSTOP)
+            yield planned.hold_s
+        finally:
+            processes.send(stopped, signal.SIGCONT)
+
+
+def _step_daemons(world: World) -> list[int]:
+    nodes = _slurm(world).cluster.nodes
+    return sorted(pid for node in nodes for pid in _slurm(world).on_node(node, "slurmstepd"))
+
+
+@fault(launchers=SRUN)
+def garble_words(world: World, planned: Planned) -> Course:
+    """Somebody with the right to writes into the connection of an agent with its driver."""
+    world.disturbed = True
+    garbage = (b"\xff\0 no word\n", b"0 end 0\n", b"99 gone\n", b"0 end 1e999 0\n", b"x" * 5000)
+    if found := agents(world):
+        pid = chosen(found, planned)
+        for end in range(10, 20):  # where an agent has moved its standard streams
+            with contextlib.suppress(OSError):  # of orders, or none
+                if Path(f"/proc/{pid}/fd/{end}").readlink().name.startswith("pipe:"):
+                    pipe = os.open(f"/proc/{pid}/fd/{end}", os.O_WRONLY | os.O_NONBLOCK)
+                    os.write(pipe, garbage[int(997 * planned.pick) % len(garbage)])
+                    os.close(pipe)
     yield 0.0
 
 
@@ -89,6 +117,20 @@ def kill_controller(world: World, planned: Planned) -> Course:
             yield planned.hold_s
         finally:
             _slurm(world).start_controller()
+        yield 1.0
+
+
+@fault(launchers=SRUN, hold_s=(1.0, 15.0), interrupts=2, cost_s=10)
+def stop_controller(world: World, planned: Planned) -> Course:
+    """slurmctld answers nobody for a while."""
+    world.disturbed = True
+    stopped = _slurm(world).controller()
+    with world.may_exit(CONTINUE):
+        try:
+            processes.send(stopped, signal.SIGSTOP)
+            yield planned.hold_s
+        finally:
+            processes.send(stopped, signal.SIGCONT)
         yield 1.0
 
 
@@ -167,6 +209,28 @@ def cancel_job(world: World, planned: Planned) -> Course:
     world.disturbed = True
     with world.may_exit(CONTINUE):
         _slurm(world).ask("scancel", _slurm(world).job)
+        yield 5.0
+
+
+@fault(launchers=SRUN, weight=1.5, cost_s=12)
+def preempt(world: World, planned: Planned) -> Course:
+    """A job of higher priority takes the allocation, at once or after a grace time."""
+    world.disturbed = True
+    grace_s = 0 if planned.pick < 0.5 else 5
+    _slurm(world).ask("scontrol", "update", "PartitionName=batch", f"GraceTime={grace_s}")
+    with world.may_exit(CONTINUE), _slurm(world).urgent_job():
+        yield 8.0
+
+
+@fault(launchers=SRUN, weight=0.4, cost_s=20)
+def shorten_limit(world: World, planned: Planned) -> Course:
+    """An administrator shortens the job's time limit to a minute from its start."""
+    world.disturbed = True
+    job = _slurm(world).job
+    _slurm(world).ask("scontrol", "update", f"JobId={job}", "TimeLimit=1")
+    with world.may_exit(CONTINUE):
+        while _slurm(world).job == job and _slurm(world).job_state() == "RUNNING":
+            yield 1.0
         yield 5.0
 
 

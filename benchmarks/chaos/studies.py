@@ -1,6 +1,6 @@
 """Random faults against processes and threads that ask and tell one study.
 
-    python -m benchmarks.chaos.studies --rounds 40 --seed 1
+    python -m benchmarks.chaos --kinds study --rounds 40 --seed 1
 
 Three processes with up to four threads each share a study on a small disk of its own (where it may
 be mounted). Meanwhile they are killed, stopped and continued, their clocks jump by days, their disk
@@ -9,14 +9,12 @@ is full, and they may open no further file. Whoever is killed is replaced.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
 import random
 import resource
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -190,31 +188,3 @@ def play(seed: int, number: int) -> tuple[list[str], list[str], float]:
             if mounted:
                 subprocess.run(["umount", "-l", disk], check=True)
     return violations, shared.injected, time.monotonic() - began
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0, help="number of the first round")
-    arguments = parser.parse_args()
-    tried: Counter[str] = Counter()
-    mishandled: Counter[str] = Counter()
-    seconds = []
-    for number in range(arguments.first, arguments.first + arguments.rounds):
-        violations, injected, took_s = play(arguments.seed, number)
-        seconds.append(took_s)
-        tried.update(injected)
-        mishandled.update(injected if violations else ())
-        verdict = "FAILED" if violations else "ok"
-        print(f"round {number} {verdict}  [{took_s:.0f} s: {', '.join(injected)}]", flush=True)
-        print(*(f"  {sentence}" for sentence in violations), sep="\n", end="\n" * bool(violations))
-    print(f"{len(seconds)} rounds, {statistics.median(seconds):.1f} s in the median")
-    print("| fault | tried | in rounds that failed |\n|---|---|---|")
-    for name, count in sorted(tried.items()):
-        print(f"| {name} | {count} | {mishandled[name]} |")
-    return int(bool(mishandled))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

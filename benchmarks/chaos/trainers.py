@@ -87,6 +87,32 @@ def leaves_daemon(rank: Rank) -> None:
     rank.result()
 
 
+@case("ok")
+def closes_everything(rank: Rank) -> None:
+    """Leaves no descriptor open, as a daemon does; what it starts keeps the pipes."""
+    rank.train()
+    if os.fork() == 0:
+        os.setsid()
+        for _ in range(3000):
+            os.write(1, b"a helper that nobody waits for\n")
+            time.sleep(0.2)
+        os._exit(0)
+    rank.result()
+    os.closerange(0, 1024)
+    os._exit(0)
+
+
+@case("ok")
+def result_by_link(rank: Rank) -> None:
+    """Beside files whose names no shell, terminal or decoder likes."""
+    rank.train()
+    if rank.first:
+        for name in (b"\x1b[2J", b"\xff\xfe", b"-rf", b"a\nb", b"$(reboot)", b"..."):
+            patiently(partial(Path(os.fsdecode(name)).write_text, "x"))
+        patiently(lambda: Path("figures").write_text(json.dumps({"speed": rank.speed})))
+        patiently(lambda: Path("result.json").symlink_to("figures"))
+
+
 @case("ok", "crash")
 def result_then_extra_keys(rank: Rank) -> None:
     """A result of megabytes: read or refused, but never a burden."""

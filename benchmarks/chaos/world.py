@@ -180,6 +180,7 @@ class World:
             *(sys.executable, "-m", "meshtune", "search", str(self.root / "space.yaml")),
             *("--run-dir", str(run_dir or self.run_dir), "--launcher", self.machine.launcher),
             *("--policy", self.plan.policy, "--seed", str(self.plan.seed)),
+            *(() if self.plan.report else ("--no-report",)),
             *self.machine.arguments(),
         ]
 

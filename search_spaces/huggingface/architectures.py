@@ -40,6 +40,7 @@ Part = Literal[
     "further_tokens",
     "interleaved_experts",
     "linear_attention",
+    "per_layer_inputs",
 ]
 
 
@@ -55,6 +56,7 @@ class Architecture(Record):
         windows: layers with a sliding window, where a file has one and does not list them.
         experts: key of the size of an expert; empty: a dense model.
         parts: further properties, of ``_PARTS``.
+        sets: what else its models' records say.
     """
 
     family: Literal["llama", "gpt"]
@@ -65,10 +67,11 @@ class Architecture(Record):
     windows: Literal["none", "all", "later", "alternating", "three_of_four", "most"] = "none"
     experts: str = ""
     parts: list[Part] = Field(default=[])
+    sets: dict[str, Any] = Field(default={})
 
     def shape(self, keys: Keys) -> Shape:
         """The model that a file's keys describe; raises SpaceError where it has no record."""
-        shape = {**_sizes(keys), **FAMILIES[self.family]}
+        shape = {**_sizes(keys), **FAMILIES[self.family], **self.sets}
         shape["positions"] = self.positions or shape["positions"]
         if self.biases:
             shape["linear_bias"] = all(keys.flag(name) for name in self.biases)
@@ -213,11 +216,24 @@ def _linear_attention(keys: Keys, shape: Shape) -> Shape:
     }
 
 
+def _per_layer_inputs(keys: Keys, shape: Shape) -> Shape:
+    """Gemma 3n: a table of inputs for each layer and what leads to them, Laurel, AltUp."""
+    h, layers = shape["hidden_size"], shape["num_layers"]
+    each = keys.count("hidden_size_per_layer_input")
+    table = keys.count("vocab_size_per_layer_input", most=MOST_TOKENS) * each * layers
+    copies = keys.count("altup_num_inputs")
+    small = layers * h * (3 * each + 2 * keys.count("laurel_rank") + copies)
+    return {"further_parameters": table + small + 2 * (copies - 1) * h * h}
+
+
 def tower_parameters(keys: Keys, width: int) -> int:
     """Parameters of what reads pictures: its blocks, and the products to the layers' width.
 
     Patches and positions are left out, a hundredth of it, and sizes that a file does not state.
+    Gemma 3n's, with what it hears by, are of one size.
     """
+    if keys.given("model_type") == "gemma3n_vision":
+        return 983_800_000
     h, f = keys.some("hidden_size") or 0, keys.some("intermediate_size") or 0
     ups = 3 if keys.given("model_type") == "pixtral" else 2  # gated
     depth = keys.some("depth") or keys.some("num_hidden_layers") or 0
@@ -255,4 +271,5 @@ _PARTS: dict[str, Callable[[Keys, Shape], Shape]] = {
     "further_tokens": _further_tokens,
     "interleaved_experts": _interleaved_experts,
     "linear_attention": _linear_attention,
+    "per_layer_inputs": _per_layer_inputs,
 }

@@ -39,8 +39,14 @@ class Keys:
         return plain if isinstance(plain, dict) else {}
 
     def given(self, key: str) -> Any:
-        """The unchecked value of a key; None where neither file nor defaults have one."""
-        return self.values.get(self._name(key), self.defaults.get(key))
+        """The unchecked value of a key, for all layers if they are listed.
+
+        None where neither file nor defaults have one.
+        """
+        value = self.values.get(self._name(key), self.defaults.get(key))
+        if key == "intermediate_size" and isinstance(value, list) and value:
+            return value[0] if value == value[:1] * len(value) else value
+        return value
 
     def count(self, key: str, least: int = 1, most: int = MOST) -> int:
         """A whole number; raises SpaceError if there is none."""

@@ -53,11 +53,16 @@ def read_config(path: Path, seq_length: int | None = None) -> ModelFile:
     shape = architecture.shape(keys)
     tower = Keys(document, (_TOWER,))
     if keys.above and isinstance(Keys(document).given(_TOWER), dict):
-        shape["further_parameters"] = tower_parameters(tower, shape["hidden_size"])
+        further = shape.get("further_parameters", 0)
+        shape["further_parameters"] = further + tower_parameters(tower, shape["hidden_size"])
     shape["seq_length"] = seq_length or min(_longest(keys), USUAL_LENGTH)
     theta = keys.rope("rope_theta")
     if shape["positions"] == "rotary" and isinstance(theta, (int, float)):
         shape["rope_theta"] = float(theta)
+    if keys.rope("rope_type") == "llama3":
+        stretched = ("factor", "low_freq_factor", "high_freq_factor")
+        shape |= {f"rope_{name}": float(keys.rope(name)) for name in stretched}
+        shape["rope_original_length"] = keys.rope("original_max_position_embeddings")
     model = _record(keys, kind, shape)
     return model if total is None else _with_all(keys, model, total)
 

@@ -80,6 +80,8 @@ class ResultPatterns(Described):
     """sequences are as long as the data's rows: tokens are counted, never derived from steps"""
     padded_by: str = ""
     """parameter with which the real tokens that the trainer counts have padding among them"""
+    real_if: str = ""
+    """text in the trainer's arguments or files without which its tokens have padding among them"""
 
     @model_validator(mode="after")
     def _some(self) -> ResultPatterns:
@@ -126,6 +128,8 @@ class LogRecord(Described):
     """sequences are as long as the data's rows: tokens are counted, never derived from steps"""
     padded_by: str = ""
     """parameter with which the real tokens that the trainer counts have padding among them"""
+    real_if: str = ""
+    """text in the trainer's arguments or files without which its tokens have padding among them"""
 
     def resolved(self, formats: Mapping[str, LogFormat]) -> ResultPatterns:
         """The same patterns as a space states them.
@@ -142,7 +146,9 @@ class LogRecord(Described):
         }
         pauses = self._text(self.pauses)
         return ResultPatterns(
-            patterns=found, pauses=pauses, rows_vary=self.rows_vary, padded_by=self.padded_by
+            patterns=found,
+            pauses=pauses,
+            **{key: getattr(self, key) for key in ("rows_vary", "padded_by", "real_if")},
         )
 
     def _filled(

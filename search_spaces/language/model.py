@@ -1,6 +1,6 @@
-"""Shape of a model, including experts, latent attention and windows.
+"""Shape of a model, including latent attention, windows and tokens that experts drop.
 
-The built-in trainer trains plain models only (``ModelConfig``); the cost model prices all.
+The built-in trainer trains those of ``ModelConfig`` only; the cost model prices all.
 """
 
 from __future__ import annotations
@@ -10,17 +10,12 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from foundation.records import Described
-from trainer.plan.model import ModelConfig
+from trainer.plan.model import ModelConfig, Some
 from trainer.plan.sizes import Latent, Mixture, model_weights, table_weights
 
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
-Some = Annotated[int, Field(ge=0, le=10_000_000)]
-# For each key: keys that it needs, and keys that are meaningless without it.
 _TOGETHER = {
-    "num_experts": (
-        ("experts_per_token", "expert_ffn_hidden_size"),
-        ("shared_ffn_hidden_size", "dense_layers", "capacity_factor"),
-    ),
+    "num_experts": ((), ("capacity_factor",)),
     "kv_lora_rank": (("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), ("q_lora_rank",)),
     "windowed_layers": (("window_size",), ()),
 }
@@ -29,19 +24,9 @@ _TOGETHER = {
 class ModelShape(ModelConfig, Described):
     """Shape of a decoder-only transformer, under the names that public configurations use."""
 
-    head_size: Count | None = None
-    """channels of a head; default hidden_size / num_heads"""
     windowed_layers: Some = 0
     """layers whose tokens attend to the last window_size tokens only"""
     window_size: Count | None = None
-    num_experts: Some = 0
-    """of a layer, in place of its feed-forward part; 0: a dense model"""
-    experts_per_token: Count | None = Field(default=None, description="that the router chooses")
-    expert_ffn_hidden_size: Count | None = Field(default=None, description="of one expert")
-    shared_ffn_hidden_size: Some = 0
-    """of the experts that every token takes, together"""
-    dense_layers: Some = 0
-    """layers with an ordinary feed-forward part and no experts"""
     capacity_factor: float | None = Field(default=None, gt=0, le=1000)
     """rows of an expert, of its mean share; tokens beyond are dropped, and too few are padded;
     default: no token is dropped"""
@@ -57,40 +42,13 @@ class ModelShape(ModelConfig, Described):
     counted and not priced"""
 
     @model_validator(mode="after")
-    def _divides(self) -> ModelShape:
-        if not self.head_size and not self.kv_lora_rank and self.hidden_size % self.num_heads:
+    def _whole_shape(self) -> ModelShape:
+        """Refuse further keys without the others that they need."""
+        self.check_together(_TOGETHER)
+        if self.windowed_layers > self.num_layers:
             raise ValueError(
-                f"hidden_size {self.hidden_size} is not divisible by num_heads {self.num_heads}; "
-                "heads of another size: set head_size"
+                f"windowed_layers {self.windowed_layers} is more than num_layers {self.num_layers}"
             )
-        if self.num_heads % self.kv_heads:
-            raise ValueError(
-                f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.kv_heads}"
-            )
-        if not self.kv_lora_rank and self.positions == "rotary" and self.head_dim % 2:
-            raise ValueError(f"rotary positions need an even head size, not {self.head_dim}")
-        return self
-
-    @model_validator(mode="after")
-    def _whole(self) -> ModelShape:
-        """Refuse keys without the others that they need."""
-        given = set(self.beyond_trainer)
-        for key, (needed, others) in _TOGETHER.items():
-            own = (*needed, *others)
-            if key in given and (lacking := [name for name in needed if name not in given]):
-                raise ValueError(f"{key} is given: {', '.join(lacking)} must be, too")
-            if key not in given and (found := [name for name in own if name in given]):
-                raise ValueError(f"{', '.join(found)} without {key}: set it, or remove them")
-        if self.num_experts and (self.experts_per_token or 0) > self.num_experts:
-            raise ValueError(
-                f"experts_per_token {self.experts_per_token} is more than num_experts "
-                f"{self.num_experts}"
-            )
-        for name in ("dense_layers", "windowed_layers"):
-            if getattr(self, name) > self.num_layers:
-                raise ValueError(
-                    f"{name} {getattr(self, name)} is more than num_layers {self.num_layers}"
-                )
         if self.head_size and self.kv_lora_rank:
             raise ValueError("head_size beside kv_lora_rank: remove it")
         return self
@@ -102,8 +60,8 @@ class ModelShape(ModelConfig, Described):
         return [name for name in ModelShape.model_fields if name in own and getattr(self, name)]
 
     @property
-    def head_dim(self) -> int:
-        return self.head_size or self.hidden_size // self.num_heads
+    def is_latent(self) -> bool:
+        return self.kv_lora_rank > 0
 
     @property
     def attention_size(self) -> int:
@@ -111,7 +69,7 @@ class ModelShape(ModelConfig, Described):
             # Scores have the inner size of the keys, their products with values that of the values.
             both = latent.key_size + latent.rotary_size + latent.value_size
             return int(self.num_heads * both) // 2
-        return self.num_heads * self.head_dim
+        return super().attention_size
 
     @property
     def attended(self) -> int:
@@ -124,17 +82,8 @@ class ModelShape(ModelConfig, Described):
 
     @property
     def mixture(self) -> Mixture | None:
-        if not self.num_experts:
-            return None
-        assert self.experts_per_token and self.expert_ffn_hidden_size  # as validated
-        return Mixture(
-            self.num_experts,
-            self.experts_per_token,
-            self.expert_ffn_hidden_size,
-            self.shared_ffn_hidden_size,
-            self.dense_layers,
-            self.capacity_factor or 1,
-        )
+        plain = super().mixture
+        return plain and plain._replace(capacity=self.capacity_factor or 1)
 
     @property
     def latent(self) -> Latent | None:

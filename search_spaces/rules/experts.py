@@ -1,4 +1,4 @@
-"""Requirements of expert parallelism, as rules of a space.
+"""Requirements of expert parallelism of a trainer of the user's own, as rules of a space.
 
 As in Megatron, ``ep`` ranks are taken from those of data and context parallelism, so that ``ep`` is
 no factor of the world size.

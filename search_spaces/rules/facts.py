@@ -34,7 +34,7 @@ def static_facts(
 ) -> dict[str, Scalar]:
     """Facts of the model and the cluster, under the names of their records.
 
-    ``num_kv_heads`` and ``ffn_hidden_size`` are resolved; the cluster's own number of nodes is
+    Sizes that follow from others are resolved; the cluster's own number of nodes is
     ``cluster_nodes``, since ``num_nodes`` is a trial's. Without a cluster there is nothing but
     ``gpus_per_node``: the ranks that a trial has on each of its nodes.
     """
@@ -42,6 +42,8 @@ def static_facts(
     if model is not None:
         facts |= model.model_dump()
         facts["num_kv_heads"], facts["ffn_hidden_size"] = model.kv_heads, model.ffn_size
+        if not model.is_latent:
+            facts["head_size"] = model.head_dim
         facts["num_parameters"] = model.num_parameters
     if cluster is None:
         facts["gpus_per_node"] = ranks_per_node

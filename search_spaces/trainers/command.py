@@ -76,7 +76,7 @@ class CommandTrainer(Trainer):
 
     @property
     def log(self) -> LogFormat:
-        return log_format(self.spec.result)
+        return log_format(self.spec.result, f"{self.spec.command}{self.spec.files}")
 
     @property
     def axes(self) -> Sequence[str]:

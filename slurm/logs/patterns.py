@@ -71,6 +71,8 @@ class LogFormat:
     rows_vary: bool = False
     # a parameter with which the real tokens that it counts have padding among them
     padded_by: str = ""
+    # text in the trainer's arguments or files without which its tokens have padding among them
+    real_if: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.patterns)

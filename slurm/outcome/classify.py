@@ -276,8 +276,7 @@ def _said(evidence: Evidence, before: Before) -> _Verdict | None:
             continue
         logs = evidence.stderr if text.stderr_only else _all_text(evidence)
         if found := text.pattern.search(logs):
-            suspects = [evidence.failed_on] if evidence.failed_on and text.blames_node else []
-            return _Verdict(kind, found.groupdict().get("message") or _line_of(found), suspects)
+            return _Verdict(kind, found.groupdict().get("message") or _line_of(found))
     return None
 
 

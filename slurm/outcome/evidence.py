@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -80,7 +80,8 @@ def clear_attempt(directory: Path) -> None:
 
 
 def _is_usable(directory: Path) -> bool:
-    return directory.is_dir() and os.access(directory, os.R_OK | os.W_OK | os.X_OK)
+    own = directory.is_dir() and not directory.is_symlink()  # a link leads to somebody's files
+    return own and os.access(directory, os.R_OK | os.W_OK | os.X_OK)
 
 
 def _move_aside(path: Path) -> None:
@@ -102,22 +103,13 @@ def gather(
     lease: Lease,
     watched: Watched,
     exit_code: int | None,
-    *,
-    down_nodes: Iterable[str] = (),
-    stuck_nodes: Iterable[str] = (),
-    severed: str = "",
-    texts: LauncherTexts = NO_TEXTS,
-    unwritten: str = "",
     codes: Mapping[int, int] = MappingProxyType({}),
-    launcher_said: str | None = None,
-    oom_kills: int = 0,
-    not_started: str = "",
-    not_started_on: Iterable[str] = (),
+    **known: Any,
 ) -> Evidence:
     """Collect the evidence of a trial whose processes are gone.
 
     ``codes`` are exit codes by rank, in the order of their ends; the log gets lines on those that
-    failed. See :class:`Evidence`.
+    failed. ``known`` are further fields of :class:`Evidence`.
     """
     said = note_failures(spec, lease, codes)
     failed = first_failed(codes)
@@ -128,7 +120,7 @@ def gather(
     result, no_result = find_result(spec.directory, whole_stdout)
     complete, no_metrics = result is not None, ""
     # A log that was cut short has metrics of some steps, not the trial's.
-    cut_short = watched.termination is Termination.STOPPED_EARLY or severed
+    cut_short = watched.termination is Termination.STOPPED_EARLY or known.get("severed")
     if result is None and not cut_short:
         result, no_metrics = result_of_lines(spec, whole_stdout, (stdout, stderr))
     if result is None:
@@ -145,14 +137,6 @@ def gather(
         nodes=lease.nodes,
         timeout_s=spec.timeout_s,
         no_progress_timeout_s=spec.no_progress_timeout_s,
-        down_nodes=frozenset(down_nodes).intersection(lease.nodes),
-        stuck_nodes=tuple(stuck_nodes),
-        severed=severed,
         failed_on=lease.nodes[failed[0] // spec.ranks_per_node] if failed else "",
-        texts=texts,
-        launcher_said=None if launcher_said is None else cut_lines(launcher_said),
-        oom_kills=oom_kills,
-        not_started=not_started,
-        not_started_on=tuple(not_started_on),
-        unwritten=unwritten,
+        **known,
     )

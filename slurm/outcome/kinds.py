@@ -35,7 +35,6 @@ class LogText:
     pattern: re.Pattern[str]
     before: Before
     stderr_only: bool = False  # else also in standard output and the result's message
-    blames_node: bool = False  # makes the node of the first failed task suspect
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,6 @@ _BROKEN_DEVICE = LogText(
     ),
     Before.RESULT,
     stderr_only=True,
-    blames_node=True,
 )
 _ADDRESS_IN_USE = LogText(re.compile(r"EADDRINUSE|[Aa]ddress already in use"), Before.TIMEOUT)
 _INDIVISIBLE = LogText(

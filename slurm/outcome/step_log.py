@@ -64,8 +64,8 @@ class StepLog:
     def _new(self) -> bytes:
         """Bytes that the log has grown by; none if it cannot be read now."""
         with suppress(OSError, FileError):  # not there yet, or a network file system hiccups
-            if self._path.stat().st_size > self._offset:
-                data = read_from(self._path, self._offset, _READ_BYTES)
+            if self._path.lstat().st_size > self._offset:
+                data = read_from(self._path, self._offset, _READ_BYTES, follow=False)
                 self._offset += len(data)
                 return unified(data)
         return b""

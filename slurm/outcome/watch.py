@@ -85,5 +85,5 @@ def _log_size(directory: Path) -> int:
     total = 0
     for name in (STDOUT_NAME, STDERR_NAME):
         with contextlib.suppress(OSError):  # a network file system may hiccup: no reason to stop
-            total += (directory / name).stat().st_size
+            total += (directory / name).lstat().st_size
     return total

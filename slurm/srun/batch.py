@@ -13,6 +13,7 @@ from typing import Self
 
 from foundation.container import Container
 from foundation.files import FileError, read_text
+from foundation.writing import write_atomically
 from slurm.launcher import LauncherError
 from slurm.outcome.kinds import Kind
 from slurm.srun import shell
@@ -226,7 +227,7 @@ class BatchJob:
             SlurmError: if sbatch refuses it; the message has sbatch's words.
         """
         path = cls.script_of(run_dir)
-        path.write_text(script)
+        write_atomically(path, script)
         try:
             answer = shell.run(["sbatch", "--parsable", str(path)])
         except NoAnswerError as error:

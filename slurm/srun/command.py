@@ -23,6 +23,8 @@ from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
 
 # A leased node is free: a step that Slurm has not granted by then it never will.
 _STEP_CREATION_S = 60
+# srun would cut agents off, or write into their words.
+_OF_STREAMS = {f"SLURM_{name}" for name in ("LABELIO", "STDINMODE", "STDOUTMODE", "STDERRMODE")}
 _VARIABLES = ("SLURM_PROCID=RANK", "SLURM_LOCALID=LOCAL_RANK")  # of the agent, by torch's names
 
 
@@ -91,7 +93,7 @@ def srun_environment(
     inherited = scrubbed(environ)
     if line := started_container(spec, site):
         inherited = without_the_drivers_own(inherited, inside=line.runtime.inside)
-    return {
+    all_of_them = {
         **inherited,
         "OMP_NUM_THREADS": str(_cpus(spec, site, cpus_per_node)),  # else each rank has all cores'
         "PYTHONUNBUFFERED": "1",  # progress is seen by the growth of the logs
@@ -99,6 +101,7 @@ def srun_environment(
         **spec.env,
         **rendezvous_environment(spec, master_addr),
     }
+    return {name: value for name, value in all_of_them.items() if name not in _OF_STREAMS}
 
 
 def started_container(spec: TrialSpec, site: Site) -> ContainerLine | None:

@@ -81,6 +81,7 @@ def run(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> str:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",  # a reason that an administrator wrote may be in any encoding
             timeout=timeout_s,
             check=True,
         )

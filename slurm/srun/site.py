@@ -25,7 +25,17 @@ def _option(text: str) -> str:
     return text
 
 
+def _of_srun(text: str) -> str:
+    name = text.lstrip("-").partition("=")[0]
+    ours = [option for option in _OUR_STREAMS if option.startswith(name)]
+    if ours and (text.startswith("--") or name in ("e", "i", "l", "o")):
+        raise ValueError(f"accepted no --{ours[0]}: agents speak over the streams of srun")
+    return text
+
+
+_OUR_STREAMS = ("label", "output", "error", "input", "pty", "multi-prog")
 Option = Annotated[str, AfterValidator(_option)]
+SrunOption = Annotated[Option, AfterValidator(_of_srun)]
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^\n]*[^/\n]$", max_length=4096)]
 
 _SHIPPED = Path(__file__).with_name("sites")
@@ -91,7 +101,7 @@ class Site(Record):
     # per_node: each rank sees the node's GPUs and takes that of its LOCAL_RANK
     gpus: Literal["none", "per_task", "per_node"] = "none"
     cpus_per_rank: int | None = Field(default=None, ge=1, le=10_000)  # unless the trial says
-    srun_options: list[Option] = Field(default=[], max_length=100)  # added to every srun line
+    srun_options: list[SrunOption] = Field(default=[], max_length=100)  # added to every srun line
     env: dict[VariableName, str] = Field(default={}, max_length=1000)  # set for every rank
     modules: list[str] = Field(default=[], max_length=100)  # loaded by the batch script
     setup: list[str] = Field(default=[], max_length=100)  # lines of shell after them: source ...

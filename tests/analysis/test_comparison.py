@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from analysis.comparison import comparison, comparison_text
+from analysis.comparison import Comparison
 from support.run_book import RunBook
 
 
@@ -22,7 +22,7 @@ def test_runs_are_told_side_by_side_and_what_their_bests_have_in_common_once(
     other.t += 60
     other.end(3, "ok", 3.0)
     runs = [one.read(), other.read()]
-    rows = dict(comparison(runs))
+    rows = dict(Comparison(runs).rows())
     assert rows["trials"] == ["2", "3 (1 oom)"]
     assert rows["best"] == ["2 speed", "3 speed"] and rows["relative to the first"] == ["1", "1.5"]
     assert rows["within 5 % of it"] == ["after 2 trials", "after 2 trials"]
@@ -30,7 +30,7 @@ def test_runs_are_told_side_by_side_and_what_their_bests_have_in_common_once(
     assert "tp" not in rows and rows["in common"] == ["tp=2 mbs=4"]
     minimized = RunBook(tmp_path / "third", {"minimize": "step_time_s"})
     minimized.run_one(1, {"tp": 8, "mbs": 4}, "ok", 0.5)
-    lines = comparison_text([*runs, minimized.read()])
+    lines = Comparison([*runs, minimized.read()]).text()
     assert any(line.split() == ["tp", "2", "2", "8"] for line in lines)
     assert any(line.split() == ["in", "common", "mbs=4"] for line in lines)
     assert "the objectives differ" in lines[-1]

@@ -28,8 +28,8 @@ def test_the_verdict_is_told_with_its_runner_up(book: RepeatBook) -> None:
     run = book.run({1: [100.0, 101.0], 2: [97.0, 97.1], 3: [20.0]})
     (_, winner), (_, second), (_, noise) = verdict_lines(run, 0.5)
     assert re.match(
-        r"trial 1, measured twice; \d\d % likely the best of the 3 measured, "
-        r"(over )?\d\d % likely within 1 % of it ",
+        r"trial 1, 100\.5 ± \d\.\d speed, measured twice; "
+        r"\d\d % likely the best of the 3 measured, (over )?\d\d % likely within 1 % of it ",
         winner,
     )
     assert winner.endswith("(confidence 0.5 reached)")
@@ -44,7 +44,10 @@ def test_the_verdict_is_told_with_its_runner_up(book: RepeatBook) -> None:
 
 def test_one_configuration_alone_is_not_said_to_be_the_best_of_any(book: RepeatBook) -> None:
     ((label, words),) = verdict_lines(book.run({1: [100.0, 101.0]}), 0.5)
-    assert (label, words) == ("winner", "trial 1, measured twice; no other configuration was")
+    assert label == "winner"
+    assert re.fullmatch(
+        r"trial 1, 100 ± 2 speed, measured twice; no other configuration was", words
+    )
 
 
 def test_what_is_left_to_gain_is_what_the_search_last_expected(book: RepeatBook) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chaos import studies
+from benchmarks.chaos.__main__ import Record, table
 from benchmarks.chaos.drawing import FAULTS, draw
 from benchmarks.chaos.machines import Local
 from benchmarks.chaos.plan import Plan, Planned
@@ -117,6 +118,26 @@ def test_the_second_of_two_ctrl_c_is_not_for_the_next_driver(world: World) -> No
         for driver in (first, second):
             driver.kill()
             driver.wait()
+
+
+def test_the_table_counts_the_faults_of_rounds_that_failed_as_mishandled() -> None:
+    lines = table(
+        [
+            Record("local", 1, 0, ("suspend", "kill_rank"), (), 10.0, 2, 4, 100 << 20),
+            Record("local", 1, 1, ("suspend",), ("a trial is lost",), 30.0, 1, 4, 90 << 20),
+            Record("study", 1, 0, ("suspend",), (), 5.0),
+        ]
+    ).splitlines()
+    assert lines[0] == "| fault, tried (mishandled) | local | study | survived |"
+    assert "| suspend | 2 (**1**) | 1 | 2 of 3 |" in lines
+    assert "| kill_rank | 1 | - | 1 of 1 |" in lines
+    assert "| *rounds that failed* | 1 | 0 |  |" in lines
+    assert "| *seconds of a round, median (most)* | 20 (30) | 5 (5) |  |" in lines
+
+
+def test_every_fault_of_a_plan_comes_before_its_end() -> None:
+    plans = [draw(5, number, "srun") for number in range(100)]
+    assert all(fault.after <= 3 * plan.trials for plan in plans for fault in plan.faults)
 
 
 def test_a_violation_is_found_and_named() -> None:

@@ -35,6 +35,17 @@ def test_numbers_have_four_digits(value, text):
 
 
 @pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        (31.4713, 0.7132, "31.5 ± 0.7"), (211_923.4, 1_523.0, "211,900 ± 1,500"),
+        (0.998, 0.0019, "0.9980 ± 0.0019"), (2.5, 0.0, "2.5"), (2.5, float("nan"), "2.5"),
+    ],
+)  # fmt: skip
+def test_a_measured_value_has_as_many_digits_as_its_error_is_sure_of(value, error, text):
+    assert quantities.measured(value, error) == text
+
+
+@pytest.mark.parametrize(
     ("seconds", "text"),
     [(4.21, "4.2 s"), (200, "3 min 20 s"), (3599.8, "1 h 0 min"), (7500, "2 h 5 min"),
      (90000, "1 d 1 h")],

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 import meshtune
+from analysis import NotEnough
 from foundation.registry import RegistryError
 from meshtune.own_packages import ROOT
+from support.run_book import RunBook
 
 GUIDE = ROOT / "docs" / "guide" / "python-api.md"
 
@@ -125,3 +127,56 @@ def test_a_number_of_trials_below_one_is_an_error_that_leaves_nothing(
             "gpt_22b_frontier", launcher="simulate", trials=trials, run_dir=tmp_path / "run"
         )
     assert not (tmp_path / "run").exists()
+
+
+def test_a_table_is_small_unless_asked_and_whole_numbers_stay_whole(tmp_path: Path) -> None:
+    book = RunBook(tmp_path / "run")
+    book.run_one(1, {"tp": 1, "vpp": None}, "ok", 2.0)
+    book.run_one(2, {"tp": 2, "vpp": 4}, "oom", None)
+    book.close()
+    small, wide = (meshtune.load(tmp_path / "run", wide=wide) for wide in (False, True))
+    assert list(small) == [
+        "trial", "p:tp", "p:vpp", "objective", "kind", "elapsed_s", "node_hours"
+    ]  # fmt: skip
+    assert set(small) < set(wide) and "m:peak_memory_bytes" in wide and small.attrs == wide.attrs
+    assert [str(small[name].dtype) for name in ("p:tp", "p:vpp")] == ["int64", "Int64"]
+    assert small["p:vpp"].tolist()[1] == 4 and small["p:vpp"].isna().tolist() == [True, False]
+
+
+def test_what_makes_trials_fail_is_asked_of_the_same_table(tmp_path: Path) -> None:
+    book = RunBook(tmp_path / "run")
+    for number in range(24):
+        tp, mbs = 2 ** (number % 3), 1 + number % 4
+        book.run_one(number, {"tp": tp, "mbs": mbs}, *(("oom", None) if tp == 1 else ("ok", 2.0)))
+    book.close()
+    frame = meshtune.load(tmp_path / "run")
+    found = meshtune.sensitivity(frame, "fails")
+    assert found.mean_abs.index[0] == "tp" and found.base_rate == pytest.approx(2 / 3)
+    assert list(meshtune.sensitivity(frame, "fails", ["p:tp"]).mean_abs.index) == ["tp"]
+    own = frame.rename(columns={"objective": "fails"})  # a column of this name is what it says
+    with pytest.raises(NotEnough, match="same objective"):
+        meshtune.sensitivity(own, "fails")
+
+
+def test_a_space_is_priced_for_another_cluster() -> None:
+    there = meshtune.load_space("gpt_22b_frontier", cluster="dgx_h100")
+    assert there.cluster is not None and there.cluster.name == "dgx_h100"
+    own, other = (meshtune.predict("gpt_22b_frontier", 1, cluster=c) for c in (None, "dgx_h100"))
+    assert other["tokens_per_second"][0] > 2 * own["tokens_per_second"][0]
+    assert meshtune.predict(there, 1).equals(other)
+    with pytest.raises(ValueError, match=r"^space="):
+        meshtune.predict(there, 1, cluster="frontier")
+
+
+def test_figures_of_a_paper_have_its_width_and_text_of_8_points(
+    names: dict[str, Any], tmp_path: Path
+) -> None:
+    for width in (3.3, 6.9):
+        figure = meshtune.plot(names["run"], width=width)
+        figure.savefig(tmp_path / "figure9.pdf")
+        assert figure.get_figwidth() == width
+        sizes = {text.get_fontsize() for axes in figure.axes for text in axes.texts}
+        sizes |= {axes.yaxis.label.get_fontsize() for axes in figure.axes}
+        assert sizes == {8.0}
+    assert (tmp_path / "figure9.pdf").read_bytes().startswith(b"%PDF")
+    assert figure._repr_png_().startswith(b"\x89PNG")

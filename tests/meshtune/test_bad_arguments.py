@@ -57,7 +57,9 @@ def search(**more: Any) -> Any:
             lambda v: meshtune.sensitivity(TABLE, "speed", v), ["tq", ["tp", "x"], 5], "parameters"
         ),
         *refuses(lambda v: meshtune.sensitivity(TABLE, "speed", seed=v), NO_SEED, "seed"),
-        *refuses(meshtune.plot_sensitivity, [None, TABLE, 5], "found"),
+        *refuses(meshtune.plot, [None, TABLE, 5], "what"),
+        *refuses(lambda v: meshtune.plot("runs/x", width=v), [0, "3", True], "width"),
+        *refuses(lambda v: meshtune.load_space(SPACE, cluster=v), [5, []], "cluster"),
         *refuses(meshtune.Study, NO_SPACE, "space"),
         *refuses(lambda v: meshtune.Study(SPACE, v), NO_PATH, "folder"),
         *refuses(lambda v: meshtune.Study(SPACE, "study", policy=v), NO_TEXT, "policy"),

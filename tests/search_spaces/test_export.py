@@ -63,8 +63,9 @@ def test_torchtitan_reads_what_is_exported_for_its_version(load: Load, recompute
 def test_every_parameter_is_written_or_told(load: Load, to: str, homeless: set[str]) -> None:
     export = exported(load, to)
     assert {
-        line.partition(":")[0] for line in export.unmapped if not line.startswith("model.")
+        line.partition(":")[0] for line in export.unmapped if "model" not in line.split(":")[0]
     } == homeless
+    assert sum("model (" in line for line in export.unmapped) == (to != "megatron-lm")
 
 
 def test_a_degree_of_one_is_no_news(load: Load) -> None:
@@ -80,6 +81,19 @@ def test_deepspeeds_sizes_agree_on_any_number_of_ranks(load: Load) -> None:
     assert written["train_micro_batch_size_per_gpu"] == 2
     assert written["gradient_accumulation_steps"] == 4
     assert "fp16" not in written
+    own = pytest.importorskip("deepspeed.runtime.config", reason="needs deepspeed")
+    read = own.DeepSpeedConfig({**written, "train_batch_size": 8})  # of this one rank
+    assert (read.zero_optimization_stage, read.gradient_accumulation_steps) == (3, 4)
+
+
+@pytest.mark.parametrize("to", ["transformers", "trl"])
+def test_hugging_faces_own_parser_reads_an_export(load: Load, to: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    options = [w for w in words(exported(load, to)) if not w.startswith(("--bf16", "--fp16"))]
+    parser = transformers.HfArgumentParser(transformers.TrainingArguments)
+    (read,) = parser.parse_args_into_dataclasses([*options, "--output_dir", "o", "--use_cpu"])
+    assert (read.per_device_train_batch_size, read.gradient_accumulation_steps) == (2, 4)
+    assert read.gradient_checkpointing and read.fsdp and read.torch_compile
 
 
 def test_what_a_version_would_be_told_is_said(load: Load) -> None:

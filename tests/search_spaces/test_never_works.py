@@ -54,6 +54,13 @@ def test_an_objective_of_the_log_or_that_follows_from_it_is_taken(
     assert load(KNOWN.replace("OBJECTIVE", objective)).objective.key == objective
 
 
+def test_tokens_counted_to_the_end_of_a_run_are_a_rate_without_a_model(load: Load) -> None:
+    adapter = "trainer: {adapter: litgpt, args: checkpoints/tiny --data Alpaca}"
+    text = KNOWN.replace("model: llama_8b\ncluster: dgx_h100\n", "").replace("tp: [1, 2], ", "")
+    text = text.replace("trainer: {adapter: megatron-lm, entry: pretrain_gpt.py}", adapter)
+    assert load(text.replace("OBJECTIVE", "tokens_per_second"))
+
+
 def test_a_script_that_states_results_may_have_any_objective(tmp_path: Path, load: Load) -> None:
     script = tmp_path / "pretrain_gpt.py"
     script.write_text("print('step')\n")

@@ -116,7 +116,7 @@ def test_every_setting_of_the_trainer_is_searched_or_fixed_by_the_space() -> Non
     settings_ |= {"ranks_per_node", "ranks_per_pair"}  # facts of the cluster
     assert set(SEARCHABLE) == {
         *("first_stage_layers", "last_stage_layers", "pipeline_schedule", "rank_order"),
-        *("tp", "cp", "pp", "vpp", "mbs", "gas", "zero_stage", "placement", "engine"),
+        *("tp", "cp", "ep", "pp", "vpp", "mbs", "gas", "zero_stage", "placement", "engine"),
         *("weight_shard", "secondary_shard", "gradient_shard", "optimizer_shard"),
         *("quantize_weights", "quantize_gradients", "quantize_secondary"),
         *("refresh_secondary", "reduce_precision", "reduce_gradients"),

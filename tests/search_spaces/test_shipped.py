@@ -20,6 +20,7 @@ from search_spaces.shipped import SHIPPED
 
 REQUIRED = {
     "tiny_cpu",
+    "tiny_moe_cpu",
     "gpt_175b_frontier_table4",
     "gpt_175b_frontier",
     "gpt_22b_frontier",

@@ -96,6 +96,15 @@ def test_a_quarantined_node_is_not_leased_again() -> None:
     assert "n2" not in granted(pool)["all"]
 
 
+def test_a_request_gets_the_nodes_that_it_avoids_only_for_want_of_others() -> None:
+    pool = NodePool(NODES)
+    pool.request("a", 2, avoided=["n1", "n4"])
+    [lease] = pool.grants()
+    assert lease.nodes == ("n2", "n3")
+    pool.request("b", 5, avoided=["n1", "n4"])
+    assert granted(pool) == {"b": ("n4", "n5", "n6", "n7", "n8")}
+
+
 def test_a_request_that_a_shrunken_pool_cannot_grant_is_reported_once_and_holds_nobody_up() -> None:
     pool = NodePool(NODES)
     pool.request("holder", 1)

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import urllib.request
+from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +38,10 @@ class Browser:
         self._url = url
 
     def open(self, page: Path) -> None:
-        self._post("url", {"url": page.absolute().as_uri()})
+        self.visit(page.absolute().as_uri())
+
+    def visit(self, address: str) -> None:
+        self._post("url", {"url": address})
 
     def run(self, script: str) -> Any:
         """What a function's body returns in the page; a promise is waited for."""
@@ -48,6 +52,23 @@ class Browser:
         metrics = {"width": pixels, "height": 800, "deviceScaleFactor": 1, "mobile": True}
         command = {"cmd": "Emulation.setDeviceMetricsOverride", "params": metrics}
         self._post("goog/cdp/execute", command)
+
+    def drag(self, left: float, top: float, right: float, bottom: float) -> None:
+        """The mouse's button held from one point of the window to another."""
+        for kind, x, y in (
+            ("mousePressed", left, top),
+            ("mouseMoved", (left + right) / 2, (top + bottom) / 2),
+            ("mouseMoved", right, bottom),
+            ("mouseReleased", right, bottom),
+        ):
+            pressed = {"button": "left", "buttons": 1, "clickCount": 1}
+            params = {"type": kind, "x": x, "y": y, **pressed}
+            self._post("goog/cdp/execute", {"cmd": "Input.dispatchMouseEvent", "params": params})
+
+    def pdf(self) -> bytes:
+        """The page as it is printed."""
+        command = {"cmd": "Page.printToPDF", "params": {"preferCSSPageSize": True}}
+        return b64decode(self._post("goog/cdp/execute", command)["data"])
 
     def complaints(self) -> list[str]:
         """Errors and warnings on the console since the last call."""

@@ -55,6 +55,22 @@ MODELS: dict[str, dict[str, Any]] = {
         "tied_embeddings": False,
     },
 }
+MODELS["qwen2"] = {**MODELS["llama"], "qkv_bias": True, "rope_theta": 1e6}
+MODELS["qwen3"] = {**MODELS["llama"], "qk_norm": True, "head_size": 14}
+MODELS["llama 3.1"] = {
+    **MODELS["llama"],
+    "rope_theta": 1000.0,
+    "rope_factor": 8.0,
+    "rope_original_length": 8,
+}
+MODELS["moe"] = {
+    **MODELS["llama"],
+    "num_experts": 8,
+    "experts_per_token": 2,
+    "expert_ffn_hidden_size": 20,
+    "shared_ffn_hidden_size": 24,
+    "dense_layers": 1,
+}
 
 
 def config(

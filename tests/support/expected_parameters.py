@@ -34,6 +34,7 @@ class Ranks:
     gx: int = 1
     gy: int = 1
     gz: int = 1
+    ep: int = 1
 
     def parameter(
         self,
@@ -76,8 +77,9 @@ def stage_parameters(
         layers: of the stage; default an equal share.
 
     Returns:
-        The units that FSDP2 gathers: one for each layer; in a pipeline one for the embedding and
-        one for the head, where the stage has them; last what is outside of these, if anything.
+        The units that FSDP2 gathers: one for each layer, before it one for its experts if these
+        are dealt out; in a pipeline one for the embedding and one for the head, where the stage has
+        them; last what is outside of these, if anything.
     """
     first, last = index == 0, index == num_stages - 1
     pipelined = num_stages > 1
@@ -100,7 +102,7 @@ def stage_parameters(
     norm = _norm(model, "norm", ranks) if last else []
     each = model.num_layers // num_stages
     held = layers or range(index * each, (index + 1) * each)
-    blocks = [_block(model, f"blocks.{layer}", ranks) for layer in held]
+    blocks = [unit for layer in held for unit in _block(model, layer, ranks)]
     if pipelined:
         units = [*blocks, embedding, head, positions + norm]
     else:
@@ -120,10 +122,34 @@ def _norm(model: ModelConfig, name: str, ranks: Ranks) -> list[Parameter]:
     return [ranks.parameter(f"{name}.{part}", model.hidden_size, rows=_Y) for part in names]
 
 
-def _block(model: ModelConfig, name: str, ranks: Ranks) -> list[Parameter]:
+def _block(model: ModelConfig, layer: int, ranks: Ranks) -> list[list[Parameter]]:
+    name, mixture = f"blocks.{layer}", model.mixture
     qkv, out, up, down = (_linear(model, name, matrix, ranks) for matrix in layer_matrices(model))
     attention = [*_norm(model, f"{name}.attention_norm", ranks), *qkv, *out]
-    return [*attention, *_norm(model, f"{name}.mlp_norm", ranks), *up, *down]
+    norms = _norm(model, f"{name}.mlp_norm", ranks)
+    if mixture is None or layer < mixture.dense_layers:
+        return [[*attention, *norms, *up, *down]]
+    hidden, size = model.hidden_size, mixture.expert_ffn_size
+    routed = []
+    for part, rows, columns in (
+        ("up", (1 + model.gated) * size, hidden),
+        ("down", hidden, size),
+    ):
+        number = mixture.num_experts // ranks.ep
+        split = tuple(axis for axis in ("ep", "tp") if getattr(ranks, axis) > 1)
+        traits = Traits(split, True, False, False)
+        path = f"{name}.mlp.experts.{part}.weight"
+        routed.append(Parameter(path, (number * rows, columns), traits))
+    router = ranks.parameter(f"{name}.mlp.router.weight", mixture.num_experts, hidden)
+    width, shared = mixture.shared_ffn_size, []
+    for matrix in (
+        Matrix("mlp.shared.up", hidden, (1 + model.gated) * width, True),
+        Matrix("mlp.shared.down", width, hidden, False),
+    ):
+        shared += _linear(model, name, matrix, ranks) if width else []
+    if ranks.ep > 1:
+        return [routed, [*attention, *norms, router, *shared]]
+    return [[*attention, *norms, router, *routed, *shared]]
 
 
 def _linear(model: ModelConfig, block: str, matrix: Matrix, ranks: Ranks) -> list[Parameter]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from search_spaces.known import framework_named
 from support.expected_parameters import Parameter, Ranks, in_order, stage_parameters
-from trainer.plan.axes import cp, dp, grid, pp, tp
+from trainer.plan.axes import cp, dp, ep, grid, pp, tp
 from trainer.plan.axes.axis import Exchanges
 from trainer.plan.axes.dp import Cuts, Holders, Wires, state_exchanges
 from trainer.plan.axes.mesh import Size
@@ -50,6 +50,8 @@ def job_of(config: TrainConfig, world_size: int, local_world_size: int | None = 
             **{name: getattr(placement, name) for name in shards},
             **{n: f.bits_with_scales if f.quantized else 0 for n, f in formats.items()},
             "tp": config.tp * config.gx,
+            "ep": config.ep,
+            "etp": 1,
             "dp": config.data_parallel(world_size),
             "pp_inside": config.axes(world_size).pp_inside,
             "reduces_once": config.reduce_gradients == "step",
@@ -117,17 +119,28 @@ class _Walk:
         states = self.axes.of_states
         size, stride = states.sizes["dp"], states.stride("dp")
         self.holders = Holders(size, stride, config.tp, self.placement, world_size)
+        apart = config.ep // config.tp if config.ep > 1 else 1
+        self.of_experts = Holders(
+            size // apart, stride * apart, config.ep, self.placement.among(apart), world_size
+        )
         self.copy = states.place(rank, "dp")
         self.num_stages = config.pp * config.vpp
 
     def everything(self) -> Iterator[Sent]:
         config = self.config
-        ranks = Ranks(config.tp, config.gx, config.gy, config.gz)
+        ranks = Ranks(config.tp, config.gx, config.gy, config.gz, config.ep)
         for index in config.stages.of_rank(self.pp_rank):
             layers = config.stages.layers(index)
             units = stage_parameters(config.model, index, self.num_stages, ranks, layers)
-            states = self._sharded(units) if self.placement.fully_sharded else self._whole(units)
-            yield from states
+            dealt = [unit for unit in units if "ep" in unit[0].traits.split]
+            if not self.placement.fully_sharded:
+                yield from self._whole(units)
+            elif self.of_experts.placement.fully_sharded:
+                yield from self._sharded(units)
+            else:
+                yield from self._sharded([unit for unit in units if unit not in dealt])
+                yield from self._whole(dealt)
+            yield from self._of_experts(layers)
             for sent in self._of_stage(index):
                 yield sent, sent.group.of(self.rank)
             yield from self._messages(index)
@@ -157,6 +170,34 @@ class _Walk:
             sent += self._of_grid(len(layers), repeated, first, last)
         for one in sent:
             yield repeatedly(one, config.gas)
+
+    def _of_experts(self, layers: range) -> Iterator[Sent]:
+        """Tokens to experts and back, the numbers of them, and what balances experts."""
+        config, mixture = self.config, self.config.model.mixture
+        if mixture is None:
+            return
+        mixed = sum(layer >= mixture.dense_layers for layer in layers)
+        states, tensor, context = (
+            axes.group(name)
+            for axes, name in ((self.axes.of_states, "dp"), (self.axes, "tp"), (self.axes, "cp"))
+        )
+        near = states.of(self.rank - self.rank % config.tp)
+        dealt = [rank + i for rank in near for i in range(config.tp)]
+        first = dealt.index(self.rank) // config.ep * config.ep
+        dealt = dealt[first : first + config.ep]
+        tokens = ep.layer_exchanges(self.job, MESHTUNE, self.job.model.mixture, lambda _: 1).plain
+        yield repeatedly(tokens, mixed * config.gas), dealt
+        numbers = 8 * mixture.num_experts
+        counts = replace(tokens, purpose="routing", num_bytes=numbers, times=mixed * config.gas)
+        yield counts, dealt
+        for group in (context, tensor):
+            if config.moe_aux_loss_coeff:
+                sent = Exchange("routing", "all_reduce", group, numbers * config.mbs)
+                yield repeatedly(sent, mixed * config.gas), group.of(self.rank)
+        for group in (states, tensor):
+            if config.moe_router_bias_update_rate and mixed:
+                sent = Exchange("routing", "all_reduce", group, numbers * mixed)
+                yield sent, group.of(self.rank)
 
     def _of_grid(self, layers: int, repeated: int, first: bool, last: bool) -> Exchanges:
         """Along gy and gz: products of layers and tables, norms and weights."""
@@ -190,14 +231,17 @@ class _Walk:
 
     def _sharded(self, units: list[list[Parameter]]) -> Iterator[Sent]:
         """Weights that FSDP2 holds."""
-        config, placement, holders = self.config, self.placement, self.holders
-        node = self.topology.replicas_per_node(holders.size, holders.stride)
+        config = self.config
         partial = 0
         for parameters in units:
-            unit = UnitLayout(placement, tuple(p.shape for p in parameters), node)
+            dealt = "ep" in parameters[0].traits.split
+            holders = self.of_experts if dealt else self.holders
+            node = self.topology.replicas_per_node(holders.size, holders.stride)
+            unit = UnitLayout(holders.placement, tuple(p.shape for p in parameters), node)
             outermost = config.pp == 1 and not parameters[0].name.startswith("blocks.")
             reductions = 1 if config.sums_whole_gradients else config.gas
-            for sent in unit_exchanges(unit, holders, self._gathers(outermost), reductions):
+            gathers = self._gathers(outermost, holders.placement)
+            for sent in unit_exchanges(unit, holders, gathers, reductions):
                 yield sent, sent.group.of(self.rank)
             whole = {number for number, p in enumerate(parameters) if not p.traits.split}
             partial += sum(s.length for s in unit.updated(self.copy) if s.parameter in whole)
@@ -206,17 +250,17 @@ class _Walk:
         if partial and config.tp > 1 and config.sequence_parallel:
             yield self._sum("tensor", "tp", partial)
 
-    def _gathers(self, outermost: bool) -> tuple[int, int]:
+    def _gathers(self, outermost: bool, placement: Placement) -> tuple[int, int]:
         """Gatherings of a unit in a step: from the stored weights, and from the secondary copy.
 
         One before each forward and each backward pass, but for the outermost unit without a
         pipeline: its backward pass begins where its forward pass has ended.
         """
-        if self.placement.keeps_whole:
+        if placement.keeps_whole:
             return 1, 0
         stored, copies = dp.gathers_per_step(
             self.config.gas,
-            self.placement.secondary is not None,
+            placement.secondary is not None,
             passes=1 if outermost else 2,
             refresh_each=self.config.refresh_secondary == "micro_batch",
         )
@@ -224,12 +268,15 @@ class _Walk:
 
     def _whole(self, units: list[list[Parameter]]) -> Iterator[Sent]:
         """Whole weights, in buckets."""
-        config, placement = self.config, self.placement
-        each = placement.gradients.degree > 1 and not config.sums_whole_gradients
+        config = self.config
         for bucket in fill(reversed(list(in_order(units))), config.ddp_bucket_size):
+            dealt = "ep" in bucket[0].traits.split
+            holders = self.of_experts if dealt else self.holders
+            placement = holders.placement
+            each = placement.gradients.degree > 1 and not config.sums_whole_gradients
             total = padded(bucket, placement.optimizer_shard)
             reductions = config.gas if each else 1
-            for sent in bucket_exchanges(placement, total, self.holders, reductions):
+            for sent in bucket_exchanges(placement, total, holders, reductions):
                 yield sent, sent.group.of(self.rank)
             share, traits = total // placement.optimizer_shard, bucket[0].traits
             if traits.shared and not config.stages.folded:

@@ -1,4 +1,4 @@
-"""Llama and GPT-2 over tensors as ``transformers`` names them, written out plainly in float64.
+"""Llama, Qwen and GPT-2 over tensors as ``transformers`` names them, plainly in float64.
 
 An independent implementation: nothing of the trainer's, neither its layers nor its reader.
 """
@@ -50,7 +50,8 @@ def write(folder: Path, config: dict[str, Any], tensors: Tensors) -> None:
 
 def logits(config: dict[str, Any], tensors: Tensors, tokens: Tensor) -> Tensor:
     """(batch, sequence, vocabulary) of tokens (batch, sequence)."""
-    return {"llama": _llama, "gpt2": _gpt2}[config["model_type"]](config, tensors, tokens)
+    model = _gpt2 if config["model_type"] == "gpt2" else _llama
+    return model(config, tensors, tokens)
 
 
 def drawn(config: dict[str, Any]) -> Tensors:
@@ -78,14 +79,20 @@ def _shapes(c: dict[str, Any]) -> dict[str, tuple[int, ...]]:
                 found[f"transformer.h.{n}.{name}.bias"] = shape[-1:]
         return {**found, "transformer.ln_f.weight": (h,), "transformer.ln_f.bias": (h,)}
     h, ffn = c["hidden_size"], c["intermediate_size"]
-    kv = h // c["num_attention_heads"] * c["num_key_value_heads"]
+    heads, kv = (c["head_dim"] * c[f"num_{n}_heads"] for n in ("attention", "key_value"))
     found = {"model.embed_tokens.weight": (c["vocab_size"], h)}
     for n in range(c["num_hidden_layers"]):
         inner = {"input_layernorm": (h,), "post_attention_layernorm": (h,)}
-        inner |= {"self_attn.q_proj": (h, h), "self_attn.k_proj": (kv, h)}
-        inner |= {"self_attn.v_proj": (kv, h), "self_attn.o_proj": (h, h)}
+        inner |= {"self_attn.q_proj": (heads, h), "self_attn.k_proj": (kv, h)}
+        inner |= {"self_attn.v_proj": (kv, h), "self_attn.o_proj": (h, heads)}
+        if c["model_type"] == "qwen3":
+            inner |= {f"self_attn.{p}_norm": (c["head_dim"],) for p in "qk"}
         inner |= {"mlp.gate_proj": (ffn, h), "mlp.up_proj": (ffn, h), "mlp.down_proj": (h, ffn)}
         found |= {f"model.layers.{n}.{name}.weight": shape for name, shape in inner.items()}
+        if c["model_type"] == "qwen2":
+            for p in "qkv":
+                name = f"self_attn.{p}_proj"
+                found[f"model.layers.{n}.{name}.bias"] = inner[name][:1]
     return {**found, "model.norm.weight": (h,), "lm_head.weight": (c["vocab_size"], h)}
 
 
@@ -106,9 +113,26 @@ def _heads(x: Tensor, size: int) -> Tensor:
     return x.unflatten(-1, (-1, size)).transpose(1, 2)
 
 
+def _stretched(frequency: float, c: dict[str, Any]) -> float:
+    """A frequency of Llama 3.1, by its wave length."""
+    length = 2 * math.pi / frequency
+    before, low, high = (
+        c[key]
+        for key in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+    )
+    if length < before / high:
+        return frequency
+    if length > before / low:
+        return frequency / c["factor"]
+    smooth = (before / length - low) / (high - low)
+    return (1 - smooth) * frequency / c["factor"] + smooth * frequency
+
+
 def _llama(c: dict[str, Any], t: Tensors, tokens: Tensor) -> Tensor:
-    size = c["hidden_size"] // c["num_attention_heads"]
+    size = c["head_dim"]
     frequency = c["rope_theta"] ** -(torch.arange(0, size, 2).double() / size)
+    if "rope_scaling" in c:
+        frequency = torch.tensor([_stretched(f, c["rope_scaling"]) for f in frequency.tolist()])
     angle = torch.outer(torch.arange(tokens.size(1)).double(), frequency).repeat(1, 2)
 
     def norm(x: Tensor, name: str) -> Tensor:
@@ -124,10 +148,12 @@ def _llama(c: dict[str, Any], t: Tensors, tokens: Tensor) -> Tensor:
         at = f"model.layers.{n}"
 
         def product(x: Tensor, name: str, at: str = at) -> Tensor:
-            return x @ t[f"{at}.{name}.weight"].t()
+            return x @ t[f"{at}.{name}.weight"].t() + t.get(f"{at}.{name}.bias", 0.0)
 
         y = norm(x, f"{at}.input_layernorm")
         q, k, v = (_heads(product(y, f"self_attn.{p}_proj"), size) for p in "qkv")
+        if c["model_type"] == "qwen3":
+            q, k = norm(q, f"{at}.self_attn.q_norm"), norm(k, f"{at}.self_attn.k_norm")
         x = x + product(_attention(turned(q), turned(k), v), "self_attn.o_proj")
         y = norm(x, f"{at}.post_attention_layernorm")
         gate = F.silu(product(y, "mlp.gate_proj"))

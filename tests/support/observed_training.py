@@ -53,6 +53,7 @@ def observe(config: TrainConfig, data: Any, options: dict[str, Any]) -> dict[str
     if options.get("gradients"):
         result["gradients"] = gradient_errors(training, config, data)
     result["traffic"] = every_rank(training.traffic.report(1))
+    result["biases"] = every_rank([m.router.bias.tolist() for m in training.balance.mixtures])
     result["holders"] = holders(training)
     if options.get("replay"):
         evaluate(training, config, data)  # leaves weights gathered that loading makes old

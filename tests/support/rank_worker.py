@@ -3,11 +3,13 @@
 Reads from standard input a JSON list of jobs; each is ``{"id", "ranks", "config", "options"}``,
 ``ranks`` 0 asking for the reference. All jobs of one size run in the same processes, one after
 another. Writes one JSON line per job: ``{"id", "result"}`` or ``{"id", "error"}``. The option
-``observe`` holds those of ``observed_training``.
+``observe`` holds those of ``observed_training``; ``float64`` trains in that format where the
+configuration says float32.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -17,9 +19,10 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import collective_cases
 import torch
@@ -32,10 +35,12 @@ import trainer.train
 from trainer.data.goldfish import IGNORED, without
 from trainer.loop import train
 from trainer.model import transformer
+from trainer.model.experts import MixtureMlp, stage_mixtures
 from trainer.model.initialize import initialize
-from trainer.model.precision import LossScaler
+from trainer.model.precision import COMPUTE_DTYPE, WIRE_DTYPE, LossScaler
 from trainer.model.transformer import Stage
 from trainer.plan.config import TrainConfig
+from trainer.plan.formats import Format
 from trainer.runtime.device import Device
 from trainer.train import Trainer
 
@@ -98,6 +103,7 @@ def reference(config: TrainConfig, global_batch: int) -> dict[str, Any]:
     )
     data = RandomTokens(config.model.vocab_size)
     losses, norms = [], []
+    chosen = follow_experts(stage)
     validations: dict[str, float] = {}
     for step in range(config.steps):
         tokens, targets = data.samples(
@@ -119,14 +125,72 @@ def reference(config: TrainConfig, global_batch: int) -> dict[str, Any]:
         for group in adamw.param_groups:
             group["lr"] = config.lr(step)
         adamw.zero_grad()
-        loss.backward()
+        whole = loss + config.moe_aux_loss_coeff * auxiliary_loss(chosen, global_batch)
+        whole.backward()
         norm = torch.nn.utils.clip_grad_norm_(stage.parameters(), o.grad_clip or float("inf"))
         adamw.step()
+        for mixture, (_, experts) in chosen.items():
+            number = mixture.router.bias.numel()
+            loads = torch.bincount(experts.flatten(), minlength=number).to(mixture.router.bias)
+            change = (loads.mean() - loads).sign()
+            mixture.router.bias += config.moe_router_bias_update_rate * change
         losses.append(loss.item())
         norms.append(norm.item())
         if config.validation is not None and (step + 1) % config.validation.freq == 0:
             validations[str(step + 1)] = held_out_loss(stage, config, global_batch)
-    return {"losses": losses, "grad_norms": norms, "validation_losses": validations}
+    biases = [mixture.router.bias.tolist() for mixture in stage_mixtures(stage)]
+    return {
+        "losses": losses, "grad_norms": norms, "validation_losses": validations, "biases": biases
+    }  # fmt: skip
+
+
+def follow_experts(stage: Stage) -> dict[MixtureMlp, tuple[torch.Tensor, torch.Tensor]]:
+    """Of each mixture the scores and the chosen experts of its last forward pass."""
+    found: dict[MixtureMlp, tuple[torch.Tensor, torch.Tensor]] = {}
+    for mixture in stage_mixtures(stage):
+
+        def seen(router: Any, _: Any, scores: torch.Tensor, mixture: MixtureMlp = mixture) -> None:
+            chosen = (scores.detach() + router.bias).topk(mixture.per_token).indices
+            found[mixture] = scores, chosen
+
+        mixture.router.register_forward_hook(seen)
+    return found
+
+
+def auxiliary_loss(
+    chosen: dict[MixtureMlp, tuple[torch.Tensor, torch.Tensor]], batch: int
+) -> torch.Tensor:
+    """One sequence after another: DeepSeek-AI 2024, equations 17 to 20, without its factor."""
+    total = torch.zeros(())
+    for scores, experts in chosen.values():
+        number = scores.size(-1)
+        for row in range(batch):  # tokens are (sequence, batch)
+            mine, picked = scores[row::batch], experts[row::batch]
+            share = torch.bincount(picked.flatten(), minlength=number) / picked.numel()
+            total = total + number * (share * (mine / mine.sum(-1, keepdim=True)).mean(0)).sum()
+    return total / batch
+
+
+@contextlib.contextmanager
+def in_float64() -> Iterator[None]:
+    """Everything that the trainer computes, sums, keeps and sends in float32, in float64."""
+    narrow, wide, to_narrow = torch.float32, torch.float64, torch.Tensor.float
+
+    def widened(tensor: torch.Tensor) -> torch.Tensor:
+        """But the factor that torch's fused AdamW takes in float32 only."""
+        return tensor.double() if tensor.dim() else to_narrow(tensor)
+
+    with (
+        mock.patch.dict(COMPUTE_DTYPE, fp32=wide),
+        mock.patch.dict(WIRE_DTYPE, {Format.FP32: wide}),
+        mock.patch.object(torch, "float32", wide),
+        mock.patch.object(torch.Tensor, "float", widened),
+    ):
+        torch.set_default_dtype(wide)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(narrow)
 
 
 def each_document(stage: Stage, tokens: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
@@ -154,8 +218,13 @@ def held_out_loss(stage: Stage, config: TrainConfig, global_batch: int) -> float
 
 
 def run_job(job: dict[str, Any]) -> dict[str, Any]:
-    config = TrainConfig.parse(job["config"])
     options = job.get("options", {})
+    with in_float64() if options.get("float64") else contextlib.nullcontext():
+        return run_in_format(job, options)
+
+
+def run_in_format(job: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    config = TrainConfig.parse(job["config"])
     if job["ranks"] == 0:
         return reference(config, options["global_batch"])
     scaler = functools.partial(LossScaler, initial=options.get("initial_scale", 2.0**16))

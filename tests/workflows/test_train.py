@@ -15,7 +15,7 @@ from analysis.report.page import write_report
 from foundation.documents import written_document
 from search_spaces.shipped import SHIPPED
 from workflows.cli.main import main
-from workflows.train import Longer, _changed
+from workflows.train import Longer, changed
 
 SPACE = """
 version: 1
@@ -128,9 +128,9 @@ def test_a_training_begins_from_what_best_yaml_loads_and_goes_on_from_its_own(
                 {"meshtune_best": 1, "num_nodes": 1, "ranks_per_node": 1, "train": content}
             )
         )
-        changed = _changed(Best.read(path), Longer(save=saved)).train
-        assert changed is not None and changed["save"] == str(saved)
-        return str(changed["load"])
+        found = changed(Best.read(path), Longer(save=saved)).train
+        assert found is not None and found["save"] == str(saved)
+        return str(found["load"])
 
     assert loaded(load="/base") == "/base"
     (saved / "step-00000001.0123abcd.partial").mkdir(parents=True)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +25,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, FileSystemWriter
 
 from trainer.checkpoint.chunks import Chunk, LoadChunks, SaveChunks, chunks
-from trainer.checkpoint.folders import begin, complete, finish, remove_partial
+from trainer.checkpoint.folders import begin, complete, finish, remove_partial, set_aside
 from trainer.checkpoint.integrity import (
     CheckpointError,
     SafeReader,
@@ -71,21 +73,45 @@ class Checkpoints:
         """Resume from the latest complete checkpoint, if asked for; returns finished steps.
 
         If a run saves where it loads from, the folder may still be empty: one configuration starts
-        and resumes a run.
+        and resumes a run. There, damaged checkpoints are set aside if an older one is whole.
 
         Raises:
             ConfigError: if there is nothing to load, it is of another model or seed, or the folder
                 to save into cannot be written or holds a later step.
             CheckpointError: if it cannot be read.
         """
-        path = on_first(self._find)
-        finished = 0 if path is None else restore(trainer, path)
+        paths = on_first(self._find)
+        whole = self._whole(paths) if self.source == self.folder else None
+        path = whole or next(iter(paths), None)
+        finished = 0 if path is None else restore(trainer, path, verified=whole is not None)
         on_first(lambda: self._claim(finished))
         return finished
 
-    def _find(self) -> Path | None:
+    def _whole(self, paths: list[Path]) -> Path | None:
+        """The first whole one of these, once those before it are set aside; None if none is, or
+        if one cannot be read.
+        """
+        damage: dict[Path, str] = {}
+        for path in paths:
+            try:
+                _verify(path)
+            except OSError:
+                return None
+            except CheckpointError as error:
+                damage[path] = _cause(error)
+                continue
+            for damaged, why in damage.items():
+                aside = on_first(partial(set_aside, damaged))
+                if dist.get_rank() == 0:
+                    said = f"warning: {damaged}: {why}; set aside as {aside.name}"
+                    print(said, file=sys.stderr, flush=True)
+            return path
+        return None
+
+    def _find(self) -> list[Path]:
+        """Complete checkpoints to resume from, the latest first."""
         if self.source is None:
-            return None
+            return []
         try:
             found = complete(self.source)
         except FileNotFoundError:
@@ -94,7 +120,7 @@ class Checkpoints:
             raise ConfigError(f"load: {self.source}: {error.strerror}") from error
         if not found and self.source != self.folder:
             raise ConfigError(f"load: {self.source} has no complete checkpoint (step-NNNNNNNN)")
-        return found[max(found)] if found else None
+        return [*found.values()][::-1]
 
     def _claim(self, finished: int) -> None:
         """Check before the first step that the last one can be saved."""
@@ -121,7 +147,7 @@ class Checkpoints:
         )
 
     def save(self, trainer: Checkpointed, step: int) -> Path:
-        """Save the state after ``step`` steps, keep the last 2 checkpoints; returns the folder.
+        """Save the state after ``step`` steps, keep the latest checkpoints; returns the folder.
 
         With ``async_save`` a copy is written while training goes on; see ``wait``.
 
@@ -139,7 +165,7 @@ class Checkpoints:
             writer = FileSystemWriter(draft)
             if not self.config.async_save:
                 dcp.save({}, storage_writer=writer, planner=SaveChunks(held))
-                _conclude(draft, final, record)
+                _conclude(draft, final, record, self.config.keep_latest_k)
                 return final
             if self.group is None:
                 timeout = timedelta(seconds=self.config.collective_timeout_s)
@@ -161,7 +187,7 @@ class Checkpoints:
         """Finish a checkpoint once torch has written it; runs in a thread."""
         with self._failing(final):
             written.result()
-            _conclude(draft, final, record, self.group)
+            _conclude(draft, final, record, self.config.keep_latest_k, self.group)
 
     @contextlib.contextmanager
     def _failing(self, final: Path) -> Iterator[None]:
@@ -174,17 +200,26 @@ class Checkpoints:
 
 
 def _conclude(
-    draft: Path, final: Path, record: Record, group: dist.ProcessGroup | None = None
+    draft: Path, final: Path, record: Record, keep: int, group: dist.ProcessGroup | None = None
 ) -> None:
     """Write checksums and rename the checkpoint, once every rank has written its part."""
     written = f"__{dist.get_rank()}_*.distcp"
     own = on_each(lambda: {file.name: checksum(file) for file in draft.glob(written)}, group)
     checksums = {name: value for rank in own for name, value in rank.items()}
-    on_first(lambda: finish(draft, final, record, checksums), group)
+    on_first(lambda: finish(draft, final, record, checksums, keep), group)
 
 
-def restore(trainer: Checkpointed, path: Path) -> int:
+def _verify(path: Path) -> None:
+    """Check that a checkpoint's files are as they were saved; every rank raises the same error."""
+    checksums = on_first(lambda: read_checksums(path))
+    mine = sorted(checksums)[dist.get_rank() :: dist.get_world_size()]
+    on_each(lambda: verify(path, checksums, mine))
+
+
+def restore(trainer: Checkpointed, path: Path, verified: bool = False) -> int:
     """Load one complete checkpoint into a trainer; returns its finished steps.
+
+    Its files are checked first unless they are ``verified``.
 
     Raises:
         ConfigError: if it is of another model or seed.
@@ -192,9 +227,8 @@ def restore(trainer: Checkpointed, path: Path) -> int:
     """
     phase.name = "checkpoint"
     try:
-        checksums = on_first(lambda: read_checksums(path))
-        mine = sorted(checksums)[dist.get_rank() :: dist.get_world_size()]
-        on_each(lambda: verify(path, checksums, mine))
+        if not verified:
+            _verify(path)
         record = on_first(lambda: read_record(path))
         check_same(record, trainer.config, path)
         planner = LoadChunks(_chunks(trainer))

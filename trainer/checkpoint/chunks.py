@@ -60,7 +60,6 @@ def chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> Iterator[Ch
     """
     paths = {module: path for stage in stages for path, module in stage.named_modules()}
     tied = stages[0].model.tied_embeddings
-    degree = mesh.placement.optimizer.degree
     number = 0
     for piece in optimizer.weights.pieces():
         slot = piece.slot
@@ -69,7 +68,9 @@ def chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> Iterator[Ch
             name = "embedding.weight"
         shard = shard_of(slot.module, slot.name)
         # Copies are told apart by a number, and take turns in saving.
-        copies, copy = mesh.states.size // degree, mesh.states.rank // degree
+        holders = mesh.holders(slot.traits.split)
+        degree = holders.placement.optimizer.degree
+        copies, copy = holders.size // degree, holders.rank // degree
         for axis in mesh.inside:
             if axis.name not in slot.traits.split:
                 copies, copy = copies * axis.size, copy * axis.size + axis.rank
@@ -81,6 +82,10 @@ def chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> Iterator[Ch
                 writes = number % copies == copy and not slot.traits.copy
                 yield Chunk(f"{state}.{name}", shard.whole, piece_slice, data, writes)
                 number += 1
+    first = mesh.states.rank == 0 and mesh.is_first_holder(())
+    for name, bias in ((n, b) for stage in stages for n, b in stage.named_buffers()):
+        whole = tuple(bias.shape)  # of routers, on every rank
+        yield Chunk(f"model.{name}", whole, Slice(0, (0,) * len(whole), whole), bias, first)
 
 
 def _states(optimizer: Optimizer, piece: Piece) -> dict[str, Tensor]:

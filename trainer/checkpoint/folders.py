@@ -13,10 +13,9 @@ from foundation.writing import sync_folder, write_atomically
 from trainer.checkpoint.integrity import CHECKSUMS_NAME, checksum
 from trainer.checkpoint.record import RECORD_NAME, Record
 
-KEEP = 2
-"""Complete checkpoints that stay when a newer one is complete, that one included."""
 _COMPLETE = re.compile(r"step-(\d{8,})")
 _PARTIAL = ".partial"
+_DAMAGED = ".damaged"
 
 
 def complete(folder: Path) -> dict[int, Path]:
@@ -33,15 +32,15 @@ def begin(final: Path) -> Path:
     return draft
 
 
-def finish(draft: Path, final: Path, record: Record, checksums: dict[str, str]) -> None:
-    """Make a checkpoint complete, whose tensors are on disk; then older ones are not needed."""
+def finish(draft: Path, final: Path, record: Record, checksums: dict[str, str], keep: int) -> None:
+    """Make a checkpoint complete, whose tensors are on disk; of all, the latest ``keep`` stay."""
     _write_json(draft / RECORD_NAME, record.model_dump())
     others = {file.name: checksum(file) for file in draft.iterdir() if file.name not in checksums}
     _write_json(draft / CHECKSUMS_NAME, dict(sorted((checksums | others).items())))
     sync_folder(draft)
     draft.rename(final)
     sync_folder(final.parent)
-    for old in list(complete(final.parent).values())[:-KEEP]:
+    for old in list(complete(final.parent).values())[:-keep]:
         old.rename(_partial(old))  # never half a checkpoint under a complete one's name
     remove_partial(final.parent)
 
@@ -52,6 +51,14 @@ def _write_json(path: Path, content: Any) -> None:
 
 def _partial(final: Path) -> Path:
     return final.with_name(f"{final.name}.{uuid.uuid4().hex[:8]}{_PARTIAL}")
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged checkpoint, so that it no longer counts and can be looked into."""
+    other = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}{_DAMAGED}")
+    path.rename(other)
+    sync_folder(path.parent)
+    return other
 
 
 def remove_partial(folder: Path) -> None:

@@ -59,7 +59,10 @@ def check_same(record: Record, config: TrainConfig, path: Path) -> None:
     """
     here = identity(config)
     pairs: list[tuple[str, Any, Any]] = [("seed", record.seed, here["seed"])]
-    pairs += [(f"model.{key}", record.model.get(key), own) for key, own in here["model"].items()]
+    # A key that an older version did not write had no other value than its default.
+    before = {key: field.default for key, field in type(config.model).model_fields.items()}
+    there = before | record.model
+    pairs += [(f"model.{key}", there[key], own) for key, own in here["model"].items()]
     wrong = [
         f"{key} is {there} there and {ours} here" for key, there, ours in pairs if there != ours
     ]

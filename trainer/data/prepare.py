@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from foundation.files import explained
 from trainer.data.indexed import DTYPES, HEADER, INT32, MAGIC, UINT16, VERSION
 from trainer.data.tokenizers import Tokenizer, tokenizer_named
 from trainer.plan.limits import ConfigError
@@ -113,14 +114,25 @@ def _check_regular(path: Path) -> None:
 def _append(path: Path, data: BinaryIO) -> list[int]:
     """Write one document; returns the tokens of each sequence it is cut into, none if empty."""
     tokens = 0
-    with _reading(path), path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            data.write(np.frombuffer(chunk, np.uint8).astype("<u2").tobytes())
-            tokens += len(chunk)
+    for chunk in _chunks(path):
+        data.write(np.frombuffer(chunk, np.uint8).astype("<u2").tobytes())
+        tokens += len(chunk)
     if tokens == 0:
         return []
     data.write(END_OF_DOCUMENT.to_bytes(2, "little"))
     return _cut(tokens + 1)
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with _reading(path):
+        file = path.open("rb")
+    with file:
+        while True:
+            with _reading(path):
+                chunk = file.read(_CHUNK_BYTES)
+            if not chunk:
+                return
+            yield chunk
 
 
 def _append_text(path: Path, data: BinaryIO, tokenizer: Tokenizer, code: int) -> list[int]:
@@ -166,7 +178,8 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         draft.replace(path)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+        error.filename = str(path)
+        raise ConfigError(f"cannot be written: {explained(error)}") from error
     finally:
         with contextlib.suppress(OSError):
             draft.unlink()

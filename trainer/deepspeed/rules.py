@@ -21,6 +21,11 @@ ANY_DEVICE = (
     *refused("deepspeed"),
     # ZeRO's stages split each state over all replicas or over none.
     Requirement(
+        "deepspeed_experts",
+        "num_experts == 0",
+        "num_experts {num_experts}: it has no experts here; set engine: meshtune",
+    ),
+    Requirement(
         "deepspeed_degrees",
         "(weight_shard == 1 or weight_shard == dp)"
         " and (gradient_shard == 1 or gradient_shard == dp)"

@@ -1,4 +1,4 @@
-"""Our parameters as tensors of ``transformers``, for Llama and GPT-2.
+"""Our parameters as tensors of ``transformers``, for Llama, Qwen 2 and 3, and GPT-2.
 
 Ours stack what is multiplied with the same input: queries, keys and values, and the two
 projections of SwiGLU. GPT-2's matrices are transposed there.
@@ -51,6 +51,8 @@ LLAMA = Architecture(
     inside={
         "attention_norm": ("input_layernorm",),
         "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "attention.query_norm": ("self_attn.q_norm",),
+        "attention.key_norm": ("self_attn.k_norm",),
         "attention.out": ("self_attn.o_proj",),
         "mlp_norm": ("post_attention_layernorm",),
         "mlp.up": ("mlp.gate_proj", "mlp.up_proj"),
@@ -80,7 +82,7 @@ GPT2 = Architecture(
 
 def architecture_of(model: ModelConfig) -> Architecture:
     """See ``ModelConfig.model_type``."""
-    return {"llama": LLAMA, "gpt2": GPT2}[model.model_type()]
+    return GPT2 if model.model_type() == "gpt2" else LLAMA
 
 
 def config_of(model: ModelConfig) -> dict[str, Any]:
@@ -100,9 +102,10 @@ def config_of(model: ModelConfig) -> dict[str, Any]:
             "tie_word_embeddings": True,
             "torch_dtype": "float32",
         }
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+    kind = model.model_type()
+    found = {
+        "architectures": [f"{kind.capitalize()}ForCausalLM"],
+        "model_type": kind,
         "vocab_size": model.vocab_size,
         "max_position_embeddings": model.seq_length,
         "hidden_size": model.hidden_size,
@@ -114,22 +117,40 @@ def config_of(model: ModelConfig) -> dict[str, Any]:
         "hidden_act": "silu",
         "rms_norm_eps": NORM_EPS,
         "rope_theta": model.rope_theta,
-        "attention_bias": False,
-        "mlp_bias": False,
         "tie_word_embeddings": model.tied_embeddings,
         "torch_dtype": "float32",
     }
+    if kind != "qwen2":  # whose biases have no key
+        found["attention_bias"] = False
+    found |= {"mlp_bias": False} if kind == "llama" else {"use_sliding_window": False}
+    rope = rope_of(model)
+    return found | ({"rope_scaling": rope} if len(rope) > 1 else {})
 
 
+def rope_of(model: ModelConfig) -> dict[str, Any]:
+    """How positions were stretched, in the keys of ``transformers``."""
+    if model.rope_factor == 1:
+        return {"rope_type": "default"}
+    return {
+        "rope_type": "llama3",
+        "factor": model.rope_factor,
+        "low_freq_factor": model.rope_low_freq_factor,
+        "high_freq_factor": model.rope_high_freq_factor,
+        "original_max_position_embeddings": model.rope_original_length,
+    }
+
+
+_LLAMA: dict[str, Any] = {
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}
 _OTHERWISE: dict[str, dict[str, Any]] = {
-    "llama": {
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10_000.0,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-    },
+    "llama": {**_LLAMA, "mlp_bias": False},
+    "qwen2": {**_LLAMA, "use_sliding_window": False},
+    "qwen3": {**_LLAMA, "use_sliding_window": False, "head_dim": 128},
     "gpt2": {
         "layer_norm_epsilon": 1e-5,
         "activation_function": "gelu_new",
@@ -139,7 +160,7 @@ _OTHERWISE: dict[str, dict[str, Any]] = {
 """Defaults of ``transformers`` for keys that a file lacks."""
 _AT_LEAST = ("max_position_embeddings", "n_positions")  # a shorter sequence reads fewer of them
 _AT_MOST = ("vocab_size",)  # ours may be rounded up
-_NO_MATTER = ("architectures", "torch_dtype", "head_dim")  # the last, where it is not said
+_NO_MATTER = ("architectures", "torch_dtype", "rope_scaling")
 
 
 def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
@@ -148,10 +169,14 @@ def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: if it is not; names the keys and both values.
     """
-    wanted = config_of(model)
+    wanted = config_of(model) | rope_of(model)
     known = {**_OTHERWISE.get(str(given.get("model_type")), {}), **given}
     rope = known.get("rope_parameters") or known.get("rope_scaling") or {}
-    known["rope_theta"] = rope.get("rope_theta", known.get("rope_theta"))
+    known["rope_type"] = rope.get("type", "default")
+    known |= rope
+    heads = known.get("num_attention_heads")
+    if known.get("head_dim") is None and isinstance(heads, int) and heads > 0:
+        known["head_dim"] = known.get("hidden_size", 0) // heads
     # Sizes that follow from others where a file does not say, or says null.
     for key, other, factor in (
         ("n_inner", "n_embd", 4),
@@ -162,7 +187,7 @@ def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
     wrong = []
     for key, ours in wanted.items():
         there = known.get(key)
-        if (there is None and key in _NO_MATTER) or key in _NO_MATTER[:2]:
+        if key in _NO_MATTER:
             continue
         if key in _AT_LEAST or key in _AT_MOST:
             less = -1 if key in _AT_MOST else 1
@@ -171,8 +196,5 @@ def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
         elif there == ours:
             continue
         wrong.append(f"{key} is {there!r} there and {ours!r} here")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        wrong.append(f"rope_type is {kind!r} there, and this trainer has 'default' only")
     if wrong:
         raise ConfigError(f"is of another model: {'; '.join(wrong)}")

@@ -3,16 +3,22 @@
 ``full`` keeps a layer's input. ``selective`` keeps outputs of matrix products and attention, which
 cost most, and repeats norms, rotations and activation functions, which take most memory. The last
 product's output is not kept: nothing in the layer reads it.
+
+``selective`` is by hand (``computed_again``): torch's own asks Python about every operator, which
+costs the host several times the layer. The compiler takes torch's own.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -69,3 +75,150 @@ def _policy(
         last = args[place].size(1) == last_input
         return CheckpointPolicy.PREFER_RECOMPUTE if last else CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+# ---- by hand ----
+
+
+@contextmanager
+def computed_again(repeats: bool, compute: Callable[..., Any], *inputs: Any) -> Iterator[Any]:
+    """Context with the values of ``compute``.
+
+    With ``repeats`` nothing that runs inside keeps them for its backward pass, which computes them
+    again from the inputs.
+    """
+    values = compute(*inputs)
+    if not repeats or not torch.is_grad_enabled():
+        yield values
+        return
+    again = _Again(compute, inputs, values if isinstance(values, tuple) else (values,))
+    with saved_tensors_hooks(again.pack, _unpack):
+        yield values
+
+
+class _Place(NamedTuple):
+    """A tensor that is not kept: a view of a value."""
+
+    again: _Again
+    value: int
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+class _Again:
+    """Values to be computed again; they are freed when all views of them were asked for."""
+
+    def __init__(
+        self, compute: Callable[..., Any], inputs: tuple[Any, ...], values: tuple[Tensor, ...]
+    ) -> None:
+        self.compute = compute
+        self.inputs = [x.detach() if isinstance(x, Tensor) else x for x in inputs]
+        kept = {_memory(x) for x in self.inputs if isinstance(x, Tensor)}
+        self.values = {_memory(x): place for place, x in enumerate(values)}
+        self.values = {memory: at for memory, at in self.values.items() if memory not in kept}
+        self.asked = 0
+        self.found: tuple[Tensor, ...] = ()
+
+    def pack(self, x: Tensor) -> Tensor | _Place:
+        value = self.values.get(_memory(x))
+        if value is None:
+            return x
+        self.asked += 1
+        return _Place(self, value, x.size(), x.stride(), x.storage_offset())
+
+    def view(self, place: _Place) -> Tensor:
+        """The tensor of that place."""
+        if not self.found:
+            with torch.no_grad():
+                values = self.compute(*self.inputs)
+            self.found = values if isinstance(values, tuple) else (values,)
+        view = self.found[place.value].as_strided(place.size, place.stride, place.offset)
+        self.asked -= 1
+        if not self.asked:
+            self.found = ()
+        return view
+
+
+def _unpack(kept: Tensor | _Place) -> Tensor:
+    return kept if isinstance(kept, Tensor) else kept.again.view(kept)
+
+
+def _memory(x: Tensor) -> int:
+    address: int = x.untyped_storage()._cdata
+    return address
+
+
+class _Rotation(torch.autograd.Function):
+    """Keeps the angles only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turned(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        return _turned(grad, cos, -sin), None, None
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The pairs (x[i], x[i + head/2]) of (sequence, batch, heads, head) turned by the angles."""
+    if torch.compiler.is_compiling():
+        return _turned(x, cos, sin)
+    result: Tensor = _Rotation.apply(x, cos, sin)
+    return result
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class _SwiGlu(torch.autograd.Function):
+    """Keeps its input only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        gate, value = x.chunk(2, dim=-1)
+        return F.silu(gate) * value
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        gate, value = x.chunk(2, dim=-1)
+        of_gate = torch.ops.aten.silu_backward(grad * value, gate)
+        return torch.cat((of_gate, grad * F.silu(gate)), dim=-1)
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """silu(gate) * value of (..., gate and value) (Shazeer 2020)."""
+    result: Tensor = _SwiGlu.apply(x)
+    return result
+
+
+class _RmsNorm(torch.autograd.Function):
+    """Keeps its input only; a GPU's kernels do so themselves."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
+        return F.rms_norm(x, weight.shape, weight, eps)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = (kept.detach().requires_grad_() for kept in ctx.saved_tensors)
+        with torch.enable_grad():  # a CPU's norm is several operators, with gradients of their own
+            y = F.rms_norm(x, weight.shape, weight, ctx.eps)
+        return *torch.autograd.grad(y, (x, weight), grad), None
+
+
+def rms_norm(weight: Tensor, eps: float, x: Tensor) -> Tensor:
+    """``F.rms_norm`` over the last dim, which keeps ``x`` alone."""
+    if x.device.type != "cpu":
+        return F.rms_norm(x, weight.shape, weight, eps)
+    result: Tensor = _RmsNorm.apply(x, weight, eps)
+    return result

@@ -7,6 +7,7 @@ the first dimension, which needs no copy (Korthikanti et al. 2022, section 4.2.2
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -15,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trainer.model.recompute import recomputed
+from trainer.model.experts import MixtureMlp, kept_routes
+from trainer.model.recompute import computed_again, recomputed, rms_norm, rotated, swiglu
 from trainer.plan.fields import Recompute
 from trainer.plan.model import ModelConfig
 
@@ -51,10 +53,16 @@ class Linear(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
-def norm_layer(model: ModelConfig) -> nn.Module:
-    """The model's norm, over its hidden size."""
+def norm_layer(model: ModelConfig, size: int | None = None) -> nn.Module:
+    """The model's norm, by default over its hidden size."""
     layer = nn.LayerNorm if model.norm == "layernorm" else nn.RMSNorm
-    return layer(model.hidden_size, eps=NORM_EPS)
+    return layer(size or model.hidden_size, eps=NORM_EPS)
+
+
+def normalize(layer: nn.Module, repeats: bool) -> Callable[[Tensor], Tensor]:
+    """The norm's function; with ``repeats`` it keeps its input alone for the backward pass."""
+    by_hand = repeats and isinstance(layer, nn.RMSNorm)
+    return functools.partial(rms_norm, layer.weight, NORM_EPS) if by_hand else layer
 
 
 def chosen(whole: Tensor, chunks: Sequence[range], dim: int = 0) -> Tensor:
@@ -73,16 +81,24 @@ def rotary_table(
     """
     half = torch.arange(0, model.head_dim, 2, device=like.device, dtype=torch.float32)
     frequency = model.rope_theta ** (-half / model.head_dim)
+    if model.rope_factor > 1:
+        frequency = _stretched(frequency, model)
     position = torch.arange(model.seq_length, device=like.device, dtype=torch.float32)
     angle = torch.outer(chosen(position, chunks), frequency)[:, None, None, :]
     return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
 
 
-def _rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn the pairs (x[i], x[i + head/2]) of (sequence, batch, heads, head) by the angles."""
-    cos, sin = table
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+def _stretched(frequency: Tensor, model: ModelConfig) -> Tensor:
+    """Frequencies of Llama 3.1: low ones divided by a factor, high ones kept, between them both."""
+    turns = frequency * (model.rope_original_length / (2 * math.pi))
+    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequency * (kept + (1 - kept) / model.rope_factor)
+
+
+def for_each_query(query: Tensor, shared: Tensor) -> Tensor:
+    """Keys or values repeated, for kernels that have no grouped queries."""
+    return shared.repeat_interleave(query.size(2) // shared.size(2), 2)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None = None) -> Tensor:
@@ -123,70 +139,109 @@ class Attention(nn.Module):
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
-        kv_size = model.kv_heads * model.head_dim
+        size, kv_size = model.attention_size, model.kv_heads * model.head_dim
         self.head_dim = model.head_dim
         self.group = model.num_heads // model.kv_heads
         self.attend: Attend = attend
         self.recompute = False  # what attend gives, and nothing else of the layer
-        self.qkv = Linear(
-            model.hidden_size, (model.hidden_size, kv_size, kv_size), model.linear_bias
-        )
-        self.out = Linear(model.hidden_size, (model.hidden_size,), model.linear_bias)
+        self.repeats = False  # its inputs, from their product
+        self.repeats_keys = False  # the device has no kernel for grouped queries
+        bias = model.linear_bias or model.qkv_bias
+        self.qkv = Linear(model.hidden_size, (size, kv_size, kv_size), bias)
+        self.out = Linear(size, (model.hidden_size,), model.linear_bias)
+        self.query_norm = norm_layer(model, model.head_dim) if model.qk_norm else None
+        self.key_norm = norm_layer(model, model.head_dim) if model.qk_norm else None
 
     def forward(self, x: Tensor, places: Places) -> Tensor:
         heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
+        table, seen = places  # a plain tuple, where DeepSpeed's hooks have passed it on
+        mask = () if seen is None else (seen,)
+        with computed_again(self.repeats, self._inputs, heads, table) as inputs:
+            if self.recompute:
+                context = checkpoint(
+                    self.attend, *inputs, *mask, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                context = self.attend(*inputs, *mask)
+        return self.out(context)
+
+    def _inputs(
+        self, heads: Tensor, table: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of all heads together."""
         kv_heads = heads.size(2) // (self.group + 2)  # of this tensor-parallel rank
         both, value = heads.split((heads.size(2) - kv_heads, kv_heads), dim=2)
-        table, seen = places  # a plain tuple, where DeepSpeed's hooks have passed it on
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = both.split((both.size(2) - kv_heads, kv_heads), dim=2)
+            norms = (normalize(norm, self.repeats) for norm in (self.query_norm, self.key_norm))
+            both = torch.cat([norm(x) for norm, x in zip(norms, (query, key), strict=True)], dim=2)
         if table is not None:
-            both = _rotate(both, table)
+            both = rotated(both, *table)
         query, key = both.split((both.size(2) - kv_heads, kv_heads), dim=2)
-        inputs = [query, key, value, *([] if seen is None else [seen])]
-        if self.recompute:
-            context = checkpoint(
-                self.attend, *inputs, use_reentrant=False, preserve_rng_state=False
-            )
-        else:
-            context = self.attend(*inputs)
-        return self.out(context)
+        # A CPU's kernel repeats keys itself, and would keep them.
+        if self.group > 1 and (self.repeats_keys or (self.repeats and heads.device.type == "cpu")):
+            key, value = for_each_query(query, key), for_each_query(query, value)
+        return query, key, value
 
 
 class Mlp(nn.Module):
     """Two projections with GELU between, or SwiGLU (Shazeer 2020)."""
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, size: int) -> None:
         super().__init__()
         self.gated = model.activation == "swiglu"
-        parts = (model.ffn_size,) * (2 if self.gated else 1)
+        self.repeats = False  # the activation function, from its input
+        parts = (size,) * (2 if self.gated else 1)
         self.up = Linear(model.hidden_size, parts, model.linear_bias)
-        self.down = Linear(model.ffn_size, (model.hidden_size,), model.linear_bias)
+        self.down = Linear(size, (model.hidden_size,), model.linear_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.up(x)
-        if self.gated:
-            gate, x = x.chunk(2, dim=-1)
-            x = F.silu(gate) * x
-        else:
-            x = F.gelu(x, approximate="tanh")
-        return self.down(x)
+        with computed_again(self.repeats, self._activated, self.up(x)) as active:
+            return self.down(active)
+
+    def _activated(self, x: Tensor) -> Tensor:
+        if not self.gated:
+            return F.gelu(x, approximate="tanh")
+        if self.repeats:
+            return swiglu(x)
+        gate, x = x.chunk(2, dim=-1)
+        return F.silu(gate) * x
+
+
+def feed_forward(model: ModelConfig, layer: int) -> nn.Module:
+    """The part of a layer behind attention: dense, or a mixture of experts."""
+    mixture = model.mixture
+    if mixture is None or layer < mixture.dense_layers:
+        return Mlp(model, model.ffn_size)
+    shared = Mlp(model, mixture.shared_ffn_size) if mixture.shared_ffn_size else None
+    return MixtureMlp(model, mixture, shared)
 
 
 class Block(nn.Module):
-    """One pre-norm transformer layer.
+    """One pre-norm transformer layer, of the given number.
 
     ``recompute``: what the backward pass repeats. ``compiled``: by torch, to one graph per pass.
     """
 
     def __init__(
-        self, model: ModelConfig, recompute: Recompute = "none", compiled: bool = False
+        self,
+        model: ModelConfig,
+        recompute: Recompute = "none",
+        compiled: bool = False,
+        layer: int = 0,
     ) -> None:
         super().__init__()
         self.attention_norm = norm_layer(model)
         self.attention = Attention(model)
         self.mlp_norm = norm_layer(model)
-        self.mlp = Mlp(model)
+        self.mlp = feed_forward(model, layer)
         self.recompute = recompute
         self.compiled = compiled
+        # The compiler takes torch's own way, whose dispatch costs the host more than the layer.
+        self.repeats = recompute == "selective" and not compiled
+        self.attention.repeats = self.mlp.repeats = self.repeats
+        if model.num_experts:
+            self.repeat_attention_only()
 
     def forward(self, x: Tensor, places: Places) -> Tensor:
         return (compiled_layer() if self.compiled else run_layer)(self, x, places)
@@ -195,16 +250,24 @@ class Block(nn.Module):
         """Set what ``selective`` recomputes where products or attention communicate."""
         if self.recompute == "selective":
             self.recompute, self.attention.recompute = "none", True
+            self.repeats = self.attention.repeats = self.mlp.repeats = False
 
     def compute(self, x: Tensor, places: Places) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), places)
-        return x + self.mlp(self.mlp_norm(x))
+        repeats = self.repeats
+        with computed_again(repeats, normalize(self.attention_norm, repeats), x) as normed:
+            x = x + self.attention(normed, places)
+        with computed_again(repeats, normalize(self.mlp_norm, repeats), x) as normed:
+            return x + self.mlp(normed)
 
 
 def run_layer(block: Block, x: Tensor, places: Places) -> Tensor:
     """Run a layer with its recomputation."""
-    if block.recompute == "none":
+    if block.recompute == "none" or block.repeats:
         return block.compute(x, places)
+    if isinstance(block.mlp, MixtureMlp):
+        options = {"use_reentrant": False, "preserve_rng_state": False}
+        again: Tensor = checkpoint(block.compute, x, places, context_fn=kept_routes, **options)
+        return again
     width = block.mlp.down.weight.size(1)  # of this tensor-parallel rank
     return recomputed(block.compute, block.recompute, last_input=width)(x, places)
 
@@ -297,7 +360,7 @@ class Stage(nn.Module):
         share = model.num_layers // num_stages
         for layer in layers or range(index * share, (index + 1) * share):
             again = recompute if layer % recompute_every == 0 else "none"
-            self.blocks[str(layer)] = Block(model, again, compiled)
+            self.blocks[str(layer)] = Block(model, again, compiled, layer)
         self.norm = norm_layer(model) if self.is_last else None
         own_weight = not (self.tied and self.is_first)
         self.head = Head(model, own_weight) if self.is_last else None

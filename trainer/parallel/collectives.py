@@ -23,6 +23,8 @@ Purpose = Literal[
     "publish",  # updated weights, from the ranks that updated them
     "tensor",  # tensor and sequence parallelism
     "context",  # keys, values and their gradients, of context parallelism
+    "experts",  # tokens to their experts and back, and gradients likewise
+    "routing",  # how many tokens each expert gets
     "pipeline",
     "embedding",  # gradients of a tied embedding, between first and last stage
     "totals",  # gradient norm and loss
@@ -155,6 +157,14 @@ class Group:
         num_bytes = _bytes(sent) // self.size * (self.size - 1)
         exchange = functools.partial(dist.all_to_all_single, received, sent, group=self.handle)
         self._do(purpose, num_bytes, False, lambda wait: exchange())
+
+    def exchange(self, sent: Tensor, send: list[int], receive: list[int]) -> Tensor:
+        """Rows that the ranks have for this one: of ``sent``, ``send[r]`` rows go to rank r."""
+        received = sent.new_empty(sum(receive), *sent.shape[1:])
+        num_bytes = (sum(send) - send[self.rank]) * sent.element_size() * sent.shape[1:].numel()
+        collective = functools.partial(dist.all_to_all_single, received, sent, receive, send)
+        self._do("experts", num_bytes, False, lambda wait: collective(group=self.handle))
+        return received
 
     def rotate(self, received: Tensor, sent: Tensor, purpose: Purpose) -> Callable[[], None]:
         """Start sending to the next rank and receiving from the previous; the result waits."""

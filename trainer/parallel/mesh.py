@@ -44,6 +44,35 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Holders:
+    """Ranks that hold the same parameters of a class, as this rank sees them.
+
+    All of ``Mesh.states`` hold dense parameters, every ``apart``-th of them an expert
+    (``trainer.plan.axes.ep``).
+    """
+
+    mesh: Mesh
+    placement: Placement
+    """Over these ranks."""
+    rank: int
+    apart: int = 1
+
+    @property
+    def size(self) -> int:
+        return self.placement.dp
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank's masters count in global sums; one of the ranks with equal ones
+        does."""
+        return self.rank < self.placement.optimizer.degree
+
+    def replicas(self, size: int, stride: int, stream: str) -> Group | None:
+        """This rank's group of ``size`` of them; see ``Mesh.replicas``."""
+        return self.mesh.replicas(size, stride * self.apart, stream)
+
+
+@dataclass(frozen=True)
 class Mesh:
     """This rank among all, and its groups; ``trainer.plan.axes`` has the order of the axes."""
 
@@ -56,6 +85,8 @@ class Mesh:
     """Ranks that hold the same weights: all of dp and cp."""
     cp: Axis
     tp: Axis
+    ep: Axis
+    """Ranks over which experts are dealt out, all of ``tp`` among them."""
     grid: Grid
     world: Group
     traffic: Traffic
@@ -84,6 +115,21 @@ class Mesh:
     def inside(self) -> tuple[Axis, ...]:
         """The axes that share one replica's layers."""
         return (self.tp, self.grid.x, self.grid.y, self.grid.z)
+
+    @property
+    def dense(self) -> Holders:
+        """Holders of dense parameters."""
+        return Holders(self, self.placement, self.states.rank)
+
+    @property
+    def experts(self) -> Holders:
+        """Holders of this rank's experts."""
+        apart = self.ep.size // self.tp.size if self.ep.size > 1 else 1
+        return Holders(self, self.placement.among(apart), self.states.rank // apart, apart)
+
+    def holders(self, split: tuple[str, ...]) -> Holders:
+        """Holders of parameters that differ along the axes ``split``."""
+        return self.experts if "ep" in split else self.dense
 
     @property
     def vocabulary(self) -> Axis:
@@ -128,12 +174,17 @@ def build_mesh(
     axes = config.axes(world_size)
     timeout = timedelta(seconds=config.collective_timeout_s)
     mesh, found = _device_mesh(device_type, axes, topology, traffic, timeout)
-    embedding = context = None
+    embedding = context = experts = None
     if config.model.tied_embeddings and config.pp > 1 and not config.stages.folded:
         ends = [[stages[0], stages[-1]] for stages in axes.groups("pp")]
         embedding = _subgroup(ends, topology, traffic, timeout)
     if config.cp > 1:
         context = _subgroup(axes.groups("cp"), topology, traffic, timeout)
+    if config.ep > 1:
+        near = axes.of_states.groups("dp", config.ep // config.tp)
+        dealt = [[rank + i for rank in one for i in range(config.tp)] for one in near]
+        every = [ranks for ranks in dealt if axes.place(ranks[0], "tp") == 0]
+        experts = _subgroup(every, topology, traffic, timeout)
     return Mesh(
         device=mesh,
         axes=axes,
@@ -143,6 +194,7 @@ def build_mesh(
         states=found["dp"],
         cp=Axis("cp", config.cp, axes.place(dist.get_rank(), "cp"), context),
         tp=found["tp"],
+        ep=Axis("ep", config.ep, 0 if experts is None else experts.rank, experts),
         grid=Grid(*(found.get(name, Axis(name, 1, 0, None)) for name in GRID)),
         world=_group(dist.group.WORLD, topology, traffic),
         traffic=traffic,

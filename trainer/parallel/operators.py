@@ -1,7 +1,7 @@
 """The split products of ``products`` as torch operators.
 
 The compiler takes each as one node, where a function with a collective would break the graph;
-selective recomputation can keep their outputs. Eager training uses the autograd functions of
+its selective recomputation can keep their outputs. Eager training uses the autograd functions of
 ``tensor``, whose dispatch is cheaper.
 """
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from trainer.model.kernels import Kernels, multiply
 from trainer.model.slices import Cut, Split
-from trainer.model.transformer import Embedding, Head, Linear, Positions, Stage
+from trainer.model.transformer import Embedding, Head, Linear, Mlp, Positions, Stage
 from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.operators import column_linear, named, row_linear
@@ -178,12 +178,11 @@ def parallelize(stage: Stage, mesh: Mesh, config: TrainConfig, kernels: Kernels)
 
     Norms, biases after a sum and learned positions stay whole; with sequence parallelism their
     gradients are partial sums, added up once a step. Projections are custom operators for the
-    compiler and for selective recomputation; a layer's last one only for the compiler, which drops
-    unread outputs, since recomputation would repeat its sum for nothing.
+    compiler.
     """
     group, sequence = mesh.tp.group, config.sequence_parallel
     assert group is not None
-    opaque = config.compile or config.recompute == "selective"
+    opaque = config.compile
     plan = {
         "embedding": VocabParallelEmbedding(group, sequence, kernels),
         "positions": SequencePositions(group, sequence, kernels),
@@ -191,7 +190,12 @@ def parallelize(stage: Stage, mesh: Mesh, config: TrainConfig, kernels: Kernels)
         "blocks.*.attention.qkv": ColumnParallel(group, sequence, kernels, opaque),
         "blocks.*.attention.out": RowParallel(group, sequence, kernels, opaque),
         "blocks.*.mlp.up": ColumnParallel(group, sequence, kernels, opaque),
-        "blocks.*.mlp.down": RowParallel(group, sequence, kernels, config.compile),
+        "blocks.*.mlp.down": RowParallel(group, sequence, kernels, opaque),
     }
+    if stage.model.num_experts:  # a routed expert is not split
+        styles = {name: plan.pop(f"blocks.*.mlp.{name}") for name in ("up", "down")}
+        for path, module in stage.blocks.named_modules():
+            if isinstance(module, Mlp):
+                plan |= {f"blocks.{path}.{name}": style for name, style in styles.items()}
     present = {k: v for k, v in plan.items() if "." in k or getattr(stage, k) is not None}
     parallelize_module(stage, mesh.device["tp"], present)

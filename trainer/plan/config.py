@@ -82,6 +82,18 @@ class TrainConfig(Settings, Choices):
             )
         return self
 
+    @model_validator(mode="after")
+    def _balanced_experts(self) -> TrainConfig:
+        for name in ("moe_aux_loss_coeff", "moe_router_bias_update_rate"):
+            if getattr(self, name) and not self.model.num_experts:
+                raise ValueError(f"{name} without experts: set the model's num_experts, or 0 here")
+        if self.moe_aux_loss_coeff and self.masks_loss:
+            raise ValueError(
+                "moe_aux_loss_coeff beside tokens that are left out of the loss (goldfish, "
+                "loss_mask, eod_mask_loss): their share would weigh it, too; set it to 0"
+            )
+        return self
+
     @property
     def format(self) -> Format:
         """Storage and communication format of weights and activations."""
@@ -107,7 +119,7 @@ class TrainConfig(Settings, Choices):
     @property
     def keeps_products(self) -> bool:
         """Whether ``selective`` keeps matrix products and attention, not all but attention."""
-        return self.cp == 1 and not self.grid_axes
+        return self.cp == 1 and not self.grid_axes and not self.model.num_experts
 
     def recomputed(self, layers: range) -> int:
         """Layers among these that recompute something."""
@@ -177,9 +189,10 @@ class TrainConfig(Settings, Choices):
         ranks_per_node = self.topology(world_size, local_world_size).ranks_per_node
         model, copy = self.model, placement.secondary
         return {
-            **model.model_dump(),
+            **model.model_dump(exclude_none=True),
             "num_kv_heads": model.kv_heads,
             "ffn_hidden_size": model.ffn_size,
+            "head_size": model.head_dim,
             **self.model_dump(include={*Choices.model_fields}, exclude_none=True),
             **{name: getattr(placement, name) for name in DEGREES},
             "quantize_weights": placement.gather_format == Format.INT8,

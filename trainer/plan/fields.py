@@ -62,6 +62,15 @@ class Choices(Described):
         Ranks, OtherNames("context_parallel"), Refused("it has no context parallelism here")
     ] = 1
     """ranks of context parallelism, on one sequence"""
+    ep: Annotated[
+        Ranks,
+        Open(),
+        OtherNames("expert_parallel expert_model_parallel"),
+        Counts("num_experts > 0", "ep_needs_experts", "without experts"),
+        Refused("it has no experts here"),
+        Column(mixtures=True),
+    ] = 1
+    """ranks over which a layer's experts are dealt out, taken from those of tp, cp and dp"""
     gx: Annotated[Ranks, _GRID] = 1
     """grid of tensor-parallel ranks: over each layer's outputs"""
     gy: Annotated[Ranks, _GRID] = 1
@@ -195,10 +204,6 @@ class Choices(Described):
 class OtherChoices(Described):
     """Choices that only other trainers have, in the words that the cost model can price."""
 
-    ep: Annotated[
-        Ranks, Open(), OtherNames("expert_parallel expert_model_parallel"), Column(mixtures=True)
-    ] = 1
-    """ranks over which a layer's experts are dealt out"""
     etp: Annotated[Ranks | None, Open(), Column(other=None, mixtures=True)] = None
     """ranks that split each expert's matrices; default tp"""
     moe_token_dispatcher: Annotated[
@@ -262,6 +267,10 @@ class Settings(Described):
     """loss on held-out data, between steps; default none"""
     metrics: Metrics | None = None
     """metrics of single steps in a file of the trial's folder; default none"""
+    moe_aux_loss_coeff: float = Field(default=0.0, ge=0, le=1e6)
+    """weight of the loss that spreads each sequence's tokens over experts; in gradients only"""
+    moe_router_bias_update_rate: float = Field(default=0.0, ge=0, le=1e6)
+    """change per step of a bias on the choice of experts, towards those with fewer tokens"""
     seed: int = Field(default=1234, ge=0, lt=2**63)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     device_memory_bytes: int | None = Field(default=None, ge=1, le=2**60)
@@ -277,7 +286,9 @@ class Settings(Described):
     """wait for every collective and report its time, which slows training; on CPU gathering and
     reducing run side by side, and their times overlap"""
     save: Annotated[str | None, _CHECKPOINTS] = None
-    """folder for checkpoints; the last 2 are kept"""
+    """folder for checkpoints"""
+    keep_latest_k: int = Field(default=2, ge=1, le=1_000_000)
+    """complete checkpoints that are kept there, the newest ones"""
     save_interval: Steps | None = None
     """steps between checkpoints; default only at the end"""
     async_save: bool = False

@@ -9,7 +9,7 @@ are points of this space. The trainer executes the record, the cost model prices
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -18,7 +18,13 @@ import numpy as np
 from trainer.plan.formats import Format
 from trainer.plan.rules.requirement import refusal
 from trainer.plan.rules.requirements import REQUIREMENTS
-from trainer.plan.states import DEGREES, in_flat_buckets, state_bytes
+from trainer.plan.states import (
+    DEGREES,
+    degree_among,
+    in_flat_buckets,
+    masters_are_weights,
+    state_bytes,
+)
 
 
 class PlacementError(ValueError):
@@ -157,6 +163,26 @@ class Placement:
     def keeps_whole(self) -> bool:
         """Whether whole weights stay in memory between steps."""
         return self.weights.degree == 1
+
+    def among(self, fewer: int) -> Placement:
+        """The placement of parameters that only one in ``fewer`` of the ranks holds."""
+        if fewer == 1:
+            return self
+        holders = self.dp // fewer
+
+        def share(whole: Share) -> Share:
+            return replace(whole, degree=int(degree_among(whole.degree, fewer, holders)))
+
+        weights, gradients = share(self.weights), share(self.gradients)
+        copy = None if self.secondary is None or weights.degree == 1 else share(self.secondary)
+        optimizer = share(self.optimizer)
+        found = replace(
+            self,
+            dp=holders, weights=weights, gradients=gradients, optimizer=optimizer, secondary=copy,
+        )  # fmt: skip
+        in_float32 = weights.format == Format.FP32
+        alike = masters_are_weights(found, in_float32, not found.fully_sharded)
+        return replace(found, weights_are_master=bool(alike))
 
     def bytes_per_rank(self, parameters: int) -> dict[str, float]:
         """Bytes of each state on one rank, with ``parameters`` left to it by tp and pp; see

@@ -43,6 +43,12 @@ class Degrees(NamedTuple):
 DEGREES = Degrees._fields
 
 
+def degree_among(degree: Size, fewer: Size, holders: Size) -> Size:
+    """Shard degree of parameters that only one in ``fewer`` of the ranks holds, ``holders`` in all:
+    a state that is sharded over all ranks is sharded over all holders."""
+    return np.where(degree > 1, np.clip(degree / fewer, 1, np.maximum(holders, 1)), degree)
+
+
 def in_flat_buckets(shards: Shards, quantized: Size) -> Size:
     """Whether weights can lie whole in flat buckets (ZeRO 0 to 2).
 

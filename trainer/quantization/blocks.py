@@ -109,10 +109,13 @@ def kernels_for(device_type: str) -> ModuleType:
     if device_type == "cuda":
         try:
             from trainer.quantization import gpu
-        except ImportError as error:
+
+            gpu.build()
+        except Exception as error:  # no Triton, no C compiler on this node, no such GPU
             warnings.warn(
                 f"no compiled quantization on this GPU, which makes it several times slower: "
-                f"{error} (remedy: pip install triton)",
+                f"{type(error).__name__}: {error} (remedy: pip install triton, and a C compiler on "
+                "PATH or in CC)",
                 RuntimeWarning,
                 stacklevel=3,
             )

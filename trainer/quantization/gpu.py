@@ -35,6 +35,16 @@ _NAN = tl.constexpr(0x7FC00000)
 _SMALLEST = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 
+def build() -> None:
+    """Run each kernel once on the current device; raises what compiling or launching it raises."""
+    numbers = torch.zeros(1, BLOCK, device="cuda")
+    for fmt in (Format.INT8, Format.INT4):
+        packed = torch.empty(1, fmt.num_bytes(BLOCK), dtype=torch.uint8, device="cuda")
+        quantize(numbers, fmt, packed)
+        dequantize(packed, fmt, numbers)
+        dequantize_sum(packed, fmt, numbers[0], accumulate=True)
+
+
 def quantize(rows: Tensor, fmt: Format, out: Tensor) -> None:
     """See ``trainer.quantization.blocks``, which checks the arguments; so the others here."""
     count, n = rows.shape

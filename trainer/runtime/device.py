@@ -78,6 +78,21 @@ class Device:
         amd = seen.gcnArchName if torch.version.hip else ""
         return float8_of(seen.name, (seen.major, seen.minor), amd)
 
+    def has_grouped_attention(self, dtype: torch.dtype, head_dim: int, masked: bool) -> bool:
+        """Whether a kernel of ``attention_backends`` takes fewer keys than queries.
+
+        AMD's has none for a mask, nor for float32.
+        """
+        if self.type == "cpu":
+            return True
+        query = torch.empty(1, 2, 128, head_dim, dtype=dtype, device=self.torch)
+        key = query[:, :1]
+        mask = query.new_zeros(1, 1, 128, 128) if masked else None
+        asked = torch.backends.cuda.SDPAParams(query, key, key, mask, 0.0, not masked, True)
+        cuda = torch.backends.cuda
+        rules = cuda.can_use_cudnn_attention, cuda.can_use_flash_attention
+        return any(can(asked) for can in (*rules, cuda.can_use_efficient_attention))
+
     def group_options(self) -> dict[str, Any]:
         """Backend and device arguments of ``init_process_group``.
 

@@ -19,7 +19,7 @@ from trainer.model.initialize import initialize
 from trainer.model.parameters import Piece, Slot, slots
 from trainer.model.precision import COMPUTE_DTYPE
 from trainer.model.transformer import Stage
-from trainer.parallel.mesh import Mesh
+from trainer.parallel.mesh import Holders, Mesh
 from trainer.plan.config import TrainConfig
 from trainer.plan.shards import ROW, Traits, fill, padded
 from trainer.runtime.phase import phase
@@ -30,22 +30,23 @@ class Bucket:
     """Consecutive parameters of equal traits, as views of one buffer.
 
     Gradients are summed in float32, whatever the ``dtype``. ``reductions`` are those in flight, if
-    gradients are reduced after each micro-batch.
+    gradients are reduced after each micro-batch. ``in_place``: see ``WholeGradients``.
     """
 
     def __init__(
         self,
         members: list[Slot],
-        mesh: Mesh,
+        holders: Holders,
         dtype: torch.dtype,
         device: torch.device,
         reductions: Reductions | None,
+        in_place: bool,
     ) -> None:
         self.traits = members[0].traits
         self.members = members
-        self.sharing = mesh.replicas(mesh.placement.optimizer.degree, 1, "main")
+        shares = holders.placement.optimizer.degree
+        self.sharing = holders.replicas(shares, 1, "main")
         self.waiting: list[dist.Work | None] = []
-        shares = mesh.placement.optimizer.degree
         total = padded(members, shares)
         self.weights = torch.zeros(total, dtype=dtype, device=device)
         self.parameters: list[nn.Parameter] = []
@@ -58,12 +59,12 @@ class Bucket:
             self.parameters.append(parameter)
             offset = end
         self.gradients: BucketGradients
-        if reductions is None:
-            self.gradients = WholeGradients(self.parameters, total, mesh)
+        if reductions is None or self.sharing is None:
+            self.gradients = WholeGradients(self.parameters, total, holders, in_place)
         else:
-            self.gradients = SplitGradients(self.parameters, total, mesh, reductions)
+            self.gradients = SplitGradients(self.parameters, total, holders, reductions)
         share = total // shares
-        self.begin = mesh.states.rank % shares * share
+        self.begin = holders.rank % shares * share
         self.weight_share = self.weights[self.begin : self.begin + share].view(-1, ROW)
         self.master: nn.Parameter | None = None
 
@@ -104,25 +105,44 @@ class Bucket:
 
 
 class WholeWeights:
-    """The weights of a rank's stages, whole on every replica; the stages have no storage yet."""
+    """The weights of a rank's stages, whole on every replica; the stages have no storage yet.
+
+    ``experts_only``: the others are elsewhere.
+    """
 
     def __init__(
-        self, stages: list[Stage], mesh: Mesh, config: TrainConfig, device: torch.device
+        self,
+        stages: list[Stage],
+        mesh: Mesh,
+        config: TrainConfig,
+        device: torch.device,
+        experts_only: bool = False,
     ) -> None:
         self.mesh = mesh
         self.micro_batches = config.gas
         self.sequence_parallel = config.sequence_parallel and mesh.tp.size > 1
-        self.counts = mesh.states.rank < mesh.placement.optimizer.degree
         dtype = COMPUTE_DTYPE[config.precision]
         split = mesh.placement.gradients.degree > 1 and not config.sums_whole_gradients
         self.reductions = Reductions() if split else None
-        self.buckets = [
-            Bucket(members, mesh, dtype, device, self.reductions)
-            for stage in reversed(stages)  # each has backward passes of its own
-            for members in fill(reversed([*slots(stage)]), config.ddp_bucket_size)
+        for holders in (mesh.dense, mesh.experts):  # a stage may have no experts: as on all ranks
+            shares = holders.placement.optimizer.degree
+            holders.replicas(shares, 1, "main")
+            holders.replicas(holders.size // shares, shares, "main")
+        held = [
+            [slot for slot in slots(stage) if "ep" in slot.traits.split or not experts_only]
+            for stage in stages
         ]
-        for stage in stages:
-            initialize(stage, "", stage.model, config.seed)
+        # Before its first step torch's pipeline clears gradients in modules that FSDP2 holds.
+        options = (dtype, device, self.reductions, not experts_only)
+        self.buckets = [
+            Bucket(members, mesh.holders(members[0].traits.split), *options)
+            for mine in reversed(held)  # each stage has backward passes of its own
+            for members in fill(reversed(mine), config.ddp_bucket_size)
+        ]
+        for stage, mine in zip(stages, held, strict=True):
+            paths = {module: f"{path}." for path, module in stage.named_modules()}
+            for module in dict.fromkeys(slot.module for slot in mine):
+                initialize(module, paths[module], stage.model, config.seed)
             self._wait_before_use(stage)
         self.masters: dict[Traits, list[nn.Parameter]] = {}
         for bucket in self.buckets:
@@ -134,7 +154,8 @@ class WholeWeights:
         blocks = stage.blocks.values()
         others = (m for m in stage.children() if m is not stage.blocks)
         for module in (*blocks, *others):
-            needed = {holder[parameter]: None for parameter in module.parameters()}
+            held = (parameter for parameter in module.parameters() if parameter in holder)
+            needed = {holder[parameter]: None for parameter in held}
             module.register_forward_pre_hook(functools.partial(_wait, [*needed]))
 
     def pieces(self) -> Iterator[Piece]:

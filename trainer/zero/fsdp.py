@@ -15,17 +15,20 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, share_comm_ctx
 
+from trainer.model.experts import stage_mixtures
 from trainer.model.initialize import initialize
 from trainer.model.parameters import Piece, Slot, slots
 from trainer.model.precision import COMPUTE_DTYPE, WIRE_DTYPE
 from trainer.model.transformer import Stage
-from trainer.parallel.mesh import Mesh
+from trainer.parallel.mesh import Holders, Mesh
 from trainer.plan.config import TrainConfig
-from trainer.plan.shards import Traits, UnitLayout
+from trainer.plan.placement import Placement
+from trainer.plan.shards import Shape, Traits, UnitLayout
 from trainer.runtime.phase import phase
 from trainer.zero.background import DeviceStream, InlineStream, ThreadStream
+from trainer.zero.buckets import WholeWeights
 from trainer.zero.hooks import HookContext
-from trainer.zero.unit import FsdpUnit, replica_group
+from trainer.zero.unit import FsdpUnit, unit_groups
 
 PENDING_UNITS = 2
 """Units whose gradients may wait for a host's network at once; each holds whole gradients."""
@@ -41,79 +44,115 @@ class ShardedWeights:
         self.device = device
         self.sequence_parallel = config.sequence_parallel and mesh.tp.size > 1
         self.context = _hook_context(config, device)
-        placement = mesh.placement
-        self.counts = mesh.states.rank < placement.optimizer.degree
-        ranks = placement.storage_degree
-        self.shards = DeviceMesh.from_group(
-            replica_group(mesh, ranks, 1, "gather").handle, mesh.device.device_type
-        )
+        self.whole: WholeWeights | None = None
+        """Experts of few holders: FSDP2 over one rank calls no hooks."""
+        if not mesh.experts.placement.fully_sharded:
+            self.whole = WholeWeights(stages, mesh, config, device, experts_only=True)
+        self.shards = {
+            holders.apart: self._shards(holders)
+            for holders in (mesh.dense, *([] if self.whole else [mesh.experts]))
+        }
         self.stages: Any = stages  # under FSDP2 from here on
         self.units = [unit for stage in stages for unit in self._place(stage, config)]
         share_comm_ctx(stages)  # chunks of a pipeline take turns: one set of streams is enough
         self.masters: dict[Traits, list[nn.Parameter]] = {}
-        for piece in self.pieces():
+        for piece in (piece for unit in self.units for piece in unit.pieces):
             self.masters.setdefault(piece.slot.traits, []).append(piece.master)
+        if self.whole is not None:
+            self.masters |= self.whole.masters
+
+    def _layout(self, holders: Holders, shapes: tuple[Shape, ...]) -> UnitLayout:
+        apart = self.mesh.axes.of_states.stride("dp") * holders.apart
+        near = self.mesh.topology.replicas_per_node(holders.size, apart)
+        return UnitLayout(holders.placement, shapes, near)
+
+    def _shards(self, holders: Holders) -> DeviceMesh:
+        """FSDP2's mesh of the ranks that stored weights are sharded over.
+
+        Makes all groups of a unit: this rank's stages may have none of these parameters.
+        """
+        group = unit_groups(self._layout(holders, ()), holders).gather
+        return DeviceMesh.from_group(group.handle, self.mesh.device.device_type)
 
     def _place(self, stage: Stage, config: TrainConfig) -> list[FsdpUnit]:
         """Allocate and initialize a stage unit by unit, and put each under FSDP2."""
-        whole_slots = list(slots(stage))
         pipelined = not (stage.is_first and stage.is_last)
-        modules: list[nn.Module] = list(stage.blocks.values())
+        mixtures = stage_mixtures(stage) if self.mesh.ep.size > 1 else []
+        experts: list[nn.Module] = [mixture.experts for mixture in mixtures]
+        elsewhere: set[nn.Parameter] = set()
+        if self.whole is not None:
+            elsewhere = {parameter for one in experts for parameter in one.parameters()}
+            experts = []
+        held = [slot for slot in slots(stage) if slot.parameter not in elsewhere]
+        modules: list[nn.Module] = [*experts, *stage.blocks.values()]
         if pipelined:
             # By itself, so that both stages that share it cut it in the same places.
             modules += [m for m in (stage.embedding, stage.head) if m is not None]
-        units = []
+        units: list[FsdpUnit] = []
+        taken: set[nn.Module] = set()
         for module in [*modules, stage]:
-            inside = set(module.modules())
-            if module is stage:
-                inside -= {inner for other in modules for inner in other.modules()}
-            members = [slot for slot in whole_slots if slot.module in inside]
-            self._fill(members, stage, config)
+            inside = {*module.modules()} - taken
+            taken |= inside
+            members = [slot for slot in held if slot.module in inside]
+            holders = self.mesh.experts if module in experts else self.mesh.dense
+            self._fill(members, stage, config, holders.placement)
             # Without a pipeline, backward begins with what the forward pass ended with.
-            units += self._shard(module, members, outermost=module is stage and not pipelined)
-        self._set_prefetches(stage, pipelined)
+            outermost = module is stage and not pipelined
+            units += self._shard(module, members, holders, outermost, elsewhere)
+        self._set_prefetches(stage, pipelined, modules)
         # FSDP2's own hook, which gathers, comes second.
         stage.register_forward_pre_hook(lambda *_: self._pass_forward(True), prepend=True)
         stage.register_forward_hook(lambda *_: self._pass_forward(False))
         return units
 
-    def _shard(self, module: nn.Module, members: list[Slot], outermost: bool) -> list[FsdpUnit]:
+    def _shard(
+        self,
+        module: nn.Module,
+        members: list[Slot],
+        holders: Holders,
+        outermost: bool,
+        elsewhere: set[nn.Parameter],
+    ) -> list[FsdpUnit]:
         """Put a module under FSDP2; its unit, if it has parameters of its own."""
-        placement, mesh = self.mesh.placement, self.mesh
+        placement = holders.placement
         shapes = tuple(tuple(slot.parameter.shape) for slot in members)
         fully_shard(
             module,
-            mesh=self.shards,
+            mesh=self.shards[holders.apart],
             mp_policy=self._policy(),
             reshard_after_forward=not (placement.keeps_whole or outermost),
+            ignored_params=elsewhere or None,
         )
         if placement.keeps_whole:
             module.set_reshard_after_backward(False, recurse=False)
         if not members:
             return []
-        near = mesh.topology.replicas_per_node(mesh.states.size, mesh.axes.of_states.stride("dp"))
-        layout = UnitLayout(placement, shapes, near)
-        return [FsdpUnit(module, members, layout, mesh, self.context)]
+        layout = self._layout(holders, shapes)
+        return [FsdpUnit(module, members, layout, holders, self.context)]
 
-    def _set_prefetches(self, stage: Stage, pipelined: bool) -> None:
+    def _set_prefetches(self, stage: Stage, pipelined: bool, modules: list[nn.Module]) -> None:
         """Set which weights are prefetched while others are used."""
-        blocks = list(stage.blocks.values())
+        held = {*modules}
+        layers = [[m for m in block.modules() if m in held] for block in stage.blocks.values()]
         if pipelined:
             # By itself, FSDP2 prefetches what ran before in any micro-batch: for a stage's first
             # layer that is the last one of another micro-batch, gathered in vain.
-            ran = [m for m in (stage.embedding, *blocks, stage.head, stage) if m is not None]
+            ended = [m for layer in layers for m in reversed(layer)]  # experts before their layer
+            ran = [m for m in (stage.embedding, *ended, stage.head, stage) if m is not None]
             for before, after in zip([ran[0], *ran], ran, strict=False):
                 after.set_modules_to_backward_prefetch([before])
         if self.device.type == "cpu":  # streams overlap without being told
-            for before, after in zip([stage, *blocks], blocks, strict=False):
+            begun = [m for layer in layers for m in layer]
+            for before, after in zip([stage, *begun], begun, strict=False):
                 before.set_modules_to_forward_prefetch([after])
 
     def _pass_forward(self, begins: bool) -> None:
         self.context.in_forward = begins
 
-    def _fill(self, members: list[Slot], stage: Stage, config: TrainConfig) -> None:
+    def _fill(
+        self, members: list[Slot], stage: Stage, config: TrainConfig, placement: Placement
+    ) -> None:
         """Initial weights, rounded to the compute format, in the storage format."""
-        placement = self.mesh.placement
         computed = self.context.dtype
         are_masters = placement.storage_degree == placement.optimizer.degree
         stored = torch.float32 if are_masters else computed
@@ -138,6 +177,8 @@ class ShardedWeights:
         """This rank's master weights, each a part of one parameter."""
         for unit in self.units:
             yield from unit.pieces
+        if self.whole is not None:
+            yield from self.whole.pieces()
 
     def receive(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Never called: FSDP2 takes all gradients from autograd."""
@@ -147,6 +188,8 @@ class ShardedWeights:
         """Forget the last step's gradients."""
         for unit in self.units:
             unit.reduce.start_step()
+        if self.whole is not None:
+            self.whole.start_step()
 
     def end_evaluation(self) -> None:
         """Discard what passes without a backward pass have left."""
@@ -159,6 +202,8 @@ class ShardedWeights:
         """Complete the sums over the mesh; the masters' gradients are then final."""
         phase.name = "communication"
         self.context.reduction.finish()
+        if self.whole is not None:
+            self.whole.finish_gradients()
         for unit in self.units:
             if unit.members[0].traits.shared and self.mesh.embedding is not None:
                 self.mesh.embedding.all_reduce(unit.reduce.final, "embedding")
@@ -174,11 +219,15 @@ class ShardedWeights:
             torch._foreach_copy_([grad.view(-1) for grad in partial], list(parts))
 
     def wait(self) -> None:
-        """Nothing to do: ``publish`` has waited for all updated weights."""
+        """Wait for experts in buckets; ``publish`` has waited for all other updated weights."""
+        if self.whole is not None:
+            self.whole.wait()
 
     def publish(self) -> None:
         """Copy updated weights to the shards that passes gather from, and free gathered weights."""
         self.context.gathering.finish()
+        if self.whole is not None:
+            self.whole.publish()
         with torch.no_grad():
             for unit in self.units:
                 unit.publish()

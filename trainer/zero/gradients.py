@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.model.precision import WIRE_DTYPE
-from trainer.parallel.mesh import Mesh
+from trainer.parallel.mesh import Holders
 from trainer.plan.shards import ROW
 from trainer.plan.states import PENDING_REDUCTIONS
 
@@ -32,14 +32,16 @@ class BucketGradients(ABC):
 
     share: Tensor
 
-    def __init__(self, parameters: Sequence[nn.Parameter], numel: int, mesh: Mesh) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], numel: int, holders: Holders) -> None:
         self.numel = numel
         self.count = len(parameters)
         self.missing = 0
-        shares = mesh.placement.optimizer.degree
-        self.sharing = mesh.replicas(shares, 1, "main")
-        self.copies = mesh.replicas(mesh.states.size // shares, shares, "main")
-        self.wire = WIRE_DTYPE[mesh.placement.reduce_format]
+        shares = holders.placement.optimizer.degree
+        self.sharing = holders.replicas(shares, 1, "main")
+        self.copies = holders.replicas(holders.size // shares, shares, "main")
+        self.summed = holders.apart
+        """Ranks whose tokens each holder's gradients already sum, beside which it averages."""
+        self.wire = WIRE_DTYPE[holders.placement.reduce_format]
         # The garbage collector does not see through autograd's hooks. One that held this object,
         # and so the parameters, would keep all for ever, and process groups' threads with them.
         weak = weakref.ref(self)
@@ -86,20 +88,30 @@ class BucketGradients(ABC):
             if out is not self.share:
                 self.share.copy_(out)
 
+    def _average_summed(self) -> None:
+        """Divide by the ranks whose tokens the exchange with experts has brought together."""
+        if self.summed > 1:
+            self.share.div_(self.summed)
+
 
 class WholeGradients(BucketGradients):
     """Gradients accumulated whole in float32, reduced after the step's last micro-batch.
 
     The reduction begins when the bucket is full, while the backward pass goes on.
+
+    ``in_place``: autograd may add to them itself, in training in float32.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], numel: int, mesh: Mesh) -> None:
-        super().__init__(parameters, numel, mesh)
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], numel: int, holders: Holders, in_place: bool
+    ) -> None:
+        super().__init__(parameters, numel, holders)
         self.whole = torch.zeros(numel, device=parameters[0].device)
-        share = numel // mesh.placement.optimizer.degree
-        begin = mesh.states.rank % mesh.placement.optimizer.degree * share
+        shares = holders.placement.optimizer.degree
+        share = numel // shares
+        begin = holders.rank % shares * share
         self.share = self.whole[begin : begin + share].view(-1, ROW)
-        self.in_place = parameters[0].dtype == self.whole.dtype
+        self.in_place = in_place and parameters[0].dtype == self.whole.dtype
         self.arrive: Callable[[], None] | None = None
         if self.in_place:
             for parameter in parameters:
@@ -153,6 +165,7 @@ class WholeGradients(BucketGradients):
             self.arrive = None
         if self.sharing is not None:
             self._average_copies()
+        self._average_summed()
 
 
 class Reductions:
@@ -180,9 +193,13 @@ class SplitGradients(BucketGradients):
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], numel: int, mesh: Mesh, reductions: Reductions
+        self,
+        parameters: Sequence[nn.Parameter],
+        numel: int,
+        holders: Holders,
+        reductions: Reductions,
     ) -> None:
-        super().__init__(parameters, numel, mesh)
+        super().__init__(parameters, numel, holders)
         assert self.sharing is not None  # or nothing is split
         self.group = self.sharing
         self.device = parameters[0].device
@@ -230,3 +247,4 @@ class SplitGradients(BucketGradients):
         self.reductions.finish()
         self.share.div_(self.group.size)
         self._average_copies()
+        self._average_summed()

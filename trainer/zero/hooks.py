@@ -106,6 +106,7 @@ class ReduceGradients:
         hops: groups that accumulate a whole between them, nearest first; one if not quantized.
         sync: ranks with the same piece that update different slices of it.
         copies: ranks that update the same slice.
+        summed: ranks whose tokens each gradient already sums, beside those that hold the unit.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class ReduceGradients:
         sync: Group | None,
         copies: Group | None,
         context: HookContext,
+        summed: int = 1,
     ) -> None:
         self.unit = unit
         self.wire = unit.placement.reduce_format
@@ -122,6 +124,7 @@ class ReduceGradients:
         self.sync = sync
         self.copies = copies
         self.context = context
+        self.divisor = unit.placement.dp * summed
         self.seen = 0
         self.piece = torch.zeros(unit.piece, device=context.device)
         self.final = self.piece if sync is None else torch.zeros(unit.slice, device=context.device)
@@ -205,4 +208,4 @@ class ReduceGradients:
             total = self.final.to(WIRE_DTYPE[sum_format(unit.placement)])
             self.copies.all_reduce(total, "gradient_sync")
             self.final.copy_(total)
-        self.final.div_(unit.placement.dp)
+        self.final.div_(self.divisor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +12,46 @@ from torch.distributed.tensor import DTensor
 
 from trainer.model.parameters import Piece, Slot
 from trainer.parallel.collectives import Group
-from trainer.parallel.mesh import Mesh
+from trainer.parallel.mesh import Holders
 from trainer.parallel.quantized import gather_rows
 from trainer.plan.shards import UnitLayout
 from trainer.quantization.blocks import dequantize, quantize
 from trainer.zero.hooks import GatherWeights, HookContext, ReduceGradients
 from trainer.zero.secondary import SecondaryCopy
+
+
+class UnitGroups(NamedTuple):
+    """Groups of the ranks that hold a unit; every rank must make them in the same order."""
+
+    gather: Group
+    secondary: Group | None
+    hops: list[Group]
+    sync: Group | None
+    copies: Group | None
+    across: Group | None
+    within: Group | None
+
+
+def unit_groups(layout: UnitLayout, holders: Holders) -> UnitGroups:
+    """The groups of a unit's collectives; see ``GatherWeights``, ``ReduceGradients``."""
+    placement = layout.placement
+    degree = placement.gradients.degree
+    gather = holder_group(holders, layout.ranks, 1, "gather")
+    copy = placement.secondary
+    secondary = holders.replicas(copy.degree, 1, "gather") if copy else None
+    hops, stride = [], 1
+    for size in layout.hops if placement.reduce_format.quantized else (degree,):
+        hops.append(holder_group(holders, size, stride, "reduce"))
+        stride *= size
+    return UnitGroups(
+        gather,
+        secondary,
+        hops,
+        holders.replicas(layout.slices, degree, "reduce"),
+        holders.replicas(layout.copies, placement.optimizer.degree, "reduce"),
+        holders.replicas(layout.slices, degree, "main"),
+        holders.replicas(layout.pieces, layout.ranks, "main"),
+    )
 
 
 class FsdpUnit:
@@ -28,32 +62,19 @@ class FsdpUnit:
         module: FSDPModule,
         members: list[Slot],
         layout: UnitLayout,
-        mesh: Mesh,
+        holders: Holders,
         context: HookContext,
     ) -> None:
         self.module = module
         self.members = members
         self.layout = layout
-        self.mesh = mesh
+        self.replica = holders.rank
         self.dtype = context.dtype
-        placement = layout.placement
-        degree = placement.gradients.degree
-        self.gather = GatherWeights(
-            layout,
-            replica_group(mesh, layout.ranks, 1, "gather"),
-            self._secondary(context),
-            context,
-        )
-        hops, stride = [], 1
-        for size in layout.hops if placement.reduce_format.quantized else (degree,):
-            hops.append(replica_group(mesh, size, stride, "reduce"))
-            stride *= size
+        groups = unit_groups(layout, holders)
+        copy = self._secondary(groups.secondary, context)
+        self.gather = GatherWeights(layout, groups.gather, copy, context)
         self.reduce = ReduceGradients(
-            layout,
-            hops,
-            mesh.replicas(layout.slices, degree, "reduce"),
-            mesh.replicas(layout.copies, placement.optimizer.degree, "reduce"),
-            context,
+            layout, groups.hops, groups.sync, groups.copies, context, holders.apart
         )
         module.set_custom_all_gather(self.gather)
         module.set_custom_reduce_scatter(self.reduce)
@@ -63,20 +84,19 @@ class FsdpUnit:
         module.set_force_sum_reduction_for_comms(True)
         for slot in members:
             slot.parameter.register_post_accumulate_grad_hook(_drop_gradient)
-        self.across = mesh.replicas(layout.slices, degree, "main")
-        self.within = mesh.replicas(layout.pieces, layout.ranks, "main")
+        self.across, self.within = groups.across, groups.within
         self.locals = [cast(DTensor, slot.parameter.detach()).to_local() for slot in members]
         self.flat: Tensor | None = None
         self.pieces = list(self._split() if layout.pieces * layout.slices > 1 else self._whole())
 
-    def _secondary(self, context: HookContext) -> SecondaryCopy | None:
+    def _secondary(self, group: Group | None, context: HookContext) -> SecondaryCopy | None:
         copy = self.layout.placement.secondary
         if copy is None:
             return None
         return SecondaryCopy(
             self.layout,
-            self.mesh.replicas(copy.degree, 1, "gather"),
-            self.mesh.states.rank % copy.degree,
+            group,
+            self.replica % copy.degree,
             self.dtype,
             context.device,
             writing=context.copying,
@@ -86,7 +106,7 @@ class FsdpUnit:
     def _whole(self) -> Iterator[Piece]:
         """Masters if the stored weights are the masters: one per parameter."""
         start = 0
-        rank = self.mesh.states.rank % self.layout.ranks
+        rank = self.replica % self.layout.ranks
         for slot, local, chunk in zip(self.members, self.locals, self.layout.chunks, strict=True):
             if local.numel():
                 master = nn.Parameter(local)
@@ -103,7 +123,7 @@ class FsdpUnit:
         for local, chunk in zip(self.locals, layout.chunks, strict=True):
             row[start : start + local.numel()] = local.view(-1)
             start += chunk
-        replica = self.mesh.states.rank
+        replica = self.replica
         mine = row[layout.begin(replica) :][: layout.slice]
         self.flat = mine.to(torch.float32, copy=True)  # a view would hold the whole row
         for number, begin, offset, length in layout.updated(replica):
@@ -131,9 +151,9 @@ class FsdpUnit:
         torch._foreach_copy_(self.locals, parts)
 
 
-def replica_group(mesh: Mesh, size: int, stride: int, stream: str) -> Group:
-    """The group of ``Mesh.replicas``, which must have more than one rank."""
-    group = mesh.replicas(size, stride, stream)
+def holder_group(holders: Holders, size: int, stride: int, stream: str) -> Group:
+    """The group of ``Holders.replicas``, which must have more than one rank."""
+    group = holders.replicas(size, stride, stream)
     assert group is not None
     return group
 

@@ -110,7 +110,10 @@ def check_site(arguments: Namespace) -> None:
 
 def path(text: str) -> Path:
     """A path of a file or folder, which need not exist."""
-    longest_name = max((len(part.encode()) for part in text.split("/")), default=0)
+    try:
+        longest_name = max((len(part.encode()) for part in text.split("/")), default=0)
+    except UnicodeEncodeError:
+        raise ArgumentTypeError(f"'{shown(text, 60)}' is not UTF-8: rename it") from None
     if not text or "\0" in text or longest_name > LONGEST_NAME or len(text) > LONGEST_PATH:
         raise ArgumentTypeError(f"'{shown(text, 60)}' is not a path")
     return Path(text)

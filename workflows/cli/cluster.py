@@ -31,6 +31,14 @@ def add_commands(commands: Commands) -> None:
     parser.add_flag("--quick", "fewer groups, sizes and repeats")
     parser.add_flag("--dry-run", "print the command; start nothing")
 
+    text = "Check the built-in trainer on this node's GPUs, and say what to fix."
+    parser = command(commands, "verify-gpu", verify_gpu, text)
+    parser.add("--out", path, "FILE.json", "results; a second run goes on from them",
+               default=Path("verify-gpu.json"))  # fmt: skip
+    parser.add_argument("--part", type=int, choices=(1, 2, 3, 4), help="default: all four")
+    text = "cpu tries the command out, with toy shapes"
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help=text)
+
     text = "Tokenize text into PREFIX.bin and PREFIX.idx."
     parser = command(commands, "prepare-data", prepare_data, text)
     parser.add("files", path, "FILE", nargs="+")
@@ -74,6 +82,19 @@ def preflight(arguments: Namespace) -> int:
             print(measuring.dry_run(launcher, spec))
             return 0
         return measuring.run_preflight(launcher, spec, out, name)
+
+
+def verify_gpu(arguments: Namespace) -> int:
+    from workflows.verify_gpu import NoGpuError, verify
+
+    parts = (arguments.part,) if arguments.part else (1, 2, 3, 4)
+    try:
+        wrong = verify(arguments.out, arguments.device, parts)
+    except NoGpuError as error:
+        raise UsageError(str(error)) from error
+    for one in wrong:
+        print(one)
+    return 1 if wrong else 0
 
 
 def prepare_data(arguments: Namespace) -> None:

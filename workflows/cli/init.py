@@ -9,6 +9,7 @@ from pathlib import Path
 
 import search_spaces
 from foundation.messages import shown
+from foundation.writing import write_atomically
 from workflows.cli.arguments import Commands, UsageError, command, path, positive
 from workflows.cli.model_space import CLUSTER, MODEL, option
 
@@ -50,13 +51,13 @@ def init(arguments: Namespace) -> None:
         first = first_space(Wanted(**given), str(file))
     except search_spaces.SpaceArgumentError as error:
         raise UsageError(f"{option(error.argument)}: {error.what}") from None
-    file.write_text(first.space)
+    write_atomically(file, first.space)
     print(*first.notes, sep="\n")
     site = file.with_name(f"{file.stem}-site.yaml")
     if first.site and site.exists():
         print(f"not written, as {shown(site)} exists, the site's part:", first.site, sep="\n")
     elif first.site:
-        site.write_text(first.site)
+        write_atomically(site, first.site)
         print(f"wrote {shown(site)}, the site's part: --site {shown(site)}")
     print(f"wrote {shown(file)}; next: meshtune check {shown(file)}")
     if first.site and first.submit:

@@ -17,14 +17,21 @@ if TYPE_CHECKING:
     from workflows.search.budget import Budget
 
 
+VERSION = 1  # of what is printed; docs/guide/following.md lists the keys
+
+
 def remarks(arguments: Namespace) -> AbstractContextManager[Any]:
     """A context in which printed lines are remarks: with ``--json`` they go to standard error."""
     return redirect_stdout(sys.stderr) if arguments.json else nullcontext()
 
 
-def print_json(content: Mapping[str, Any]) -> None:
-    """Print JSON, with null for infinite numbers and NaN."""
-    print(json.dumps(_plain(content), indent=2, allow_nan=False))
+def print_json(command: str, content: Mapping[str, Any]) -> None:
+    """Print a command's JSON, with its schema first and null for infinite numbers and NaN.
+
+    Keys may come within a version; a new version comes when one goes or means something else.
+    """
+    schema = {"schema": {"command": command, "version": VERSION}}
+    print(json.dumps(_plain(schema | {**content}), indent=2, allow_nan=False))
 
 
 def of_check(report: CheckReport, expected: str) -> dict[str, Any]:
@@ -120,6 +127,32 @@ def of_trial(trial: Trial) -> dict[str, Any]:
         "measurements": trial.measurements,
         **({"measured": trial.bounded, "violates": trial.violated} if trial.bounded else {}),
         "expected": trial.expected,
+    }
+
+
+def of_explanation(run: Run, trial: Trial, lines: list[str]) -> dict[str, Any]:
+    """A trial with all that the journal has of it, and the ``lines`` that people read."""
+    return {
+        "run": run.where,
+        **of_trial(trial),
+        "by": trial.by,
+        "why": trial.why,
+        "message": trial.message,
+        "result": trial.result,
+        "attempts": [
+            {
+                "attempt": a.number,
+                "repeat": a.repeat,
+                "nodes": a.nodes,
+                "kind": a.kind,
+                "objective": a.objective,
+                "elapsed_s": a.elapsed_s if a.ended_t else None,
+                "message": a.message,
+            }
+            for a in trial.attempts
+        ],
+        "best": run.best.number if run.best else None,
+        "explanation": lines,
     }
 
 

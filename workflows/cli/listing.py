@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from collections.abc import Callable
 
 import search_spaces
 import slurm
 from workflows.cli.arguments import Commands, command
+from workflows.cli.json_output import print_json
 
 NAME_WIDTH = 28  # of the first column, unless a name is longer
 
@@ -17,13 +17,13 @@ def add_commands(commands: Commands) -> None:
     text = "List the names that spaces and options take: models, clusters, adapters, policies ..."
     parser = command(commands, "list", show, text)
     parser.add_argument("kind", choices=sorted(KINDS), metavar="KIND", help=", ".join(KINDS))
-    parser.add_flag("--json", "names and what they are, as JSON")
+    parser.add_json()
 
 
 def show(arguments: Namespace) -> None:
     found = KINDS[arguments.kind]()
     if arguments.json:
-        print(json.dumps(found, indent=2))
+        print_json("list", {"kind": arguments.kind, "names": found})
         return
     width = max([NAME_WIDTH, *(len(name) for name in found)])
     for name, words in found.items():

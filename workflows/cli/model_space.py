@@ -9,7 +9,7 @@ from workflows.cli.arguments import Parser, UsageError, positive
 
 FRAMEWORK = "megatron-lm"  # the default
 MODEL = "a Hugging Face config.json, a *.yaml, or a shipped model"
-CLUSTER = "a *.yaml, or a shipped cluster"
+CLUSTER = "a *.yaml, or a shipped cluster; beside a space in place of its own"
 OF_A_MODEL = ("cluster", "framework", "global_batch_size", "seq_length")
 LONGEST = "365d"  # of a trial: none is run
 
@@ -32,6 +32,8 @@ def add_model_options(parser: Parser) -> None:
 def check_model_options(arguments: Namespace) -> None:
     """Raise UsageError if they do not fit together."""
     given = [name for name in OF_A_MODEL if getattr(arguments, name) is not None]
+    if arguments.model is None and arguments.space is not None and "cluster" in given:
+        given.remove("cluster")  # in place of the space's own
     if arguments.space is not None and (given or arguments.model is not None):
         first = "model" if arguments.model is not None else given[0]
         raise UsageError(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import analysis
 import search_spaces
 import slurm
 from foundation.quantities import counted
+from foundation.writing import write_atomically
 from workflows.cli.arguments import (
     Commands,
     UsageError,
@@ -27,7 +27,7 @@ from workflows.cli.model_space import add_model_options, check_model_options, de
 from workflows.cli.working import Working
 
 DEFAULT_TOKENS = 1e12  # to train on
-_FORMS: Mapping[str, Literal["png", "svg"]] = {".png": "png", ".svg": "svg"}
+_FORMS = (".png", ".svg", ".pdf")
 
 
 def add_commands(commands: Commands) -> None:
@@ -58,7 +58,7 @@ def add_commands(commands: Commands) -> None:
     parser.add("--nodes", counts, "N,...", text)
     text = "training tokens, such as 300e9: days and node-hours for them; default: 1e12"
     parser.add("--tokens", tokens, "T", text)
-    parser.add("--picture", path, "FILE", "plot the scaling: *.png, *.svg")
+    parser.add("--picture", path, "FILE", "plot the scaling: *.png, *.svg, *.pdf")
     parser.add_json()
 
     command(commands, "schema", schema, "Print the JSON Schema of a space file, for editors.")
@@ -75,7 +75,7 @@ def check(arguments: Namespace) -> None:
         expected = analysis.Ranking.likely_to_fit(report)
         cost = Estimate.of(space)
     if arguments.json:
-        print_json(of_check(report, expected) | {"search": cost.as_json()})
+        print_json("check", of_check(report, expected) | {"search": cost.as_json()})
         return
     print(report.text(), cost.text(), expected, sep="\n")
     for line in started_by(space, slurm.Site.load(arguments.site)):
@@ -108,7 +108,7 @@ def predict(arguments: Namespace) -> None:
     if arguments.json:
         told = {"search": cost.as_json()} if cost else {}
         tokens_told = arguments.tokens or DEFAULT_TOKENS
-        print_json(of_ranking(ranking, arguments.explain, tokens_told) | told)
+        print_json("predict", of_ranking(ranking, arguments.explain, tokens_told) | told)
     else:
         if cost:
             print(cost.text())
@@ -124,8 +124,9 @@ def _asked(arguments: Namespace) -> tuple[search_spaces.SearchSpace, dict[str, A
     file = Path(arguments.space)
     config = analysis.Best.parameters_in(file)
     if config is None:
-        return search_spaces.load_space(arguments.space), None
-    space = search_spaces.load_space(analysis.RunFolder.holding(file).space_file)
+        return search_spaces.load_space(arguments.space, cluster=arguments.cluster), None
+    own = analysis.RunFolder.holding(file).space_file
+    space = search_spaces.load_space(own, cluster=arguments.cluster)
     try:
         return space, space.canonical(config)
     except ValueError as error:  # a parameter is missing, or its value is not in the space
@@ -158,7 +159,9 @@ def _check_scaling(arguments: Namespace) -> None:
             raise UsageError(f"--{option} goes with --scaling weak or --scaling strong")
     out: Path | None = arguments.picture
     if out is not None and (out.suffix not in _FORMS or not out.absolute().parent.is_dir()):
-        raise UsageError(f"--picture {out}: accepted a file *.png or *.svg in a folder that exists")
+        raise UsageError(
+            f"--picture {out}: accepted a file *.png, *.svg or *.pdf in a folder that exists"
+        )
 
 
 def _scale(arguments: Namespace, pricing: analysis.Pricing, config: dict[str, Any]) -> None:
@@ -169,11 +172,11 @@ def _scale(arguments: Namespace, pricing: analysis.Pricing, config: dict[str, An
     except ValueError as error:
         raise UsageError(f"{pricing.space.file}: {error}") from error
     if arguments.picture:
-        form = _FORMS[arguments.picture.suffix]
-        arguments.picture.write_bytes(analysis.scaling_image(scaled, form))
+        form = arguments.picture.suffix.removeprefix(".")
+        write_atomically(arguments.picture, analysis.plot(scaled).encoded(form))
     tokens = arguments.tokens or DEFAULT_TOKENS
     if arguments.json:
-        print_json(of_scaling(scaled, tokens))
+        print_json("predict", of_scaling(scaled, tokens))
     else:
         print(scaled.table(tokens))
 

@@ -11,7 +11,7 @@ from typing import Any
 import analysis
 from foundation.messages import printable, shown
 from workflows.cli.arguments import Commands, UsageError, command, folder, positive, source
-from workflows.cli.json_output import of_run, print_json
+from workflows.cli.json_output import of_explanation, of_run, print_json
 from workflows.cli.working import Working
 
 
@@ -29,6 +29,7 @@ def add_commands(commands: Commands) -> None:
     parser = command(commands, "explain", explain, text)
     parser.add("run", folder, "RUN")
     parser.add("trial", positive, "N", "its number")
+    parser.add_json()
 
 
 def explain(arguments: Namespace) -> None:
@@ -39,6 +40,9 @@ def explain(arguments: Namespace) -> None:
         raise UsageError(f"{shown(arguments.run)} {there}, and no trial {arguments.trial}")
     with Working("calibrating the cost model"):
         lines = analysis.explain_trial(run, trial)
+    if arguments.json:
+        print_json("explain", of_explanation(run, trial, lines))
+        return
     print(*map(printable, lines), sep="\n")
 
 
@@ -49,9 +53,9 @@ def report(arguments: Namespace) -> None:
         if arguments.out:
             raise UsageError("--out: several runs are compared, and no page is written")
         if arguments.json:
-            print_json({"runs": [_as_json(run) for run in runs]})
+            print_json("report", {"runs": [_as_json(run) for run in runs]})
         else:
-            print(*map(printable, analysis.comparison_text(runs)), sep="\n")
+            print(*map(printable, analysis.Comparison(runs).text()), sep="\n")
         return
     if arguments.out and not runs[0].origin:
         raise UsageError("--out: the page of a run is in its own folder; leave it out")
@@ -60,7 +64,7 @@ def report(arguments: Namespace) -> None:
     if arguments.json:
         best = page.with_name("best.yaml")
         files = {"page": str(page), "best_yaml": str(best) if best.exists() else None}
-        print_json({**files, **_as_json(runs[0])})
+        print_json("report", {**files, **_as_json(runs[0])})
     else:
         print(page)
 

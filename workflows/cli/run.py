@@ -6,7 +6,7 @@ import time
 from argparse import Namespace
 from contextlib import closing
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 
 import analysis
 import search_spaces
@@ -22,6 +22,7 @@ from workflows.cli.arguments import (
     launcher_options,
     path,
     positive,
+    tokens,
 )
 from workflows.cli.json_output import of_run, print_json
 
@@ -48,14 +49,28 @@ def add_commands(commands: Commands) -> None:
     parser.add("--out", folder, "DIR", "write files there; default: print them")
 
     parser = command(commands, "train", train, "Train with the best configuration of a search.")
-    parser.add("best", path, "BEST.yaml", "from the run's report")
+    text = "best.yaml of a run's report; with --elastic the run's folder"
+    parser.add("best", path, "BEST.yaml|RUN", text)
     parser.add_launcher()
     parser.add("--steps", positive, "N", "steps after the warm-up; default: those of the trials")
     parser.add("--out", folder, "DIR", "default: train", default=Path("train"))
     parser.add("--save", folder, "DIR", "folder for checkpoints; resume from its latest one")
     text = "steps between checkpoints; default: only at the end"
     parser.add("--save-interval", positive, "N", text)
+    text = (
+        "choose the layout anew at every start, for the nodes that are there, and go on from the "
+        "latest checkpoint (folder checkpoints in --out)"
+    )
+    parser.add_flag("--elastic", text)
+    parser.add("--tokens", tokens, "T", "with --elastic: tokens to train on, such as 300e9")
     parser.add_flag("--dry-run", "print the command; start nothing")
+
+    text = "Choose the layout with which a training goes on, on so many nodes."
+    parser = command(commands, "plan", plan, text)
+    parser.add("run", folder, "RUN", "whose best configuration is trained")
+    parser.add("--nodes", positive, "N", "that are there", required=True)
+    parser.add("--training", folder, "DIR", "folder of `train --elastic`, whose steps count, too")
+    parser.add_json()
 
     text = "Repair a damaged journal: keep its intact lines, and list what was left out."
     parser = command(commands, "repair", repair, text)
@@ -90,7 +105,7 @@ def status(arguments: Namespace) -> None:
     if script.exists() and not analysis.RunFolder(arguments.run).started:
         waiting = "submitted, not started yet"
         if arguments.json:
-            print_json({"run": str(arguments.run), "state": waiting, "running": False})
+            print_json("status", {"run": str(arguments.run), "state": waiting, "running": False})
         else:
             print(f"{waiting}; squeue shows the job, and its log will be here")
         return
@@ -100,7 +115,7 @@ def status(arguments: Namespace) -> None:
     # The machine's clock may have been set back since the driver began.
     now = max(run.last_t, time.time()) if driver and run.launcher != "simulate" else run.last_t
     if arguments.json:
-        print_json(of_run(run, budget, now, state, bool(driver)))
+        print_json("status", of_run(run, budget, now, state, bool(driver)))
         return
     rows = summary(run, budget, now, alive=bool(driver))
     if container := run.folder.frozen_space().trainer.container:
@@ -152,6 +167,10 @@ def train(arguments: Namespace) -> int:
     from workflows.launching import launcher_name, refuse_too_many_ranks
     from workflows.train import Longer, dry_run, train_best
 
+    if arguments.elastic:
+        return _train_elastic(arguments)
+    if arguments.tokens is not None:
+        raise UsageError("--tokens goes with --elastic; else --steps says how long to train")
     if arguments.best.is_dir():
         file = shown(analysis.RunFolder(arguments.best).report / "best.yaml")
         raise UsageError(
@@ -171,6 +190,47 @@ def train(arguments: Namespace) -> int:
             print(dry_run(best, launcher, arguments.out, longer))
             return 0
         return train_best(best, launcher, arguments.out, longer)
+
+
+def _train_elastic(arguments: Namespace) -> int:
+    from workflows.elastic import Searched, train_elastic
+    from workflows.launching import launcher_name
+
+    if arguments.tokens is None:
+        raise UsageError("--elastic needs --tokens: how many to train on")
+    for option in ("steps", "save_interval", "dry_run"):
+        if getattr(arguments, option):
+            name = option.replace("_", "-")
+            raise UsageError(
+                f"--{name} does not go with --elastic: `meshtune plan RUN --nodes N` shows what it "
+                "chooses"
+            )
+    check_site(arguments)
+    given: Path = arguments.best
+    run = given if given.is_dir() else analysis.RunFolder.holding(given).path
+    searched = Searched.of(run)
+    options = launcher_options(arguments, searched.space.widths[-1])
+    with closing(slurm.make_launcher(launcher_name(arguments.launcher), options)) as launcher:
+        return train_elastic(run, launcher, arguments.out, arguments.tokens, arguments.save)
+
+
+def plan(arguments: Namespace) -> None:
+    from workflows.elastic import Searched, resharding
+
+    training = analysis.read_run(arguments.training) if arguments.training else None
+    searched = Searched.of(arguments.run, training)
+    how = resharding(searched.space)
+    found = searched.plan(arguments.nodes, training)
+    layout = found.config, analysis.Best.TRIAL_DIR
+    line, files = found.space.command(*layout), found.space.files(*layout)
+    if arguments.json:
+        told = {"parameters": found.config, **found.expected, "num_nodes": found.nodes}
+        told |= {"save_interval": found.save_interval, "resharding": how}
+        print_json("plan", {**told, "command": line, "files": files})
+        return
+    print(printable(f"{found}\n{found.basis}\ncheckpoints resume {how}\n{join(line)}"))
+    for name, text in files.items():
+        print(printable(f"# ---- {name}\n{text.rstrip()}"))
 
 
 def repair(arguments: Namespace) -> None:

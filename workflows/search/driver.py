@@ -26,7 +26,7 @@ from analysis import (
 )
 from foundation.quantities import counted
 from search_spaces import SearchSpace
-from slurm import Kind, Launcher, LauncherError, Lease, NodePool, Outcome
+from slurm import BLAMELESS, Kind, Launcher, LauncherError, Lease, NodePool, Outcome
 from workflows.optimizer.policy import Policy
 from workflows.search.allocation import Allocation
 from workflows.search.attempts import Attempts, Running
@@ -214,7 +214,9 @@ class Driver:
                 no_more = number
                 break
             self._waiting.add(number)
-            self.pool.request(str(number), self.space.num_nodes(self.state.trials[number].config))
+            trial = self.state.trials[number]
+            failed_on = {n for a in trial.attempts if a.kind in BLAMELESS for n in a.nodes}
+            self.pool.request(str(number), self.space.num_nodes(trial.config), failed_on)
         if self._ending:
             for number in self._waiting:
                 self.pool.withdraw(str(number))

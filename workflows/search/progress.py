@@ -56,6 +56,8 @@ def summary(run: Run, budget: Budget, now: float, alive: bool = True) -> list[tu
         rows.append(("", config_text(best.config)))
     else:
         rows.append(("best", "none yet" if any(t.violated for t in ended) else "no success yet"))
+        if why := [f"trial {t.number}: {t.message}" for t in ended if t.message]:
+            rows.append(("because", why[-1]))
     rows += run.front_lines()
     rows += verdict_lines(run)
     rows.append(("time", _spent(wall_time_s(run, now), budget.wall_time_s, clock_text)))

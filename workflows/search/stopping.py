@@ -16,11 +16,6 @@ from slurm import Kind
 
 DONE, FAILED, CONTINUE, INTERRUPTED = 0, 1, 3, 130
 MAX_IN_A_ROW = 8  # attempts in a row that crash or cannot start
-# A result that the space reads wrongly; a module, script or file that is not there.
-_NOBODYS = re.compile(
-    r"^exit code 0, but .*the pattern of |^the result has no number "
-    r"|No module named|can't open file|FileNotFoundError"
-)
 _NO_PROGRAM = re.compile(r"no (?:such )?program|execve\(\): .*(?:No such file|Permission denied)")
 
 
@@ -50,7 +45,7 @@ class RepeatedFailures:
             return None
         never = not any(t.ok for t in run.trials.values())
         missing = kind is Kind.LAUNCH_FAILURE and not on and _NO_PROGRAM.search(message)
-        if never and (missing or (kind is Kind.CRASH and _NOBODYS.search(message))):
+        if never and (missing or (kind is Kind.CRASH and run.is_nobodys(message))):
             return Ending(f"every configuration would fail so: {message}", FAILED)
         self._latest.append(kind)
         broken = [kind for kind in self._latest if kind.row.stops_search]

@@ -4,37 +4,46 @@ const drawn = {};  // by the figure's name: draws it again, as wide as the page 
 function choice(figure, name) { return figure.querySelector(`select[name=${name}]`).value; }
 
 drawn.history = function (figure) {
-  const t = data.trials, by = choice(figure, "by");
-  const xs = by === "trials" ? t.number.map((_, i) => i + 1) : by === "time" ? t.time_h : t.node_hours;
+  const t = data.trials, by = choice(figure, "by"), rows = keptRows();
+  const xs = by === "trials" ? t.number.map((_, i) => i + 1) : by === "time" ? t.time_h : t.hours;
   const names = { trials: "trials that have ended", time: "search time (h)", nodes: "node-hours" };
-  const failed = t.kinds.map((kind, k) => [kind, t.number.map((_, i) => i).filter((i) => t.kind[i] === k && t.objective[i] === null)]).filter(([, rows]) => rows.length);
-  const height = 312 + 18 * failed.length;
+  const failed = t.kinds.map((kind, k) => [kind, rows.filter((i) => t.kind[i] === k && t.objective[i] === null)]).filter(([, those]) => those.length);
+  const none = !rows.some((i) => t.objective[i] !== null), under = none ? 10 : 280;  // no empty axis
+  const height = under + 44 + 18 * failed.length;
   const { svg, width } = blank(figure, height, "Objective of every trial and the best so far");
-  const box = [64, 26, width - 12, 250];
-  const every = t.objective.concat(Object.values(t.repeats).flat());
-  let [low, high] = extent(every);
-  const pad = (high - low) * 0.06;
-  const [x, y] = axes(svg, [box[0], box[1], box[2], box[3]], [0, xs[xs.length - 1] || 1], [low - pad, high + pad], "", t.label);
+  const words = failed.map(([kind, those]) => `${kind[0]} ${those.length}`);
+  const box = [Math.max(64, 14 + 6.4 * Math.max(0, ...words.map((one) => one.length))), 26, width - 12, 250];
+  const log = filtering.log && t.positive, lg = log ? Math.log10 : (v) => v;
+  const [low, high] = extent(rows.flatMap((i) => t.objective[i] === null ? [] : [t.objective[i], ...(t.repeats[i] || [])]).map(lg));
+  const pad = (high - low) * 0.06, whole = rows.length === t.number.length;
+  const span = [whole ? 0 : xs[rows[0]] || 0, rows.length ? xs[rows[rows.length - 1]] : 1];
+  if (span[1] <= span[0]) span[1] = span[0] + 1;
+  let x = scale(...span, box[0], box[2]), plain = (v) => v;
+  if (!none) { [x, plain] = axes(svg, box, span, [low - pad, high + pad], "", t.label, [false, log]); brushable(svg, box); }
+  else for (const at of ticks(...span, 6)) node("text", { x: x(at), y: height - 18, "text-anchor": "middle" }, svg, shown(at));
+  const y = (v) => plain(lg(v));
   let best = null, path = "";
-  t.objective.forEach((value, i) => {
-    if (value === null || t.early.includes(i)) return;
+  const early = new Set(t.early);
+  rows.forEach((i) => {
+    const value = t.objective[i];
+    if (value === null || early.has(i)) return;
     if (best === null || (t.maximize ? value > best : value < best)) {
       path += best === null ? `M${x(xs[i])} ${y(value)}` : `H${x(xs[i])}V${y(value)}`;
       best = value;
     }
   });
-  const small = t.number.length > 1500;
-  const early = new Set(t.early);
-  t.objective.forEach((value, i) => {
+  const small = rows.length > 1500;
+  rows.forEach((i) => {
+    const value = t.objective[i];
     if (value === null) return;
     for (const again of t.repeats[i] || []) node("line", { x1: x(xs[i]) - 4, x2: x(xs[i]) + 4, y1: y(again), y2: y(again), class: "repeat" }, svg);
     const at = { cx: x(xs[i]), cy: y(value), r: small ? 1.8 : 3.6, class: early.has(i) ? "early" : "ok" };
-    if (small) node("circle", at, svg); else mark(svg, i, "circle", at, early.has(i) ? "stopped early" : "");
+    if (small) { node("circle", at, svg); spot(svg, i, at.cx, at.cy); } else mark(svg, i, "circle", at, early.has(i) ? "stopped early" : "");
   });
   if (path) node("path", { d: path + `H${box[2]}`, class: "best" }, svg);
-  failed.forEach(([kind, rows], k) => {
-    const top = 280 + 18 * k, bins = new Map();
-    for (const i of rows) {  // many of them in one place are one mark, the darker the more
+  failed.forEach(([kind, failures], k) => {
+    const top = under + 10 + 18 * k, bins = new Map();
+    for (const i of failures) {  // many of them in one place are one mark, the darker the more
       const cell = Math.round(x(xs[i]) / 5) * 5;
       bins.set(cell, (bins.get(cell) || []).concat(i));
     }
@@ -42,18 +51,20 @@ drawn.history = function (figure) {
       const made = node("rect", { x: at - 2, y: top - 5, width: 4, height: 10, class: "fail-" + kind[2], opacity: Math.min(1, 0.45 + 0.1 * those.length) }, svg);
       hover(made, those.length === 1 ? told(those[0]) : `${those.length} trials: ${kind[0]}, ${kind[1]}`);
     }
-    node("text", { x: box[0] - 6, y: top + 4, "text-anchor": "end" }, svg, `${kind[0]} ${rows.length}`);
+    node("text", { x: box[0] - 6, y: top + 4, "text-anchor": "end" }, svg, words[k]);
   });
   node("text", { x: (box[0] + box[2]) / 2, y: height - 2, "text-anchor": "middle", class: "name" }, svg, names[by]);
 };
 
 drawn.expected = function (figure) {
-  const t = data.trials, rows = Object.keys(t.expected).map(Number).filter((i) => t.objective[i] !== null);
+  const t = data.trials, rows = Object.keys(t.expected).map(Number).filter((i) => kept[i] && t.objective[i] !== null);
   const { svg, width } = blank(figure, 340, "Measured over expected objective");
-  const size = Math.min(width - 90, 460), all = rows.flatMap((i) => [t.objective[i], ...t.expected[i]]);
-  const range = extent(all), pad = (range[1] - range[0]) * 0.04, span = [range[0] - pad, range[1] + pad];
-  const [x, y] = axes(svg, [64, 26, 64 + size, 290], span, span, `expected before the trial ran: ${t.label}`, "measured");
-  node("line", { x1: x(span[0]), y1: y(span[0]), x2: x(span[1]), y2: y(span[1]), class: "even" }, svg);
+  const all = rows.flatMap((i) => [t.objective[i], ...t.expected[i]]), log = filtering.log && all.every((v) => v > 0), lg = log ? Math.log10 : (v) => v;
+  const range = extent(all.map(lg)), pad = (range[1] - range[0]) * 0.04, span = [range[0] - pad, range[1] + pad];
+  const box = [64, 26, Math.min(width - 26, 524), 290];
+  const [px, py] = axes(svg, box, span, span, `expected before the trial ran: ${t.label}`, "measured", [log, log]), x = (v) => px(lg(v)), y = (v) => py(lg(v));
+  brushable(svg, box);
+  node("line", { x1: px(span[0]), y1: py(span[0]), x2: px(span[1]), y2: py(span[1]), class: "even" }, svg);
   for (const i of rows) {
     const [middle, low, high] = t.expected[i], at = y(t.objective[i]);
     node("line", { x1: x(low), x2: x(high), y1: at, y2: at, class: "interval" }, svg);
@@ -80,7 +91,7 @@ drawn.nodes = function (figure) {
     node("text", { x: box[0] - 6, y: box[1] + 15 * lane + 11, "text-anchor": "end" }, svg, name.slice(-10));
   });
   for (const [number, where, from, to, kind, colour] of n.bars) for (const lane of where) {
-    const bar = node("rect", { x: x(from / 3600), y: box[1] + 15 * lane + 2, width: Math.max(1, x(to / 3600) - x(from / 3600) - 0.6), height: 11, class: "fail-" + colour + " mark" }, svg);
+    const bar = node("rect", { x: x(from / 3600), y: box[1] + 15 * lane + 2, width: Math.max(1, x(to / 3600) - x(from / 3600) - 0.6), height: 11, class: "fail-" + colour + " mark" + (keeps(number, "") ? "" : " faint") }, svg);
     hover(bar, `trial ${number} on ${n.names[lane]}: ${kind}\n${shown(to - from)} s`);
     bar.addEventListener("click", () => visit(number));
   }
@@ -89,7 +100,7 @@ drawn.nodes = function (figure) {
 drawn.effects = function (figure) {
   const rows = data["effects-" + figure.dataset.of], one = 34;
   const { svg, width } = blank(figure, 50 + one * rows.length, "Mean absolute SHAP value of each parameter");
-  const wide = width > 620, left = Math.min(150, width * 0.3), middle = wide ? width * 0.5 : width - 14;
+  const wide = width > 620, left = Math.min(width * 0.45, 16 + 6.8 * Math.max(...rows.map((r) => Math.min(20, r.name.length)))), middle = wide ? width * 0.5 : width - 14;
   const top = Math.max(...rows.map((r) => Math.max(r.high, r.mean))) || 1;
   const x = scale(0, top, left, middle - 20);
   const far = Math.max(...rows.flatMap((r) => r.values.map(([, v]) => Math.abs(v)))) || 1;
@@ -126,57 +137,125 @@ function tone(share) {
   return `rgb(${stops[i].map((c, k) => Math.round(c + (stops[i + 1][k] - c) * (at - i))).join(",")})`;
 }
 
-function successes() { return data.trials.objective.map((_, i) => i).filter((i) => data.trials.objective[i] !== null); }
+function keptRows() { return data.trials.number.map((_, i) => i).filter((i) => kept[i]); }
+function successes() { return keptRows().filter((i) => data.trials.objective[i] !== null); }
+function better(a, b) { return data.trials.maximize ? a > b : a < b; }
+// The share of the way from the worst to the best of the successes that are kept, by logarithms if asked.
+function merit(rows) {
+  const t = data.trials, one = measure(rows.map((i) => t.objective[i]), filtering.log && t.positive);
+  return (i) => t.maximize ? one.of(t.objective[i]) : 1 - one.of(t.objective[i]);
+}
 
 drawn.parallel = function (figure) {
   const t = data.trials, names = Object.keys(t.parameters);
   let rows = successes().sort((a, b) => (t.objective[a] - t.objective[b]) * (t.maximize ? 1 : -1));
   if (rows.length > 400) rows = rows.filter((_, i) => i % Math.ceil(rows.length / 200) === 0 || i >= rows.length - 200);
   const { svg, width } = blank(figure, 300, "Parameters of every success, coloured by the objective");
-  const [low, high] = extent(t.objective), columns = names.length;
-  const x = scale(0, columns, 34, width - 40), y = scale(low, high, 250, 34);
-  const place = (name, i) => { const c = t.parameters[name]; return scale(0, Math.max(1, c.values.length - 1), 250, 34)(c.of[i]); };
+  const columns = names.length, share = merit(rows), reached = measure(rows.map((i) => t.objective[i]), filtering.log && t.positive);
+  const x = scale(0, columns, 34, width - 60), up = scale(0, 1, 250, 34), own = Object.fromEntries(names.map((name) => [name, measured(t.parameters[name])]));
   for (const i of rows) {
-    const points = names.map((name, k) => `${x(k)} ${place(name, i)}`).concat(`${x(columns)} ${y(t.objective[i])}`);
-    const share = (t.objective[i] - low) / (high - low || 1);
-    mark(svg, i, "path", { d: "M" + points.join("L"), class: "thread", style: `stroke: ${tone(t.maximize ? share : 1 - share)}` });
+    const points = names.map((name, k) => [x(k), up(own[name].of(t.parameters[name].of[i]))]).concat([[x(columns), up(reached.of(t.objective[i]))]]);
+    points.forEach((at) => spot(svg, i, ...at));
+    mark(svg, i, "path", { d: "M" + points.map((at) => at.join(" ")).join("L"), class: "thread", style: `stroke: ${tone(share(i))}` });
   }
   names.concat(t.unit).forEach((name, k) => {
     node("line", { x1: x(k), x2: x(k), y1: 34, y2: 250, class: "rail" }, svg);
     const label = node("text", { x: x(k), y: k % 2 ? 284 : 270, "text-anchor": "middle", class: "name" }, svg, name.slice(0, 16));
     if (name.length > 16) hover(label, name);
-    if (k === columns) for (const at of [low, high]) node("text", { x: x(k) + 4, y: y(at) + (at === low ? 12 : -4), "text-anchor": "middle" }, svg, shown(at));
-    else {
-      const values = t.parameters[name].values, each = scale(0, Math.max(1, values.length - 1), 250, 34);
-      values.forEach((value, v) => { if (values.length < 9 || v === 0 || v === values.length - 1) node("text", { x: x(k) + 4, y: each(v) - 3, class: "small" }, svg, value.slice(0, 9)); });
-    }
+    const ends = k === columns ? reached.ticks : own[name].ticks, some = Math.ceil(ends.length / 9);
+    ends.forEach(([at, value], v) => { if (v % some === 0 || v === ends.length - 1) node("text", { x: x(k) + 4, y: up(at) - 3, class: "small" }, svg, value.slice(0, 11)); });
   });
+  brushable(svg, [20, 24, width, 256]);
 };
 
 drawn.heat = function (figure) {
-  const t = data.trials, a = t.parameters[choice(figure, "across")], b = t.parameters[choice(figure, "up")];
-  const cells = new Map();
-  t.number.forEach((_, i) => {
+  const t = data.trials, [a, b] = ["across", "up"].map((name) => binned(t.parameters[choice(figure, name)]));
+  const cells = new Map(), share = merit(successes());
+  keptRows().forEach((i) => {
     const key = a.of[i] + " " + b.of[i], cell = cells.get(key) || { best: null, count: 0, failed: 0 };
     cell.count += 1;
     if (t.objective[i] === null) cell.failed += 1;
-    else if (cell.best === null || (t.maximize ? t.objective[i] > t.objective[cell.best] : t.objective[i] < t.objective[cell.best])) cell.best = i;
+    else if (cell.best === null || better(t.objective[i], t.objective[cell.best])) cell.best = i;
     cells.set(key, cell);
   });
   const rows = b.values.length, one = Math.max(14, Math.min(34, 340 / rows));
   const { svg, width } = blank(figure, 44 + one * rows, "Best objective by two parameters");
-  const left = 70, side = Math.min(90, (width - left - 10) / a.values.length), [low, high] = extent(t.objective);
+  const left = Math.max(70, 14 + 6.4 * Math.max(...b.values.map((value) => value.length))), side = Math.min(90, (width - left - 10) / a.values.length);
   for (const [key, cell] of cells) {
-    const [i, j] = key.split(" ").map(Number), share = cell.best === null ? 0 : (t.objective[cell.best] - low) / (high - low || 1);
+    const [i, j] = key.split(" ").map(Number), good = cell.best === null ? 0 : share(cell.best);
     const at = { x: left + side * i, y: 4 + one * (rows - 1 - j), width: side - 1, height: one - 1 };
-    const box = node("rect", { ...at, class: cell.best === null ? "fail-red" : "", style: cell.best === null ? "" : `fill: ${tone(t.maximize ? share : 1 - share)}` }, svg);
+    const box = node("rect", { ...at, class: cell.best === null ? "fail-red" : "", style: cell.best === null ? "" : `fill: ${tone(good)}` }, svg);
     hover(box, `${cell.count} trials, ${cell.failed} failed` + (cell.best === null ? "" : `; best: ${told(cell.best)}`));
-    if (cell.best !== null && side > 52 && one > 15) node("text", { x: at.x + side / 2, y: at.y + one / 2 + 4, "text-anchor": "middle", style: `fill: ${(t.maximize ? share : 1 - share) > 0.6 ? "#111" : "#fff"}` }, svg, shown(t.objective[cell.best]));
+    if (cell.best !== null && side > 52 && one > 15) node("text", { x: at.x + side / 2, y: at.y + one / 2 + 4, "text-anchor": "middle", style: `fill: ${good > 0.6 ? "#111" : "#fff"}; pointer-events: none` }, svg, shown(t.objective[cell.best]));
   }
-  b.values.forEach((value, j) => { if (one > 12) node("text", { x: left - 6, y: 8 + one * (rows - 1 - j) + one / 2, "text-anchor": "end" }, svg, value.slice(0, 9)); });
-  const every = Math.ceil(28 / side);
-  a.values.forEach((value, i) => { if (i % every === 0) node("text", { x: left + side * (i + 0.5), y: one * rows + 18, "text-anchor": "middle" }, svg, value.slice(0, 10)); });
+  b.values.forEach((value, j) => { if (one > 12) node("text", { x: left - 6, y: 8 + one * (rows - 1 - j) + one / 2, "text-anchor": "end" }, svg, value); });
+  across(svg, a.values, left, side, one * rows + 18);
   node("text", { x: left, y: one * rows + 36, class: "name" }, svg, choice(figure, "across") + " →, " + choice(figure, "up") + " ↑");
+};
+
+// Names below columns, as many as there is room for.
+function across(svg, values, left, side, y) {
+  const every = Math.ceil((8 + 6 * Math.max(...values.map((value) => value.length))) / side);
+  values.forEach((value, i) => { if (i % every === 0) node("text", { x: left + side * (i + 0.5), y, "text-anchor": "middle" }, svg, value); });
+}
+
+// The objective, or another metric, over each parameter in turn.
+drawn.slices = function (figure) {
+  const t = data.trials, names = Object.keys(t.parameters), rows = keptRows(), name = choice(figure, "of");
+  const column = name === "objective" ? t.objective : t.metrics[name].of, label = name === "objective" ? t.label : t.metrics[name].label;
+  const place = figure.querySelector(".plot").clientWidth || 900, each = Math.max(1, Math.floor((drawingFor.width || place) / 280));
+  const { svg, width } = blank(figure, 218 * Math.ceil(names.length / each) + 20, `${label} over each parameter`);
+  const done = rows.filter((i) => column[i] !== null), log = filtering.log && done.every((i) => column[i] > 0), lg = log ? Math.log10 : (v) => v;
+  const [low, high] = extent(done.map((i) => lg(column[i]))), pad = (high - low) * 0.06, one = width / each;
+  const thin = done.length > 1500 ? Math.ceil(done.length / 1500) : 1;
+  names.forEach((parameter, k) => {
+    const c = t.parameters[parameter], scaled = measured(c), box = [one * (k % each) + 60, 26 + 218 * Math.floor(k / each), one * (k % each + 1) - 16, 170 + 218 * Math.floor(k / each)];
+    const [, y] = axes(svg, box, [0, 1], [low - pad, high + pad], "", k % each ? "" : label, [false, log], true);
+    const x = scale(0, 1, box[0] + 10, box[2] - 10);
+    let last = -Infinity;
+    for (const [at, value] of scaled.ticks) if (x(at) - 3.4 * value.length > last + 4) { last = x(at) + 3.4 * value.length; node("text", { x: x(at), y: box[3] + 15, "text-anchor": "middle" }, svg, value); }
+    node("text", { x: (box[0] + box[2]) / 2, y: box[3] + 32, "text-anchor": "middle", class: "name" }, svg, parameter);
+    done.forEach((i, n) => {
+      const at = { cx: x(scaled.of(c.of[i])), cy: y(lg(column[i])), r: 2.6, class: "ok" };
+      spot(svg, i, at.cx, at.cy);
+      if (n % thin === 0) if (thin > 1) node("circle", at, svg); else mark(svg, i, "circle", at);
+    });
+    for (const i of rows) if (t.objective[i] === null) node("rect", { x: x(scaled.of(c.of[i])) - 1, y: box[3] - 5, width: 2, height: 5, class: "fail-" + t.kinds[t.kind[i]][2], opacity: 0.5 }, svg);
+  });
+  brushable(svg, [0, 0, width, 10000]);
+};
+
+// The share of the successes that reach at least so much.
+drawn.edf = function (figure) {
+  const t = data.trials, rows = successes().sort((a, b) => (t.objective[a] - t.objective[b]) * (t.maximize ? -1 : 1));
+  const { svg, width } = blank(figure, 300, "Share of the successes that are at least as good");
+  const log = filtering.log && t.positive, lg = log ? Math.log10 : (v) => v, box = [64, 26, width - 16, 250];
+  const [x, y] = axes(svg, box, extent(rows.map((i) => lg(t.objective[i]))), [0, 100], t.label, "at least as good (%)", [log, false]);
+  brushable(svg, box);
+  const path = rows.map((i, k) => { const at = [x(lg(t.objective[i])), y(100 * (k + 1) / rows.length)]; spot(svg, i, ...at); return at; });
+  node("path", { d: path.map(([px, py], k) => k ? `H${px}V${py}` : `M${px} ${py}`).join("") || "M0 0", class: "best" }, svg);
+  if (rows.length <= 1500) path.forEach(([px, py], k) => mark(svg, rows[k], "circle", { cx: px, cy: py, r: 3, class: "ok" }));
+};
+
+// Attained rate over arithmetic intensity, below what the GPU's memory and its products allow.
+drawn.roofline = function (figure) {
+  const t = data.trials, roof = t.metrics.attained.limits, rows = successes().filter((i) => t.metrics.intensity.of[i] && t.metrics.attained.of[i]);
+  const { svg, width } = blank(figure, 330, "Attained rate over arithmetic intensity, below the roof of the GPU");
+  const ridge = 1e3 * roof.peak_tflops / roof.gb_per_s, limit = (x) => Math.min(roof.peak_tflops, x * roof.gb_per_s / 1e3);
+  const xs = rows.map((i) => t.metrics.intensity.of[i]).concat(ridge), ys = rows.map((i) => t.metrics.attained.of[i]).concat(roof.peak_tflops);
+  const [a, b] = extent(xs.map(Math.log10)), [c, d] = extent(ys.map(Math.log10)), box = [64, 26, width - 16, 280];
+  const span = [a - 0.3, b + 0.2], tall = [c - 0.15, d + 0.1];
+  const [x, y] = axes(svg, box, span, tall, t.metrics.intensity.label, t.metrics.attained.label, [true, true]);
+  brushable(svg, box);
+  const first = Math.max(span[0], Math.log10(1e3 / roof.gb_per_s) + tall[0]);
+  const corners = [first, Math.log10(ridge), span[1]].filter((at, k, all) => k === 0 || at > all[0]);
+  node("path", { d: corners.map((at, k) => `${k ? "L" : "M"}${x(at)} ${y(Math.log10(limit(Math.pow(10, at))))}`).join(""), class: "limit", fill: "none" }, svg);
+  node("text", { x: box[2] - 4, y: y(Math.log10(roof.peak_tflops)) - 6, "text-anchor": "end" }, svg, `peak ${shown(roof.peak_tflops)} TFLOP/s, memory ${shown(roof.gb_per_s)} GB/s`);
+  const share = merit(rows);
+  for (const i of rows) {
+    const px = t.metrics.intensity.of[i], py = t.metrics.attained.of[i];
+    mark(svg, i, "circle", { cx: x(Math.log10(px)), cy: y(Math.log10(py)), r: 4, style: `fill: ${tone(share(i))}` }, `${shown(px)} FLOPs/byte, ${shown(py)} TFLOP/s: ${shown(100 * py / limit(px))} % of the roof`);
+  }
 };
 
 drawn.compare = function (figure) {

@@ -36,11 +36,13 @@ function extent(values) {
 
 function scale(low, high, from, to) { return (x) => from + (x - low) / (high - low || 1) * (to - from); }
 
+const drawingFor = { width: 0 };  // pixels of every figure, on paper; 0: as wide as its place
+
 // An empty figure of the height asked for, as wide as its place: { svg, width, height }.
 function blank(figure, height, label) {
   const place = figure.querySelector(".plot");
   place.textContent = "";
-  const width = Math.max(280, Math.min(1120, place.clientWidth || 900));
+  const width = drawingFor.width || Math.max(280, Math.min(1120, place.clientWidth || 900));
   const svg = node("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label }, place);
   return { svg, width, height };
 }
@@ -55,17 +57,54 @@ function powers(low, high) {
   return found.length > 1 ? found : [low, high];
 }
 
+// A scale of a parameter or a metric: {low, high, of(x) -> 0..1, ticks: [[share, text]]}.
+function measure(values, logarithmic) {
+  const to = logarithmic ? Math.log10 : (x) => x, [low, high] = extent(values.filter((x) => x !== null).map(to));
+  const at = logarithmic ? powers(low, high) : ticks(low, high, 4);
+  const words = (x) => shown(logarithmic ? Number(Math.pow(10, x).toPrecision(3)) : x);
+  return { of: (x) => (to(x) - low) / (high - low || 1), ticks: at.map((x) => [(x - low) / (high - low || 1), words(x)]) };
+}
+
+// Where a parameter's values lie between 0 and 1, and its ticks. Inactive is at 0.
+function measured(column) {
+  if (column.numbers) {
+    const one = measure(column.numbers, column.type === "logarithmic");
+    return { of: (v) => column.numbers[v] === null ? 0 : one.of(column.numbers[v]), ticks: one.ticks };
+  }
+  const last = Math.max(1, column.values.length - 1);
+  return { of: (v) => column.values.length === 1 ? 0.5 : v / last, ticks: column.values.map((value, v) => [column.values.length === 1 ? 0.5 : v / last, value]) };
+}
+
+// A parameter with at most so many values: neighbouring numbers share a bin, named by its ends.
+const BINS = 8;
+function binned(column) {
+  if (!column.numbers || column.values.length <= BINS) return column;
+  const one = measured(column), bin = (v) => Math.min(BINS - 1, Math.floor(one.of(v) * BINS));
+  const ends = new Map();
+  column.values.forEach((value, v) => { if (column.numbers[v] !== null) ends.set(bin(v), [...(ends.get(bin(v)) || []), column.numbers[v]]); });
+  const order = [...ends.keys()].sort((a, b) => a - b), rank = new Map(order.map((b, k) => [b, k]));
+  const values = order.map((b) => { const own = ends.get(b); return [...new Set([Math.min(...own), Math.max(...own)].map((x) => shown(Number(x.toPrecision(2)))))].join("–"); });
+  const off = column.values.some((_, v) => column.numbers[v] === null);
+  return { values: off ? ["–", ...values] : values, of: column.of.map((v) => column.numbers[v] === null ? 0 : rank.get(bin(v)) + (off ? 1 : 0)) };
+}
+
 // Axes in a box [left, top, right, bottom] over [xLow, xHigh] x [yLow, yHigh]; gives both scales.
 // Of a logarithmic axis (logs: [x, y]) the limits and what the scale takes are logarithms.
 function axes(svg, box, [xLow, xHigh], [yLow, yHigh], xLabel, yLabel, logs = [], bare = false) {
-  const [left, top, right, bottom] = box;
-  const x = scale(xLow, xHigh, left, right), y = scale(yLow, yHigh, bottom, top);
+  const [, top, right, bottom] = box, every = logs[1] ? powers(yLow, yHigh) : ticks(yLow, yHigh, Math.max(2, (bottom - top) / 50));
   const named = (at, log) => shown(log ? Number(Math.pow(10, at).toPrecision(3)) : at);
+  // As wide a margin as the numbers need; who draws in the box reads its edge afterwards.
+  box[0] = Math.max(box[0], 14 + 6.4 * Math.max(0, ...every.map((at) => named(at, logs[1]).length)));
+  const left = box[0], x = scale(xLow, xHigh, left, right), y = scale(yLow, yHigh, bottom, top);
+  let last = -Infinity;
   if (!bare) for (const at of logs[0] ? powers(xLow, xHigh) : ticks(xLow, xHigh, Math.max(3, (right - left) / 110))) {
+    const half = 3.4 * named(at, logs[0]).length;
+    if (x(at) - half < last + 6 || x(at) + half > right + 14) continue;
+    last = x(at) + half;
     node("line", { x1: x(at), x2: x(at), y1: top, y2: bottom, class: "grid" }, svg);
     node("text", { x: x(at), y: bottom + 15, "text-anchor": "middle" }, svg, named(at, logs[0]));
   }
-  for (const at of logs[1] ? powers(yLow, yHigh) : ticks(yLow, yHigh, Math.max(2, (bottom - top) / 50))) {
+  for (const at of every) {
     node("line", { x1: left, x2: right, y1: y(at), y2: y(at), class: "grid" }, svg);
     node("text", { x: left - 6, y: y(at) + 4, "text-anchor": "end" }, svg, named(at, logs[1]));
   }
@@ -87,8 +126,9 @@ function hover(element, text) {
 // A mark that tells of its trial, and leads to its line in the table.
 function mark(svg, trial, name, attributes, more) {
   const made = node(name, { ...attributes, class: (attributes.class || "") + " mark" }, svg);
+  if ("cx" in attributes) spot(svg, trial, attributes.cx, attributes.cy);
   hover(made, told(trial) + (more ? "\n" + more : ""));
-  made.addEventListener("click", () => visit(data.trials.number[trial]));
+  made.addEventListener("click", () => { if (!svg.dragged) visit(data.trials.number[trial]); });
   return made;
 }
 
@@ -137,9 +177,9 @@ async function exported(figure, as) {
   return new Promise((done) => canvas.toBlob(done, "image/png"));
 }
 
-async function save(figure, as) {
+async function save(figure, as, made = exported(figure, as)) {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(await exported(figure, as));
+  link.href = URL.createObjectURL(await made);
   link.download = `${figure.id}.${as}`;
   link.click();
 }

@@ -7,12 +7,15 @@ const PARTS = {  // "gradients" are kept in memory, "gradients µs" is the time 
 };
 
 drawn.front = function (figure) {
-  const f = data.front, place = new Map(data.trials.number.map((n, i) => [n, i]));
+  const f = { ...data.front };
+  for (const name of ["front", "rest"]) f[name] = f[name].filter((p) => keeps(p[0], ""));
+  if (f.front.length < data.front.front.length) f.steps = f.front.map((p) => [p[2], p[1]]).sort((p, q) => (p[0] - q[0]) * (f.up[1] ? -1 : 1)).slice(0, f.steps.length);
   const { svg, width } = blank(figure, 380, "Pareto front: " + f.labels.slice(0, 2).join(" over "));
   const log = (k) => (v) => f.log[k] ? Math.log10(v) : v, all = f.front.concat(f.rest);
   const span = (k) => { const [low, high] = extent(all.map((p) => log(k)(p[k + 1]))), pad = (high - low) * 0.06; return [low - pad, high + pad]; };
   const box = [64, 26, width - 16, 330], xs = span(1), ys = span(0);
   const [x, y] = axes(svg, box, xs, ys, f.labels[1], f.labels[0], [f.log[1], f.log[0]]);
+  brushable(svg, box);
   const at = (p) => ({ cx: x(log(1)(p[2])), cy: y(log(0)(p[1])) });
   const told = (p) => f.labels.map((label, k) => `${label}: ${shown(p[k + 1])}`).join("\n");
   for (const p of f.rest) mark(svg, place.get(p[0]), "circle", { ...at(p), r: 3.2, class: "dominated" }, told(p));
@@ -27,13 +30,20 @@ drawn.front = function (figure) {
     mark(svg, place.get(p[0]), "circle", { ...at(p), r: 5.5, class: "ok optimal", style }, told(p));
     if (i < f.named) node("text", { x: at(p).cx, y: at(p).cy - 9, "text-anchor": "middle" }, svg, p[0]);
   });
-  node("text", { x: box[2], y: 14, "text-anchor": "end" }, svg, `${f.counts[0]} Pareto-optimal, ${f.counts[1]} dominated`);
+  if (width > 500) node("text", { x: box[2], y: 14, "text-anchor": "end" }, svg, `${f.counts[0]} Pareto-optimal, ${f.counts[1]} dominated`);
 };
 
+// The bars of the trials that are kept.
+function only(stacks) {
+  const rows = stacks.labels.map((_, i) => i).filter((i) => keeps(Number(stacks.labels[i].slice(6)), ""));
+  const cut = (one) => ({ parts: Object.fromEntries(Object.entries(one.parts).map(([name, part]) => [name, rows.map((i) => part[i])])), measured: rows.map((i) => one.measured[i]) });
+  return { ...stacks, labels: rows.map((i) => stacks.labels[i]), memory: cut(stacks.memory), time: cut(stacks.time) };
+}
+
 drawn.stacks = function (figure) {
-  const s = data.stacks, place = figure.querySelector(".plot").clientWidth || 900, wide = place > 620;
+  const s = only(data.stacks), place = drawingFor.width || figure.querySelector(".plot").clientWidth || 900, wide = place > 620;
   const rows = s.labels.length, names = [s.memory, s.time].map((one) => Object.keys(one.parts).length);
-  const columns = wide ? 3 : 2, legend = names.map((n) => 16 * Math.ceil((n + 1) / columns));
+  const columns = place > 760 ? 3 : 2, legend = names.map((n) => 16 * Math.ceil((n + 1) / columns));
   const one = 22 * rows + 34, both = wide ? one + Math.max(...legend) : 2 * one + legend[0] + legend[1] + 16;
   const { svg, width } = blank(figure, both + 8, "Predicted memory and time per token of the best trials, part by part");
   const panel = (from, to, top, of, unit, label, limit) => {
@@ -72,7 +82,7 @@ drawn.stacks = function (figure) {
 function hue(part, unit) { return PARTS[`${part} ${unit}`] || PARTS[part] || "var(--gray)"; }
 
 drawn.dependence = function (figure) {
-  const d = data.dependence, names = [choice(figure, "of"), choice(figure, "by")], [a, b] = names.map((name) => d[name]);
+  const d = data.dependence, names = [choice(figure, "of"), choice(figure, "by")], [a, b] = names.map((name) => ({ ...d[name], ...binned(d[name]) }));
   const cells = new Map();
   a.of.forEach((i, row) => {
     const key = b.of[row] + " " + i, cell = cells.get(key) || { sum: 0, count: 0 };
@@ -81,10 +91,10 @@ drawn.dependence = function (figure) {
   });
   const { svg, width } = blank(figure, 330, `Effect of ${names[0]} by ${names[1]}`);
   const means = [...cells.values()].map((cell) => cell.sum / cell.count), [low, high] = extent(means.concat(0)), pad = (high - low) * 0.06;
-  const box = [64, 26, width - 90, 280];
+  const box = [64, 26, width - 40 - 6 * Math.max(8, ...b.values.map((value) => value.length)), 280];
   const [, y] = axes(svg, box, [0, 1], [low - pad, high + pad], names[0], `effect of ${names[0]}, ${figure.dataset.unit}`, [], true);
-  const x = scale(-0.4, a.values.length - 0.6, box[0], box[2]), every = Math.ceil(a.values.length * 34 / (box[2] - box[0]));
-  a.values.forEach((value, i) => { if (i % every === 0) node("text", { x: x(i), y: box[3] + 15, "text-anchor": "middle" }, svg, value); });
+  const x = scale(-0.4, a.values.length - 0.6, box[0], box[2]), side = (box[2] - box[0]) / a.values.length;
+  across(svg, a.values, x(0) - side / 2, side, box[3] + 15);
   node("line", { x1: box[0], x2: box[2], y1: y(0), y2: y(0), class: "even" }, svg);
   node("text", { x: box[2] + 12, y: 18, class: "name" }, svg, names[1]);
   const step = Math.min(18, 250 / b.values.length);
@@ -98,7 +108,7 @@ drawn.dependence = function (figure) {
     }
     if (step < 9 && j % Math.ceil(9 / step)) return;
     node("rect", { x: box[2] + 12, y: 26 + step * j, width: 9, height: 9, style: `fill: ${colour}` }, svg);
-    node("text", { x: box[2] + 25, y: 34 + step * j }, svg, value.slice(0, 9));
+    node("text", { x: box[2] + 25, y: 34 + step * j }, svg, value);
   });
 };
 
@@ -107,7 +117,7 @@ drawn.border = function (figure) {
   const cells = new Map(), cell = (i, j) => { const key = i + " " + j; if (!cells.has(key)) cells.set(key, { sum: 0, count: 0, oom: 0, ran: 0 }); return cells.get(key); };
   d.fits.forEach((p, row) => { const at = cell(a.of[row], b.of[row]); at.sum += p; at.count += 1; });
   const t = data.trials, tried = names.map((name) => t.parameters[name]);
-  if (tried[0] && tried[1]) t.number.forEach((_, row) => {
+  if (tried[0] && tried[1]) keptRows().forEach((row) => {
     const [i, j] = [a, b].map((c, k) => c.values.indexOf(tried[k].values[tried[k].of[row]]));
     if (i < 0 || j < 0) return;
     if (t.objective[row] !== null) cell(i, j).ran += 1;
@@ -115,7 +125,7 @@ drawn.border = function (figure) {
   });
   const one = Math.max(16, Math.min(34, 340 / b.values.length));
   const { svg, width } = blank(figure, 44 + one * b.values.length, "Share of configurations that fit, by two parameters");
-  const left = 70, side = Math.min(110, (width - left - 10) / a.values.length);
+  const left = Math.max(70, 14 + 6.4 * Math.max(...b.values.map((value) => value.length))), side = Math.min(110, (width - left - 10) / a.values.length);
   for (const [key, c] of cells) {
     const [i, j] = key.split(" ").map(Number), share = c.count ? c.sum / c.count : 0;
     const at = { x: left + side * i, y: 4 + one * (b.values.length - 1 - j), width: side - 1, height: one - 1 };
@@ -125,8 +135,7 @@ drawn.border = function (figure) {
     const words = (c.count && side > 34 ? Math.round(100 * share) + " %" : "") + (side > 80 || side <= 34 ? seen : seen && " ●");
     if (one > 13) node("text", { x: at.x + side / 2, y: at.y + one / 2 + 4, "text-anchor": "middle", style: `fill: ${!c.count ? "var(--text)" : share > 0.6 ? "#111" : "#fff"}; pointer-events: none` }, svg, words);
   }
-  b.values.forEach((value, j) => node("text", { x: left - 6, y: 8 + one * (b.values.length - 1 - j) + one / 2, "text-anchor": "end" }, svg, value.slice(0, 9)));
-  const every = Math.ceil(28 / side);
-  a.values.forEach((value, i) => { if (i % every === 0) node("text", { x: left + side * (i + 0.5), y: one * b.values.length + 18, "text-anchor": "middle" }, svg, value.slice(0, 10)); });
+  b.values.forEach((value, j) => node("text", { x: left - 6, y: 8 + one * (b.values.length - 1 - j) + one / 2, "text-anchor": "end" }, svg, value));
+  across(svg, a.values, left, side, one * b.values.length + 18);
   node("text", { x: left, y: one * b.values.length + 36, class: "name" }, svg, names[0] + " →, " + names[1] + " ↑");
 };

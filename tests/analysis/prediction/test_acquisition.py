@@ -40,11 +40,12 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> SearchSpace:
     return load_space(str(path))
 
 
-def simulated(space: SearchSpace, trials: int, seed: int = 0) -> Run:
+@pytest.fixture(scope="module")
+def searched(space: SearchSpace) -> Run:
     """A search whose trials run one at a time as the cost model says, with noise of 2 %."""
-    truth, rng = true_pricing(space, 0.0, seed), np.random.default_rng(seed)
-    policy, run = make_policy(space, seed), Run(Path(), seed=seed)
-    for number in range(1, trials + 1):
+    truth, rng = true_pricing(space, 0.0, 0), np.random.default_rng(0)
+    policy, run = make_policy(space, 0), Run(Path(), seed=0)
+    for number in range(1, 17):
         proposal = policy.propose(run, 2**31)
         assert proposal is not None
         trial = Trial(number, proposal.config, 0.0, proposal.by, proposal.why, proposal.expected)
@@ -59,6 +60,12 @@ def simulated(space: SearchSpace, trials: int, seed: int = 0) -> Run:
     return run
 
 
+def first(searched: Run, trials: int) -> Run:
+    """The search when so many trials had ended."""
+    begun = {number: trial for number, trial in searched.trials.items() if number <= trials}
+    return Run(Path(), seed=0, trials=begun)
+
+
 def posterior_of(space: SearchSpace, run: Run) -> Posterior:
     pricing, observations = Pricing(space).supposing(), Observations.of(run)
     shortlist = CandidateSet.shortlist(pricing, Candidates(space), 0)
@@ -66,8 +73,10 @@ def posterior_of(space: SearchSpace, run: Run) -> Posterior:
     return Posterior(shortlist, model, observations, shortlist.untried(run))
 
 
-def test_a_candidates_improvement_is_the_mean_over_what_it_could_be(space: SearchSpace) -> None:
-    run = simulated(space, 6)
+def test_a_candidates_improvement_is_the_mean_over_what_it_could_be(
+    space: SearchSpace, searched: Run
+) -> None:
+    run = first(searched, 6)
     posterior, best = posterior_of(space, run), run.best
     assert best is not None
     gains, better = improvement(posterior, best)
@@ -77,6 +86,31 @@ def test_a_candidates_improvement_is_the_mean_over_what_it_could_be(space: Searc
         drawn = rng.normal(ahead, posterior.deviation[at], 200_000)
         assert gains[at] == pytest.approx(np.expm1(np.maximum(drawn, 0)).mean(), rel=0.05)
         assert better[at] == pytest.approx(np.mean(drawn > 0), rel=0.05)
+
+
+def test_runs_near_the_limit_tell_whether_it_makes_jobs_slow(space: SearchSpace) -> None:
+    truth = true_pricing(space, 0.0, 0)
+    configs = Candidates(space).draw(10_000, np.random.default_rng(0), [], 2)
+    answer = truth.predict(configs)
+    roomy = np.flatnonzero((answer.fits > 0.99) & (answer.full < 0.01))
+    full = np.flatnonzero((answer.fits > LIKELY) & (answer.full > 0.5))
+    assert len(full) >= 3
+
+    def at_speed(slowdown: float) -> float:
+        """Of what is near the limit, if two others there took so many times as long."""
+        run = Run(Path())
+        for number, at in enumerate([*roomy[:3], *full[:2]], 1):
+            slower = slowdown if at in full else 1.0
+            trial = Trial(number, configs[at], 0.0, kind="ok", ended_t=float(number))
+            trial.objective = float(answer.tokens_per_second[at]) / slower
+            trial.result = {"step_time_s": {"median": float(answer.step_time_s[at]) * slower}}
+            run.trials[number] = trial
+        posterior = posterior_of(space, run)
+        near = (posterior.prediction.full > 0.5) & (posterior.eligibility > LIKELY)
+        assert near.any()
+        return float((posterior.at_speed / posterior.eligibility)[near].mean())
+
+    assert at_speed(1.0) > 0.8 > 0.4 > at_speed(3.0)
 
 
 def test_gain_is_that_of_the_normal_distribution_and_grows_with_the_batch() -> None:
@@ -92,10 +126,10 @@ def test_gain_is_that_of_the_normal_distribution_and_grows_with_the_batch() -> N
 
 
 def test_no_trial_is_proposed_that_cannot_win_while_an_untried_configuration_can(
-    space: SearchSpace,
+    space: SearchSpace, searched: Run
 ) -> None:
     """Llama 8B on DGX H100, 16 trials: a trial's own 95 % interval reaches the best before it."""
-    run = simulated(space, 16)
+    run = searched
     before, best = Run(Path(), seed=0), 0.0
     hopeless = 0
     for number, trial in run.trials.items():
@@ -110,9 +144,9 @@ def test_no_trial_is_proposed_that_cannot_win_while_an_untried_configuration_can
 
 
 def test_a_candidate_that_may_win_comes_before_a_certain_one_that_cannot(
-    space: SearchSpace,
+    space: SearchSpace, searched: Run
 ) -> None:
-    run = simulated(space, 8)
+    run = first(searched, 8)
     posterior, best = posterior_of(space, run), run.best
     assert best is not None
     value = acquisition(posterior, best)
@@ -126,8 +160,10 @@ def test_a_candidate_that_may_win_comes_before_a_certain_one_that_cannot(
     assert np.isneginf(value[~likely & ~worth]).all()
 
 
-def test_after_two_failures_in_a_row_only_what_surely_runs_comes(space: SearchSpace) -> None:
-    run = simulated(space, 6)
+def test_after_two_failures_in_a_row_only_what_surely_runs_comes(
+    space: SearchSpace, searched: Run
+) -> None:
+    run = first(searched, 6)
     posterior = posterior_of(space, run)
     unsure = posterior.feasibility < SURE
     assert unsure.any() and np.isfinite(acquisition(posterior, run.best)[unsure]).any()
@@ -139,10 +175,10 @@ def test_after_two_failures_in_a_row_only_what_surely_runs_comes(space: SearchSp
 
 
 def test_what_no_success_had_counts_in_what_is_left(
-    space: SearchSpace, monkeypatch: pytest.MonkeyPatch
+    space: SearchSpace, searched: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only trials with a pipeline, or only trials without: the other half is in doubt."""
-    run = simulated(space, 12)
+    run = first(searched, 12)
     piped = [number for number, trial in run.trials.items() if trial.config["pp"] > 1]
     if 2 * len(piped) < len(run.trials):
         piped = [number for number in run.trials if number not in piped]
@@ -166,14 +202,14 @@ def test_what_no_success_had_counts_in_what_is_left(
 
 @pytest.mark.parametrize("trials", [4, 9, 16])
 def test_the_reports_first_next_trial_is_what_the_search_proposes_next(
-    space: SearchSpace, trials: int
+    space: SearchSpace, searched: Run, trials: int
 ) -> None:
-    run = simulated(space, trials)
+    run = first(searched, trials)
     proposal = make_policy(space, run.seed).propose(run, 2**31)
-    first = next_trials(Outlook(run, Pricing(space)))[0]
-    assert proposal is not None and first.config == proposal.config
+    named = next_trials(Outlook(run, Pricing(space)))[0]
+    assert proposal is not None and named.config == proposal.config
     told = [proposal.expected[name] for name in ("objective", "low", "high", "fits")]
-    assert [first.objective, first.low, first.high, first.runs] == pytest.approx(told)
+    assert [named.objective, named.low, named.high, named.runs] == pytest.approx(told)
 
 
 @pytest.mark.parametrize(

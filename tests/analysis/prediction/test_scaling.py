@@ -13,7 +13,7 @@ from analysis.cost.time_constants import TimeConstants
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.scaling import Scaled
 from analysis.report import plots
-from analysis.report.plots import BLUE, image, scaling_figure
+from analysis.report.plots import BLUE, plot
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import load_space
@@ -135,12 +135,13 @@ def test_a_cluster_of_unknown_power_has_no_energy() -> None:
     assert "J/token" not in Scaled.of(Pricing(space), config, "weak", [1]).table(1e9)
 
 
-def test_the_figure_is_a_png_or_an_svg_whose_text_is_text(pricing: Pricing) -> None:
-    figure = scaling_figure(Scaled.of(pricing, RECIPE, "weak", [16, 32, 64]))
+def test_the_figure_is_a_png_a_pdf_or_an_svg_whose_text_is_text(pricing: Pricing) -> None:
+    figure = plot(Scaled.of(pricing, RECIPE, "weak", [16, 32, 64]))
     left, right = figure.axes
     assert len(left.lines[1].get_xdata()) == len(right.lines[1].get_xdata()) == 3
-    assert image(figure, "png").startswith(b"\x89PNG")
-    drawn = image(figure, "svg")
+    for form, begins in (("png", b"\x89PNG"), ("pdf", b"%PDF")):
+        assert figure.encoded(form).startswith(begins)
+    drawn = figure.encoded("svg")
     assert b">tokens/s</text>" in drawn and BLUE.encode() in drawn
 
 

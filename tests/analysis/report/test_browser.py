@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from analysis.prediction.pricing import Pricing
 from analysis.report import forests, model_sensitivity, section
 from analysis.report.page import write_report
+from analysis.run.fold import read_run
 from analysis.run.folder import RunFolder
 from search_spaces import Candidates, load_space
 from support.browser import MISSING, Browser, browser, installed
@@ -21,7 +24,7 @@ pytestmark = pytest.mark.skipif(not installed(), reason=MISSING)
 TRIALS = 130
 FIGURES = [
     *("history", "expected", "effects-model", "effects-trials", "dependence", "effects-failure"),
-    *("border", "compare", "stacks", "parallel", "heat", "nodes"),
+    *("border", "compare", "stacks", "parallel", "heat", "slices", "edf", "roofline", "nodes"),
 ]
 SHOWN = (
     "return [...document.querySelectorAll('#trials tbody tr')].filter(r => !r.hidden)"
@@ -54,8 +57,12 @@ def write_run(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    folder = tmp_path_factory.mktemp("browser")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("browser")
+
+
+@pytest.fixture(scope="module")
+def window(folder: Path) -> Iterator[Browser]:
     write_run(folder / "run")
     with pytest.MonkeyPatch.context() as patch:  # how sure rankings are matters elsewhere
         patch.setattr(forests, "NUM_TREES", 20)
@@ -115,7 +122,8 @@ def test_a_figure_is_saved_as_svg_and_png_in_the_colours_of_the_theme(window: Br
 def test_any_two_parameters_can_be_set_against_each_other(window: Browser) -> None:
     chosen = (
         "const f = document.getElementById('figure-{0}');"
-        "const [a, b] = f.querySelectorAll('select'); a.selectedIndex = {1}; b.selectedIndex = {2};"
+        "const [a, b] = f.querySelectorAll('select:not(.paper)');"
+        "a.selectedIndex = {1}; b.selectedIndex = {2};"
         "a.dispatchEvent(new Event('change'));"
         "return [f.querySelectorAll('svg *').length, f.textContent.includes('NaN'),"
         " a.options.length]"
@@ -137,18 +145,106 @@ def test_the_table_turns_its_pages_and_finds_a_trial_on_another(window: Browser)
     assert window.run("return document.querySelector('tr.visited').id") == "trial-5"
 
 
-def test_words_filter_the_table(window: Browser) -> None:
-    put = (
-        "const i = document.querySelector('#trial-controls input');"
-        "i.value = {!r}; i.dispatchEvent(new Event('input'));"
+PUT = (
+    "const i = document.querySelector('#filter input');"
+    "i.value = {!r}; i.dispatchEvent(new Event('input'));"
+)
+KEPT = "return data.trials.number.filter((_, i) => kept[i])"
+OF_TRIALS = ("history", "expected", "slices", "parallel", "edf", "roofline")
+SPOTS = (
+    "const f = document.getElementById('figure-{}'); f.drawn = true; drawn[f.dataset.draw](f);"
+    "return [...new Set(f.querySelector('svg').spots.map(([, , i]) => data.trials.number[i]))]"
+    ".sort((a, b) => a - b)"
+)
+
+
+def test_terms_are_exact_and_every_figure_and_the_table_obey_them(
+    window: Browser, folder: Path
+) -> None:
+    trials = read_run(folder / "run").trials
+    successes = {n for n, t in trials.items() if t.ok}
+    middle = sorted(t.objective for t in trials.values() if t.objective is not None)[40]
+    for text, means in {
+        "mbs=1": lambda t: t.config["mbs"] == 1,
+        "mbs!=1 tp=2": lambda t: t.config["mbs"] != 1 and t.config["tp"] == 2,
+        "mbs>=4 mbs<16": lambda t: 4 <= t.config["mbs"] < 16,
+        "mbs=2..8": lambda t: 2 <= t.config["mbs"] <= 8,
+        "recompute=Full": lambda t: t.config["recompute"] == "full",
+        "kind=oom": lambda t: t.kind == "oom",
+        f"objective<{middle}": lambda t: t.ok and (t.objective or 0.0) < middle,
+        "node_hours>=0": lambda t: True,
+        "no-such-word": lambda t: False,
+        "nothing=1": lambda t: False,
+    }.items():
+        window.run(PUT.format(text))
+        expected = {n for n, t in trials.items() if means(t)}
+        assert set(window.run(KEPT)) == expected, text
+        assert set(window.run(SHOWN)) == set(sorted(expected)[:100]), text
+        for name in OF_TRIALS if expected & successes else ():
+            assert set(window.run(SPOTS.format(name))) == expected & successes, (text, name)
+    assert "nothing here is called nothing" in window.run(
+        "return document.querySelector('#filter output').textContent"
     )
-    window.run(put.format("oom"))
-    found = window.run(SHOWN)
-    assert 13 in found and 0 < len(found) < 100
-    window.run(put.format("oom no-such-word"))
-    assert window.run(SHOWN) == []
-    window.run(put.format(""))
-    assert len(window.run(SHOWN)) == 100
+    window.run("document.querySelector('#filter button').click()")
+    assert len(window.run(SHOWN)) == 100 and set(window.run(KEPT)) == set(trials)
+    assert window.complaints() == []
+
+
+def test_dragging_over_any_figure_keeps_the_trials_in_the_box(window: Browser) -> None:
+    for name in OF_TRIALS:
+        window.run(SPOTS.format(name))
+        left, top, right, bottom = window.run(
+            f"const svg = document.querySelector('#figure-{name} svg');"
+            "const [x, y] = svg.spots[svg.spots.length >> 1];"
+            # Below the bar with the filter, which stays at the top.
+            "scrollBy(0, svg.getBoundingClientRect().top + y - 0.7 * innerHeight);"
+            "const r = svg.getBoundingClientRect();"
+            "return [r.left + x - 9, r.top + y - 9, r.left + x + 9, r.top + y + 9]"
+        )
+        inside = window.run(
+            f"const svg = document.querySelector('#figure-{name} svg');"
+            "const r = svg.getBoundingClientRect();"
+            f"return svg.spots.filter(([x, y]) => r.left + x >= {left} && r.left + x <= {right}"
+            f" && r.top + y >= {top} && r.top + y <= {bottom}).map(([, , i]) => i)"
+        )
+        window.drag(left, top, right, bottom)
+        kept = window.run("return data.trials.number.map((_, i) => i).filter((i) => kept[i])")
+        assert set(kept) == set(inside) and 0 < len(kept) < TRIALS, name
+        assert len(window.run(SHOWN)) == len(kept)
+        window.run("document.querySelector('#filter button').click()")
+    assert window.complaints() == []
+
+
+def test_the_objective_has_a_logarithmic_axis_if_asked(window: Browser) -> None:
+    names = (
+        "const f = document.getElementById('figure-history'); drawn.history(f);"
+        "return [...f.querySelectorAll('text[text-anchor=end]')].map((e) => e.textContent)"
+    )
+    toggle = "document.querySelector('[name=log]').click();"
+    plain, logarithmic = window.run(names), window.run(toggle + names)
+    assert plain != logarithmic
+    numbers = [float(x.replace(",", "")) for x in logarithmic if x[0].isdigit()]
+    assert all(n / 10 ** int(np.log10(n)) in (1, 2, 5) for n in numbers) and len(numbers) > 1
+    assert window.run(toggle + names) == plain
+
+
+def test_on_paper_every_figure_is_drawn_and_no_row_is_missing(window: Browser) -> None:
+    window.run("location.reload()")
+    state = (
+        "return [[...document.querySelectorAll('figure[data-draw]')]"
+        ".map((f) => Number((f.querySelector('svg') || {getAttribute: () => 0})"
+        ".getAttribute('width'))),"
+        "[...document.querySelectorAll('#trials tbody tr')].filter((r) => !r.hidden).length,"
+        "document.documentElement.dataset.theme || '']"
+    )
+    before = window.run(state)
+    widths, rows, theme = window.run("dispatchEvent(new Event('beforeprint'));" + state)
+    assert set(widths) == {700} and len(widths) == len(FIGURES)
+    assert (rows, theme) == (TRIALS, "light")
+    after = window.run("dispatchEvent(new Event('afterprint'));" + state)
+    assert after[1:] == before[1:] and 700 not in after[0]
+    assert len(window.pdf()) > 50_000
+    assert window.complaints() == []
 
 
 def test_the_keyboard_sorts_the_table_by_numbers(window: Browser) -> None:
@@ -161,6 +257,40 @@ def test_the_keyboard_sorts_the_table_by_numbers(window: Browser) -> None:
     assert window.run(press) == "descending"
     assert window.run(SHOWN) == list(range(TRIALS - 1, TRIALS - 101, -1))
     assert window.run(press) == "ascending"
+
+
+PAPER = (
+    "return Promise.all(['svg', 'pdf'].map((as) =>"
+    " forPaper(document.getElementById('{}'), '{} ' + as).text()))"
+)
+
+
+@pytest.mark.parametrize("inches", [3.3, 6.9])
+def test_every_figure_is_saved_for_a_paper_at_its_width_with_text_of_8_points(
+    window: Browser, inches: float
+) -> None:
+    before = window.run("return document.documentElement.dataset.theme || ''")
+    for name in FIGURES:
+        svg, pdf = window.run(PAPER.format(f"figure-{name}", inches))
+        root = ElementTree.fromstring(svg)
+        wide = float(root.attrib["viewBox"].split()[2])
+        assert root.attrib["width"] == f"{inches}in", name
+        words = [e for e in root.iter("{http://www.w3.org/2000/svg}text") if e.text]
+        for text in words:
+            size = float(text.attrib["font-size"].removesuffix("px"))
+            assert size * inches * 72 / wide == pytest.approx(8, abs=0.02)
+        title = words[-1].text  # above the figure
+        assert title and len(words) > 5 and "NaN" not in svg and "NaN" not in pdf
+        # The PDF has the same words on a page as wide, and its table of objects is right.
+        box = re.search(r"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", pdf)
+        assert box and float(box[1]) == pytest.approx(72 * inches, rel=0.003)
+        assert pdf.count(" Tj ET") == len(words) and f"({title[:6]}" in pdf
+        start = int(re.findall(r"startxref\n(\d+)", pdf)[0])
+        assert pdf[start:].startswith("xref")
+        for number, at in enumerate(re.findall(r"(\d{10}) 00000 n", pdf[start:]), start=1):
+            assert pdf[int(at) :].startswith(f"{number} 0 obj")
+    assert window.run("return document.documentElement.dataset.theme || ''") == before
+    assert window.complaints() == []
 
 
 def test_the_theme_turns_and_a_phone_has_nothing_to_scroll_sideways_for(window: Browser) -> None:

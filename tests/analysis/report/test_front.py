@@ -73,7 +73,7 @@ def test_a_run_with_one_objective_has_no_front(build: Any) -> None:
 
 def test_the_report_has_the_front_and_every_point_is_of_a_trial_in_its_table(run: Run) -> None:
     page = write_report(run.directory).read_text()
-    drawn = json.loads(page.split("const data = ")[1].split(";\n")[0])["front"]
+    drawn = json.loads(page.split('id="data">')[1].split("</script>")[0])["front"]
     assert [point[0] for point in drawn["front"]] == [5, 3, 1]
     assert sorted(point[0] for point in drawn["rest"]) == [2, 4, 6]  # the failure is no point
     for number in range(1, 7):

@@ -94,7 +94,7 @@ def test_every_trial_is_in_the_table_with_links_to_its_logs(big, page):
 
 
 def test_figures_are_the_pages_own_and_nothing_lies_beside_it(big, page):
-    drawn = {"history", "effects", "dependence", "parallel", "heat", "nodes"}
+    drawn = {"history", "effects", "dependence", "parallel", "heat", "slices", "edf", "nodes"}
     assert set(page.all("figure", "data-draw")) == drawn
     assert {p.name for p in (big / "report").iterdir()} == {"index.html", "best.yaml"}
 
@@ -147,7 +147,8 @@ def test_text_from_logs_and_spaces_is_escaped_and_never_breaks_a_figure(journal)
             HOSTILE.replace("\ud800", ""),
         )  # fmt: skip
     page = Page(write_report(book.directory))
-    assert [name for name, _ in page.tags].count("script") == 1
+    kinds = [attrs.get("type") for name, attrs in page.tags if name == "script"]
+    assert kinds == ["application/json", None]  # the data, and what reads it
     assert "<script>alert" not in page.source and "<i>tp" not in page.source
     assert "<script>alert(1)</script>" in page.text and "{{ 7*7 }}" in page.text
     assert "\x1b" not in page.source and "\u202e" not in page.source

@@ -45,17 +45,6 @@ def test_a_section_whose_condition_is_false_is_not_drawn(build: Callable[..., Pa
     assert "<section" not in write_report(build(6), [never]).read_text()
 
 
-def test_pictures_of_an_earlier_version_do_not_outlive_their_page(
-    build: Callable[..., Path],
-) -> None:
-    folder = build(6)
-    report = write_report(folder).parent
-    for name in ("trajectory.png", "objective_shap.png", "my_own.png"):
-        (report / name).write_bytes(b"of an earlier state")
-    write_report(folder)
-    assert {file.name for file in report.glob("*.png")} == {"my_own.png"}
-
-
 def test_a_title_may_depend_on_the_run(build: Callable[..., Path]) -> None:
     section = Section(lambda content: f"{len(content.frame)} <trials>", lambda _: "")
     assert "<h2>6 &lt;trials&gt;</h2>" in write_report(build(6), [section]).read_text()

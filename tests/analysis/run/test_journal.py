@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -131,6 +132,21 @@ def test_two_drivers_cannot_hold_one_run(tmp_path: Path) -> None:
     journal.close()
     assert driver_of(tmp_path) is None
     Journal(tmp_path).close()
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_driver_ends_when_its_run_is_removed_or_moved(tmp_path: Path, moved: bool) -> None:
+    (tmp_path / "run").mkdir()
+    journal = Journal(tmp_path / "run")
+    try:
+        if moved:
+            (tmp_path / "run").rename(tmp_path / "elsewhere")
+        else:
+            shutil.rmtree(tmp_path / "run")
+        with pytest.raises(RunError, match="was removed or moved while its search was running"):
+            journal.write(Closed(reason="x"))
+    finally:
+        journal.close()
 
 
 def test_time_between_sessions_is_not_spent(tmp_path: Path) -> None:

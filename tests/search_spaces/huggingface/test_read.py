@@ -49,7 +49,8 @@ def stated(said: str) -> tuple[float, float]:
 
 def test_every_architecture_has_a_published_model_and_its_defaults_in_the_table() -> None:
     kinds = {entry["config"]["model_type"] for entry in PUBLISHED.values()}
-    beside = {"gemma3", "qwen3_vl", "qwen3_vl_text", "kimi_k2", "qwen3_next"}  # counted below
+    beside = {"gemma3", "qwen3_vl", "qwen3_vl_text", "kimi_k2", "qwen3_next", "gemma3n"}
+    beside |= {"gemma3n_text"}  # counted below
     assert kinds == architectures().keys() - beside
     assert {f"default {kind}" for kind in kinds} <= PUBLISHED.keys()
 
@@ -82,6 +83,16 @@ TOWERS = {
         {"model_type": "llama4_text"},
         {"num_hidden_layers": 34, "hidden_size": 1408, "intermediate_size": 5632},
     ),
+    "google/gemma-3n-E4B": (
+        7_849_978_192,
+        {"model_type": "gemma3n_text", "intermediate_size": [16384] * 35, "num_hidden_layers": 35},
+        {"model_type": "gemma3n_vision", "hidden_size": 2048},
+    ),
+    "google/gemma-3n-E2B": (
+        5_439_438_272,
+        {"model_type": "gemma3n_text", "intermediate_size": [8192] * 30, "num_hidden_layers": 30},
+        {"model_type": "gemma3n_vision", "hidden_size": 2048},
+    ),
     "mistralai/Mistral-Small-3.1-24B-Base-2503": (
         24_011_361_280,
         {"model_type": "mistral", "hidden_size": 5120, "num_hidden_layers": 40, "head_dim": 128,
@@ -99,7 +110,8 @@ def test_what_reads_pictures_counts(name: str, tmp_path: Path) -> None:
     model = read(tmp_path, {"model_type": "x", "text_config": text, "vision_config": tower})
     assert model.num_parameters == pytest.approx(published, rel=5e-3)
     alone = read(tmp_path, {"model_type": "x", "text_config": text})
-    assert model.further_parameters == model.num_parameters - alone.num_parameters > 4e8
+    further = model.further_parameters - alone.further_parameters
+    assert further == model.num_parameters - alone.num_parameters > 4e8
 
 
 def test_heads_for_further_tokens_count_and_kimi_is_deepseeks_shape(tmp_path: Path) -> None:
@@ -286,7 +298,7 @@ def test_the_guide_names_every_architecture() -> None:
     words = set(
         re.findall(r"\w+", guide.split("**Hugging Face.**")[1].split("Keys that a file")[0])
     )
-    assert architectures().keys() - {"gemma3_text"} <= words
+    assert architectures().keys() - {"gemma3_text", "gemma3n_text"} <= words
 
 
 def test_a_name_of_the_hub_is_looked_up_in_the_local_cache(

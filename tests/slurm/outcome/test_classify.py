@@ -383,9 +383,10 @@ def test_a_node_that_a_launch_failed_on_is_suspect() -> None:
     assert outcome.lost_nodes == ()
 
 
-def test_a_node_with_a_broken_gpu_is_suspect() -> None:
-    text = "CUDA error: uncorrectable ECC error\n"
-    assert classify(evidence(text, failed_on="n4")).suspect_nodes == ("n4",)
+def test_words_of_a_trainer_cost_no_node() -> None:
+    outcome = classify(evidence("CUDA error: uncorrectable ECC error\n", failed_on="n4"))
+    assert outcome.kind is Kind.NODE_FAILURE
+    assert outcome.suspect_nodes == outcome.lost_nodes == ()
 
 
 def test_nodes_whose_processes_would_not_die_are_lost_whatever_the_kind() -> None:

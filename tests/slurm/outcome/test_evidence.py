@@ -96,7 +96,7 @@ def test_what_is_no_result_ends_its_trial_as_a_crash(
 
 
 @pytest.mark.parametrize("name", ["stdout.log", "stderr.log"])
-@pytest.mark.parametrize("kind", ["directory", "pipe", "device", "sparse"])
+@pytest.mark.parametrize("kind", ["directory", "pipe", "device", "link", "sparse"])
 def test_what_is_no_log_hides_no_result(tmp_path: Path, name: str, kind: str) -> None:
     path = tmp_path / name
     if kind == "directory":
@@ -105,11 +105,15 @@ def test_what_is_no_log_hides_no_result(tmp_path: Path, name: str, kind: str) ->
         os.mkfifo(path)
     elif kind == "device":
         path.symlink_to("/dev/zero")
+    elif kind == "link":
+        (tmp_path / "own").write_text('secret\nCUDA out of memory\nMESHTUNE_RESULT {"x": 1}\n')
+        path.symlink_to("own")
     else:
         with path.open("w") as file:
             file.truncate(1 << 40)
     outcome = classify(left(tmp_path, 1))
-    assert outcome.kind is Kind.CRASH
+    assert outcome.kind is Kind.CRASH and "secret" not in outcome.stderr_tail
+    assert Outcome.stated(tmp_path) is None
     (tmp_path / "result.json").write_text(json.dumps(OK))
     assert classify(left(tmp_path, 0)).kind is Kind.OK
     outcome = Outcome.stated(tmp_path) or outcome
@@ -151,6 +155,10 @@ def test_whatever_is_in_the_place_of_a_trials_files_gives_way(tmp_path: Path) ->
     assert elsewhere.read_text() == "untouched"
     clear_attempt(elsewhere)
     assert elsewhere.is_dir() and (tmp_path / "elsewhere.aside-1").read_text() == "untouched"
+    (trial / "linked").symlink_to(trial / "result.json.aside-2")
+    clear_attempt(trial / "linked")
+    assert not list((trial / "linked").iterdir())
+    assert (trial / "result.json.aside-2" / "weights").read_text() == "w"
     trial.joinpath("gone").symlink_to("gone")
     clear_attempt(trial / "gone")
     assert (trial / "gone").is_dir()

@@ -74,9 +74,12 @@ def test_output_without_line_ends_is_not_kept(tmp_path: Path) -> None:
 
 def test_a_log_that_cannot_be_read_has_no_steps(tmp_path: Path) -> None:
     (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "another.log").write_text(line(1))
+    (tmp_path / "link").symlink_to("another.log")
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    assert not any(StepLog(path, None).grew() for path in tmp_path.iterdir())
+    grew = {path.name for path in tmp_path.iterdir() if StepLog(path, None).grew()}
+    assert grew == {"another.log"}
 
 
 def test_steps_are_kept_up_to_a_number(tmp_path: Path) -> None:

@@ -106,8 +106,10 @@ def test_the_jobs_settings_do_not_leak_into_the_step_but_the_way_to_slurm_does()
 
 
 def test_the_trials_environment_wins_over_the_sites() -> None:
-    spec = replace(SPEC, env={"NCCL_SOCKET_IFNAME": "hsn0"})
+    own = {"NCCL_SOCKET_IFNAME": "hsn0", "SLURM_LABELIO": "1"}  # which would label agents' words
+    spec = replace(SPEC, env=own)
     environment = srun_environment(spec, LEASE, Site.load("frontier"), "node002", {}, 64)
+    assert "SLURM_LABELIO" not in environment
     assert environment["NCCL_SOCKET_IFNAME"] == "hsn0"
 
 
@@ -162,6 +164,8 @@ def test_a_profile_of_ones_own_is_read_from_its_file(tmp_path: Path) -> None:
             "'srun_options[0]': found '--a b': accepted one option",
         ),
         ("source: x\nsrun_options: ['rm']\n", "found 'rm'"),
+        ("source: x\nsrun_options: [--out=x]\n", "accepted no --output: agents speak over"),
+        ("source: x\nsrun_options: [-l]\n", "accepted no --label: agents speak over"),
         ("source: x\nmax_concurrent_steps: 0\n", "max_concurrent_steps"),
         (
             "source: x\ngpus: none\ngpus: per_task\n",

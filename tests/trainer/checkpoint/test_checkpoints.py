@@ -51,6 +51,15 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "gy2 gz2 pp2": (8, {"gy": 2, "gz": 2, "pp": 2, "gas": 2, "mbs": GLOBAL_BATCH // 2}),
     "vpp2 tp2 zero3": (8, {"pp": 2, "vpp": 2, "tp": 2, "gas": 2, "zero_stage": 3}),
 }
+_MOVING = {"moe_router_bias_update_rate": 0.01}
+OF_EXPERTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "alone": (1, _MOVING),
+    "ep2 zero1": (4, {"ep": 2, "zero_stage": 1, "gas": 2, **_MOVING}),
+    "ep4 tp2 zero3": (
+        4, {"ep": 4, "tp": 2, "sequence_parallel": True, "zero_stage": 3, **_MOVING}
+    ),
+    "ep2 cp2 pp2 zero3": (8, {"ep": 2, "cp": 2, "pp": 2, "gas": 2, "zero_stage": 3, **_MOVING}),
+}  # fmt: skip
 RING = (
     *("one", "zero1 tp2", "cp2 zero2", "zero3 dp3", "hpz", "topo", "zbv zero1", "grid"),
     "vpp2 tp2 zero3",
@@ -59,21 +68,23 @@ RING = (
 
 def crossings(run_phases: RunPhases, folder: Path, cases: list[tuple[str, str, str]]) -> None:
     """Save under one layout, load under another: (model, from, to); check contents and losses."""
-    folders = {key: folder / " ".join(key) for key in itertools.product(MODELS, LAYOUTS)}
+    layouts = LAYOUTS | OF_EXPERTS
+    folders = {(model, before): folder / f"{model} {before}" for model, before, _ in cases}
     saving, loading = [], []
     for model in {model for model, _, _ in cases}:
-        reference = job(model, 1, "train", {}, model=model, measured_steps=2 * STEPS)
+        more = _MOVING if model == "moe" else {}
+        reference = job(model, 1, "train", {}, model=model, measured_steps=2 * STEPS, **more)
         saving.append(reference)
     # Small chunks, so that matrices have many and copies take turns in saving them.
     small = {"chunk_elements": 1500}
     for model, before in dict.fromkeys((model, before) for model, before, _ in cases):
-        ranks, values = LAYOUTS[before]
+        ranks, values = layouts[before]
         where = str(folders[model, before])
         saving.append(
             job(f"{model} {before}", ranks, "train", small, model=model, save=where, **values)
         )
     for model, before, after in cases:
-        ranks, values = LAYOUTS[after]
+        ranks, values = layouts[after]
         name = f"{model} {before} > {after}"
         places = {"load": str(folders[model, before]), "save": str(folder / name)}
         other = {"chunk_elements": 2000}
@@ -98,9 +109,21 @@ def test_any_layout_goes_on_from_any_other(run_phases: RunPhases, tmp_path: Path
     crossings(run_phases, tmp_path, [*ring, ("gpt", "zero1 tp2", "zero1 tp2")])
 
 
+def test_experts_and_their_routers_biases_go_on_under_another_ep(
+    run_phases: RunPhases, tmp_path: Path
+) -> None:
+    ring = [*OF_EXPERTS]
+    pairs = zip(ring, [*ring[1:], ring[0]], strict=True)
+    crossings(run_phases, tmp_path, [("moe", *pair) for pair in pairs])
+    (saved,) = complete(tmp_path / "moe alone").values()
+    biases = {n: value for n, value in contents(saved).items() if n.endswith("router.bias")}
+    assert len(biases) == MODELS["moe"]["num_layers"] - 1
+    assert all(bias.abs().max() > 0 for bias in biases.values())
+
+
 @pytest.mark.heavy
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["gpt", "llama"])
 def test_every_layout_goes_on_from_every_other(
     run_phases: RunPhases, tmp_path: Path, model: str
 ) -> None:

@@ -12,9 +12,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torch.distributed.checkpoint.metadata import Metadata
 
 from support.checkpoint_cases import RunPhases, job
+from trainer.checkpoint.folders import complete
 from trainer.checkpoint.integrity import checksum
 
 
@@ -125,3 +127,26 @@ def test_what_is_not_as_it_was_saved_is_told_in_a_line_that_names_the_file(
         assert says in answers[name]["says"] and "\n" not in answers[name]["says"], answers[name]
         assert "goes on from the checkpoint before it" in answers[name]["says"]
         assert not (folder / "executed").exists()
+
+
+def test_a_run_sets_a_damaged_checkpoint_aside_and_goes_on_from_the_one_before(
+    run_phases: RunPhases, tmp_path: Path
+) -> None:
+    saved = {"save": str(tmp_path / "a"), "save_interval": 1, "keep_latest_k": 3}
+    answers = run_phases([job("a", 2, "train", {}, measured_steps=4, **saved)])
+    steps = {step: tmp_path / f"a/step-0000000{step}" for step in (2, 3, 4)}
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {p.name for p in steps.values()}
+    flip(steps[4] / "__1_0.distcp")
+    (steps[3] / ".metadata").unlink()
+    shutil.copytree(tmp_path / "a", tmp_path / "all")
+    flip(tmp_path / "all" / steps[2].name / "__0_0.distcp")
+    resumed = saved | {"load": saved["save"], "measured_steps": 2}
+    none = resumed | {"save": str(tmp_path / "all"), "load": str(tmp_path / "all")}
+    answers |= run_phases([job("b", 1, "train", {}, **resumed), job("c", 1, "train", {}, **none)])
+    assert answers["b"]["losses"] == pytest.approx(answers["a"]["losses"][2:], rel=1e-6)
+    assert complete(tmp_path / "a").keys() == {2, 3, 4}
+    left = {path.name[:13] for path in (tmp_path / "a").glob("*.damaged")}
+    assert left == {steps[3].name, steps[4].name}
+    # Without a whole one nothing is set aside, and nothing begins anew.
+    assert answers["c"]["says"].startswith(f"cannot read {tmp_path / 'all' / steps[4].name}: ")
+    assert complete(tmp_path / "all").keys() == {2, 3, 4}

@@ -110,13 +110,15 @@ def test_a_later_token_changes_no_earlier_logit(model: ModelConfig) -> None:
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_recomputing_changes_no_gradient(recompute: str) -> None:
+    # To the bit, but for the sums that a CPU's RMSNorm adds in another order.
+    tolerance = 1e-13 if recompute == "selective" else 0.0
     gradients = []
     for mode in ("none", recompute):
-        stage = whole(LLAMA, recompute=mode)
+        stage = whole(LLAMA, recompute=mode).double()
         stage(tokens(LLAMA)).square().sum().backward()
         gradients.append([parameter.grad for parameter in stage.parameters()])
     for plain, again in zip(*gradients, strict=True):
-        torch.testing.assert_close(plain, again, rtol=0, atol=0)
+        torch.testing.assert_close(plain, again, rtol=tolerance, atol=tolerance)
 
 
 def test_recomputing_keeps_less_for_the_backward_pass() -> None:

@@ -123,7 +123,7 @@ def test_words_are_numbered_in_the_order_of_their_type() -> None:
     (_, column), (_, bits) = columns(Choices)["recompute"], columns(Choices)["gather_bits"]
     assert column.codes == {"none": 0, "selective": 1, "full": 2}
     assert bits.codes == {True: 8.125} and bits.other == 0
-    assert columns(OtherChoices)["ep"] == ("ep", Column("ep", None, 0.0, mixtures=True))
+    assert columns(Choices)["ep"] == ("ep", Column("ep", None, 0.0, mixtures=True))
 
 
 def test_requirements_of_one_annotation_are_one_and_name_all_its_fields() -> None:

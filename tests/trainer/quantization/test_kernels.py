@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import concurrent.futures
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
+from benchmarks.trainer import gpu_tables
 from trainer.plan.formats import Format
 from trainer.quantization import (
     blocks as quantization,
@@ -186,17 +189,6 @@ def test_a_cache_that_cannot_be_written_is_done_without(
 # ---- the GPUs' kernels ----
 
 
-def work(*argv: str, **environment: str) -> str:
-    """The output of the worker."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(WORKER), *argv],
-        env=os.environ | environment,
-        capture_output=True, text=True, timeout=250,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
 def test_the_gpu_kernels_equal_torch_bit_for_bit_in_tritons_interpreter(
     numbers, run_case, tmp_path: Path
 ) -> None:
@@ -207,20 +199,84 @@ def test_the_gpu_kernels_equal_torch_bit_for_bit_in_tritons_interpreter(
     ]
     file = tmp_path / "cases.pt"
     torch.save(new_cases(numbers, settings), file)
-    work("interpret", str(file))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(WORKER), str(file)],
+        capture_output=True, text=True, timeout=250,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
     cases = torch.load(file, weights_only=False)
     assert_equal_torch(run_case, cases, new_cases(numbers, settings))
 
 
-def test_the_gpu_kernels_compile_for_nvidia_and_amd_and_round_every_product(tmp_path: Path) -> None:
+def compiled(cache: Path, *argv: str) -> list[dict[str, Any]]:
+    """What ``benchmarks.trainer.triton_kernels`` prints."""
     pytest.importorskip("triton")
-    lines = work("compile", TRITON_CACHE_DIR=str(tmp_path)).splitlines()
-    assert len(lines) == 12
-    for line in lines:
-        architecture, kernel, _, fused, wide = line.split()
-        if architecture == "90":
-            assert fused == "0", f"{kernel} fuses a product with a sum"
-            assert int(wide) > 0, f"{kernel} reads and writes no 16 bytes at once"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.trainer.triton_kernels", *argv],
+        env=os.environ | {"TRITON_CACHE_DIR": str(cache)},
+        capture_output=True, text=True, timeout=1_000,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def assert_good(found: list[dict[str, Any]]) -> None:
+    for one in found:
+        architecture, kernel, *_, aligned = one["variant"]
+        assert one["spills"] == 0, one
+        if architecture.startswith("sm"):
+            assert one["fused"] == 0, f"{kernel} fuses a product with a sum"
+            assert one["wide"] > 0 or not aligned, f"{kernel} reads and writes no 16 bytes at once"
+
+
+def test_the_gpu_kernels_compile_for_six_gpus_without_spills_and_round_every_product(
+    tmp_path: Path,
+) -> None:
+    found = compiled(tmp_path, "--quick")
+    assert {one["variant"][0] for one in found} == {row[0] for row in gpu_tables.rows("triton")}
+    assert_good(found)
+
+
+@pytest.mark.heavy
+def test_every_variant_of_the_gpu_kernels_takes_what_the_table_says(tmp_path: Path) -> None:
+    found = compiled(tmp_path)
+    assert_good(found)
+    assert [[*map(str, row)] for row in gpu_tables.grouped(found)] == gpu_tables.rows("triton")
+
+
+WITHOUT_A_COMPILER = """
+import os, warnings
+from benchmarks.pretended_gpu import steps
+from trainer.quantization import blocks
+own = blocks.kernels_for
+steps.prepare()
+blocks.kernels_for = own
+os.environ["PATH"] = ""
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    found = steps.run("zero++")
+print(found.get("error"), own("cuda").__name__)
+print([str(one.message) for one in caught if "quantization" in str(one.message)])
+"""
+
+
+def test_without_a_compiler_on_a_gpu_node_a_step_runs_in_plain_torch_and_one_warning_says_so(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name not in ("CC", "CXX")}
+    # As on a node with a driver: the launcher is what has to be compiled there.
+    (tmp_path / "libcuda.so.1").touch()
+    environment |= {"TRITON_LIBCUDA_PATH": str(tmp_path), "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_A_COMPILER],
+        env=environment, capture_output=True, text=True, timeout=250,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    kernels, warned = done.stdout.splitlines()
+    assert kernels == "None trainer.quantization.reference"
+    (message,) = ast.literal_eval(warned)
+    assert "several times slower: RuntimeError" in message and "C compiler" in message
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

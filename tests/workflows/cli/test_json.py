@@ -20,7 +20,10 @@ TABLE_4 = "gpt_175b_frontier_table4"
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     capsys.readouterr()
     assert main([*arguments, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+    told = json.loads(capsys.readouterr().out)
+    assert next(iter(told)) == "schema"
+    assert told["schema"] == {"command": arguments[0], "version": 1}
+    return told
 
 
 def test_a_space_and_its_ranking_are_told_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,3 +73,8 @@ def test_a_run_and_its_report_are_told_as_json(
     reported = answer(capsys, "report", str(book.directory))
     assert Path(reported["page"]).exists() and Path(reported["best_yaml"]).exists()
     assert reported["best"] == told["best"]
+    explained = answer(capsys, "explain", str(book.directory), "2")
+    assert (explained["trial"], explained["kind"], explained["best"]) == (2, "oom", 1)
+    assert [a["kind"] for a in explained["attempts"]] == ["oom"]
+    main(["explain", str(book.directory), "2"])
+    assert capsys.readouterr().out.splitlines() == explained["explanation"]

@@ -27,7 +27,7 @@ def test_what_there_is_to_name_is_listed(kind: str, capsys: pytest.CaptureFixtur
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert SOME[kind] in names
     assert main(["list", kind, "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
+    listed = json.loads(capsys.readouterr().out)["names"]
     assert [*listed] == names
     assert all(listed.values())
 

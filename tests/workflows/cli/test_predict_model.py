@@ -65,9 +65,21 @@ def test_the_first_of_several_node_counts_is_scaled(
     assert rows[: len(scaled)] == scaled
 
 
+def test_a_space_is_predicted_for_another_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    def rate(*cluster: str) -> float:
+        assert main(["predict", "gpt_22b_frontier", "--top", "1", "--json", *cluster]) == 0
+        found = json.loads(capsys.readouterr().out)["configurations"][0]
+        return float(found["tokens_per_second"])
+
+    own = rate()
+    assert rate("--cluster", "frontier") == own
+    assert rate("--cluster", "dgx_h100") > 2 * own
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
+        (["tiny_cpu", "--cluster", "nowhere"], "cluster: found 'nowhere'"),
         ([], "--model and --cluster missing: accepted a space, or --model MODEL --cluster CLUSTER"),
         (["--model", "llama_8b"], "--cluster missing"),
         (["--cluster", "dgx_h100"], "--model missing"),

@@ -16,6 +16,7 @@ import pytest
 
 import meshtune
 from analysis.run.lines import FIRST, Lines, sealed
+from benchmarks.chaos.machines import can_trace
 from foundation.files import explained
 from foundation.writing import write_atomically
 from slurm.log_file import LogFile
@@ -111,6 +112,12 @@ def test_a_full_disk_is_named_with_its_file(
         assert main(["report", str(copy)]) == 1
         said = capsys.readouterr().err
         assert f"{copy}/report" in said and "No space left on device; make room there" in said
+        data = ["prepare-data", str(run / "space.yaml"), "--out", str(disk.path / "x")]
+        init = ["init", str(disk.path / "space.yaml"), *INIT, "--model", "llama_8b"]
+        for command, code, where in ((data, 2, "x.bin"), (init, 1, "space.yaml")):
+            assert main(command) == code
+            said = capsys.readouterr().err
+            assert f"{where}: No space left on device; make room there" in said
         disk.free()
         assert main(["report", str(copy)]) == 0
 
@@ -146,7 +153,7 @@ def test_a_log_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     assert own.read_text() == "precious"
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, to fail system calls")
+@pytest.mark.skipif(not can_trace(), reason="needs strace, to fail system calls")
 @pytest.mark.parametrize(
     ("module", "calls", "error"),
     [
@@ -155,13 +162,13 @@ def test_a_log_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     ],
 )
 def test_modules_that_cannot_be_read_are_an_error_and_no_traceback(
-    tmp_path: Path, module: str, calls: str, error: str
+    tmp_path: Path, module: str, calls: tuple[str, ...], error: str
 ) -> None:
     path = Path(meshtune.__file__).parent.parent / "workflows" / module
     stale = ["strace", "-f", "-qq", "-o", str(tmp_path / "trace")]
     for one in {str(path), cache_from_source(str(path))}:
         stale += ["-P", one]
-    for call in calls.split(","):
+    for call in calls:
         stale += ["-e", f"inject={call}:error={error}"]
     command = [sys.executable, "-m", "meshtune", "status", str(tmp_path)]
     done = subprocess.run([*stale, *command], capture_output=True, text=True, timeout=250)

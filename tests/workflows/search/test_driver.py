@@ -92,6 +92,15 @@ def test_a_trial_whose_nodes_always_fail_is_given_up_and_not_counted(
     assert len(driver.state.trials[2].attempts) == MAX_RETRIES + 1
 
 
+def test_a_trial_whose_node_has_failed_runs_again_on_another(make_driver: MakeDriver) -> None:
+    def script(number: int, attempt: int, lease: Lease) -> Outcome:
+        return Outcome(Kind.NODE_FAILURE) if "n0" in lease.nodes else ok()
+
+    driver = make_driver(ScriptedLauncher(script, num_nodes=2), trials=1)
+    driver.run()
+    assert [a.nodes for a in driver.state.trials[1].attempts] == [("n0",), ("n1",)]
+
+
 def test_a_search_without_a_success_has_failed(make_driver: MakeDriver) -> None:
     driver = make_driver(ScriptedLauncher(lambda n, a, lease: Outcome(Kind.OOM)))
     assert driver.run() == Ending("budget: 6 trials; no trial succeeded", FAILED)

@@ -18,7 +18,7 @@ from support.run_book import RunBook
 from workflows.search.budget import Budget, NodeHours
 from workflows.search.driver import Driver
 from workflows.search.panel import Panel, colour, node_ranges, remaining_s
-from workflows.search.progress import Progress
+from workflows.search.progress import Progress, summary
 from workflows.search.session import Search, open_driver
 from workflows.simulation.workload import simulated_launcher
 
@@ -185,3 +185,13 @@ def test_the_first_limit_at_the_pace_so_far_is_the_end(tmp_path: Path) -> None:
     assert remaining_s(run, Budget(trials=6, wall_time_s=160), book.t) == pytest.approx(60)
     assert remaining_s(run, Budget(trials=6, node_hours=150 / 3600), book.t) == pytest.approx(50)
     assert remaining_s(run, Budget(), book.t) is None
+
+
+def test_a_status_without_a_success_says_why_the_last_trial_failed(tmp_path: Path) -> None:
+    book = RunBook(tmp_path / "run")
+    for number, why in ((1, "exit code 1; no such file"), (2, "KeyError: 'a'")):
+        book.propose(number, {"mbs": number})
+        book.start(number)
+        book.end(number, "crash", message=why)
+    rows = dict(summary(book.read(), Budget(trials=4), book.t))
+    assert (rows["best"], rows["because"]) == ("no success yet", "trial 2: KeyError: 'a'")

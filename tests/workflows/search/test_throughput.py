@@ -185,10 +185,10 @@ def test_a_count_at_the_end_of_a_run_is_a_rate(tmp_path: Path) -> None:
 
 
 def test_an_objective_of_tokens_is_refused_where_a_log_counts_none(tmp_path: Path) -> None:
-    """The log of nanoGPT has step times alone; that of ms-swift counts padding, whatever varies."""
+    """A progress bar has steps alone; that of ms-swift counts padding, whatever varies."""
     with pytest.raises(SpaceError, match="packing varies, and nothing counts real tokens"):
-        packed(tmp_path, log=", result: {format: nanogpt}")
-    assert packed(tmp_path, "samples_per_second", ", result: {format: nanogpt}")
+        packed(tmp_path, log=", result: {format: tqdm}")
+    assert packed(tmp_path, "samples_per_second", ", result: {format: tqdm}")
     assert packed(tmp_path, log=", result: {format: trl}")
     file = tmp_path / "swift.yaml"
     text = SPACE.replace("OBJECTIVE", "tokens_per_second")
@@ -198,8 +198,16 @@ def test_an_objective_of_tokens_is_refused_where_a_log_counts_none(tmp_path: Pat
 
 
 def test_tokens_that_have_padding_among_them_are_not_called_real(tmp_path: Path) -> None:
-    """LLaMA-Factory counts the padding of packed sequences; passes over the data compare."""
-    space = packed(tmp_path, log=", result: {format: llama-factory}")
+    """LLaMA-Factory counts the padding of packed sequences; passes over the data compare.
+
+    It counts all padding if not told otherwise, as its adapter does.
+    """
+    with pytest.raises(SpaceError, match="padded_tokens_per_second has padding"):
+        packed(tmp_path, log=", result: {format: llama-factory}")
+    asked = (
+        ", env: {A: b}, files: {job.yaml: {content: {include_num_input_tokens_seen: non_padding}}}"
+    )
+    space = packed(tmp_path, log=asked + ", result: {format: llama-factory}")
     result = {"tokens_per_second": 2210.0, "epochs_per_second": 0.035, "step_time_s": 0.9}
     flat, full = (CONFIG | {"packing": on} for on in (False, True))
     assert objective_values(space, flat, result) == {"tokens_per_second": 2210.0}

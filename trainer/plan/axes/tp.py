@@ -46,6 +46,13 @@ REQUIREMENTS = (
             ("vocab", "vocab_size"),
         )
     ),
+    Requirement(
+        "qk_norm_by_tp",
+        "not qk_norm or tp == 1 or sequence_parallel",
+        "qk_norm with tp {tp}: only sequence parallelism sums the gradients of all ranks' heads; "
+        "set sequence_parallel: true",
+        builtin_only=True,
+    ),
 )
 
 

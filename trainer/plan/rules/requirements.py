@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from trainer.plan.axes import dp, pp, tp
+from trainer.plan.axes import dp, ep, pp, tp
 from trainer.plan.axes.mesh import beside_dp
 from trainer.plan.axes.registry import AXES
 from trainer.plan.rules.declared import counting
@@ -32,7 +32,9 @@ def _requirements(own_axes: tuple[str, ...]) -> tuple[Requirement, ...]:
         axes=axes,
     )
     further = [one for axis in own_axes if axis in AXES for one in AXES[axis].requirements]
-    return (whole_replicas, *_OTHERS, *dp.requirements("cp" in own_axes), *further)
+    context = "cp" in own_axes
+    replicas = (*dp.requirements(context), *ep.requirements(context))
+    return (whole_replicas, *_OTHERS, *replicas, *further)
 
 
 _FP8 = tuple(
@@ -63,6 +65,19 @@ _FP8 = tuple(
         ),
     )
 )
+_HEADS = tuple(
+    Requirement(
+        f"heads_{name}",
+        f"{condition} or (not qk_norm and not qkv_bias and head_size * num_heads == hidden_size)",
+        f"qk_norm {{qk_norm}}, qkv_bias {{qkv_bias}}, head_size {{head_size}} beside {words}",
+        builtin_only=True,
+    )
+    for name, condition, words in (
+        ("grid", "gx * gy * gz == 1", "the grid gx {gx}, gy {gy}, gz {gz}; set all to 1"),
+        ("fp8", "precision != 'fp8'", "precision fp8; set precision: bf16"),
+        ("engine", "engine != 'deepspeed'", "engine deepspeed; set engine: meshtune"),
+    )
+)
 _OTHERS = (
     *tp.REQUIREMENTS,
     Requirement(
@@ -75,6 +90,7 @@ _OTHERS = (
     *counting(),
     *pp.REQUIREMENTS,
     *_FP8,
+    *_HEADS,
 )
 REQUIREMENTS = requirements()
 # Requirements that the words of a space's ``allow`` lift.

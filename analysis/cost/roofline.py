@@ -1,0 +1,90 @@
+"""Roofline of training steps (Williams et al. 2009), as Dash et al. 2023, section V-B, draw it.
+
+Arithmetic intensity is the operations of a step on one GPU over the bytes that its memory moves;
+both come from the plan, each operand moved once: caches that are too small move more. The rate that
+a step attained is those operations over its measured time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from analysis.cost.compute import Compute, is_flash
+from analysis.cost.groups import MissingFactError
+from analysis.cost.model import CostModel
+from analysis.cost.state_exchanges import as_run, held_parameters, update
+from search_spaces import Cluster
+from trainer.plan.flops import hardware_flops
+from trainer.plan.jobs import FULL, Array, Jobs
+
+WEIGHT_READS = (
+    2.0  # of each micro-batch: by the forward products, and by those of inputs' gradients
+)
+GRADIENT_BYTES = 8.0  # per weight and micro-batch: its gradient in float32, read and written
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Work of a step on one GPU, columns of shape (n,), and the GPU's limits.
+
+    Attributes:
+        flops: operations, repeated ones included.
+        moved_bytes: between the GPU and its memory.
+        peak_tflops: of its matrix products.
+        gb_per_s: of its memory.
+    """
+
+    flops: Array
+    moved_bytes: Array
+    peak_tflops: float
+    gb_per_s: float
+
+    @property
+    def intensity(self) -> Array:
+        """Operations per byte."""
+        return np.asarray(self.flops / self.moved_bytes)
+
+    def attained_tflops(self, step_s: Array) -> Array:
+        """TFLOP/s of steps that took ``step_s``."""
+        return np.asarray(self.flops / step_s / 1e12)
+
+
+def roofline(model: CostModel, jobs: Jobs) -> Roofline:
+    """The roofline of jobs.
+
+    Raises:
+        MissingFactError: the cluster lacks the rate of its memory.
+    """
+    cluster = model.cluster
+    if cluster.memory_gb_per_s is None:
+        raise MissingFactError("the cluster's `memory_gb_per_s` is not known")
+    peak_tflops = cluster.peak_bf16_tflops or cluster.peak_fp32_tflops
+    assert peak_tflops is not None  # a cluster has one of them
+    moved = np.empty(len(jobs))
+    for number, engine in enumerate(model.engines):
+        rows = jobs.options.engine == number if model.others else np.ones(len(jobs), bool)
+        if rows.any():
+            moved[rows] = _moved_bytes(engine, cluster, jobs[rows])
+    executed = hardware_flops(jobs.model, jobs.global_batch, jobs.recompute_words)
+    flops = np.asarray(executed / jobs.layout.world_size, dtype=float)
+    return Roofline(flops, moved, peak_tflops, cluster.memory_gb_per_s)
+
+
+def _moved_bytes(model: CostModel, cluster: Cluster, jobs: Jobs) -> Array:
+    """Bytes that one GPU's memory moves in a step, in the mean over the pipeline's stages."""
+    jobs = as_run(jobs, model.framework)
+    compute = Compute(cluster, model.framework, model.constants)
+    layers, micro_batches = jobs.model.num_layers / jobs.layout.pp, jobs.layout.gas
+    # A forward pass, twice as much backwards, and once more where it is repeated.
+    passes = 3.0 + (jobs.options.recompute == FULL)
+    activations = compute.forward(jobs).elementwise * compute.memory_bytes_per_s * passes
+    scores = jobs.tokens * jobs.model.attended * jobs.model.num_heads / jobs.layout.tp
+    unfused = np.where(is_flash(jobs, model.framework), 0.0, scores * model.constants.score_bytes)
+    weights = sum(held for held, _ in held_parameters(jobs, model.framework))
+    of_weights = weights * (WEIGHT_READS * jobs.options.element_bytes + GRADIENT_BYTES)
+    logits = 32 * jobs.tokens * jobs.model.vocab_size / jobs.layout.tp / jobs.layout.pp
+    of_micro_batch = layers * (activations + 3 * unfused) + of_weights + logits
+    once = update(jobs, compute, replace(model.constants, update=1.0)) * compute.memory_bytes_per_s
+    return np.asarray(micro_batches * of_micro_batch + once)

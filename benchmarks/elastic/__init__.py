@@ -1,0 +1,1 @@
+"""Long training through failures on a private Slurm."""

@@ -1,0 +1,124 @@
+"""Layouts of mixtures of experts, compared with one process; a handful, and all of eight ranks."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+STEPS = 3
+GLOBAL_BATCH = 8
+SHAPE = {
+    "num_layers": 4,
+    "hidden_size": 16,
+    "num_heads": 4,
+    "vocab_size": 64,
+    "seq_length": 16,
+    "norm": "rmsnorm",
+    "positions": "rotary",
+    "activation": "swiglu",
+    "linear_bias": False,
+    "tied_embeddings": False,
+    "num_experts": 8,
+    "experts_per_token": 2,
+    "expert_ffn_hidden_size": 12,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    # Of the first pipeline stage of two, half of the layers are dense.
+    "softmax": {**SHAPE, "shared_ffn_hidden_size": 24, "ffn_hidden_size": 40, "dense_layers": 1},
+    "sigmoid": {
+        **SHAPE, "shared_ffn_hidden_size": 8, "activation": "gelu", "router_score": "sigmoid",
+    },
+    # Each token meets all experts, so that they are as balanced as the cost model takes them for.
+    "balanced": {
+        **SHAPE, "num_experts": 4, "experts_per_token": 4, "shared_ffn_hidden_size": 8,
+    },
+}  # fmt: skip
+BALANCE: dict[str, dict[str, Any]] = {
+    "softmax": {"moe_aux_loss_coeff": 0.05},
+    "sigmoid": {"moe_router_bias_update_rate": 0.01, "moe_aux_loss_coeff": 0.01},
+    "balanced": {},
+}
+
+
+def case(model: str, ranks: int = 8, name: str = "", **values: Any) -> dict[str, Any]:
+    """In float64, unless float32 is asked for by ``observe``; dp is what the axes leave."""
+    observe = values.pop("observe", None)
+    replicas = max(ranks, 1)
+    for axis in ("tp", "pp", "cp"):
+        replicas //= values.get(axis, 1)
+    values.setdefault("gas", min(2, GLOBAL_BATCH // replicas))
+    said = [model, *(f"{key}={value}" for key, value in values.items())]
+    config = {
+        "model": MODELS[model],
+        "data": "unused",
+        "precision": "fp32",
+        "device": "cpu",
+        "warmup_steps": 0,
+        "measured_steps": STEPS,
+        "optimizer": {"lr": 1e-2, "grad_clip": 0, "eps": 1e-6},
+        "mbs": GLOBAL_BATCH // replicas // values["gas"],
+        **BALANCE[model],
+        **values,
+    }
+    options: dict[str, Any] = {"global_batch": GLOBAL_BATCH}
+    options |= {"float64": True} if observe is None else {}
+    options["observe"] = observe or {}
+    if ranks == 0:
+        said = [model, "reference"]
+    return {
+        "id": " ".join([*said, *([name] if name else []), *(["fp32"] if observe else [])]),
+        "ranks": ranks, "config": config, "options": options,
+    }  # fmt: skip
+
+
+REFERENCES = [case("softmax", 0), case("sigmoid", 0)]
+SP: dict[str, Any] = {"tp": 2, "sequence_parallel": True}
+QUICK = [
+    case("softmax", 4, ep=2, zero_stage=2),
+    case("sigmoid", 4, ep=4, zero_stage=3, recompute="full"),  # ep = dp: one rank has each expert
+    case("softmax", 4, ep=4, zero_stage=1, cp=2, recompute="selective"),  # ep = dp * cp
+    case("sigmoid", 4, ep=2, cp=2, zero_stage=3, recompute="full"),
+    case("softmax", 4, ep=2, pp=2, zero_stage=3),
+    case("sigmoid", 4, ep=2, **SP),
+    case("softmax", 4, ep=4, zero_stage=3, **SP),
+    case("sigmoid", 2, zero_stage=3),
+]
+AGAIN = {**QUICK[1], "id": f"{QUICK[1]['id']} again"}
+
+
+def every_layout() -> list[dict[str, Any]]:
+    """All factorizations of eight ranks, and of each all ep."""
+    cases = []
+    for tp, pp, cp in itertools.product((1, 2, 4), (1, 2, 4), (1, 2, 4, 8)):
+        if 8 % (tp * pp * cp):
+            continue
+        for ep, zero_stage in itertools.product((1, 2, 4, 8), range(4)):
+            if (8 // pp) % ep or (tp > 1 and ep % tp) or (ep == 1 and tp > 1):
+                continue
+            number = tp + pp + cp + ep + zero_stage
+            values: dict[str, Any] = {"ep": ep, "zero_stage": zero_stage}
+            values |= {"tp": tp, "sequence_parallel": True} if tp > 1 else {}
+            values |= {k: v for k, v in (("pp", pp), ("cp", cp)) if v > 1}
+            values["recompute"] = ("none", "selective", "full")[number % 3]
+            cases.append(case(("softmax", "sigmoid")[number % 2], **values))
+    return [
+        *cases,
+        case("softmax", ep=2, pp=2, vpp=2, zero_stage=3, rank_order="tp-pp-cp-dp"),
+        case("sigmoid", ep=4, pp=2, vpp=2, pipeline_schedule="LoopedBFS", zero_stage=2, **SP),
+        case("sigmoid", ep=4, placement="hpz", ranks_per_node=4),
+        case("softmax", ep=2, placement="mics", ranks_per_node=4, recompute="full"),
+        case("softmax", ep=2, weight_shard=2, gradient_shard=4, optimizer_shard=8),
+        case("sigmoid", ep=2, zero_stage=3, reduce_gradients="step", pp=2),
+    ]
+
+
+EVERY = every_layout()
+SENT: dict[str, Any] = {"observe": {"traffic": True}}
+BYTES = [
+    case("balanced", 4, ep=2, zero_stage=2, recompute="full", **SENT),
+    case("balanced", 4, ep=4, zero_stage=3, recompute="full", **SP, **SENT),
+    case("balanced", 4, ep=2, cp=2, zero_stage=3, moe_aux_loss_coeff=0.1, **SENT),
+    case("balanced", 4, ep=2, pp=2, zero_stage=3, moe_router_bias_update_rate=0.1, **SENT),
+    case("balanced", 4, ep=2, zero_stage=3, ranks_per_node=2, **SENT),
+]
+UNEVEN = case("softmax", 4, ep=2, **SENT)

@@ -1,0 +1,105 @@
+"""A mixture of experts against a plain loop over tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trainer.model.experts import MixtureMlp
+from trainer.model.initialize import initialize
+from trainer.model.transformer import Block, Places, feed_forward, rotary_table
+from trainer.plan.model import ModelConfig
+
+SHAPE: dict[str, Any] = {
+    "num_layers": 1, "hidden_size": 16, "num_heads": 2, "vocab_size": 8, "seq_length": 10,
+    "norm": "rmsnorm", "positions": "rotary", "linear_bias": False, "num_experts": 4,
+    "experts_per_token": 2, "expert_ffn_hidden_size": 8,
+}  # fmt: skip
+MODELS = {
+    "softmax": {"activation": "swiglu"},
+    "sigmoid, shared": {"router_score": "sigmoid", "shared_ffn_hidden_size": 12},
+    "rows of no 16 bytes": {"activation": "swiglu", "expert_ffn_hidden_size": 7},
+    "all experts": {"experts_per_token": 4, "router_score": "sigmoid"},
+}
+
+
+def made(changes: dict[str, Any], dtype: torch.dtype) -> MixtureMlp:
+    model = ModelConfig(**{**SHAPE, **changes})
+    mixture = feed_forward(model, 0)
+    initialize(mixture, "blocks.0.mlp", model, 3)
+    with torch.no_grad():
+        for parameter in mixture.parameters():
+            parameter.mul_(20)  # so that every expert shows
+        mixture.router.bias.copy_(torch.tensor([0.3, 0.0, 0.0, -0.3]))
+    return mixture.to(dtype)
+
+
+def by_token(mixture: MixtureMlp, x: Tensor) -> Tensor:
+    """One token after another, in float64; the bias counts for the choice alone."""
+    router, experts = mixture.router, mixture.experts
+    ups, downs = (
+        stacked.weight.double().view(router.weight.size(0), stacked.out_size, -1)
+        for stacked in (experts.up, experts.down)
+    )
+    found = []
+    for token in x.double().flatten(0, 1):
+        scores = router.weight.double() @ token
+        scores = scores.softmax(0) if router.softmax else scores.sigmoid()
+        chosen = (scores + router.bias.double()).argsort(descending=True)[: mixture.per_token]
+        total = torch.zeros_like(token)
+        for expert in chosen:
+            inner = ups[expert] @ token
+            if experts.gated:
+                gate, inner = inner.chunk(2)
+                inner = F.silu(gate) * inner
+            else:
+                inner = F.gelu(inner, approximate="tanh")
+            total = total + scores[expert] / scores[chosen].sum() * (downs[expert] @ inner)
+        found.append(total)
+    out = torch.stack(found).view_as(x)
+    if mixture.shared is not None:
+        up, down = mixture.shared.up.weight.double(), mixture.shared.down.weight.double()
+        out = out + F.gelu(x.double() @ up.t(), approximate="tanh") @ down.t()
+    return out
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("dtype", "exact"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
+)
+def test_tokens_meet_their_experts_and_no_other(
+    name: str, dtype: torch.dtype, exact: float
+) -> None:
+    mixture = made(MODELS[name], dtype)
+    x = torch.randn(10, 3, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
+    x.requires_grad_()
+    wanted = [x, *mixture.parameters()]
+    found, expected = mixture(x), by_token(mixture, x)
+    seed = torch.randn_like(expected)
+    ours = torch.autograd.grad(found, wanted, seed.to(dtype))
+    theirs = torch.autograd.grad(expected, wanted, seed)
+    for one, other in zip([found, *ours], [expected, *theirs], strict=True):
+        error = (one.double() - other.double()).abs().max() / other.double().abs().max()
+        assert error < exact
+
+
+def test_a_recomputed_layer_takes_the_routes_of_its_forward_pass() -> None:
+    """Even where it would now decide otherwise, and counts no token twice."""
+    model = ModelConfig(**SHAPE)
+    gradients = []
+    for recompute in ("none", "full"):
+        block = Block(model, recompute)  # type: ignore[arg-type]
+        initialize(block, "blocks.0.", model, 3)
+        assert isinstance(block.mlp, MixtureMlp)
+        block.mlp.loads = torch.zeros(4, dtype=torch.int64)
+        x = torch.randn(10, 2, 16, generator=torch.Generator().manual_seed(2)).requires_grad_()
+        out = block(x, Places(rotary_table(model, x), None))
+        block.mlp.router.bias += torch.tensor([9.0, 9.0, 0.0, 0.0])
+        out.square().sum().backward()
+        assert block.mlp.loads.sum() == 2 * 10 * 2
+        gradients.append([x.grad, *(parameter.grad for parameter in block.parameters())])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))

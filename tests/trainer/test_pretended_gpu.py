@@ -1,0 +1,111 @@
+"""Whole training steps on a pretended GPU: every setting, and what a layer asks of the device."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+import pytest
+
+from benchmarks.trainer import gpu_cases as cases, gpu_tables as tables
+from trainer.plan.fields import Choices, Settings
+
+pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+
+QUICK = {
+    *cases.LAYERS, "zero 1", "hpz", "zero++", "grid", "pp, interleaved", "pp, zero bubble", "tuned",
+    "documents, AMD", "masked",
+}  # fmt: skip
+ON_THE_HOST = {
+    "data", "engine", "optimizer", "lr_scheduler", "seed", "device", "device_memory_bytes",
+    "collective_timeout_s", "metrics", "save", "save_interval", "async_save", "load",
+    "initial_load_path", "last_save_in_hf", "loss_mask", "validation", "keep_latest_k",
+}  # fmt: skip
+"""Settings that ask nothing of a device which other cases do not."""
+OF_EXPERTS = {"ep", "moe_aux_loss_coeff", "moe_router_bias_update_rate"}
+"""How many tokens each expert gets is known on a real device only."""
+IN_GRAPHS = {"compile"}  # the compiler's own kernels
+
+each = partial(pytest.mark.parametrize, "name")
+
+
+class Steps(dict[str, dict[str, Any]]):
+    """Figures of cases; those of one kind are run together, when the first is asked for."""
+
+    def __missing__(self, name: str) -> dict[str, Any]:
+        names = [one for one in cases.CASES if (one in QUICK) == (name in QUICK)]
+        argv = [sys.executable, "-W", "ignore", "-m", "benchmarks.pretended_gpu.steps", *names]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=1_000)
+        assert done.returncode == 0, done.stderr[-3000:]
+        for line in done.stdout.splitlines():
+            found = json.loads(line)
+            self[found["name"]] = found
+        return self[name]
+
+
+@pytest.fixture(scope="module")
+def steps() -> Steps:
+    return Steps()
+
+
+def marked(names: Any) -> list[Any]:
+    return [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.heavy) for name in names
+    ]
+
+
+@each(marked(cases.CASES))
+def test_a_step_runs_on_a_gpu_and_the_host_waits_for_it_once(steps: Steps, name: str) -> None:
+    found = steps[name]
+    assert "error" not in found, f"{found['error']}\n{found['trace']}"
+    assert found["kernels"]["_fused_adamw_"] >= 1
+    waits = found["waits"]
+    if cases.CASES[name][1].get("time_communication"):
+        assert waits.pop("stream.synchronize") > 0
+    assert waits == {"tolist": 1}
+
+
+@each(cases.LAYERS)
+def test_a_layer_asks_for_the_kernels_and_bytes_of_the_table(steps: Steps, name: str) -> None:
+    told = {row[0]: row[1:] for row in tables.rows("layers")}
+    kind, *found = cases.row(steps[name])
+    assert [*map(str, found)] == told[str(kind)], (
+        f"{steps[name]['layer']['kernels']}; if that is meant: "
+        "python -m benchmarks.pretended_gpu.steps --table"
+    )
+
+
+def test_every_setting_is_in_a_case_or_asks_nothing_of_the_device() -> None:
+    fields = {*Choices.model_fields, *Settings.model_fields}
+    tried = {setting for _, settings in cases.CASES.values() for setting in settings}
+    assert fields - tried == ON_THE_HOST | IN_GRAPHS | OF_EXPERTS
+
+
+BROKEN = """
+from benchmarks.pretended_gpu import steps
+from trainer import train
+from trainer.zero.buckets import Bucket
+steps.prepare()
+own = train.cross_entropy
+def reads(*args):
+    loss = own(*args)
+    loss.item()
+    return loss
+train.cross_entropy = reads
+print(steps.run("zero 1")["waits"])
+Bucket.wait = lambda bucket: bucket.waiting.clear()
+print(steps.run("zero 1")["error"])
+"""
+
+
+def test_weights_used_before_they_are_there_and_a_number_read_by_the_host_are_found() -> None:
+    argv = [sys.executable, "-W", "ignore", "-c", BROKEN]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    waits, race = done.stdout.splitlines()
+    assert "memory that all_gather on" in race and "does not wait for it" in race
+    assert waits == "{'item': 1, 'tolist': 1}"

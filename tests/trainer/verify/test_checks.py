@@ -1,0 +1,108 @@
+"""The checks of ``meshtune verify-gpu``, on a pretended GPU and, with numbers, on the CPU."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.verify import checks, plan
+
+ALL = list(plan.checks(gpus=2))
+HERE = [c for c in ALL if c.kind not in ("search", "layouts") and "compile" not in c.settings]
+PRETENDED = [c for c in HERE if c.kind != "out_of_memory" and not c.settings.get("plain")]
+QUICK = {"device", "attention", "quantization", "losses, selective", "sharded, zero++"}
+ON_CPU = {*QUICK, "out of memory", "1B, plain torch, compiled"}
+
+
+def marked(found: list[plan.Check], quick: set[str]) -> list[object]:
+    heavy = pytest.mark.heavy
+    return [
+        pytest.param(check, id=check.name, marks=() if check.name in quick else heavy)
+        for check in found
+    ]
+
+
+def pretended(*names: str) -> dict[str, dict[str, object]]:
+    argv = [sys.executable, "-W", "ignore", "-m", "benchmarks.pretended_gpu.verify", *names]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=1_000)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {one["check"]: one for one in map(json.loads, done.stdout.splitlines())}
+
+
+needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+
+
+@needs_compiler
+def test_checks_of_every_kind_run_on_a_pretended_gpu() -> None:
+    found = pretended(*QUICK)
+    assert {name: one["status"] for name, one in found.items()} == dict.fromkeys(QUICK, "ok"), found
+
+
+@needs_compiler
+@pytest.mark.heavy
+def test_every_check_runs_on_a_pretended_gpu() -> None:
+    found = pretended()
+    names = [check.name for check in PRETENDED]
+    assert {name: one["status"] for name, one in found.items()} == dict.fromkeys(names, "ok"), found
+
+
+@pytest.mark.parametrize("check", marked(HERE, ON_CPU))
+def test_a_check_passes_on_the_cpu(check: plan.Check) -> None:
+    found = checks.run(check.kind, check.settings, "cpu")
+    assert found["status"] == "ok", found
+
+
+def test_a_kernel_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = checks.attend
+
+    def careless(*args: object, **kwargs: object) -> object:
+        found = own(*args, **kwargs)
+        return found if found.dtype == checks.torch.float64 else found * 1.1
+
+    monkeypatch.setattr(checks, "attend", careless)
+    found = checks.run("attention", {}, "cpu")
+    assert found["status"] == "wrong"
+    assert "attention (float32) differs from float64's by" in found["message"]
+
+
+def test_losses_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "LOSS_TOLERANCE", {"fp16": 0.0})
+    found = checks.run("losses", {"precision": "fp16"}, "cpu")
+    assert found["status"] == "wrong"
+    assert "are not those of a CPU in float32" in found["message"]
+
+
+def test_a_gpu_that_is_not_there_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    if checks.torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    found = checks.run("facts", {}, "cuda")
+    assert found["status"] == "refused"
+    assert "install the build for this cluster's GPUs" in found["message"]
+
+
+def test_parts_end_within_nine_minutes_if_no_check_reaches_its_limit_twice_over() -> None:
+    for part in (1, 2, 3, 4):
+        mine = [check.limit_s for check in ALL if check.part == part]
+        # A limit is what a check may take when something is wrong, four times what it should.
+        assert mine and sum(mine) / 4 < 540
+        assert max(mine) < 540
+
+
+def test_every_check_has_a_remedy_and_a_name_of_its_own() -> None:
+    names = [check.name for check in ALL]
+    assert len(set(names)) == len(names)
+    assert all(check.remedy for check in ALL)
+    assert [check.part for check in ALL] == sorted(check.part for check in ALL)
+
+
+def test_the_tokens_are_the_same_wherever_they_are_drawn(tmp_path: Path) -> None:
+    config = checks.TrainConfig.parse({"model": checks.TINY, "data": ""})
+    first, second = (
+        checks.Tokens(config).samples(3, 2, seq_length=8, seed=seed)[0] for seed in (1, 2)
+    )
+    assert checks.torch.equal(first, second)

@@ -1,0 +1,57 @@
+"""The tutorial's space for a script of one's own, with ranks of whichever torch is installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from analysis import read_run
+from workflows.cli.main import main
+
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "first-search.md"
+BOX = "{name: box, gpus_per_node: 2, memory_gib: 1, peak_fp32_tflops: 0.1}"
+SCRIPT = """\
+import argparse, time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+parser = argparse.ArgumentParser()
+for name in ("--batch-size", "--accumulate", "--steps"):
+    parser.add_argument(name, type=int)
+given = parser.parse_args()
+dist.init_process_group("gloo")
+net = DistributedDataParallel(torch.nn.Linear(64, 64))
+for step in range(given.steps):
+    began = time.perf_counter()
+    for _ in range(given.accumulate):
+        loss = net(torch.rand(given.batch_size, 64)).square().mean()
+        loss.backward()
+    if dist.get_rank() == 0:
+        took_ms = 1e3 * (time.perf_counter() - began)
+        print(f"step {step} | loss {loss:.3f} | {took_ms:.1f} ms/step", flush=True)
+assert dist.get_world_size() == 2
+dist.destroy_process_group()
+"""
+
+
+def test_the_tutorials_own_script_goes_from_nothing_to_a_winner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    text = PAGE.read_text().split("## Your own script")[1].split("```yaml\n")[1].split("```")[0]
+    text = text.replace("/home/me/train.py", str(tmp_path / "train.py"))
+    space = yaml.safe_load(text) | {"cluster": "box.yaml", "finalists": False}
+    space["budget"]["trials"] = 1
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "box.yaml").write_text(BOX)
+    (tmp_path / "space.yaml").write_text(yaml.safe_dump(space))
+    assert main(["search", "space.yaml", "--launcher", "local", "--no-report"]) == 0
+    assert re.search(r"best: [\d,.]+ sequences/s, trial 1: ", capsys.readouterr().out)
+    (trial,) = read_run(tmp_path / "runs/space").trials.values()
+    assert trial.config["mbs"] * trial.config["gas"] * 2 == 64

@@ -1,0 +1,130 @@
+"""``meshtune train RUN --elastic``: training goes on, whatever happens to its nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from analysis import Journal, Proposed, Started, read_run
+from slurm import Lease, Outcome, TrialSpec, processes
+from slurm.local.launcher import LocalLauncher
+from slurm.local.server import marker
+from slurm.outcome.step_log import StepReport, StopRule
+from support.elastic_run import BATCH, BEST, SEQ, losses, searched
+from trainer.plan.limits import ConfigError
+from workflows.cli.main import main
+from workflows.elastic import train_elastic, useful_share
+
+STEPS = 24
+
+
+class LosesANode(LocalLauncher):
+    """Kills a rank of the first start after some steps; its node is down from then on."""
+
+    lost = False
+
+    def run(
+        self,
+        spec: TrialSpec,
+        lease: Lease,
+        stop: threading.Event,
+        stop_rule: StopRule | None = None,
+    ) -> Outcome:
+        def rule(steps: Sequence[StepReport]) -> None:
+            assert stop_rule is not None
+            stop_rule(steps)
+            if not self.lost and steps and steps[-1]["finished_steps"] >= 6:
+                self.lost = True
+                mark = marker(spec.name)
+                os.kill(max(p for p in processes.all_pids() if mark in processes.open_files(p)),
+                        signal.SIGKILL)  # fmt: skip
+
+        return super().run(spec, lease, stop, rule)
+
+    def down_nodes(self) -> set[str]:
+        return {"local1"} if self.lost else set()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return searched(tmp_path_factory.mktemp("elastic"))
+
+
+def test_a_training_goes_on_under_another_layout_as_if_nothing_had_happened(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens, out = STEPS * BATCH * SEQ - 1, tmp_path / "out"
+    with closing(LosesANode(2)) as launcher:
+        assert train_elastic(run, launcher, out, tokens) == 0
+        assert launcher.lost
+        assert train_elastic(run, launcher, tmp_path / "whole", tokens) == 0
+    first, *others = read_run(out).trials.values()
+    assert len(first.attempts[0].nodes) == 2 and others
+    assert all(start.attempts[0].nodes == ("local0",) for start in others)
+    assert all(0 < start.result["finished_before"] < STEPS for start in others)
+    found, whole = losses(out), losses(tmp_path / "whole")
+    assert len(found) == STEPS
+    assert list(found.values()) == pytest.approx(list(whole.values()), rel=1e-6)
+    record = json.loads((out / f"checkpoints/step-{STEPS:08}/training.json").read_text())
+    assert record["samples"] == STEPS * BATCH
+    assert "of the time was training that is kept" in capsys.readouterr().out
+    share = useful_share(read_run(out), STEPS)
+    assert share is not None and 0 < share < 1
+
+    # A driver that was killed left a start without an end; nothing is left to do.
+    shutil.copytree(out, tmp_path / "killed")
+    with closing(Journal(tmp_path / "killed")) as journal:
+        number = max(journal.run.trials) + 1
+        journal.write(Proposed(trial=number, config=BEST))
+        journal.write(Started(trial=number, attempt=1, name="gone", nodes=("local0",)))
+    with closing(LocalLauncher(1)) as launcher:
+        assert train_elastic(run, launcher, tmp_path / "killed", tokens) == 0
+        assert read_run(tmp_path / "killed").trials[number].kind == "preempted"
+        shutil.rmtree(tmp_path / "killed" / "checkpoints")
+        with pytest.raises(ConfigError, match="the checkpoints of this training are gone"):
+            train_elastic(run, launcher, tmp_path / "killed", tokens)
+
+
+def test_a_plan_says_what_to_start_with(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(run), "--nodes", "1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    parameters = told["parameters"]
+    assert (told["num_nodes"], told["resharding"]) == (1, "under any")
+    replicas = 2 // (parameters["tp"] * parameters["pp"])
+    assert parameters["mbs"] * parameters["gas"] * replicas == BATCH
+    assert 0 < told["useful_share"] < 1 and told["save_interval"] >= 1
+    assert main(["plan", str(run), "--nodes", "1"]) == 0
+    assert "tokens per day after failures on 1 node" in capsys.readouterr().out
+
+
+def test_what_does_not_go_with_elastic_is_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = ["train", str(run), "--launcher", "local"]
+    for wrong, says in (
+        (["--elastic"], "--elastic needs --tokens"),
+        (["--tokens", "9"], "--tokens goes with --elastic"),
+        (["--elastic", "--tokens", "9", "--steps", "3"], "--steps does not go with --elastic"),
+    ):
+        assert main([*train, *wrong]) == 2
+        assert says in capsys.readouterr().err
+    own = tmp_path / "own"
+    shutil.copytree(run, own)
+    text = (run / "space.yaml").read_text().partition("\n")[2]
+    before, _, after = text.partition("trainer:")
+    rest = after[after.index("\nparameters:") :]
+    command = 'trainer: {command: [train, "{tp}", "{pp}", "{mbs}", "{gas}", "{zero_stage}"], '
+    (own / "space.yaml").write_text(f"{before}{command}framework: deepspeed-bf16}}{rest}")
+    elastic = ["--elastic", "--tokens", "9", "--out", str(tmp_path / "out")]
+    assert main(["train", str(own), "--launcher", "local", *elastic]) == 2
+    assert "--elastic is for the built-in trainer" in capsys.readouterr().err
+    assert main(["plan", str(own), "--nodes", "1"]) == 2
+    assert "checkpoints of deepspeed-bf16 are not known to resume" in capsys.readouterr().err

@@ -1,0 +1,86 @@
+"""``meshtune verify-gpu``: it goes on where it ended, and says what to fix."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from foundation.files import FileError
+from trainer.verify.plan import Check
+from workflows import main, verify_gpu
+from workflows.verify_gpu import NoGpuError, judged, limited, verify
+
+CHECKS = [
+    Check("device", 1, "facts", 60, "check the driver"),
+    Check("quantization", 1, "quantization", 60, "install triton"),
+    Check("nonsense", 1, "nonsense", 60, "do not search over it"),
+    Check("later", 2, "facts", 60, ""),
+]
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_gpu, "checks", lambda gpus: iter(CHECKS))
+
+
+@pytest.mark.usefixtures("few")
+def test_results_are_kept_one_by_one_and_good_ones_are_not_measured_again(tmp_path: Path) -> None:
+    out, said = tmp_path / "gpu.json", []
+    (wrong,) = verify(out, "cpu", (1,), said.append)
+    assert wrong.startswith("nonsense: ") and wrong.endswith("remedy: do not search over it")
+    first = json.loads(out.read_text())["checks"]
+    assert [*first] == ["device", "quantization", "nonsense"]
+    assert verify(out, "cpu", (1, 2), said.append) == [wrong]
+    second = json.loads(out.read_text())["checks"]
+    assert second["quantization"] == first["quantization"]
+    assert second["later"]["status"] == "ok"
+    assert [line.split()[2] for line in said[:3]] == ["ok", "ok", "wrong"]
+
+
+@pytest.mark.usefixtures("few")
+def test_the_command_fails_with_the_list_of_what_to_fix(tmp_path: Path, capsys) -> None:
+    argv = ["verify-gpu", "--out", str(tmp_path / "gpu.json"), "--device", "cpu", "--part"]
+    assert main([*argv, "1"]) == 1
+    assert "remedy: do not search over it" in capsys.readouterr().out
+    assert main([*argv, "2"]) == 1  # what part 1 found is still to be fixed
+
+
+def test_without_a_gpu_it_says_what_helps(tmp_path: Path, capsys) -> None:
+    assert main(["verify-gpu", "--out", str(tmp_path / "gpu.json")]) == 2
+    said = capsys.readouterr().err
+    assert "install the build for this cluster's GPUs" in said and "Traceback" not in said
+    with pytest.raises(NoGpuError):
+        verify(tmp_path / "gpu.json", "cuda", (1,))
+
+
+def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    out = tmp_path / "other.json"
+    out.write_text('{"a": 1}')
+    with pytest.raises(FileError, match="no file of verify-gpu"):
+        verify(out, "cpu", (1,))
+    assert out.read_text() == '{"a": 1}'
+
+
+def test_a_check_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
+    child = "import subprocess, sys; subprocess.run(['sleep', '600'])"
+    code, stdout, _ = limited([sys.executable, "-c", child], 1.0)
+    assert code is None and stdout == ""
+
+
+def test_layouts_whose_losses_differ_and_trials_that_fail_are_wrong() -> None:
+    layouts = Check("layouts", 4, "layouts", 60, "")
+    same = [{"status": "ok", "loss": [3.0, 2.0]}, {"status": "oom", "message": "too large"}]
+    assert judged(layouts, same)["status"] == "ok"
+    assert "from 2.0 to 2.1" in judged(layouts, [*same, {"status": "ok", "loss": [2.1]}])["message"]
+    failed = [*same, {"status": "error", "message": "no NCCL"}]
+    assert judged(layouts, failed)["message"] == "1 of 3 trials failed: no NCCL"
+    assert "none ran" in judged(layouts, [])["message"]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("part", [3, 4])
+def test_the_long_parts_run_on_the_cpu_with_toy_shapes(tmp_path: Path, part: int) -> None:
+    assert verify(tmp_path / "gpu.json", "cpu", (part,)) == []

@@ -1,0 +1,12 @@
+"""``python -m trainer.verify KIND SETTINGS DEVICE``: one check; its result is the last line."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from trainer.verify.checks import run
+
+if __name__ == "__main__":
+    kind, settings, device = sys.argv[1:]
+    print(json.dumps(run(kind, json.loads(settings), device)), flush=True)

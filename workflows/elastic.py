@@ -1,0 +1,328 @@
+"""``meshtune train RUN --elastic``: training that goes on under the best layout for the nodes left.
+
+Each start is planned anew (``TrainingPlan``) and resumes from the latest whole checkpoint. The
+folder is a run, whose trials are the starts: its journal has each before it is made, and then what
+its steps took.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import statistics
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from analysis import (
+    Best,
+    Ended,
+    Journal,
+    Metrics,
+    MissingFactError,
+    NotPricedError,
+    Opened,
+    Proposed,
+    Run,
+    RunFolder,
+    Started,
+    read_run,
+)
+from foundation.messages import printable
+from foundation.quantities import counted
+from foundation.writing import write_atomically
+from search_spaces import SearchSpace
+from slurm import AllocationState, Kind, Launcher, Lease, Outcome, StepLog, StepReport
+from trainer.plan.limits import ConfigError
+from workflows.search.reporting import handling
+from workflows.search.stopping import CONTINUE, DONE, FAILED, INTERRUPTED, MAX_IN_A_ROW
+from workflows.search.trials import data_prefix, make_data
+from workflows.train import Longer, Steps, changed, settle_earlier, spec_of
+from workflows.training_plan import TrainingPlan
+
+LOGS = "logs"  # folder of earlier starts' logs
+STDOUT_NAME, STDERR_NAME = "stdout.log", "stderr.log"
+LONGEST_PAUSE_S = 60.0  # before the next start, after some without a step
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A search whose winner is trained: its run, space, and what the training keeps of it."""
+
+    run: Run
+    space: SearchSpace
+    base: Mapping[str, Any]  # the configuration whose batch and number formats stay
+
+    @classmethod
+    def of(cls, folder: Path, training: Run | None = None) -> Searched:
+        """A run's best configuration, or that with which its training began.
+
+        Raises ConfigError if no trial has succeeded.
+        """
+        run = read_run(folder)
+        first = training.trials[min(training.trials)] if training and training.trials else run.best
+        if first is None:
+            raise ConfigError(f"{folder}: {run.no_best}, so there is nothing to train")
+        return cls(run, RunFolder(folder).frozen_space(), first.config)
+
+    def plan(self, nodes: int, training: Run | None = None) -> TrainingPlan:
+        """The layout for so many nodes; raises ConfigError where the cost model has no word."""
+        try:
+            return TrainingPlan.of(self.run, self.space, self.base, nodes, training)
+        except (NotPricedError, MissingFactError) as error:
+            raise ConfigError(f"{self.space.file}: no layout can be planned: {error}") from None
+
+    def best(self, plan: TrainingPlan) -> Best:
+        """The plan as a ``best.yaml`` has it; raises ConfigError for other trainers' plans."""
+        space, config = plan.space, plan.config
+        if space.trainer.builtin is None or config.get("engine") == "deepspeed":
+            raise ConfigError(
+                f"{self.space.file}: --elastic is for the built-in trainer; for another one "
+                "`meshtune plan RUN --nodes N` says what to start with when the nodes have changed"
+            )
+        return Best(
+            path=Path(self.space.file),
+            num_nodes=plan.nodes,
+            ranks_per_node=space.ranks_per_node,
+            train=space.train_config(config, data_prefix(self.space, self.run.directory)),
+            command=(),
+            env=space.environment(config, Best.TRIAL_DIR),
+            parameters=dict(config),
+            log=space.program.log,
+            files={},
+            workdir=space.workdir,
+            container=space.trainer.container,
+        )
+
+
+def resharding(space: SearchSpace) -> str:
+    """How a trainer's checkpoints resume under another layout.
+
+    Raises ConfigError if they are not known to.
+    """
+    framework = space.program.habits
+    if not framework.reshards:
+        raise ConfigError(
+            f"{space.file}: checkpoints of {framework.name} are not known to resume under another "
+            "layout: keep the layout, or wait for as many nodes as it needs"
+        )
+    return framework.reshards
+
+
+def train_elastic(
+    folder: Path, launcher: Launcher, out: Path, tokens: float, save: Path | None = None
+) -> int:
+    """Train a run's winner in the folder ``out``, on whatever nodes there are; the exit code.
+
+    3: the allocation is over or no node is left, and the same command goes on in another.
+    """
+    out = out.absolute()
+    RunFolder(out).create(RunFolder(folder).frozen_space())  # refuses another space's training
+    with closing(Journal(out, launcher.clock.time)) as journal:
+        searched = Searched.of(folder, journal.run)
+        if data := data_prefix(searched.space, searched.run.directory):
+            make_data(data)
+        if searched.space.trainer.container is not None:
+            launcher.check_container(searched.space.trainer.container)
+        training = _Training(searched, launcher, journal, out, save or out / "checkpoints", tokens)
+        handlers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+        with handling(dict.fromkeys(handlers, training.stop_on)):
+            return training.run()
+
+
+@dataclass
+class _Training:
+    """One session of an elastic training."""
+
+    searched: Searched
+    launcher: Launcher
+    journal: Journal
+    out: Path
+    save: Path
+    tokens: float
+    stop: threading.Event = field(default_factory=threading.Event)
+    code: int = CONTINUE  # if it is stopped
+    left_out: set[str] = field(default_factory=set)  # nodes under suspicion
+    vain: int = 0  # starts in a row without a new checkpoint
+    last_step_t: float | None = None  # of the start before, or when a later session began
+
+    def stop_on(self, number: int, _: Any) -> None:
+        self.code = INTERRUPTED if number == signal.SIGINT else CONTINUE
+        self.stop.set()
+
+    def run(self) -> int:
+        self._settle()
+        starts = self.journal.run.trials.values()
+        if any(start.result.get("saved") for start in starts) and not self.finished():
+            raise ConfigError(
+                f"{self.save}: the checkpoints of this training are gone: put them back, name "
+                "their folder by --save, or begin anew with another --out"
+            )
+        space, launcher = self.searched.space, self.launcher
+        self.journal.write(
+            Opened(
+                space=space.name,
+                fingerprint=space.fingerprint,
+                seed=0,
+                launcher=launcher.name,
+                nodes=tuple(launcher.nodes()),
+                objective={"maximize": "tokens_per_second"},
+            )
+        )
+        if self.journal.run.trials:
+            self.last_step_t = self.journal.run.last_t
+        while True:
+            finished, down = self.finished(), launcher.down_nodes()
+            up = [node for node in launcher.nodes() if node not in down]
+            nodes = [node for node in up if node not in self.left_out] or up
+            if self.stop.is_set() or not nodes:
+                return self._end("stopped" if nodes else "no node is left", self.code)
+            plan = self.searched.plan(len(nodes), self.journal.run)
+            last = math.ceil(self.tokens / plan.tokens_per_step)
+            if finished >= last:
+                return self._end(f"trained {counted(finished, 'step')}", DONE)
+            outcome = self._start(plan, nodes[: plan.nodes], finished, last)
+            if (code := self._after(outcome, finished)) is not None:
+                return code
+
+    def finished(self) -> int:
+        """Steps in the latest complete checkpoint."""
+        names = [path.name.removeprefix("step-") for path in self.save.glob("step-*")]
+        return max((int(name) for name in names if name.isdecimal()), default=0)
+
+    def _settle(self) -> None:
+        """End what a killed driver left running, and journal how far it came."""
+        left = {n: a for n, t in self.journal.run.trials.items() if (a := t.running) is not None}
+        settle_earlier(self.launcher, self.out, "")
+        for number, attempt in left.items():
+            log = self.out / STDOUT_NAME
+            ended_t = log.stat().st_mtime if log.exists() else attempt.started_t
+            elapsed_s = max(0.0, ended_t - attempt.started_t)
+            self._ended(number, Outcome(Kind.PREEMPTED, elapsed_s=elapsed_s), {})
+
+    def _start(self, plan: TrainingPlan, nodes: Sequence[str], finished: int, last: int) -> Outcome:
+        """Train until the last step, or until something ends it; journals both ends."""
+        best, steps = self.searched.best(plan), last - finished
+        assert best.train is not None
+        warmup = min(plan.space.trial.warmup_steps, steps - 1)
+        best.train.update({"async_save": True, "metrics": {}} | best.train)
+        best.train["warmup_steps"] = warmup
+        best = changed(best, Longer(steps - warmup, self.save, min(plan.save_interval, steps)))
+        spec, run = spec_of(best, self.out), self.journal.run
+        number = max(run.trials, default=0) + 1
+        (self.out / LOGS).mkdir(exist_ok=True)
+        for name in (STDOUT_NAME, STDERR_NAME):
+            with suppress(FileNotFoundError):
+                (self.out / name).rename(self.out / LOGS / f"{number - 1:04d}-{name}")
+        write_atomically(self.out / "config.json", json.dumps(best.train, indent=1) + "\n")
+        settle_earlier(self.launcher, self.out, spec.name, others=False)
+        times = {"idle_s": self.journal.clock() - run.last_t}
+        self.journal.write(
+            Proposed(trial=number, config=plan.config, by="elastic", expected=plan.expected)
+        )
+        self.journal.write(Started(trial=number, attempt=1, name=spec.name, nodes=nodes))
+        print(printable(f"start {number} after {counted(finished, 'step')} of {last}: {plan}"))
+        print(f"on {', '.join(nodes)}; logs in {self.out}", flush=True)
+        seen = _Seen(self.launcher)
+        outcome = self.launcher.run(spec, Lease(spec.name, tuple(nodes)), self.stop, seen)
+        seen(StepLog.reported(self.out))
+        if seen.first_t is not None:
+            times["start_up_s"] = max(0.0, seen.first_t - run.trials[number].attempts[0].started_t)
+            if self.last_step_t is not None:
+                times["restart_s"] = max(0.0, seen.first_t - self.last_step_t)
+        self.last_step_t = seen.last_t
+        if peak := Metrics(outcome.result or {}).get("peak_memory_bytes"):
+            times["peak_memory_bytes"] = peak
+        self._ended(number, outcome, times)
+        return outcome
+
+    def _ended(self, number: int, outcome: Outcome, times: Mapping[str, float]) -> None:
+        """Journal the end of a start: its times, and those of its steps as a trial's."""
+        steps: Sequence[StepReport] = StepLog.reported(self.out)
+        result: dict[str, Any] = {**times, "elapsed_s": outcome.elapsed_s}
+        result["saved"] = self.finished()
+        if steps:
+            warmup = min(self.searched.space.trial.warmup_steps, len(steps) - 1)
+            saved = [s["checkpoint_s"] for s in steps if "checkpoint_s" in s]
+            result["finished_before"] = steps[0]["finished_steps"] - 1
+            median = statistics.median(s["step_time_s"] for s in steps[warmup:])
+            result["step_time_s"] = {"median": median}
+            if saved:
+                result["checkpoint_s"] = {"median": statistics.median(saved)}
+        self.journal.write(
+            Ended(
+                trial=number,
+                attempt=1,
+                kind=str(outcome.kind),
+                objective=None,
+                result=result,
+                message=outcome.message,
+                stderr_tail=outcome.stderr_tail,
+                elapsed_s=outcome.elapsed_s,
+                steps=len(steps),
+                nodes=self.journal.run.trials[number].attempts[0].nodes,
+                final=True,
+            )
+        )
+
+    def _after(self, outcome: Outcome, before: int) -> int | None:
+        """The exit code if the session ends after this start; None: the next one follows."""
+        if outcome.kind is Kind.OK:
+            return None
+        print(printable(f"{outcome.kind}: {outcome.message}"), file=sys.stderr, flush=True)
+        if self.stop.is_set():
+            return self._end("stopped", self.code)
+        if outcome.kind is Kind.DIVERGED:
+            return self._end("the loss diverged", FAILED)
+        self.left_out |= {*outcome.suspect_nodes, *outcome.lost_nodes}
+        self.vain = 0 if self.finished() > before else self.vain + 1
+        if self.vain >= MAX_IN_A_ROW:
+            return self._end(f"{self.vain} starts in a row saved no new checkpoint", FAILED)
+        if self.launcher.allocation_state() is AllocationState.GONE:
+            return self._end("the allocation is over", CONTINUE)
+        if self.vain and not outcome.kind.observed and not outcome.steps:
+            self.stop.wait(min(2.0**self.vain, LONGEST_PAUSE_S))
+        return None
+
+    def _end(self, why: str, code: int) -> int:
+        print(f"{why}; {self.finished():,} steps are saved in {self.save}")
+        if (share := useful_share(self.journal.run, self.finished())) is not None:
+            print(f"{100 * share:.3g} % of the time was training that is kept")
+        return code
+
+
+class _Seen(Steps):
+    """Prints steps, and notes when the first one began and the last one ended."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._clock = launcher.clock
+        self.first_t: float | None = None
+        self.last_t: float | None = None
+
+    def __call__(self, steps: Sequence[StepReport]) -> None:
+        if len(steps) > self.printed:
+            self.last_t = self._clock.time()
+            own_s = sum(s["step_time_s"] + s.get("checkpoint_s", 0.0) for s in steps)
+            self.first_t = self.first_t or self.last_t - own_s
+        super().__call__(steps)
+
+
+def useful_share(training: Run, finished: int) -> float | None:
+    """Share of a training's time that trained, and is in its ``finished`` steps; None before any.
+
+    The time between sessions, in which it had no nodes, does not count.
+    """
+    results = [trial.result for trial in training.trials.values()]
+    starts = [result for result in results if "step_time_s" in result]
+    ends = [*(start["finished_before"] for start in starts[1:]), finished]
+    kept_s = sum(
+        max(0, end - start["finished_before"]) * start["step_time_s"]["median"]
+        for start, end in zip(starts, ends, strict=True)
+    )
+    whole_s = sum(r.get("elapsed_s", 0.0) + r.get("idle_s", 0.0) for r in results)
+    return kept_s / whole_s if whole_s else None

@@ -1,0 +1,232 @@
+"""The layout to go on training with, on the nodes that are there.
+
+A long run loses nodes and gets others. Each time it starts, all layouts that train the same (global
+batch, number formats, all that is no matter of layout) are ranked by tokens per day after failures,
+with what the search and the run itself have measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from analysis import CandidateSet, Metrics, Observations, Posterior, Pricing, Run, Trial
+from foundation.documents import parse_document
+from foundation.quantities import config_text, counted, duration
+from search_spaces import Candidates, SearchSpace, SpaceError, check, load_space
+from slurm import BLAMELESS
+from trainer.plan.fields import Choices, OtherChoices
+
+# Choices that change the numbers of a step, not only where they are computed.
+NUMERIC = frozenset((
+    "precision", "engine", "reduce_precision", "quantize_weights", "quantize_gradients",
+    "quantize_secondary", "tuning", "lora_rank", "lora_targets", "lora_dropout", "reference_model",
+))  # fmt: skip
+_FREE = {"num_nodes", "dp", *Choices.model_fields, *OtherChoices.model_fields} - NUMERIC
+_OF_NODES = frozenset(("num_nodes", "dp", "gas"))  # what follows from nodes and batch
+DAY_S = 86400.0
+_SPEED = "tokens_per_second"
+LONGEST = "365d"
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """A layout, and what is expected of it.
+
+    Attributes:
+        space: of all layouts that were compared.
+        config: the chosen one, canonical.
+        expected: ``tokens_per_day`` after failures, ``step_time_s``, the probability to fit
+            (``fits``), and of ``Goodput`` ``useful_share``, ``checkpoint_interval_s``,
+            ``checkpoint_s`` and ``restart_s``.
+        basis: of the failures, as a line of text.
+    """
+
+    space: SearchSpace
+    config: Mapping[str, Any]
+    expected: Mapping[str, float]
+    basis: str
+
+    @classmethod
+    def of(
+        cls,
+        searched: Run,
+        space: SearchSpace,
+        base: Mapping[str, Any],
+        nodes: int,
+        training: Run | None = None,
+    ) -> Self:
+        """The layout with the most tokens per day after failures, on at most so many nodes.
+
+        Args:
+            searched: the search's run, whose trials count.
+            space: its space.
+            base: the configuration whose global batch and number formats stay.
+            nodes: that are there.
+            training: until now, whose starts count as trials; see ``workflows.elastic``.
+
+        Raises:
+            SpaceError: if no layout is valid on so many nodes.
+            NotPricedError: if the cost model has no word for the space.
+        """
+        trials = [trial for trial in searched.trials.values() if trial.ended]
+        starts = [] if training is None else [t for t in training.trials.values() if t.ended]
+        wide = layouts(space, base, nodes, [trial.config for trial in (*trials, *starts)])
+        pricing = Pricing(wide).probed(searched.folder)
+        every = [*_as_speeds(Pricing(space), trials), *_as_trials(wide, starts)]
+        numbered = dict(enumerate(every))
+        run = replace(searched, objective={}, objectives=[], subject_to=(), trials=numbered)
+        candidates = Candidates(wide)
+        if not len(candidates.indices(1, np.random.default_rng(0), [], 2**31)):
+            check(wide)  # raises the error that says which rule removes the most
+        chosen = CandidateSet.shortlist(pricing, candidates, seed=0)
+        observations = Observations.of(run)
+        posterior = Posterior(chosen, observations.calibrated(pricing), observations)
+        failures = pricing.failures.learned(wide, every)
+        failures = failures.observed(*_observed(starts)) if starts else failures
+        goodput = failures.goodput(posterior.prediction)
+        rate = np.exp(posterior.mean)
+        best = int(np.argmax(rate * goodput.share * posterior.at_speed))
+        [config] = candidates.configs(chosen.indices[best : best + 1])
+        columns = {
+            "tokens_per_day": DAY_S * rate * goodput.share,
+            "step_time_s": tokens_per_step(wide, config) / rate,
+            "fits": posterior.prediction.fits,
+            **goodput.columns(1.0),
+        }
+        expected = {name: float(c[best]) for name, c in columns.items() if "to_train" not in name}
+        return cls(wide, wide.canonical(config), expected, failures.basis())
+
+    @property
+    def nodes(self) -> int:
+        return self.space.num_nodes(self.config)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return tokens_per_step(self.space, self.config)
+
+    @property
+    def save_interval(self) -> int:
+        """Steps between checkpoints."""
+        each_s = self.expected["step_time_s"]
+        return max(1, round(self.expected["checkpoint_interval_s"] / each_s))
+
+    def __str__(self) -> str:
+        told = self.expected
+        return (
+            f"{config_text(dict(self.config))}: {told['tokens_per_day']:,.4g} tokens per day after "
+            f"failures on {counted(self.nodes, 'node')}, steps of {told['step_time_s']:.4g} s, "
+            f"fits with {100 * told['fits']:.0f} %, {100 * told['useful_share']:.3g} % of the time "
+            f"useful with a checkpoint every {counted(self.save_interval, 'step')} "
+            f"({duration(told['checkpoint_interval_s'])})"
+        )
+
+
+def tokens_per_step(space: SearchSpace, config: Mapping[str, Any]) -> int:
+    """Tokens of a configuration's global batch."""
+    facts: dict[str, Any] = space.facts(config)
+    return int(facts["global_batch_size"] * facts["seq_length"])
+
+
+def layouts(
+    space: SearchSpace,
+    base: Mapping[str, Any],
+    nodes: int,
+    tried: Iterable[Mapping[str, Any]] = (),
+) -> SearchSpace:
+    """The space of all layouts that train what ``base`` trains, on at most so many nodes.
+
+    Configurations that were ``tried`` have their place in it, if they are not valid either.
+    Constraints of the space on nodes and batch do not count.
+    """
+    content = parse_document(space.frozen(), space.file, SpaceError).root.plain()
+    facts: dict[str, Any] = space.facts(base)
+    if "global_batch_size" not in facts:
+        raise SpaceError(f"{space.file}: a layout for other nodes needs mbs and gas as parameters")
+    batch, ranks = int(facts["global_batch_size"]), nodes * space.ranks_per_node
+    divisors = [size for size in range(1, batch + 1) if batch % size == 0]
+    values = {"num_nodes": [*range(1, nodes + 1)], "gas": divisors}
+    values["dp"] = [size for size in divisors if size <= ranks]
+    parameters, builtin = content["parameters"], content["trainer"].get("builtin")
+    for name in ("num_nodes", "gas") if builtin is not None else ():
+        builtin.pop(name, None)
+        parameters.setdefault(name, [facts[name]])
+    tried = list(tried)
+    for name in values.keys() & parameters.keys():
+        own = space.parameters[name].values if name in space.parameters else parameters[name]
+        known = {c[name] for c in tried if c.get(name) is not None}
+        parameters[name] = sorted({*own, *known, *values[name]})
+    kept = [
+        each.text
+        for each in space.constraints
+        if not any(space.reads.get(name, frozenset()) & _OF_NODES for name in each.names)
+    ]
+    stay = [name for name in (*base, *NUMERIC) if name not in _FREE and name in facts]
+    for name in parameters.keys() & stay:
+        parameters[name] = [*dict.fromkeys([base[name], *(c.get(name, base[name]) for c in tried)])]
+    content["constraints"] = [
+        *kept,
+        f"global_batch_size == {batch}",
+        f"num_nodes <= {nodes}",
+        *(f"{name} == {_literal(facts[name])}" for name in dict.fromkeys(stay)),
+    ]
+    for key in ("objectives", "subject_to"):
+        content.pop(key, None)
+    content["objective"] = {"maximize": _SPEED}
+    content["trial"] |= {"timeout": LONGEST, "no_progress_timeout": None, "early_stop": False}
+    return load_space(content, frozen=True)
+
+
+def _literal(value: Any) -> str:
+    """A value as the grammar of constraints has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"'{value}'" if isinstance(value, str) else repr(value)
+
+
+def _as_speeds(pricing: Pricing, trials: Sequence[Trial]) -> list[Trial]:
+    """Trials with their tokens per second as the objective; successes that tell none are left."""
+    found = []
+    for trial, time_s in zip(trials, pricing.step_times_s(trials), strict=True):
+        if not trial.ok:
+            found.append(replace(trial, expected={}))
+        elif np.isfinite(time_s):
+            speed = tokens_per_step(pricing.space, trial.config) / float(time_s)
+            changes: dict[str, Any] = {"objectives": {}, "bounded": {}, "violated": ()}
+            found.append(replace(trial, objective=speed, expected={}, **changes))
+    return found
+
+
+def _as_trials(space: SearchSpace, starts: Iterable[Trial]) -> Iterator[Trial]:
+    """Starts of a training as trials of its space: as long as a trial would have been.
+
+    One that made steps is a success, whatever ended it.
+    """
+    steps = space.trial.warmup_steps + space.trial.measured_steps
+    for start in starts:
+        step_s = Metrics(start.result).get("step_time_s.median")
+        if step_s is None:
+            if start.failed:
+                yield start
+            continue
+        attempt, start_up_s = start.attempts[-1], start.result.get("start_up_s")
+        objective = tokens_per_step(space, start.config) / step_s
+        attempts = []
+        if start_up_s is not None:
+            ended_t = attempt.started_t + start_up_s + steps * step_s
+            attempts = [replace(attempt, kind="ok", ended_t=ended_t, objective=objective)]
+        yield replace(start, kind="ok", objective=objective, expected={}, attempts=attempts)
+
+
+def _observed(starts: Iterable[Trial]) -> tuple[int, float, float | None]:
+    """Failures, node-days and the mean time of a restart that a training has seen."""
+    ended = [start for start in starts if start.attempts]
+    restarts_s = [s.result["restart_s"] for s in ended if "restart_s" in s.result]
+    node_s = sum(len(s.attempts[-1].nodes) * s.result.get("elapsed_s", 0.0) for s in ended)
+    # A configuration that cannot run says nothing of nodes.
+    count = sum(s.kind in BLAMELESS or (s.failed and "step_time_s" in s.result) for s in ended)
+    return count, node_s / DAY_S, statistics.fmean(restarts_s) if restarts_s else None
