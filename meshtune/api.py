@@ -291,7 +291,7 @@ def sensitivity(
 
 
 def _failures(frame: pd.DataFrame, parameters: Sequence[str] | None, seed: int) -> Sensitivity:
-    """What makes the trials of a run's table fail."""
+    """Contributions of parameters to the failures in a run's table."""
     from analysis import failure_sensitivity
 
     checked_columns("frame", ["trial", "kind"], frame)

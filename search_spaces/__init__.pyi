@@ -19,7 +19,7 @@ from .shipped import shipped_records
 from .space import Objective, SearchSpace
 from .trainers.config_files import wrong_file_name
 from .trainers.stated import StatedOptions
-from .trainers.trainer import Trainer, TrialFacts
+from .trainers.trainer import Trainer
 
 __all__ = [
     "FRAMEWORKS",
@@ -41,7 +41,6 @@ __all__ = [
     "SpaceError",
     "StatedOptions",
     "Trainer",
-    "TrialFacts",
     "ValidConfigs",
     "check",
     "default_space",

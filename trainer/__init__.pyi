@@ -1,4 +1,5 @@
 # The facade: what __init__.py exports, each from its module when it is first used.
+from . import verify
 from .data.prepare import prepare_data, python_source_files
 from .deepspeed.rules import deepspeed_requirements
 from .result import FIGURES
@@ -8,4 +9,5 @@ __all__ = [
     "deepspeed_requirements",
     "prepare_data",
     "python_source_files",
+    "verify",
 ]

@@ -20,8 +20,8 @@ import yaml
 
 from foundation.files import FileError, read_json
 from foundation.writing import write_atomically
-from search_spaces.cluster import Cluster
-from trainer.verify.plan import Check, checks
+from search_spaces import Cluster
+from trainer.verify import SIZES, TINY, Check, planned
 
 Result = dict[str, Any]
 _VERSION = 1
@@ -43,13 +43,13 @@ def verify(
     results = _read(out)
     facts = results.get("device")
     if facts is None or facts["status"] != "ok":
-        facts = results["device"] = _in_process(next(checks(1)), device)
+        facts = results["device"] = _in_process(next(planned(1)), device)
         if facts["status"] != "ok":
             raise NoGpuError(facts["message"])
     elif facts["type"] != device:
         raise FileError(f"{out} is of a {facts['type']}: choose another --out, or remove it")
     gpus = _count() if device == "cuda" else 2
-    for check in checks(gpus):
+    for check in planned(gpus):
         if check.part not in parts:
             continue
         if results.get(check.name, {}).get("status") not in ("ok", "refused"):
@@ -60,7 +60,7 @@ def verify(
         say(_line(check, results[check.name]))
     return [
         f"{check.name}: {results[check.name]['message']}\n    remedy: {check.remedy}"
-        for check in checks(gpus)
+        for check in planned(gpus)
         if results.get(check.name, {}).get("status") == "wrong"
     ]
 
@@ -145,8 +145,6 @@ def _last(text: str) -> str:
 
 def space(check: Check, device: str, facts: Result) -> dict[str, Any]:
     """The space of a search: every layout of a tiny model, or batches that do not fit."""
-    from trainer.verify.models import SIZES, TINY
-
     on_gpu = device == "cuda"
     layouts = check.kind == "layouts"
     model = SIZES["1B"] if on_gpu and not layouts else TINY

@@ -48,7 +48,7 @@ def prepare() -> None:
 def main(names: list[str]) -> None:
     """Run checks of these names, default all that this device can."""
     prepare()
-    for check in plan.checks(1):
+    for check in plan.planned(1):
         if check.kind not in KINDS or (names and check.name not in names):
             continue
         if "compile" in check.settings or check.settings.get("plain"):

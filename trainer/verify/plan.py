@@ -61,7 +61,7 @@ _VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def checks(gpus: int) -> Iterator[Check]:
+def planned(gpus: int) -> Iterator[Check]:
     """All checks for a node with so many GPUs."""
     yield Check("device", 1, "facts", 60, "check the driver: nvidia-smi or rocm-smi")
     yield Check("attention", 1, "attention", 90, _FLASH)
