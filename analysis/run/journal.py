@@ -16,7 +16,7 @@ from analysis.run.events import Event, from_record, to_record
 from analysis.run.fold import Run, apply, extend, fold
 from analysis.run.folder import RunFolder
 from analysis.run.lines import Lines, RunError, sealed
-from analysis.run.lock import lock
+from analysis.run.lock import lock, opened
 from foundation.messages import shown
 from slurm import Clock
 
@@ -51,7 +51,7 @@ class Journal:
         self._lock = held or lock(directory)
         try:
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
-            self._file = os.open(self._path, flags, 0o600)
+            self._file = opened(self._path, flags, 0o600)
         except BaseException:
             self._lock.close()
             raise

@@ -63,13 +63,23 @@ def lock(directory: Path, *, shared: bool = False) -> IO[bytes]:
     return file
 
 
+def opened(path: Path, flags: int, mode: int) -> int:
+    """A descriptor; raises RunError for a link that leads to itself, else OSError."""
+    try:
+        return os.open(path, flags, mode)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise RunError(f"{shown(path)}: is a link that leads to itself; remove it") from None
+
+
 def lock_file(path: Path) -> IO[bytes]:
     """Open a file to lock it; raises OSError if that cannot be, RunError if it is no file."""
     try:
         if path.exists():
             open_regular(path).close()  # a pipe would block or lock nothing
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        return os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
+        return os.fdopen(opened(path, flags, 0o666), "r+b", buffering=0)
     except FileError as error:
         raise RunError(f"{error}; remove it") from None
 

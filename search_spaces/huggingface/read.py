@@ -60,9 +60,11 @@ def read_config(path: Path, seq_length: int | None = None) -> ModelFile:
     if shape["positions"] == "rotary" and isinstance(theta, (int, float)):
         shape["rope_theta"] = float(theta)
     if keys.rope("rope_type") == "llama3":
-        stretched = ("factor", "low_freq_factor", "high_freq_factor")
-        shape |= {f"rope_{name}": float(keys.rope(name)) for name in stretched}
-        shape["rope_original_length"] = keys.rope("original_max_position_embeddings")
+        for name in ("factor", "low_freq_factor", "high_freq_factor"):
+            if (value := keys.rope(name)) is not None:
+                shape[f"rope_{name}"] = value
+        if (length := keys.rope("original_max_position_embeddings")) is not None:
+            shape["rope_original_length"] = length
     model = _record(keys, kind, shape)
     return model if total is None else _with_all(keys, model, total)
 

@@ -62,7 +62,7 @@ def test_the_command_prints_a_table_and_draws(
         (["--nodes", "1,2"], "--nodes goes with --scaling"),
         (["--picture", "x.png"], "--picture goes with --scaling"),
         (["--scaling", "weak", "--picture", "no/such/x.png"], "a folder that exists"),
-        (["--scaling", "weak", "--picture", "x.pdf"], "accepted a file *.png or *.svg"),
+        (["--scaling", "weak", "--picture", "x.gif"], "accepted a file *.png, *.svg or *.pdf"),
         (["--scaling", "weak", "--nodes", "100000"], "nodes_in_cluster"),
     ],
 )
