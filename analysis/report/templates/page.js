@@ -117,6 +117,7 @@ addEventListener("afterprint", () => {
 const seen = new IntersectionObserver((entries) => {
   for (const entry of entries) if (entry.isIntersecting) {
     seen.unobserve(entry.target);
+    if (entry.target.drawn) continue;  // drawn again, it would lose a brush in the middle
     entry.target.drawn = true;
     drawn[entry.target.dataset.draw](entry.target);
   }
