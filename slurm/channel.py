@@ -184,10 +184,11 @@ class Channel:
     def no_program(self, spec: TrialSpec, lease: Lease) -> tuple[str, tuple[str, ...]]:
         """Why ranks could not be started, or ""; and the nodes that are suspect.
 
-        Missing on some nodes: they lack a file system. Missing on all: the command is wrong.
+        Missing where other ranks have started: the node lacks a file system. Else the command may
+        be wrong: a launcher may end the other tasks before they can say so.
         """
         with self._lock:
-            missing = dict(self._said.missing)
+            missing, started = dict(self._said.missing), bool(self._said.codes)
         if not missing:
             return "", ()
         nodes = {rank: lease.nodes[rank // spec.ranks_per_node] for rank in sorted(missing)}
@@ -195,8 +196,7 @@ class Channel:
         number, where = missing[rank]
         what = f"no folder {spec.started_in}" if where else f"no program {spec.argv[0]}"
         message = f"{node}: {what}: {os.strerror(number)} (rank {rank})"
-        on_all = len(missing) == spec.world_size
-        return message, () if on_all else tuple(dict.fromkeys(nodes.values()))
+        return message, tuple(dict.fromkeys(nodes.values())) if started else ()
 
     def lost_agent(self) -> str:
         """The agent that is gone without a word, in words; "" if all have come to an end."""
