@@ -25,7 +25,7 @@ TRIAL_DIR_VARIABLE = "MESHTUNE_TRIAL_DIR"
 def carries(environ: Mapping[str, str], names: Collection[str]) -> bool:
     """Whether an environment names one of these trials, or a kept step with one of these marks."""
     name = environ.get(TRIAL_VARIABLE, "")
-    return name in names or kept_mark(name) in names
+    return bool(name) and (name in names or kept_mark(name) in names)
 
 
 def kept_mark(step_name: str) -> str:

@@ -33,11 +33,12 @@ from analysis import (
     Started,
     read_run,
 )
+from foundation.files import read_json
 from foundation.messages import printable
 from foundation.quantities import counted
 from foundation.writing import write_atomically
-from search_spaces import SearchSpace
-from slurm import AllocationState, Kind, Launcher, Lease, Outcome, StepLog, StepReport
+from search_spaces import SearchSpace, SpaceError
+from slurm import BLAMELESS, AllocationState, Kind, Launcher, Lease, Outcome, StepLog, StepReport
 from trainer.plan.limits import ConfigError
 from workflows.search.reporting import handling
 from workflows.search.stopping import CONTINUE, DONE, FAILED, INTERRUPTED, MAX_IN_A_ROW
@@ -46,6 +47,7 @@ from workflows.train import Longer, Steps, changed, settle_earlier, spec_of
 from workflows.training_plan import TrainingPlan
 
 LOGS = "logs"  # folder of earlier starts' logs
+BASE_NAME = "base.json"  # the search's configuration whose batch and number formats stay
 STDOUT_NAME, STDERR_NAME = "stdout.log", "stderr.log"
 LONGEST_PAUSE_S = 60.0  # before the next start, after some without a step
 
@@ -60,15 +62,16 @@ class Searched:
 
     @classmethod
     def of(cls, folder: Path, training: Run | None = None) -> Searched:
-        """A run's best configuration, or that with which its training began.
+        """A run's best configuration, or what that was when its training began.
 
         Raises ConfigError if no trial has succeeded.
         """
-        run = read_run(folder)
-        first = training.trials[min(training.trials)] if training and training.trials else run.best
-        if first is None:
+        run, space = read_run(folder), RunFolder(folder).frozen_space()
+        if training is not None and (file := training.directory / BASE_NAME).exists():
+            return cls(run, space, read_json(file))
+        if run.best is None:
             raise ConfigError(f"{folder}: {run.no_best}, so there is nothing to train")
-        return cls(run, RunFolder(folder).frozen_space(), first.config)
+        return cls(run, space, run.best.config)
 
     def plan(self, nodes: int, training: Run | None = None) -> TrainingPlan:
         """The layout for so many nodes; raises ConfigError where the cost model has no word."""
@@ -125,6 +128,7 @@ def train_elastic(
     RunFolder(out).create(RunFolder(folder).frozen_space())  # refuses another space's training
     with closing(Journal(out, launcher.clock.time)) as journal:
         searched = Searched.of(folder, journal.run)
+        write_atomically(out / BASE_NAME, json.dumps(dict(searched.base)) + "\n")
         if data := data_prefix(searched.space, searched.run.directory):
             make_data(data)
         if searched.space.trainer.container is not None:
@@ -148,6 +152,7 @@ class _Training:
     stop: threading.Event = field(default_factory=threading.Event)
     code: int = CONTINUE  # if it is stopped
     left_out: set[str] = field(default_factory=set)  # nodes under suspicion
+    avoided: set[str] = field(default_factory=set)  # one of them failed, and nobody knows which
     vain: int = 0  # starts in a row without a new checkpoint
     last_step_t: float | None = None  # of the start before, or when a later session began
 
@@ -180,14 +185,24 @@ class _Training:
             finished, down = self.finished(), launcher.down_nodes()
             up = [node for node in launcher.nodes() if node not in down]
             nodes = [node for node in up if node not in self.left_out] or up
+            nodes.sort(key=lambda node: node in self.avoided)
             if self.stop.is_set() or not nodes:
                 return self._end("stopped" if nodes else "no node is left", self.code)
-            plan = self.searched.plan(len(nodes), self.journal.run)
+            try:
+                plan = self.searched.plan(len(nodes), self.journal.run)
+            except SpaceError:
+                if len(nodes) < len(up):
+                    self.left_out.clear()  # better suspects than no layout at all
+                    continue
+                if not self.journal.run.trials:
+                    raise
+                return self._end("too few nodes are left for any layout", CONTINUE)
             last = math.ceil(self.tokens / plan.tokens_per_step)
             if finished >= last:
                 return self._end(f"trained {counted(finished, 'step')}", DONE)
-            outcome = self._start(plan, nodes[: plan.nodes], finished, last)
-            if (code := self._after(outcome, finished)) is not None:
+            used = nodes[: plan.nodes]
+            outcome = self._start(plan, used, finished, last)
+            if (code := self._after(outcome, used, finished)) is not None:
                 return code
 
     def finished(self) -> int:
@@ -270,7 +285,7 @@ class _Training:
             )
         )
 
-    def _after(self, outcome: Outcome, before: int) -> int | None:
+    def _after(self, outcome: Outcome, used: Sequence[str], before: int) -> int | None:
         """The exit code if the session ends after this start; None: the next one follows."""
         if outcome.kind is Kind.OK:
             return None
@@ -280,6 +295,8 @@ class _Training:
         if outcome.kind is Kind.DIVERGED:
             return self._end("the loss diverged", FAILED)
         self.left_out |= {*outcome.suspect_nodes, *outcome.lost_nodes}
+        unknown = outcome.kind in BLAMELESS and not outcome.suspect_nodes
+        self.avoided = set(used) if unknown else set()
         self.vain = 0 if self.finished() > before else self.vain + 1
         if self.vain >= MAX_IN_A_ROW:
             return self._end(f"{self.vain} starts in a row saved no new checkpoint", FAILED)
@@ -319,6 +336,8 @@ def useful_share(training: Run, finished: int) -> float | None:
     """
     results = [trial.result for trial in training.trials.values()]
     starts = [result for result in results if "step_time_s" in result]
+    if not starts:
+        return None
     ends = [*(start["finished_before"] for start in starts[1:]), finished]
     kept_s = sum(
         max(0, end - start["finished_before"]) * start["step_time_s"]["median"]

@@ -149,7 +149,7 @@ def settle_earlier(launcher: Launcher, out: Path, name: str, others: bool = True
     names = []
     with suppress(FileError, KeyError, TypeError):
         earlier = parse_json(read_text(file, 10_000), str(file))
-        if earlier["inode"] == inode:
+        if earlier["inode"] == inode and earlier["name"]:
             names.append(str(earlier["name"]))
     if others:
         launcher.settle(names)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from analysis import read_run
 from foundation.files import FileError, read_json
 from foundation.writing import write_atomically
 from search_spaces import Cluster
@@ -196,17 +198,24 @@ def _cluster(device: str, facts: Result, gpus: int) -> dict[str, Any]:
 def _search(check: Check, device: str, facts: Result, out: Path) -> Result:
     folder = out.with_suffix("") / check.kind
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "space.yaml"
+    path, run = folder / "space.yaml", folder / "run"
+    shutil.rmtree(run, ignore_errors=True)  # an earlier search's mistakes are mended
     try:
         path.write_text(yaml.safe_dump(space(check, device, facts), sort_keys=False))
     except LookupError as error:
         return _wrong(str(error))
     argv = [sys.executable, "-m", "meshtune", "search", str(path), "--launcher", "local"]
-    code, _, stderr = limited([*argv, "--run-dir", str(folder / "run")], check.limit_s)
+    code, _, stderr = limited([*argv, "--run-dir", str(run)], check.limit_s)
     if code != 0:
         said = "no end within its limit" if code is None else f"exit code {code}: {_last(stderr)}"
         return _wrong(f"{said}; see {folder}")
-    trials = [read_json(file) for file in sorted(folder.glob("run/trials/*/result.json"))]
+    trials: list[Result] = []
+    for number, trial in read_run(run).trials.items():
+        if trial.ok:
+            trials.append(read_json(run / f"trials/{number:04d}/result.json"))
+        elif trial.ended:
+            told = f"trial {number}: {trial.kind}: {trial.message}"
+            trials.append({"status": str(trial.kind), "message": told})
     return judged(check, trials)
 
 

@@ -7,13 +7,13 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from analysis import Journal, Proposed, Started, read_run
+from analysis import Journal, Proposed, Run, Started, read_run
 from slurm import Lease, Outcome, TrialSpec, processes
 from slurm.local.launcher import LocalLauncher
 from slurm.local.server import marker
@@ -53,6 +53,14 @@ class LosesANode(LocalLauncher):
         return {"local1"} if self.lost else set()
 
 
+class Settles(LocalLauncher):
+    """Notes which trials of killed drivers are looked for."""
+
+    def settle(self, names: Iterable[str]) -> None:
+        self.looked_for = [*getattr(self, "looked_for", []), tuple(names)]
+        super().settle(self.looked_for[-1])
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return searched(tmp_path_factory.mktemp("elastic"))
@@ -78,6 +86,13 @@ def test_a_training_goes_on_under_another_layout_as_if_nothing_had_happened(
     assert "of the time was training that is kept" in capsys.readouterr().out
     share = useful_share(read_run(out), STEPS)
     assert share is not None and 0 < share < 1
+    assert useful_share(Run(out, seed=0), 0) is None
+    # It keeps the search's own batch and formats, whatever layout its starts had, and what comes
+    # again after the end looks for no trial without a name, which every process would be.
+    assert json.loads((out / "base.json").read_text()) == BEST
+    with closing(Settles(1)) as again:
+        assert [train_elastic(run, again, out, tokens) for _ in range(3)] == [0, 0, 0]
+        assert all(name for names in again.looked_for for name in names)
 
     # A driver that was killed left a start without an end; nothing is left to do.
     shutil.copytree(out, tmp_path / "killed")

@@ -23,7 +23,7 @@ CHECKS = [
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_gpu, "checks", lambda gpus: iter(CHECKS))
+    monkeypatch.setattr(verify_gpu, "planned", lambda gpus: iter(CHECKS))
 
 
 @pytest.mark.usefixtures("few")
