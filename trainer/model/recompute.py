@@ -122,8 +122,8 @@ class _Again:
 
     def pack(self, x: Tensor) -> Tensor | _Place:
         value = self.values.get(_memory(x))
-        if value is None:
-            return x
+        if value is None:  # a node that kept its own output would keep itself
+            return x if x.is_leaf else x.detach()
         self.asked += 1
         return _Place(self, value, x.size(), x.stride(), x.storage_offset())
 
