@@ -18,7 +18,7 @@ from benchmarks.chaos.plan import Plan, Planned
 from benchmarks.chaos.world import World
 
 TICK_S = 0.03
-ROUND_S = {"local": 240.0, "srun": 480.0, "mpiexec": 480.0}  # a round that takes longer is stuck
+ROUND_S = {"local": 900.0, "srun": 1200.0, "mpiexec": 1200.0}  # a round that takes longer is stuck
 ABORT_S = 5.0  # to print where it is
 
 
