@@ -15,14 +15,14 @@ import numpy as np
 
 from trainer.plan.axes.tp import splits_sequence
 from trainer.plan.exchange import Exchange, Habits
-from trainer.plan.fields import DEFERRING_SCHEDULES, FOLDED_SCHEDULES, PipelineSchedule
-from trainer.plan.jobs import BREADTH_FIRST, DUAL_PIPE_V, ZERO_BUBBLE, ZERO_BUBBLE_V, Array, Jobs
+from trainer.plan.fields import DEFERRING_SCHEDULES, FOLDED_SCHEDULE, PipelineSchedule
+from trainer.plan.jobs import BREADTH_FIRST, ZERO_BUBBLE, ZERO_BUBBLE_V, Array, Jobs
 from trainer.plan.layouts import NO_LAYOUT, parsed_layout
 from trainer.plan.rules.requirement import Requirement
 
 _WHOLE = [one for one in get_args(PipelineSchedule) if one not in DEFERRING_SCHEDULES]
 """Schedules that do not defer weight gradients."""
-_WITHOUT_ROUNDS = ["LoopedBFS", *FOLDED_SCHEDULES]
+_WITHOUT_ROUNDS = ["LoopedBFS", FOLDED_SCHEDULE]
 _ZERO_BUBBLE = tuple(
     Requirement(
         f"zero_bubble_{name}",
@@ -41,11 +41,6 @@ _ZERO_BUBBLE = tuple(
             "chunks",
             "pipeline_schedule == 'InterleavedZeroBubble' or vpp == 2",
             "vpp {vpp}: each rank has two stages, of which the second ones go back; set vpp: 2",
-        ),
-        (
-            "filled",
-            "pipeline_schedule != 'DualPipeV' or gas >= 2 * pp",
-            "gas {gas}, which is below its stages, 2 * pp {pp}",
         ),
         (
             "gradients",
@@ -131,11 +126,7 @@ def idle_share(jobs: Jobs) -> Array:
     equally long passes F (outputs), B (input gradients) and W (weight gradients); recomputation
     adds another F.
     """
-    again = jobs.repeats_layers
-    left = np.where(again, 1 / 2, 1 / 3)
-    # DualPipeV ends with full backward passes on most ranks; torch does not overlap its pairs.
-    whole = 3 / 4 - 1 / (4 * np.maximum(jobs.layout.pp - 1, 1))
-    left = np.where((jobs.options.schedule == DUAL_PIPE_V) & again, whole, left)
+    left = np.where(jobs.repeats_layers, 1 / 2, 1 / 3)
     return np.where(jobs.defers_weight_gradients, left, 1.0)
 
 
@@ -160,8 +151,8 @@ def in_flight(jobs: Jobs, stage: Array | int) -> Array:
     1F1B keeps ``pp - stage`` (Narayanan et al. 2021, section 2.2). Interleaved, a rank runs ``2 (pp
     - stage - 1) + (vpp - 1) pp`` chunks ahead and keeps one more (Korthikanti et al. 2022, section
     4.2.3). Breadth-first keeps all (Lamy-Poirier 2022). Torch's zero bubble delays the weight
-    gradients of stage s by s micro-batches, so every stage keeps pp. Folded schedules keep pp as
-    well (Qi et al. 2023, section 6), DualPipeV half a micro-batch more.
+    gradients of stage s by s micro-batches, so every stage keeps pp. The folded one keeps pp as
+    well (Qi et al. 2023, section 6).
     """
     plain = jobs.layout.pp - stage
     chunks = 2 * (plain - 1) + (jobs.layout.vpp - 1) * jobs.layout.pp + 1
@@ -170,7 +161,6 @@ def in_flight(jobs: Jobs, stage: Array | int) -> Array:
     )
     kept = np.where(jobs.options.schedule == ZERO_BUBBLE, np.maximum(kept, jobs.layout.pp), kept)
     kept = np.where(jobs.options.schedule == ZERO_BUBBLE_V, jobs.layout.pp, kept)
-    kept = np.where(jobs.options.schedule == DUAL_PIPE_V, jobs.layout.pp + 0.5, kept)
     kept = np.where(jobs.options.schedule == BREADTH_FIRST, jobs.layout.gas, kept)
     # A forward pass that hides another micro-batch's dispatch starts before that has ended.
     kept = kept + np.where(jobs.options.overlaps_dispatch, 1 / jobs.layout.vpp, 0.0)
