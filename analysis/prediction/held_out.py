@@ -89,6 +89,11 @@ class CrossValidation:
         return int(np.count_nonzero(self.out_of_memory & (self.held_out_fits < LIKELY)))
 
     @property
+    def false_alarms(self) -> int:
+        """Trials that ran though they were expected not to fit."""
+        return int(np.count_nonzero(~self.out_of_memory & (self.held_out_fits < LIKELY)))
+
+    @property
     def by_trial(self) -> list[dict[str, Any]]:
         """A record per trial; memory in GiB, nan where nothing was measured."""
         columns = {
