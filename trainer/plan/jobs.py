@@ -268,7 +268,7 @@ class Jobs:
     @cached_property
     def folded(self) -> Mask:
         """Whether the schedule places the first and the last stage on the same pipeline rank."""
-        return (self.options.schedule == ZERO_BUBBLE_V) & (self.layout.pp > 1)
+        return np.asarray((self.options.schedule == ZERO_BUBBLE_V) & (self.layout.pp > 1))
 
     @cached_property
     def defers_weight_gradients(self) -> Mask:
