@@ -81,7 +81,7 @@ QUICK = [
     ),
     layout("gpt", 2, 2, 1, 0, vpp=2, pipeline_schedule="InterleavedZeroBubble"),
     layout("llama", 1, 2, 2, 1, recompute="full", pipeline_schedule="InterleavedZeroBubble"),
-    layout("llama", 2, 2, 1, 0, vpp=2, gas=4, pipeline_schedule="DualPipeV"),
+    layout("llama", 2, 2, 1, 0, vpp=2, gas=4, pipeline_schedule="ZBVZeroBubble"),
     layout("gpt", 1, 1, 2, 1, cp=2, recompute="selective"),
     layout("llama", 2, 1, 1, 3, cp=2, recompute="full", sequence_parallel=True),
 ]  # fmt: skip
@@ -102,8 +102,7 @@ def every_schedule() -> list[dict[str, Any]]:
         ),
         layout("gpt", 1, 4, 2, 1, vpp=2, gas=2, pipeline_schedule="ZBVZeroBubble"),
         layout("llama", 1, 4, 2, 0, vpp=2, first_stage_layers=2, pipeline_schedule="ZBVZeroBubble"),
-        layout("gpt", 1, 4, 2, 1, vpp=2, gas=8, pipeline_schedule="DualPipeV"),
-        layout("gpt", 2, 2, 1, 1, vpp=2, cp=2, gas=4, pipeline_schedule="DualPipeV"),
+        layout("gpt", 2, 2, 1, 1, vpp=2, cp=2, gas=4, pipeline_schedule="ZBVZeroBubble"),
         *(
             layout(model, 2, 2, dp, zero_stage, cp=2 // dp, rank_order="tp-pp-cp-dp")
             for model in MODELS
