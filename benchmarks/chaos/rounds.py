@@ -99,6 +99,8 @@ def play(plan: Plan, machine: Machine, keep: bool = False) -> Played:
         finally:
             injector.close()
         if not world.violations:
+            if world.put_back:
+                world.ask(*world.command())  # which writes what a finished run lacks
             world.violations += check_round(world)
         machine.clean()
         kept = root if keep and world.violations else None
