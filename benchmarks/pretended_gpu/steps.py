@@ -129,8 +129,8 @@ def run(name: str) -> dict[str, Any]:
     try:
         found = step(world, settings)
         if name in LAYERS:
-            more = step(world, {**settings, "model": {"num_layers": WIDTHS["num_layers"] + 1}})
-            found["layer"] = _difference(more, found)
+            fewer = step(world, {**settings, "model": {"num_layers": WIDTHS["num_layers"] - 1}})
+            found["layer"] = _difference(found, fewer)
         return {"name": name, **found}
     except Exception as error:
         return {"name": name, "error": str(error), "trace": traceback.format_exc()[-6000:]}
