@@ -85,9 +85,9 @@ def attention(device: Device) -> Figures:
     for dtype, masked, grouped in kinds:
         name = f"{str(dtype)[6:]}{', masked' if masked else ''}{', grouped' if grouped else ''}"
         generator = torch.Generator().manual_seed(1)
-        shapes = [(256, 2, heads, 64) for heads in (8, *(2 * (2 if grouped else 8,)))]
+        shapes = [(192, 2, heads, 64) for heads in (4, *(2 * (2 if grouped else 4,)))]
         exact = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
-        seen = own_document(_two_documents(2, 256), torch.float64)
+        seen = own_document(_two_documents(2, 192), torch.float64)
         mask = seen if masked else None
         own = not device.has_grouped_attention(dtype, 64, masked)
         inputs = [x.to(device.torch, dtype).requires_grad_() for x in exact]
