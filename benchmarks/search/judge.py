@@ -47,16 +47,19 @@ class ToTheEnd(Policy):
     inner: Policy
     landscape: Landscape
     least: int = 0  # trials in any case
+    until_good: bool = False  # whether it ends with the first that is good, whatever it would do
     ended_after: int | None = None
 
     def propose(self, run: Run, max_nodes: int) -> Proposal | None:
+        good = any(self.landscape.share(t.config) >= 1 - NEAR for t in run.trials.values())
+        if good and self.until_good:
+            return None
         proposal = self.inner.propose(run, max_nodes)
         if proposal is None:
             return None
         budget = Budget.of(self.landscape.space)
         if self.ended_after is None and budget.not_worth_it(proposal.expected, run):
             self.ended_after = len(run.trials)
-        good = any(self.landscape.share(t.config) >= 1 - NEAR for t in run.trials.values())
         enough = good and len(run.trials) >= self.least and self.ended_after is not None
         return None if enough else proposal
 

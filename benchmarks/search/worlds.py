@@ -3,8 +3,9 @@
 Rules are tuned on the worlds with even seeds and quoted on those with odd ones.
 
 ``python -m benchmarks.search.worlds`` plays real searches to their end by the stop rule, on until
-one trial is within 5 % of the best, and for 16 trials at least. ``--json`` keeps the rows, and
-``--against`` compares two versions or settings of the search world by world.
+one trial is within 5 % of the best, and for 16 trials at least. ``--near`` ends each with the first
+trial within 5 %, for a fraction of the CPU: figures at the stop are then of that trial. ``--json``
+keeps the rows, and ``--against`` compares two versions or settings of the search world by world.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from analysis.cost.hypotheses import MEMORY, TIMING
+from analysis.prediction.columns import unpriced_parameters
 from analysis.prediction.pricing import Pricing
 from benchmarks.search.drawn import World, world
 from benchmarks.search.judge import BINS, FIRST, ToTheEnd
@@ -35,7 +37,9 @@ WORLDS = 240
 MOST_TRIALS = 30  # after which a search counts as if it had not ended
 
 
-def search(drawn: World, seed: int, probes: int = 0, habits: str = "doubted") -> dict[str, Any]:
+def search(
+    drawn: World, seed: int, probes: int = 0, habits: str = "doubted", near_only: bool = False
+) -> dict[str, Any]:
     """One search of a world to its end, after so many probes, and its figures."""
     pricing, for_probes_s = Pricing(drawn.space), 0.0
     model = pricing.model
@@ -50,7 +54,7 @@ def search(drawn: World, seed: int, probes: int = 0, habits: str = "doubted") ->
             pricing.probes = Pricing(found.space), tuple(told)
     only = drawn.configs if drawn.listed else None
     policy = make_policy(drawn.space, seed, pricing=pricing, only=only)
-    chosen = ToTheEnd(policy, drawn, least=FIRST)
+    chosen = ToTheEnd(policy, drawn, FIRST, near_only)
     played = play(drawn, chosen, seed, until=None, max_trials=MOST_TRIALS)
     trials = [*played.run.trials.values()]
     exhausted = len(trials) == len(drawn.indices)
@@ -66,12 +70,13 @@ def search(drawn: World, seed: int, probes: int = 0, habits: str = "doubted") ->
     return {
         "seed": seed,
         "kind": drawn.kind,
+        "unpriced": len(unpriced_parameters(drawn.space)),
         "configs": len(drawn.indices),
         "runnable": int(drawn.ran.sum()),
         "trials": near or MOST_TRIALS + 1,
         "node_hours": (for_probes_s + float(spent[: near or None].sum())) / 3600,
         "for_probes": for_probes_s / 3600,
-        "ended": chosen.ended_after is not None or exhausted,
+        "ended": chosen.ended_after is not None or exhausted or (near_only and near is not None),
         "stop": stop,
         "failed": int(failed[:stop].sum()),
         "failed_time": [float(spent[:stop][failed[:stop]].sum()), float(spent[:stop].sum())],
@@ -163,6 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         default="doubted",
         help="of the framework: the record's, doubted or certain, or stated as they are",
     )
+    parser.add_argument("--near", action="store_true", help="end at the first trial within 5 %%")
     parser.add_argument("--json", type=Path, metavar="FILE", help="to write, a row per search")
     parser.add_argument("--against", type=Path, metavar="FILE", help="rows to compare with")
     parser.add_argument("--each", action="store_true", help="print each search")
@@ -183,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for seed in range(arguments.half == "quote", arguments.worlds, 2):
         began = time.process_time()
         rows.append(
-            search(world(seed), seed, arguments.probes, arguments.habits)
+            search(world(seed), seed, arguments.probes, arguments.habits, arguments.near)
             | {"cpu_s": time.process_time() - began}
         )
         if arguments.each:
@@ -193,6 +199,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"\n{HEAD}\n{row('all', rows)}")
     for kind in sorted({r["kind"] for r in rows}):
         print(row(kind, [r for r in rows if r["kind"] == kind]))
+    if unpriced := [r for r in rows if r["unpriced"]]:
+        print(row("beside parameters without a price", unpriced))
     print(f"\nprobability to run: {calibration(rows)}")
     if arguments.against:
         others = json.loads(arguments.against.read_text())
