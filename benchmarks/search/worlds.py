@@ -15,9 +15,9 @@ import importlib
 import json
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ import numpy as np
 from analysis.cost.hypotheses import MEMORY, TIMING
 from analysis.prediction.columns import unpriced_parameters
 from analysis.prediction.pricing import Pricing
-from benchmarks.search.drawn import World, world
+from benchmarks.search.drawn import VARIED, World, world
 from benchmarks.search.judge import BINS, FIRST, ToTheEnd
 from workflows.optimizer.registry import make_policy
 from workflows.replay.play import NEAR, NEARER, play
@@ -35,6 +35,32 @@ from workflows.search.probing import ProbeError, plan
 
 WORLDS = 240
 MOST_TRIALS = 30  # after which a search counts as if it had not ended
+UNPRICED = ("attention_kernel", "data_workers")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A search with some of its parts.
+
+    Attributes:
+        probes: trials of a shallower model beforehand.
+        habits: of the framework: doubted, certain as recorded, or stated as they are.
+        changes: numbers of analysis, as MODULE.NAME=NUMBER.
+    """
+
+    probes: int = 0
+    habits: str = "doubted"
+    changes: tuple[str, ...] = ()
+
+
+ABLATION = {
+    "doubted": Variant(),
+    "certain": Variant(habits="certain"),
+    "stated": Variant(habits="stated"),
+    "4 probes": Variant(probes=4),
+    "bound, no expected improvement": Variant(changes=("prediction.acquisition.FIRST_GAINS=1000",)),
+}
+"""The search as it is, first, and with one part exchanged."""
 
 
 def search(
@@ -157,54 +183,90 @@ def _geometric(values: Any) -> float:
     return float(np.exp(np.mean(np.log(values))))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.search.worlds", description=__doc__)
-    parser.add_argument("--half", choices=("tune", "quote"), default="quote")
-    parser.add_argument("--worlds", type=int, default=WORLDS, metavar="N", help="of both halves")
-    parser.add_argument("--probes", type=int, default=0, metavar="N", help="before each search")
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m benchmarks.search.worlds", description=__doc__)
+    made.add_argument("--half", choices=("tune", "quote"), default="quote")
+    made.add_argument("--worlds", type=int, default=WORLDS, metavar="N", help="of both halves")
+    made.add_argument("--probes", type=int, default=0, metavar="N", help="before each search")
+    made.add_argument(
         "--habits",
         choices=("doubted", "stated", "certain"),
         default="doubted",
         help="of the framework: the record's, doubted or certain, or stated as they are",
     )
-    parser.add_argument("--near", action="store_true", help="end at the first trial within 5 %%")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="to write, a row per search")
-    parser.add_argument("--against", type=Path, metavar="FILE", help="rows to compare with")
-    parser.add_argument("--each", action="store_true", help="print each search")
-    parser.add_argument(
+    made.add_argument(
+        "--ablation",
+        action="store_true",
+        help="search each world with and without each part: " + ", ".join(ABLATION),
+    )
+    made.add_argument(
+        "--unpriced", action="store_true", help="with two parameters without a price in each world"
+    )
+    made.add_argument("--near", action="store_true", help="end at the first trial within 5 %%")
+    made.add_argument("--json", type=Path, metavar="FILE", help="to write, a row per search")
+    made.add_argument("--against", type=Path, metavar="FILE", help="rows to compare with")
+    made.add_argument("--each", action="store_true", help="print each search")
+    made.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="MODULE.NAME=NUMBER",
         help="a number of analysis to try, such as prediction.acquisition.KAPPA=0.5",
     )
-    arguments = parser.parse_args(argv)
+    return made
+
+
+@contextmanager
+def setting(changes: Sequence[str]) -> Iterator[None]:
+    """Numbers of analysis changed for a while, each as MODULE.NAME=NUMBER."""
+    before = []
+    for change in changes:
+        where, value = change.split("=")
+        name, _, attribute = where.rpartition(".")
+        module = importlib.import_module(f"analysis.{name}")
+        before.append((module, attribute, getattr(module, attribute)))
+        setattr(module, attribute, json.loads(value))
+    try:
+        yield
+    finally:
+        for module, attribute, value in before:
+            setattr(module, attribute, value)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parser().parse_args(argv)
     warnings.simplefilter("ignore")
-    for setting in arguments.set:
-        where, value = setting.split("=")
-        module, _, name = where.rpartition(".")
-        setattr(importlib.import_module(f"analysis.{module}"), name, json.loads(value))
+    if arguments.unpriced:
+        VARIED.update({name: (1.0, VARIED[name][1]) for name in UNPRICED})
+    plain = Variant(arguments.probes, arguments.habits, tuple(arguments.set))
+    variants = ABLATION if arguments.ablation else {"all": plain}
     rows = []
     for seed in range(arguments.half == "quote", arguments.worlds, 2):
-        began = time.process_time()
-        rows.append(
-            search(world(seed), seed, arguments.probes, arguments.habits, arguments.near)
-            | {"cpu_s": time.process_time() - began}
-        )
-        if arguments.each:
-            print({k: v for k, v in rows[-1].items() if k not in ("stated", "ran")}, flush=True)
-        if arguments.json:
-            arguments.json.write_text(json.dumps(rows))
-    print(f"\n{HEAD}\n{row('all', rows)}")
-    for kind in sorted({r["kind"] for r in rows}):
-        print(row(kind, [r for r in rows if r["kind"] == kind]))
-    if unpriced := [r for r in rows if r["unpriced"]]:
+        drawn = world(seed)
+        for name, variant in variants.items():
+            began = time.process_time()
+            with setting(variant.changes):
+                found = search(drawn, seed, variant.probes, variant.habits, arguments.near)
+            rows.append(found | {"variant": name, "cpu_s": time.process_time() - began})
+            if arguments.each:
+                shown = {k: v for k, v in rows[-1].items() if k not in ("stated", "ran")}
+                print(shown, flush=True)
+            if arguments.json:
+                arguments.json.write_text(json.dumps(rows))
+    print(f"\n{HEAD}")
+    first, *others = ([r for r in rows if r["variant"] == name] for name in variants)
+    for name, own in zip(variants, [first, *others], strict=True):
+        print(row(name, own))
+    for kind in sorted({r["kind"] for r in first}):
+        print(row(kind, [r for r in first if r["kind"] == kind]))
+    if unpriced := [r for r in first if r["unpriced"]]:
         print(row("beside parameters without a price", unpriced))
-    print(f"\nprobability to run: {calibration(rows)}")
+    print(f"\nprobability to run: {calibration(first)}")
+    for name, own in zip([*variants][1:], others, strict=True):
+        print(f"\n{name}, against {next(iter(variants))}: {paired(own, first)}")
     if arguments.against:
-        others = json.loads(arguments.against.read_text())
-        print(f"\nagainst {arguments.against}: {paired(rows, others)}")
+        before = json.loads(arguments.against.read_text())
+        print(f"\nagainst {arguments.against}: {paired(first, before)}")
     return 0
 
 
