@@ -20,7 +20,7 @@ from analysis.cost.activations import (
     waiting_logits_bytes,
 )
 from analysis.cost.constants import Constants, constant
-from analysis.cost.stages import StageLoad, fullest_stages
+from analysis.cost.stages import StageLoad, fullest_stages, kept_by
 from analysis.cost.state_exchanges import as_run
 from search_spaces import Framework
 from trainer.plan.axes import cp, ep, grid
@@ -195,6 +195,7 @@ def _stages(
     return _stage_memory(StageLoad(*columns), layer, jobs, holders, framework, constants, state)
 
 
+@kept_by("optimizer_always_sharded", "whole_in_pipelines")
 def _as_held(jobs: Jobs, framework: Framework) -> Jobs:
     """Jobs with the degrees by which the framework really holds training states."""
     jobs = as_run(jobs, framework)

@@ -202,7 +202,7 @@ class MemoryModel:
         averaged over draws from there. All have the constants in common: what one of them
         explains by a constant, the others need not explain by a habit.
         """
-        from scipy.special import logsumexp, ndtr  # slow to import
+        from scipy.special import ndtr  # slow to import
 
         def over(constants: MemoryConstants) -> Array:
             return np.log(reported(told.measured, framework, constants)[0]) - told.peaks
@@ -219,8 +219,9 @@ class MemoryModel:
             past = past[0] + normal @ (past[1:] - past[0]) / STEP
             ran = NEVERTHELESS + (1 - NEVERTHELESS - OTHER_CAUSES) * ndtr(-past / self.log_sd)
             each = np.log(np.where(told.failed, 1 - ran, ran)).sum(axis=1)
-            log += float(logsumexp(each)) - float(np.log(SAMPLES))
-            mean = mean + root @ (np.exp(each - logsumexp(each)) @ normal)
+            whole = float(np.logaddexp.reduce(each))
+            log += whole - float(np.log(SAMPLES))
+            mean = mean + root @ (np.exp(each - whole) @ normal)
         return log, MemoryConstants.from_logs(mean)
 
 

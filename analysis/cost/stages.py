@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,7 +15,36 @@ from trainer.plan.jobs import Array, Jobs, Mask
 from trainer.plan.sizes import layer_weights, table_weights
 from trainer.plan.stages import COUNTED, StageLayers, StageSettings
 
+T = TypeVar("T")
+
 _TINY = 1e-9  # shares are fractions: what is a whole number must not fall below it
+FEW = 1000  # jobs with which derived columns are kept
+SPLIT = ("split", "counts_ends", "stage_settings")  # habits that deal out layers
+
+
+def kept_by(
+    *habits: str,
+) -> Callable[[Callable[[Jobs, Framework], T]], Callable[[Jobs, Framework], T]]:
+    """Decorate what follows from jobs and these habits alone, to be computed once.
+
+    Calibration asks for it of the same few jobs under hundreds of constants and other habits. It
+    is kept with the jobs, so that it goes when they do.
+    """
+
+    def decorated(of: Callable[[Jobs, Framework], T]) -> Callable[[Jobs, Framework], T]:
+        @wraps(of)
+        def kept(jobs: Jobs, framework: Framework) -> T:
+            if len(jobs) > FEW:
+                return of(jobs, framework)
+            known = vars(jobs).setdefault("_kept", {})
+            key = of.__name__, *(getattr(framework, habit) for habit in habits)
+            if key not in known:
+                known[key] = of(jobs, framework)
+            return known[key]  # type: ignore[no-any-return]
+
+        return kept
+
+    return decorated
 
 
 @dataclass(frozen=True)
@@ -50,6 +82,7 @@ def by_layers(jobs: Jobs, framework: Framework) -> StageLayers:
     )
 
 
+@kept_by(*SPLIT)
 def stage_layers(jobs: Jobs, framework: Framework) -> BusyStages:
     """Layers of the fullest stages and of the one with the output layer.
 
@@ -110,6 +143,7 @@ class StageLoad:
     head: Mask
 
 
+@kept_by(*SPLIT)
 def fullest_stages(jobs: Jobs, framework: Framework) -> list[StageLoad]:
     """The first stage, the one after it, the one with the output layer, and where there are layouts
     each between them that has more layers, or other chunks, than those before it.

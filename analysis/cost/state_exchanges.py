@@ -15,7 +15,7 @@ from analysis.cost import tuning
 from analysis.cost.compute import Compute
 from analysis.cost.groups import crosses_nodes, one_adapter
 from analysis.cost.layer import LEAST_SHOWN, left_over, overlap, price
-from analysis.cost.stages import stage_layers
+from analysis.cost.stages import SPLIT, kept_by, stage_layers
 from analysis.cost.time_constants import TimeConstants
 from search_spaces import Cluster, Framework
 from trainer.plan.axes import dp, ep
@@ -36,6 +36,7 @@ def fullest_parameters(jobs: Jobs, framework: Framework) -> tuple[Array, Array]:
     return np.maximum(with_table, inner), experts
 
 
+@kept_by(*SPLIT)
 def held_parameters(jobs: Jobs, framework: Framework) -> list[tuple[Array, dp.Holders]]:
     """Each class of the fullest stage's parameters on one rank, with its holders."""
     return [*zip(fullest_parameters(jobs, framework), ep.all_holders(jobs), strict=False)]
@@ -132,6 +133,7 @@ def _of_trained(sent: dp.StateExchanges, jobs: Jobs, framework: Framework) -> dp
     return sent._replace(**scaled)
 
 
+@kept_by("optimizer_always_sharded")
 def as_run(jobs: Jobs, framework: Framework) -> Jobs:
     """Jobs with the degree to which the framework really shards states of 16-bit weights."""
     if not framework.optimizer_always_sharded:

@@ -30,6 +30,7 @@ GAIN_TRIALS = 5  # successes before a gain can be stated
 DEGREES = 8  # different configurations among the successes, where variants count as one
 DRAWS = 256
 NUM_CONSIDERED = 256  # candidates that may gain something worth counting
+ROUNDING = 1e-8  # variance that makes up for rounding: equal candidates leave none of their own
 
 
 def acquisition(posterior: Posterior, best: Trial | None) -> Array:
@@ -167,7 +168,8 @@ def drawn_gain(
         batch: trials that run at once.
         rng: of the draws.
     """
-    drawn = rng.multivariate_normal(ahead, covariance, DRAWS, method="eigh")
+    root = np.linalg.cholesky(covariance + ROUNDING * np.eye(len(ahead)))
+    drawn = ahead + rng.standard_normal((DRAWS, len(ahead))) @ root.T
     over = np.where(rng.random(drawn.shape) < runs, np.expm1(np.maximum(drawn, 0.0)), 0.0)
     chosen = np.argsort(-over.mean(axis=0), kind="stable")[: min(batch, len(ahead))]
     return ExpectedGain(float(over[:, chosen].max(axis=1).mean()), float(over.max(axis=1).mean()))

@@ -26,6 +26,7 @@ DISTURBED_SHARE = 0.1  # share of trials on a shared machine
 PRIOR_RUNS = 10.0  # that such a share is as sure as, before any trial
 PRIOR_TRIALS = 4.0  # that the residual's scale is as sure as, before any trial
 EFFECT_LOG_SD = 0.15  # of what a parameter without a price does by itself
+INTERACTION_LOG_SD = 0.1  # of what it does at some degrees, or beside others of its kind, alone
 MEAN_SLOWDOWN = 5.0  # mean of their log slow-down, in deviations of the residual
 UNDISTURBED = float(np.log(1 - DISTURBED_SHARE) - 0.5 * np.log(2 * np.pi))  # log density at 0
 
@@ -87,7 +88,10 @@ class ResidualProcess:
 
     def _alike(self, a: Array, b: Array) -> Array:
         """Covariance between configurations, over that of the residual; shape (len(a), len(b))."""
-        return kernel(a, b) + self._effects(a, b, "ik,jk->ij")
+        at = a.shape[1] - self._unpriced
+        apart = min(1.0, (INTERACTION_LOG_SD / self._log_sd) ** 2)
+        own = 1 - apart * (1 - kernel(a[:, at:], b[:, at:]))
+        return kernel(a[:, :at], b[:, :at]) * own + self._effects(a, b, "ik,jk->ij")
 
     def _effects(self, a: Array, b: Array, which: str) -> Array:
         """The part of it that is of the unpriced parameters alone, whatever else differs."""

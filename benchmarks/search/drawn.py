@@ -56,7 +56,7 @@ HABITS: Mapping[str, tuple[Any, ...]] = {
 }
 OF_STAGES = ("split", "counts_ends", "stage_settings", "fills_pipeline")
 """Habits that decide what is valid, which the search is told."""
-VARIED: Mapping[str, tuple[Any, ...]] = {  # parameters, and in which share of the worlds
+VARIED: dict[str, tuple[float, list[Any]]] = {  # parameters, and in which share of the worlds
     "vpp": (0.5, [1, 2, 4]),
     "zero_stage": (0.9, [0, 1, 2, 3]),
     "sequence_parallel": (0.7, [False, True]),

@@ -3,7 +3,8 @@
 ``python -m benchmarks.search.judge --truth DIR`` plays searches to their end by the stop rule, and
 on until one trial is within 5 %, on every second landscape of the sweeps that tell failures: with
 what is known of the framework, without any of it, with a cost model turned upside down, beside
-parameters that have no price, and with runs that scatter; and by others, for comparison.
+parameters that have no price, and with runs that scatter; and by others, for comparison. With
+``--near`` a search ends with the first trial within 5 %, and figures at the stop are of that one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import statistics
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -47,16 +49,19 @@ class ToTheEnd(Policy):
     inner: Policy
     landscape: Landscape
     least: int = 0  # trials in any case
+    until_good: bool = False  # whether it ends with the first that is good, whatever it would do
     ended_after: int | None = None
 
     def propose(self, run: Run, max_nodes: int) -> Proposal | None:
+        good = any(self.landscape.share(t.config) >= 1 - NEAR for t in run.trials.values())
+        if good and self.until_good:
+            return None
         proposal = self.inner.propose(run, max_nodes)
         if proposal is None:
             return None
         budget = Budget.of(self.landscape.space)
         if self.ended_after is None and budget.not_worth_it(proposal.expected, run):
             self.ended_after = len(run.trials)
-        good = any(self.landscape.share(t.config) >= 1 - NEAR for t in run.trials.values())
         enough = good and len(run.trials) >= self.least and self.ended_after is not None
         return None if enough else proposal
 
@@ -100,14 +105,20 @@ class Game:
 ModelOf = Callable[[Landscape, int], CostModel | None]
 
 
-def game(landscape: Landscape, seed: int, model_of: ModelOf, policy: str = "meshtune") -> Game:
-    """Play one search to its end."""
+def game(
+    landscape: Landscape,
+    seed: int,
+    model_of: ModelOf,
+    policy: str = "meshtune",
+    until_good: bool = False,
+) -> Game:
+    """Play one search to its end, or until a trial is good."""
     model = model_of(landscape, seed)
     if policy == "oppa":
         inner: Policy = OppaPolicy(Problem(landscape.space, seed, only=landscape.configs))
     else:
         inner = policy_for(landscape, policy, seed, model)
-    chosen = ToTheEnd(inner, landscape)
+    chosen = ToTheEnd(inner, landscape, until_good=until_good)
     played = play(landscape, chosen, seed, until=None, max_trials=MOST_TRIALS)
     ended = chosen.ended_after or len(played.shares)
     pricing = Pricing(landscape.space)
@@ -181,8 +192,11 @@ def bins(stated: np.ndarray, ran: np.ndarray) -> str:
     return ", ".join(parts)
 
 
-def cases(table: Table, tables: Sequence[Table]) -> dict[str, Callable[[Landscape, int], Game]]:
+def cases(
+    table: Table, tables: Sequence[Table], until_good: bool = False
+) -> dict[str, Callable[[Landscape, int], Game]]:
     """The cases to play, by name."""
+    played = partial(game, until_good=until_good)
     models, unseen = LeftOut(table), Unseen.among(table, tables)
     framework = str(table.framework[0])
     with forgotten(framework):
@@ -196,23 +210,27 @@ def cases(table: Table, tables: Sequence[Table]) -> dict[str, Callable[[Landscap
 
     def unknown(landscape: Landscape, seed: int) -> Game:
         with forgotten(framework):
-            return game(landscape, seed, lambda *_: nameless.model)
+            return played(landscape, seed, lambda *_: nameless.model)
 
     return {
-        "known": lambda landscape, seed: game(landscape, seed, left_out),
-        "unseen": lambda landscape, seed: game(landscape, seed, lambda *_: unseen.model),
+        "known": lambda landscape, seed: played(landscape, seed, left_out),
+        "unseen": lambda landscape, seed: played(landscape, seed, lambda *_: unseen.model),
         "unknown": unknown,
-        "inverted": lambda landscape, seed: game(landscape, seed, upside_down),
-        "unpriced": lambda landscape, seed: game(with_unpriced(landscape, seed), seed, left_out),
+        "inverted": lambda landscape, seed: played(landscape, seed, upside_down),
+        "unpriced": lambda landscape, seed: played(with_unpriced(landscape, seed), seed, left_out),
         "unknown and unpriced": lambda landscape, seed: unknown(
             with_unpriced(landscape, seed), seed
         ),
-        "noise 5 %": lambda landscape, seed: game(disturbed(landscape, 0.05, seed), seed, left_out),
-        "noise 20 %": lambda landscape, seed: game(disturbed(landscape, 0.2, seed), seed, left_out),
-        "cost-model": lambda landscape, seed: game(landscape, seed, left_out, "cost-model"),
-        "oppa": lambda landscape, seed: game(landscape, seed, left_out, "oppa"),
-        "deephyper": lambda landscape, seed: game(landscape, seed, left_out, "deephyper"),
-        "random": lambda landscape, seed: game(landscape, seed, left_out, "random"),
+        "noise 5 %": lambda landscape, seed: played(
+            disturbed(landscape, 0.05, seed), seed, left_out
+        ),
+        "noise 20 %": lambda landscape, seed: played(
+            disturbed(landscape, 0.2, seed), seed, left_out
+        ),
+        "cost-model": lambda landscape, seed: played(landscape, seed, left_out, "cost-model"),
+        "oppa": lambda landscape, seed: played(landscape, seed, left_out, "oppa"),
+        "deephyper": lambda landscape, seed: played(landscape, seed, left_out, "deephyper"),
+        "random": lambda landscape, seed: played(landscape, seed, left_out, "random"),
     }
 
 
@@ -222,6 +240,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=1, metavar="N")
     parser.add_argument("--every", type=int, default=2, metavar="N", help="landscape is played")
     parser.add_argument("--cases", default="known,unknown,inverted,unpriced", metavar="NAMES")
+    parser.add_argument("--near", action="store_true", help="end at the first trial within 5 %%")
     parser.add_argument("--each", action="store_true", help="print each game")
     arguments = parser.parse_args(argv)
     warnings.simplefilter("ignore")
@@ -231,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if table.form not in REPLAYED or not table.failed.any():
             continue
         recorded = [*landscapes(table)][:: arguments.every]
-        every = cases(table, tables)
+        every = cases(table, tables, arguments.near)
         print(f"{table.name}: {len(recorded)} landscapes\n\n{HEAD}", flush=True)
         for name in arguments.cases.split(","):
             games = []

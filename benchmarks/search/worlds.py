@@ -3,8 +3,9 @@
 Rules are tuned on the worlds with even seeds and quoted on those with odd ones.
 
 ``python -m benchmarks.search.worlds`` plays real searches to their end by the stop rule, on until
-one trial is within 5 % of the best, and for 16 trials at least. ``--json`` keeps the rows, and
-``--against`` compares two versions or settings of the search world by world.
+one trial is within 5 % of the best, and for 16 trials at least. ``--near`` ends each with the first
+trial within 5 %, for a fraction of the CPU: figures at the stop are then of that trial. ``--json``
+keeps the rows, and ``--against`` compares two versions or settings of the search world by world.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import importlib
 import json
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from typing import Any
 import numpy as np
 
 from analysis.cost.hypotheses import MEMORY, TIMING
+from analysis.prediction.columns import unpriced_parameters
 from analysis.prediction.pricing import Pricing
-from benchmarks.search.drawn import World, world
+from benchmarks.search.drawn import VARIED, World, world
 from benchmarks.search.judge import BINS, FIRST, ToTheEnd
 from workflows.optimizer.registry import make_policy
 from workflows.replay.play import NEAR, NEARER, play
@@ -33,9 +35,37 @@ from workflows.search.probing import ProbeError, plan
 
 WORLDS = 240
 MOST_TRIALS = 30  # after which a search counts as if it had not ended
+UNPRICED = ("attention_kernel", "data_workers")
 
 
-def search(drawn: World, seed: int, probes: int = 0, habits: str = "doubted") -> dict[str, Any]:
+@dataclass(frozen=True)
+class Variant:
+    """A search with some of its parts.
+
+    Attributes:
+        probes: trials of a shallower model beforehand.
+        habits: of the framework: doubted, certain as recorded, or stated as they are.
+        changes: numbers of analysis, as MODULE.NAME=NUMBER.
+    """
+
+    probes: int = 0
+    habits: str = "doubted"
+    changes: tuple[str, ...] = ()
+
+
+ABLATION = {
+    "doubted": Variant(),
+    "certain": Variant(habits="certain"),
+    "stated": Variant(habits="stated"),
+    "4 probes": Variant(probes=4),
+    "bound, no expected improvement": Variant(changes=("prediction.acquisition.FIRST_GAINS=1000",)),
+}
+"""The search as it is, first, and with one part exchanged."""
+
+
+def search(
+    drawn: World, seed: int, probes: int = 0, habits: str = "doubted", near_only: bool = False
+) -> dict[str, Any]:
     """One search of a world to its end, after so many probes, and its figures."""
     pricing, for_probes_s = Pricing(drawn.space), 0.0
     model = pricing.model
@@ -50,7 +80,7 @@ def search(drawn: World, seed: int, probes: int = 0, habits: str = "doubted") ->
             pricing.probes = Pricing(found.space), tuple(told)
     only = drawn.configs if drawn.listed else None
     policy = make_policy(drawn.space, seed, pricing=pricing, only=only)
-    chosen = ToTheEnd(policy, drawn, least=FIRST)
+    chosen = ToTheEnd(policy, drawn, FIRST, near_only)
     played = play(drawn, chosen, seed, until=None, max_trials=MOST_TRIALS)
     trials = [*played.run.trials.values()]
     exhausted = len(trials) == len(drawn.indices)
@@ -66,12 +96,13 @@ def search(drawn: World, seed: int, probes: int = 0, habits: str = "doubted") ->
     return {
         "seed": seed,
         "kind": drawn.kind,
+        "unpriced": len(unpriced_parameters(drawn.space)),
         "configs": len(drawn.indices),
         "runnable": int(drawn.ran.sum()),
         "trials": near or MOST_TRIALS + 1,
         "node_hours": (for_probes_s + float(spent[: near or None].sum())) / 3600,
         "for_probes": for_probes_s / 3600,
-        "ended": chosen.ended_after is not None or exhausted,
+        "ended": chosen.ended_after is not None or exhausted or (near_only and near is not None),
         "stop": stop,
         "failed": int(failed[:stop].sum()),
         "failed_time": [float(spent[:stop][failed[:stop]].sum()), float(spent[:stop].sum())],
@@ -152,51 +183,90 @@ def _geometric(values: Any) -> float:
     return float(np.exp(np.mean(np.log(values))))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.search.worlds", description=__doc__)
-    parser.add_argument("--half", choices=("tune", "quote"), default="quote")
-    parser.add_argument("--worlds", type=int, default=WORLDS, metavar="N", help="of both halves")
-    parser.add_argument("--probes", type=int, default=0, metavar="N", help="before each search")
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m benchmarks.search.worlds", description=__doc__)
+    made.add_argument("--half", choices=("tune", "quote"), default="quote")
+    made.add_argument("--worlds", type=int, default=WORLDS, metavar="N", help="of both halves")
+    made.add_argument("--probes", type=int, default=0, metavar="N", help="before each search")
+    made.add_argument(
         "--habits",
         choices=("doubted", "stated", "certain"),
         default="doubted",
         help="of the framework: the record's, doubted or certain, or stated as they are",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="to write, a row per search")
-    parser.add_argument("--against", type=Path, metavar="FILE", help="rows to compare with")
-    parser.add_argument("--each", action="store_true", help="print each search")
-    parser.add_argument(
+    made.add_argument(
+        "--ablation",
+        action="store_true",
+        help="search each world with and without each part: " + ", ".join(ABLATION),
+    )
+    made.add_argument(
+        "--unpriced", action="store_true", help="with two parameters without a price in each world"
+    )
+    made.add_argument("--near", action="store_true", help="end at the first trial within 5 %%")
+    made.add_argument("--json", type=Path, metavar="FILE", help="to write, a row per search")
+    made.add_argument("--against", type=Path, metavar="FILE", help="rows to compare with")
+    made.add_argument("--each", action="store_true", help="print each search")
+    made.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="MODULE.NAME=NUMBER",
         help="a number of analysis to try, such as prediction.acquisition.KAPPA=0.5",
     )
-    arguments = parser.parse_args(argv)
+    return made
+
+
+@contextmanager
+def setting(changes: Sequence[str]) -> Iterator[None]:
+    """Numbers of analysis changed for a while, each as MODULE.NAME=NUMBER."""
+    before = []
+    for change in changes:
+        where, value = change.split("=")
+        name, _, attribute = where.rpartition(".")
+        module = importlib.import_module(f"analysis.{name}")
+        before.append((module, attribute, getattr(module, attribute)))
+        setattr(module, attribute, json.loads(value))
+    try:
+        yield
+    finally:
+        for module, attribute, value in before:
+            setattr(module, attribute, value)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parser().parse_args(argv)
     warnings.simplefilter("ignore")
-    for setting in arguments.set:
-        where, value = setting.split("=")
-        module, _, name = where.rpartition(".")
-        setattr(importlib.import_module(f"analysis.{module}"), name, json.loads(value))
+    if arguments.unpriced:
+        VARIED.update({name: (1.0, VARIED[name][1]) for name in UNPRICED})
+    plain = Variant(arguments.probes, arguments.habits, tuple(arguments.set))
+    variants = ABLATION if arguments.ablation else {"all": plain}
     rows = []
     for seed in range(arguments.half == "quote", arguments.worlds, 2):
-        began = time.process_time()
-        rows.append(
-            search(world(seed), seed, arguments.probes, arguments.habits)
-            | {"cpu_s": time.process_time() - began}
-        )
-        if arguments.each:
-            print({k: v for k, v in rows[-1].items() if k not in ("stated", "ran")}, flush=True)
-        if arguments.json:
-            arguments.json.write_text(json.dumps(rows))
-    print(f"\n{HEAD}\n{row('all', rows)}")
-    for kind in sorted({r["kind"] for r in rows}):
-        print(row(kind, [r for r in rows if r["kind"] == kind]))
-    print(f"\nprobability to run: {calibration(rows)}")
+        drawn = world(seed)
+        for name, variant in variants.items():
+            began = time.process_time()
+            with setting(variant.changes):
+                found = search(drawn, seed, variant.probes, variant.habits, arguments.near)
+            rows.append(found | {"variant": name, "cpu_s": time.process_time() - began})
+            if arguments.each:
+                shown = {k: v for k, v in rows[-1].items() if k not in ("stated", "ran")}
+                print(shown, flush=True)
+            if arguments.json:
+                arguments.json.write_text(json.dumps(rows))
+    print(f"\n{HEAD}")
+    first, *others = ([r for r in rows if r["variant"] == name] for name in variants)
+    for name, own in zip(variants, [first, *others], strict=True):
+        print(row(name, own))
+    for kind in sorted({r["kind"] for r in first}):
+        print(row(kind, [r for r in first if r["kind"] == kind]))
+    if unpriced := [r for r in first if r["unpriced"]]:
+        print(row("beside parameters without a price", unpriced))
+    print(f"\nprobability to run: {calibration(first)}")
+    for name, own in zip([*variants][1:], others, strict=True):
+        print(f"\n{name}, against {next(iter(variants))}: {paired(own, first)}")
     if arguments.against:
-        others = json.loads(arguments.against.read_text())
-        print(f"\nagainst {arguments.against}: {paired(rows, others)}")
+        before = json.loads(arguments.against.read_text())
+        print(f"\nagainst {arguments.against}: {paired(first, before)}")
     return 0
 
 

@@ -35,6 +35,16 @@ def test_what_a_parameter_does_by_itself_is_known_at_every_degree() -> None:
     assert np.sqrt(np.diag(covariance)) == pytest.approx(deviation)
 
 
+def test_degrees_that_disappoint_do_so_with_every_value_of_a_parameter() -> None:
+    # The model is far off here, a parameter without a price hardly does another thing elsewhere.
+    residual = ResidualProcess(rows([0.0], [0]), np.array([0.8]), log_sd=0.5, unpriced=3)
+    mean, deviation = residual.at(rows([0.0, 0.0, 9.0], [0, 1, 1]))
+    assert mean[0] == pytest.approx(0.8, abs=0.01)
+    assert mean[1] > 0.85 * 0.8
+    assert mean[2] == pytest.approx(0.0, abs=0.01)
+    assert deviation[1] < 0.5 * deviation[2]
+
+
 def test_without_such_parameters_nothing_is_untried() -> None:
     residual = ResidualProcess(np.zeros((1, 2)), np.array([0.1]), log_sd=0.1)
     assert residual.untried(np.ones((4, 2))) == pytest.approx(0.0, abs=1e-3)
