@@ -11,6 +11,7 @@ from search_spaces import Framework
 from trainer.plan.axes import ep, pp
 from trainer.plan.axes.tp import splits_sequence
 from trainer.plan.jobs import FULL, NONE, ONE_F_ONE_B, SELECTIVE, Array, Jobs
+from trainer.plan.sizes import Mixture
 
 
 def sequence_split(jobs: Jobs, framework: Framework) -> Array:
@@ -40,14 +41,21 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
         ends = np.where(gated, 16 * h, 8 * h) + np.where(gated & (e < 4), 5, 2) * e * h
     whole = (ends + masks) / sequence_split(jobs, framework)
     experts: Array | float = 0.0
+    routes: Array | float = 0.0
     if jobs.model.mixture is not None:
         share = ep.mixed_share(jobs, jobs.model.mixture)
         f = f + share * (jobs.model.mixture.shared_ffn_size - f)
         experts = share * ep.activation_bytes(jobs, jobs.model.mixture, framework.fused_layers)
+        if framework.keeps_products == "all":
+            routes, router = _router(jobs, jobs.model.mixture)
+            routes, experts = share * routes, experts + share * (routes + router)
     fused = framework.fused_layers
     rotated = np.where(jobs.model.gated & ~np.asarray(fused), queries + keys, 0.0)
+    # Kernels with masks have no grouped queries: the built-in trainer repeats keys and values.
+    grouped = jobs.options.masks_documents & (keys < queries) & (framework.keeps_products == "all")
+    shared = np.where(grouped & (recompute == NONE), queries, 2 * keys)
     split = e * (
-        2 * queries + 2 * keys + rotated + np.where(jobs.model.gated, 3 if fused else 4, 2) * f
+        2 * queries + shared + rotated + np.where(jobs.model.gated, 3 if fused else 4, 2) * f
     )
     sums = 4 * jobs.model.num_heads  # logarithm of the softmax's denominator, float32
     scores = jobs.model.num_heads * jobs.model.attended * (e + np.where(dropout, 1 + e, 0.0))
@@ -65,7 +73,18 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
     all_tokens = jobs.tokens
     if jobs.model.mixture is not None:
         some = some + experts / all_tokens
-    return all_tokens * np.where(recompute == FULL, only_input, some)
+    return np.where(recompute == FULL, all_tokens * only_input + routes, all_tokens * some)
+
+
+def _router(jobs: Jobs, mixture: Mixture) -> tuple[Array, Array]:
+    """Bytes of a micro-batch's routes and router in a layer of the built-in trainer.
+
+    Routes are a token's experts, their order and its inverse in int64, from which every repeated
+    pass starts. The router keeps its input and two forms of its scores in float32.
+    """
+    tokens = jobs.tokens / jobs.layout.tp
+    router = 4 * jobs.model.hidden_size + 8 * mixture.num_experts
+    return tokens * 24 * mixture.experts_per_token, tokens * router
 
 
 def _selective(jobs: Jobs, framework: Framework, everything: Array, f: Array) -> Array:
@@ -94,15 +113,31 @@ def _selective(jobs: Jobs, framework: Framework, everything: Array, f: Array) ->
 
 
 def repeats_attention(jobs: Jobs, framework: Framework) -> Array:
-    """Whether selective recomputation repeats attention, and not the rest of a layer.
+    """Whether selective recomputation repeats attention, and nothing else of a layer.
 
-    The built-in trainer keeps attention but for where keys go round, layers lie on a grid, or
-    tokens go to experts.
+    torchtitan's keeps attention, and so does the built-in trainer's but for where keys go round,
+    layers lie on a grid, or tokens go to experts.
     """
+    if framework.keeps_products != "all":
+        return np.full(len(jobs), framework.keeps_products == "")
     grid = jobs.layout.on_grid | (jobs.layout.gy * jobs.layout.gz > 1)
     if jobs.model.mixture is not None:
         grid = grid | (jobs.model.mixture.num_experts > 0)
-    return np.asarray(grid | (jobs.layout.cp > 1) | (framework.keeps_products != "all"))
+    return np.asarray(grid | (jobs.layout.cp > 1))
+
+
+def repeated_products(jobs: Jobs, framework: Framework) -> Array:
+    """Share of a dense layer's products that selective recomputation repeats.
+
+    torchtitan keeps every second output: for keys, from attention, and up it repeats them.
+    """
+    model, queries = jobs.model, jobs.model.attention_size
+    keys = queries * model.kv_heads / model.num_heads
+    whole = 2 * queries + 2 * keys + np.where(model.gated, 3, 2) * model.ffn_size
+    some = jobs.options.recompute == SELECTIVE
+    return np.where(
+        some & (framework.keeps_products == "second"), (keys + queries + model.ffn_size) / whole, 0
+    )
 
 
 def embedding_bytes(jobs: Jobs, framework: Framework) -> Array:
