@@ -55,9 +55,16 @@ def of_framework(parts: Sequence[Table], name: str) -> dict[str, float]:
 
 
 def of_gpu(parts: Sequence[Table], kind: float) -> dict[str, float]:
-    """A GPU's own constants, from runs of any framework; ``any_gpu`` for an unseen kind."""
+    """A GPU's own constants, from runs of any framework; ``any_gpu`` for an unseen kind.
+
+    Half-way to the priors: what one program reaches of a GPU differs from what another does by as
+    much as GPUs differ.
+    """
     found = [p for p in parts if gpu_kind(cluster_of(p)) == kind and _common_kernels(p)]
-    return part(shared(found), OF_GPU) if found else any_gpu(of_gpus(parts))
+    if not found:
+        return any_gpu(of_gpus(parts))
+    half = (shared(found).logs() + TimeConstants().logs()) / 2
+    return part(TimeConstants.from_logs(half), OF_GPU)
 
 
 def of_gpus(parts: Sequence[Table]) -> dict[float, dict[str, float]]:

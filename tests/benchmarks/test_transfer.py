@@ -52,7 +52,8 @@ def made(
 def test_a_gpu_brings_its_rates_and_a_framework_its_host_to_where_both_are_new_together() -> None:
     parts = parts_of([made("a", "fsdp", "dgx_a100", 8192), made("b", "axonn", "dgx_h100", 6144)])
     found = transferred(parts, Cluster.named("alps"), framework_named("fsdp"))
-    assert 0.55 < found.gemm_share < 0.75 < PRIOR.gemm_share  # of the H100, by the other framework
+    # Of the H100, by the other framework, and so half-way to the prior.
+    assert 0.7 < found.gemm_share < 0.8 < PRIOR.gemm_share
     assert found.launch_s > 2 * PRIOR.launch_s  # of the framework, on the other GPU
     assert found.inter_node_share == PRIOR.inter_node_share  # a network's, and it is not known
     nowhere = transferred(parts, Cluster.named("frontier"), framework_named("nanotron"))
