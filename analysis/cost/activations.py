@@ -10,7 +10,7 @@ from analysis.cost.stages import StageLoad
 from search_spaces import Framework
 from trainer.plan.axes import ep, pp
 from trainer.plan.axes.tp import splits_sequence
-from trainer.plan.jobs import FULL, NONE, ONE_F_ONE_B, SELECTIVE, Array, Jobs
+from trainer.plan.jobs import FULL, NONE, ONE_F_ONE_B, SELECTIVE, Array, Jobs, Mask
 from trainer.plan.sizes import Mixture
 
 
@@ -51,9 +51,11 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
             routes, experts = share * routes, experts + share * (routes + router)
     fused = framework.fused_layers
     rotated = np.where(jobs.model.gated & ~np.asarray(fused), queries + keys, 0.0)
-    # Kernels with masks have no grouped queries: the built-in trainer repeats keys and values.
-    grouped = jobs.options.masks_documents & (keys < queries) & (framework.keeps_products == "all")
-    shared = np.where(grouped & (recompute == NONE), queries, 2 * keys)
+    shared = 2 * keys
+    if framework.keeps_products == "all":
+        # Kernels with masks have no grouped queries: keys and values are repeated for each.
+        grouped = jobs.options.masks_documents & (keys < queries)
+        shared = np.where(grouped & (recompute == NONE), queries, shared)
     split = e * (
         2 * queries + shared + rotated + np.where(jobs.model.gated, 3 if fused else 4, 2) * f
     )
@@ -112,7 +114,7 @@ def _selective(jobs: Jobs, framework: Framework, everything: Array, f: Array) ->
     return everything
 
 
-def repeats_attention(jobs: Jobs, framework: Framework) -> Array:
+def repeats_attention(jobs: Jobs, framework: Framework) -> Mask:
     """Whether selective recomputation repeats attention, and nothing else of a layer.
 
     torchtitan's keeps attention, and so does the built-in trainer's but for where keys go round,
@@ -131,13 +133,13 @@ def repeated_products(jobs: Jobs, framework: Framework) -> Array:
 
     torchtitan keeps every second output: for keys, from attention, and up it repeats them.
     """
+    if framework.keeps_products != "second":
+        return np.zeros(len(jobs))
     model, queries = jobs.model, jobs.model.attention_size
     keys = queries * model.kv_heads / model.num_heads
     whole = 2 * queries + 2 * keys + np.where(model.gated, 3, 2) * model.ffn_size
-    some = jobs.options.recompute == SELECTIVE
-    return np.where(
-        some & (framework.keeps_products == "second"), (keys + queries + model.ffn_size) / whole, 0
-    )
+    again = (queries + keys + model.ffn_size) / whole
+    return np.where(jobs.options.recompute == SELECTIVE, again, 0.0)
 
 
 def embedding_bytes(jobs: Jobs, framework: Framework) -> Array:
