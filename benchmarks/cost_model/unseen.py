@@ -4,9 +4,9 @@
 
 Each table's runs of one GPU and one framework are predicted from runs that share neither, in any
 table: what a search starts with where both are new to it. The framework's habits are stated.
-Beside it the priors alone. Then whether configurations fit, from the priors, with habits stated
-and without. ``--by`` prints the errors by layout's columns (tp, pp, mbs, ...) instead,
-to find their cause.
+Beside it the priors alone, and the other tables without rows of the same models. Then whether
+configurations fit, from the priors, with habits stated and without. ``--by`` prints the errors by
+the layout's columns (tp, pp, mbs, ...) instead, to find their cause.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from benchmarks.printing import machine, percent
 from benchmarks.published.read import read_table
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework
-from trainer.plan.jobs import Array, Jobs
+from trainer.plan.jobs import Jobs
 
 from . import metrics
-from .evaluate import BOTH_OUT, ZERO_SHOT, Result, evaluate
+from .evaluate import BOTH_OUT, FROM_OTHERS, ZERO_SHOT, Result, evaluate
 from .failures import not_memory
 from .folds import ask, leave_both_out
 from .peers import Fitted, Meshtune, Predicted, Transfer, predict
@@ -34,8 +34,8 @@ from .peers import Fitted, Meshtune, Predicted, Transfer, predict
 GOAL = 0.10  # median error of a table
 COVERAGE = (0.90, 0.98)  # of intervals that should have 95 %
 HEADER = (
-    "| table | rows | from the priors | machine and framework left out | bias | in 95 % |\n"
-    "|---|---|---|---|---|---|"
+    "| table | rows | from the priors | from other tables | bias | in 95 % "
+    "| machine and framework left out | bias | in 95 % |\n" + "|---" * 9 + "|"
 )
 MEMORY = (
     "| table | rows | out of memory | told right | wrongly pruned | told right, unstated "
@@ -45,14 +45,12 @@ MEMORY = (
 COLUMNS = "| table | | rows | predicted over measured, median | 10 to 90 % |\n|---|---|---|---|---|"
 
 
-def line(name: str, priors: Result, out: Result) -> str:
+def line(name: str, priors: Result, *found: Result) -> str:
     """One table's row."""
-    s = out.pooled
-    cells = (
-        *(name, str(s.rows), percent(priors.pooled.time_error_median)),
-        *(percent(s.time_error_median), percent(s.time_bias, signed=True)),
-        percent(s.time_covered),
-    )
+    cells = [name, str(priors.pooled.rows), percent(priors.pooled.time_error_median)]
+    for s in (each.pooled for each in found):
+        cells += [percent(s.time_error_median), percent(s.time_bias, signed=True)]
+        cells.append(percent(s.time_covered))
     return f"| {' | '.join(cells)} |"
 
 
@@ -81,14 +79,16 @@ def by(table: Table, tables: Sequence[Table], columns: Sequence[str]) -> None:
         ratio[fold.rows] = predict(fitted, fold.asked).step_time_s
     ratio /= table.step_time_s
     known = np.isfinite(ratio)
-    for column in columns:
-        values: Array = table.nodes if column == "nodes" else getattr(table.jobs.layout, column)
-        for value in np.unique(values[known]):
-            here = ratio[known & (values == value)]
+    for group in columns:
+        names = group.split(",")
+        of = [table.nodes if n == "nodes" else getattr(table.jobs.layout, n) for n in names]
+        cells = np.stack([np.broadcast_to(column, len(table)) for column in of], axis=1)
+        for cell in np.unique(cells[known], axis=0):
+            here = ratio[known & (cells == cell).all(axis=1)]
             low, middle, high = np.quantile(here, (0.1, 0.5, 0.9))
+            said = ", ".join(f"{n} {v:g}" for n, v in zip(names, cell, strict=True))
             print(
-                f"| {table.name} | {column} {value:g} | {len(here)} "
-                f"| {middle:.2f} | {low:.2f} to {high:.2f} |"
+                f"| {table.name} | {said} | {len(here)} | {middle:.2f} | {low:.2f} to {high:.2f} |"
             )
 
 
@@ -96,7 +96,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print one row for each table, and how many reach the goals."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--truth", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--by", nargs="+", metavar="COLUMN", help="of the layout, or nodes")
+    parser.add_argument(
+        "--by",
+        nargs="+",
+        metavar="COLUMN",
+        help="of the layout, or nodes; several joined by commas: each combination of values",
+    )
     parser.add_argument("tables", nargs="*", help="names; default all")
     args = parser.parse_args(arguments)
     tables = read(args.truth)
@@ -108,21 +113,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
             by(table, tables, args.by)
         return
     print(HEADER)
-    errors, held = [], []
+    errors: dict[str, list[float]] = {"other tables": [], "neither": []}
+    held: dict[str, list[float]] = {name: [] for name in errors}
     for table in asked:
         priors = evaluate(table, tables, Meshtune(), ZERO_SHOT)
+        others = evaluate(table, tables, Transfer(), FROM_OTHERS)
         out = evaluate(table, tables, Transfer(), BOTH_OUT)
-        if priors is None or out is None:
+        if priors is None or others is None or out is None:
             continue
-        print(line(table.name, priors, out), flush=True)
-        errors.append(out.pooled.time_error_median)
-        held.append(out.pooled.time_covered)
-    reached = sum(error <= GOAL for error in errors)
-    within = sum(COVERAGE[0] <= share <= COVERAGE[1] for share in held)
+        print(line(table.name, priors, others, out), flush=True)
+        for name, scores in zip(errors, (others.pooled, out.pooled), strict=True):
+            errors[name].append(scores.time_error_median)
+            held[name].append(scores.time_covered)
     low, high = map(percent, COVERAGE)
-    print(f"\nmedian within {percent(GOAL)}: {reached} of {len(errors)} tables")
-    print(f"intervals hold {low} to {high}: {within}; mean {percent(metrics.mean(held))}\n")
-    print("\n".join([MEMORY, *(memory_line(table) for table in asked)]))
+    for name, medians in errors.items():
+        reached = sum(error <= GOAL for error in medians)
+        within = sum(COVERAGE[0] <= share <= COVERAGE[1] for share in held[name])
+        print(
+            f"\nfrom {name}: median within {percent(GOAL)} in {reached} of {len(medians)} tables; "
+            f"intervals hold {low} to {high} in {within}, in the mean "
+            f"{percent(metrics.mean(held[name]))}"
+        )
+    print("\n".join(["", MEMORY, *(memory_line(table) for table in asked)]))
 
 
 def read(folder: Path) -> list[Table]:

@@ -12,7 +12,7 @@ from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, cost_model, gpu_kind, tab
 from analysis.cost.step import step
 from analysis.cost.time_constants import TimeConstants
 from analysis.sweeps.record import Table
-from benchmarks.cost_model.folds import from_others
+from benchmarks.cost_model.folds import from_others, leave_both_out
 from benchmarks.cost_model.metrics import covered
 from benchmarks.cost_model.transfer import (
     NOISE_LOG_SD,
@@ -98,6 +98,19 @@ def test_what_is_learnt_for_a_table_has_no_row_of_it_nor_of_its_models() -> None
     (fold,) = from_others(own, [own, other, made("c", "fsdp", "dgx_h100", 5120)])
     assert [t.name for t in fold.train] == ["c"]
     assert len(fold.asked) == len(own)
+
+
+def test_what_is_new_in_machine_and_framework_is_predicted_from_what_shares_neither() -> None:
+    own = made("a", "fsdp", "dgx_a100", 8192)
+    others = [
+        own,
+        made("same framework", "fsdp", "dgx_h100", 8192),
+        made("same GPU", "nanotron", "jean_zay_a100", 8192),
+        made("neither", "nanotron", "dgx_h100", 8192),
+    ]
+    (fold,) = leave_both_out(own, others)
+    assert [t.name for t in fold.train] == ["neither"]
+    assert fold.rows.all()
 
 
 def test_an_interval_covers_the_rows_within_it() -> None:
