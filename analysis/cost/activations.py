@@ -45,20 +45,11 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
     if jobs.model.mixture is not None:
         share = ep.mixed_share(jobs, jobs.model.mixture)
         f = f + share * (jobs.model.mixture.shared_ffn_size - f)
-        experts = share * ep.activation_bytes(jobs, jobs.model.mixture, framework.fused_layers)
-        if framework.keeps_products == "all":
-            routes, router = _router(jobs, jobs.model.mixture)
-            routes, experts = share * routes, experts + share * (routes + router)
+        routes, experts = _experts(jobs, jobs.model.mixture, framework, share)
     fused = framework.fused_layers
     rotated = np.where(jobs.model.gated & ~np.asarray(fused), queries + keys, 0.0)
-    shared = 2 * keys
-    if framework.keeps_products == "all":
-        # Kernels with masks have no grouped queries: keys and values are repeated for each.
-        grouped = jobs.options.masks_documents & (keys < queries)
-        shared = np.where(grouped & (recompute == NONE), queries, shared)
-    split = e * (
-        2 * queries + shared + rotated + np.where(jobs.model.gated, 3 if fused else 4, 2) * f
-    )
+    inner = np.where(jobs.model.gated, 3 if fused else 4, 2) * f
+    split = e * (2 * queries + _shared(jobs, framework, recompute, keys) + rotated + inner)
     sums = 4 * jobs.model.num_heads  # logarithm of the softmax's denominator, float32
     scores = jobs.model.num_heads * jobs.model.attended * (e + np.where(dropout, 1 + e, 0.0))
     written = np.where(recompute == NONE, scores, 0.0)
@@ -78,15 +69,35 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
     return np.where(recompute == FULL, all_tokens * only_input + routes, all_tokens * some)
 
 
-def _router(jobs: Jobs, mixture: Mixture) -> tuple[Array, Array]:
-    """Bytes of a micro-batch's routes and router in a layer of the built-in trainer.
+def _shared(jobs: Jobs, framework: Framework, recompute: Array, keys: Array) -> Array:
+    """Elements of a token's keys and values that attention keeps.
 
-    Routes are a token's experts, their order and its inverse in int64, from which every repeated
-    pass starts. The router keeps its input and two forms of its scores in float32.
+    Kernels with masks have no grouped queries: the built-in trainer repeats them for each query,
+    in place of the output of the product.
     """
-    tokens = jobs.tokens / jobs.layout.tp
-    router = 4 * jobs.model.hidden_size + 8 * mixture.num_experts
-    return tokens * 24 * mixture.experts_per_token, tokens * router
+    queries = jobs.model.attention_size
+    if framework.keeps_products != "all":
+        return 2 * keys
+    grouped = jobs.options.masks_documents & (keys < queries) & (recompute == NONE)
+    return np.where(grouped, queries, 2 * keys)
+
+
+def _experts(
+    jobs: Jobs, mixture: Mixture, framework: Framework, share: Array
+) -> tuple[Array | float, Array]:
+    """Bytes of a micro-batch in a layer, of which ``share`` have experts: routes, and all of it.
+
+    The built-in trainer's routes are a token's experts, their order and its inverse in int64, from
+    which every repeated pass starts. Its router keeps its input and two forms of its scores in
+    float32.
+    """
+    kept = share * ep.activation_bytes(jobs, mixture, framework.fused_layers)
+    if framework.keeps_products != "all":
+        return 0.0, kept
+    tokens = share * jobs.tokens / jobs.layout.tp
+    routes = tokens * 24 * mixture.experts_per_token
+    router = tokens * (4 * jobs.model.hidden_size + 8 * mixture.num_experts)
+    return routes, kept + routes + router
 
 
 def _selective(jobs: Jobs, framework: Framework, everything: Array, f: Array) -> Array:

@@ -133,20 +133,24 @@ def layer(
         return smooth_max(device, times.launch + launches * calls_s) - device
 
     first, second = host(forward, "forward"), host(backward, "backward", BACKWARD_LAUNCHES)
-    beside_products = repeated_products(jobs, framework) * forward.gemm
-    beside_products = beside_products + ELEMENTWISE_AGAIN * forward.elementwise
-    some = np.where(repeats_attention(jobs, framework), forward.attention, beside_products)
-    again = np.where(full, forward.device, 0.0)
-    again = again + np.where(jobs.options.recompute == SELECTIVE, some, 0.0)
     device = forward.device + backward.device
     return Layer(
         device=device,
-        again=again,
+        again=_again(jobs, framework, forward),
         tensor=exposed["tensor"],
         context=exposed["context"],
         experts=dispatch_s(jobs, cluster, framework, c, device),
         launch=first * passes + second,
     )
+
+
+def _again(jobs: Jobs, framework: Framework, forward: PassTimes) -> Array:
+    """Seconds of a layer's forward pass that recomputation repeats."""
+    products = repeated_products(jobs, framework) * forward.gemm
+    kept = products + ELEMENTWISE_AGAIN * forward.elementwise
+    some = np.where(repeats_attention(jobs, framework), forward.attention, kept)
+    some = np.where(jobs.options.recompute == SELECTIVE, some, 0.0)
+    return np.where(jobs.repeats_layers, forward.device, some)
 
 
 def exposed_s(
