@@ -10,7 +10,8 @@ from analysis.cost.stages import StageLoad
 from search_spaces import Framework
 from trainer.plan.axes import ep, pp
 from trainer.plan.axes.tp import splits_sequence
-from trainer.plan.jobs import FULL, NONE, ONE_F_ONE_B, SELECTIVE, Array, Jobs
+from trainer.plan.jobs import FULL, NONE, ONE_F_ONE_B, SELECTIVE, Array, Jobs, Mask
+from trainer.plan.sizes import Mixture
 
 
 def sequence_split(jobs: Jobs, framework: Framework) -> Array:
@@ -40,15 +41,15 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
         ends = np.where(gated, 16 * h, 8 * h) + np.where(gated & (e < 4), 5, 2) * e * h
     whole = (ends + masks) / sequence_split(jobs, framework)
     experts: Array | float = 0.0
+    routes: Array | float = 0.0
     if jobs.model.mixture is not None:
         share = ep.mixed_share(jobs, jobs.model.mixture)
         f = f + share * (jobs.model.mixture.shared_ffn_size - f)
-        experts = share * ep.activation_bytes(jobs, jobs.model.mixture, framework.fused_layers)
+        routes, experts = _experts(jobs, jobs.model.mixture, framework, share)
     fused = framework.fused_layers
     rotated = np.where(jobs.model.gated & ~np.asarray(fused), queries + keys, 0.0)
-    split = e * (
-        2 * queries + 2 * keys + rotated + np.where(jobs.model.gated, 3 if fused else 4, 2) * f
-    )
+    inner = np.where(jobs.model.gated, 3 if fused else 4, 2) * f
+    split = e * (2 * queries + _shared(jobs, framework, recompute, keys) + rotated + inner)
     sums = 4 * jobs.model.num_heads  # logarithm of the softmax's denominator, float32
     scores = jobs.model.num_heads * jobs.model.attended * (e + np.where(dropout, 1 + e, 0.0))
     written = np.where(recompute == NONE, scores, 0.0)
@@ -65,7 +66,38 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
     all_tokens = jobs.tokens
     if jobs.model.mixture is not None:
         some = some + experts / all_tokens
-    return all_tokens * np.where(recompute == FULL, only_input, some)
+    return np.where(recompute == FULL, all_tokens * only_input + routes, all_tokens * some)
+
+
+def _shared(jobs: Jobs, framework: Framework, recompute: Array, keys: Array) -> Array:
+    """Elements of a token's keys and values that attention keeps.
+
+    Kernels with masks have no grouped queries: the built-in trainer repeats them for each query,
+    in place of the output of the product.
+    """
+    queries = jobs.model.attention_size
+    if framework.keeps_products != "all":
+        return 2 * keys
+    grouped = jobs.options.masks_documents & (keys < queries) & (recompute == NONE)
+    return np.where(grouped, queries, 2 * keys)
+
+
+def _experts(
+    jobs: Jobs, mixture: Mixture, framework: Framework, share: Array
+) -> tuple[Array | float, Array]:
+    """Bytes of a micro-batch in a layer, of which ``share`` have experts: routes, and all of it.
+
+    The built-in trainer's routes are a token's experts, their order and its inverse in int64, from
+    which every repeated pass starts. Its router keeps its input and two forms of its scores in
+    float32.
+    """
+    kept = share * ep.activation_bytes(jobs, mixture, framework.fused_layers)
+    if framework.keeps_products != "all":
+        return 0.0, kept
+    tokens = share * jobs.tokens / jobs.layout.tp
+    routes = tokens * 24 * mixture.experts_per_token
+    router = tokens * (4 * jobs.model.hidden_size + 8 * mixture.num_experts)
+    return routes, kept + routes + router
 
 
 def _selective(jobs: Jobs, framework: Framework, everything: Array, f: Array) -> Array:
@@ -93,16 +125,32 @@ def _selective(jobs: Jobs, framework: Framework, everything: Array, f: Array) ->
     return everything
 
 
-def repeats_attention(jobs: Jobs, framework: Framework) -> Array:
-    """Whether selective recomputation repeats attention, and not the rest of a layer.
+def repeats_attention(jobs: Jobs, framework: Framework) -> Mask:
+    """Whether selective recomputation repeats attention, and nothing else of a layer.
 
-    The built-in trainer keeps attention but for where keys go round, layers lie on a grid, or
-    tokens go to experts.
+    torchtitan's keeps attention, and so does the built-in trainer's but for where keys go round,
+    layers lie on a grid, or tokens go to experts.
     """
+    if framework.keeps_products != "all":
+        return np.full(len(jobs), framework.keeps_products == "")
     grid = jobs.layout.on_grid | (jobs.layout.gy * jobs.layout.gz > 1)
     if jobs.model.mixture is not None:
         grid = grid | (jobs.model.mixture.num_experts > 0)
-    return np.asarray(grid | (jobs.layout.cp > 1) | (framework.keeps_products != "all"))
+    return np.asarray(grid | (jobs.layout.cp > 1))
+
+
+def repeated_products(jobs: Jobs, framework: Framework) -> Array:
+    """Share of a dense layer's products that selective recomputation repeats.
+
+    torchtitan keeps every second output: for keys, from attention, and up it repeats them.
+    """
+    if framework.keeps_products != "second":
+        return np.zeros(len(jobs))
+    model, queries = jobs.model, jobs.model.attention_size
+    keys = queries * model.kv_heads / model.num_heads
+    whole = 2 * queries + 2 * keys + np.where(model.gated, 3, 2) * model.ffn_size
+    again = (queries + keys + model.ffn_size) / whole
+    return np.where(jobs.options.recompute == SELECTIVE, again, 0.0)
 
 
 def embedding_bytes(jobs: Jobs, framework: Framework) -> Array:

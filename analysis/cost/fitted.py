@@ -3,8 +3,8 @@
 ``fitted.yaml`` beside this file is written by ``python -m benchmarks.cost_model.fit`` and says
 which tables its constants are from. On the machine that a framework was fitted on, it has all of
 its constants. Elsewhere it brings its own, those of the host and of its kernels' traffic; the
-machine brings those of its GPU, from whatever ran on its kind, or the medians over kinds; the rest,
-such as the network's, are the priors.
+machine brings those of its GPU, from whatever ran on its kind, or on any; the rest, such as the
+network's, are the priors.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def cost_model(cluster: Cluster, framework: Framework) -> CostModel:
     """The model of a framework on a machine, with what other runs say of both."""
     known = _known()
     own = _fits(framework)
-    gpu = known["gpus"].get(gpu_kind(cluster)) or any_gpu(known["gpus"])
+    gpu = known["gpus"].get(gpu_kind(cluster), known["gpus"]["any"])
     model = CostModel(cluster, framework)
     if own.get("machine") == cluster.name:
         time, covariance = _read(TimeConstants, own["time"])
@@ -73,14 +73,6 @@ def _fits(framework: Framework) -> dict[str, Any]:
     """Fits to runs of a framework, or of the one whose constants it has; empty without any."""
     fits: dict[str, dict[str, Any]] = _known()["frameworks"]
     return fits.get(framework.name) or fits.get(framework.fitted_as, {})
-
-
-def any_gpu(gpus: Mapping[float, Mapping[str, float]]) -> dict[str, float]:
-    """For a GPU of no known kind: the medians over the known ones; nothing without any."""
-    if not gpus:
-        return {}
-    known = set.intersection(*(set(gpu) for gpu in gpus.values()))
-    return {n: float(np.median([gpu[n] for gpu in gpus.values()])) for n in OF_GPU if n in known}
 
 
 def gpu_kind(cluster: Cluster) -> float:

@@ -13,7 +13,7 @@ from typing import get_args
 import numpy as np
 
 from analysis.cost import collectives as links
-from analysis.cost.activations import repeats_attention
+from analysis.cost.activations import repeated_products, repeats_attention
 from analysis.cost.compute import BACKWARD_LAUNCHES, Compute, PassTimes, smooth_max
 from analysis.cost.groups import members_per_node
 from analysis.cost.time_constants import TimeConstants
@@ -26,6 +26,9 @@ from trainer.plan.jobs import SELECTIVE, Array, Jobs
 
 LEAST_SHOWN = 0.05  # exposed share of communication that could hide entirely
 _BACKWARD = 2 / 3  # of the device's time in both passes
+# Of a layer's elementwise traffic: norms, rotation and activation, without residuals and what
+# products read and write.
+ELEMENTWISE_AGAIN = 0.6
 
 _TIMED = {
     "all_gather": links.all_gather_s,
@@ -130,18 +133,24 @@ def layer(
         return smooth_max(device, times.launch + launches * calls_s) - device
 
     first, second = host(forward, "forward"), host(backward, "backward", BACKWARD_LAUNCHES)
-    some = np.where(repeats_attention(jobs, framework), forward.attention, forward.elementwise)
-    again = np.where(full, forward.device, 0.0)
-    again = again + np.where(jobs.options.recompute == SELECTIVE, some, 0.0)
     device = forward.device + backward.device
     return Layer(
         device=device,
-        again=again,
+        again=_again(jobs, framework, forward),
         tensor=exposed["tensor"],
         context=exposed["context"],
         experts=dispatch_s(jobs, cluster, framework, c, device),
         launch=first * passes + second,
     )
+
+
+def _again(jobs: Jobs, framework: Framework, forward: PassTimes) -> Array:
+    """Seconds of a layer's forward pass that recomputation repeats."""
+    products = repeated_products(jobs, framework) * forward.gemm
+    kept = products + ELEMENTWISE_AGAIN * forward.elementwise
+    some = np.where(repeats_attention(jobs, framework), forward.attention, kept)
+    some = np.where(jobs.options.recompute == SELECTIVE, some, 0.0)
+    return np.where(jobs.repeats_layers, forward.device, some)
 
 
 def exposed_s(

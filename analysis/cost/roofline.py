@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from analysis.cost.activations import repeated_products, repeats_attention
 from analysis.cost.compute import Compute, is_flash
 from analysis.cost.groups import MissingFactError
+from analysis.cost.layer import ELEMENTWISE_AGAIN
 from analysis.cost.model import CostModel
 from analysis.cost.state_exchanges import as_run, held_parameters, update
 from search_spaces import Cluster
 from trainer.plan.flops import hardware_flops
-from trainer.plan.jobs import FULL, Array, Jobs
+from trainer.plan.jobs import FULL, SELECTIVE, Array, Jobs
 
 WEIGHT_READS = (
     2.0  # of each micro-batch: by the forward products, and by those of inputs' gradients
@@ -62,14 +64,25 @@ def roofline(model: CostModel, jobs: Jobs) -> Roofline:
         raise MissingFactError("the cluster's `memory_gb_per_s` is not known")
     peak_tflops = cluster.peak_bf16_tflops or cluster.peak_fp32_tflops
     assert peak_tflops is not None  # a cluster has one of them
-    moved = np.empty(len(jobs))
+    flops, moved = np.empty(len(jobs)), np.empty(len(jobs))
     for number, engine in enumerate(model.engines):
         rows = jobs.options.engine == number if model.others else np.ones(len(jobs), bool)
         if rows.any():
+            flops[rows] = _executed(engine, jobs[rows])
             moved[rows] = _moved_bytes(engine, cluster, jobs[rows])
-    executed = hardware_flops(jobs.model, jobs.global_batch, jobs.recompute_words)
-    flops = np.asarray(executed / jobs.layout.world_size, dtype=float)
     return Roofline(flops, moved, peak_tflops, cluster.memory_gb_per_s)
+
+
+def _executed(model: CostModel, jobs: Jobs) -> Array:
+    """Operations of a step on one GPU, with those that the framework repeats."""
+    words, framework = jobs.recompute_words, model.framework
+    kept = (words == "selective") & ~repeats_attention(jobs, framework)
+    own, full, some = (
+        hardware_flops(jobs.model, jobs.global_batch, np.asarray(repeated))
+        for repeated in (np.where(kept, "none", words), "full", "selective")
+    )
+    products = repeated_products(jobs, framework) * (full - some)
+    return np.asarray((own + products) / jobs.layout.world_size, dtype=float)
 
 
 def _moved_bytes(model: CostModel, cluster: Cluster, jobs: Jobs) -> Array:
@@ -78,13 +91,17 @@ def _moved_bytes(model: CostModel, cluster: Cluster, jobs: Jobs) -> Array:
     compute = Compute(cluster, model.framework, model.constants)
     layers, micro_batches = jobs.model.num_layers / jobs.layout.pp, jobs.layout.gas
     # A forward pass, twice as much backwards, and once more where it is repeated.
-    passes = 3.0 + (jobs.options.recompute == FULL)
+    full = jobs.options.recompute == FULL
+    attends = repeats_attention(jobs, model.framework)
+    selective = jobs.options.recompute == SELECTIVE
+    passes = 3.0 + full + ELEMENTWISE_AGAIN * (selective & ~attends)
     activations = compute.forward(jobs).elementwise * compute.memory_bytes_per_s * passes
     scores = jobs.tokens * jobs.model.attended * jobs.model.num_heads / jobs.layout.tp
     unfused = np.where(is_flash(jobs, model.framework), 0.0, scores * model.constants.score_bytes)
+    core = 3.0 + (full | (selective & attends))
     weights = sum(held for held, _ in held_parameters(jobs, model.framework))
     of_weights = weights * (WEIGHT_READS * jobs.options.element_bytes + GRADIENT_BYTES)
     logits = 32 * jobs.tokens * jobs.model.vocab_size / jobs.layout.tp / jobs.layout.pp
-    of_micro_batch = layers * (activations + 3 * unfused) + of_weights + logits
+    of_micro_batch = layers * (activations + core * unfused) + of_weights + logits
     once = update(jobs, compute, replace(model.constants, update=1.0)) * compute.memory_bytes_per_s
     return np.asarray(micro_batches * of_micro_batch + once)

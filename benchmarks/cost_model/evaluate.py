@@ -18,6 +18,7 @@ from .folds import (
     ask,
     choose,
     from_others,
+    leave_both_out,
     leave_machine_out,
     leave_one_out,
     zero_shot,
@@ -28,7 +29,7 @@ from .peers import Fitted, Predicted, Predictor, predict
 CALIBRATION_ROWS = 8
 SEEDS = (0, 1, 2)  # of the choice of calibration rows
 LEFT_OUT, ZERO_SHOT, CALIBRATED = "left out", "zero-shot", f"after {CALIBRATION_ROWS}"
-MACHINE_OUT = "machine left out"
+MACHINE_OUT, BOTH_OUT = "machine left out", "machine and framework left out"
 FROM_OTHERS, SHIPPED = "from other tables", "as shipped"  # a search's start, without its table
 
 
@@ -167,6 +168,8 @@ def _folds(table: Table, others: Sequence[Table], scheme: str) -> Iterator[Fold]
         return leave_one_out(table, others)
     if scheme == MACHINE_OUT:
         return leave_machine_out(table, others)
+    if scheme == BOTH_OUT:
+        return leave_both_out(table, others)
     return from_others(table, others) if scheme == FROM_OTHERS else zero_shot(table)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.cost.fitted import gpu_kind
 from analysis.sweeps.record import Keys, Table
 from search_spaces.cluster import Cluster
 from trainer.plan.jobs import Array, Jobs, Mask
@@ -90,6 +91,24 @@ def leave_machine_out(table: Table, others: Sequence[Table]) -> Iterator[Fold]:
     for machine in np.unique(table.cluster):
         train = [t[t.cluster != machine] for t in (table, *others)]
         yield _fold(f"without {machine}", table, table.cluster == machine, train)
+
+
+def leave_both_out(table: Table, others: Sequence[Table]) -> Iterator[Fold]:
+    """A fold for each GPU and framework: what shares either is left out, in all tables."""
+    tables = (table, *[other for other in others if other.name != table.name])
+    kinds = [_kinds(t) for t in tables]
+    for kind, name in sorted({*zip(kinds[0].tolist(), table.framework.tolist(), strict=True)}):
+        rows = (kinds[0] == kind) & (table.framework == name)
+        train = [
+            t[(own != kind) & (t.framework != name)] for t, own in zip(tables, kinds, strict=True)
+        ]
+        yield _fold(f"without {name} and GPUs of {kind:g} TFLOP/s", table, rows, train)
+
+
+def _kinds(table: Table) -> Array:
+    """The kind of each row's GPU."""
+    kinds = {key: gpu_kind(cluster) for key, cluster in table.clusters.items()}
+    return np.array([kinds[str(key)] for key in table.cluster])
 
 
 def after_calibration(base: Fold, table: Table, chosen: Mask, name: str) -> Fold:

@@ -125,7 +125,7 @@ def axonn(path: Path, frame: pd.DataFrame) -> list[Statement]:
 
     Candidates are the grids with Gy = 1 over which that batch can be dealt out: Gx is tensor
     parallelism, Gz splits all states. Attention is a flash kernel where there was one: not in
-    PyTorch 2.2.1 for ROCm (section VI-B; pytorch/pytorch#112997).
+    PyTorch 1.13, of Perlmutter, nor in 2.2.1 for ROCm (section VI-B; pytorch/pytorch#112997).
     """
     made = []
     rates = number_column(frame, "tflops_per_gpu", path)
@@ -144,7 +144,7 @@ def axonn(path: Path, frame: pd.DataFrame) -> list[Statement]:
         j = j[j.model.num_heads % j.layout.tp == 0]
         cluster = {"Perlmutter": "perlmutter", "Frontier": "frontier"}.get(row["system"])
         facts = Cluster.named(cluster) if cluster else cluster_of(row["gpu"], per_node)
-        habits = framework_named("axonn").with_habits(flash_attention=row["system"] != "Frontier")
+        habits = framework_named("axonn").with_habits(flash_attention=row["system"] == "Alps")
         setup = Setup(j, facts, habits)
         made.append(Statement("AxoNN", f"{row['system']} {row['model']}", float(rate), setup))
     return made

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from analysis.cost.constants import fit
-from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, any_gpu, composed, gpu_kind, part
+from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, composed, gpu_kind, part
 from analysis.cost.network import UNKNOWN, likelier
 from analysis.cost.step import crowded_s, step
 from analysis.cost.time_constants import TimeConstants
@@ -55,15 +55,30 @@ def of_framework(parts: Sequence[Table], name: str) -> dict[str, float]:
 
 
 def of_gpu(parts: Sequence[Table], kind: float) -> dict[str, float]:
-    """A GPU's own constants, from runs of any framework; ``any_gpu`` for an unseen kind."""
-    found = [p for p in parts if gpu_kind(cluster_of(p)) == kind and _common_kernels(p)]
-    return part(shared(found), OF_GPU) if found else any_gpu(of_gpus(parts))
+    """A GPU's own constants: the geometric mean of the priors and of what runs on it reached.
+
+    What one program reaches of a GPU differs from what another does by as much as GPUs differ. Of
+    an unseen kind all known ones count, each once.
+    """
+    kinds = _kinds(parts)
+    found = [TimeConstants()]
+    for each in [kind] if kind in kinds else kinds:
+        found.append(shared([p for p in parts if _common_kernels(p) and _kind(p) == each]))
+    logs = np.mean([constants.logs() for constants in found], axis=0)
+    return part(TimeConstants.from_logs(logs), OF_GPU)
 
 
-def of_gpus(parts: Sequence[Table]) -> dict[float, dict[str, float]]:
-    """By the kinds that were seen."""
-    kinds = {gpu_kind(cluster_of(p)) for p in parts if _common_kernels(p)}
-    return {kind: of_gpu(parts, kind) for kind in sorted(kinds)}
+def of_gpus(parts: Sequence[Table]) -> dict[float | str, dict[str, float]]:
+    """By the kinds that were seen, and for ``any`` other."""
+    return {**{kind: of_gpu(parts, kind) for kind in _kinds(parts)}, "any": of_gpu(parts, np.nan)}
+
+
+def _kind(rows: Table) -> float:
+    return gpu_kind(cluster_of(rows))
+
+
+def _kinds(parts: Sequence[Table]) -> list[float]:
+    return sorted({_kind(p) for p in parts if _common_kernels(p)})
 
 
 def _common_kernels(rows: Table) -> bool:

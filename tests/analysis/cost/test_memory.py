@@ -20,8 +20,10 @@ from analysis.cost.stages import fullest_stages, refused
 from benchmarks.published.read import read_table
 from search_spaces.frameworks import Framework
 from search_spaces.known import FRAMEWORKS, framework_named
+from support.expert_cases import SHAPE as EXPERTS
 from support.gpt_jobs import gpt
 from support.unit_exchanges import bytes_per_rank
+from trainer.model.experts import MixtureMlp
 from trainer.parallel import loss
 from trainer.plan.formats import Format
 from trainer.plan.jobs import (
@@ -35,7 +37,9 @@ from trainer.plan.jobs import (
     STEP_GRAPHS,
     ZERO_BUBBLE,
     Jobs,
+    jobs,
 )
+from trainer.plan.model import ModelConfig
 from trainer.plan.placement import Placement, Topology
 from trainer.plan.presets import PRESETS, Wishes, place
 from trainer.plan.sizes import stage_weights
@@ -354,6 +358,35 @@ def test_layers_under_autocast_keep_what_torch_saves(gated: bool) -> None:
         layer_bytes(job, habits, np.zeros(1)) for habits in (framework_named("fsdp"), plain)
     )
     assert one - other == pytest.approx(saved_bytes - 4 * 2 * tokens * width)
+
+
+def test_a_mixtures_routes_stay_whatever_is_recomputed_and_its_router_keeps_wide_inputs() -> None:
+    """As many bytes as the built-in trainer's tensors have."""
+    shape = ModelConfig.model_validate({**EXPERTS, "seq_length": 64})
+    mixture = shape.mixture
+    assert mixture is not None
+    mlp = MixtureMlp(shape, mixture, None)
+    x = torch.randn(64, 1, shape.hidden_size)
+    routes = mlp._routes(mlp.router(x.flatten(0, 1)), 1)
+    kept = sum(each.nbytes for each in (routes.chosen, routes.order, routes.inverse))
+    made = jobs({"mbs": 1, "tp": 1, "dp": 1, "gas": 1, "pp": 1, "zero_stage": 0}, shape)
+    habits = framework_named("meshtune")
+    plain = habits.with_habits(keeps_products="")
+    full = [layer_bytes(made, each, np.array([FULL])) for each in (habits, plain)]
+    assert full[0] - full[1] == kept
+    none = [layer_bytes(made, each, np.array([NONE])) for each in (habits, plain)]
+    scores = 64 * 4 * 2 * mixture.num_experts
+    assert none[0] - none[1] == kept + 64 * 4 * shape.hidden_size + scores
+
+
+def test_keys_are_repeated_where_documents_are_told_apart() -> None:
+    job = gpt(tp=1, kv_heads=8, gated=True, masks_documents=np.array([False, True]))
+    habits = framework_named("meshtune")
+    one, masked = layer_bytes(job, habits, np.zeros(2))
+    # Of 64 heads, keys and values in place of the product's whole output, of 64 + 2 * 8.
+    assert masked - one == 2 * (2 * 64 - 80) / 64 * 6144 * 4 * 2048
+    other = layer_bytes(job, framework_named("fsdp"), np.zeros(2))
+    assert other[0] == other[1]
 
 
 def test_an_optimizer_that_is_always_sharded_is_so_without_zero() -> None:

@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 
 from analysis.cost.groups import MissingFactError
+from analysis.cost.model import CostModel
 from analysis.cost.roofline import Roofline, roofline
 from analysis.prediction.pricing import Pricing
-from search_spaces import Candidates, load_space
+from search_spaces import Candidates, Cluster, load_space
+from search_spaces.known import framework_named
+from support.gpt_jobs import gpt
+from trainer.plan.jobs import FULL, NONE, SELECTIVE
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +63,19 @@ def test_without_the_rate_of_memory_there_is_none(pricing: Pricing) -> None:
     cluster = pricing.model.cluster.model_copy(update={"memory_gb_per_s": None})
     with pytest.raises(MissingFactError, match="memory_gb_per_s"):
         roofline(replace(pricing.model, cluster=cluster), jobs)
+
+
+@pytest.mark.parametrize("framework", ["megatron-lm", "meshtune", "torchtitan"])
+def test_selective_recomputation_repeats_what_the_framework_does_not_keep(framework: str) -> None:
+    """Korthikanti's repeats attention, the built-in trainer's neither it nor products, torchtitan's
+    every second product: of a GPT those for keys, from attention, and up, 6 of 12 h^2."""
+    model = CostModel(Cluster.named("dgx_a100"), framework_named(framework))
+    jobs = gpt(tp=1, recompute=np.array([NONE, SELECTIVE, FULL]))
+    none, some, full = roofline(model, jobs).flops
+    shape = jobs.model
+    core = 4 * jobs.global_batch * shape.num_layers * shape.seq_length**2 * shape.hidden_size
+    repeated = {"megatron-lm": core[0], "meshtune": 0, "torchtitan": (full - none - core[0]) / 2}
+    assert some - none == pytest.approx(repeated[framework], rel=0.01)
+    assert framework != "meshtune" or some == none
+    price = model.predict(jobs).time.recompute
+    assert price[0] == 0 and 0 < price[1] < 0.5 * price[2]
