@@ -122,3 +122,4 @@ def test_the_citation_and_the_changelog_are_of_this_version() -> None:
     assert (citation["cff-version"], citation["version"]) == ("1.2.0", version)
     assert citation["license"] == PROJECT["project"]["license"]["text"]
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
+    assert PROJECT["project"]["urls"]["Paper"] == citation["references"][0]["url"]

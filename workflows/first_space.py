@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -21,9 +23,11 @@ from search_spaces import (
     default_space,
     load_space,
 )
+from slurm import BatchError, BatchJob
 from trainer.plan.model import ModelConfig
 from workflows import launch_script
 from workflows.launch_site import site_part
+from workflows.submission import least_s
 
 _COMMENTS = {
     "version": "check it, rank it, try one trial, then search:\n"
@@ -57,7 +61,7 @@ class First:
     space: str  # text of the file
     notes: list[str]  # on it, and on what it leaves out
     site: str = ""  # text of a site profile; empty where none is needed
-    submit: Sequence[str] = ()  # options of `meshtune submit`, as the launch script has them
+    submit: Sequence[str] = ()  # options of `meshtune submit`, of the launch script if they do
 
 
 def first_space(wanted: Wanted, file: str) -> First:
@@ -112,11 +116,17 @@ def first_space(wanted: Wanted, file: str) -> First:
             fitting = [v for v in values if all(e.value({name: v}) for e in alone)]
             content["parameters"][name] = fitting
     notes += [f"left out: {words}" for words in own.left_out]
+    time, least = own.time, f"{math.ceil(least_s(space) / 60)}m"
+    with suppress(BatchError):  # the limit is a variable
+        if not time or BatchJob.time_limit_s(time) < least_s(space):
+            time = least
+    if time != own.time:
+        notes.append(f"in less than {least} no trial would start: submit for that of several")
     return First(
         _text(content, file),
         [content["description"], *own.notes, *notes],
         own.site,
-        [f"--nodes {content['parameters'].get('num_nodes', 1)}", *own.submit],
+        [f"--nodes {content['parameters'].get('num_nodes', 1)}", f"--time {time}"],
     )
 
 
@@ -135,7 +145,7 @@ class _Own:
     container: Any = None
     workdir: str = ""
     site: str = ""
-    submit: list[str] = field(default_factory=list)
+    time: str = ""  # limit of the script's job
 
     def trainer(self) -> dict[str, Any]:
         """Keys of a space's ``trainer`` section."""
@@ -166,11 +176,7 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
     own.left_out = [*own.left_out, *launched.dropped, *part.left_out]
     if part.profile:
         own.site = written_document({"source": str(wanted.arguments), **part.profile})
-    own.submit = [
-        option.replace("=", " ", 1)
-        for option in launched.batch_options
-        if option.startswith("--time=")
-    ]
+    own.time = next((o[7:] for o in launched.batch_options if o.startswith("--time=")), "")
     if launched.module == ("-m" in record.command):
         own.entry = own.entry or launched.entry
     if by_equals:  # a word that is no option is the file: train.py base.yml steps=9
