@@ -43,6 +43,11 @@ _COMMENTS = {
 }
 
 
+ROWS = 8  # of data on each rank in a step of fine-tuning, where the batch is not stated
+# The first one that the trainer's log has: rows may vary in length, and not all logs count tokens.
+_OBJECTIVES = ("tokens_per_second", "epochs_per_second", "labelled_tokens_per_second_per_gpu")
+
+
 @dataclass(frozen=True)
 class Wanted:
     adapter: str  # name of the trainer's adapter
@@ -88,7 +93,10 @@ def first_space(wanted: Wanted, file: str) -> First:
         default_space, model, wanted.cluster, own.nodes or 1, record.framework,
         seq_length=stated.seq_length(), settings=record.settings, batch_is_stated=batch is not None,
     )  # fmt: skip
-    stated_batch = stated.batch_on(own.ranks or own.nodes * least.ranks_per_node)
+    ranks = own.ranks or (own.nodes or 1) * least.ranks_per_node
+    stated_batch = stated.batch_on(ranks)
+    if stated_batch is None and least.program.log.rows_vary:
+        stated_batch = ROWS * ranks
     notes = []
     try:
         content = whole(global_batch_size=stated_batch)
@@ -103,6 +111,7 @@ def first_space(wanted: Wanted, file: str) -> First:
             "script's to args, such as --batch-size {mbs}, and mbs to parameters"
         )
     content |= {"trainer": trainer, "budget": {"trials": 20}}
+    content["objective"] = least.objective.as_dict()
     del content["name"]  # the file's
     if not wanted.model:
         del content["model"]  # the arguments say it
@@ -120,7 +129,7 @@ def first_space(wanted: Wanted, file: str) -> First:
     with suppress(BatchError):  # the limit is a variable
         if not time or BatchJob.time_limit_s(time) < least_s(space):
             time = least
-    if time != own.time:
+    if time != own.time and own.time:
         notes.append(f"in less than {least} no trial would start: submit for that of several")
     return First(
         _text(content, file),
@@ -177,12 +186,14 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
     if part.profile:
         own.site = written_document({"source": str(wanted.arguments), **part.profile})
     own.time = next((o[7:] for o in launched.batch_options if o.startswith("--time=")), "")
-    if launched.module == ("-m" in record.command):
+    if launched.module == ("-m" in record.command) and any("{entry}" in w for w in record.command):
         own.entry = own.entry or launched.entry
-    if by_equals:  # a word that is no option is the file: train.py base.yml steps=9
+    bare = record.file is not None and not any(w[:1] == "-" for w in record.file.arguments)
+    if by_equals or bare:  # a word that is no option is the file: train.py base.yml steps=9
         words = own.arguments
-        own.config = own.config or next((word for word in words if "=" not in word), "")
-        own.arguments = [word for word in words if "=" in word]
+        files = [word for word in words if "=" not in word and word[:1] != "-"]
+        own.config = own.config or next(iter(files), "")
+        own.arguments = [w for w in words if ("=" in w if by_equals else w != own.config)]
     if record.file is not None and not own.config:
         own.config = _named_file(own.arguments, record.file.arguments)
         if own.config and not record.file.required and not Path(own.config).is_file():
@@ -208,11 +219,14 @@ def _least_space(trainer: Mapping[str, Any], wanted: Wanted) -> SearchSpace:
         default_space(wanted.model, wanted.cluster)  # whose mistakes name the argument
         length = StatedOptions.of(trainer).seq_length()
         least["model"] = {"base": wanted.model, **({"seq_length": length} if length else {})}
-    least |= {
-        "parameters": {"tp": 1, "mbs": 1, "gas": 1},
-        "objective": {"maximize": "tokens_per_second"},
-    }
-    return load_space(least)
+    least["parameters"] = {"tp": 1, "mbs": 1, "gas": 1}
+    refusals = []
+    for key in _OBJECTIVES:
+        try:
+            return load_space({**least, "objective": {"maximize": key}})
+        except SpaceError as error:
+            refusals.append(error)
+    raise refusals[0]
 
 
 def _named_file(arguments: list[str], naming: list[str]) -> str:
