@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -14,6 +13,7 @@ import yaml
 
 from analysis import units
 from analysis.run.fold import Run
+from analysis.verdict import expected_left
 from foundation.quantities import clock_text, counted, number, value_text
 from search_spaces import SpaceError, load_space
 
@@ -39,7 +39,7 @@ class Comparison:
             ("run", [run.where for run in runs]),
             ("space", [run.space for run in runs]),
             ("launcher", [run.launcher for run in runs]),
-            ("trials", [_trials(run) for run in runs]),
+            ("trials", [run.counts for run in runs]),
             ("best", [_best(run) for run in runs]),
             ("relative to the first", _ratios(runs)),
             ("best trial", [str(best.number) if best else "–" for best in bests]),
@@ -136,12 +136,6 @@ def _flat(key: str, value: Any) -> list[tuple[str, str]]:
     return [(key.removeprefix("."), json.dumps(value))]
 
 
-def _trials(run: Run) -> str:
-    failed = Counter(trial.kind for trial in run.ended if not trial.ok)
-    kinds = ", ".join(f"{n} {kind}" for kind, n in failed.most_common())
-    return f"{len(run.ended)}{f' ({kinds})' if kinds else ''}"
-
-
 def _best(run: Run) -> str:
     return run.objectives_text(run.best) if run.best else run.no_best
 
@@ -169,8 +163,8 @@ def _soon(run: Run) -> str:
 
 
 def _left(run: Run) -> str:
-    told = [t.expected["left"] for _, t in sorted(run.trials.items()) if "left" in t.expected]
-    return f"{100 * told[-1]:.2g} %" if told else "–"
+    left = expected_left(run)
+    return "–" if left is None else f"{100 * left:.2g} %"
 
 
 def _time(run: Run) -> str:

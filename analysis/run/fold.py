@@ -66,13 +66,18 @@ class Run:
     not_said: tuple[str, ...] = ()  # what that source lacks
 
     def _repr_html_(self) -> str:
-        ends = Counter(str(trial.kind) for trial in self.ended)
-        kinds = ", ".join(f"{count} {kind}" for kind, count in ends.most_common())
-        best, rows = self.best, {"run": self.where, "space": self.space, "trials": kinds or "none"}
-        if best is None:
-            return html_table(rows | {"best": self.no_best})
-        rows |= {"best": f"trial {best.number}: {self.objectives_text(best)}"}
-        return html_table(rows | {"configuration": quantities.config_text(best.config)})
+        rows = {"run": self.where, "space": self.space, "trials": self.counts, "best": self.no_best}
+        if best := self.best:
+            rows["best"] = f"trial {best.number}: {self.objectives_text(best)}"
+            rows["configuration"] = quantities.config_text(best.config)
+        return html_table(rows)
+
+    @property
+    def counts(self) -> str:
+        """``14 (2 oom)``: the trials that have ended, and the failed ones among them."""
+        failed = Counter(trial.kind for trial in self.ended if not trial.ok)
+        kinds = ", ".join(f"{n} {kind}" for kind, n in failed.most_common())
+        return f"{len(self.ended)}{f' ({kinds})' if kinds else ''}"
 
     @property
     def folder(self) -> RunFolder:

@@ -1,4 +1,4 @@
-"""What axe-core says of a report's page at three widths in both colour schemes, and pictures of it.
+"""Violations that axe-core finds in a report's page, at three widths in both colour schemes; pictures.
 
     npm install axe-core
     python -m benchmarks.report.accessible node_modules/axe-core/axe.min.js [--trials 2000]
