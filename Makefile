@@ -26,15 +26,15 @@ OTHER_CPUS := \
 ON_OTHER_CPUS := tests/trainer/test_exactness.py tests/trainer/deepspeed/test_engine.py \
   tests/trainer/test_main.py tests/trainer/model tests/trainer/quantization
 
-.PHONY: demo test test-all test-cpus lint docs slurm browser clean
+.PHONY: demo test test-all test-cpus lint docs slurm browser older-torch clean
 
 demo: $(VENV)/.installed
 	$(BIN)/meshtune search tiny_cpu
 
-test: $(VENV)/.installed-dev slurm browser
+test: $(VENV)/.installed-dev slurm browser older-torch
 	$(BIN)/python -m pytest -m "not heavy" -n $(WORKERS) --dist loadfile $(PYTEST)
 
-test-all: $(VENV)/.installed-dev slurm browser
+test-all: $(VENV)/.installed-dev slurm browser older-torch
 	$(BIN)/python -m pytest $(PYTEST)
 
 test-cpus: $(VENV)/.installed-dev
@@ -121,6 +121,23 @@ browser:
 	    || echo "could not install it: the tests of the page in a browser will be skipped"; \
 	else \
 	  echo "no right to install a browser: the tests of the page in one will be skipped"; \
+	fi
+
+# Searches are tested beside the distribution's PyTorch as well, which is years older than ours. Its
+# packages are unpacked without being installed.
+OLDER := $(VENV)/older-torch
+older-torch: $(BIN)/python
+	@if [ -d $(OLDER) ]; then :; elif command -v apt-get >/dev/null; then \
+	  echo "unpacking the distribution's PyTorch"; \
+	  apt-cache show python3-torch >/dev/null 2>&1 || $(AS_ROOT) apt-get update -qq; \
+	  rm -rf $(OLDER).new && mkdir -p $(OLDER).new/debs && cd $(OLDER).new/debs && \
+	  apt-get download -qq $$(apt-get install -s --no-install-recommends python3-torch | \
+	    awk '/^Inst (lib|python3-torch)/ && !/libtorch-test/ {print $$2}') 2>/dev/null && \
+	  for each in *.deb; do dpkg-deb -x $$each .. || exit 1; done && \
+	  cd .. && rm -r debs && mv ../older-torch.new ../older-torch || \
+	  echo "there is none: the tests beside it will be skipped"; \
+	else \
+	  echo "no apt-get, so no older PyTorch: the tests beside it will be skipped"; \
 	fi
 
 clean:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -41,7 +40,7 @@ class Comparison:
             ("run", [run.where for run in runs]),
             ("space", [run.space for run in runs]),
             ("launcher", [run.launcher for run in runs]),
-            ("trials", [_trials(run) for run in runs]),
+            ("trials", [run.counts for run in runs]),
             ("best", [_best(run) for run in runs]),
             ("relative to the first", _ratios(runs)),
             ("best trial", [str(best.number) if best else "–" for best in bests]),
@@ -131,12 +130,6 @@ def _space_of(run: Run) -> dict[str, str]:
         return {}
     content = by_dotted_path(yaml.safe_load(space.frozen()))
     return {key: json.dumps(value) for key, value in content.items()}
-
-
-def _trials(run: Run) -> str:
-    failed = Counter(trial.kind for trial in run.ended if not trial.ok)
-    kinds = ", ".join(f"{n} {kind}" for kind, n in failed.most_common())
-    return f"{len(run.ended)}{f' ({kinds})' if kinds else ''}"
 
 
 def _best(run: Run) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from html import escape
 from pathlib import Path
 
 _NOT_LINES = re.compile(r"[^\n\t]+")
@@ -83,3 +84,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """``; did you mean 'x'?`` where a known name is similar to ``word``, else nothing."""
     close = closest(word, known)
     return f"; did you mean '{close}'?" if close else ""
+
+
+def html_table(rows: Mapping[str, str]) -> str:
+    """Labels and texts as a notebook shows them."""
+    cells = (
+        f"<tr><th>{escape(label)}</th><td>{escape(printable(text))}</td></tr>"
+        for label, text in rows.items()
+    )
+    return f"<table>{''.join(cells)}</table>"

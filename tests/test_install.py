@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from support import older_torch
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -26,9 +29,13 @@ parameters: {num_nodes: 1, tp: [1, 2, 4, 8], mbs: [1, 2], global_batch_size: 64}
 objective: {maximize: tokens_per_second}
 budget: {trials: 3}
 """
-BLOCKED = """
+COMMANDS = """
 import sys
-sys.modules["torch"] = None
+if sys.argv.pop(1) == "none":
+    sys.modules["torch"] = None
+else:
+    import torch
+    assert int(torch.__version__.split(".")[0]) < 2
 from workflows.cli.main import main
 codes = [main(command.split()) for command in sys.argv[1:]]
 print(codes)
@@ -56,20 +63,26 @@ def test_searching_brings_no_torch() -> None:
     assert not seen & {"torch", "deepspeed", "triton"}
 
 
-def test_without_torch_a_search_is_predicted_run_and_reported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("torch", ["none", "older"])
+def test_without_our_torch_a_search_is_predicted_run_and_reported(
+    tmp_path: Path, torch: str
+) -> None:
+    others = older_torch.environment() if torch == "older" else {}
     (tmp_path / "space.yaml").write_text(SPACE)
     commands = ["check space.yaml", "predict space.yaml", "search space.yaml --launcher simulate",
                 "export runs/blocked-simulated --to megatron-lm",
                 "submit space.yaml --nodes 1 --time 6h --dry-run", "search tiny_cpu"]  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", BLOCKED, *commands], capture_output=True,
-                          text=True, cwd=tmp_path, timeout=240)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, torch, *commands], capture_output=True, text=True,
+        cwd=tmp_path, env=os.environ | others, timeout=240,
+    )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 2]", done.stderr
-    assert "the built-in trainer needs PyTorch: pip install 'meshtune[trainer]'" in done.stderr
+    assert "PyTorch 2.13 or later: pip install 'meshtune[trainer]'" in done.stderr
     assert (tmp_path / "runs/blocked-simulated/report/index.html").is_file()
 
 
 def test_an_editable_install_is_a_path_that_type_checkers_follow(tmp_path: Path) -> None:
-    pytest.importorskip("setuptools", reason="needs setuptools")
+    pytest.importorskip("setuptools", "70.1", reason="needs setuptools that make wheels")
     for entry in ("pyproject.toml", "README.md", *PACKAGES):
         (tmp_path / entry).symlink_to(ROOT / entry)
     build = "from setuptools.build_meta import build_editable; build_editable('.')"
@@ -109,3 +122,4 @@ def test_the_citation_and_the_changelog_are_of_this_version() -> None:
     assert (citation["cff-version"], citation["version"]) == ("1.2.0", version)
     assert citation["license"] == PROJECT["project"]["license"]["text"]
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
+    assert PROJECT["project"]["urls"]["Paper"] == citation["references"][0]["url"]

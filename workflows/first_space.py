@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -21,9 +23,11 @@ from search_spaces import (
     default_space,
     load_space,
 )
+from slurm import BatchError, BatchJob
 from trainer.plan.model import ModelConfig
 from workflows import launch_script
 from workflows.launch_site import site_part
+from workflows.submission import least_s
 
 _COMMENTS = {
     "version": "check it, rank it, try one trial, then search:\n"
@@ -37,6 +41,11 @@ _COMMENTS = {
     "objective": "also tflops_per_gpu, node_seconds_per_token, or minimize: step_time_s.median",
     "budget": "also wall_time: 6h, node_hours: 100",
 }
+
+
+ROWS = 8  # of data on each rank in a step of fine-tuning, where the batch is not stated
+# The first one that the trainer's log has: rows may vary in length, and not all logs count tokens.
+_OBJECTIVES = ("tokens_per_second", "epochs_per_second", "labelled_tokens_per_second_per_gpu")
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,7 @@ class First:
     space: str  # text of the file
     notes: list[str]  # on it, and on what it leaves out
     site: str = ""  # text of a site profile; empty where none is needed
-    submit: Sequence[str] = ()  # options of `meshtune submit`, as the launch script has them
+    submit: Sequence[str] = ()  # options of `meshtune submit`, of the launch script if they do
 
 
 def first_space(wanted: Wanted, file: str) -> First:
@@ -84,7 +93,10 @@ def first_space(wanted: Wanted, file: str) -> First:
         default_space, model, wanted.cluster, own.nodes or 1, record.framework,
         seq_length=stated.seq_length(), settings=record.settings, batch_is_stated=batch is not None,
     )  # fmt: skip
-    stated_batch = stated.batch_on(own.ranks or own.nodes * least.ranks_per_node)
+    ranks = own.ranks or (own.nodes or 1) * least.ranks_per_node
+    stated_batch = stated.batch_on(ranks)
+    if stated_batch is None and least.program.log.rows_vary:
+        stated_batch = ROWS * ranks
     notes = []
     try:
         content = whole(global_batch_size=stated_batch)
@@ -99,6 +111,7 @@ def first_space(wanted: Wanted, file: str) -> First:
             "script's to args, such as --batch-size {mbs}, and mbs to parameters"
         )
     content |= {"trainer": trainer, "budget": {"trials": 20}}
+    content["objective"] = least.objective.as_dict()
     del content["name"]  # the file's
     if not wanted.model:
         del content["model"]  # the arguments say it
@@ -112,11 +125,17 @@ def first_space(wanted: Wanted, file: str) -> First:
             fitting = [v for v in values if all(e.value({name: v}) for e in alone)]
             content["parameters"][name] = fitting
     notes += [f"left out: {words}" for words in own.left_out]
+    time, least = own.time, f"{math.ceil(least_s(space) / 60)}m"
+    with suppress(BatchError):  # the limit is a variable
+        if not time or BatchJob.time_limit_s(time) < least_s(space):
+            time = least
+    if time != own.time and own.time:
+        notes.append(f"in less than {least} no trial would start: submit for that of several")
     return First(
         _text(content, file),
         [content["description"], *own.notes, *notes],
         own.site,
-        [f"--nodes {content['parameters'].get('num_nodes', 1)}", *own.submit],
+        [f"--nodes {content['parameters'].get('num_nodes', 1)}", f"--time {time}"],
     )
 
 
@@ -135,7 +154,7 @@ class _Own:
     container: Any = None
     workdir: str = ""
     site: str = ""
-    submit: list[str] = field(default_factory=list)
+    time: str = ""  # limit of the script's job
 
     def trainer(self) -> dict[str, Any]:
         """Keys of a space's ``trainer`` section."""
@@ -166,17 +185,15 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
     own.left_out = [*own.left_out, *launched.dropped, *part.left_out]
     if part.profile:
         own.site = written_document({"source": str(wanted.arguments), **part.profile})
-    own.submit = [
-        option.replace("=", " ", 1)
-        for option in launched.batch_options
-        if option.startswith("--time=")
-    ]
-    if launched.module == ("-m" in record.command):
+    own.time = next((o[7:] for o in launched.batch_options if o.startswith("--time=")), "")
+    if launched.module == ("-m" in record.command) and any("{entry}" in w for w in record.command):
         own.entry = own.entry or launched.entry
-    if by_equals:  # a word that is no option is the file: train.py base.yml steps=9
+    bare = record.file is not None and not any(w[:1] == "-" for w in record.file.arguments)
+    if by_equals or bare:  # a word that is no option is the file: train.py base.yml steps=9
         words = own.arguments
-        own.config = own.config or next((word for word in words if "=" not in word), "")
-        own.arguments = [word for word in words if "=" in word]
+        files = [word for word in words if "=" not in word and word[:1] != "-"]
+        own.config = own.config or next(iter(files), "")
+        own.arguments = [w for w in words if ("=" in w if by_equals else w != own.config)]
     if record.file is not None and not own.config:
         own.config = _named_file(own.arguments, record.file.arguments)
         if own.config and not record.file.required and not Path(own.config).is_file():
@@ -202,11 +219,14 @@ def _least_space(trainer: Mapping[str, Any], wanted: Wanted) -> SearchSpace:
         default_space(wanted.model, wanted.cluster)  # whose mistakes name the argument
         length = StatedOptions.of(trainer).seq_length()
         least["model"] = {"base": wanted.model, **({"seq_length": length} if length else {})}
-    least |= {
-        "parameters": {"tp": 1, "mbs": 1, "gas": 1},
-        "objective": {"maximize": "tokens_per_second"},
-    }
-    return load_space(least)
+    least["parameters"] = {"tp": 1, "mbs": 1, "gas": 1}
+    refusals = []
+    for key in _OBJECTIVES:
+        try:
+            return load_space({**least, "objective": {"maximize": key}})
+        except SpaceError as error:
+            refusals.append(error)
+    raise refusals[0]
 
 
 def _named_file(arguments: list[str], naming: list[str]) -> str:

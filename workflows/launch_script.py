@@ -7,18 +7,17 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 from foundation.files import FileError, read_text
 from foundation.messages import shown
 from trainer.plan.rules.expression import ExpressionError, parse
-from workflows.slurm_options import batch_options
+from workflows.slurm_options import batch_options, number, program, ranks_of
 
 MAX_BYTES = 100_000
 MOST_WORDS = 20_000
 DEEPEST = 4  # quotes within quotes
-_HERE_DOCUMENT = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
+_HERE_DOCUMENT = re.compile(r"(?:read\b.*\s(\w+)\s*)?<<-?\s*(['\"]?)(\w+)\2")
 # Nesting is bounded: text that opens and never closes would take minutes to read.
 _PLAIN = r"(?>[^()]{0,400})"
 _CODE = rf"{_PLAIN}(?>\({_PLAIN}(?>\({_PLAIN}\){_PLAIN})*+\){_PLAIN})*+"
@@ -63,7 +62,6 @@ _OF_LAUNCHER = re.compile(
     r"MASTER_(?:ADDR|PORT)|(?:LOCAL_|NODE_|GROUP_)?RANK|(?:LOCAL_)?WORLD_SIZE|SLURM_\w+|N?NODES"
     r"|NUM_NODES|(?:N|NUM_)?(?:GPUS?|PROC)(?:S?_PER_NODE)?"
 )
-_LAUNCHERS = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     asked = _asked(batch := batch_options(text))
     shell.texts |= {name: str(asked[key]) for key in asked for name in _OF_SLURM[key]}
     shell.run(text)
-    starts = [(*_program(words), words) for words in shell.commands]
+    starts = [(*program(words), words) for words in shell.commands]
     entry, module, arguments, command = max(starts, key=lambda each: (bool(each[0]), len(each[2])))
     if not entry:
         arguments = [word for words in shell.arrays.values() for word in words] or [
@@ -112,8 +110,8 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         ]
     before = [*_around(shell, command), *command] if entry else []
     launcher = before[: len(before) - len(arguments)]
-    nodes = asked.get("nodes") or _number(launcher, "nnodes", "num_machines", "num_nodes", "nodes")
-    ranks = _ranks(launcher, nodes, asked.get("tasks", 0))
+    nodes = asked.get("nodes") or number(launcher, "nnodes", "num_machines", "num_nodes", "nodes")
+    ranks = ranks_of(launcher, nodes, asked.get("tasks", 0))
     passed, left_out = _passed(arguments, key_value, together)
     environment, of_shell = _exported(shell, command)
     loaded = [words[2:] for words in shell.commands if words[:2] == ["module", "load"]]
@@ -309,18 +307,21 @@ def _unclosed(text: str) -> int | None:
 def _joined_lines(text: str) -> str:
     """A script of the same length whose continued lines are one, with blank here-documents.
 
-    A here-document is from ``<<WORD`` to a line that is WORD.
+    A here-document is from ``<<WORD`` to a line that is WORD; ``read NAME`` makes it a variable.
     """
     text = text.replace("\\\r\n", "   ").replace("\\\n", "  ")
-    kept, until = [], ""
+    kept, until, name = [], "", ""
     for line in text.split("\n"):
         if until:
-            until = "" if line.strip() == until else until
-            kept.append(" " * len(line))
+            ended = line.strip() == until
+            until = "" if ended else until
+            words = "'" if ended else line.replace("'", " ")
+            kept.append((words if name else "").ljust(len(line)))
             continue
         found = _HERE_DOCUMENT.search(line)
-        until = found[2] if found else ""
-        kept.append(line[: found.start()].ljust(len(line)) if found else line)
+        until, name = (found[3], found[1] or "") if found else ("", "")
+        start = line[: found.start()] + (f"{name}='" if name else "") if found else line
+        kept.append(start.ljust(len(line)))
     return "\n".join(kept)
 
 
@@ -334,33 +335,6 @@ def _joined(parts: Iterator[str]) -> Iterator[str]:
         else:
             plain += part
     yield from filter(None, [plain])
-
-
-def _program(words: list[str]) -> tuple[str, bool, list[str]]:
-    """A command's script or module, and what follows it."""
-    for index, word in enumerate(words):
-        if word.endswith(".py"):
-            return word, False, words[index + 1 :]
-        if index and words[index - 1] == "-m" and word not in _LAUNCHERS:
-            return word, True, words[index + 1 :]
-    return "", False, words
-
-
-def _number(words: Sequence[str], *options: str) -> int:
-    """The whole number that an option of the launcher states; 0 if it is missing."""
-    for word, following in pairwise([*words, ""]):
-        name, sign, value = word.partition("=")
-        if name[:2] == "--" and name[2:].replace("-", "_") in options:
-            text = value if sign else following
-            return int(text) if text.isdecimal() and len(text) < 7 else 0
-    return 0
-
-
-def _ranks(launcher: Sequence[str], nodes: int, tasks: int) -> int:
-    """Ranks that a launcher starts; torchrun's and DeepSpeed's are of each node."""
-    total = _number(launcher, "num_processes", "ntasks")
-    of_a_node = _number(launcher, "nproc_per_node", "num_gpus", "ntasks_per_node") or tasks
-    return total or of_a_node * (nodes or 1)
 
 
 def _passed(

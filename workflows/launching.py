@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from foundation.quantities import counted
 from search_spaces import SearchSpace
 from slurm import Launcher, LauncherOptions, Lease, Outcome, StopRule, TrialSpec, make_launcher
 
+OLDEST_TORCH = "2.13"  # that the built-in trainer runs with
 MAX_RANKS = 4096  # on one machine, even if `--launcher local` asks for it
 
 
@@ -60,7 +63,8 @@ def launcher_for(
 
     if name != "simulate" and space.trainer.builtin is not None and not _has_torch():
         raise LaunchError(
-            f"{space.file}: the built-in trainer needs PyTorch: pip install 'meshtune[trainer]'"
+            f"{space.file}: the built-in trainer needs PyTorch {OLDEST_TORCH} or later: "
+            "pip install 'meshtune[trainer]'"
         )
     nodes = space.widths[-1]  # as many as the local launcher pretends to have
     refuse_too_many_ranks(Path(space.file), name, nodes * space.ranks_per_node)
@@ -70,9 +74,15 @@ def launcher_for(
 
 def _has_torch() -> bool:
     try:
-        return find_spec("torch") is not None
+        found = version("torch") if find_spec("torch") else ""
     except ValueError:  # it is kept from being imported
         return False
+    return _release(found) >= _release(OLDEST_TORCH)
+
+
+def _release(text: str) -> list[int]:
+    """The numbers of a version, which compare: of 2.14.0a0+cpu 2 and 14."""
+    return [int(part) for part in re.findall(r"\d+", text)[:2]]
 
 
 def refuse_too_many_ranks(file: Path, asked: str | None, ranks: int) -> None:

@@ -1,11 +1,23 @@
-"""Options of sbatch and srun, as people write them in a launch script."""
+"""Words around a trainer in a launch script: options of sbatch and launchers, and its program."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Sequence
+from itertools import pairwise
 
+_LAUNCHERS = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
+# Commands that trainers install: what the word after them starts, and whether as a module.
+_COMMANDS = {
+    "axolotl": ("axolotl.cli.{}", True),
+    "litgpt": ("{}", False),
+    "llamafactory-cli": ("llamafactory.launcher", True),
+    "swift": ("swift.cli.{}", True),
+    "trl": ("trl.scripts.{}", False),
+    "tune": ("{}", False),
+}
+_NO_TRAINERS = ("pip", "pip3", "uv", "conda", "git", "cd", "echo", "export", "source", "module")
 _SHORT = {
     "A": "account", "C": "constraint", "D": "chdir", "G": "gpus", "J": "job-name",
     "L": "licenses", "M": "clusters", "N": "nodes", "S": "core-spec", "c": "cpus-per-task",
@@ -50,3 +62,37 @@ def options_and_rest(words: Sequence[str]) -> tuple[list[str], list[str]]:
             word += f"={left.pop(0)}"
         options.append(word)
     return options, left
+
+
+def program(words: list[str]) -> tuple[str, bool, list[str]]:
+    """A command's script or module, whether it is a module, and what follows it."""
+    for index, word in enumerate(words):
+        if word.endswith(".py"):
+            return word, False, words[index + 1 :]
+        if index and words[index - 1] in ("-m", "--module") and word not in _LAUNCHERS:
+            return word, True, words[index + 1 :]
+        if word in _COMMANDS and words[0] not in _NO_TRAINERS and index + 1 < len(words):
+            at = index + 1
+            if word == "tune" and "--config" in words:  # run --nproc_per_node 8 RECIPE --config ...
+                at = words.index("--config") - 1
+            entry, module = _COMMANDS[word]
+            end = words.index("--") if "--" in words else len(words)  # what its launcher is told
+            return entry.format(words[at]), module, words[at + 1 : end]
+    return "", False, words
+
+
+def number(words: Sequence[str], *options: str) -> int:
+    """The whole number that an option of the launcher states; 0 if it is missing."""
+    for word, following in pairwise([*words, ""]):
+        name, sign, value = word.partition("=")
+        if name[:2] == "--" and name[2:].replace("-", "_") in options:
+            text = value if sign else following
+            return int(text) if text.isdecimal() and len(text) < 7 else 0
+    return 0
+
+
+def ranks_of(launcher: Sequence[str], nodes: int, tasks: int) -> int:
+    """Ranks that a launcher starts; torchrun's and DeepSpeed's are of each node."""
+    total = number(launcher, "num_processes", "ntasks")
+    of_a_node = number(launcher, "nproc_per_node", "num_gpus", "ntasks_per_node") or tasks
+    return total or of_a_node * (nodes or 1)

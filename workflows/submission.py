@@ -10,7 +10,9 @@ from pathlib import Path
 from analysis import RunFolder
 from foundation.values import seconds
 from foundation.writing import write_atomically
+from search_spaces import SearchSpace
 from slurm import BatchError, BatchJob, LauncherError, NoAnswerError
+from workflows.search.allocation import END_MARGIN_S
 
 MARK = "# A meshtune search."
 
@@ -27,6 +29,11 @@ def time_limit(text: str) -> str:
         minutes, second = divmod(math.ceil(seconds(text)), 60)
         return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
     return text  # sbatch's own forms
+
+
+def least_s(space: SearchSpace) -> float:
+    """The shortest job in which a trial starts, in seconds."""
+    return space.trial.timeout_s + END_MARGIN_S
 
 
 def written(script: str, file: Path, folder: RunFolder) -> None:

@@ -11,11 +11,10 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
-from numpy.typing import NDArray
 
 from analysis import units
 from analysis.prediction.scaling import Scaled
-from analysis.report.figures import MAX_PARAMETERS
+from analysis.report.figures import MAX_PARAMETERS, effects
 from analysis.report.forests import Sensitivity
 from analysis.report.trajectory import failure_window, trajectory
 from analysis.run.fold import Run
@@ -23,27 +22,13 @@ from analysis.run.trial import COMPLETED, meaning
 from foundation.quantities import config_text
 
 PAGE = 6.9  # inches: the text width of the usual papers; a column has 3.3
-_STYLE: dict[str, Any] = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "legend.fontsize": 8,
-    "lines.linewidth": 1.2,
-}
+_STYLE: dict[str, Any] = {"font.size": 8, "axes.titlesize": "medium", "lines.linewidth": 1.2}
 _SAVED = {"svg.fonttype": "none", "pdf.fonttype": 42}  # text stays text
 DPI = 200
 EDGE = 1.03  # end of the time axis, relative to the last trial
 # Those of the page's light theme (templates/page.css), distinct also for colour-blind people.
-BLUE, DARK, RED, GRAY, PALE, LIGHT = (
-    "#0072b2",
-    "#1c2430",
-    "#d55e00",
-    "#8a8f98",
-    "#b9bec7",
-    "#dfe3e8",
-)
+BLUE, DARK, RED = "#0072b2", "#1c2430", "#d55e00"
+GRAY, LIGHT = "#8a8f98", "#dfe3e8"
 COLOURS = {"green": BLUE, "red": RED, "gray": GRAY}  # by ``Kind``'s colour
 _TIME_UNITS = ((1.5 * 86400, 86400, "days"), (5400, 3600, "hours"), (300, 60, "minutes"))
 
@@ -166,68 +151,35 @@ def _note(axes: Axes, text: str) -> None:
 
 
 def sensitivity_figure(sensitivity: Sensitivity, effect: str, width: float) -> Drawn:
-    """Mean |SHAP| per parameter as bars (Dash et al. 2023, Figure 10), and a beeswarm beside them.
+    """Mean |SHAP| per parameter as bars (Dash et al. 2023, Figure 10), and beside them what each
+    value does, as on the report's page.
 
-    Whiskers are the bootstrap interval. A point's colour is the parameter's value from lowest to
-    highest; grey is inactive. ``effect`` names what SHAP values are an effect on, with the unit.
+    Whiskers are the bootstrap interval. A dot's colour is the parameter's value from lowest to
+    highest. ``effect`` names what SHAP values are an effect on, with the unit.
     """
-    means = sensitivity.mean_abs.head(MAX_PARAMETERS)
-    figure = Drawn(figsize=(width, 0.3 * len(means) + 0.9), layout="constrained")
+    found = effects(sensitivity, MAX_PARAMETERS)
+    figure = Drawn(figsize=(width, 0.3 * len(found) + 0.9), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.0, 1.35))
-    rows = np.arange(len(means))
-    bounds = sensitivity.interval.loc[means.index]
+    rows = range(len(found))
+    means, low, high = ([row[key] for row in found] for key in ("mean", "low", "high"))
     left.barh(rows, means, height=0.62, color=BLUE)
-    left.hlines(rows, bounds["low"], bounds["high"], color=DARK, linewidth=1.4)
-    left.set_xlim(0, 1.05 * max(means.max(), bounds["high"].max()) or 1.0)
+    left.hlines(rows, low, high, color=DARK, linewidth=1.4)
+    left.set_xlim(0, 1.05 * max(*means, *high) or 1.0)
     left.set_xlabel("mean |SHAP|", parse_math=False)
-    left.set_yticks(rows, means.index, parse_math=False)
-    left.set_ylim(len(means) - 0.5, -0.5)
-    columns = sensitivity.encoded.values.columns
-    for row, name in enumerate(means.index):
-        _draw_swarm(
-            right, row, sensitivity.shap[:, columns.get_loc(name)],
-            sensitivity.encoded.values[name].to_numpy(),
-            sensitivity.encoded.inactive[name].to_numpy(),
-        )  # fmt: skip
+    left.set_yticks(rows, [row["name"] for row in found], parse_math=False)
+    left.set_ylim(len(found) - 0.5, -0.5)
+    for y, row in enumerate(found):
+        shap = [mean for _, mean in row["values"]]
+        share = np.linspace(0, 1, len(shap))
+        right.scatter(shap, [y] * len(shap), s=16, c=share, cmap="viridis", vmin=0, vmax=1)
     right.axvline(0, color=GRAY, linewidth=0.8, zorder=0)
-    right.set_xlabel(f"SHAP value, {effect}", parse_math=False)
+    right.set_xlabel(f"mean SHAP value, {effect}", parse_math=False)
     _color_key(figure, right)
     for axes in (left, right):
         plain(axes)
         axes.tick_params(axis="y", length=0)
         axes.xaxis.set_major_locator(MaxNLocator(3))
     return figure
-
-
-def _draw_swarm(
-    axes: Axes,
-    row: int,
-    shap: NDArray[np.float64],
-    values: NDArray[np.float64],
-    inactive: NDArray[np.bool_],
-) -> None:
-    y = row + _spread(shap)
-    active = ~inactive
-    ranks = pd.Series(values[active]).rank(method="dense").to_numpy() - 1
-    axes.scatter(shap[inactive], y[inactive], s=11, color=PALE, linewidth=0)
-    axes.scatter(
-        shap[active], y[active], s=11, c=ranks, cmap="viridis", vmin=0,
-        vmax=max(ranks.max(initial=0.0), 1.0), linewidth=0,
-    )  # fmt: skip
-
-
-def _spread(
-    values: NDArray[np.float64], bins: int = 60, height: float = 0.36
-) -> NDArray[np.float64]:
-    """Vertical offsets within ``height`` that keep close values apart, symmetrically."""
-    width = np.ptp(values) / bins or 1.0
-    cells = np.floor((values - values.min()) / width).astype(int)
-    offsets = np.zeros(len(values), dtype=np.float64)
-    for cell in np.unique(cells):
-        members = np.flatnonzero(cells == cell)
-        offsets[members] = np.arange(len(members)) - (len(members) - 1) / 2
-    scale = min(0.07, height / max(float(np.abs(offsets).max()), 1.0))
-    return scale * offsets
 
 
 def _color_key(figure: Figure, axes: Axes) -> None:

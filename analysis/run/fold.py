@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,7 @@ from analysis.run.lines import Lines, RunError, damaged
 from analysis.run.trial import Attempt, Trial
 from foundation import quantities
 from foundation.bounds import Bound
-from foundation.messages import shown
+from foundation.messages import html_table, shown
 from search_spaces import SearchSpace
 
 SHOWN_FRONT = 8
@@ -63,6 +64,20 @@ class Run:
     last_t: float = 0.0
     origin: str = ""  # source of another program's trials; empty for meshtune's own
     not_said: tuple[str, ...] = ()  # what that source lacks
+
+    def _repr_html_(self) -> str:
+        rows = {"run": self.where, "space": self.space, "trials": self.counts, "best": self.no_best}
+        if best := self.best:
+            rows["best"] = f"trial {best.number}: {self.objectives_text(best)}"
+            rows["configuration"] = quantities.config_text(best.config)
+        return html_table(rows)
+
+    @property
+    def counts(self) -> str:
+        """``14 (2 oom)``: the trials that have ended, and the failed ones among them."""
+        failed = Counter(trial.kind for trial in self.ended if not trial.ok)
+        kinds = ", ".join(f"{n} {kind}" for kind, n in failed.most_common())
+        return f"{len(self.ended)}{f' ({kinds})' if kinds else ''}"
 
     @property
     def folder(self) -> RunFolder:

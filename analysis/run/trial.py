@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from foundation.messages import html_table
+from foundation.quantities import number, value_text
 from slurm import BLAMELESS, Kind
 
 COMPLETED = frozenset(kind.value for kind in Kind if kind.observed)
@@ -99,6 +101,15 @@ class Trial(_Ends):
     message: str = ""
     stderr_tail: str = ""
     ended_t: float | None = None  # set also if it was never started
+
+    def _repr_html_(self) -> str:
+        reached = self.objectives or (
+            {} if self.objective is None else {"objective": self.objective}
+        )
+        values = {key: number(value) for key, value in reached.items()}
+        end = f"{self.kind or 'not ended'}{self.message and ': '}{self.message}"
+        rows = {"trial": str(self.number), "end": end, **values}
+        return html_table(rows | {name: value_text(value) for name, value in self.config.items()})
 
     @property
     def ended(self) -> bool:

@@ -24,7 +24,7 @@ _TIME = {
 _TIME |= {
     f"{unit}/{step}": _TIME[unit]
     for unit in ("s", "ms", "sec")
-    for step in ("it", "iter", "iteration", "step", "batch")
+    for step in ("it", "iter", "iteration", "step", "batch", "ba")
 }
 _MEMORY = {"b": 1.0, "byte": 1.0, "bytes": 1.0} | {
     f"{prefix}{unit}": base**power
@@ -47,7 +47,7 @@ def _rates(*things: str) -> dict[str, float]:
 
 _TOKENS = _rates("tokens", "token", "toks", "tok", "words") | {"tps": 1.0, "wps": 1.0}
 _SAMPLES = _rates("samples", "sample", "sequences", "sequence", "seqs", "seq", "examples")
-_STEPS = _rates("it", "iter", "iters", "iterations", "steps", "step", "batches")
+_STEPS = _rates("it", "iter", "iters", "iterations", "steps", "step", "batches", "ba")
 
 _DIMENSIONS: dict[str, dict[str, float]] = {
     "time": _TIME,

@@ -6,6 +6,7 @@ import doctest
 import importlib
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,19 @@ def test_a_space_is_priced_for_another_cluster() -> None:
     assert meshtune.predict(there, 1).equals(other)
     with pytest.raises(ValueError, match=r"^space="):
         meshtune.predict(there, 1, cluster="frontier")
+
+
+def test_notebooks_show_a_run_and_its_trials_as_tables(names: dict[str, Any]) -> None:
+    run = names["run"]
+    assert run.best is not None
+    shown, trial = run._repr_html_(), run.best._repr_html_()
+    assert f"trial {run.best.number}: {run.objectives_text(run.best)}" in shown
+    failed = sum(not trial.ok for trial in run.ended)
+    assert f"<td>{len(run.ended)}" in shown and (f"({failed} " in shown or not failed)
+    assert "<th>tp</th><td>" in trial and "<td>ok</td>" in trial
+    failed = replace(run.best, kind="oom", objective=None, message="\x1b[1m<b> of & out")
+    assert "<td>oom: \\x1b[1m&lt;b&gt; of &amp; out</td>" in failed._repr_html_()
+    assert meshtune.predict("gpt_22b_frontier", 1)._repr_html_().count("<tr") == 2
 
 
 def test_figures_of_a_paper_have_its_width_and_text_of_8_points(

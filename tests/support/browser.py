@@ -53,6 +53,20 @@ class Browser:
         command = {"cmd": "Emulation.setDeviceMetricsOverride", "params": metrics}
         self._post("goog/cdp/execute", command)
 
+    def scheme(self, name: str) -> None:
+        """The colour scheme that is preferred: ``light`` or ``dark``."""
+        preferred = {"name": "prefers-color-scheme", "value": name}
+        command = {"cmd": "Emulation.setEmulatedMedia", "params": {"features": [preferred]}}
+        self._post("goog/cdp/execute", command)
+
+    def picture(self) -> bytes:
+        """The whole page, as a PNG file."""
+        params = {"captureBeyondViewport": True}
+        size = self._post("goog/cdp/execute", {"cmd": "Page.getLayoutMetrics", "params": {}})
+        clip = {**size["cssContentSize"], "scale": 1}
+        command = {"cmd": "Page.captureScreenshot", "params": params | {"clip": clip}}
+        return b64decode(self._post("goog/cdp/execute", command)["data"])
+
     def drag(self, left: float, top: float, right: float, bottom: float) -> None:
         """The mouse's button held from one point of the window to another."""
         for kind, x, y in (
@@ -81,7 +95,7 @@ class Browser:
 def request(url: str, body: dict[str, Any] | None, method: str = "POST") -> Any:
     data = None if body is None else json.dumps(body).encode()
     asked = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
-    with urllib.request.urlopen(asked, timeout=120) as answer:
+    with urllib.request.urlopen(asked, timeout=600) as answer:
         return json.load(answer)["value"]
 
 
@@ -96,7 +110,11 @@ def browser(folder: Path) -> Iterator[Browser]:
         port = line.rstrip(".\n").split()[-1]
         url = f"http://127.0.0.1:{port}/session"
         options = {"args": [*FLAGS, f"--user-data-dir={folder / 'profile'}"]}
-        wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        wanted = {
+            "timeouts": {"script": 600_000},
+            "goog:chromeOptions": options,
+            "goog:loggingPrefs": {"browser": "ALL"},
+        }
         try:
             session = request(url, {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
         except HTTPError as refusal:

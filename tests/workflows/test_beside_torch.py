@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from analysis import read_run
+from support import older_torch
 from workflows.cli.main import main
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "first-search.md"
@@ -24,6 +25,7 @@ parser = argparse.ArgumentParser()
 for name in ("--batch-size", "--accumulate", "--steps"):
     parser.add_argument(name, type=int)
 given = parser.parse_args()
+print("torch", torch.__version__)
 dist.init_process_group("gloo")
 net = DistributedDataParallel(torch.nn.Linear(64, 64))
 for step in range(given.steps):
@@ -40,9 +42,12 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.parametrize("torch", ["installed", "older"])
 def test_the_tutorials_own_script_goes_from_nothing_to_a_winner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], torch: str
 ) -> None:
+    for name, value in (older_torch.environment() if torch == "older" else {}).items():
+        monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     text = PAGE.read_text().split("## Your own script")[1].split("```yaml\n")[1].split("```")[0]
@@ -56,3 +61,5 @@ def test_the_tutorials_own_script_goes_from_nothing_to_a_winner(
     assert re.search(r"best: [\d,.]+ sequences/s, trial 1: ", capsys.readouterr().out)
     (trial,) = read_run(tmp_path / "runs/space").trials.values()
     assert trial.config["mbs"] * trial.config["gas"] * 2 == 64
+    version = (tmp_path / "runs/space/trials/0001/stdout.log").read_text().split()[1]
+    assert (int(version.split(".")[0]) < 2) is (torch == "older")

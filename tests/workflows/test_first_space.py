@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from search_spaces import check, load_space
+from workflows import launch_script
 from workflows.cli.main import main
 
 SCRIPT = """\
@@ -264,3 +266,72 @@ def test_a_published_script_without_a_vocabulary_is_taken(
         assert "left out, as it is not here: ds_made_later.json" in shown
         assert "ds_made_later.json" not in " ".join(map(str, space.trainer.command or []))
     assert check(space).valid > 0
+
+
+FINE_TUNERS = {
+    # what people type, its file, and how the trial is then started
+    "llama-factory": (
+        "FORCE_TORCHRUN=1 NNODES=1 llamafactory-cli train own.yaml learning_rate=1e-5",
+        {"finetuning_type": "lora", "lora_rank": 8, "cutoff_len": 2048, "stage": "sft"},
+        "-m llamafactory.launcher job.yaml",
+        "tokens_per_second",
+    ),
+    "axolotl": (
+        "axolotl train own.yaml --launcher torchrun -- --nnodes=1 --nproc_per_node=8",
+        {"adapter": "lora", "lora_r": 8, "sequence_len": 2048},
+        "-m axolotl.cli.train job.yaml",
+        "epochs_per_second",
+    ),
+    "torchtune": (
+        "tune run --nproc_per_node 8 lora_finetune_distributed --config own.yaml batch_size=4",
+        {"tokenizer": {"max_seq_len": 2048}, "gradient_accumulation_steps": 2},
+        "tune run lora_finetune_distributed --config run.yaml",
+        "labelled_tokens_per_second_per_gpu",
+    ),
+    "ms-swift": (
+        "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B --train_type lora --max_length 2048",
+        {},
+        "-m swift.cli.sft",
+        "epochs_per_second",
+    ),
+    "litgpt": (
+        "litgpt finetune_lora meta-llama/Llama-3.1-8B --train.max_seq_length 2048 --devices 8",
+        {},
+        "litgpt finetune_lora meta-llama/Llama-3.1-8B",
+        "tokens_per_second",
+    ),
+    "trl": (
+        "trl sft --model_name_or_path m --use_peft --max_length 2048 --accelerate_config zero3",
+        {},
+        "-m trl.scripts.sft --model_name_or_path m",
+        "tokens_per_second",
+    ),
+}
+
+
+@pytest.mark.parametrize("adapter", FINE_TUNERS)
+def test_the_line_that_starts_a_fine_tuning_is_enough(here: Path, adapter: str) -> None:
+    line, own, start, objective = FINE_TUNERS[adapter]
+    (here / "launch.sh").write_text(line + "\n")
+    (here / "own.yaml").write_text(yaml.safe_dump(own))
+    asked = ["--cluster", "dgx_h100", "--model", "llama_8b", "--args", "launch.sh"]
+    assert main(["init", "mine.yaml", "--adapter", adapter, *asked]) == 0
+    space = load_space(here / "mine.yaml")
+    assert space.objective.as_dict() == {"maximize": objective}
+    config = {name: parameter.values[0] for name, parameter in space.parameters.items()}
+    command = " ".join(space.command(config, "/t"))
+    assert start in command and "zero3" not in command and "torchrun" not in command
+    assert adapter in ("torchtune", "litgpt") or space.parameters["tuning"].values == ("lora",)
+    batches = [e.text for e in space.constraints if "batch" in e.text]
+    assert all(int(text.split()[-1]) <= 256 for text in batches)  # none of a pre-training
+
+
+def test_a_command_in_a_here_document_is_read(here: Path) -> None:
+    (here / "launch.sh").write_text(
+        "read -r -d '' training_commands <<EOF\n/opt/train.py \\\n   --num-layers 4 \\\n"
+        "   --hidden-size 64\nEOF\necho <<NOTE\n/opt/other.py --a 1 --b 2 --c 3 --d 4\nNOTE\n"
+        "deepspeed --num_gpus 4 $training_commands\n"
+    )
+    found = launch_script.read(here / "launch.sh")
+    assert (found.entry, found.ranks) == ("/opt/train.py", 4)
+    assert found.arguments == ["--num-layers", "4", "--hidden-size", "64"]

@@ -65,6 +65,18 @@ def test_what_a_launch_script_sets_is_carried_or_told(capsys: pytest.CaptureFixt
     assert "MASTER" not in said and "LOCAL=" not in said
 
 
+@pytest.mark.parametrize("limit", ["04:00:00", "21", "15", "00:20:30", ""])
+def test_submit_takes_the_line_that_is_printed(
+    limit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    init(SCRIPT.replace("--time=04:00:00", f"-t {limit}" if limit else "--exclusive"))
+    said = capsys.readouterr().out.splitlines()
+    line = said[-1].partition("meshtune ")[2]
+    assert line.endswith(f"--time {limit if limit in ('04:00:00', '21') else '21m'}")
+    assert any("no trial would start" in each for each in said) is (limit in ("15", "00:20:30"))
+    assert main([*line.split(), "--dry-run"]) == 0
+
+
 MODEL = """--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 \\
   --vocab-size 51200 --bf16 --micro-batch-size 1 --global-batch-size 64"""
 PYXIS = f"""\

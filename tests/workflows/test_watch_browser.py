@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import analysis
+from analysis import read_run
+from analysis.report import forests
+from analysis.report.sections import SECTIONS
 from analysis.run.folder import RunFolder
 from search_spaces import load_space
 from support.browser import MISSING, Browser, browser, installed
@@ -103,4 +107,40 @@ def test_runs_are_compared_on_a_page_with_their_courses(book: RunBook, window: B
         window.run("document.querySelector('input[name=run]').checked = false")
         window.run("document.querySelector('form button').click()")
         assert window.run(marks) == 1
+        assert window.complaints() == []
+
+
+def test_runs_are_compared_by_what_mattered_and_by_their_fronts(
+    tmp_path: Path, window: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("NUM_TREES", 10), ("NUM_REFITS", 2)):
+        monkeypatch.setattr(forests, name, value)
+    for name, strong in (("one", "tp"), ("two", "pp")):
+        book = RunBook(tmp_path / name, {"maximize": "speed"}, {"minimize": "nodes"})
+        RunFolder(book.directory).space_file.write_text("")
+        for number in range(16):
+            config = {"tp": 1 << number % 4, "pp": 1 << number // 4}
+            book.run_one(number, config, "ok", [90.0 / config[strong], 1.0 + number])
+        book.close()
+    drawn = [s for s in SECTIONS if s.anchor in ("front", "drivers")]
+    site = Site.of(
+        [tmp_path / "one", tmp_path / "two"],
+        lambda copy, home: analysis.write_report(copy, drawn, lambda _: None),
+        _compared,
+    )
+    assert all(pages.refresh() for pages in site.pages.values())
+    with serving(site) as address:
+        window.visit(address)
+        window.complaints()  # of the page before, whose server is gone
+        said = "return document.getElementById('figure-importance').innerText"
+        wait_for(lambda: window.run(said).count("by its trials alone") == 2, "both runs' effects")
+        shares = window.run(
+            "return pages.map(p => p.trials.sort((a, b) => b.mean - a.mean).map(r => r.name))"
+        )
+        assert shares == [["tp", "pp"], ["pp", "tp"]]
+        optimal = [len(read_run(tmp_path / name).front()) for name in ("one", "two")]
+        marks = window.run(
+            "return [...document.querySelectorAll('#figure-fronts circle')].map(c => c.style.fill)"
+        )
+        assert len(marks) == sum(optimal) and len(set(marks)) == 2
         assert window.complaints() == []

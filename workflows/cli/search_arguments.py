@@ -88,11 +88,9 @@ def run_directory(arguments: Namespace, space: SearchSpace) -> Path:
 
 def refuse_short_job(space: SearchSpace, time: str) -> None:
     """Raise UsageError if a job of this time limit would start no trial."""
-    from workflows.search.allocation import END_MARGIN_S
-    from workflows.submission import time_limit
+    from workflows.submission import least_s, time_limit
 
-    needed_s = space.trial.timeout_s + END_MARGIN_S
-    if BatchJob.time_limit_s(time_limit(time)) < needed_s:
+    if BatchJob.time_limit_s(time_limit(time)) < (needed_s := least_s(space)):
         raise UsageError(
             f"--time {time}: no trial would start, as one may take trial.timeout, "
             f"{duration(space.trial.timeout_s)}: ask for at least {math.ceil(needed_s / 60)}m, "

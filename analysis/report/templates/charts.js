@@ -163,12 +163,13 @@ drawn.parallel = function (figure) {
     const label = node("text", { x: x(k), y: k % 2 ? 284 : 270, "text-anchor": "middle", class: "name" }, svg, name.slice(0, 16));
     if (name.length > 16) hover(label, name);
     const ends = k === columns ? reached.ticks : own[name].ticks, some = Math.ceil(ends.length / 9);
-    ends.forEach(([at, value], v) => { if (v % some === 0 || v === ends.length - 1) node("text", { x: x(k) + 4, y: up(at) - 3, class: "small" }, svg, value.slice(0, 11)); });
+    ends.forEach(([at, value], v) => { if (v % some === 0 || v === ends.length - 1) node("text", { x: x(k) + 4, y: up(at) - 3, class: "small halo" }, svg, value.slice(0, 11)); });
   });
   brushable(svg, [20, 24, width, 256]);
 };
 
 drawn.heat = function (figure) {
+  if (["across", "up"].every((name) => data.trials.parameters[choice(figure, name)].numbers)) { contours(figure); return; }
   const t = data.trials, [a, b] = ["across", "up"].map((name) => binned(t.parameters[choice(figure, name)]));
   const cells = new Map(), share = merit(successes());
   keptRows().forEach((i) => {

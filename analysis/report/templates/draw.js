@@ -150,7 +150,7 @@ function told(trial) {
 // The figure as SVG text of its own, with the colours that it has now.
 function standalone(svg) {
   const copy = svg.cloneNode(true), from = svg.querySelectorAll("*"), to = copy.querySelectorAll("*");
-  const kept = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "fill-opacity", "stroke-opacity", "font-size", "font-family", "font-weight"];
+  const kept = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "fill-opacity", "stroke-opacity", "paint-order", "font-size", "font-family", "font-weight"];
   from.forEach((element, i) => {
     const style = getComputedStyle(element);
     for (const name of kept) to[i].setAttribute(name, style.getPropertyValue(name));

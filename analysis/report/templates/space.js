@@ -139,3 +139,51 @@ drawn.border = function (figure) {
   across(svg, a.values, left, side, one * b.values.length + 18);
   node("text", { x: left, y: one * b.values.length + 36, class: "name" }, svg, names[0] + " →, " + names[1] + " ↑");
 };
+
+// The objective over two continuous parameters: a mean of the successes nearby by a Gaussian kernel,
+// its levels as lines; empty where none is near.
+const CELLS = 36, REACH = 0.07, LEAST = 0.3, LEVELS = 8;
+function contours(figure) {
+  const t = data.trials, names = ["across", "up"].map((name) => choice(figure, name)), columns = names.map((name) => t.parameters[name]), scales = columns.map(measured);
+  const rows = keptRows().filter((i) => columns.every((c) => c.numbers[c.of[i]] !== null)), at = (i) => columns.map((c, k) => scales[k].of(c.of[i]));
+  const done = rows.filter((i) => t.objective[i] !== null), share = merit(done), points = done.map((i) => [...at(i), share(i)]);
+  const field = Array.from({ length: CELLS + 1 }, (_, j) => Array.from({ length: CELLS + 1 }, (_, i) => {
+    let sum = 0, weight = 0;
+    for (const [px, py, value] of points) {
+      const w = Math.exp(-((px - i / CELLS) ** 2 + (py - j / CELLS) ** 2) / (2 * REACH * REACH));
+      sum += w * value; weight += w;
+    }
+    return weight > LEAST ? sum / weight : null;
+  }));
+  const { svg, width } = blank(figure, 400, `Objective over ${names[0]} and ${names[1]}`);
+  const box = [14 + 6.4 * Math.max(6, ...scales[1].ticks.map(([, text]) => text.length)), 14, Math.min(width - 12, 784), 350];
+  const x = scale(0, 1, box[0], box[2]), y = scale(0, 1, box[3], box[1]);
+  for (let j = 0; j < CELLS; j += 1) for (let i = 0; i < CELLS; i += 1) {
+    const corners = [field[j][i], field[j][i + 1], field[j + 1][i + 1], field[j + 1][i]];
+    if (!corners.includes(null)) node("rect", { x: x(i / CELLS), y: y((j + 1) / CELLS), width: x(1 / CELLS) - x(0) + 0.5, height: y(0) - y(1 / CELLS) + 0.5, style: `fill: ${tone(corners.reduce((s, v) => s + v, 0) / 4)}` }, svg);
+  }
+  for (let n = 1; n < LEVELS; n += 1) node("path", { d: level(field, n / LEVELS, x, y), class: "level" }, svg);
+  let last = -Infinity;
+  for (const [px, text] of scales[0].ticks) if (x(px) - 3.4 * text.length > last + 4) { last = x(px) + 3.4 * text.length; node("text", { x: x(px), y: box[3] + 15, "text-anchor": "middle" }, svg, text); }
+  for (const [py, text] of scales[1].ticks) node("text", { x: box[0] - 6, y: y(py) + 4, "text-anchor": "end" }, svg, text);
+  node("text", { x: box[0], y: box[3] + 34, class: "name" }, svg, names[0] + " →, " + names[1] + " ↑");
+  for (const i of rows) {
+    const [px, py] = at(i), failed = t.objective[i] === null;
+    const dot = { cx: x(px), cy: y(py), r: failed ? 2.5 : 3, class: failed ? "fail-" + t.kinds[t.kind[i]][2] : "measured" };
+    if (rows.length <= 1500) mark(svg, i, "circle", dot); else { node("circle", dot, svg); spot(svg, i, dot.cx, dot.cy); }
+  }
+  brushable(svg, box);
+}
+
+// The line of a level through a field, by marching squares.
+function level(field, value, x, y) {
+  let path = "";
+  const place = ([i, j], [k, l]) => { const share = (value - field[j][i]) / (field[l][k] - field[j][i]); return `${x((i + share * (k - i)) / CELLS).toFixed(1)} ${y((j + share * (l - j)) / CELLS).toFixed(1)}`; };
+  for (let j = 0; j < CELLS; j += 1) for (let i = 0; i < CELLS; i += 1) {
+    const corners = [[i, j], [i + 1, j], [i + 1, j + 1], [i, j + 1]], over = corners.map(([k, l]) => field[l][k]);
+    if (over.includes(null)) continue;
+    const cut = corners.map((corner, k) => [corner, corners[(k + 1) % 4]]).filter((_, k) => (over[k] < value) !== (over[(k + 1) % 4] < value)).map((ends) => place(...ends));
+    for (let k = 0; k + 1 < cut.length; k += 2) path += `M${cut[k]}L${cut[k + 1]}`;
+  }
+  return path || "M0 0";
+}

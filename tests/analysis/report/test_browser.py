@@ -13,6 +13,7 @@ import pytest
 from analysis.prediction.pricing import Pricing
 from analysis.report import forests, model_sensitivity, section
 from analysis.report.page import write_report
+from analysis.report.sections import SECTIONS
 from analysis.run.fold import read_run
 from analysis.run.folder import RunFolder
 from search_spaces import Candidates, load_space
@@ -328,4 +329,36 @@ def test_the_front_is_drawn_with_its_line_and_its_points_lead_to_trials(
     click = "document.querySelector('#figure-front .optimal').dispatchEvent(new Event('click'))"
     window.run(click)
     assert window.run("return document.querySelector('tr.visited').id") == "trial-3"
+    assert window.complaints() == []
+
+
+def test_two_continuous_parameters_are_drawn_with_contours(window: Browser, folder: Path) -> None:
+    book = RunBook(folder / "rates", {"minimize": "loss"})
+    RunFolder(book.directory).space_file.write_text("")
+    for number in range(169):
+        i, j = number % 13, number // 13
+        config = {"lr": 1e-5 * 2.0**i, "weight_decay": 0.01 * j}
+        book.run_one(number, config, "ok", 2.0 + ((i - 6) ** 2 + (j - 6) ** 2) / 100)
+    book.close()
+    landscape = [s for s in SECTIONS if s.title == "Parameters and objective"]
+    window.open(write_report(book.directory, landscape, lambda _: None))
+    window.run("document.querySelectorAll('figure').forEach(f => drawn[f.dataset.draw](f))")
+    lengths = window.run(
+        "return [...document.querySelectorAll('#figure-heat path.level')].map(p => ["
+        "p.getTotalLength(), p.getBBox().x + p.getBBox().width / 2, p.getBBox().height])"
+    )
+    drawn = [(length, middle) for length, middle, high in lengths if high > 0]
+    assert len(drawn) > 4
+    near = [length for length, _ in drawn[-3:]]
+    assert near == sorted(near, reverse=True)  # rings, the better the smaller
+    middle = window.run(
+        "const all = [...document.querySelectorAll('#figure-heat circle')]"
+        ".map(c => Number(c.getAttribute('cx'))); return (Math.min(...all) + Math.max(...all)) / 2"
+    )
+    assert all(abs(each - middle) < 5 for _, each in drawn)  # around the best
+    straight = window.run(
+        "const field = Array.from({length: CELLS + 1}, () => Array.from({length: CELLS + 1},"
+        " (_, i) => i / CELLS)); return level(field, 0.6, (x) => 100 * x, (y) => y)"
+    )
+    assert {float(x) for x in re.findall(r"[ML]([\d.]+) ", straight)} == {60.0}
     assert window.complaints() == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from search_spaces import SearchSpace
+from search_spaces import Export, SearchSpace
 
 Load = Callable[[str], SearchSpace]
 SPACE = """\
@@ -135,7 +135,7 @@ def test_lightnings_command_line_reads_its_options(load: Load, zero_stage: int) 
     own = "args: [--trainer.accelerator, cpu, --data.batch_size, '1']"
     trainer = f"adapter: lightning, entry: /x.py, {own}"
     more = "zero_stage: [0, 2, 3], precision: [fp32, bf16]"
-    _, options, _ = trial(load, trainer, more, mbs=1, zero_stage=zero_stage)
+    space, options, _ = trial(load, trainer, more, mbs=1, zero_stage=zero_stage)
     parser = LightningArgumentParser()
     parser.add_argument("--data.batch_size", type=int)
     parser.add_lightning_class_args(lightning.Trainer, "trainer")
@@ -147,6 +147,10 @@ def test_lightnings_command_line_reads_its_options(load: Load, zero_stage: int) 
     assert strategy == "ddp" if zero_stage == 0 else "FSDPStrategy" in strategy.class_path
     assert read.data.batch_size == 1
     alone, _, _ = trial(load, "adapter: lightning, entry: /x.py", more)
+    exported = Export.of(space, CONFIG | {"zero_stage": zero_stage}, "lightning").arguments
+    read = parser.parse_args([word for option in exported for word in option])
+    assert (read.trainer.accumulate_grad_batches, read.data.batch_size) == (4, 4)
+    assert read.trainer.precision == "bf16-mixed"
     whole = CONFIG | {"zero_stage": zero_stage}
     assert list(alone.command(whole, "/t")) == ["python", "/x.py"]  # a script with its own options
 
@@ -210,11 +214,20 @@ def test_nanotron_reads_its_file_and_the_model_is_read_from_it(load: Load, tmp_p
     }  # fmt: skip
     assert written["tokens"]["train_steps"] == 7
     assert "profiler" not in written
+    # An export has what a search sets, which goes into the user's file key by key.
+    whole = {name: p.values[-1] for name, p in space.parameters.items()}
+    export = yaml.safe_load(Export.of(space, whole, "nanotron").files["nanotron.yaml"])
+    merged = {key: {**part, **export.get(key, {})} for key, part in NANOTRON.items()}
+    merged["model"]["model_config"] = {
+        **NANOTRON["model"]["model_config"], **export["model"].get("model_config", {}),
+    }  # fmt: skip
+    assert merged["parallelism"] == written["parallelism"]
     config = pytest.importorskip("nanotron.config", reason="needs nanotron", exc_type=ImportError)
-    (tmp_path / "nanotron.yaml").write_text(files["nanotron.yaml"])
-    read = config.get_config_from_file(str(tmp_path / "nanotron.yaml"))
-    assert (read.parallelism.dp, read.parallelism.tp, read.optimizer.zero_stage) == (2, 2, 1)
-    assert read.tokens.micro_batch_size == 4
+    for name, text in (("trial", files["nanotron.yaml"]), ("export", yaml.safe_dump(merged))):
+        (tmp_path / f"{name}.yaml").write_text(text)
+        read = config.get_config_from_file(str(tmp_path / f"{name}.yaml"))
+        assert (read.parallelism.dp, read.parallelism.tp, read.optimizer.zero_stage) == (2, 2, 1)
+        assert read.tokens.micro_batch_size == 4
 
 
 def test_picotron_is_told_all_degrees(load: Load, tmp_path: Path) -> None:
