@@ -7,7 +7,8 @@ import secrets
 import shlex
 import signal
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from foundation.writing import write_private
@@ -24,10 +25,27 @@ from slurm.srun.allocation import Allocation
 from slurm.srun.command import contained, srun_argv, srun_environment, started_container
 from slurm.srun.containers import FILE_NAME
 from slurm.srun.ending import StepEnder
-from slurm.srun.pacing import LaunchPacing
 from slurm.srun.site import Site
 from slurm.srun.texts import SRUN_TEXTS
 from slurm.trial import Lease, TrialSpec
+
+
+class LaunchPacing:
+    """Keeps launches apart, for the controller's sake; for several threads."""
+
+    def __init__(self, interval_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._interval_s, self._monotonic = interval_s, monotonic
+        self._turn = threading.Lock()
+        self._last = float("-inf")
+
+    def wait(self, stop: threading.Event) -> bool:
+        """Wait until a launch is due; False if stopped meanwhile."""
+        with self._turn:
+            if stop.wait(max(0.0, self._last + self._interval_s - self._monotonic())):
+                return False
+            self._last = self._monotonic()
+        return True
+
 
 _LET_GO_S = 10.0  # for a step with nothing left to do to end by itself
 
