@@ -5,21 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-_SHORT = {
-    "A": "account", "C": "constraint", "D": "chdir", "G": "gpus", "J": "job-name",
-    "L": "licenses", "M": "clusters", "N": "nodes", "S": "core-spec", "c": "cpus-per-task",
-    "d": "dependency", "e": "error", "i": "input", "m": "distribution", "n": "ntasks",
-    "o": "output", "p": "partition", "q": "qos", "t": "time", "w": "nodelist", "x": "exclude",
-}  # fmt: skip
-_WITHOUT_VALUE = {
-    "H": "hold", "K": "kill-on-bad-exit", "O": "overcommit", "Q": "quiet", "l": "label",
-    "s": "oversubscribe", "u": "unbuffered", "v": "verbose",
-}  # fmt: skip
-_FLAG = re.compile(
-    rf"--(?:{'|'.join(_WITHOUT_VALUE.values())}|exact|exclusive|no-\S+|overlap|parsable|requeue"
-    r"|container-(?:entrypoint|mount-home|readonly|remap-root|writable)|spread-job|contiguous)"
-)
+from foundation.documents import read_document
+
+WORDS: dict[str, Any] = read_document(Path(__file__).with_name("launch_words.yaml")).root.plain()
+_SHORT: dict[str, str] = WORDS["short"]
+_WITHOUT_VALUE: dict[str, str] = WORDS["short flags"]
+_FLAG = re.compile(rf"--(?:{'|'.join([*_WITHOUT_VALUE.values(), *WORDS['flags']])})")
 
 
 def batch_options(script: str) -> list[str]:
