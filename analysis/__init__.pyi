@@ -28,9 +28,8 @@ from .report.sensitivity import failure_sensitivity, objective_sensitivity
 from .run.best import Best
 from .run.events import Closed, Ended, Event, Opened, Proposed, Started
 from .run.fold import Run, read_run
-from .run.folder import RunFolder
+from .run.folder import Identity, RunFolder
 from .run.frame import load
-from .run.identity import Identity
 from .run.journal import Journal
 from .run.lines import RunError
 from .run.lock import RunBusyError

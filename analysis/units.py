@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from foundation.documents import read_document
 from foundation.quantities import measured
 
 if TYPE_CHECKING:
@@ -11,32 +13,9 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value", float, "pd.Series[float]")
 
-_KNOWN = {
-    "tflops_per_gpu": ("throughput", "TFLOPS per GPU"),
-    "hardware_tflops_per_gpu": ("hardware throughput", "TFLOPS per GPU"),
-    "tokens_per_second": ("throughput", "tokens/s"),
-    "tokens_per_second_per_gpu": ("throughput", "tokens/s per GPU"),
-    "padded_tokens_per_second": ("throughput with padding", "tokens/s"),
-    "labelled_tokens_per_second": ("throughput of labels", "tokens/s"),
-    "labelled_tokens_per_second_per_gpu": ("throughput of labels", "tokens/s per GPU"),
-    "epochs_per_second": ("throughput", "passes over the data/s"),
-    "samples_per_second": ("throughput", "sequences/s"),
-    "step_time_s": ("step time", "s"),
-    "step_time_s.median": ("median step time", "s"),
-    "peak_memory_bytes": ("peak memory", "GiB"),
-    "energy_joules": ("energy", "J"),
-    "num_nodes": ("nodes", ""),
-    "node_seconds_per_token": ("node time", "s per token"),
-    "joules_per_token": ("energy", "J per token"),
-}
-_SUFFIXES = (
-    ("_gb_per_s", "GB/s"),
-    ("_per_second", "1/s"),
-    ("_bytes", "GiB"),
-    ("_joules", "J"),
-    ("_watts", "W"),
-    ("_s", "s"),
-)
+_TABLE: dict[str, Any] = read_document(Path(__file__).with_suffix(".yaml")).root.plain()
+_KNOWN: dict[str, list[str]] = _TABLE["metrics"]
+_ENDS: dict[str, str] = _TABLE["ends"]
 GIB = 2**30
 
 
@@ -45,7 +24,7 @@ def name(key: str) -> str:
     if key in _KNOWN:
         return _KNOWN[key][0]
     stem = key.removesuffix(".median")
-    for suffix, _ in _SUFFIXES:
+    for suffix in _ENDS:
         stem = stem.removesuffix(suffix)
     return stem.replace("_", " ").replace(".", " ")
 
@@ -55,7 +34,7 @@ def unit(key: str) -> str:
     if key in _KNOWN:
         return _KNOWN[key][1]
     stem = key.removesuffix(".median")
-    return next((shown for suffix, shown in _SUFFIXES if stem.endswith(suffix)), "")
+    return next((shown for suffix, shown in _ENDS.items() if stem.endswith(suffix)), "")
 
 
 def label(key: str) -> str:

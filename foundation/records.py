@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
@@ -17,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from foundation.documents import Document, Mark, as_written
+from foundation.documents import Document, Mark, as_written, read_document
 from foundation.messages import closest, nearest, shown
 
 R = TypeVar("R", bound=BaseModel)
@@ -25,27 +26,7 @@ Name = TypeVar("Name")
 One = TypeVar("One")
 Several = TypeVar("Several")
 
-_ACCEPTED = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "int_parsing_size": "a smaller number",
-    "float_type": "a number",
-    "string_type": "text",
-    "bool_type": "true or false",
-    "list_type": "a list, such as [1, 2, 4]",
-    "dict_type": "a mapping of keys",
-    "model_type": "a mapping of keys",
-    "model_attributes_type": "a mapping of keys",
-    "finite_number": "a finite number",
-    "greater_than": "above {gt}",
-    "greater_than_equal": "{ge} or more",
-    "less_than": "below {lt}",
-    "less_than_equal": "{le} or less",
-    "too_short": "at least {min_length}",
-    "too_long": "at most {max_length}",
-    "string_too_short": "text that is not empty",
-    "string_too_long": "at most {max_length} characters",
-}
+_ACCEPTED: dict[str, str] = read_document(Path(__file__).with_suffix(".yaml")).root.plain()
 _MAX_REPORTED = 7
 _MAX_SHOWN = 100
 _UNION_TAG = re.compile(r"<[a-z0-9]+>")  # our names for the members of a union, not keys

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from foundation.documents import as_written
 from foundation.messages import nearest
 from search_spaces.known import FRAMEWORKS
+from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.space import SearchSpace
-from search_spaces.trainers.unmodelled import offloading
 
 _WORK_PER_TIME = re.compile(r"(?:tokens|samples)_per_second|tflops|_per_token$|\bmfu$")
 _OF_WHOLE_JOB = ("tokens_per_second", "samples_per_second")
@@ -115,3 +116,28 @@ def _scripts(space: SearchSpace) -> list[str]:
     """Arguments that are the name or the path of a script."""
     entries = [entry for entry in space.trainer.command or [] if isinstance(entry, str)]
     return [e for e in entries if e.endswith((".py", ".sh")) and "{" not in e]
+
+
+_OFF = (None, False, 0, "", "none", "None", "false", "no", "auto")
+
+
+def offloading(spec: TrainerSpec) -> list[str]:
+    """Options, paths and variables that offload states to the host or to disks."""
+    found = [word for word in spec.words if word.startswith("-") and "offload" in word]
+    for file in spec.files.values():
+        for content in (file.content or {}, file.set, *(case.set for case in file.cases)):
+            found += _switched_on(content)
+    found += [name for name, v in spec.env.items() if "OFFLOAD" in name and v not in _OFF]
+    return sorted({word.partition("=")[0] for word in found})
+
+
+def _switched_on(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted paths of the offloading keys that are on."""
+    for key, value in content.items():
+        path = f"{prefix}{key}"
+        if "offload" in path:
+            device = value.get("device") if isinstance(value, dict) else value
+            if device not in _OFF and device != "{offload_activations}":  # that is modelled
+                yield path
+        elif isinstance(value, dict):
+            yield from _switched_on(value, f"{path}.")

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from foundation.documents import written_document
+from foundation.documents import read_document, written_document
 from search_spaces import (
     AdapterFile,
     SearchSpace,
@@ -29,18 +29,7 @@ from workflows import launch_script
 from workflows.launch_site import site_part
 from workflows.submission import least_s
 
-_COMMENTS = {
-    "version": "check it, rank it, try one trial, then search:\n"
-    "# meshtune check FILE; meshtune predict FILE; meshtune try FILE; meshtune search FILE",
-    "model": "a shipped model, or a file: *.yaml, Hugging Face's config.json",
-    "cluster": "a shipped cluster, or a file: `meshtune preflight` measures one and writes it",
-    "trainer": "what a trial runs; what the search sets replaces your own arguments",
-    "parameters": "what may vary; strike what you do not want to be tried",
-    "conditions": "where a parameter matters",
-    "constraints": "what every configuration has to satisfy",
-    "objective": "also tflops_per_gpu, node_seconds_per_token, or minimize: step_time_s.median",
-    "budget": "also wall_time: 6h, node_hours: 100",
-}
+_COMMENTS: dict[str, str] = read_document(Path(__file__).with_suffix(".yaml")).root.plain()
 
 
 ROWS = 8  # of data on each rank in a step of fine-tuning, where the batch is not stated

@@ -12,7 +12,7 @@ from pathlib import Path
 from foundation.files import FileError, read_text
 from foundation.messages import shown
 from trainer.plan.rules.expression import ExpressionError, parse
-from workflows.slurm_options import batch_options, number, program, ranks_of
+from workflows.slurm_options import WORDS, batch_options, number, program, ranks_of
 
 MAX_BYTES = 100_000
 MOST_WORDS = 20_000
@@ -30,38 +30,15 @@ _TOKEN = re.compile(
     rf"|(?P<array>\w+\+?=\()|(?P<word>(?:{_PART})+)|(?P<end>.)",
     re.DOTALL,
 )
-_ASKED = {
-    "nodes": r"--nodes=(\d{1,6})",
-    "gpus": r"--(?:gpus-per-node|gres|gpus)=(?:gpu:)?(?:[a-zA-Z]\w*:)?(\d{1,3})",
-    "tasks": r"--ntasks-per-node=(\d{1,3})",
-}
-# Variables that Slurm sets from these.
-_OF_SLURM = {
-    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
-    "gpus": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
-    "tasks": ("SLURM_NTASKS_PER_NODE",),
-}
+_ASKED: dict[str, list[str]] = WORDS["asked"]
 _ARITHMETIC = re.compile(r"\$\(\(([\w\s+*/%()-]{1,200})\)\)")
 # A variable without a value that stands for whole arguments, not for the value of an option.
 _SEVERAL = re.compile(r"(?i)\$\{?(?:[@*]|\w*(?:ARG|OPT|FLAG|OVERRIDE|EXTRA)\w*)")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\})")
 _QUOTED_COMMAND = re.compile(r"\s--\w|\.py\s")  # bash -c "torchrun train.py --bf16"
-_SET_UP = re.compile(
-    r"(?:source|\.|(?:conda|mamba|micromamba) activate|module (?:use|swap|unload)|spack load|ulimit"
-    r"|unset)\s"
-)
-# Of no consequence to a trial, or parts of the shell's own grammar.
-_NOT_TOLD = re.compile(
-    r"echo|printf|set|mkdir|date|export|declare|local|readonly|module|ml|tee|wait|exit|true|sleep|\["
-    r"|\[\[|if|then|else|elif|fi|for|do|done|while|case|esac|in|\{|\}|!|shopt|nvidia-smi|rocm-smi|env"
-    r"|hostname|pwd|cat|ls|trap|function|return|shift|which|time"
-)
-# Set by meshtune for each rank, or by Slurm; or a number of the launcher's own.
-_OF_LAUNCHER = re.compile(
-    r"MASTER_(?:ADDR|PORT)|(?:LOCAL_|NODE_|GROUP_)?RANK|(?:LOCAL_)?WORLD_SIZE|SLURM_\w+|N?NODES"
-    r"|NUM_NODES|(?:N|NUM_)?(?:GPUS?|PROC)(?:S?_PER_NODE)?"
-)
+_SET_UP = re.compile(rf"(?:{'|'.join(WORDS['set up'])})\s")
+_OF_LAUNCHER = re.compile("|".join(WORDS["of the launcher"]))
 
 
 @dataclass(frozen=True)
@@ -100,7 +77,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         line = text.count("\n", 0, start) + 1
         raise FileError(f"{shown(path)}:{line}: the quote {text[start]} is not closed; close it")
     asked = _asked(batch := batch_options(text))
-    shell.texts |= {name: str(asked[key]) for key in asked for name in _OF_SLURM[key]}
+    shell.texts |= {name: str(asked[key]) for key in asked for name in _ASKED[key][1:]}
     shell.run(text)
     starts = [(*program(words), words) for words in shell.commands]
     entry, module, arguments, command = max(starts, key=lambda each: (bool(each[0]), len(each[2])))
@@ -139,7 +116,7 @@ def _asked(batch: Sequence[str]) -> dict[str, int]:
         name: int(found[1])
         for name, words in _ASKED.items()
         for option in batch
-        if (found := re.fullmatch(words, option))
+        if (found := re.fullmatch(words[0], option))
     }
 
 
@@ -173,7 +150,7 @@ def _not_carried(shell: _Shell, command: Sequence[str]) -> list[str]:
     texts = [
         " ".join(words)
         for index, words in enumerate(shell.commands)
-        if words and words not in (command, around) and not _NOT_TOLD.fullmatch(words[0])
+        if words and words not in (command, around) and words[0] not in WORDS["not told"]
         if not _is_cd(words)
         if index in shell.outer or not _SET_UP.match(" ".join(map(_quoted, words)))
     ]

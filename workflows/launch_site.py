@@ -9,23 +9,9 @@ from typing import Any
 
 from slurm import Site
 from workflows.launch_script import Launched
-from workflows.slurm_options import options_and_rest
+from workflows.slurm_options import WORDS, options_and_rest
 
-# meshtune, or its options, say these of each step or job.
-_OURS = {
-    *("nodes", "ntasks", "ntasks-per-node", "tasks-per-node", "nodelist", "distribution", "mem"),
-    *("exclusive", "overlap", "exact", "overcommit", "oversubscribe", "time", "kill-on-bad-exit"),
-    *("job-name", "output", "error", "input", "open-mode", "label", "unbuffered", "wait", "jobid"),
-    *("requeue", "no-requeue", "no-kill", "signal", "gpu-bind", "gpus-per-task", "gpus-per-node"),
-    *("gpus", "cpus-per-task", "verbose", "quiet", "export", "chdir", "parsable", "mem-per-gpu"),
-    *("ntasks-per-gpu", "ntasks-per-socket", "mem-per-cpu", "array", "hold", "clusters"),
-}
-_PYXIS = {
-    "container-image": "image",
-    "container-mounts": "mounts",
-    "container-workdir": "workdir",
-}
-_OF_OUR_LINE = ("--rm", "--no-container-mount-home", "--net=host", "--ipc=host", "--pid=host")
+_OURS, _PYXIS, _OF_OUR_LINE = WORDS["ours"], WORDS["pyxis"], WORDS["of our line"]
 
 
 @dataclass

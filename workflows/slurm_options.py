@@ -6,32 +6,15 @@ import re
 import shlex
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
-_LAUNCHERS = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
-# Commands that trainers install: what the word after them starts, and whether as a module.
-_COMMANDS = {
-    "axolotl": ("axolotl.cli.{}", True),
-    "litgpt": ("{}", False),
-    "llamafactory-cli": ("llamafactory.launcher", True),
-    "swift": ("swift.cli.{}", True),
-    "trl": ("trl.scripts.{}", False),
-    "tune": ("{}", False),
-}
-_NO_TRAINERS = ("pip", "pip3", "uv", "conda", "git", "cd", "echo", "export", "source", "module")
-_SHORT = {
-    "A": "account", "C": "constraint", "D": "chdir", "G": "gpus", "J": "job-name",
-    "L": "licenses", "M": "clusters", "N": "nodes", "S": "core-spec", "c": "cpus-per-task",
-    "d": "dependency", "e": "error", "i": "input", "m": "distribution", "n": "ntasks",
-    "o": "output", "p": "partition", "q": "qos", "t": "time", "w": "nodelist", "x": "exclude",
-}  # fmt: skip
-_WITHOUT_VALUE = {
-    "H": "hold", "K": "kill-on-bad-exit", "O": "overcommit", "Q": "quiet", "l": "label",
-    "s": "oversubscribe", "u": "unbuffered", "v": "verbose",
-}  # fmt: skip
-_FLAG = re.compile(
-    rf"--(?:{'|'.join(_WITHOUT_VALUE.values())}|exact|exclusive|no-\S+|overlap|parsable|requeue"
-    r"|container-(?:entrypoint|mount-home|readonly|remap-root|writable)|spread-job|contiguous)"
-)
+from foundation.documents import read_document
+
+WORDS: dict[str, Any] = read_document(Path(__file__).with_name("launch_words.yaml")).root.plain()
+_SHORT: dict[str, str] = WORDS["short"]
+_WITHOUT_VALUE: dict[str, str] = WORDS["short flags"]
+_FLAG = re.compile(rf"--(?:{'|'.join([*_WITHOUT_VALUE.values(), *WORDS['flags']])})")
 
 
 def batch_options(script: str) -> list[str]:
@@ -66,18 +49,23 @@ def options_and_rest(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def program(words: list[str]) -> tuple[str, bool, list[str]]:
     """A command's script or module, whether it is a module, and what follows it."""
+    known = WORDS["commands"] if words and words[0] not in WORDS["no trainers"] else {}
     for index, word in enumerate(words):
         if word.endswith(".py"):
             return word, False, words[index + 1 :]
-        if index and words[index - 1] in ("-m", "--module") and word not in _LAUNCHERS:
+        if index and words[index - 1] in ("-m", "--module") and word not in WORDS["launchers"]:
             return word, True, words[index + 1 :]
-        if word in _COMMANDS and words[0] not in _NO_TRAINERS and index + 1 < len(words):
+        if (
+            word in WORDS["commands"]
+            and words[0] not in WORDS["no trainers"]
+            and index + 1 < len(words)
+        ):
             at = index + 1
             if word == "tune" and "--config" in words:  # run --nproc_per_node 8 RECIPE --config ...
                 at = words.index("--config") - 1
-            entry, module = _COMMANDS[word]
+            entry, module = known[word]
             end = words.index("--") if "--" in words else len(words)  # what its launcher is told
-            return entry.format(words[at]), module, words[at + 1 : end]
+            return entry.format(words[at]), bool(module), words[at + 1 : end]
     return "", False, words
 
 

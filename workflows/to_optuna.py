@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from analysis import Run, RunFolder, Trial
 from foundation.messages import first_line
 from search_spaces import Parameter
-from workflows.logged import times
 from workflows.optimizer.optuna import CONSTRAINTS, distribution, excesses, imported
+from workflows.trackers import times
 
 if TYPE_CHECKING:
     import optuna

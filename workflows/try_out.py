@@ -16,10 +16,11 @@ from foundation.documents import plain_scalar
 from foundation.quantities import config_text, counted, duration, number
 from foundation.values import Scalar
 from search_spaces import Candidates, SearchSpace, SpaceError, check, notes
-from slurm import Kind, Launcher, Lease, Outcome, TrialSpec
+from slurm import BatchJob, Kind, Launcher, Lease, Outcome, Site, TrialSpec
 from slurm.logs.patterns import FoundNothingError, LogMetrics
 from slurm.logs.text import cut_lines, read_log
 from workflows.launching import first_nodes, run_alone
+from workflows.search.session import NO_IDENTITY
 from workflows.search.trials import TrialFactory, checked_outcome, data_prefix, judge, make_data
 
 DRAWN = 20_000  # configurations that are searched for the given values
@@ -159,3 +160,23 @@ def _after(
 
 def _line(label: str, text: str) -> str:
     return f"{label:14s}{text}"
+
+
+def started_by(space: SearchSpace, site: Site, folder: RunFolder | None = None) -> Iterator[str]:
+    """The srun line of the configuration that is expected to be best; none for a plain site.
+
+    Raises LauncherError if the site does not start the space's container.
+    """
+    container = space.trainer.container
+    if container is None and site.reference == "generic":
+        return
+    if container is not None and site.containers is None and site.reference == "generic":
+        yield f"trials run in {container.image}; --site shows the line by which they do"
+        return
+    folder = folder or RunFolder(Path("runs") / space.name)
+    config = choose(space, {}, space.widths[-1])
+    spec = TrialFactory(space, folder, f"meshtune-{NO_IDENTITY}", None).spec(1, 1, config)
+    cores = space.cluster.cpus_per_node if space.cluster is not None else None
+    if container is not None and (advice := site.advice(container)):
+        yield f"beforehand: {advice}"
+    yield f"a trial: {BatchJob.trial_line(spec, site, cores or spec.ranks_per_node)}"

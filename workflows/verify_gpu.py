@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from analysis import read_run
+from foundation.documents import read_document
 from foundation.files import FileError, read_json
 from foundation.writing import write_atomically
 from search_spaces import Cluster
@@ -147,35 +148,18 @@ def _last(text: str) -> str:
 
 def space(check: Check, device: str, facts: Result) -> dict[str, Any]:
     """The space of a search: every layout of a tiny model, or batches that do not fit."""
-    on_gpu = device == "cuda"
-    layouts = check.kind == "layouts"
+    layouts, on_gpu = check.kind == "layouts", device == "cuda"
+    spaces = read_document(Path(__file__).with_suffix(".yaml")).root.plain()
+    name = "layouts" if layouts else "search" if on_gpu else "search on a CPU"
+    own: dict[str, Any] = spaces[name]
+    own["trainer"]["builtin"]["device"] = device
     model = SIZES["1B"] if on_gpu and not layouts else TINY
-    common = {
+    return {
         "version": 1,
         "model": {"name": "layers", **model},
         "cluster": _cluster(device, facts, check.gpus),
         "objective": {"maximize": "tokens_per_second"},
-    }
-    builtin = {"data": "python-source", "device": device}
-    if layouts:
-        placements = ["zero0", "zero1", "zero2", "zero3", "hpz"]
-        return common | {
-            "trainer": {"builtin": {**builtin, "optimizer": {"lr": 1e-3}}},
-            "parameters": {
-                "num_nodes": 1, "tp": [1, 2], "cp": [1, 2], "pp": [1, 2], "gas": 2,
-                "mbs": 2, "placement": placements, "precision": "fp32",
-            },
-            "trial": {"warmup_steps": 1, "measured_steps": 9, "timeout": "120s"},
-            "budget": {"trials": 12, "expected_gain": 0},
-        }  # fmt: skip
-    return common | {
-        "trainer": {"builtin": builtin},
-        "parameters": {
-            "mbs": {"log2": [1, 64 if on_gpu else 4]},
-            "recompute": ["none", "selective", "full"],
-        },
-        "trial": {"warmup_steps": 2, "measured_steps": 3, "timeout": "60s"},
-        "budget": {"trials": 8 if on_gpu else 2, "expected_gain": 0},
+        **own,
     }
 
 

@@ -16,8 +16,15 @@ from analysis.cost.groups import MissingFactError
 from analysis.cost.model import LIKELY
 from analysis.prediction.columns import unpriced_parameters
 from analysis.report.encoding import encode
-from analysis.report.folding import folded, parents
-from analysis.report.forests import NUM_REFITS, NotEnough, Refit, Sensitivity, fitted
+from analysis.report.forests import (
+    NUM_REFITS,
+    NotEnough,
+    Refit,
+    Sensitivity,
+    fitted,
+    folded,
+    parents,
+)
 from analysis.report.outlook import Outlook
 
 SAMPLED = 2_000  # configurations that likely fit, to which the forest is fitted

@@ -18,8 +18,7 @@ from analysis.cost.groups import MissingFactError
 from analysis.prediction.held_out import CrossValidation
 from analysis.prediction.pricing import Pricing
 from analysis.report import figures, tables
-from analysis.report.folding import folded, parents
-from analysis.report.forests import NotEnough, Sensitivity
+from analysis.report.forests import NotEnough, Sensitivity, folded, parents
 from analysis.report.interactions import dependence, memory_border
 from analysis.report.model_sensitivity import ModelSensitivity, model_sensitivity
 from analysis.report.outlook import Outlook

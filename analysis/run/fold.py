@@ -26,8 +26,7 @@ from analysis.run.events import (
     from_record,
     time_of,
 )
-from analysis.run.folder import RunFolder
-from analysis.run.identity import Identity
+from analysis.run.folder import Identity, RunFolder
 from analysis.run.lines import Lines, RunError, damaged
 from analysis.run.trial import Attempt, Trial
 from foundation import quantities

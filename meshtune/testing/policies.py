@@ -29,33 +29,8 @@ from workflows import Policy, PolicyError, Problem, Proposal
 
 WIDE = 2**31  # nodes: no trial is wider
 
-# A user's own trainer, unknown to the cost model; with a condition and a constraint.
-UNPRICED = """
-version: 1
-name: contract
-cluster: {name: toy, gpus_per_node: 2, memory_gib: 1, peak_fp32_tflops: 0.1}
-trainer: {command: [train]}
-parameters:
-  num_nodes: [1, 2]
-  tp: [1, 2]
-  batch: {log2: [1, 16]}
-  overlap: [false, true]
-  bucket: [10, 20, 40]
-conditions: {bucket: overlap}
-constraints: [tp * batch <= 16]
-objective: {maximize: speed}
-finalists: false
-"""
-# A model that the cost model can price.
-PRICED = """
-version: 1
-name: contract
-model: llama_8b
-cluster: dgx_h100
-trainer: {command: [train]}
-parameters: {num_nodes: [1, 2], tp: [2, 4, 8], pp: [1, 2], mbs: [1, 2, 4], gas: [4, 8]}
-objective: {maximize: tokens_per_second}
-"""
+_HERE = Path(__file__).parent
+UNPRICED, PRICED = ((_HERE / f"{name}.yaml").read_text() for name in ("unpriced", "priced"))
 SPACES = {
     "unpriced": UNPRICED,
     "priced": PRICED,

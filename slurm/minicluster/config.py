@@ -70,7 +70,8 @@ def slurm_conf(config: MiniclusterConfig, on_loopback: bool) -> str:
     node's death is seen after about ``3 MessageTimeout``, which outweighs ``SlurmdTimeout``.
     """
     fields = {**asdict(config), "conf_directory": config.directory, "cpus": CPUS_PER_NODE}
-    fields |= _TRACKING if config.cgroup else _NO_TRACKING
+    plugins = ("cgroup", "cgroup") if config.cgroup else ("linuxproc", "none")
+    fields["tracked_by"], fields["measured_by"] = plugins
     fields["communication"] = _ON_LOOPBACK if on_loopback else ""
     fields["ports"] = f"{config.base_port + 1}-{config.base_port + config.num_nodes}"
     fields["gres"] = f" Gres=gpu:{config.gpus_per_node}" if config.gpus_per_node else ""
@@ -100,14 +101,4 @@ def gres_conf(config: MiniclusterConfig) -> str:
     return f"NodeName={config.node_prefix}[1-{config.num_nodes}] Name=gpu File={files}\n"
 
 
-_TRACKING = {
-    "proctrack": "proctrack/cgroup",
-    "task": "task/cgroup",
-    "gather": "jobacct_gather/cgroup",
-}
-_NO_TRACKING = {
-    "proctrack": "proctrack/linuxproc",
-    "task": "task/none",
-    "gather": "jobacct_gather/none",
-}
 _ON_LOOPBACK = "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny\n"

@@ -23,8 +23,7 @@ from slurm.srun.allocation import Allocation, JobStep
 from slurm.srun.command import contained, srun_argv
 from slurm.srun.containers import check_image
 from slurm.srun.ending import StepEnder
-from slurm.srun.launches import Launches
-from slurm.srun.pacing import LaunchPacing
+from slurm.srun.launches import Launches, LaunchPacing
 from slurm.srun.proof import NodeProof
 from slurm.srun.shell import PATIENCE_S, SlurmError
 from slurm.srun.site import Site

@@ -7,7 +7,8 @@ import secrets
 import shlex
 import signal
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from foundation.writing import write_private
@@ -16,7 +17,7 @@ from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import Evidence, clear_attempt
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
-from slurm.outcome.texts import LauncherTexts
+from slurm.outcome.texts import LauncherTexts, launcher_texts
 from slurm.outcome.watch import Termination, Watched, watch
 from slurm.rendezvous import rendezvous_environment
 from slurm.srun.agent_step import AgentStep, requirements
@@ -24,10 +25,26 @@ from slurm.srun.allocation import Allocation
 from slurm.srun.command import contained, srun_argv, srun_environment, started_container
 from slurm.srun.containers import FILE_NAME
 from slurm.srun.ending import StepEnder
-from slurm.srun.pacing import LaunchPacing
 from slurm.srun.site import Site
-from slurm.srun.texts import SRUN_TEXTS
 from slurm.trial import Lease, TrialSpec
+
+
+class LaunchPacing:
+    """Keeps launches apart, for the controller's sake; for several threads."""
+
+    def __init__(self, interval_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._interval_s, self._monotonic = interval_s, monotonic
+        self._turn = threading.Lock()
+        self._last = float("-inf")
+
+    def wait(self, stop: threading.Event) -> bool:
+        """Wait until a launch is due; False if stopped meanwhile."""
+        with self._turn:
+            if stop.wait(max(0.0, self._last + self._interval_s - self._monotonic())):
+                return False
+            self._last = self._monotonic()
+        return True
+
 
 _LET_GO_S = 10.0  # for a step with nothing left to do to end by itself
 
@@ -119,10 +136,10 @@ class Launches:
         """srun's lines, and those of a runtime that could have failed to start the container."""
         line = started_container(spec, self._site)
         if line is None:
-            return SRUN_TEXTS
+            return launcher_texts("srun")
         started = len(kept.channel.greeted) == spec.world_size
         texts = line.runtime.texts(kept.channel.exit_code, started=started)
-        return replace(SRUN_TEXTS, container=texts)
+        return replace(launcher_texts("srun"), container=texts)
 
     def _launch(self, spec: TrialSpec, lease: Lease, wanted: object) -> AgentStep:
         of_step = _step_spec(spec) if wanted else spec

@@ -23,8 +23,14 @@ import torch.distributed as dist
 
 from foundation.writing import write_atomically
 from trainer.plan.limits import ConfigError
-from trainer.preflight.network import network_adapters
-from trainer.preflight.probe import OPERATIONS, Links, Probe, ends_side_by_side, group_shapes
+from trainer.preflight.probe import (
+    OPERATIONS,
+    Links,
+    Probe,
+    ends_side_by_side,
+    group_shapes,
+    network_adapters,
+)
 from trainer.runtime.device import Device
 from trainer.runtime.exit_codes import EXIT_FAILED, EXIT_INVALID, EXIT_OK
 from trainer.runtime.peers import Peers, RankEnvironment, rank_environment

@@ -29,7 +29,7 @@ from trainer.plan.limits import ConfigError
 from trainer.quantization import blocks, reference
 from trainer.runtime.device import Device, attention_backends
 from trainer.train import Trainer
-from trainer.verify.models import SIZES, TINY
+from trainer.verify.plan import SIZES, TINY
 
 Figures = dict[str, Any]
 

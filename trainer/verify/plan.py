@@ -9,6 +9,12 @@ from typing import Any
 
 from foundation.documents import read_document
 
+_MODELS: dict[str, dict[str, Any]] = read_document(
+    Path(__file__).with_name("models.yaml")
+).root.plain()
+TINY, SIZES = _MODELS.pop("tiny"), _MODELS
+"""Models that the checks train."""
+
 
 @dataclass(frozen=True)
 class Check:

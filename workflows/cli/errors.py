@@ -9,10 +9,10 @@ from slurm import AllocationGoneError, BatchError, LauncherError, TooFewNodesErr
 from trainer.plan.limits import ConfigError
 from workflows.cli.arguments import UsageError
 from workflows.launching import LaunchError
-from workflows.logged import TrackerError
 from workflows.optimizer.registry import PolicyError
 from workflows.search.storage import NoRoomError
 from workflows.simulation.options import SimulationError
+from workflows.trackers import TrackerError
 
 EXIT_CODES: dict[int, tuple[type[Exception], ...]] = {
     # Mistakes in the input.

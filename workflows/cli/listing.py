@@ -1,9 +1,10 @@
-"""``meshtune list``: names that spaces and options accept."""
+"""``meshtune list``: names that spaces and options accept; the shell completes them, too."""
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Callable
+import os
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable
 
 import search_spaces
 import slurm
@@ -55,3 +56,35 @@ KINDS: dict[str, Callable[[], dict[str, str]]] = {
     "launchers": _launchers,
     "policies": _policies,
 }
+
+
+_OF = {  # argument: what it names, see ``meshtune list``
+    "space": "spaces", "model": "models", "cluster": "clusters", "adapter": "adapters",
+    "to": "adapters", "framework": "frameworks", "site": "sites", "launcher": "launchers",
+    "policy": "policies",
+}  # fmt: skip
+
+
+def complete(parser: ArgumentParser) -> None:
+    """Answer a shell that asks for completions, and exit; else do nothing."""
+    if "_ARGCOMPLETE" not in os.environ:
+        return
+    try:
+        from argcomplete import autocomplete
+    except ImportError:
+        return
+    for commands in parser._subparsers._group_actions if parser._subparsers else ():
+        for each in dict(commands.choices or {}).values():
+            for action in each._actions:
+                if action.dest in _OF:
+                    action.completer = _completer(_OF[action.dest])
+    autocomplete(parser)
+
+
+def _completer(kind: str) -> Callable[..., Iterable[str]]:
+    def names(prefix: str, **_: object) -> Iterable[str]:
+        from argcomplete.completers import FilesCompleter
+
+        return [*KINDS[kind](), *FilesCompleter()(prefix)]
+
+    return names

@@ -45,14 +45,14 @@ def to_optuna(arguments: Namespace) -> None:
 
 
 def to_mlflow(arguments: Namespace) -> None:
-    from workflows.to_mlflow import to_mlflow as copy
+    from workflows.trackers import to_mlflow as copy
 
     where = arguments.uri
     _copy(arguments, shown(where), "experiment", lambda run, name: copy(run, where, name))
 
 
 def to_wandb(arguments: Namespace) -> None:
-    from workflows.to_wandb import to_wandb as copy
+    from workflows.trackers import to_wandb as copy
 
     project = arguments.project
     where, group = f"--project {project}", f"project {project}, group"

@@ -30,7 +30,7 @@ from workflows.cli import (
     watch,
 )
 from workflows.cli.arguments import Parser
-from workflows.cli.completion import complete
+from workflows.cli.listing import complete
 
 
 def find_python(environ: MutableMapping[str, str]) -> None:

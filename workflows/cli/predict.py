@@ -66,7 +66,7 @@ def add_commands(commands: Commands) -> None:
 
 def check(arguments: Namespace) -> None:
     from workflows.estimate import Estimate
-    from workflows.first_line import started_by
+    from workflows.try_out import started_by
 
     space = search_spaces.load_space(arguments.space)
     with Working("counting valid configurations") as tell:

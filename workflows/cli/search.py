@@ -178,7 +178,7 @@ def _foretold(
 ) -> Iterator[str]:
     """The cost of a search that a job will run, and the line that starts a trial there."""
     from workflows.estimate import Estimate
-    from workflows.first_line import started_by
+    from workflows.try_out import started_by
 
     yield Estimate.of(space).text(nodes)
     yield from started_by(space, site, folder)

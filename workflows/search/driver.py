@@ -29,10 +29,9 @@ from search_spaces import SearchSpace
 from slurm import BLAMELESS, Kind, Launcher, LauncherError, Lease, NodePool, Outcome
 from workflows.optimizer.policy import Policy
 from workflows.search.allocation import Allocation
-from workflows.search.attempts import Attempts, Running
+from workflows.search.attempts import Attempts, LaunchFailures, Running, is_launch_failure
 from workflows.search.budget import Budget
 from workflows.search.early_stopping import EarlyStopping
-from workflows.search.launch_failures import LaunchFailures, is_launch_failure
 from workflows.search.listening import Notice, Tick
 from workflows.search.schedule import Schedule
 from workflows.search.stopping import CONTINUE, DONE, FAILED, Ending, RepeatedFailures

@@ -10,7 +10,7 @@ import pytest
 
 from analysis.prediction.pricing import Pricing
 from analysis.report.figures import effects
-from analysis.report.folding import folded, parents
+from analysis.report.forests import folded, parents
 from analysis.report.interactions import dependence, interactions, memory_border
 from analysis.report.outlook import Outlook
 from analysis.report.sensitivity import objective_sensitivity

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.run.identity import Identity
+from analysis.run.folder import Identity
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from slurm.outcome.kinds import Kind
 from slurm.srun import shell
 from slurm.srun.allocation import Allocation
 from slurm.srun.launcher import SrunLauncher
-from slurm.srun.pacing import LaunchPacing
+from slurm.srun.launches import LaunchPacing
 from slurm.srun.site import Site
 from slurm.trial import Lease
 from support.launched_trials import HANG, NEVER, SLEEP, in_thread, pids, run_on, trial

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.preflight.network import network_adapters
+from trainer.preflight.probe import network_adapters
 
 
 def put(path: Path, text: str) -> None:

@@ -1,14 +1,83 @@
-"""``meshtune to-mlflow``: a run as an MLflow experiment, its trials as MLflow runs."""
+"""``meshtune to-mlflow``, ``to-wandb``: a run's trials as those of an experiment tracker."""
 
 from __future__ import annotations
 
 import importlib
+import math
 import re
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from analysis import Run
+from analysis import Metrics, Run, Trial
 from foundation.messages import first_line, shown
-from workflows.logged import Logged, TrackerError, identity, logged, tracker
+
+
+class TrackerError(Exception):
+    """A tracker refused trials; the message names the remedy."""
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A trial as a tracker's run."""
+
+    name: str  # shown by the tracker
+    parameters: dict[str, Any]  # the configuration, without inactive parameters
+    # objectives, other measurements, predictions and node-hours; all of them finite
+    metrics: dict[str, float]
+    tags: dict[str, str]  # other facts, as text
+    started_t: float  # seconds since the epoch
+    ended_t: float
+
+
+def logged(run: Run, trial: Trial) -> Logged:
+    """The record of a trial that has ended."""
+    measured = Metrics(trial.result).all() if trial.ok else {}
+    for key, _ in run.goals:
+        value = trial.objectives.get(key, trial.objective)
+        if value is not None:
+            measured[key] = value
+    expected = {f"expected.{key}": value for key, value in trial.expected.items()}
+    metrics = {**measured, **expected, "node_hours": trial.node_seconds / 3600}
+    started_t, ended_t = times(trial)
+    return Logged(
+        name=f"trial {trial.number}",
+        parameters={name: v for name, v in trial.config.items() if v is not None},
+        metrics={key: float(v) for key, v in metrics.items() if math.isfinite(v)},
+        tags={
+            "trial": str(trial.number),
+            "kind": str(trial.kind),
+            "by": trial.by,
+            "why": trial.why,
+            "measurements": str(len(trial.measurements)),
+            "stopped_early": str(trial.stopped_early).lower(),
+            "message": trial.message,
+        },
+        started_t=started_t,
+        ended_t=ended_t,
+    )
+
+
+def times(trial: Trial) -> tuple[float, float]:
+    """Start and end of a trial, seconds since the epoch."""
+    started_t = trial.attempts[0].started_t if trial.attempts else trial.proposed_t
+    return started_t, trial.ended_t or started_t
+
+
+def identity(run: Run) -> str:
+    """A run's name that is unique among all runs: trials of others have the same numbers."""
+    return f"{run.fingerprint[:12]}-{run.opened_t[0] if run.opened_t else 0.0:.0f}"
+
+
+def tracker(name: str) -> Any:
+    """A tracker's module; raises ValueError with the remedy if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ValueError(
+            f"{name} is not installed; `pip install 'meshtune[trackers]'` brings it"
+        ) from None
+
 
 TRIAL, RUN = "meshtune.trial", "meshtune.run"  # tags: of an MLflow run, of an experiment
 PAGE = 1_000  # runs per request
@@ -117,3 +186,41 @@ def _complete(mlflow: Any, client: Any, run_id: str, what: Logged, ok: bool) -> 
 def _name(key: str) -> str:
     """A key with the characters that MLflow accepts."""
     return _NO_NAME.sub("_", key)
+
+
+def to_wandb(run: Run, project: str, name: str, folder: Path) -> int:
+    """Add a run's trials to a project's group ``name``; return how many were written.
+
+    A W&B run's id follows from its trial, so that a second call writes the same runs; its metrics
+    are all in the summary, as each call would append to a history. With ``WANDB_MODE=offline``
+    everything is in ``folder/wandb``.
+
+    Raises ValueError if W&B is not installed, TrackerError if it refuses, or the disk is full.
+    """
+    wandb = tracker("wandb")
+    trials = run.ended
+    settings = wandb.Settings(silent=True, console="off", x_disable_stats=True, disable_git=True)
+    try:
+        for trial in trials:
+            what = logged(run, trial)
+            made = wandb.init(
+                project=project,
+                group=name,
+                name=what.name,
+                id=f"{identity(run)}-{trial.number}",
+                resume="allow",
+                reinit="finish_previous",
+                config={**what.parameters, "meshtune": {k: v for k, v in what.tags.items() if v}},
+                tags=[what.tags["kind"]],
+                dir=folder,
+                settings=settings,
+            )
+            made.summary.update({**what.metrics, "duration_s": what.ended_t - what.started_t})
+            made.finish(exit_code=0 if trial.ok else 1)
+    except (wandb.errors.Error, OSError) as error:
+        raise TrackerError(
+            f"{first_line(error)}; `wandb login` gives access, WANDB_MODE=offline keeps all on disk"
+        ) from None
+    finally:
+        wandb.teardown()  # its service writes in the background: until then not all is on disk
+    return len(trials)
