@@ -28,6 +28,8 @@ _KNOWN = {
     "num_nodes": ("nodes", ""),
     "node_seconds_per_token": ("node time", "s per token"),
     "joules_per_token": ("energy", "J per token"),
+    "cost": ("cost", "per billion tokens"),
+    "co2": ("CO2", "kg per billion tokens"),
 }
 _SUFFIXES = (
     ("_gb_per_s", "GB/s"),

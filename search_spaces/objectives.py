@@ -120,8 +120,11 @@ def keys_found(
         found.add("tokens_per_second")
     if "tokens_per_second" in found:
         found.add("node_seconds_per_token")
+        found.add("cost")
+        if "joules_per_step_per_gpu" in found:
+            found.add("energy_joules")
         if {"energy_joules", "step_time_s.median"} <= found:
-            found.add("joules_per_token")
+            found |= {"joules_per_token", "co2"}
     return found
 
 
@@ -165,24 +168,51 @@ def _check_key(
 
 
 TOKENS = "tokens_per_second"
-_OF_TOKENS = (TOKENS, f"{TOKENS}_per_gpu", "node_seconds_per_token", "joules_per_token")
+_OF_TOKENS = (
+    *(TOKENS, f"{TOKENS}_per_gpu", "node_seconds_per_token", "joules_per_token", "cost", "co2"),
+)
 _COUNTED = {TOKENS, f"{TOKENS}_per_gpu", "tokens"}
 
 
-def check_tokens(document: Document, space: SearchSpace) -> None:
-    """Refuse an objective of tokens that nothing in the trainer's log would count.
+def check_sources(document: Document, space: SearchSpace, found: Collection[str] | None) -> None:
+    """Refuse an objective of tokens that nothing in the trainer's log would count, or of prices
+    that the cluster does not state.
+
+    Args:
+        document: where mistakes are shown.
+        space: its content.
+        found: keys of every result; None: any.
 
     Raises:
-        SpaceError: where lengths vary, and the log's patterns have no real tokens.
+        SpaceError: where lengths vary, and the log's patterns have no real tokens; without a price.
     """
     patterns = space.program.log.patterns
-    if not space.uneven_lengths or not patterns or not _COUNTED.isdisjoint(patterns):
-        return
+    uncounted = space.uneven_lengths and patterns and _COUNTED.isdisjoint(patterns)
+    derived = space.trainer.builtin is not None or found is not None
     sought: list[tuple[Where, str]] = [(("objective",), o.key) for o in space.objectives]
     sought += [(("subject_to", i), bound.key) for i, bound in enumerate(space.subject_to)]
     for where, key in sought:
-        if key in _OF_TOKENS:
+        if uncounted and key in _OF_TOKENS:
             raise document.error(where, f"found {key}: {space.uncounted(patterns)}")
+        if derived and key in _PRICES and key not in space.priced:
+            raise document.error(
+                where,
+                f"found {key}, which needs {_PRICES[key]} under cluster: state what your site pays",
+            )
+        if (
+            key == "cost"
+            and found is not None
+            and "joules_per_token" not in found
+            and (space.cluster is not None and space.cluster.price_per_kwh)
+        ):
+            raise document.error(
+                where,
+                "found cost with price_per_kwh, but the trainer's log has no energy: state "
+                "price_per_node_hour alone",
+            )
+
+
+_PRICES = {"cost": "price_per_node_hour or price_per_kwh", "co2": "co2_grams_per_kwh"}
 
 
 def _known_figure(document: Document, file: SpaceFile, key: str, where: Where) -> None:
@@ -190,7 +220,7 @@ def _known_figure(document: Document, file: SpaceFile, key: str, where: Where) -
     root = key.split(".")[0]
     if file.trainer.builtin is None or root.startswith("communication_"):
         return
-    known = (*FIGURES, "num_nodes", "node_seconds_per_token", *ENERGY_FIGURES)
+    known = (*FIGURES, "num_nodes", "node_seconds_per_token", *ENERGY_FIGURES, "cost")
     if root not in known or key == "step_time_s":
         often = ("tflops_per_gpu", "tokens_per_second", "step_time_s.median")
         names = [*often, *(name for name in known if name != "step_time_s")]

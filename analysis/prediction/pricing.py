@@ -23,7 +23,7 @@ from analysis.prediction.columns import (
     unpriced_axes,
     unpriced_parameters,
 )
-from analysis.prediction.goodput import Failures
+from analysis.prediction.goodput import PRICES, Failures, bill
 from analysis.prediction.start_up import StartUp
 from analysis.run.fold import Run, read_run
 from analysis.run.folder import RunFolder
@@ -58,10 +58,14 @@ _OBJECTIVES: dict[str, Callable[[Prediction], Array]] = {
     "num_nodes": lambda p: p.num_nodes,
     "node_seconds_per_token": lambda p: p.num_nodes / p.tokens_per_second,
     "joules_per_token": lambda p: p.joules_per_token,
+    "cost": lambda p: bill(p, 1e9)["cost"],
+    "co2": lambda p: bill(p, 1e9)["co2"],
 }
 # Objectives from which a step's time follows: its product or its ratio with them is the job's own.
 RATES = ("tokens_per_second", "tokens_per_second_per_gpu", "samples_per_second", "tflops_per_gpu")
-TIMES = ("step_time_s.median", "node_seconds_per_token", "joules_per_token", "energy_joules")
+TIMES = (
+    "step_time_s.median", "node_seconds_per_token", "joules_per_token", "energy_joules", *PRICES,
+)  # fmt: skip
 
 
 class NotPricedError(ValueError):
@@ -174,6 +178,8 @@ class Pricing:
         """Whether ``figure`` has a word for it; for energy the cluster has to state its power."""
         if key in ("energy_joules", "joules_per_token"):
             return bool(self.model.cluster.power_watts)
+        if key in PRICES:
+            return key in self.model.cluster.bill(0.0, self.model.cluster.power_watts)
         return key in _OBJECTIVES
 
     @property

@@ -47,11 +47,6 @@ def _space(arguments: Namespace) -> SearchSpace:
     simulated = arguments.launcher == "simulate"
     if arguments.simulate and not simulated:
         raise UsageError("--simulate goes with --launcher simulate")
-    if not simulated and (unknown := space.unsupported()):
-        raise UsageError(
-            f"{arguments.space}: the built-in trainer has no {', '.join(unknown)}; "
-            "search it with a trainer of your own (trainer: {command: [...]}), or remove it"
-        )
     given = {name: getattr(arguments, name) for name in ("trials", "explore", "probes")}
     if given := {key: value for key, value in given.items() if value is not None}:
         # So that status and a resumed search know of it.

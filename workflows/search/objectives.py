@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,18 @@ def _joules_per_token(of: _Reader, space: SearchSpace, config: Mapping[str, Any]
     return of("energy_joules") / (tokens_per_step * space.trial.measured_steps)
 
 
+BILLION = 1e9  # tokens that cost and co2 are of
+
+
+def _bill(key: str, of: _Reader, space: SearchSpace, config: Mapping[str, Any]) -> float:
+    cluster = space.cluster
+    assert cluster is not None  # checked where the space was read
+    counts_energy = key == "co2" or cluster.price_per_kwh is not None
+    joules = BILLION * _joules_per_token(of, space, config) if counts_energy else None
+    node_s = BILLION * space.num_nodes(config) / of("tokens_per_second")
+    return float(cluster.bill(node_s, joules)[key])
+
+
 # Objectives that no trainer needs to report.
 DERIVED: dict[str, Callable[[_Reader, SearchSpace, Mapping[str, Any]], float]] = {
     "num_nodes": lambda of, space, config: space.num_nodes(config),
@@ -27,7 +40,24 @@ DERIVED: dict[str, Callable[[_Reader, SearchSpace, Mapping[str, Any]], float]] =
         space.num_nodes(config) / of("tokens_per_second")
     ),
     "joules_per_token": _joules_per_token,
+    "cost": partial(_bill, "cost"),
+    "co2": partial(_bill, "co2"),
 }
+
+
+def with_prices(
+    space: SearchSpace, config: Mapping[str, Any], result: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A result with energy, money and carbon as far as they follow from it."""
+    whole = dict(result)
+    if (per_gpu := Metrics(result).get("joules_per_step_per_gpu")) is not None:
+        per_step = per_gpu * float(space.facts(config)["world_size"])
+        whole.setdefault("energy_joules", per_step * space.trial.measured_steps)
+    for key in ("joules_per_token", *space.priced):
+        with suppress(MissingMetricError, ZeroDivisionError, OverflowError):
+            of = partial(Metrics(whole).required, wanted=key)
+            whole.setdefault(key, DERIVED[key](of, space, config))
+    return whole
 
 
 def objective_values(
@@ -52,6 +82,7 @@ def _values(
 ) -> dict[str, float]:
     if space.trainer.builtin is None:
         result = completed(job_of(space, config), named_by_meaning(space, config, result))
+        result = with_prices(space, config, result)
     found = {}
     for key in keys:
         of = partial(Metrics(result).required, wanted=key)
@@ -65,8 +96,11 @@ def _values(
             except ZeroDivisionError:
                 found[key] = math.inf
             except MissingMetricError as missing:
-                if "tokens_per_second" not in missing.key or not space.uneven_lengths:
+                if missing.key == "energy_joules" and "energy_source" in result:
+                    why = str(result["energy_source"])
+                elif "tokens_per_second" in missing.key and space.uneven_lengths:
+                    why = space.uncounted(result)
+                else:
                     raise
-                why = space.uncounted(result)
                 raise MissingMetricError(missing.key, result, key, why) from None
     return found
