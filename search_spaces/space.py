@@ -15,6 +15,7 @@ import numpy as np
 
 from foundation.bounds import Bound
 from foundation.documents import written_document
+from foundation.energy import Meter
 from foundation.values import Scalar
 from search_spaces.cluster import Cluster
 from search_spaces.language.schema import BudgetSection, FinalistsSection, TrialSection
@@ -26,7 +27,6 @@ from search_spaces.trainers.registry import make_trainer
 from search_spaces.trainers.trainer import Trainer, TrialFacts
 from trainer.plan.model import ModelConfig
 from trainer.plan.rules.expression import Array, Expression
-from trainer.runtime.energy import Meter
 
 # Metrics that need a counter of energy; cost does, too, if energy has a price.
 ENERGY_FIGURES = ("energy_joules", "joules_per_token", "co2")

@@ -19,10 +19,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from foundation.energy import in_all
 from foundation.writing import sync_folder
 from trainer.plan.config import TrainConfig
 from trainer.plan.flops import executed_flops, model_flops
-from trainer.runtime.energy import in_all
 
 RESULT_NAME = "result.json"
 # Metrics of an ``ok`` result, which may be a search's objective. Keys that begin with

@@ -14,7 +14,7 @@ from analysis.cost.fitted import cost_model, suspected
 from analysis.cost.memory import MemoryConstants
 from analysis.cost.memory_fit import MemoryModel
 from analysis.cost.model import CostModel, Measurements, Prediction
-from analysis.cost.warm_start import discounted, shared, taken_over
+from analysis.cost.warm_start import discounted, likeliest, shared, taken_over
 from analysis.metrics import Metrics
 from analysis.prediction.columns import (
     NEEDED,
@@ -63,9 +63,8 @@ _OBJECTIVES: dict[str, Callable[[Prediction], Array]] = {
 }
 # Objectives from which a step's time follows: its product or its ratio with them is the job's own.
 RATES = ("tokens_per_second", "tokens_per_second_per_gpu", "samples_per_second", "tflops_per_gpu")
-TIMES = (
-    "step_time_s.median", "node_seconds_per_token", "joules_per_token", "energy_joules", *PRICES,
-)  # fmt: skip
+_ENERGY = ("energy_joules", "joules_per_token")
+TIMES = ("step_time_s.median", "node_seconds_per_token", *_ENERGY, *PRICES)
 
 
 class NotPricedError(ValueError):
@@ -80,6 +79,7 @@ class Pricing:
         memory_failures: kinds of trials that needed more memory than there is.
         failures: of the cluster's nodes, and what they cost.
         probes: trials of a shallower model, with the prices of their own space.
+        offered: models to start from instead, if they make the trials more probable.
 
     Raises:
         NotPricedError: if the space has no model, or lacks a parameter that a price needs.
@@ -107,8 +107,7 @@ class Pricing:
         missing = [name for name in NEEDED if name not in space.columns(some).columns]
         if missing:
             raise NotPricedError(f"the space says nothing of {', '.join(missing)}")
-        builtin = space.trainer.builtin
-        cluster = space.cluster
+        builtin, cluster = space.trainer.builtin, space.cluster
         on_cpu = cluster.is_cpu if builtin is None else builtin.device == "cpu"
         self._engines = _engines(space)
         limit = builtin.device_memory_bytes if builtin else None
@@ -121,6 +120,7 @@ class Pricing:
         self.memory_failures = frozenset(kind for kind in Kind if kind.row.out_of in limits)
         self.failures = Failures.expected(space)
         self.probes: tuple[Pricing, tuple[Trial, ...]] | None = None
+        self.offered: tuple[CostModel, ...] = ()
         self._latest: tuple[Any, Any, CostModel] = (None, None, self.model)
 
     @classmethod
@@ -175,12 +175,11 @@ class Pricing:
         return _OBJECTIVES[key](prediction)
 
     def prices(self, key: str) -> bool:
-        """Whether ``figure`` has a word for it; for energy the cluster has to state its power."""
-        if key in ("energy_joules", "joules_per_token"):
-            return bool(self.model.cluster.power_watts)
+        """Whether ``figure`` has a word for it; the cluster has to state power and prices."""
+        cluster = self.model.cluster
         if key in PRICES:
-            return key in self.model.cluster.bill(0.0, self.model.cluster.power_watts)
-        return key in _OBJECTIVES
+            return key in cluster.bill(0.0, cluster.power_watts)
+        return bool(cluster.power_watts) if key in _ENERGY else key in _OBJECTIVES
 
     @property
     def prices_all_objectives(self) -> bool:
@@ -263,6 +262,13 @@ class Pricing:
         learnt = discounted(of.calibrated(trials), of.model)
         self.model = taken_over(self.model, learnt)
 
+    def offer(self, run: Run, of: Pricing) -> None:
+        """Learn from a run if it makes the trials to come more probable; see ``learn``."""
+        other = copy(self)
+        other.offered = ()
+        other.learn(run, of)
+        self.offered += (other.model,)
+
     def learn_from(self, model: CostModel) -> None:
         """Take over what another model has learnt; machine and framework stay this space's."""
         own = self.model
@@ -275,9 +281,11 @@ class Pricing:
         """
         other = copy(self)
         if self.space.trainer.builtin is None:
-            other.model = CostModel.of_engines(
-                model.supposing(suspected(model.constants)) for model in self.model.engines
+            other.model, *others = (
+                CostModel.of_engines(m.supposing(suspected(m.constants)) for m in model.engines)
+                for model in (self.model, *self.offered)
             )
+            other.offered = tuple(others)
         return other
 
     def teaching(self, trials: Iterable[Trial]) -> list[Trial]:
@@ -308,7 +316,8 @@ class Pricing:
         before, learnt_from, found = self._latest
         if before is not self.model or learnt_from != of:
             jobs = joined([own.jobs_of([t.config for t in trials]) for own, trials in told])
-            found = self.model.calibrated(Measurements(jobs, times_s, peaks, failed))
+            measured = Measurements(jobs, times_s, peaks, failed)
+            found = likeliest([self.model, *self.offered], measured).calibrated(measured)
             self._latest = self.model, of, found
         return found
 
@@ -384,10 +393,6 @@ def _limited(model: CostModel, limit_bytes: int | None, on_cpu: bool) -> CostMod
 
 
 def reported(trial: Trial, key: str) -> float:
-    """A time or an amount in a trial's result; nan where it failed or gave none.
-
-    Nor is zero one, as torch reports for a device that it has not used, nor less: the cost model
-    takes logarithms.
-    """
+    """A positive time or amount in a result, else nan (torch reports 0 for an unused device)."""
     value = Metrics(trial.result).get(key) if trial.ok else None
     return float("nan") if value is None or not 0 < value <= sys.float_info.max else float(value)

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from foundation.energy import Meter
 from trainer.plan.limits import ConfigError
 from trainer.runtime import memory
-from trainer.runtime.energy import Meter
 
 
 class Device:

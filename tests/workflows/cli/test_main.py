@@ -15,11 +15,11 @@ import pytest
 import slurm
 from analysis.run.folder import RunFolder
 from analysis.run.journal import Journal
+from foundation.energy import Meter
 from search_spaces import load_space
 from slurm.launcher import LauncherOptions
 from slurm.local.launcher import LocalLauncher
 from support.small_search import QUICK
-from trainer.runtime.energy import Meter
 from workflows import launching
 from workflows.cli.main import find_python, main, parser
 from workflows.cli.search_arguments import resume_flags

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from trainer.runtime import energy
-from trainer.runtime.energy import Meter, in_all
+from foundation import energy
+from foundation.energy import Meter, in_all
 
 NOWHERE: dict[str, str] = {}
 

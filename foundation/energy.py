@@ -1,4 +1,4 @@
-"""Energy that devices use, read from cumulative counters around the measured steps. Torch-free.
+"""Energy that this node's devices use, read from cumulative counters.
 
 The first source that answers counts, alone, so that nothing is counted twice:
 
