@@ -11,30 +11,31 @@ The first source that answers counts, alone, so that nothing is counted twice:
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import CDLL, byref, c_float, c_uint32, c_uint64, c_void_p
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 NVML, ROCM_SMI = "libnvidia-ml.so.1", "librocm_smi64.so"
 _SLURM_S = 20.0  # that it may take to answer
 _SLURM_UNKNOWN = 1 << 60  # and above: no value
 
-
-class Reading(NamedTuple):
-    joules: float
-    range_joules: float = 0.0  # at which the counter starts anew; 0: never
-
-
-Readings = Mapping[str, Reading]
-"""Counters by a name that is unique in a job."""
+Readings = Mapping[str, tuple[float, float]]
+"""Joules of counters by a name that is unique in a job, and at how many each starts anew, or 0."""
 
 
 class Meter:
     """Joules that this rank's counters have risen by.
+
+    Args:
+        gpu: UUID of the rank's GPU, ``any`` if it is not known; empty: it computes on a CPU.
+        rank: the first one asks Slurm, for all.
+        root: folder that stands for ``/``.
+        environ: names the Slurm step.
 
     Attributes:
         source: of the readings; empty if there is none.
@@ -48,54 +49,49 @@ class Meter:
         root: Path = Path("/"),
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        """Find a source.
-
-        Args:
-            gpu: UUID of the rank's GPU, ``any`` if it is not known; empty: it computes on a CPU.
-            rank: the first one asks Slurm, for all.
-            root: folder that stands for ``/``.
-            environ: names the Slurm step.
-        """
-        self.source = ""
+        sources: dict[str, Callable[[], Readings]] = {"pm_counters": partial(_cray, root)}
+        if gpu:
+            sources |= {"NVML": partial(_nvml, gpu), "ROCm SMI": _rocm_smi}
+        else:
+            sources["RAPL"] = partial(_rapl, root)
+        if rank == 0:
+            sources["Slurm"] = partial(_slurm, environ)
+        self.source, reasons = "", []
         self._seen: Readings = {}
         self._used: dict[str, float] = {}
-        reasons: list[str] = []
-        for name, read in _sources(gpu, rank, root, environ):
+        for name, self._read in sources.items():
             try:
-                self._seen = read()
+                self._seen = self._read()
             except (OSError, ValueError, AttributeError, subprocess.SubprocessError) as error:
                 reasons.append(f"{name}: {_said(error)}")
             else:
-                self.source, self._read = name, read
+                self.source = name
                 break
         self.why = "; ".join(reasons)
 
     def begin(self) -> None:
         """Count from now on."""
-        self._used = {}
-        if self.source:
-            self._add()
-            self._used = dict.fromkeys(self._seen, 0.0)
+        self._add()
+        self._used = dict.fromkeys(self._seen, 0.0)
 
     def step(self) -> None:
-        """Follow counters that wrap around; to be called more often than they do."""
-        if self._used and any(reading.range_joules for reading in self._seen.values()):
+        """Follow counters that start anew; to be called more often than they do."""
+        if self._used and any(whole for _, whole in self._seen.values()):
             self._add()
 
     def used(self) -> dict[str, Any]:
-        """Source and joules by counter since ``begin``; ``why`` if there is no source."""
-        if self.source:
-            self._add()
+        """Source, joules by counter since ``begin``, and ``why`` there is no source."""
+        self._add()
         return {"source": self.source, "joules": self._used, "why": self.why}
 
     def _add(self) -> None:
         try:
-            now = self._read()
+            now = self._read() if self.source else {}
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            self.source, self.why, self._used = "", f"{self.source}: {_said(error)}", {}
+            self.source, self.why = "", f"{self.source}: {_said(error)}"
             return
         for name, (joules, whole) in now.items():
-            before = self._seen.get(name, Reading(joules)).joules
+            before, _ = self._seen.get(name, (joules, 0.0))
             more = joules - before + (whole if joules < before else 0.0)
             self._used[name] = self._used.get(name, 0.0) + more
         self._seen = now
@@ -107,84 +103,62 @@ def in_all(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Each counter counts once. Where a rank has another source than the first one, or none, there
     is no energy, and the source says why.
     """
-    first = ranks[0]["source"] if ranks else ""
-    of_all = ranks[:1] if first == "Slurm" else ranks
-    joules: dict[str, float] = {}
-    for number, rank in enumerate(of_all):
-        if not first or rank["source"] != first:
-            why = rank["why"] or f"{rank['source']}, but {first} on rank 0"
+    source, joules = ranks[0]["source"], dict[str, float]()
+    for number, rank in enumerate(ranks[:1] if source == "Slurm" else ranks):
+        if not source or rank["source"] != source:
+            why = rank["why"] or f"{rank['source']}, but {source} on rank 0"
             return {"energy_source": f"none (rank {number}: {why})"}
         for name, value in rank["joules"].items():
             joules[name] = max(value, joules.get(name, 0.0))
     total = sum(joules.values())
-    if total <= 0:
-        return {"energy_source": f"none ({first}: the counter did not move in the measured steps)"}
-    return {"energy_joules": total, "energy_source": first}
-
-
-def _sources(
-    gpu: str, rank: int, root: Path, environ: Mapping[str, str]
-) -> Iterator[tuple[str, Callable[[], Readings]]]:
-    yield "pm_counters", lambda: _cray(root)
-    if gpu:
-        yield "NVML", lambda: _nvml(gpu)
-        yield "ROCm SMI", _rocm_smi
-    else:
-        yield "RAPL", lambda: _rapl(root)
-    if rank == 0:
-        yield "Slurm", lambda: _slurm(environ)
+    if total > 0:
+        return {"energy_joules": total, "energy_source": source}
+    return {"energy_source": f"none ({source}: the counter did not move in the measured steps)"}
 
 
 def _cray(root: Path) -> Readings:
     text = (root / "sys/cray/pm_counters/energy").read_text()
-    return {platform.node(): Reading(float(text.split()[0]))}  # "2301567 J 1700000000 us"
+    return {platform.node(): (float(text.split()[0]), 0.0)}  # "2301567 J 1700000000 us"
 
 
 def _rapl(root: Path) -> Readings:
     """Packages, and the memory beside them; ``psys`` and cores would count twice."""
-    found = {}
-    folder = root / "sys/class/powercap"
+    found, folder = {}, root / "sys/class/powercap"
     for zone in sorted(folder.glob("intel-rapl:*")):
-        name = (zone / "name").read_text().strip()
-        if name.startswith(("package", "dram")):
-            joules = int((zone / "energy_uj").read_text()) / 1e6
-            whole = int((zone / "max_energy_range_uj").read_text()) / 1e6
-            found[f"{platform.node()}/{zone.name}"] = Reading(joules, whole)
+        if (zone / "name").read_text().startswith(("package", "dram")):
+            joules, whole = (
+                int((zone / name).read_text()) / 1e6
+                for name in ("energy_uj", "max_energy_range_uj")
+            )
+            found[f"{platform.node()}/{zone.name}"] = joules, whole
     if not found:
         raise FileNotFoundError(None, "no such counters", str(folder))
     return found
 
 
 def _nvml(uuid: str) -> Readings:
-    library = ctypes.CDLL(NVML)
+    library, handle, millijoules = CDLL(NVML), c_void_p(), c_uint64()
     _check(library.nvmlInit_v2(), "nvmlInit")
-    handle, millijoules = ctypes.c_void_p(), ctypes.c_ulonglong()
     if uuid == "any":
-        _check(library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle)), "no GPU")
+        code = library.nvmlDeviceGetHandleByIndex_v2(0, byref(handle))
     else:
-        name = (uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}").encode()
-        _check(library.nvmlDeviceGetHandleByUUID(name, ctypes.byref(handle)), f"no GPU {uuid}")
-    code = library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules))
+        code = library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), byref(handle))
+    _check(code, f"no GPU {uuid}")
+    code = library.nvmlDeviceGetTotalEnergyConsumption(handle, byref(millijoules))
     _check(code, "the GPU has no counter of its energy")
-    return {f"GPU-{uuid}": Reading(millijoules.value / 1e3)}
+    return {f"GPU-{uuid}": (millijoules.value / 1e3, 0.0)}
 
 
 def _rocm_smi() -> Readings:
-    library = ctypes.CDLL(ROCM_SMI)
-    _check(library.rsmi_init(ctypes.c_uint64(0)), "rsmi_init")
-    count = ctypes.c_uint32()
-    _check(library.rsmi_num_monitor_devices(ctypes.byref(count)), "no GPU")
-    found = {}
+    library, count, found = CDLL(ROCM_SMI), c_uint32(), {}
+    _check(library.rsmi_init(c_uint64(0)), "rsmi_init")
+    _check(library.rsmi_num_monitor_devices(byref(count)), "no GPU")
+    ticks, microjoules, time = c_uint64(), c_float(), c_uint64()
     for index in range(count.value):
-        ticks, microjoules, time = ctypes.c_uint64(), ctypes.c_float(), ctypes.c_uint64()
-        code = library.rsmi_dev_energy_count_get(
-            index, ctypes.byref(ticks), ctypes.byref(microjoules), ctypes.byref(time)
-        )
-        if code == 0 and ticks.value:  # an MI250X's second die has none
-            joules = ticks.value * microjoules.value / 1e6
-            found[f"{platform.node()}/{index}"] = Reading(joules)
-    if not found:
-        raise ValueError("no GPU has a counter of its energy")
+        of = byref(ticks), byref(microjoules), byref(time)
+        if library.rsmi_dev_energy_count_get(index, *of) == 0 and ticks.value:  # first dies only
+            found[f"{platform.node()}/{index}"] = ticks.value * microjoules.value / 1e6, 0.0
+    _check(not found, "no GPU has a counter of its energy")
     return found
 
 
@@ -193,12 +167,11 @@ def _slurm(environ: Mapping[str, str]) -> Readings:
         raise ValueError("not in a step")
     step = f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
     argv = ["sstat", "--noheader", "--parsable2", "-j", step, "-o", "ConsumedEnergyRaw"]
-    env = {**os.environ, **environ}
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=_SLURM_S, env=env)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=_SLURM_S)
     number = done.stdout.strip().partition("\n")[0]
     if not number.isdecimal() or not 0 < int(number) < _SLURM_UNKNOWN:
         raise ValueError("acct_gather_energy tells nothing of this step")
-    return {step: Reading(float(number))}
+    return {step: (float(number), 0.0)}
 
 
 def _check(code: int, what: str) -> None:

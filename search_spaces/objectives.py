@@ -175,8 +175,8 @@ _COUNTED = {TOKENS, f"{TOKENS}_per_gpu", "tokens"}
 
 
 def check_sources(document: Document, space: SearchSpace, found: Collection[str] | None) -> None:
-    """Refuse an objective of tokens that nothing in the trainer's log would count, or of prices
-    that the cluster does not state.
+    """Refuse an objective of tokens that nothing in the trainer's log would count, or without a
+    price.
 
     Args:
         document: where mistakes are shown.
@@ -184,35 +184,26 @@ def check_sources(document: Document, space: SearchSpace, found: Collection[str]
         found: keys of every result; None: any.
 
     Raises:
-        SpaceError: where lengths vary, and the log's patterns have no real tokens; without a price.
+        SpaceError: where lengths vary, and the log's patterns have no real tokens; or the cluster
+            states no price, or one of energy that nothing measures.
     """
     patterns = space.program.log.patterns
     uncounted = space.uneven_lengths and patterns and _COUNTED.isdisjoint(patterns)
-    derived = space.trainer.builtin is not None or found is not None
+    builtin = space.trainer.builtin is not None
+    priced = space.priced(builtin or "joules_per_token" in (found or ()))
     sought: list[tuple[Where, str]] = [(("objective",), o.key) for o in space.objectives]
     sought += [(("subject_to", i), bound.key) for i, bound in enumerate(space.subject_to)]
     for where, key in sought:
         if uncounted and key in _OF_TOKENS:
             raise document.error(where, f"found {key}: {space.uncounted(patterns)}")
-        if derived and key in _PRICES and key not in space.priced:
-            raise document.error(
-                where,
-                f"found {key}, which needs {_PRICES[key]} under cluster: state what your site pays",
-            )
-        if (
-            key == "cost"
-            and found is not None
-            and "joules_per_token" not in found
-            and (space.cluster is not None and space.cluster.price_per_kwh)
-        ):
-            raise document.error(
-                where,
-                "found cost with price_per_kwh, but the trainer's log has no energy: state "
-                "price_per_node_hour alone",
-            )
+        if key in _PRICES and key not in priced and (builtin or found is not None):
+            raise document.error(where, f"found {key}, accepted with {_PRICES[key]} under cluster")
 
 
-_PRICES = {"cost": "price_per_node_hour or price_per_kwh", "co2": "co2_grams_per_kwh"}
+_PRICES = {
+    "cost": "price_per_node_hour (or price_per_kwh, if the trainer measures energy)",
+    "co2": "co2_grams_per_kwh, if the trainer measures energy,",
+}
 
 
 def _known_figure(document: Document, file: SpaceFile, key: str, where: Where) -> None:

@@ -287,10 +287,9 @@ class SearchSpace:
         """The folder in which every rank is started; None: the trial's own."""
         return None if self.trainer.workdir is None else Path(self.trainer.workdir)
 
-    @property
-    def priced(self) -> tuple[str, ...]:
-        """Metrics for which the cluster states a price: ``cost``, ``co2``."""
-        return () if self.cluster is None else tuple(self.cluster.bill(0.0, 0.0))
+    def priced(self, measured: bool = True) -> tuple[str, ...]:
+        """Metrics for which the cluster states a price (``cost``, ``co2``), with energy or not."""
+        return tuple(self.cluster.bill(0.0, 0.0 if measured else None)) if self.cluster else ()
 
     def unmeasured(self) -> str:
         """Why this machine's nodes cannot measure a goal of the built-in trainer; else "".

@@ -6,7 +6,7 @@ Constants belong to the framework, to the GPU, or to the machine's network (see
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import fields, replace
 
 import numpy as np
@@ -54,22 +54,19 @@ def taken_over(model: CostModel, other: CostModel) -> CostModel:
     return replace(found, log_sd=max(model.log_sd, other.log_sd))
 
 
-def likeliest(models: Sequence[CostModel], measurements: Measurements) -> CostModel:
-    """The model under which step times were most probable beforehand; the first of equals.
+def likeliest(models: Mapping[str, CostModel], measurements: Measurements) -> str:
+    """Name of the model under which step times were most probable; the first of equals.
 
     Their constants are integrated out, as wide as a calibration takes them to be.
     """
-    timed = np.isfinite(measurements.step_time_s) & (measurements.step_time_s > 0)
-    if len(models) == 1 or not timed.any():
-        return models[0]
 
-    def evidence(model: CostModel) -> float:
-        if model.others:
-            each = enumerate(model.engines)
-            return sum(_evidence(one, measurements.of_engine(number)) for number, one in each)
-        return _evidence(model, measurements)
+    def evidence(name: str) -> float:
+        engines, parts = models[name].engines, [measurements]
+        if len(engines) > 1:
+            parts = [measurements.of_engine(number) for number in range(len(engines))]
+        return sum(map(_evidence, engines, parts))
 
-    return max(models, key=evidence)
+    return max(models, key=evidence) if len(models) > 1 else next(iter(models))
 
 
 def _evidence(model: CostModel, measurements: Measurements) -> float:

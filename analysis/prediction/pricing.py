@@ -79,7 +79,8 @@ class Pricing:
         memory_failures: kinds of trials that needed more memory than there is.
         failures: of the cluster's nodes, and what they cost.
         probes: trials of a shallower model, with the prices of their own space.
-        offered: models to start from instead, if they make the trials more probable.
+        offered: models to start from instead, if they make the trials more probable, by name.
+        start: name of the one that was started from; empty: ``model``.
 
     Raises:
         NotPricedError: if the space has no model, or lacks a parameter that a price needs.
@@ -120,7 +121,8 @@ class Pricing:
         self.memory_failures = frozenset(kind for kind in Kind if kind.row.out_of in limits)
         self.failures = Failures.expected(space)
         self.probes: tuple[Pricing, tuple[Trial, ...]] | None = None
-        self.offered: tuple[CostModel, ...] = ()
+        self.offered: dict[str, CostModel] = {}
+        self.start = ""
         self._latest: tuple[Any, Any, CostModel] = (None, None, self.model)
 
     @classmethod
@@ -262,12 +264,12 @@ class Pricing:
         learnt = discounted(of.calibrated(trials), of.model)
         self.model = taken_over(self.model, learnt)
 
-    def offer(self, run: Run, of: Pricing) -> None:
+    def offer(self, name: str, run: Run, of: Pricing) -> None:
         """Learn from a run if it makes the trials to come more probable; see ``learn``."""
         other = copy(self)
-        other.offered = ()
+        other.offered = {}
         other.learn(run, of)
-        self.offered += (other.model,)
+        self.offered |= {name: other.model}
 
     def learn_from(self, model: CostModel) -> None:
         """Take over what another model has learnt; machine and framework stay this space's."""
@@ -275,17 +277,18 @@ class Pricing:
         self.model = replace(model, cluster=own.cluster, framework=own.framework, others=own.others)
 
     def supposing(self) -> Pricing:
-        """The same prices, as unsure of what the framework keeps as a search should be.
-
-        Of the built-in trainer it is known.
+        """The same, as unsure of what a framework keeps as a search should be; the built-in
+        trainer is known.
         """
         other = copy(self)
         if self.space.trainer.builtin is None:
-            other.model, *others = (
-                CostModel.of_engines(m.supposing(suspected(m.constants)) for m in model.engines)
-                for model in (self.model, *self.offered)
-            )
-            other.offered = tuple(others)
+
+            def unsure(model: CostModel) -> CostModel:
+                each = (one.supposing(suspected(one.constants)) for one in model.engines)
+                return CostModel.of_engines(each)
+
+            other.model = unsure(self.model)
+            other.offered = {name: unsure(model) for name, model in self.offered.items()}
         return other
 
     def teaching(self, trials: Iterable[Trial]) -> list[Trial]:
@@ -317,7 +320,9 @@ class Pricing:
         if before is not self.model or learnt_from != of:
             jobs = joined([own.jobs_of([t.config for t in trials]) for own, trials in told])
             measured = Measurements(jobs, times_s, peaks, failed)
-            found = likeliest([self.model, *self.offered], measured).calibrated(measured)
+            starts = {"": self.model, **self.offered}
+            self.start = likeliest(starts, measured)
+            found = starts[self.start].calibrated(measured)
             self._latest = self.model, of, found
         return found
 

@@ -238,7 +238,7 @@ def test_money_and_carbon_need_the_sites_prices(load: Load, good: str) -> None:
     for key, price in (("cost", "price_per_node_hour"), ("co2", "co2_grams_per_kwh")):
         text = good.replace("maximize: tflops_per_gpu", f"minimize: {key}")
         with pytest.raises(
-            SpaceError, match=rf"found {key}, which needs .*{price}.* under cluster"
+            SpaceError, match=rf"found {key}, accepted with {price}.* under cluster"
         ):
             load(text)
 

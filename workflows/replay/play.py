@@ -76,7 +76,7 @@ def policy_for(
         for run, space in earlier:
             pricing.learn(run, Pricing(space))
         for run, space in offered:
-            pricing.offer(run, Pricing(space))
+            pricing.offer(space.name, run, Pricing(space))
     return make_policy(landscape.space, seed, policy, pricing=pricing, only=landscape.configs)
 
 

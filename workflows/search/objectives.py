@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -15,22 +14,14 @@ from workflows.search.throughput import completed, job_of, named_by_meaning
 _Reader = Callable[[str], float]  # of the metrics from which an objective follows
 
 
-def _joules_per_token(of: _Reader, space: SearchSpace, config: Mapping[str, Any]) -> float:
-    """The energy is that of all measured steps; the batch differs between trials."""
-    tokens_per_step = of("tokens_per_second") * of("step_time_s.median")
-    return of("energy_joules") / (tokens_per_step * space.trial.measured_steps)
-
-
 BILLION = 1e9  # tokens that cost and co2 are of
 
 
-def _bill(key: str, of: _Reader, space: SearchSpace, config: Mapping[str, Any]) -> float:
-    cluster = space.cluster
-    assert cluster is not None  # checked where the space was read
-    counts_energy = key == "co2" or cluster.price_per_kwh is not None
-    joules = BILLION * _joules_per_token(of, space, config) if counts_energy else None
-    node_s = BILLION * space.num_nodes(config) / of("tokens_per_second")
-    return float(cluster.bill(node_s, joules)[key])
+def _of_energy(of: _Reader, space: SearchSpace, config: Mapping[str, Any]) -> float:
+    """Raise for what ``with_prices`` has not found."""
+    for key in ("energy_joules", "tokens_per_second", "step_time_s.median"):
+        of(key)
+    return math.inf
 
 
 # Objectives that no trainer needs to report.
@@ -39,25 +30,29 @@ DERIVED: dict[str, Callable[[_Reader, SearchSpace, Mapping[str, Any]], float]] =
     "node_seconds_per_token": lambda of, space, config: (
         space.num_nodes(config) / of("tokens_per_second")
     ),
-    "joules_per_token": _joules_per_token,
-    "cost": partial(_bill, "cost"),
-    "co2": partial(_bill, "co2"),
+    **dict.fromkeys(("joules_per_token", "cost", "co2"), _of_energy),
 }
 
 
 def with_prices(
     space: SearchSpace, config: Mapping[str, Any], result: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A result with energy, money and carbon as far as they follow from it."""
-    whole = dict(result)
-    if (per_gpu := Metrics(result).get("joules_per_step_per_gpu")) is not None:
-        per_step = per_gpu * float(space.facts(config)["world_size"])
-        whole.setdefault("energy_joules", per_step * space.trial.measured_steps)
-    for key in ("joules_per_token", *space.priced):
-        with suppress(MissingMetricError, ZeroDivisionError, OverflowError):
-            of = partial(Metrics(whole).required, wanted=key)
-            whole.setdefault(key, DERIVED[key](of, space, config))
-    return whole
+    """A result with energy, money and carbon as far as they follow from it.
+
+    A trainer's energy is that of all measured steps, as the batch differs between trials.
+    """
+    whole, steps, found = dict(result), space.trial.measured_steps, Metrics(result).get
+    if (per_gpu := found("joules_per_step_per_gpu")) is not None:
+        gpus = float(space.facts(config)["world_size"])
+        whole.setdefault("energy_joules", per_gpu * gpus * steps)
+    if not (rate := found("tokens_per_second")):
+        return whole
+    joules, step_s = Metrics(whole).get("energy_joules"), found("step_time_s.median")
+    per_token = joules / (rate * step_s * steps) if joules and step_s else None
+    if space.cluster is not None:
+        node_s = BILLION * space.num_nodes(config) / rate
+        whole = space.cluster.bill(node_s, per_token and BILLION * per_token) | whole
+    return ({"joules_per_token": per_token} if per_token else {}) | whole
 
 
 def objective_values(
@@ -82,8 +77,7 @@ def _values(
 ) -> dict[str, float]:
     if space.trainer.builtin is None:
         result = completed(job_of(space, config), named_by_meaning(space, config, result))
-        result = with_prices(space, config, result)
-    found = {}
+    result, found = with_prices(space, config, result), {}
     for key in keys:
         of = partial(Metrics(result).required, wanted=key)
         try:
