@@ -63,6 +63,8 @@ def add_commands(commands: Commands) -> None:
     )
     parser.add_flag("--elastic", text)
     parser.add("--tokens", tokens, "T", "with --elastic: tokens to train on, such as 300e9")
+    text = "with --elastic: leave out nodes with which every start was slower than predicted"
+    parser.add_flag("--avoid-slow", text)
     parser.add_flag("--dry-run", "print the command; start nothing")
 
     text = "Choose the layout with which a training goes on, on so many nodes."
@@ -211,7 +213,8 @@ def _train_elastic(arguments: Namespace) -> int:
     searched = Searched.of(run)
     options = launcher_options(arguments, searched.space.widths[-1])
     with closing(slurm.make_launcher(launcher_name(arguments.launcher), options)) as launcher:
-        return train_elastic(run, launcher, arguments.out, arguments.tokens, arguments.save)
+        how = arguments.tokens, arguments.save, arguments.avoid_slow
+        return train_elastic(run, launcher, arguments.out, *how)
 
 
 def plan(arguments: Namespace) -> None:

@@ -64,7 +64,7 @@ def export(run: Run, space: SearchSpace, licence: str, path: Path) -> int:
     csv.writer(text, lineterminator="\n").writerows([list(columns), *rows])
     write_atomically(path, text.getvalue())
     [table] = read_tables(path)
-    told, own = table.jobs.columns(), jobs.columns()
+    told, own = table.jobs.columns(), jobs.columns() | {"zero_stage": columns["zero_stage"]}
     if lost := [n for n in own if n not in told or not np.array_equal(own[n], told[n])]:
         path.unlink()
         facts.unlink()
@@ -79,6 +79,7 @@ def _jobs(jobs: Jobs) -> dict[str, list[Any]]:
     """Shapes and configurations in the columns of the general form."""
     number = jobs.columns()
     columns = {name: number[key] for name, key in _COLUMNS.items()}
+    columns["zero_stage"] = np.maximum(columns["zero_stage"], 0)  # not said: none
     columns |= {"gbs": jobs.global_batch, "head_dim": jobs.model.head_dim}
     if jobs.model.mixture is not None:
         columns |= dict(zip(_EXPERTS, jobs.model.mixture, strict=False))
