@@ -201,8 +201,8 @@ class Pricing:
         word for the objective, what is sought as large as possible is taken for a rate and the
         rest for a time.
         """
-        figure, key = self.objective(prediction), self.space.objective.key
-        maximize = self.space.objective.maximize
+        figure, sought = self.objective(prediction), self.space.objective
+        key, maximize = sought.key, sought.maximize
         timed = figure is None or key in (*RATES, *TIMES)
         if figure is None:
             figure = prediction.tokens_per_second if maximize else prediction.step_time_s
@@ -247,8 +247,7 @@ class Pricing:
 
         Args:
             run: its trials count as far as they ran or were out of memory.
-            of: fresh prices of that run's own space; default this one. They start from what is
-                known here already.
+            of: fresh prices of that run's own space, which start from what is known; default this.
 
         Raises:
             NotPricedError: if that run has nothing in common with this space.
@@ -277,11 +276,9 @@ class Pricing:
         self.model = replace(model, cluster=own.cluster, framework=own.framework, others=own.others)
 
     def supposing(self) -> Pricing:
-        """The same, as unsure of what a framework keeps as a search should be; the built-in
-        trainer is known.
-        """
+        """The same, as unsure of what a framework keeps as a search should be."""
         other = copy(self)
-        if self.space.trainer.builtin is None:
+        if self.space.trainer.builtin is None:  # which is known
 
             def unsure(model: CostModel) -> CostModel:
                 each = (one.supposing(suspected(one.constants)) for one in model.engines)
