@@ -278,7 +278,7 @@ class Pricing:
     def supposing(self) -> Pricing:
         """The same, as unsure of what a framework keeps as a search should be."""
         other = copy(self)
-        if self.space.trainer.builtin is None:  # which is known
+        if self.space.trainer.builtin is None:  # the built-in one is known
 
             def unsure(model: CostModel) -> CostModel:
                 each = (one.supposing(suspected(one.constants)) for one in model.engines)
