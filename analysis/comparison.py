@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -14,6 +14,8 @@ import yaml
 
 from analysis import units
 from analysis.run.fold import Run
+from analysis.verdict import expected_left
+from foundation.documents import by_dotted_path
 from foundation.quantities import clock_text, counted, number, value_text
 from search_spaces import SpaceError, load_space
 
@@ -127,13 +129,8 @@ def _space_of(run: Run) -> dict[str, str]:
         space = load_space(run.folder.space_file, frozen=True)
     except SpaceError:
         return {}
-    return dict(_flat("", yaml.safe_load(space.frozen())))
-
-
-def _flat(key: str, value: Any) -> list[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        return [row for name, each in value.items() for row in _flat(f"{key}.{name}", each)]
-    return [(key.removeprefix("."), json.dumps(value))]
+    content = by_dotted_path(yaml.safe_load(space.frozen()))
+    return {key: json.dumps(value) for key, value in content.items()}
 
 
 def _trials(run: Run) -> str:
@@ -169,8 +166,8 @@ def _soon(run: Run) -> str:
 
 
 def _left(run: Run) -> str:
-    told = [t.expected["left"] for _, t in sorted(run.trials.items()) if "left" in t.expected]
-    return f"{100 * told[-1]:.2g} %" if told else "–"
+    left = expected_left(run)
+    return "–" if left is None else f"{100 * left:.2g} %"
 
 
 def _time(run: Run) -> str:

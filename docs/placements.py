@@ -23,10 +23,11 @@ from trainer.plan.config import TrainConfig
 from trainer.plan.formats import Format
 from trainer.plan.placement import Level, Placement, Topology
 from trainer.plan.presets import PRESETS, Preset, Wishes, place
-from trainer.plan.shards import UnitLayout, secondary_wire, sum_format, unit_exchanges
+from trainer.plan.shards import UnitLayout, secondary_wire, sum_format
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from support.expected_traffic import expected_traffic  # tests are on no other path
+from support.unit_exchanges import bytes_per_rank, unit_exchanges
 
 MODELS = Path(__file__).parents[1] / "search_spaces" / "models"
 RANKS = 8
@@ -109,7 +110,7 @@ def degrees_table() -> Iterator[str]:
             f"1/{copy.degree} {copy.format}" if copy else "",
             f"1/{placement.gradients.degree}",
             f"1/{placement.optimizer.degree}",
-            f"{sum(placement.bytes_per_rank(1000).values()) / 1000:g}",
+            f"{sum(bytes_per_rank(placement, 1000).values()) / 1000:g}",
         )
         yield f"| {' | '.join(cells)} |"
 
@@ -157,7 +158,7 @@ def volume_table() -> Iterator[str]:
             )
             placement = config.place(FRONTIER_RANKS, FRONTIER.ranks_per_node)
             if len(cells) == 1:
-                held = sum(placement.bytes_per_rank(config.model.num_parameters).values())
+                held = sum(bytes_per_rank(placement, config.model.num_parameters).values())
                 cells.append(f"{held / 2**30:.1f}")
             cells.append(f"{out_of_a_node(config, placement) / 1e9:.0f}")
         yield f"| {' | '.join(cells)} |"

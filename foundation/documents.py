@@ -105,6 +105,17 @@ def dotted(path: Iterable[str | int]) -> str:
     return text
 
 
+def by_dotted_path(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values of nested mappings: ``{'parameters.tp': 2}``."""
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            found |= by_dotted_path(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
 def as_written(value: Any, most: int = 60) -> str:
     """A value as the user wrote it, shortened."""
     if isinstance(value, dict):

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeGuard
 
@@ -142,6 +143,17 @@ def machine_numbers(value: Any) -> Any:
         except OverflowError:
             return math.inf if value > 0 else -math.inf
     return value
+
+
+def finite(value: Any) -> Any:
+    """A value in JSON's types: None for NaN and infinity, plain numbers for numpy's."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(each) for each in value]
+    if hasattr(value, "item"):  # numpy's
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def is_number(value: Any) -> TypeGuard[float]:

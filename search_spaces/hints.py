@@ -99,12 +99,8 @@ def unmounted(space: SearchSpace) -> list[str]:
         return []
     seen = [Path(mount.split(":")[1]) for mount in container.mounts]
     seen += [space.workdir] if space.workdir else []
-    texts = [
-        text
-        for entry in space.trainer.command or []
-        for text in ([entry] if isinstance(entry, str) else entry.args)
-    ]
-    paths = [Path(text.rpartition("=")[2]) for text in texts if "/" in text and "{" not in text]
+    texts = (text for text in space.trainer.words if "/" in text and "{" not in text)
+    paths = [Path(text.rpartition("=")[2]) for text in texts]
     return [
         str(path)
         for path in dict.fromkeys(paths)

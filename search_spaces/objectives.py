@@ -130,11 +130,10 @@ def keys_found(
 
 def _own_statements(spec: TrainerSpec) -> bool | None:
     """Whether a script of the command writes results itself; None if one cannot be read here."""
-    words = [w for e in spec.command or () for w in ([e] if isinstance(e, str) else e.args)]
-    if any(_STATEMENTS[-1] in word for word in words):
+    if any(_STATEMENTS[-1] in word for word in spec.words):
         return True
     here: bool | None = False
-    for script in (word for word in words if word.endswith((".py", ".sh"))):
+    for script in (word for word in spec.words if word.endswith((".py", ".sh"))):
         try:
             text = read_text(Path(spec.workdir or "") / script, MAX_SCRIPT_BYTES)
         except FileError:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from foundation.files import finite
 from foundation.writing import write_atomically
 from trainer.plan.limits import ConfigError
 from trainer.plan.sections import Metrics
-from trainer.result import finite
 
 METRICS_NAME = "metrics.jsonl"
 Figures = Mapping[str, float | int | None]

@@ -20,9 +20,10 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from foundation.energy import in_all
+from foundation.files import finite
 from foundation.writing import sync_folder
 from trainer.plan.config import TrainConfig
-from trainer.plan.flops import executed_flops, model_flops
+from trainer.plan.flops import executed_flops, speed
 
 RESULT_NAME = "result.json"
 # Metrics of an ``ok`` result, which may be a search's objective. Keys that begin with
@@ -105,26 +106,12 @@ def rates(config: TrainConfig, world_size: int, step_time_s: float) -> dict[str,
 
 
 def _speed(config: TrainConfig, world_size: int, measured: Sequence[float]) -> dict[str, Any]:
-    """Rates per second, each from the median of the measured steps."""
     dp = config.data_parallel(world_size)
     batch = config.mbs * config.gas * dp
-    median = statistics.median(measured)
-    tera_per_gpu = 1e12 * median * world_size
     executed = executed_flops(
         config.model, batch, config.recompute, config.keeps_products, config.recompute_every
     )
-    tokens_per_second = batch * config.model.seq_length / median
-    return {
-        "tflops_per_gpu": model_flops(config.model, batch) / tera_per_gpu,
-        "hardware_tflops_per_gpu": executed / tera_per_gpu,
-        "tokens_per_second": tokens_per_second,
-        "tokens_per_second_per_gpu": tokens_per_second / world_size,
-        "samples_per_second": batch / median,
-        "step_time_s": _times(measured),
-        "dp": dp,
-        "global_batch_size": batch,
-        "parameters": config.model.num_parameters,
-    }
+    return speed(config.model, world_size, dp, batch, measured, executed)
 
 
 def _times(seconds: Sequence[float]) -> dict[str, Any]:
@@ -203,14 +190,3 @@ def write_result(directory: Path, result: Mapping[str, Any]) -> bool:
 def clear_result(directory: Path) -> None:
     """Remove an earlier attempt's result."""
     (directory / RESULT_NAME).unlink(missing_ok=True)
-
-
-def finite(value: Any) -> Any:
-    """The value with None in place of NaN and infinities, which JSON cannot carry."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return value

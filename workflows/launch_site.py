@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,34 +20,10 @@ _OURS = {
     *("gpus", "cpus-per-task", "verbose", "quiet", "export", "chdir", "parsable", "mem-per-gpu"),
     *("ntasks-per-gpu", "ntasks-per-socket", "mem-per-cpu", "array", "hold", "clusters"),
 }
-# Of each runtime: its options with an image, with mounts, with a working folder; and those without
-# a value. Any other keeps the word after it.
-_IMAGE, _MOUNTS, _WORKDIR = "image", "mounts", "workdir"
-_WORDS: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "apptainer": {
-        _IMAGE: [],
-        _MOUNTS: ["-B", "--bind"],
-        _WORKDIR: ["--pwd", "--cwd"],
-        "alone": ["--nv", "--rocm", "--cleanenv", "-e", "--contain", "-c", "--writable-tmpfs"],
-    },
-    "podman-hpc": {
-        _IMAGE: [],
-        _MOUNTS: ["-v", "--volume"],
-        _WORKDIR: ["-w", "--workdir"],
-        "alone": ["--rm", "--gpu", "--nccl", "--mpi", "--cuda-mpi", "--openmpi-pmi2", "-it", "-i"],
-    },
-    "shifter": {
-        _IMAGE: ["-i", "--image"],
-        _MOUNTS: ["-V", "--volume"],
-        _WORKDIR: ["-w", "--workdir"],
-        "alone": [],
-    },
-}
-_WORDS = {**_WORDS, "singularity": _WORDS["apptainer"]}
 _PYXIS = {
-    "container-image": _IMAGE,
-    "container-mounts": _MOUNTS,
-    "container-workdir": _WORKDIR,
+    "container-image": "image",
+    "container-mounts": "mounts",
+    "container-workdir": "workdir",
 }
 _OF_OUR_LINE = ("--rm", "--no-container-mount-home", "--net=host", "--ipc=host", "--pid=host")
 
@@ -71,9 +47,9 @@ class SitePart:
 
     def take(self, what: str, value: str) -> None:
         """Note a value of the container's."""
-        if what == _IMAGE:
+        if what == "image":
             self.image = value
-        elif what == _WORKDIR:
+        elif what == "workdir":
             self.workdir = value
         else:
             for mount in filter(None, value.split(",")):
@@ -167,24 +143,25 @@ def _of_pyxis(part: SitePart, options: Sequence[str]) -> dict[str, Any]:
 
 def _of_wrapper(part: SitePart, words: Sequence[str], batch: Sequence[str]) -> dict[str, Any]:
     """The site's ``containers`` where a program around each rank starts the container."""
-    at = next((i for i, word in enumerate(words) if Path(word).name in _WORDS), None)
+    wrappers = Site.wrappers()
+    at = next((i for i, word in enumerate(words) if Path(word).name in wrappers), None)
     if at is None:
         return {}
     runtime = Path(words[at]).name
-    known, further = _WORDS[runtime], []
+    known, further = wrappers[runtime], []
     left = [word for word in words[at + 1 :] if word not in ("exec", "run", "shared-run")]
     for option in batch if runtime == "shifter" else ():
         name, _, value = option.removeprefix("--").partition("=")
-        if name in (_IMAGE, "volume"):
-            part.take(_IMAGE if name == _IMAGE else _MOUNTS, value.removeprefix("docker:"))
+        if name in ("image", "volume"):
+            part.take("image" if name == "image" else "mounts", value.removeprefix("docker:"))
         elif name == "module":
             further.append(option)
     while left and left[0].startswith("-"):
         word = left.pop(0)
         name, sign, value = word.partition("=")
-        if not sign and name not in known["alone"] and left:
+        if not sign and name not in known.alone and left:
             value = left.pop(0)
-        what = next((key for key in (_IMAGE, _MOUNTS, _WORKDIR) if name in known[key]), "")
+        what = next((key for key in _PYXIS.values() if name in getattr(known, key)), "")
         if what:
             part.take(what, value)
         elif name in ("-e", "--env") and "=" in value:

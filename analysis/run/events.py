@@ -8,7 +8,6 @@ be missing in journals of older versions; unknown events and keys are ignored.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
@@ -17,6 +16,7 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from analysis.run.lines import UNSEALED_VERSION, VERSION
+from foundation.files import finite
 
 Number = Annotated[int, Field(ge=0, lt=2**31)]
 """A trial's or an attempt's number."""
@@ -125,7 +125,7 @@ def to_record(event: Event, t: float) -> dict[str, Any]:
     for each in fields(event):
         value = getattr(event, each.name)
         if not each.metadata.get("sparse") or value != _default(each):
-            record[each.name] = _finite(value) if each.name == "result" else value
+            record[each.name] = finite(value) if each.name == "result" else value
     return record
 
 
@@ -182,14 +182,3 @@ def _required(each: Any) -> bool:
 
 def _default(each: Any) -> Any:
     return each.default if each.default_factory is MISSING else each.default_factory()
-
-
-def _finite(value: Any) -> Any:
-    """The value with None in place of nan and infinity, which JSON lacks."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(k): _finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
-    return value

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from foundation.documents import as_written
+from foundation.documents import as_written, read_document
 from search_spaces import Cluster, Link, Nic
 
 
@@ -15,50 +15,15 @@ class UnknownGpuError(ValueError):
     """A table names a GPU of no known cluster."""
 
 
-@dataclass(frozen=True)
-class Known:
-    """A shipped cluster, and facts in which the published one differs."""
+@cache
+def _known() -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
+    """Clusters, with what differs, by the spelling of a GPU; and other spellings."""
+    content = read_document(Path(__file__).with_suffix(".yaml")).root.plain()
+    return content["gpus"], content["spellings"]
 
-    cluster: str
-    differs: dict[str, Any] = field(default_factory=dict)
 
-
-_A100_40GB = {"memory_gib": 40, "memory_gb_per_s": 1555}
-# By spelling in lower case without spaces and signs. A cluster with the table's GPUs per node is
-# preferred; else the first one is resized.
-_GPUS: dict[str, list[Known]] = {
-    "a10080gb": [Known("dgx_a100")],
-    "a10040gb": [Known("perlmutter"), Known("dgx_a100", _A100_40GB)],
-    "h10080gb": [Known("dgx_h100")],
-    # The H100 with HBM2e and 500 W: NVIDIA's SXM board with the memory of its PCIe card.
-    "h10096gbhbm2e500w": [Known("dgx_h100", {"memory_gib": 96, "memory_gb_per_s": 2400})],
-    "h200": [Known("dgx_h200")],
-    "b200": [Known("dgx_b200")],
-    "b300": [Known("dgx_b300")],
-    "gb200": [Known("gb200_nvl72")],
-    "gb300": [Known("gb300_nvl72")],
-    "mi300x": [Known("mi300x")],
-    "mi355x": [Known("mi355x")],
-    # The same with less power: 1000 W.
-    "mi350x": [
-        Known("mi355x", {"name": "mi350x", "peak_bf16_tflops": 2307, "peak_fp8_tflops": 4614})
-    ],
-    "gh200": [Known("alps")],
-    "mi250xgcd": [Known("frontier")],
-    "v10032gb": [Known("jean_zay_v100")],
-    "v10016gb": [Known("jean_zay_v100", {"memory_gib": 16})],
-}
-_SPELLINGS = {
-    "a100": "a10080gb",
-    "h100": "h10080gb",
-    "h200141gb": "h200",
-    "gh200h10096gb": "gh200",
-    "gh20096gb": "gh200",
-    "mi250x": "mi250xgcd",
-    "mi250xgcd64gb": "mi250xgcd",
-    "mi250x64gb": "mi250xgcd",
-    "v100": "v10032gb",
-}
+def _cluster(cluster: str, **differs: Any) -> Cluster:
+    return Cluster.named(cluster).model_copy(update=differs)
 
 
 def cluster_of(gpu: str, gpus_per_node: int | None = None) -> Cluster:
@@ -70,26 +35,19 @@ def cluster_of(gpu: str, gpus_per_node: int | None = None) -> Cluster:
     if gpu.endswith(".yaml"):
         return Cluster.read(Path(gpu))
     plain = re.sub(r"[^a-z0-9]", "", re.sub(r"\(.*|sxm\d?|nvidia|amd|instinct", "", gpu.lower()))
-    plain = _SPELLINGS.get(plain, plain)
-    if plain not in _GPUS:
-        names = ", ".join(sorted({*_GPUS, *_SPELLINGS}))
+    gpus, spellings = _known()
+    plain = spellings.get(plain, plain)
+    if plain not in gpus:
+        names = ", ".join(sorted({*gpus, *spellings}))
         raise UnknownGpuError(
             f"found gpu {as_written(gpu)}, accepted (any case and signs): {names}, "
             "or the path of a cluster's file *.yaml"
         )
-    found = [Cluster.named(k.cluster).model_copy(update=_named(k)) for k in _GPUS[plain]]
+    found = [_cluster(**each) for each in gpus[plain]]
     if gpus_per_node is None:
         return found[0]
     fitting = [c for c in found if c.gpus_per_node == gpus_per_node]
     return fitting[0] if fitting else resized(found[0], gpus_per_node)
-
-
-def _named(known: Known) -> dict[str, Any]:
-    if not known.differs:
-        return {}
-    if "name" in known.differs:
-        return known.differs
-    return {"name": f"{known.cluster}/{known.differs['memory_gib']}GiB", **known.differs}
 
 
 def resized(cluster: Cluster, gpus_per_node: int) -> Cluster:

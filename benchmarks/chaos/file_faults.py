@@ -122,6 +122,7 @@ def results_unwritable(world: World, planned: Planned) -> Course:
         ended = driver is not None and driver.poll() in (0, 1)
         if aside.exists() and not path.exists() and not ended:
             shutil.move(aside, path)
+            world.put_back = True  # perhaps after the driver wrote it for the last time
         if not path.exists() and ended:
             code, said = world.ask(*world.command())  # which writes what a finished run lacks
             if not path.exists():

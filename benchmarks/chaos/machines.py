@@ -138,6 +138,7 @@ class Slurm(Machine):
         self.cluster = cluster
         self.job = ""
         self.dead: set[str] = set()  # nodes that a fault has killed
+        self.is_ending = False  # the allocation, by a fault: no search can be done in it
         if not cluster.limits_memory:  # only a cgroup holds what has left its session
             self.lacks = frozenset({"leaves_daemon", "closes_everything"})
         self.lacks |= _lacking_programs()
@@ -153,7 +154,8 @@ class Slurm(Machine):
         return {"SLURM_JOB_ID": self.job, "SLURM_CONF": str(self.cluster.conf)}
 
     def renew(self) -> None:
-        if self.job and self.job_state() == "RUNNING" and not self.dead:
+        usable = not self.dead and not self.is_ending
+        if self.job and self.job_state() == "RUNNING" and usable:
             return
         self.clean()
         began = time.time()
@@ -190,7 +192,7 @@ class Slurm(Machine):
         for node, state in self._states().items():
             if "drain" in state:  # a step daemon there was stopped for too long
                 self.ask("scontrol", "update", f"nodename={node}", "state=resume")
-        self.job = ""
+        self.job, self.is_ending = "", False
         until(self._all_idle, 60)
 
     def job_state(self) -> str:

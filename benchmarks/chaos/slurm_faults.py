@@ -227,6 +227,7 @@ def shorten_limit(world: World, planned: Planned) -> Course:
     """An administrator shortens the job's time limit to a minute from its start."""
     world.disturbed = True
     job = _slurm(world).job
+    _slurm(world).is_ending = True
     _slurm(world).ask("scontrol", "update", f"JobId={job}", "TimeLimit=1")
     with world.may_exit(CONTINUE):
         while _slurm(world).job == job and _slurm(world).job_state() == "RUNNING":

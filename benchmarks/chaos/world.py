@@ -74,6 +74,7 @@ class World:
     secret: str = field(default_factory=lambda: f"s3cret-{secrets.token_hex(8)}")
     violations: list[str] = field(default_factory=list)
     disturbed: bool = False
+    put_back: bool = False  # a results.csv that may lack what the driver wrote last
     lists_for_ever: bool = False  # Slurm may list steps of which nothing is left
     asked_to_stop: bool = False  # the present session's driver was, by a signal
     abrupt: bool = False  # the present session's driver was killed: its trials may outlive it

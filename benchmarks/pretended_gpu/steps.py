@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import trainer.model.initialize
 import trainer.model.tuning
-import trainer.parallel.mesh
+import trainer.parallel.tensor
 import trainer.quantization.blocks
 import trainer.train
 import trainer.zero.fsdp
@@ -73,10 +73,9 @@ def prepare() -> None:
     device.install()
     # Times of a pretended device are for nobody.
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="pretended-gpu-")
-    mesh: Any = trainer.parallel.mesh
-    mesh.init_device_mesh = device.on_the_host(mesh.init_device_mesh)
-    fsdp: Any = trainer.zero.fsdp
-    fsdp.DeviceMesh = SimpleNamespace(from_group=device.on_the_host(DeviceMesh.from_group))
+    own_mesh: Any = SimpleNamespace(from_group=device.on_the_host(DeviceMesh.from_group))
+    for module in (trainer.zero.fsdp, trainer.parallel.tensor):
+        module.DeviceMesh = own_mesh  # type: ignore[attr-defined]
     trainer.model.initialize.DRAW_ELEMENTS = 1 << 60  # one draw a matrix: nothing is drawn
     tuning: Any = trainer.model.tuning
     tuning.alternately = _times
@@ -129,8 +128,8 @@ def run(name: str) -> dict[str, Any]:
     try:
         found = step(world, settings)
         if name in LAYERS:
-            more = step(world, {**settings, "model": {"num_layers": WIDTHS["num_layers"] + 1}})
-            found["layer"] = _difference(more, found)
+            fewer = step(world, {**settings, "model": {"num_layers": WIDTHS["num_layers"] - 1}})
+            found["layer"] = _difference(found, fewer)
         return {"name": name, **found}
     except Exception as error:
         return {"name": name, "error": str(error), "trace": traceback.format_exc()[-6000:]}

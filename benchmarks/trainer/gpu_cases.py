@@ -74,7 +74,7 @@ LAYERS = {
     "fp8": "FP8",
     "fp32": "FP32",
 }
-"""Cases whose layers are in the table: the difference of three layers and two."""
+"""Cases whose layers are in the table: the difference of two layers and one."""
 
 
 def row(found: dict[str, Any]) -> list[object]:

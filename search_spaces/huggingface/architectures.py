@@ -1,10 +1,12 @@
 """Architectures of ``transformers``, read into a model's record.
 
-``architectures.yaml`` has a record per ``model_type``; the functions here read the keys of a file.
+``architectures.yaml`` has a record per ``model_type``, ``parts.yaml`` formulas for further
+properties; the functions here read the keys of a file.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -16,6 +18,8 @@ from foundation.documents import read_document
 from foundation.records import Record
 from search_spaces.errors import SpaceError
 from search_spaces.huggingface.keys import Keys
+from search_spaces.language.schema import ModelFile
+from trainer.plan.rules.expression import ValueType, parse
 
 Shape = dict[str, Any]  # keys of a model's record
 MOST_TOKENS = 1_000_000_000
@@ -30,20 +34,6 @@ FAMILIES: dict[str, Shape] = {
 }  # fmt: skip
 
 
-Part = Literal[
-    "sparse_layers",
-    "latent_attention",
-    "embedding_width",
-    "key_value_groups",
-    "shared_expert",
-    "dense_first",
-    "further_tokens",
-    "interleaved_experts",
-    "linear_attention",
-    "per_layer_inputs",
-]
-
-
 class Architecture(Record):
     """One ``model_type``.
 
@@ -55,7 +45,7 @@ class Architecture(Record):
         biases: flags of a file; linear layers have biases if all of them are true.
         windows: layers with a sliding window, where a file has one and does not list them.
         experts: key of the size of an expert; empty: a dense model.
-        parts: further properties, of ``_PARTS``.
+        parts: further properties: formulas of ``parts.yaml``, or functions here.
         sets: what else its models' records say.
     """
 
@@ -66,7 +56,7 @@ class Architecture(Record):
     biases: list[str] = Field(default=[])
     windows: Literal["none", "all", "later", "alternating", "three_of_four", "most"] = "none"
     experts: str = ""
-    parts: list[Part] = Field(default=[])
+    parts: list[str] = Field(default=[])
     sets: dict[str, Any] = Field(default={})
 
     def shape(self, keys: Keys) -> Shape:
@@ -83,9 +73,40 @@ class Architecture(Record):
                 "experts_per_token": keys.count("num_experts_per_tok"),
                 "expert_ffn_hidden_size": keys.count(self.experts),
             }
+        if "latent_attention" in self.parts:
+            shape.pop("head_size", None)  # it is that of the rotary part
         for part in self.parts:
-            shape |= _PARTS[part](keys, shape)
+            own = _BY_CODE.get(part) or _parts()[part].shape
+            shape |= own(keys, shape)
         return shape
+
+
+class Part(Record):
+    """A property of architectures as formulas; see ``parts.yaml``."""
+
+    formulas: dict[str, str]
+    optional: list[str] = Field(default=[])
+
+    def shape(self, keys: Keys, shape: Shape) -> Shape:
+        """Fields that the formulas add to a model's record."""
+        heads = shape["num_heads"]
+        known: Shape = {name: v for name, v in shape.items() if type(v) is int}
+        known.setdefault("num_kv_heads", heads)
+        known.setdefault("head_size", shape["hidden_size"] // heads)
+        for name, text in self.formulas.items():
+            read = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
+            for key in read - known.keys():
+                needed = key not in self.optional
+                known[key] = keys.count(key) if needed else keys.some(key, 0) or 0
+            types: dict[str, ValueType] = dict.fromkeys(known, "number")
+            known[name] = parse(text, types, any_type=True).value(known)
+        return {name: known[name] for name in self.formulas.keys() & ModelFile.model_fields.keys()}
+
+
+@cache
+def _parts() -> Mapping[str, Part]:
+    document = read_document(Path(__file__).with_name("parts.yaml"), SpaceError)
+    return RootModel[dict[str, Part]].model_validate(document.root.plain()).root
 
 
 @cache
@@ -142,33 +163,6 @@ def _sparse_layers(keys: Keys, shape: Shape) -> Shape:
     return {"dense_layers": shape["num_layers"] - len(mixed)}
 
 
-def _latent_attention(keys: Keys, shape: Shape) -> Shape:
-    """DeepSeek V3: latent attention, shared experts, and dense first layers."""
-    shape.pop("head_size", None)  # it is that of the rotary part
-    return {
-        **_dense_first(keys, shape),
-        "q_lora_rank": keys.some("q_lora_rank", 0) or 0,
-        "kv_lora_rank": keys.count("kv_lora_rank"),
-        "qk_nope_head_dim": keys.count("qk_nope_head_dim"),
-        "qk_rope_head_dim": keys.count("qk_rope_head_dim"),
-        "v_head_dim": keys.count("v_head_dim"),
-    }
-
-
-def _dense_first(keys: Keys, shape: Shape) -> Shape:
-    """DeepSeek, GLM 4.5: shared experts, and dense first layers."""
-    shared = keys.some("n_shared_experts", 0) or 0
-    return {
-        "shared_ffn_hidden_size": shared * shape["expert_ffn_hidden_size"],
-        "dense_layers": min(shape["num_layers"], keys.some("first_k_dense_replace", 0) or 0),
-    }
-
-
-def _shared_expert(keys: Keys, shape: Shape) -> Shape:
-    """Qwen 2 MoE: one expert that all tokens take; its gate, a row, is left out."""
-    return {"shared_ffn_hidden_size": keys.some("shared_expert_intermediate_size", 0) or 0}
-
-
 def _interleaved_experts(keys: Keys, shape: Shape) -> Shape:
     """Llama 4: every n-th layer has experts, or those that are listed."""
     every, named = keys.count("interleave_moe_layer_step"), keys.items("moe_layers", "layers")
@@ -177,53 +171,6 @@ def _interleaved_experts(keys: Keys, shape: Shape) -> Shape:
         "shared_ffn_hidden_size": shape["expert_ffn_hidden_size"],
         "dense_layers": shape["num_layers"] - mixed,
     }
-
-
-def _further_tokens(keys: Keys, shape: Shape) -> Shape:
-    """GLM 4.5: a layer for each further token, with both tables and a product of its own."""
-    further = keys.some("num_nextn_predict_layers", 0) or 0
-    h, f, ups = shape["hidden_size"], shape["expert_ffn_hidden_size"], 3
-    heads = shape["num_heads"] + (shape["num_kv_heads"] or shape["num_heads"])
-    attention = 2 * heads * h * shape.get("head_size", h // shape["num_heads"])
-    experts = ups * h * (f * shape["num_experts"] + shape["shared_ffn_hidden_size"])
-    one = attention + experts + h * (shape["num_experts"] + 2 * h + 2 * shape["vocab_size"])
-    return {"further_parameters": further * one} if further else {}
-
-
-def _linear_attention(keys: Keys, shape: Shape) -> Shape:
-    """Qwen 3 Next: three of four layers have linear attention, the others a gate of the queries; a
-    layer for a further token is in the files only. What a plain layer lacks of them is counted, and
-    linear attention priced as a window of a chunk of it.
-    """
-    h, q = shape["hidden_size"], shape["num_heads"] * keys.count("head_dim")
-    kv = keys.count("num_key_value_heads") * keys.count("head_dim")
-    plain = 2 * h * (q + kv)
-    heads = keys.count("linear_num_value_heads")
-    key = keys.count("linear_num_key_heads") * keys.count("linear_key_head_dim")
-    value = heads * keys.count("linear_value_head_dim")
-    linear = h * (2 * key + 3 * value + 2 * heads)
-    linear += keys.count("linear_conv_kernel_dim") * (2 * key + value)
-    every = keys.count("full_attention_interval")
-    full = shape["num_layers"] // every
-    widths = shape["expert_ffn_hidden_size"] * shape["num_experts"]
-    experts = h * (3 * (widths + shape["shared_ffn_hidden_size"]) + shape["num_experts"])
-    further = plain + h * q + experts + 2 * h * h
-    beside = full * h * q + (shape["num_layers"] - full) * (linear - plain)
-    return {
-        "windowed_layers": shape["num_layers"] - full,
-        "window_size": 64,
-        "further_parameters": beside + further,
-    }
-
-
-def _per_layer_inputs(keys: Keys, shape: Shape) -> Shape:
-    """Gemma 3n: a table of inputs for each layer and what leads to them, Laurel, AltUp."""
-    h, layers = shape["hidden_size"], shape["num_layers"]
-    each = keys.count("hidden_size_per_layer_input")
-    table = keys.count("vocab_size_per_layer_input", most=MOST_TOKENS) * each * layers
-    copies = keys.count("altup_num_inputs")
-    small = layers * h * (3 * each + 2 * keys.count("laurel_rank") + copies)
-    return {"further_parameters": table + small + 2 * (copies - 1) * h * h}
 
 
 def tower_parameters(keys: Keys, width: int) -> int:
@@ -261,15 +208,9 @@ def _key_value_groups(keys: Keys, shape: Shape) -> Shape:
     return {"num_kv_heads": 1 if keys.flag("multi_query") else None}
 
 
-_PARTS: dict[str, Callable[[Keys, Shape], Shape]] = {
+_BY_CODE: dict[str, Callable[[Keys, Shape], Shape]] = {
     "sparse_layers": _sparse_layers,
-    "latent_attention": _latent_attention,
     "embedding_width": _embedding_width,
     "key_value_groups": _key_value_groups,
-    "shared_expert": _shared_expert,
-    "dense_first": _dense_first,
-    "further_tokens": _further_tokens,
     "interleaved_experts": _interleaved_experts,
-    "linear_attention": _linear_attention,
-    "per_layer_inputs": _per_layer_inputs,
 }

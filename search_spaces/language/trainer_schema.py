@@ -154,6 +154,12 @@ class TrainerSpec(Described):
     """parameters that are further parallel axes of a command, innermost first, between tp and dp:
     the ranks are the product of all axes"""
 
+    @property
+    def words(self) -> list[str]:
+        """Every word of the command, conditional ones included."""
+        entries = self.command or ()
+        return [w for e in entries for w in ([e] if isinstance(e, str) else e.args)]
+
     @model_validator(mode="after")
     def _one(self) -> TrainerSpec:
         if [self.builtin, self.adapter, self.command, self.use].count(None) != 3:

@@ -160,9 +160,8 @@ def check_launcher(document: Document, spec: TrainerSpec, ranks_per_node: int, n
     Raises:
         SpaceError: each of the ranks would start a training of its own.
     """
-    words = [word for entry in spec.command or () for word in _words(entry)]
-    launcher = _launcher(words)
-    alone = launcher is not None and "--standalone" in words and nodes > 1
+    launcher = _launcher(spec.words)
+    alone = launcher is not None and "--standalone" in spec.words and nodes > 1
     if launcher is None or (ranks_per_node == 1 and not alone):
         return
     where = f"{ranks_per_node} on each node" if ranks_per_node > 1 else f"on each of {nodes} nodes"
@@ -173,10 +172,6 @@ def check_launcher(document: Document, spec: TrainerSpec, ranks_per_node: int, n
         "the other variables of torchrun",
         at_value=True,
     )
-
-
-def _words(entry: str | Flags) -> list[str]:
-    return [entry] if isinstance(entry, str) else entry.args
 
 
 def _launcher(words: list[str]) -> str | None:

@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
-from foundation.documents import Document, document_of, plain_scalar
+from foundation.documents import Document, by_dotted_path, document_of, plain_scalar
 from foundation.values import Scalar
 from search_spaces.errors import SpaceError
 from search_spaces.language.adapter_schema import AdapterFile, Setting, WrittenFile
@@ -44,7 +44,7 @@ class StatedOptions:
     def __init__(self, document: Document, spec: TrainerSpec, adapter: AdapterFile) -> None:
         self.document, self.spec, self.adapter = document, spec, adapter
         self.file = self._read()
-        self.paths = _flat(self.file)
+        self.paths = by_dotted_path(self.file)
         own = options.read(spec.args, adapter.options)
         written = adapter.file or WrittenFile(name="")
         self.options = {**self.paths, **own} if written.options else own
@@ -75,7 +75,9 @@ class StatedOptions:
         usual = {adapter.name, adapter.log} if isinstance(adapter.log, str) else {adapter.name}
         if spec.result is None or spec.result.format not in usual:
             return set()
-        paths = {path for file in spec.files.values() for path in _flat(file.content or {})}
+        paths = {
+            path for file in spec.files.values() for path in by_dotted_path(file.content or {})
+        }
         words = [word for word in spec.command or () if isinstance(word, str)]
         return cls.in_arguments(adapter, words) | _prefixes(paths)
 
@@ -236,15 +238,3 @@ def _prefixes(keys: Collection[str]) -> set[str]:
     """Dotted keys and all their prefixes."""
     parts = [key.split(".") for key in keys]
     return {".".join(each[: i + 1]) for each in parts for i in range(len(each))}
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values by dotted path."""
-    found: dict[str, Any] = {}
-    for key, value in content.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, dict):
-            found |= _flat(value, f"{path}.")
-        else:
-            found[path] = value
-    return found

@@ -5,24 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from search_spaces.language.trainer_schema import Flags, TrainerSpec
+from search_spaces.language.trainer_schema import TrainerSpec
 
 _OFF = (None, False, 0, "", "none", "None", "false", "no", "auto")
 
 
 def offloading(spec: TrainerSpec) -> list[str]:
     """Options, paths and variables that offload states to the host or to disks."""
-    words = [word for entry in spec.command or () for word in _words(entry)]
-    found = [word for word in words if word.startswith("-") and "offload" in word]
+    found = [word for word in spec.words if word.startswith("-") and "offload" in word]
     for file in spec.files.values():
         for content in (file.content or {}, file.set, *(case.set for case in file.cases)):
             found += _switched_on(content)
     found += [name for name, v in spec.env.items() if "OFFLOAD" in name and v not in _OFF]
     return sorted({word.partition("=")[0] for word in found})
-
-
-def _words(entry: str | Flags) -> list[str]:
-    return [entry] if isinstance(entry, str) else entry.args
 
 
 def _switched_on(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -1,28 +1,29 @@
-"""The options and habits of each `mpiexec`, as records; pure.
-
-Measured on Open MPI 4.1.4 and 5.0.11, MPICH 4.0.2 (hydra) and, for a start only, Intel MPI 2021.19.
-"""
+"""The options and habits of each `mpiexec`, as records."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 
+from foundation.documents import read_document
 from slurm.launcher import LauncherError
 
 
 @dataclass(frozen=True)
 class Dialect:
+    """The options and habits of one mpiexec; ``dialects.yaml`` says what they mean."""
+
     name: str
-    version: re.Pattern[str]  # found in what `mpiexec --version` prints
-    options: tuple[str, ...]  # on every line
-    host_flag: str  # followed by a list of hosts
-    ranks_per_host_flag: str | None  # None: a host is listed once for each of its ranks
-    export_flag: str  # names variables that ranks get
-    export_list: bool  # whether the flag takes a list of names, or is repeated for each
+    version: str
+    options: Sequence[str]
+    host_flag: str
+    export_flag: str
     rank_variable: str
     local_rank_variable: str
+    ranks_per_host_flag: str | None = None
+    export_list: bool = False
 
     def argv(
         self,
@@ -46,45 +47,10 @@ class Dialect:
         return line + [word for name in exported for word in (self.export_flag, name)]
 
 
-# `seq` gives rank i the i-th host of the list. Every other mapping puts the driver's own host
-# first, wherever it is listed, and rank 0 would not be where MASTER_ADDR says.
-_SEQUENTIAL = ("--map-by", "seq:OVERSUBSCRIBE")  # a scheduler's slots are cores, not ranks
-_UNBOUND = ("--bind-to", "none")  # the default is one core for each of few ranks
-
-OPEN_MPI_4 = Dialect(
-    name="Open MPI 4",
-    version=re.compile(r"\((?:OpenRTE|Open MPI)\) [34]\."),
-    options=(*_SEQUENTIAL, *_UNBOUND),
-    host_flag="--host",
-    ranks_per_host_flag=None,
-    export_flag="-x",
-    export_list=False,
-    rank_variable="OMPI_COMM_WORLD_RANK",
-    local_rank_variable="OMPI_COMM_WORLD_LOCAL_RANK",
+DIALECTS = tuple(
+    Dialect(**each) for each in read_document(Path(__file__).with_suffix(".yaml")).root.plain()
 )
-OPEN_MPI_5 = replace(
-    OPEN_MPI_4,
-    name="Open MPI 5",
-    version=re.compile(r"\(Open MPI\) (?:[5-9]|\d\d)\."),
-)
-MPICH = Dialect(
-    name="MPICH",
-    version=re.compile(r"HYDRA build details"),
-    options=(),  # ranks are not bound, and hosts are taken in the order of the list
-    host_flag="-hosts",
-    ranks_per_host_flag="-ppn",
-    export_flag="-genvlist",
-    export_list=True,
-    rank_variable="PMI_RANK",
-    local_rank_variable="MPI_LOCALRANKID",
-)
-INTEL_MPI = replace(
-    MPICH,
-    name="Intel MPI",
-    version=re.compile(r"Intel\(R\) MPI Library"),
-    options=("-genv", "I_MPI_PIN", "0"),  # or ranks are bound to shares of the cores
-)
-DIALECTS = (OPEN_MPI_4, OPEN_MPI_5, MPICH, INTEL_MPI)
+OPEN_MPI_4, OPEN_MPI_5, MPICH, INTEL_MPI = DIALECTS
 
 
 def dialect_of(program: str, version: str) -> Dialect:
@@ -93,7 +59,7 @@ def dialect_of(program: str, version: str) -> Dialect:
     Raises LauncherError if it is none that is known.
     """
     for dialect in DIALECTS:
-        if dialect.version.search(version):
+        if re.search(dialect.version, version):
             return dialect
     said = " ".join(version.split())[:100] or "nothing"
     raise LauncherError(

@@ -6,7 +6,6 @@ in it, by the image's Python; else they stay outside, and start the wrapper.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,6 +72,15 @@ class Failure(Record):
     remedy: str
 
 
+class Spoken(Record):
+    """Options of a wrapper in launch scripts; any other keeps the word after it."""
+
+    image: list[str] = Field(default=[])
+    mounts: list[str] = Field(default=[])
+    workdir: list[str] = Field(default=[])
+    alone: list[str] = Field(default=[])  # without a value
+
+
 class Runtime(Record):
     """How one program starts containers.
 
@@ -95,6 +103,7 @@ class Runtime(Record):
         "{name}"  # name by which a variable reaches the rank, whatever the image's is
     )
     own_mounts: bool = True  # false: the site mounts its shared file systems in every container
+    spoken: Spoken = Spoken()
     exit_codes: list[int] = Field(default=[])  # of a wrapper's own failures; none: any
     failures: list[Failure] = Field(default=[])
 
@@ -267,17 +276,17 @@ def _each(text: str, values: Mapping[str, Any]) -> Iterable[dict[str, str]]:
 
 
 def _toml(content: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    """A file's keys, then its tables, as TOML, whose texts are written as JSON's are."""
-    lines, tables = [], []
+    """A file's keys and tables as TOML."""
+    import tomli_w  # seldom needed
+
+    found: dict[str, Any] = {}
     for key, template in content.items():
         if isinstance(template, dict):
             [(name, value)] = template.items()
-            pairs = [_filled([name, value], values)]
-            pairs = [pairs[0][i : i + 2] for i in range(0, len(pairs[0]), 2)]
-            tables += ["", f"[{key}]", *(f"{json.dumps(n)} = {json.dumps(v)}" for n, v in pairs)]
+            words = _filled([name, value], values)
+            found[key] = dict(zip(words[::2], words[1::2], strict=True))
         else:
             filled = _filled(template, values)
-            lines.append(
-                f"{key} = {json.dumps(filled if isinstance(template, list) else filled[0])}"
-            )
-    return "\n".join([*lines, *tables, ""])
+            found[key] = filled if isinstance(template, list) else filled[0]
+    text: str = tomli_w.dumps(found)
+    return text

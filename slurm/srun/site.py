@@ -16,7 +16,7 @@ from foundation.messages import shown
 from foundation.records import Record, validate
 from foundation.values import VariableName
 from slurm.launcher import LauncherError
-from slurm.srun.containers import Containers, ContainersOrRuntime, Runtime
+from slurm.srun.containers import Containers, ContainersOrRuntime, Runtime, Spoken
 
 
 def _option(text: str) -> str:
@@ -134,6 +134,12 @@ class Site(Record):
             return ""
         runtime = Runtime.load(self.containers.runtime)
         return runtime.prepare.format(image=runtime.named(container))
+
+    @staticmethod
+    def wrappers() -> dict[str, Spoken]:
+        """Programs that start a container around a rank's command, with their options."""
+        runtimes = {name: Runtime.load(name) for name in Runtime.shipped()}
+        return {name: each.spoken for name, each in runtimes.items() if not each.inside}
 
     @staticmethod
     def shipped() -> dict[str, str]:

@@ -7,20 +7,20 @@ from typing import Any
 from support.placement_cases import EPS
 
 STEPS = 10
-FEW_STEPS = 4
+FEW_STEPS = 3
 """Of the layouts that `make test` runs."""
 GLOBAL_BATCH = 16
 GRAD_CLIP = 0.5
-MODELS: dict[str, dict[str, Any]] = {
+SHALLOW: dict[str, dict[str, Any]] = {
     "gpt": {
-        "num_layers": 8,
+        "num_layers": 4,
         "hidden_size": 32,
         "num_heads": 8,
         "vocab_size": 64,
         "seq_length": 16,
     },
     "llama": {
-        "num_layers": 8,
+        "num_layers": 4,
         "hidden_size": 64,
         "num_heads": 16,
         "num_kv_heads": 8,
@@ -34,6 +34,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "tied_embeddings": False,
     },
 }
+DEEP = {f"deep-{name}": {**shape, "num_layers": 8} for name, shape in SHALLOW.items()}
+MODELS = SHALLOW | DEEP
 LAYOUTS = [
     (tp, pp, 8 // tp // pp) for tp in (1, 2, 4, 8) for pp in (1, 2, 4, 8) if tp * pp in (1, 2, 4, 8)
 ]
@@ -74,14 +76,14 @@ QUICK = [
     job("one rank", "llama", 1, mbs=8, gas=2),
     layout("gpt", 2, 1, 2, 2, sequence_parallel=True, recompute="selective", recompute_every=2),
     layout("llama", 2, 2, 2, 2, vpp=2, rank_order="tp-pp-cp-dp"),
-    layout("gpt", 1, 4, 1, 0, first_stage_layers=1, last_stage_layers=3),
+    layout("deep-gpt", 1, 4, 1, 0, first_stage_layers=1, last_stage_layers=3),
     layout(
-        "llama", 1, 2, 2, 3, vpp=2, first_stage_layers=6, recompute="full",
+        "deep-llama", 1, 2, 2, 3, vpp=2, first_stage_layers=6, recompute="full",
         pipeline_schedule="LoopedBFS",
     ),
     layout("gpt", 2, 2, 1, 0, vpp=2, pipeline_schedule="InterleavedZeroBubble"),
     layout("llama", 1, 2, 2, 1, recompute="full", pipeline_schedule="InterleavedZeroBubble"),
-    layout("llama", 2, 2, 1, 0, vpp=2, gas=4, pipeline_schedule="DualPipeV"),
+    layout("llama", 2, 2, 1, 0, vpp=2, gas=4, pipeline_schedule="ZBVZeroBubble"),
     layout("gpt", 1, 1, 2, 1, cp=2, recompute="selective"),
     layout("llama", 2, 1, 1, 3, cp=2, recompute="full", sequence_parallel=True),
 ]  # fmt: skip
@@ -90,35 +92,38 @@ QUICK = [
 def every_schedule() -> list[dict[str, Any]]:
     """What the sweeps over degrees leave out: schedules and uneven stages, on all 8 ranks."""
     return [
-        layout("gpt", 1, 4, 2, 1, first_stage_layers=1, last_stage_layers=3),
-        layout("llama", 1, 2, 4, 3, vpp=2, first_stage_layers=6, recompute="full"),
-        layout("gpt", 2, 1, 4, 2, sequence_parallel=True, recompute="selective", recompute_every=2),
-        layout("llama", 1, 2, 4, 3, vpp=2, pipeline_schedule="LoopedBFS", recompute="full"),
-        layout("gpt", 1, 4, 2, 1, vpp=2, gas=2, pipeline_schedule="LoopedBFS"),
-        layout("gpt", 2, 2, 2, 1, vpp=2, pipeline_schedule="InterleavedZeroBubble"),
+        layout("deep-gpt", 1, 4, 2, 1, first_stage_layers=1, last_stage_layers=3),
+        layout("deep-llama", 1, 2, 4, 3, vpp=2, first_stage_layers=6, recompute="full"),
         layout(
-            "llama", 2, 2, 2, 0, vpp=2, gas=8, sequence_parallel=True,
+            "deep-gpt", 2, 1, 4, 2, sequence_parallel=True, recompute="selective", recompute_every=2
+        ),
+        layout("deep-llama", 1, 2, 4, 3, vpp=2, pipeline_schedule="LoopedBFS", recompute="full"),
+        layout("deep-gpt", 1, 4, 2, 1, vpp=2, gas=2, pipeline_schedule="LoopedBFS"),
+        layout("deep-gpt", 2, 2, 2, 1, vpp=2, pipeline_schedule="InterleavedZeroBubble"),
+        layout(
+            "deep-llama", 2, 2, 2, 0, vpp=2, gas=8, sequence_parallel=True,
             pipeline_schedule="InterleavedZeroBubble",
         ),
-        layout("gpt", 1, 4, 2, 1, vpp=2, gas=2, pipeline_schedule="ZBVZeroBubble"),
-        layout("llama", 1, 4, 2, 0, vpp=2, first_stage_layers=2, pipeline_schedule="ZBVZeroBubble"),
-        layout("gpt", 1, 4, 2, 1, vpp=2, gas=8, pipeline_schedule="DualPipeV"),
-        layout("gpt", 2, 2, 1, 1, vpp=2, cp=2, gas=4, pipeline_schedule="DualPipeV"),
+        layout("deep-gpt", 1, 4, 2, 1, vpp=2, gas=2, pipeline_schedule="ZBVZeroBubble"),
+        layout(
+            "deep-llama", 1, 4, 2, 0, vpp=2, first_stage_layers=2, pipeline_schedule="ZBVZeroBubble"
+        ),
+        layout("deep-gpt", 2, 2, 1, 1, vpp=2, cp=2, gas=4, pipeline_schedule="ZBVZeroBubble"),
         *(
             layout(model, 2, 2, dp, zero_stage, cp=2 // dp, rank_order="tp-pp-cp-dp")
-            for model in MODELS
+            for model in DEEP
             for dp in (1, 2)
             for zero_stage in range(4)
         ),
         layout(
-            "llama", 1, 4, 2, 0, recompute="full", pipeline_schedule="InterleavedZeroBubble"
+            "deep-llama", 1, 4, 2, 0, recompute="full", pipeline_schedule="InterleavedZeroBubble"
         ),
     ]  # fmt: skip
 
 
 def every_layout() -> list[dict[str, Any]]:
     cases = []
-    for model in MODELS:
+    for model in DEEP:
         for tp, pp, dp in LAYOUTS:
             for zero_stage in range(4):
                 recompute = ("none", "selective", "full")[(tp + pp + zero_stage) % 3]
@@ -134,7 +139,7 @@ def every_layout() -> list[dict[str, Any]]:
 def every_context() -> list[dict[str, Any]]:
     """Each number of ranks on a sequence, beside each factorization of the others."""
     cases = []
-    for model in MODELS:
+    for model in DEEP:
         for cp in (2, 4, 8):
             for tp, pp, dp in LAYOUTS:
                 if dp % cp:
@@ -181,7 +186,7 @@ SPECIAL = [
     job("gas below pp", "gpt", 4, pp=4, mbs=8, gas=2),
     job(
         "gas by no pp",
-        "gpt",
+        "deep-gpt",
         3,
         pp=3,
         vpp=2,
@@ -210,7 +215,7 @@ SPECIAL = [
     ),
     WITHOUT_CLIP,
     job("buffers", "gpt", 4, {"buffers": True}, pp=4, mbs=1, gas=16),
-    job("buffers vpp", "gpt", 4, {"buffers": True}, pp=4, vpp=2, mbs=1, gas=16),
+    job("buffers vpp", "deep-gpt", 4, {"buffers": True}, pp=4, vpp=2, mbs=1, gas=16),
 ]
 MORE_SPECIAL = [
     *MORE_EIGHT_BITS,
@@ -224,7 +229,7 @@ WITHOUT_SOME = [
 GOLDFISH_REFERENCE = job("goldfish reference", "gpt", 0, **GOLDFISH)
 SCHEDULED: dict[str, Any] = {
     "optimizer": {"lr": 1e-2, "grad_clip": GRAD_CLIP, "eps": EPS},
-    "lr_scheduler": {"warmup_steps": 2, "total_steps": 4, "decay_type": "cosine"},
+    "lr_scheduler": {"warmup_steps": 1, "total_steps": 3, "decay_type": "cosine"},
 }
 SCHEDULES = [
     job("schedule mesh", "gpt", 4, tp=2, pp=2, mbs=8, gas=2, **SCHEDULED),
@@ -246,7 +251,7 @@ MORE_PACKED = [
         recompute="selective", **DOCUMENTS,
     ),
 ]  # fmt: skip
-PACKED_REFERENCES = [job("documents reference", model, 0, **DOCUMENTS) for model in MODELS]
+PACKED_REFERENCES = [job("documents reference", model, 0, **DOCUMENTS) for model in SHALLOW]
 VALIDATED: dict[str, Any] = {"validation": {"data": "unused", "freq": 2, "steps": 2}}
 VALIDATIONS = [
     job("validated zero3", "gpt", 4, cp=2, mbs=4, gas=2, zero_stage=3, **VALIDATED),

@@ -14,6 +14,7 @@ import numpy as np
 
 from search_spaces.known import framework_named
 from support.expected_parameters import Parameter, Ranks, in_order, stage_parameters
+from support.unit_exchanges import unit_exchanges
 from trainer.plan.axes import cp, dp, ep, grid, pp, tp
 from trainer.plan.axes.axis import Exchanges
 from trainer.plan.axes.dp import Cuts, Holders, Wires, state_exchanges
@@ -23,7 +24,7 @@ from trainer.plan.exchange import Exchange, Habits
 from trainer.plan.formats import Format
 from trainer.plan.jobs import RECOMPUTE, Jobs, jobs
 from trainer.plan.placement import Level, Placement, Topology
-from trainer.plan.shards import UnitLayout, fill, padded, unit_exchanges
+from trainer.plan.shards import UnitLayout, fill, padded
 from trainer.plan.sizes import Matrix, layer_matrices
 from trainer.plan.states import Degrees
 

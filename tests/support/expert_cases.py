@@ -27,17 +27,21 @@ MODELS: dict[str, dict[str, Any]] = {
     "softmax": {**SHAPE, "shared_ffn_hidden_size": 24, "ffn_hidden_size": 40, "dense_layers": 1},
     "sigmoid": {
         **SHAPE, "shared_ffn_hidden_size": 8, "activation": "gelu", "router_score": "sigmoid",
+        "num_layers": 2,
     },
     # Each token meets all experts, so that they are as balanced as the cost model takes them for.
     "balanced": {
         **SHAPE, "num_experts": 4, "experts_per_token": 4, "shared_ffn_hidden_size": 8,
+        "num_layers": 2,
     },
 }  # fmt: skip
+MODELS["deep-sigmoid"] = {**MODELS["sigmoid"], "num_layers": 4}
 BALANCE: dict[str, dict[str, Any]] = {
     "softmax": {"moe_aux_loss_coeff": 0.05},
     "sigmoid": {"moe_router_bias_update_rate": 0.01, "moe_aux_loss_coeff": 0.01},
     "balanced": {},
 }
+BALANCE["deep-sigmoid"] = BALANCE["sigmoid"]
 
 
 def case(model: str, ranks: int = 8, name: str = "", **values: Any) -> dict[str, Any]:
@@ -71,7 +75,7 @@ def case(model: str, ranks: int = 8, name: str = "", **values: Any) -> dict[str,
     }  # fmt: skip
 
 
-REFERENCES = [case("softmax", 0), case("sigmoid", 0)]
+REFERENCES = [case(model, 0) for model in ("softmax", "sigmoid", "deep-sigmoid")]
 SP: dict[str, Any] = {"tp": 2, "sequence_parallel": True}
 QUICK = [
     case("softmax", 4, ep=2, zero_stage=2),
@@ -100,20 +104,20 @@ def every_layout() -> list[dict[str, Any]]:
             values |= {"tp": tp, "sequence_parallel": True} if tp > 1 else {}
             values |= {k: v for k, v in (("pp", pp), ("cp", cp)) if v > 1}
             values["recompute"] = ("none", "selective", "full")[number % 3]
-            cases.append(case(("softmax", "sigmoid")[number % 2], **values))
+            cases.append(case(("softmax", "deep-sigmoid")[number % 2], **values))
     return [
         *cases,
         case("softmax", ep=2, pp=2, vpp=2, zero_stage=3, rank_order="tp-pp-cp-dp"),
-        case("sigmoid", ep=4, pp=2, vpp=2, pipeline_schedule="LoopedBFS", zero_stage=2, **SP),
-        case("sigmoid", ep=4, placement="hpz", ranks_per_node=4),
+        case("deep-sigmoid", ep=4, pp=2, vpp=2, pipeline_schedule="LoopedBFS", zero_stage=2, **SP),
+        case("deep-sigmoid", ep=4, placement="hpz", ranks_per_node=4),
         case("softmax", ep=2, placement="mics", ranks_per_node=4, recompute="full"),
         case("softmax", ep=2, weight_shard=2, gradient_shard=4, optimizer_shard=8),
-        case("sigmoid", ep=2, zero_stage=3, reduce_gradients="step", pp=2),
+        case("deep-sigmoid", ep=2, zero_stage=3, reduce_gradients="step", pp=2),
     ]
 
 
 EVERY = every_layout()
-SENT: dict[str, Any] = {"observe": {"traffic": True}}
+SENT: dict[str, Any] = {"observe": {"traffic": True}, "measured_steps": 1}
 BYTES = [
     case("balanced", 4, ep=2, zero_stage=2, recompute="full", **SENT),
     case("balanced", 4, ep=4, zero_stage=3, recompute="full", **SP, **SENT),

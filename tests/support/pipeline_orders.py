@@ -1,40 +1,31 @@
-"""Orders of torch's schedules whose stages go there and back, two on each rank."""
+"""The order of torch's ZBVZeroBubble, whose stages go there and back, two on each rank."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from torch.distributed.pipelining import ScheduleDualPipeV, ScheduleZBVZeroBubble
+from torch.distributed.pipelining import ScheduleZBVZeroBubble
 from torch.distributed.pipelining.schedules import BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD
 
-SCHEDULES: dict[str, Any] = {"ZBVZeroBubble": ScheduleZBVZeroBubble, "DualPipeV": ScheduleDualPipeV}
 
-
-def order(schedule: str, ranks: int, micro_batches: int, rank: int) -> list[Any]:
+def order(ranks: int, micro_batches: int, rank: int) -> list[Any]:
     """What a rank does, one after another."""
-    asked = SimpleNamespace(
+    asked: Any = SimpleNamespace(
         pp_group_size=ranks,
         num_stages=2 * ranks,
         _num_stages=2 * ranks,
         _n_microbatches=micro_batches,
     )
-    actions = SCHEDULES[schedule]._calculate_single_rank_operations(asked, rank)
-    return [*_each(actions)]
+    actions = ScheduleZBVZeroBubble._calculate_single_rank_operations(asked, rank)
+    return [action for action in actions if action is not None]
 
 
-def _each(actions: list[Any]) -> Iterator[Any]:
-    for action in actions:
-        if action is not None:
-            yield from action.sub_actions or (action,)
-
-
-def most_in_flight(schedule: str, ranks: int, micro_batches: int, rank: int) -> tuple[int, int]:
+def most_in_flight(ranks: int, micro_batches: int, rank: int) -> tuple[int, int]:
     """Chunks whose activations a rank holds at once, and those of the last stage among them."""
     held: set[tuple[int, int]] = set()
     most = of_last = 0
-    for action in order(schedule, ranks, micro_batches, rank):
+    for action in order(ranks, micro_batches, rank):
         key = (action.stage_index, action.microbatch_index)
         if action.computation_type == FORWARD:
             held.add(key)
@@ -45,13 +36,13 @@ def most_in_flight(schedule: str, ranks: int, micro_batches: int, rank: int) -> 
     return most, of_last
 
 
-def turns(schedule: str, ranks: int, micro_batches: int, inputs: int) -> float:
+def turns(ranks: int, micro_batches: int, inputs: int) -> float:
     """Length of a step in which a chunk's forward pass and its products for weights take 1 each.
 
     Args:
         inputs: turns of the pass for gradients of inputs.
     """
-    orders = [order(schedule, ranks, micro_batches, rank) for rank in range(ranks)]
+    orders = [order(ranks, micro_batches, rank) for rank in range(ranks)]
     clocks, ended, last = [0] * ranks, dict[tuple[str, int, int], int](), 2 * ranks - 1
     stuck = False
     while not stuck:

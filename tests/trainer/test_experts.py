@@ -97,7 +97,7 @@ def test_unequal_experts_send_nearly_what_is_priced_in_the_mean_over_ranks(
         ({"tune_kernels": True}, "times dense products; set it to false"),
         ({"precision": "fp8"}, "precision fp8: experts have no such products; set bf16"),
         (
-            {"pp": 2, "vpp": 2, "gas": 4, "pipeline_schedule": "DualPipeV"},
+            {"pp": 2, "vpp": 2, "gas": 4, "pipeline_schedule": "ZBVZeroBubble"},
             "experts' weight gradients cannot wait; set 1F1B or LoopedBFS",
         ),
         ({"tp": 2, "ep": 2}, "set sequence_parallel: true, and ep to a multiple of tp"),

@@ -11,49 +11,39 @@ import pytest
 from foundation.files import FileError
 from trainer.verify.plan import Check
 from workflows import main, verify_gpu
-from workflows.verify_gpu import NoGpuError, judged, limited, verify
+from workflows.verify_gpu import judged, limited, verify
 
 CHECKS = [
     Check("device", 1, "facts", 60, "check the driver"),
-    Check("quantization", 1, "quantization", 60, "install triton"),
     Check("nonsense", 1, "nonsense", 60, "do not search over it"),
     Check("later", 2, "facts", 60, ""),
 ]
 
 
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_kept_one_by_one_and_good_ones_are_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command ends with the list of what to fix, whichever part found it."""
     monkeypatch.setattr(verify_gpu, "planned", lambda gpus: iter(CHECKS))
-
-
-@pytest.mark.usefixtures("few")
-def test_results_are_kept_one_by_one_and_good_ones_are_not_measured_again(tmp_path: Path) -> None:
     out, said = tmp_path / "gpu.json", []
     (wrong,) = verify(out, "cpu", (1,), said.append)
     assert wrong.startswith("nonsense: ") and wrong.endswith("remedy: do not search over it")
     first = json.loads(out.read_text())["checks"]
-    assert [*first] == ["device", "quantization", "nonsense"]
-    assert verify(out, "cpu", (1, 2), said.append) == [wrong]
-    second = json.loads(out.read_text())["checks"]
-    assert second["quantization"] == first["quantization"]
-    assert second["later"]["status"] == "ok"
-    assert [line.split()[2] for line in said[:3]] == ["ok", "ok", "wrong"]
-
-
-@pytest.mark.usefixtures("few")
-def test_the_command_fails_with_the_list_of_what_to_fix(tmp_path: Path, capsys) -> None:
-    argv = ["verify-gpu", "--out", str(tmp_path / "gpu.json"), "--device", "cpu", "--part"]
-    assert main([*argv, "1"]) == 1
+    assert [*first] == ["device", "nonsense"]
+    assert [line.split()[2] for line in said] == ["ok", "wrong"]
+    assert main(["verify-gpu", "--out", str(out), "--device", "cpu", "--part", "2"]) == 1
     assert "remedy: do not search over it" in capsys.readouterr().out
-    assert main([*argv, "2"]) == 1  # what part 1 found is still to be fixed
+    second = json.loads(out.read_text())["checks"]
+    assert second["device"] == first["device"] and second["later"]["status"] == "ok"
+    again = len(said)
+    assert verify(out, "cpu", (1, 2), said.append) == [wrong]  # the bad one is tried again
+    assert [line.split()[2] for line in said[again:]] == ["ok", "wrong", "ok"]
 
 
 def test_without_a_gpu_it_says_what_helps(tmp_path: Path, capsys) -> None:
     assert main(["verify-gpu", "--out", str(tmp_path / "gpu.json")]) == 2
     said = capsys.readouterr().err
     assert "install the build for this cluster's GPUs" in said and "Traceback" not in said
-    with pytest.raises(NoGpuError):
-        verify(tmp_path / "gpu.json", "cuda", (1,))
 
 
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -7,10 +7,13 @@ projections of SwiGLU. GPT-2's matrices are transposed there.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+from foundation.documents import read_document
 from trainer.model.transformer import NORM_EPS
 from trainer.plan.limits import ConfigError
 from trainer.plan.model import ModelConfig
@@ -20,13 +23,16 @@ _LAYER = re.compile(r"blocks\.(\d+)\.(.+)\.(weight|bias)")
 
 @dataclass(frozen=True)
 class Architecture:
-    """One ``model_type``."""
+    """One ``model_type``; ``architectures.yaml`` says what its parts mean."""
 
+    class_name: str
     top: Mapping[str, str]
-    """Names outside of all layers; GPT-2 files may leave out ``transformer.``."""
-    layers: str  # what the names of layers begin with
-    inside: Mapping[str, tuple[str, ...]]  # by our name, theirs in the order that ours stacks
-    transposed: bool  # matrices of layers are (inputs, outputs)
+    layers: str
+    inside: Mapping[str, Sequence[str]]
+    fields: Mapping[str, str]
+    fixed: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    transposed: bool = False
 
     def sources(self, name: str) -> list[str]:
         """Their names for one of our parameters, in the order of its rows."""
@@ -41,90 +47,31 @@ class Architecture:
         return self.transposed and name.startswith("blocks.") and "norm" not in name
 
 
-LLAMA = Architecture(
-    top={
-        "embedding.weight": "model.embed_tokens.weight",
-        "norm.weight": "model.norm.weight",
-        "head.weight": "lm_head.weight",
-    },
-    layers="model.layers.",
-    inside={
-        "attention_norm": ("input_layernorm",),
-        "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "attention.query_norm": ("self_attn.q_norm",),
-        "attention.key_norm": ("self_attn.k_norm",),
-        "attention.out": ("self_attn.o_proj",),
-        "mlp_norm": ("post_attention_layernorm",),
-        "mlp.up": ("mlp.gate_proj", "mlp.up_proj"),
-        "mlp.down": ("mlp.down_proj",),
-    },
-    transposed=False,
-)
-GPT2 = Architecture(
-    top={
-        "embedding.weight": "transformer.wte.weight",
-        "positions.weight": "transformer.wpe.weight",
-        "norm.weight": "transformer.ln_f.weight",
-        "norm.bias": "transformer.ln_f.bias",
-    },
-    layers="transformer.h.",
-    inside={
-        "attention_norm": ("ln_1",),
-        "attention.qkv": ("attn.c_attn",),
-        "attention.out": ("attn.c_proj",),
-        "mlp_norm": ("ln_2",),
-        "mlp.up": ("mlp.c_fc",),
-        "mlp.down": ("mlp.c_proj",),
-    },
-    transposed=True,
-)
+@cache
+def _architectures() -> Mapping[str, Architecture]:
+    records = read_document(Path(__file__).with_name("architectures.yaml")).root.plain()
+    return {kind: Architecture(each.pop("class"), **each) for kind, each in records.items()}
 
 
 def architecture_of(model: ModelConfig) -> Architecture:
     """See ``ModelConfig.model_type``."""
-    return GPT2 if model.model_type() == "gpt2" else LLAMA
+    return _architectures()[model.model_type()]
 
 
 def config_of(model: ModelConfig) -> dict[str, Any]:
     """The ``config.json`` of a model."""
-    if architecture_of(model) is GPT2:
-        return {
-            "architectures": ["GPT2LMHeadModel"],
-            "model_type": "gpt2",
-            "vocab_size": model.vocab_size,
-            "n_positions": model.seq_length,
-            "n_embd": model.hidden_size,
-            "n_layer": model.num_layers,
-            "n_head": model.num_heads,
-            "n_inner": model.ffn_size,
-            "activation_function": "gelu_new",
-            "layer_norm_epsilon": NORM_EPS,
-            "tie_word_embeddings": True,
-            "torch_dtype": "float32",
-        }
-    kind = model.model_type()
-    found = {
-        "architectures": [f"{kind.capitalize()}ForCausalLM"],
-        "model_type": kind,
-        "vocab_size": model.vocab_size,
-        "max_position_embeddings": model.seq_length,
-        "hidden_size": model.hidden_size,
-        "intermediate_size": model.ffn_size,
-        "num_hidden_layers": model.num_layers,
-        "num_attention_heads": model.num_heads,
-        "num_key_value_heads": model.kv_heads,
-        "head_dim": model.head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": NORM_EPS,
-        "rope_theta": model.rope_theta,
-        "tie_word_embeddings": model.tied_embeddings,
+    found, rope = architecture_of(model), rope_of(model)
+    return {
+        "architectures": [found.class_name],
+        "model_type": model.model_type(),
+        **{
+            key: NORM_EPS if ours == "norm_eps" else getattr(model, ours)
+            for key, ours in found.fields.items()
+        },
+        **found.fixed,
         "torch_dtype": "float32",
+        **({"rope_scaling": rope} if len(rope) > 1 else {}),
     }
-    if kind != "qwen2":  # whose biases have no key
-        found["attention_bias"] = False
-    found |= {"mlp_bias": False} if kind == "llama" else {"use_sliding_window": False}
-    rope = rope_of(model)
-    return found | ({"rope_scaling": rope} if len(rope) > 1 else {})
 
 
 def rope_of(model: ModelConfig) -> dict[str, Any]:
@@ -140,24 +87,6 @@ def rope_of(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-_LLAMA: dict[str, Any] = {
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10_000.0,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "tie_word_embeddings": False,
-}
-_OTHERWISE: dict[str, dict[str, Any]] = {
-    "llama": {**_LLAMA, "mlp_bias": False},
-    "qwen2": {**_LLAMA, "use_sliding_window": False},
-    "qwen3": {**_LLAMA, "use_sliding_window": False, "head_dim": 128},
-    "gpt2": {
-        "layer_norm_epsilon": 1e-5,
-        "activation_function": "gelu_new",
-        "tie_word_embeddings": True,
-    },
-}
-"""Defaults of ``transformers`` for keys that a file lacks."""
 _AT_LEAST = ("max_position_embeddings", "n_positions")  # a shorter sequence reads fewer of them
 _AT_MOST = ("vocab_size",)  # ours may be rounded up
 _NO_MATTER = ("architectures", "torch_dtype", "rope_scaling")
@@ -170,7 +99,8 @@ def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
         ConfigError: if it is not; names the keys and both values.
     """
     wanted = config_of(model) | rope_of(model)
-    known = {**_OTHERWISE.get(str(given.get("model_type")), {}), **given}
+    there = _architectures().get(str(given.get("model_type")))
+    known = {**(there.defaults if there else {}), **given}
     rope = known.get("rope_parameters") or known.get("rope_scaling") or {}
     known["rope_type"] = rope.get("type", "default")
     known |= rope
@@ -186,15 +116,15 @@ def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
             known[key] = factor * known[other]
     wrong = []
     for key, ours in wanted.items():
-        there = known.get(key)
+        theirs = known.get(key)
         if key in _NO_MATTER:
             continue
         if key in _AT_LEAST or key in _AT_MOST:
             less = -1 if key in _AT_MOST else 1
-            if isinstance(there, int) and less * ours <= less * there:
+            if isinstance(theirs, int) and less * ours <= less * theirs:
                 continue
-        elif there == ours:
+        elif theirs == ours:
             continue
-        wrong.append(f"{key} is {there!r} there and {ours!r} here")
+        wrong.append(f"{key} is {theirs!r} there and {ours!r} here")
     if wrong:
         raise ConfigError(f"is of another model: {'; '.join(wrong)}")

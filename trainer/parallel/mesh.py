@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from trainer.parallel.collectives import Group, Traffic
@@ -76,7 +76,7 @@ class Holders:
 class Mesh:
     """This rank among all, and its groups; ``trainer.plan.axes`` has the order of the axes."""
 
-    device: DeviceMesh
+    device_type: str
     axes: Axes
     topology: Topology
     placement: Placement
@@ -149,7 +149,7 @@ class Mesh:
         """
         if size == 1:
             return None
-        if self.device.device_type != "cpu":
+        if self.device_type != "cpu":
             stream = "main"
         if size == self.states.size and stream == "main":
             return self.states.group
@@ -173,7 +173,12 @@ def build_mesh(
     topology = config.topology(world_size, local_world_size)
     axes = config.axes(world_size)
     timeout = timedelta(seconds=config.collective_timeout_s)
-    mesh, found = _device_mesh(device_type, axes, topology, traffic, timeout)
+    found = {}
+    for name, size in axes.of_states.sizes.items():
+        every = axes.of_states.groups(name)
+        group = _subgroup(every, topology, traffic, timeout, own=False) if size > 1 else None
+        place = axes.of_states.place(dist.get_rank(), name)
+        found[name] = Axis(name, size, place, group)
     embedding = context = experts = None
     if config.model.tied_embeddings and config.pp > 1 and not config.stages.folded:
         ends = [[stages[0], stages[-1]] for stages in axes.groups("pp")]
@@ -186,7 +191,7 @@ def build_mesh(
         every = [ranks for ranks in dealt if axes.place(ranks[0], "tp") == 0]
         experts = _subgroup(every, topology, traffic, timeout)
     return Mesh(
-        device=mesh,
+        device_type=device_type,
         axes=axes,
         topology=topology,
         placement=config.place(world_size, local_world_size),
@@ -204,30 +209,29 @@ def build_mesh(
     )
 
 
-def _device_mesh(
-    device_type: str, axes: Axes, topology: Topology, traffic: Traffic, timeout: timedelta
-) -> tuple[DeviceMesh, dict[str, Axis]]:
-    """torch's mesh, and its axes by name."""
-    sizes = {name: axes.of_states.sizes[name] for name in axes.of_states.outermost_first}
-    mesh = init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    found = {}
-    for name, size in sizes.items():
-        group = None
-        if size > 1:
-            handle = mesh.get_group(name)
-            _set_pg_timeout(timeout, handle)  # torch gives it its own timeout, not the world's
-            group = _group(handle, topology, traffic)
-        found[name] = Axis(name, size, mesh.get_local_rank(name), group)
-    return mesh, found
-
-
 def _subgroup(
-    every: list[list[int]], topology: Topology, traffic: Traffic, timeout: timedelta
+    every: list[list[int]],
+    topology: Topology,
+    traffic: Traffic,
+    timeout: timedelta,
+    own: bool = True,
 ) -> Group | None:
-    """This rank's group of these, which have no rank in common; None if it is in none."""
-    handle, _ = dist.new_subgroups_by_enumeration(every, timeout=timeout)
-    inside = any(dist.get_rank() in ranks for ranks in every)
-    return _group(handle, topology, traffic) if inside else None
+    """This rank's group of these, which have no rank in common; None if it is in none.
+
+    One call for all of them, however many: NCCL and RCCL split them off the world, elsewhere only
+    a group's members make it. A group of all ranks is the world, unless it must be its ``own``.
+    """
+    mine = next((ranks for ranks in every if dist.get_rank() in ranks), None)
+    world = dist.distributed_c10d._get_default_group()
+    handle: dist.ProcessGroup | None = None
+    if not own and len(every[0]) == world.size():
+        handle = world
+        _set_pg_timeout(timeout, handle)  # it may have torch's own
+    elif world.bound_device_id is not None and torch.accelerator.is_available():
+        handle = dist.split_group(split_ranks=every, timeout=timeout)
+    elif mine is not None:
+        handle = dist.new_group(mine, timeout=timeout, use_local_synchronization=True)
+    return None if handle is None else _group(handle, topology, traffic)
 
 
 def _group(handle: dist.ProcessGroup, topology: Topology, traffic: Traffic) -> Group:

@@ -13,16 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleDualPipeV,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleLoopedBFS,
-    ScheduleZBVZeroBubble,
-)
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
 from trainer.model.deferred import DeferredKernels
 from trainer.model.transformer import Stage
@@ -131,25 +123,17 @@ def _stage_io(config: TrainConfig, mesh: Mesh, stage: Stage, dtype: torch.dtype)
     }
 
 
-_BY_NAME: dict[str, Callable[..., Any]] = {
-    "LoopedBFS": ScheduleLoopedBFS,
-    "InterleavedZeroBubble": ScheduleInterleavedZeroBubble,
-    "ZBVZeroBubble": ScheduleZBVZeroBubble,
-    "DualPipeV": ScheduleDualPipeV,
-}
-
-
 def _schedule(config: TrainConfig, parts: list[_LeanStage], loss_fn: LossFn) -> Any:
-    options: dict[str, Any] = {"loss_fn": loss_fn, "scale_grads": False}
-    if config.pipeline_schedule in _BY_NAME:
-        return _BY_NAME[config.pipeline_schedule](parts, config.gas, **options)
-    if config.vpp > 1:
-        return ScheduleInterleaved1F1B(parts, config.gas, **options)
-    if config.gas >= config.pp:
-        return Schedule1F1B(parts[0], config.gas, **options)
-    # torch's 1F1B refuses fewer micro-batches than stages; with so few, all of them are in flight
-    # at once in either schedule.
-    return ScheduleGPipe(parts[0], config.gas, **options)
+    name: str = config.pipeline_schedule
+    if name == "1F1B" and config.vpp > 1:
+        name = "Interleaved1F1B"
+    elif name == "1F1B" and config.gas < config.pp:
+        # torch's 1F1B refuses fewer micro-batches than stages; with so few, all of them are in
+        # flight at once in either schedule.
+        name = "GPipe"
+    kind = get_schedule_class(name)
+    several = issubclass(kind, PipelineScheduleMulti)
+    return kind(parts if several else parts[0], config.gas, loss_fn=loss_fn, scale_grads=False)
 
 
 class Pipeline:

@@ -198,4 +198,4 @@ def parallelize(stage: Stage, mesh: Mesh, config: TrainConfig, kernels: Kernels)
             if isinstance(module, Mlp):
                 plan |= {f"blocks.{path}.{name}": style for name, style in styles.items()}
     present = {k: v for k, v in plan.items() if "." in k or getattr(stage, k) is not None}
-    parallelize_module(stage, mesh.device["tp"], present)
+    parallelize_module(stage, DeviceMesh.from_group(group.handle, mesh.device_type), present)

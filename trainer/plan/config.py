@@ -21,7 +21,7 @@ from trainer.plan.axes.mesh import (
     ordered,
     ranks_of_replica,
 )
-from trainer.plan.fields import DEFERRING_SCHEDULES, FOLDED_SCHEDULES, Choices, Settings
+from trainer.plan.fields import DEFERRING_SCHEDULES, FOLDED_SCHEDULE, Choices, Settings
 from trainer.plan.formats import Format
 from trainer.plan.limits import ConfigError, Ranks, Steps
 from trainer.plan.model import ModelConfig
@@ -112,7 +112,7 @@ class TrainConfig(Settings, Choices):
     @property
     def stages(self) -> StageLayout:
         """Pipeline stages; one without a pipeline."""
-        folded = self.pp > 1 and self.pipeline_schedule in FOLDED_SCHEDULES
+        folded = self.pp > 1 and self.pipeline_schedule == FOLDED_SCHEDULE
         first, last = self.first_stage_layers, self.last_stage_layers
         return StageLayout(self.pp, self.vpp, self.model.num_layers, first, last, folded)
 

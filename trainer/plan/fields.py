@@ -32,12 +32,10 @@ from trainer.plan.states import BUCKET_ELEMENTS
 Recompute = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 """Compute format of layers; fp8: of their matrix products, all else in bf16."""
-PipelineSchedule = Literal[
-    "1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"
-]
-FOLDED_SCHEDULES: tuple[PipelineSchedule, ...] = ("ZBVZeroBubble", "DualPipeV")
-"""Schedules whose stages run over the ranks and back: the first rank also has the last stage."""
-DEFERRING_SCHEDULES: tuple[PipelineSchedule, ...] = ("InterleavedZeroBubble", *FOLDED_SCHEDULES)
+PipelineSchedule = Literal["1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble"]
+FOLDED_SCHEDULE: PipelineSchedule = "ZBVZeroBubble"
+"""Schedule whose stages run over the ranks and back: the first rank also has the last stage."""
+DEFERRING_SCHEDULES: tuple[PipelineSchedule, ...] = ("InterleavedZeroBubble", FOLDED_SCHEDULE)
 """Schedules that compute weight gradients apart from input gradients."""
 RankOrder = Literal["tp-cp-dp-pp", "tp-pp-cp-dp"]
 Preset = Literal["zero0", "zero1", "zero2", "zero3", "hpz", "mics", "zero++", "zero_topo"]

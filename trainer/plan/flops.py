@@ -12,6 +12,11 @@ a full matrix but not a window. Integers for one model, or columns.
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import Dimensions, Size, model_weights, table_weights
 
 
@@ -77,3 +82,37 @@ def hardware_flops(model: Dimensions, global_batch: Size, recompute: Size) -> Si
     full, selective = recompute == "full", recompute == "selective"
     repeated = full * _layers(model) + selective * model.num_layers * _attention_core(model)
     return model_flops(model, global_batch) + global_batch * repeated
+
+
+def speed(
+    model: ModelConfig,
+    world_size: int,
+    dp: int,
+    batch: int,
+    measured: Sequence[float],
+    executed: float,
+) -> dict[str, Any]:
+    """Rates per second, each from the median of the measured steps.
+
+    Args:
+        model: that is trained.
+        world_size: ranks, of which ``dp`` are data-parallel.
+        dp: see there.
+        batch: sequences of a step over all replicas.
+        measured: seconds of each step.
+        executed: FLOPs of a step, with recomputation.
+    """
+    median = statistics.median(measured)
+    tera_per_gpu = 1e12 * median * world_size
+    tokens_per_second = batch * model.seq_length / median
+    return {
+        "tflops_per_gpu": model_flops(model, batch) / tera_per_gpu,
+        "hardware_tflops_per_gpu": executed / tera_per_gpu,
+        "tokens_per_second": tokens_per_second,
+        "tokens_per_second_per_gpu": tokens_per_second / world_size,
+        "samples_per_second": batch / median,
+        "step_time_s": {"median": median, "all": list(measured)},
+        "dp": dp,
+        "global_batch_size": batch,
+        "parameters": model.num_parameters,
+    }

@@ -39,9 +39,7 @@ RECOMPUTE = codes_of(fields.Choices, "recompute")
 NONE, SELECTIVE, FULL = RECOMPUTE.values()
 SCHEDULES = codes_of(fields.Choices, "pipeline_schedule")
 ONE_F_ONE_B, BREADTH_FIRST = SCHEDULES["1F1B"], SCHEDULES["LoopedBFS"]
-ZERO_BUBBLE = SCHEDULES["InterleavedZeroBubble"]
-ZERO_BUBBLE_V, DUAL_PIPE_V = SCHEDULES["ZBVZeroBubble"], SCHEDULES["DualPipeV"]
-_FOLDED = [SCHEDULES[word] for word in fields.FOLDED_SCHEDULES]
+ZERO_BUBBLE, ZERO_BUBBLE_V = SCHEDULES["InterleavedZeroBubble"], SCHEDULES["ZBVZeroBubble"]
 _DEFERRING = [SCHEDULES[word] for word in fields.DEFERRING_SCHEDULES]
 DISPATCHERS = codes_of(fields.OtherChoices, "moe_token_dispatcher")
 ALL_TO_ALL, FLEX = DISPATCHERS.values()
@@ -270,7 +268,7 @@ class Jobs:
     @cached_property
     def folded(self) -> Mask:
         """Whether the schedule places the first and the last stage on the same pipeline rank."""
-        return np.isin(self.options.schedule, _FOLDED) & (self.layout.pp > 1)
+        return np.asarray((self.options.schedule == ZERO_BUBBLE_V) & (self.layout.pp > 1))
 
     @cached_property
     def defers_weight_gradients(self) -> Mask:

@@ -23,7 +23,6 @@ from trainer.plan.states import (
     degree_among,
     in_flat_buckets,
     masters_are_weights,
-    state_bytes,
 )
 
 
@@ -183,16 +182,3 @@ class Placement:
         in_float32 = weights.format == Format.FP32
         alike = masters_are_weights(found, in_float32, not found.fully_sharded)
         return replace(found, weights_are_master=bool(alike))
-
-    def bytes_per_rank(self, parameters: int) -> dict[str, float]:
-        """Bytes of each state on one rank, with ``parameters`` left to it by tp and pp; see
-        ``state_bytes``."""
-        found = state_bytes(
-            parameters,
-            self,
-            weight_bytes=self.weights.format.bits / 8,
-            secondary_bytes=self.secondary.format.bits / 8 if self.secondary else 0.0,
-            gradient_bytes=self.gradients.format.bits / 8,
-            one_copy=self.weights_are_master,
-        )
-        return {name: float(value) for name, value in found.items()}

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
-from trainer.plan.axes.dp import Cuts, Holders, Wires, state_exchanges
-from trainer.plan.exchange import Exchange
 from trainer.plan.formats import BLOCK, Format
 from trainer.plan.placement import Placement
-from trainer.plan.states import Degrees
 
 Shape = tuple[int, ...]
 ROW = 1024
@@ -203,47 +200,3 @@ def padded(bucket: Sequence[_Sized], shares: int) -> int:
     """Elements of a bucket padded for ``shares`` ranks."""
     used = sum(member.numel for member in bucket)
     return -(-used // (shares * ROW)) * shares * ROW
-
-
-def unit_exchanges(
-    unit: UnitLayout, holders: Holders, gathers: tuple[int, int], reductions: int
-) -> Iterator[Exchange]:
-    """Exact collectives of one rank per step for one unit.
-
-    Quantized gradients take an all-to-all within the node, then one across nodes (Wang et al. 2023,
-    section 4.3). Updated weights are gathered between slices of a piece, then between pieces.
-
-    Args:
-        unit: memory layout.
-        holders: ranks with the same parameters.
-        gathers: per step, from the primary shards and from the secondary copy.
-        reductions: gradient reductions per step.
-    """
-    placement = unit.placement
-    rows, copied = unit.secondary if placement.secondary is not None else (0, 0)
-    copy = secondary_wire(placement) if placement.secondary is not None else Format.FP32
-    gather, reduce = placement.gather_format.num_bytes, placement.reduce_format.num_bytes
-    degree = placement.gradients.degree
-    whole = state_exchanges(
-        holders,
-        # Gathers read the stored weights, which may be sharded where those in use are not.
-        Degrees(unit.ranks, placement.secondary_shard, degree, placement.optimizer_shard),
-        Cuts(unit.used, copied, unit.piece, unit.slice),
-        Wires(gather, lambda n: rows * copy.num_bytes(n), reduce, sum_format(placement).num_bytes),
-        gathers,
-        reductions,
-    )
-    yield whole.weights
-    yield whole.secondary
-    stride, rest = 1, degree
-    for hop in unit.hops if placement.reduce_format.quantized else (degree,):
-        rest //= hop
-        num_bytes = hop * reduce(rest * unit.piece)
-        yield replace(whole.gradients, group=holders.group(hop, stride), num_bytes=num_bytes)
-        stride *= hop
-    yield whole.gradient_scatter
-    yield whole.gradient_sum
-    one = gather(unit.slice)
-    across, within = holders.group(unit.slices, degree), holders.group(unit.pieces, unit.ranks)
-    yield replace(whole.publish, group=across, num_bytes=unit.slices * one)
-    yield replace(whole.publish, group=within, num_bytes=unit.pieces * unit.slices * one)

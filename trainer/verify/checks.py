@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -20,6 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from foundation.files import finite
 from trainer.model.initialize import initialize
 from trainer.model.transformer import Stage, attend, for_each_query, own_document
 from trainer.plan.config import TrainConfig
@@ -85,9 +85,9 @@ def attention(device: Device) -> Figures:
     for dtype, masked, grouped in kinds:
         name = f"{str(dtype)[6:]}{', masked' if masked else ''}{', grouped' if grouped else ''}"
         generator = torch.Generator().manual_seed(1)
-        shapes = [(256, 2, heads, 64) for heads in (8, *(2 * (2 if grouped else 8,)))]
+        shapes = [(192, 2, heads, 64) for heads in (4, *(2 * (2 if grouped else 4,)))]
         exact = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
-        seen = own_document(_two_documents(2, 256), torch.float64)
+        seen = own_document(_two_documents(2, 192), torch.float64)
         mask = seen if masked else None
         own = not device.has_grouped_attention(dtype, 64, masked)
         inputs = [x.to(device.torch, dtype).requires_grad_() for x in exact]
@@ -288,9 +288,4 @@ def run(kind: str, settings: dict[str, Any], device_name: str) -> Figures:
         return {"status": "refused", "message": str(error)}
     except Exception as error:
         return {"status": "wrong", "message": f"{type(error).__name__}: {error}"[:2000]}
-    return {"status": "ok", **{key: _plain(value) for key, value in figures.items()}}
-
-
-def _plain(value: Any) -> Any:
-    """The value as JSON has it: no NaN."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return {"status": "ok", **finite(figures)}

@@ -6,8 +6,8 @@ from typing import Any
 
 _LLAMA = {"norm": "rmsnorm", "positions": "rotary", "activation": "swiglu", "linear_bias": False}
 TINY = {
-    **_LLAMA, "num_layers": 2, "hidden_size": 256, "num_heads": 8, "num_kv_heads": 2,
-    "ffn_hidden_size": 512, "vocab_size": 512, "seq_length": 256, "tied_embeddings": False,
+    **_LLAMA, "num_layers": 2, "hidden_size": 128, "num_heads": 4, "num_kv_heads": 2,
+    "ffn_hidden_size": 256, "vocab_size": 256, "seq_length": 64, "tied_embeddings": False,
 }  # fmt: skip
 # Layers of Llama 3.2 1B and Llama 3.1 8B, with their vocabulary, so few that states fit one GPU.
 SIZES: dict[str, dict[str, Any]] = {

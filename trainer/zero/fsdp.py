@@ -72,7 +72,7 @@ class ShardedWeights:
         Makes all groups of a unit: this rank's stages may have none of these parameters.
         """
         group = unit_groups(self._layout(holders, ()), holders).gather
-        return DeviceMesh.from_group(group.handle, self.mesh.device.device_type)
+        return DeviceMesh.from_group(group.handle, self.mesh.device_type)
 
     def _place(self, stage: Stage, config: TrainConfig) -> list[FsdpUnit]:
         """Allocate and initialize a stage unit by unit, and put each under FSDP2."""

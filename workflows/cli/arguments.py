@@ -6,6 +6,7 @@ import os
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -106,6 +107,14 @@ def command(commands: Commands, name: str, handler: Handler, text: str) -> Parse
 def launcher_options(arguments: Namespace, num_nodes: int) -> slurm.LauncherOptions:
     """The options that ``add_launcher`` has added, for trials of so many nodes."""
     return slurm.LauncherOptions(num_nodes, arguments.site, arguments.hostfile, arguments.exclude)
+
+
+def launched(arguments: Namespace, num_nodes: int) -> closing[slurm.Launcher]:
+    """The launcher that these options name; a context, at whose end it is closed."""
+    from workflows.launching import launcher_name
+
+    options = launcher_options(arguments, num_nodes)
+    return closing(slurm.make_launcher(launcher_name(arguments.launcher), options))
 
 
 def check_site(arguments: Namespace) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
-from contextlib import closing
 from pathlib import Path
 
-import slurm
 import trainer
 from workflows.cli.arguments import (
     Commands,
@@ -15,7 +13,7 @@ from workflows.cli.arguments import (
     check_site,
     command,
     folder,
-    launcher_options,
+    launched,
     path,
     positive,
 )
@@ -57,7 +55,6 @@ def add_commands(commands: Commands) -> None:
 
 def preflight(arguments: Namespace) -> int:
     from workflows import preflight as measuring
-    from workflows.launching import launcher_name
 
     check_site(arguments)
     name = measuring.cluster_name(os.environ)
@@ -68,9 +65,7 @@ def preflight(arguments: Namespace) -> int:
         raise UsageError(f"{out} exists: choose another --out, or remove it")
     if not out.absolute().parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
-    chosen = launcher_name(arguments.launcher)
-    options = launcher_options(arguments, arguments.nodes or 1)
-    with closing(slurm.make_launcher(chosen, options)) as launcher:
+    with launched(arguments, arguments.nodes or 1) as launcher:
         nodes = arguments.nodes or len(launcher.nodes())
         if nodes > len(launcher.nodes()):
             raise UsageError(f"--nodes {nodes}: the allocation has {len(launcher.nodes())}")

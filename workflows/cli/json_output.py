@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Any
+
+from foundation.files import finite
 
 if TYPE_CHECKING:
     from analysis import Ranking, Run, Scaled, Trial
@@ -31,7 +32,7 @@ def print_json(command: str, content: Mapping[str, Any]) -> None:
     Keys may come within a version; a new version comes when one goes or means something else.
     """
     schema = {"schema": {"command": command, "version": VERSION}}
-    print(json.dumps(_plain(schema | {**content}), indent=2, allow_nan=False))
+    print(json.dumps(finite(schema | {**content}), indent=2, allow_nan=False))
 
 
 def of_check(report: CheckReport, expected: str) -> dict[str, Any]:
@@ -158,14 +159,3 @@ def of_explanation(run: Run, trial: Trial, lines: list[str]) -> dict[str, Any]:
 
 def _rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _plain(value: Any) -> Any:
-    """The value in JSON's types, without numpy, infinity and NaN."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if hasattr(value, "item"):  # numpy's
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
-from contextlib import closing
 from pathlib import Path
 from shlex import join, quote
 
@@ -19,7 +18,7 @@ from workflows.cli.arguments import (
     check_site,
     command,
     folder,
-    launcher_options,
+    launched,
     path,
     positive,
     tokens,
@@ -80,17 +79,16 @@ def add_commands(commands: Commands) -> None:
 
 
 def try_out(arguments: Namespace) -> int:
-    from workflows.launching import launcher_name, refuse_too_many_ranks
+    from workflows.launching import refuse_too_many_ranks
     from workflows.try_out import choose, try_out, values_of
 
     space = search_spaces.load_space(arguments.space)
     given = values_of(space, arguments.config)
-    name = arguments.launcher
     config = choose(space, given, space.widths[-1])
     needed = space.num_nodes(config)
-    refuse_too_many_ranks(Path(space.file), name, needed * space.ranks_per_node)
-    options = launcher_options(arguments, needed)
-    with closing(slurm.make_launcher(launcher_name(name), options)) as launcher:
+    ranks = needed * space.ranks_per_node
+    refuse_too_many_ranks(Path(space.file), arguments.launcher, ranks)
+    with launched(arguments, needed) as launcher:
         lines = try_out(space, config, launcher, arguments.out)
         while True:
             try:
@@ -166,7 +164,7 @@ def export(arguments: Namespace) -> None:
 
 
 def train(arguments: Namespace) -> int:
-    from workflows.launching import launcher_name, refuse_too_many_ranks
+    from workflows.launching import refuse_too_many_ranks
     from workflows.train import Longer, dry_run, train_best
 
     if arguments.elastic:
@@ -181,13 +179,11 @@ def train(arguments: Namespace) -> int:
         )
     check_site(arguments)
     best = analysis.Best.read(arguments.best)
-    chosen = launcher_name(arguments.launcher)
     refuse_too_many_ranks(best.path, arguments.launcher, best.num_nodes * best.ranks_per_node)
     if arguments.save_interval and arguments.save is None:
         raise UsageError("--save-interval needs --save")
     longer = Longer(arguments.steps, arguments.save, arguments.save_interval)
-    options = launcher_options(arguments, best.num_nodes)
-    with closing(slurm.make_launcher(chosen, options)) as launcher:
+    with launched(arguments, best.num_nodes) as launcher:
         if arguments.dry_run:
             print(dry_run(best, launcher, arguments.out, longer))
             return 0
@@ -196,7 +192,6 @@ def train(arguments: Namespace) -> int:
 
 def _train_elastic(arguments: Namespace) -> int:
     from workflows.elastic import Searched, train_elastic
-    from workflows.launching import launcher_name
 
     if arguments.tokens is None:
         raise UsageError("--elastic needs --tokens: how many to train on")
@@ -210,10 +205,8 @@ def _train_elastic(arguments: Namespace) -> int:
     check_site(arguments)
     given: Path = arguments.best
     run = given if given.is_dir() else analysis.RunFolder.holding(given).path
-    searched = Searched.of(run)
-    options = launcher_options(arguments, searched.space.widths[-1])
-    with closing(slurm.make_launcher(launcher_name(arguments.launcher), options)) as launcher:
-        how = arguments.tokens, arguments.save, arguments.avoid_slow
+    how = arguments.tokens, arguments.save, arguments.avoid_slow
+    with launched(arguments, Searched.of(run).space.widths[-1]) as launcher:
         return train_elastic(run, launcher, arguments.out, *how)
 
 

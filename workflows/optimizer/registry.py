@@ -37,11 +37,6 @@ class PolicyError(ValueError):
     """A policy that cannot search this space here; the message names the remedy."""
 
 
-def policy_names() -> list[str]:
-    """Every policy that there is, meshtune's own first."""
-    return POLICIES.names()
-
-
 def make_policy(
     space: SearchSpace,
     seed: int,

@@ -2,74 +2,46 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
 
 from analysis import StartUp
+from foundation.documents import plain_scalar
 from foundation.messages import nearest
-from foundation.values import seconds
+from foundation.records import Record, wrong_value
+from foundation.values import Duration
 from search_spaces import SearchSpace
 from slurm import SimulatedCluster
 
 MOST_NODES = 200_000  # no cluster has more; each has a name and a speed, which take memory
 DEFAULT_TRIALS = 8  # widest trials at once: with more, none would learn from another
+_TRUTH = ("model_error", "misfit")  # distance from the cost model
+Share = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(ge=0)]
 
 
 class SimulationError(ValueError):
     """Unusable simulation settings; the message names the remedy."""
 
 
-def _reader(
-    kind: Callable[[str], float], accepted: str, fits: Callable[[float], bool]
-) -> Callable[[str], float]:
-    """Reads a number, or raises ValueError with what is accepted."""
+class _Settings(Record):
+    """Settings by their keys; those that are not given are the cluster's own."""
 
-    def read(text: str) -> float:
-        with suppress(ValueError):
-            if fits(value := kind(text)):
-                return value
-        raise ValueError(f"accepted {accepted}")
-
-    return read
-
-
-def _whole(text: str) -> int:
-    return int(text) if text.isdecimal() else -1
-
-
-_share = _reader(float, "a share from 0 to 1", lambda value: 0 <= value <= 1)
-_rate = _reader(float, "a number of 0 or more", lambda value: 0 <= value < math.inf)
-_count = _reader(_whole, "a whole number above 0", lambda value: value >= 1)
-_nodes = _reader(
-    _whole,
-    f"a whole number above 0, up to {MOST_NODES:,}: no cluster has more",
-    lambda value: 1 <= value <= MOST_NODES,
-)
-_seed = _reader(_whole, "a whole number of 0 or more", lambda value: value >= 0)
-
-
-def _duration(text: str) -> float:
-    return seconds(float(text) if text.isdecimal() else text)
-
-
-_TRUTH = ("model_error", "misfit")  # distance from the cost model
-_READERS: dict[str, Callable[[str], Any]] = {
-    "nodes": _nodes,
-    "seed": _seed,
-    "start_up": _duration,
-    "noise": _rate,
-    "node_noise": _rate,
-    "crash": _share,
-    "hang": _share,
-    "launch_failure": _share,
-    "node_failures_per_day": _rate,
-    "repair": _duration,
-    "time": _duration,
-    "max_concurrent": _count,
-    **dict.fromkeys(_TRUTH, _rate),
-}
+    nodes: int = Field(default=1, ge=1, le=MOST_NODES)
+    seed: int = Field(default=0, ge=0)
+    start_up_s: Duration = Field(default=0.0, alias="start_up")
+    noise: Rate = 0.0
+    node_noise: Rate = 0.0
+    crash: Share = 0.0
+    hang: Share = 0.0
+    launch_failure: Share = 0.0
+    node_failures_per_day: Rate = 0.0
+    repair_s: Duration = Field(default=0.0, alias="repair")
+    time_s: Duration = Field(default=0.0, alias="time")
+    max_concurrent: int = Field(default=1, ge=1)
+    model_error: Rate = 0.0
+    misfit: Rate = 0.0
 
 
 def parse_options(space: SearchSpace, text: str) -> tuple[SimulatedCluster, dict[str, float]]:
@@ -84,16 +56,18 @@ def parse_options(space: SearchSpace, text: str) -> tuple[SimulatedCluster, dict
     nodes = min(known or most, most)
     fields: dict[str, Any] = {"nodes": nodes, "start_up_s": StartUp.expected(space).base_s}
     fields |= dict.fromkeys(_TRUTH, 0.0)
+    keys = [field.alias or name for name, field in _Settings.model_fields.items()]
     for item in filter(None, text.split(",")):
         key, _, value = item.partition("=")
-        if key not in _READERS:
+        if key not in keys:
             raise SimulationError(
-                f"--simulate {item}: accepted KEY=VALUE,... with {', '.join(_READERS)}"
-                f"{nearest(key, [*_READERS])}"
+                f"--simulate {item}: accepted KEY=VALUE,... with {', '.join(keys)}"
+                f"{nearest(key, keys)}"
             )
         try:
-            fields[f"{key}_s" if _READERS[key] is _duration else key] = _READERS[key](value)
-        except ValueError as mistake:
-            raise SimulationError(f"--simulate {item}: {mistake}") from mistake
+            found = _Settings.model_validate({key: plain_scalar(value)})
+        except ValidationError as error:
+            raise SimulationError(f"--simulate {item}: {wrong_value(error.errors()[0])}") from None
+        fields |= found.model_dump(exclude_unset=True)
     truth = {key: fields.pop(key) for key in _TRUTH}
     return SimulatedCluster(**fields), truth

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsFloat, get_args
 
@@ -14,7 +13,7 @@ from analysis import MissingMetricError
 from search_spaces import SearchSpace, ValidConfigs
 from slurm import Price, SimulatedLauncher
 from trainer.plan.fields import Recompute
-from trainer.plan.flops import executed_flops, model_flops
+from trainer.plan.flops import executed_flops, speed
 from workflows.search.objectives import bounded_values, objective_values
 from workflows.simulation.options import SimulationError, parse_options
 
@@ -69,22 +68,21 @@ class SpaceWorkload:
         self, config: Mapping[str, Any], step_times_s: Sequence[float], peak_bytes: float
     ) -> dict[str, Any]:
         """The built-in trainer's metrics (``trainer.result``), and energy if the power is known."""
-        speed = self._speed(config, step_times_s)
-        gpus, power_watts = speed["world_size"], self._cluster.power_watts
+        told = self._speed(config, step_times_s)
+        gpus, power_watts = told["world_size"], self._cluster.power_watts
         energy = {"energy_joules": power_watts * gpus * sum(step_times_s)} if power_watts else {}
         memory = {"peak_memory_bytes": int(peak_bytes)}
-        return {"status": "ok", **speed, **memory, **energy}
+        return {"status": "ok", **told, **memory, **energy}
 
     def step(self, config: Mapping[str, Any], number: int, step_time_s: float) -> dict[str, Any]:
         """The built-in trainer's report of a step."""
-        speed = self._speed(config, [step_time_s])
-        return {"step": number, **speed, "step_time_s": step_time_s}
+        told = self._speed(config, [step_time_s])
+        return {"step": number, **told, "step_time_s": step_time_s}
 
     def _speed(self, config: Mapping[str, Any], step_times_s: Sequence[float]) -> dict[str, Any]:
         facts = self._space.facts(config)
         gpus, dp = int(facts["world_size"]), int(facts["dp"])
         batch = int(facts["mbs"]) * int(facts["gas"]) * dp
-        median_s = statistics.median(step_times_s)
         recompute: Any = facts.get("recompute", "none")
         if recompute not in get_args(Recompute):  # a value of a user's own trainer
             recompute = "none"
@@ -92,20 +90,8 @@ class SpaceWorkload:
         split = any(int(facts.get(axis, 1)) > 1 for axis in ("cp", "gx", "gy", "gz"))
         every = int(facts.get("recompute_every", 1)) if builtin else 1
         executed = executed_flops(self._model, batch, recompute, builtin and not split, every)
-        tera_per_gpu = 1e12 * median_s * gpus
-        tokens_per_second = batch * self._model.seq_length / median_s
-        return {
-            "tflops_per_gpu": model_flops(self._model, batch) / tera_per_gpu,
-            "hardware_tflops_per_gpu": executed / tera_per_gpu,
-            "tokens_per_second": tokens_per_second,
-            "tokens_per_second_per_gpu": tokens_per_second / gpus,
-            "samples_per_second": batch / median_s,
-            "step_time_s": {"median": median_s, "all": list(step_times_s)},
-            "dp": dp,
-            "global_batch_size": batch,
-            "parameters": self._model.num_parameters,
-            "world_size": gpus,
-        }
+        told = speed(self._model, gpus, dp, batch, step_times_s, executed)
+        return {**told, "world_size": gpus}
 
 
 class _Misfit:

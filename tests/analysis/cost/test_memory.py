@@ -21,6 +21,7 @@ from benchmarks.published.read import read_table
 from search_spaces.frameworks import Framework
 from search_spaces.known import FRAMEWORKS, framework_named
 from support.gpt_jobs import gpt
+from support.unit_exchanges import bytes_per_rank
 from trainer.parallel import loss
 from trainer.plan.formats import Format
 from trainer.plan.jobs import (
@@ -80,7 +81,7 @@ def test_states_equal_the_trainers_placement(dp: int, precision: Format) -> None
         made = rank_state_bytes(
             np.array([PARAMETERS]), as_job(placement), framework_named("meshtune")
         )
-        wanted = placement.bytes_per_rank(PARAMETERS)
+        wanted = bytes_per_rank(placement, PARAMETERS)
         assert {name: float(value[0]) for name, value in made.items()} == pytest.approx(wanted)
 
 

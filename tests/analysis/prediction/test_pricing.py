@@ -18,6 +18,7 @@ from analysis.run.trial import Trial
 from search_spaces import load_space
 from search_spaces.known import framework_named
 from search_spaces.points.candidates import Candidates
+from support.unit_exchanges import bytes_per_rank
 from trainer.plan.axes.mesh import RANK_ORDERS
 from trainer.plan.config import TrainConfig
 
@@ -35,7 +36,7 @@ def test_a_space_is_priced_as_its_own_trials_would_be_placed() -> None:
         placement = train.place(space.facts(config)["world_size"], space.cluster.gpus_per_node)
         job = prediction.jobs[row : row + 1]
         own = rank_state_bytes(np.array([1e6]), job, MESHTUNE)
-        expected = placement.bytes_per_rank(1_000_000)
+        expected = bytes_per_rank(placement, 1_000_000)
         assert sum(expected.values()) == pytest.approx(float(sum(own.values())[0]), rel=0.02)
 
 

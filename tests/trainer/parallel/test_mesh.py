@@ -7,10 +7,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -89,16 +91,63 @@ def test_threads_have_groups_of_their_own_and_share_them_within(build: Build) ->
 
 def test_an_accelerators_streams_share_one_communicator(build: Build) -> None:
     mesh = build(16, 3)
-    accelerator = dataclasses.replace(mesh, device=OnAccelerator())
+    accelerator = dataclasses.replace(mesh, device_type="cuda")
     assert accelerator.replicas(16, 1, "gather") is mesh.states.group
     assert accelerator.replicas(16, 1, "reduce") is mesh.states.group
     assert accelerator.replicas(4, 1, "gather") is accelerator.replicas(4, 1, "reduce")
 
 
-class OnAccelerator:
-    """What a mesh asks of torch's."""
+@pytest.mark.parametrize(
+    ("values", "made"),
+    [
+        ({"zero_stage": 3}, 0),
+        ({"tp": 4}, 2),
+        ({"tp": 4, "pp": 4, "cp": 2, "gas": 4}, 5),  # tp, pp, dp with cp, cp, the ends
+        ({"gx": 2, "gy": 2, "gz": 2, "mbs": 2}, 4),
+    ],
+)
+def test_a_rank_of_a_large_job_makes_one_group_an_axis_and_none_of_one_rank(
+    build: Build, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], made: int
+) -> None:
+    calls: list[tuple[int, ...]] = []
+    own = dist.new_group
 
-    device_type = "cuda"
+    def counted(ranks: list[int], **options: Any) -> Any:
+        calls.append(tuple(ranks))
+        return own(ranks, **options)
+
+    monkeypatch.setattr(dist, "new_group", counted)
+    mesh = build(1024, 0, **values)
+    assert len(calls) == made and len(set(calls)) == made
+    assert all(1 < len(ranks) < 1024 for ranks in calls)
+    assert mesh.states.group.size == mesh.states.size
+
+
+def test_an_accelerator_splits_all_groups_of_an_axis_off_the_world_at_once(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NCCL wants it: every rank of the world takes part in each split."""
+    splits: list[list[list[int]]] = []
+
+    def split(split_ranks: list[list[int]], timeout: timedelta) -> Any:
+        splits.append(split_ranks)
+        inside = next((ranks for ranks in split_ranks if 5 in ranks), None)
+        return inside and dist.new_group(inside, timeout=timeout, use_local_synchronization=True)
+
+    start = dist.init_process_group
+
+    def bound(*args: Any, **options: Any) -> None:
+        start(*args, **options)
+        dist.group.WORLD.bound_device_id = torch.device("cuda", 0)
+
+    monkeypatch.setattr(dist, "init_process_group", bound)
+    monkeypatch.setattr(dist, "split_group", split)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    mesh = build(16, 5, pp=4, tp=2)
+    assert [sorted(rank for one in every for rank in one) for every in splits[:3]] == [
+        [*range(16)]
+    ] * 3
+    assert mesh.embedding is None and splits[3] == [[0, 12], [1, 13], [2, 14], [3, 15]]
 
 
 def test_every_group_gives_up_after_the_timeout_that_was_asked_for() -> None:

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from support.unit_exchanges import bytes_per_rank, unit_exchanges
 from trainer.plan.axes.dp import Holders
 from trainer.plan.formats import Format
 from trainer.plan.placement import Level, Placement, Share, Topology
 from trainer.plan.presets import Preset, Wishes, place
-from trainer.plan.shards import UnitLayout, unit_exchanges
+from trainer.plan.shards import UnitLayout
 
 FRONTIER = Topology(ranks_per_node=8, ranks_per_pair=2)
 GIB = 2**30
@@ -77,7 +78,7 @@ def test_presets_have_the_sharding_factors_of_table_iv(
 def test_weights_take_the_memory_of_table_v(
     scheme: str, bytes_per_parameter: Any, nodes: int
 ) -> None:
-    of = papers(scheme, nodes).bytes_per_rank(1_000_000)
+    of = bytes_per_rank(papers(scheme, nodes), 1_000_000)
     assert of["weights"] + of["secondary"] == pytest.approx(1e6 * bytes_per_parameter(nodes))
 
 
@@ -93,7 +94,7 @@ def test_weights_take_the_memory_of_table_v(
 def test_gradients_take_the_memory_of_table_vi(
     scheme: str, bytes_per_parameter: Any, nodes: int
 ) -> None:
-    of = papers(scheme, nodes).bytes_per_rank(1_000_000)
+    of = bytes_per_rank(papers(scheme, nodes), 1_000_000)
     assert of["gradients"] == pytest.approx(1e6 * bytes_per_parameter(nodes))
 
 
@@ -107,13 +108,13 @@ def test_gradients_take_the_memory_of_table_vi(
 )
 def test_all_states_take_the_memory_of_section_iii_b(scheme: str, total: Any) -> None:
     """Xu et al. 2025, section III-B, with K = 12 for Adam; N are ranks there."""
-    of = papers(scheme, nodes=6).bytes_per_rank(1_000_000)
+    of = bytes_per_rank(papers(scheme, nodes=6), 1_000_000)
     assert sum(of.values()) == pytest.approx(1e6 * total(48))
 
 
 def billions(scheme: str, nodes: int, memory_bytes: float) -> float:
     """Parameters whose states fill a device, in billions."""
-    return memory_bytes / sum(papers(scheme, nodes).bytes_per_rank(1).values()) / 1e9
+    return memory_bytes / sum(bytes_per_rank(papers(scheme, nodes), 1).values()) / 1e9
 
 
 def test_two_nodes_hold_68_billion_parameters_by_zero_3_and_55_by_zero_plus_plus() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from support.unit_exchanges import bytes_per_rank
 from trainer.plan.config import TrainConfig
 from trainer.plan.formats import Format
 from trainer.plan.limits import ConfigError
@@ -198,7 +199,7 @@ def test_what_is_placed_keeps_the_dependency_rule(
     asked = (wishes.weight_shard, wishes.gradient_shard, wishes.optimizer_shard)
     for wish, got in zip(asked, (weights, gradients, optimizer), strict=True):
         assert wish in (None, got)
-    assert all(bytes_ >= 0 for bytes_ in placement.bytes_per_rank(1000).values())
+    assert all(bytes_ >= 0 for bytes_ in bytes_per_rank(placement, 1000).values())
 
 
 def test_consecutive_replicas_of_a_block_share_the_node() -> None:
@@ -239,13 +240,15 @@ def test_the_trainers_own_states_take_what_its_documentation_says(
 ) -> None:
     """As in docs/how-it-works/trainer.md: weights that are the master weights are counted once."""
     placement = place(preset, Wishes(), 16, 1, FRONTIER, precision)
-    assert sum(placement.bytes_per_rank(1000).values()) == pytest.approx(1000 * bytes_per_parameter)
+    assert sum(bytes_per_rank(placement, 1000).values()) == pytest.approx(
+        1000 * bytes_per_parameter
+    )
 
 
 def test_a_split_between_whole_weights_and_optimizer_states_costs_its_copy() -> None:
     """Gradients over the node, states over all: a 16-bit split to gather whole weights from."""
     placement = placed("zero1", gradient_shard=8)
-    assert placement.bytes_per_rank(1600)["weights"] == 2 * 1600 + 2 * 200
+    assert bytes_per_rank(placement, 1600)["weights"] == 2 * 1600 + 2 * 200
 
 
 TINY = ModelConfig(num_layers=2, hidden_size=8, num_heads=2, vocab_size=16, seq_length=8)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,15 @@ QUICK = {"device", "attention", "quantization", "losses, selective", "sharded, z
 ON_CPU = {*QUICK, "out of memory", "1B, plain torch, compiled"}
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Or small products wait for each other's threads, which spin."""
+    before = checks.torch.get_num_threads()
+    checks.torch.set_num_threads(1)
+    yield
+    checks.torch.set_num_threads(before)
+
+
 def marked(found: list[plan.Check], quick: set[str]) -> list[object]:
     heavy = pytest.mark.heavy
     return [
@@ -29,7 +40,8 @@ def marked(found: list[plan.Check], quick: set[str]) -> list[object]:
 
 def pretended(*names: str) -> dict[str, dict[str, object]]:
     argv = [sys.executable, "-W", "ignore", "-m", "benchmarks.pretended_gpu.verify", *names]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=1_000)
+    once = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=1_000, env=once)
     assert done.returncode == 0, done.stderr[-3000:]
     return {one["check"]: one for one in map(json.loads, done.stdout.splitlines())}
 

@@ -22,7 +22,7 @@ from workflows.optimizer.builtin import (
 )
 from workflows.optimizer.optuna import OptunaPolicy
 from workflows.optimizer.policy import Problem
-from workflows.optimizer.registry import POLICIES, make_policy, policy_names
+from workflows.optimizer.registry import POLICIES, make_policy
 from workflows.optimizer.sobol import SobolPolicy
 
 
@@ -60,7 +60,7 @@ def space(tmp_path: Path) -> SearchSpace:
 def test_every_built_in_policy_is_under_contract() -> None:
     contracts = [c for c in globals().values() if isinstance(c, type) and c is not PolicyContract]
     tested = {c.policy for c in contracts if issubclass(c, PolicyContract)}
-    assert tested == {POLICIES.get(name) for name in policy_names()}
+    assert tested == {POLICIES.get(name) for name in POLICIES.names()}
 
 
 def test_an_unknown_policy_is_an_error_that_lists_the_known_ones(space: SearchSpace) -> None:
@@ -75,7 +75,7 @@ def test_an_installed_policy_is_found_by_its_entry_point(
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: EntryPoints([found]))
     monkeypatch.setitem(__import__("sys").modules, __name__, _Module)
     assert isinstance(make_policy(space, 0, "mine"), Mine)
-    assert "mine" in policy_names()
+    assert "mine" in POLICIES.names()
 
 
 def test_a_part_that_is_no_policy_is_refused(

@@ -18,7 +18,7 @@ from search_spaces import load_space
 from workflows.cli.main import main
 from workflows.optimizer.builtin import RandomPolicy
 from workflows.optimizer.policy import Problem, Proposal
-from workflows.optimizer.registry import policy_names
+from workflows.optimizer.registry import POLICIES
 from workflows.replay.landscape import Landscape
 from workflows.replay.landscapes import recorded
 from workflows.replay.play import Played, play, policy_for, summary
@@ -58,7 +58,7 @@ def test_a_sweep_has_a_landscape_for_each_model_and_every_row_is_an_answer(
         assert failed == sum(r.endswith(",1") for r in mine)
 
 
-@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("policy", POLICIES.names())
 def test_every_policy_proposes_every_recorded_configuration_once(
     made: Any, tmp_path: Path, policy: str
 ) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,3 +62,30 @@ def test_a_ctrl_c_in_the_middle_of_a_line_of_output_stops_the_search_cleanly(
         driver = make_driver(ScriptedLauncher(lambda n, a, lease: ok()), listen=progress)
         with stop_on_signals(driver, progress):
             assert driver.run() == Ending("stopped by SIGINT", 130)
+
+
+SPACE = """\
+version: 1
+objective: {maximize: speed}
+trainer: {command: [echo, 'MESHTUNE_RESULT {"speed": 1}']}
+budget: {trials: 1}
+parameters: {x: [1]}
+"""
+WARNED_LATE = """\
+import os, signal
+from workflows import main
+class Late:
+    def __del__(self, kill=os.kill, me=os.getpid(), number=signal.SIGUSR1):
+        kill(me, number)  # Python has given its own handlers the default back by now
+code = main(["search", "space.yaml", "--launcher", "local", "--no-report"])
+late = Late()
+raise SystemExit(code)
+"""
+
+
+def test_slurms_warning_does_not_end_a_search_that_is_done_and_leaves(tmp_path: Path) -> None:
+    (tmp_path / "space.yaml").write_text(SPACE)
+    done = subprocess.run(
+        [sys.executable, "-c", WARNED_LATE], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

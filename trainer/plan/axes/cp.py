@@ -13,28 +13,7 @@ import numpy as np
 from trainer.plan.axes.axis import Axis, Exchanges
 from trainer.plan.exchange import Exchange, Habits
 from trainer.plan.jobs import Array, Jobs
-from trainer.plan.rules.requirement import Requirement
-
-REQUIREMENTS = tuple(
-    Requirement(name, condition, words, builtin_only=True, axes=("cp",))
-    for name, condition, words in (
-        (
-            "sequence_by_cp",
-            "cp == 1 or seq_length % (2 * cp) == 0",
-            "not divisible: seq_length {seq_length} by 2 * cp {cp}",
-        ),
-        (
-            "sequence_by_tp_cp",
-            "not sequence_parallel or seq_length % (tp * cp) == 0",
-            "not divisible: seq_length {seq_length} by tp {tp} * cp {cp} (sequence_parallel)",
-        ),
-        (
-            "cp_without_compile",
-            "not compile or cp == 1",
-            "compile beside cp {cp}: ring attention is no one graph; set compile: false",
-        ),
-    )
-)
+from trainer.plan.rules.requirement import STATED
 
 
 def key_value_bytes(jobs: Jobs) -> Array:
@@ -67,4 +46,4 @@ def working_bytes(jobs: Jobs) -> Array:
     return np.where(split > 1, 2 * key_value_bytes(jobs) / split, 0.0)
 
 
-AXIS = Axis("cp", "context", layer_exchanges, REQUIREMENTS)
+AXIS = Axis("cp", "context", layer_exchanges, STATED["cp"])

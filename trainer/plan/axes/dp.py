@@ -18,72 +18,7 @@ import numpy as np
 from trainer.plan.axes.mesh import RankGroup, Size
 from trainer.plan.exchange import Exchange, Habits
 from trainer.plan.jobs import Array, Jobs, Mask
-from trainer.plan.rules.requirement import Requirement
 from trainer.plan.states import Shards, in_flat_buckets
-
-
-def requirements(context: bool) -> tuple[Requirement, ...]:
-    """Conditions on shard degrees; ``context``: context-parallel ranks share the same weights."""
-    ranks, said = ("(dp * cp)", "dp {dp} * cp {cp}") if context else ("dp", "dp {dp}")
-    axes = ("cp",) if context else ()
-    split = [
-        Requirement(
-            f"{state}_by_dp",
-            f"{absent}{ranks} % {state_shard} == 0",
-            f"{state_shard} {{{state_shard}}} does not divide {said}; make {state_shard} a divisor "
-            "of it",
-            axes=axes,
-        )
-        for state, state_shard, absent in (
-            ("weights", "weight_shard", ""),
-            ("gradients", "gradient_shard", ""),
-            ("secondary", "secondary_shard", "secondary_shard == 0 or "),
-            ("optimizer", "optimizer_shard", ""),
-        )
-    ]
-    # A single replica communicates nothing.
-    quantized = [
-        Requirement(
-            f"{name}_needs_split",
-            f"not {name} or gradient_shard > 1 or {otherwise}{ranks} == 1",
-            f"{name} needs split gradients, but gradient_shard is 1; raise gradient_shard, or set "
-            f"{name}: false",
-            builtin_only=True,
-            axes=axes,
-        )
-        # The grid gathers weights along gz with any placement.
-        for name, otherwise in (("quantize_weights", "gz > 1 or "), ("quantize_gradients", ""))
-    ]
-    return (*split, *_NESTED, *quantized)
-
-
-_NESTED = (
-    # Xu et al. 2025, section V: shard degrees of optimizer states, gradients and weights nest, else
-    # a rank would hold states of parameters outside its shard.
-    Requirement(
-        "gradients_nest_weights",
-        "gradient_shard % weight_shard == 0",
-        "weight_shard {weight_shard} does not divide gradient_shard {gradient_shard}; make "
-        "weight_shard a divisor of it, or change gradient_shard",
-    ),
-    Requirement(
-        "optimizer_nests_gradients",
-        "optimizer_shard % gradient_shard == 0",
-        "gradient_shard {gradient_shard} does not divide optimizer_shard {optimizer_shard}; make "
-        "gradient_shard a divisor of it, or change optimizer_shard",
-    ),
-    Requirement(
-        "secondary_needs_split_weights",
-        "secondary_shard == 0 or weight_shard > 1",
-        "secondary_shard {secondary_shard}: a secondary copy needs split weights, but weight_shard "
-        "is {weight_shard}; raise weight_shard, or set secondary_shard: 0",
-    ),
-    Requirement(
-        "quantize_secondary_needs_copy",
-        "not quantize_secondary or secondary_shard > 0",
-        "quantize_secondary is set, but there is no secondary copy: set secondary_shard",
-    ),
-)
 
 
 @dataclass(frozen=True)

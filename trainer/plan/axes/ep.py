@@ -19,80 +19,8 @@ from trainer.plan.axes.dp import Holders, dense_holders
 from trainer.plan.axes.mesh import RankGroup
 from trainer.plan.exchange import Exchange, Habits
 from trainer.plan.jobs import BY_HABIT, FLEX, Array, Jobs, Mask
-from trainer.plan.rules.requirement import Requirement
 from trainer.plan.sizes import Mixture, expert_weights, ffn_weights, mixed_layers, stage_weights
 from trainer.plan.states import DEGREES, Degrees, degree_among
-
-_ALONE = tuple(
-    Requirement(
-        f"experts_{name}",
-        f"num_experts == 0 or {condition}",
-        f"num_experts {{num_experts}} beside {words}",
-        builtin_only=True,
-    )
-    for name, condition, words in (
-        ("biases", "not linear_bias", "linear_bias: experts have no biases; set it to false"),
-        (
-            "grid",
-            "gx * gy * gz == 1",
-            "the grid gx {gx}, gy {gy}, gz {gz}: it splits dense layers only; set all to 1",
-        ),
-        (
-            "compile",
-            "not compile",
-            "compile: how many tokens an expert gets differs from batch to batch; set compile: "
-            "false",
-        ),
-        ("tune", "not tune_kernels", "tune_kernels, which times dense products; set it to false"),
-        ("fp8", "precision != 'fp8'", "precision fp8: experts have no such products; set bf16"),
-        (
-            "schedule",
-            "pipeline_schedule == '1F1B' or pipeline_schedule == 'LoopedBFS'",
-            "pipeline_schedule {pipeline_schedule}: experts' weight gradients cannot wait; set "
-            "1F1B or LoopedBFS",
-        ),
-        (
-            "tp",
-            "tp == 1 or (sequence_parallel and ep % tp == 0)",
-            "tp {tp}, ep {ep}: an expert is not split, so each tensor-parallel rank needs tokens "
-            "and experts of its own; set sequence_parallel: true, and ep to a multiple of tp",
-        ),
-    )
-)
-
-
-def requirements(context: bool) -> tuple[Requirement, ...]:
-    """Conditions on expert parallelism of the built-in trainer; ``context``: beside cp."""
-    ranks, said = ("tp * dp * cp", "dp {dp} * cp {cp}") if context else ("tp * dp", "dp {dp}")
-    axes = ("cp",) if context else ()
-    # A state is sharded within the ranks of one expert, or over whole groups of them.
-    nested = " and ".join(
-        f"({degree} * tp % ep == 0 or ep % (tp * ({degree} if {degree} > 0 else 1)) == 0)"
-        for degree in DEGREES
-    )
-    return (
-        *_ALONE,
-        Requirement(
-            "experts_by_ep",
-            "num_experts % ep == 0",
-            "ep {ep} does not divide num_experts {num_experts}; make ep a divisor of it",
-            builtin_only=True,
-        ),
-        Requirement(
-            "replicas_by_ep",
-            f"{ranks} % ep == 0",
-            f"ep {{ep}} does not divide tp {{tp}} * {said}; make ep a divisor of it",
-            builtin_only=True,
-            axes=axes,
-        ),
-        Requirement(
-            "shards_by_ep",
-            f"ep == 1 or ({nested})",
-            f"ep {{ep}} beside {', '.join(f'{degree} {{{degree}}}' for degree in DEGREES)}: of "
-            "each and ep / tp one must divide the other",
-            builtin_only=True,
-        ),
-    )
 
 
 def all_holders(jobs: Jobs) -> list[Holders]:

@@ -9,100 +9,13 @@ many micro-batches a stage keeps in flight and how long it idles: 1F1B, plain or
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import get_args
 
 import numpy as np
 
 from trainer.plan.axes.tp import splits_sequence
 from trainer.plan.exchange import Exchange, Habits
-from trainer.plan.fields import DEFERRING_SCHEDULES, FOLDED_SCHEDULES, PipelineSchedule
-from trainer.plan.jobs import BREADTH_FIRST, DUAL_PIPE_V, ZERO_BUBBLE, ZERO_BUBBLE_V, Array, Jobs
+from trainer.plan.jobs import BREADTH_FIRST, ZERO_BUBBLE, ZERO_BUBBLE_V, Array, Jobs
 from trainer.plan.layouts import NO_LAYOUT, parsed_layout
-from trainer.plan.rules.requirement import Requirement
-
-_WHOLE = [one for one in get_args(PipelineSchedule) if one not in DEFERRING_SCHEDULES]
-"""Schedules that do not defer weight gradients."""
-_WITHOUT_ROUNDS = ["LoopedBFS", *FOLDED_SCHEDULES]
-_ZERO_BUBBLE = tuple(
-    Requirement(
-        f"zero_bubble_{name}",
-        f"pp == 1 or pipeline_schedule in {_WHOLE} or {condition}",
-        f"pipeline_schedule {{pipeline_schedule}} beside {words}; change it, or set "
-        "pipeline_schedule: 1F1B",
-        builtin_only=True,
-    )
-    for name, condition, words in (
-        (
-            "gas",
-            "pipeline_schedule != 'InterleavedZeroBubble' or gas % pp == 0",
-            "gas {gas}, which pp {pp} does not divide",
-        ),
-        (
-            "chunks",
-            "pipeline_schedule == 'InterleavedZeroBubble' or vpp == 2",
-            "vpp {vpp}: each rank has two stages, of which the second ones go back; set vpp: 2",
-        ),
-        (
-            "filled",
-            "pipeline_schedule != 'DualPipeV' or gas >= 2 * pp",
-            "gas {gas}, which is below its stages, 2 * pp {pp}",
-        ),
-        (
-            "gradients",
-            "gradient_shard == 1",
-            "gradient_shard {gradient_shard}: split gradients leave behind a backward pass, before "
-            "those of its weights are there",
-        ),
-        (
-            "layers",
-            "recompute != 'selective' and not compile and precision != 'fp8'",
-            "recompute {recompute}, compile {compile}, precision {precision}: its products are not "
-            "by themselves",
-        ),
-        (
-            "grid",
-            "gx * gy * gz == 1",
-            "the grid gx {gx}, gy {gy}, gz {gz}, whose order is its own",
-        ),
-    )
-)
-# Stages without given layers, and the layers that they share.
-_SHARING = "(pp - (1 if first_stage_layers > 0 else 0) - (1 if last_stage_layers > 0 else 0))"
-_LEFT = "(num_layers - first_stage_layers - last_stage_layers)"
-REQUIREMENTS = (
-    Requirement(
-        "layers_by_stages",
-        "first_stage_layers + last_stage_layers > 0 or num_layers % (pp * vpp) == 0",
-        "not divisible: num_layers {num_layers} by pp {pp} * vpp {vpp}; give first_stage_layers or "
-        "last_stage_layers what leaves the other stages equal shares",
-    ),
-    Requirement(
-        "stage_layers_by_vpp",
-        "first_stage_layers % vpp == 0 and last_stage_layers % vpp == 0",
-        "not divisible: first_stage_layers {first_stage_layers} or last_stage_layers "
-        "{last_stage_layers} by vpp {vpp}, a stage's chunks; make both multiples of it, or 0",
-        builtin_only=True,
-    ),
-    Requirement(
-        "layers_by_other_stages",
-        f"first_stage_layers + last_stage_layers == 0 or ({_LEFT} > 0 and {_LEFT} % ({_SHARING} * "
-        f"vpp) == 0 if {_SHARING} > 0 else {_LEFT} == 0)",
-        "first_stage_layers {first_stage_layers} and last_stage_layers {last_stage_layers} of "
-        "num_layers {num_layers}: what they leave is no equal share for each other stage of pp "
-        "{pp} * vpp {vpp}; change one of them",
-        builtin_only=True,
-    ),
-    # Interleaved 1F1B runs micro-batches in rounds of pp, breadth-first all at once.
-    Requirement("interleaved_gas", "vpp == 1 or gas % pp == 0", others_only=True),
-    Requirement(
-        "interleaved_gas",
-        f"vpp == 1 or gas % pp == 0 or pipeline_schedule in {_WITHOUT_ROUNDS}",
-        "not divisible: gas {gas} by pp {pp} (interleaved schedule, vpp {vpp}); change gas, or set "
-        "pipeline_schedule: LoopedBFS",
-        builtin_only=True,
-    ),
-    *_ZERO_BUBBLE,
-)
 
 
 def neighbours(jobs: Jobs) -> Array:
@@ -131,11 +44,7 @@ def idle_share(jobs: Jobs) -> Array:
     equally long passes F (outputs), B (input gradients) and W (weight gradients); recomputation
     adds another F.
     """
-    again = jobs.repeats_layers
-    left = np.where(again, 1 / 2, 1 / 3)
-    # DualPipeV ends with full backward passes on most ranks; torch does not overlap its pairs.
-    whole = 3 / 4 - 1 / (4 * np.maximum(jobs.layout.pp - 1, 1))
-    left = np.where((jobs.options.schedule == DUAL_PIPE_V) & again, whole, left)
+    left = np.where(jobs.repeats_layers, 1 / 2, 1 / 3)
     return np.where(jobs.defers_weight_gradients, left, 1.0)
 
 
@@ -160,8 +69,8 @@ def in_flight(jobs: Jobs, stage: Array | int) -> Array:
     1F1B keeps ``pp - stage`` (Narayanan et al. 2021, section 2.2). Interleaved, a rank runs ``2 (pp
     - stage - 1) + (vpp - 1) pp`` chunks ahead and keeps one more (Korthikanti et al. 2022, section
     4.2.3). Breadth-first keeps all (Lamy-Poirier 2022). Torch's zero bubble delays the weight
-    gradients of stage s by s micro-batches, so every stage keeps pp. Folded schedules keep pp as
-    well (Qi et al. 2023, section 6), DualPipeV half a micro-batch more.
+    gradients of stage s by s micro-batches, so every stage keeps pp. The folded one keeps pp as
+    well (Qi et al. 2023, section 6).
     """
     plain = jobs.layout.pp - stage
     chunks = 2 * (plain - 1) + (jobs.layout.vpp - 1) * jobs.layout.pp + 1
@@ -170,7 +79,6 @@ def in_flight(jobs: Jobs, stage: Array | int) -> Array:
     )
     kept = np.where(jobs.options.schedule == ZERO_BUBBLE, np.maximum(kept, jobs.layout.pp), kept)
     kept = np.where(jobs.options.schedule == ZERO_BUBBLE_V, jobs.layout.pp, kept)
-    kept = np.where(jobs.options.schedule == DUAL_PIPE_V, jobs.layout.pp + 0.5, kept)
     kept = np.where(jobs.options.schedule == BREADTH_FIRST, jobs.layout.gas, kept)
     # A forward pass that hides another micro-batch's dispatch starts before that has ended.
     kept = kept + np.where(jobs.options.overlaps_dispatch, 1 / jobs.layout.vpp, 0.0)

@@ -15,45 +15,13 @@ from trainer.plan.axes.axis import Axis, Exchanges
 from trainer.plan.axes.mesh import Size
 from trainer.plan.exchange import Exchange, Habits, Operation, Pass, Work
 from trainer.plan.jobs import STEP_GRAPHS, Array, Jobs, Mask
-from trainer.plan.rules.requirement import Requirement
+from trainer.plan.rules.requirement import STATED
 
 PASS_SUMS = 2
 """All-reduces per layer and pass: of row-parallel outputs, of column-parallel input gradients."""
 FURTHER_GATHERS = 2
 """With sequence parallelism the backward pass gathers both column-parallel inputs again, for the
 weight gradients."""
-
-REQUIREMENTS = (
-    Requirement("tp_within_node", "gpus_per_node % tp == 0"),
-    Requirement(
-        "heads_by_tp", "num_heads % tp == 0", "not divisible: num_heads {num_heads} by tp {tp}"
-    ),
-    Requirement(
-        "sequence_by_tp",
-        "not sequence_parallel or seq_length % tp == 0",
-        "not divisible: seq_length {seq_length} by tp {tp} (sequence_parallel)",
-    ),
-    *(
-        Requirement(
-            f"{name}_by_tp",
-            f"{size} % tp == 0",
-            f"not divisible: {size} {{{size}}} by tp {{tp}}",
-            builtin_only=True,
-        )
-        for name, size in (
-            ("kv_heads", "num_kv_heads"),
-            ("ffn", "ffn_hidden_size"),
-            ("vocab", "vocab_size"),
-        )
-    ),
-    Requirement(
-        "qk_norm_by_tp",
-        "not qk_norm or tp == 1 or sequence_parallel",
-        "qk_norm with tp {tp}: only sequence parallelism sums the gradients of all ranks' heads; "
-        "set sequence_parallel: true",
-        builtin_only=True,
-    ),
-)
 
 
 def splits_sequence(jobs: Jobs, habits: Habits) -> Mask:
@@ -103,4 +71,4 @@ def host_calls(jobs: Jobs, habits: Habits) -> Array:
     return np.where(by_host, PASS_SUMS * each, 0.0)
 
 
-AXIS = Axis("tp", "tensor", layer_exchanges, REQUIREMENTS, host_calls)
+AXIS = Axis("tp", "tensor", layer_exchanges, STATED["tp"], host_calls)

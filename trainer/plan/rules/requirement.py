@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from foundation.documents import read_document
 from trainer.plan.annotations import value_types
 from trainer.plan.fields import Choices
 from trainer.plan.model import ModelConfig
@@ -46,6 +48,18 @@ class Requirement:
     @cached_property
     def condition(self) -> Expression:
         return parse(self.text, {**dict.fromkeys(self.axes, "number"), **TYPES})
+
+
+def read_requirements(path: Path) -> dict[str, tuple[Requirement, ...]]:
+    """The requirements of a YAML file, by section."""
+    sections: dict[str, list[dict[str, Any]]] = read_document(path).root.plain()
+    return {
+        section: tuple(Requirement(**{**each, "axes": (*each.get("axes", ()),)}) for each in every)
+        for section, every in sections.items()
+    }
+
+
+STATED = read_requirements(Path(__file__).with_name("requirements.yaml"))
 
 
 def refusal(requirements: Iterable[Requirement], values: Mapping[str, Any]) -> str | None:

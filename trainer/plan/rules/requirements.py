@@ -1,15 +1,18 @@
-"""All conditions on configurations: the trainer checks them, spaces have them as rules."""
+"""All conditions on configurations: the trainer checks them, spaces have them as rules.
+
+Those of ``requirements.yaml``, and those that fields declare (``trainer.plan.fields``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
-from trainer.plan.axes import dp, ep, pp, tp
 from trainer.plan.axes.mesh import beside_dp
 from trainer.plan.axes.registry import AXES
 from trainer.plan.rules.declared import counting
-from trainer.plan.rules.requirement import Requirement
+from trainer.plan.rules.requirement import STATED, Requirement
 
 
 def requirements(own_axes: Sequence[str] = ()) -> tuple[Requirement, ...]:
@@ -33,65 +36,23 @@ def _requirements(own_axes: tuple[str, ...]) -> tuple[Requirement, ...]:
     )
     further = [one for axis in own_axes if axis in AXES for one in AXES[axis].requirements]
     context = "cp" in own_axes
-    replicas = (*dp.requirements(context), *ep.requirements(context))
-    return (whole_replicas, *_OTHERS, *replicas, *further)
+    replicas = [_of_replicas(each, context) for each in (*STATED["dp"], *STATED["ep"])]
+    before = (*STATED["tp"], *STATED["kernels"], *STATED["cluster"])
+    choices = (*counting(), *STATED["pp"], *STATED["formats"])
+    return (whole_replicas, *before, *choices, *replicas, *further)
 
 
-_FP8 = tuple(
-    Requirement(
-        f"fp8_{name}",
-        f"precision != 'fp8' or {condition}",
-        f"precision fp8 beside {words}; change it, or set precision: bf16",
-        builtin_only=True,
+def _of_replicas(each: Requirement, context: bool) -> Requirement:
+    """A requirement on the ranks with the same weights, among them ``context``-parallel ones."""
+    ranks, said = ("(dp * cp)", "dp {dp} * cp {cp}") if context else ("dp", "dp {dp}")
+    return replace(
+        each,
+        text=each.text.replace("REPLICAS", ranks),
+        refusal=each.refusal.replace("REPLICAS", said),
+        axes=("cp",) if context else (),
     )
-    for name, condition, words in (
-        (
-            "sizes",
-            "hidden_size % (16 * tp) == 0 and ffn_hidden_size % (16 * tp) == 0"
-            " and 2 * hidden_size * num_kv_heads % (16 * num_heads * tp) == 0",
-            "hidden_size {hidden_size}, ffn_hidden_size {ffn_hidden_size}, num_kv_heads "
-            "{num_kv_heads}: its kernels take rows of 16 numbers, of a part that tp {tp} leaves",
-        ),
-        (
-            "kernels",
-            "not tune_kernels and not compile",
-            "tune_kernels {tune_kernels}, compile {compile}, which make products of the other "
-            "formats only",
-        ),
-        (
-            "grid",
-            "gx * gy * gz == 1",
-            "the grid gx {gx}, gy {gy}, gz {gz}: it has products of its own",
-        ),
-    )
-)
-_HEADS = tuple(
-    Requirement(
-        f"heads_{name}",
-        f"{condition} or (not qk_norm and not qkv_bias and head_size * num_heads == hidden_size)",
-        f"qk_norm {{qk_norm}}, qkv_bias {{qkv_bias}}, head_size {{head_size}} beside {words}",
-        builtin_only=True,
-    )
-    for name, condition, words in (
-        ("grid", "gx * gy * gz == 1", "the grid gx {gx}, gy {gy}, gz {gz}; set all to 1"),
-        ("fp8", "precision != 'fp8'", "precision fp8; set precision: bf16"),
-        ("engine", "engine != 'deepspeed'", "engine deepspeed; set engine: meshtune"),
-    )
-)
-_OTHERS = (
-    *tp.REQUIREMENTS,
-    Requirement(
-        "tune_without_compile",
-        "not tune_kernels or not compile",
-        "tune_kernels beside compile: the compiler chooses kernels itself; set one to false",
-        builtin_only=True,
-    ),
-    Requirement("nodes_in_cluster", "num_nodes <= cluster_nodes"),
-    *counting(),
-    *pp.REQUIREMENTS,
-    *_FP8,
-    *_HEADS,
-)
+
+
 REQUIREMENTS = requirements()
 # Requirements that the words of a space's ``allow`` lift.
 SWITCHED_OFF_BY = {"tp_across_nodes": "tp_within_node", "uneven_layers": "layers_by_stages"}
