@@ -66,6 +66,8 @@ class Metrics:
         return flat
 
     def _at(self, key: str) -> Any:
+        if key in self._result:  # of a table, whose columns have whole keys
+            return self._result[key]
         value: Any = self._result
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None

@@ -17,7 +17,7 @@ from search_spaces.cluster import Cluster
 from search_spaces.language.model import ModelShape
 from search_spaces.language.schema import ModelFile, SpaceFile
 from search_spaces.model_files import assumed
-from search_spaces.objectives import bounds_of, check_tokens, keys_found, objectives_of
+from search_spaces.objectives import bounds_of, check_sources, keys_found, objectives_of
 from search_spaces.parameters import Parameter
 from search_spaces.rules import deepspeed, experts, facts, placements, rule as rules, stages
 from search_spaces.space import SearchSpace
@@ -126,7 +126,7 @@ class Builder:
             subject_to=bounds_of(self.document, file, types, found),
             assumed=self.assumed,
         )
-        check_tokens(self.document, space)
+        check_sources(self.document, space, found)
         return space
 
     def _model_and_cluster(self) -> None:

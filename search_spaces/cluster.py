@@ -7,7 +7,7 @@ one rank drives: on MI250X one of the card's two dies (GCD), on a CPU cluster a 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -110,6 +110,12 @@ class Cluster(_Record):
     """of one node: failures that end a job on it. Default 0.0042, of two published clusters"""
     storage_gb_per_s: Rate | None = None
     """at which one node writes a checkpoint while all nodes of a job do"""
+    price_per_node_hour: Rate | None = None
+    """money, of whatever currency, for a node and hour; the metric cost counts it"""
+    price_per_kwh: Rate | None = None
+    """money for energy; cost counts it besides, where it is not in the node-hour"""
+    co2_grams_per_kwh: Rate | None = None
+    """of the site's electricity; the metric co2 counts it"""
     measured: list[Collective] = Field(default=[], max_length=10_000)
 
     @model_validator(mode="after")
@@ -137,6 +143,23 @@ class Cluster(_Record):
         if self.is_cpu:
             return "cpu"
         return "cuda" if self.gpu else None
+
+    def bill(self, node_s: Any, joules: Any) -> dict[str, Any]:
+        """Metrics ``cost`` and ``co2`` (kg), as far as prices are stated.
+
+        Args:
+            node_s: node-seconds of a job, a number or an array.
+            joules: of all its nodes; None if unknown, when what needs them is left out.
+        """
+        prices = self.price_per_node_hour or 0.0, self.price_per_kwh or 0.0
+        found: dict[str, Any] = {}
+        if any(prices) and (joules is not None or not prices[1]):
+            found["cost"] = prices[0] * node_s / 3600
+            if joules is not None:
+                found["cost"] = found["cost"] + prices[1] * joules / 3.6e6
+        if self.co2_grams_per_kwh and joules is not None:
+            found["co2"] = self.co2_grams_per_kwh / 1000 * joules / 3.6e6
+        return found
 
     @property
     def domain_gpus(self) -> int:

@@ -77,12 +77,16 @@ def log_format(result: ResultPatterns | None, stated: str | None = None) -> LogF
     """The format by which metrics are read from logs; without patterns, none is read.
 
     ``stated`` are the trainer's arguments and files: without a record's ``real_if`` among them
-    its tokens are called padded.
+    its tokens are called padded; a pattern's ``only_if`` has to be among them.
     """
     if result is None:
         return LogFormat()
     base = LOG_FORMATS[result.format] if result.format else LogFormat()
-    patterns = dict(base.patterns)
+    patterns = {
+        key: kept
+        for key, every in base.patterns.items()
+        if (kept := [one for one in every if stated is None or one.only_if in stated])
+    }
     if stated is not None and base.real_if not in stated:
         patterns = {f"padded_{k}" if k.startswith("tokens") else k: v for k, v in patterns.items()}
     return LogFormat(

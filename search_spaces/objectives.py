@@ -120,8 +120,11 @@ def keys_found(
         found.add("tokens_per_second")
     if "tokens_per_second" in found:
         found.add("node_seconds_per_token")
+        found.add("cost")
+        if "joules_per_step_per_gpu" in found:
+            found.add("energy_joules")
         if {"energy_joules", "step_time_s.median"} <= found:
-            found.add("joules_per_token")
+            found |= {"joules_per_token", "co2"}
     return found
 
 
@@ -164,24 +167,42 @@ def _check_key(
 
 
 TOKENS = "tokens_per_second"
-_OF_TOKENS = (TOKENS, f"{TOKENS}_per_gpu", "node_seconds_per_token", "joules_per_token")
+_OF_TOKENS = (
+    *(TOKENS, f"{TOKENS}_per_gpu", "node_seconds_per_token", "joules_per_token", "cost", "co2"),
+)
 _COUNTED = {TOKENS, f"{TOKENS}_per_gpu", "tokens"}
 
 
-def check_tokens(document: Document, space: SearchSpace) -> None:
-    """Refuse an objective of tokens that nothing in the trainer's log would count.
+def check_sources(document: Document, space: SearchSpace, found: Collection[str] | None) -> None:
+    """Refuse an objective of tokens that nothing in the trainer's log would count, or without a
+    price.
+
+    Args:
+        document: where mistakes are shown.
+        space: its content.
+        found: keys of every result; None: any.
 
     Raises:
-        SpaceError: where lengths vary, and the log's patterns have no real tokens.
+        SpaceError: where lengths vary, and the log's patterns have no real tokens; or the cluster
+            states no price, or one of energy that nothing measures.
     """
     patterns = space.program.log.patterns
-    if not space.uneven_lengths or not patterns or not _COUNTED.isdisjoint(patterns):
-        return
+    uncounted = space.uneven_lengths and patterns and _COUNTED.isdisjoint(patterns)
+    builtin = space.trainer.builtin is not None
+    priced = space.priced(builtin or "joules_per_token" in (found or ()))
     sought: list[tuple[Where, str]] = [(("objective",), o.key) for o in space.objectives]
     sought += [(("subject_to", i), bound.key) for i, bound in enumerate(space.subject_to)]
     for where, key in sought:
-        if key in _OF_TOKENS:
+        if uncounted and key in _OF_TOKENS:
             raise document.error(where, f"found {key}: {space.uncounted(patterns)}")
+        if key in _PRICES and key not in priced and (builtin or found is not None):
+            raise document.error(where, f"found {key}, accepted with {_PRICES[key]} under cluster")
+
+
+_PRICES = {
+    "cost": "price_per_node_hour (or price_per_kwh, if the trainer measures energy)",
+    "co2": "co2_grams_per_kwh, if the trainer measures energy,",
+}
 
 
 def _known_figure(document: Document, file: SpaceFile, key: str, where: Where) -> None:
@@ -189,7 +210,7 @@ def _known_figure(document: Document, file: SpaceFile, key: str, where: Where) -
     root = key.split(".")[0]
     if file.trainer.builtin is None or root.startswith("communication_"):
         return
-    known = (*FIGURES, "num_nodes", "node_seconds_per_token", *ENERGY_FIGURES)
+    known = (*FIGURES, "num_nodes", "node_seconds_per_token", *ENERGY_FIGURES, "cost")
     if root not in known or key == "step_time_s":
         often = ("tflops_per_gpu", "tokens_per_second", "step_time_s.median")
         names = [*often, *(name for name in known if name != "step_time_s")]

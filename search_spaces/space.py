@@ -15,6 +15,7 @@ import numpy as np
 
 from foundation.bounds import Bound
 from foundation.documents import written_document
+from foundation.energy import Meter
 from foundation.values import Scalar
 from search_spaces.cluster import Cluster
 from search_spaces.language.schema import BudgetSection, FinalistsSection, TrialSection
@@ -27,7 +28,8 @@ from search_spaces.trainers.trainer import Trainer, TrialFacts
 from trainer.plan.model import ModelConfig
 from trainer.plan.rules.expression import Array, Expression
 
-ENERGY_FIGURES = ("energy_joules", "joules_per_token")  # the built-in trainer does not measure them
+# Metrics that need a counter of energy; cost does, too, if energy has a price.
+ENERGY_FIGURES = ("energy_joules", "joules_per_token", "co2")
 
 
 @dataclass(frozen=True)
@@ -285,14 +287,24 @@ class SearchSpace:
         """The folder in which every rank is started; None: the trial's own."""
         return None if self.trainer.workdir is None else Path(self.trainer.workdir)
 
-    def unsupported(self) -> list[str]:
-        """Objectives that the built-in trainer does not measure.
+    def priced(self, measured: bool = True) -> tuple[str, ...]:
+        """Metrics for which the cluster states a price (``cost``, ``co2``), with energy or not."""
+        return tuple(self.cluster.bill(0.0, 0.0 if measured else None)) if self.cluster else ()
 
-        The search refuses them; a simulated trial has its energy from the cluster's facts.
+    def unmeasured(self) -> str:
+        """Why this machine's nodes cannot measure a goal of the built-in trainer; else "".
+
+        A simulated trial has its energy from the cluster's facts.
         """
-        if self.trainer.builtin is None:
-            return []
-        return [o.key for o in self.objectives if o.key in ENERGY_FIGURES]
+        cluster = self.cluster
+        goals = [*(o.key for o in self.objectives), *(bound.key for bound in self.subject_to)]
+        counted = {*ENERGY_FIGURES, *(["cost"] if cluster and cluster.price_per_kwh else [])}
+        sought = [key for key in goals if key in counted]
+        if self.trainer.builtin is None or not sought:
+            return ""
+        device = self.trainer.builtin.device
+        meter = Meter("" if device == "cpu" or (cluster and cluster.is_cpu) else "any")
+        return f"{', '.join(sought)}: no counter of energy ({meter.why})" if meter.why else ""
 
     def unused(self) -> list[str]:
         """Parameters of several values that the trainer's command depends on in no way."""

@@ -79,8 +79,9 @@ def train(
         On every rank: ``step_times_s``, ``losses`` (global mean of each step), ``grad_norms``
         (before clipping), ``skipped_steps``, ``validation_losses`` (by step, from 1), ``stopped``,
         ``checkpoints_s`` (for which each checkpoint stopped training);
-        and this rank's ``device``, ``memory``, ``communication`` per measured step
-        (``Traffic.report``; empty with DeepSpeed) and ``kernels`` (``Tuning.report``, or None).
+        and this rank's ``device``, ``memory``, ``energy`` from the first measured step to the last
+        (``Meter.used``), ``communication`` per measured step (``Traffic.report``; empty with
+        DeepSpeed) and ``kernels`` (``Tuning.report``, or None).
 
     Raises:
         ConfigError: if the configuration cannot run on so many ranks.
@@ -119,6 +120,7 @@ class _Training:
         self.reports: list[StepReport] = []
         self.validations: dict[int, float] = {}
         self.saves_s: list[float] = []
+        self.meter = device.meter(dist.get_rank())
 
     def run(
         self,
@@ -130,9 +132,12 @@ class _Training:
         """Train until the last step, or until a rank is asked to stop."""
         config, engine, last = self.config, self.engine, self.last
         for number in range(self.first, last):
-            if number == self.first + config.warmup_steps and engine.traffic is not None:
-                engine.traffic.clear()
+            if number == self.first + config.warmup_steps:
+                if engine.traffic is not None:
+                    engine.traffic.clear()
+                self.meter.begin()
             report, time_s = self._step(number, stop() if config.save else None)
+            self.meter.step()
             done = number + 1
             losses = f"loss {report.loss:.4f} norm {report.grad_norm:.3f}"
             progress(f"step {done}/{last} {losses} time {time_s:.3f} s")
@@ -167,6 +172,7 @@ class _Training:
     def results(self) -> dict[str, Any]:
         """See ``train``; waits until everything is written."""
         reports, engine = self.reports, self.engine
+        energy = self.meter.used()
         stopped = reports[-1].stop and len(reports) < self.config.steps
         engine.finish(stopped)
         traffic = engine.traffic
@@ -180,6 +186,7 @@ class _Training:
             "stopped": stopped,
             "device": self.device.facts(),
             "memory": self.device.memory(),
+            "energy": energy,
             "communication": {} if traffic is None else traffic.report(self.config.measured_steps),
             "kernels": engine.kernels,
         }

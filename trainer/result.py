@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from foundation.energy import in_all
 from foundation.files import finite
 from foundation.writing import sync_folder
 from trainer.plan.config import TrainConfig
@@ -40,17 +41,19 @@ def completed(
     world_size: int,
     training: Mapping[str, Any],
     memory: Sequence[Mapping[str, int]],
+    energy: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Result of a run whose steps all ended: ``ok``, or ``diverged``.
 
     ``training`` is what ``trainer.loop.train`` returned on one rank, ``memory`` every rank's
-    ``Device.memory``.
+    ``Device.memory``, ``energy`` every rank's ``Meter.used``.
 
     Returns:
         For ``ok`` the metrics in ``FIGURES`` over the measured steps; ``loss`` includes warm-up.
         For ``diverged`` the first bad step as ``where``. ``peak_memory_bytes`` is the largest
         ``allocated`` of all ranks, ``device`` rank 0's; ``validation_loss`` is by step,
-        ``checkpoint_s`` for how long each stopped training.
+        ``checkpoint_s`` for how long each stopped training. ``energy_joules`` is of all nodes or
+        GPUs, ``energy_source`` its source, or why there is none.
     """
     losses = list(training["losses"])
     saves_s = list(training["checkpoints_s"])
@@ -79,7 +82,8 @@ def completed(
         where, message = trouble
         return {"status": "diverged", "where": where, "message": message, **common}
     measured = list(training["step_times_s"])[config.warmup_steps :]
-    return {"status": "ok", **_speed(config, world_size, measured), **common}
+    used = in_all(energy) if energy else {}
+    return {"status": "ok", **_speed(config, world_size, measured), **common, **used}
 
 
 def step_line(

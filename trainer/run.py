@@ -92,7 +92,8 @@ class _Run:
     def run(self) -> int:
         try:
             training = self._train()
-            code = self._conclude(training, self.peers.gather(training["memory"]))
+            own = {key: training[key] for key in ("memory", "energy")}
+            code = self._conclude(training, self.peers.gather(own) or [own])
         except Exception as error:
             code = self._report(error)
             if self.place.world_size > 1:
@@ -149,7 +150,7 @@ class _Run:
     def _step_done(self, number: int, step_time_s: float, further: Mapping[str, float]) -> None:
         self._progress(step_line(self.config, self.place.world_size, number, step_time_s, further))
 
-    def _conclude(self, training: Mapping[str, Any], memory_of: list[dict[str, int]]) -> int:
+    def _conclude(self, training: Mapping[str, Any], ranks: list[dict[str, Any]]) -> int:
         """Exit code of a run that ended; rank 0 writes what it has gathered.
 
         A run that was asked to stop has no result: its figures are of another number of steps.
@@ -159,8 +160,8 @@ class _Run:
                 said = f"stopped by SIGTERM; to go on: load: {self.config.save}"
                 print(said, file=sys.stderr, flush=True)
             return EXIT_STOPPED
-        every = memory_of or [training["memory"]]
-        result = completed(self.config, self.place.world_size, training, every)
+        memory_of, energy_of = ([rank[key] for rank in ranks] for key in ("memory", "energy"))
+        result = completed(self.config, self.place.world_size, training, memory_of, energy_of)
         if self.place.rank == 0:
             write_result(self.directory, result)
             if result["status"] != "ok":

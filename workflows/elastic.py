@@ -118,7 +118,12 @@ def resharding(space: SearchSpace) -> str:
 
 
 def train_elastic(
-    folder: Path, launcher: Launcher, out: Path, tokens: float, save: Path | None = None
+    folder: Path,
+    launcher: Launcher,
+    out: Path,
+    tokens: float,
+    save: Path | None = None,
+    avoid_slow: bool = False,
 ) -> int:
     """Train a run's winner in the folder ``out``, on whatever nodes there are; the exit code.
 
@@ -133,7 +138,8 @@ def train_elastic(
             make_data(data)
         if searched.space.trainer.container is not None:
             launcher.check_container(searched.space.trainer.container)
-        training = _Training(searched, launcher, journal, out, save or out / "checkpoints", tokens)
+        save = save or out / "checkpoints"
+        training = _Training(searched, launcher, journal, out, save, tokens, avoid_slow)
         handlers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
         with handling(dict.fromkeys(handlers, training.stop_on)):
             return training.run()
@@ -149,6 +155,7 @@ class _Training:
     out: Path
     save: Path
     tokens: float
+    avoid_slow: bool = False  # leave slow nodes out
     stop: threading.Event = field(default_factory=threading.Event)
     code: int = CONTINUE  # if it is stopped
     left_out: set[str] = field(default_factory=set)  # nodes under suspicion
@@ -197,6 +204,10 @@ class _Training:
                 if not self.journal.run.trials:
                     raise
                 return self._end("too few nodes are left for any layout", CONTINUE)
+            if self.avoid_slow and not plan.slow.keys() <= self.left_out:
+                print(f"left out as slow: {', '.join(plan.slow)}")
+                self.left_out |= plan.slow.keys()
+                continue
             last = math.ceil(self.tokens / plan.tokens_per_step)
             if finished >= last:
                 return self._end(f"trained {counted(finished, 'step')}", DONE)

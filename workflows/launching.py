@@ -42,7 +42,8 @@ def launcher_for(
     Raises:
         RegistryError: if there is no such launcher.
         LaunchError: if the folder holds a simulated run and this one is real, or the reverse; or if
-            this machine is too small for so many ranks; or the built-in trainer has no torch.
+            this machine is too small for so many ranks, or cannot measure the objective; or the
+            built-in trainer has no torch.
     """
     if simulate and name != "simulate":
         raise LaunchError("settings of a simulated cluster go with the launcher 'simulate'")
@@ -65,6 +66,11 @@ def launcher_for(
         raise LaunchError(
             f"{space.file}: the built-in trainer needs PyTorch {OLDEST_TORCH} or later: "
             "pip install 'meshtune[trainer]'"
+        )
+    if launcher_name(name) == "local" and (missing := space.unmeasured()):
+        raise LaunchError(
+            f"{space.file}: this machine cannot measure {missing}; search on nodes that can, let a "
+            "trainer of your own report energy_joules, or remove it"
         )
     nodes = space.widths[-1]  # as many as the local launcher pretends to have
     refuse_too_many_ranks(Path(space.file), name, nodes * space.ranks_per_node)

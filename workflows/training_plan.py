@@ -44,12 +44,15 @@ class TrainingPlan:
             (``fits``), and of ``Goodput`` ``useful_share``, ``checkpoint_interval_s``,
             ``checkpoint_s`` and ``restart_s``.
         basis: of the failures, as a line of text.
+        slow: nodes with which each start of the training was slower than predicted by the search,
+            beyond its noise, and none without; by how many times.
     """
 
     space: SearchSpace
     config: Mapping[str, Any]
     expected: Mapping[str, float]
     basis: str
+    slow: Mapping[str, float]
 
     @classmethod
     def of(
@@ -77,7 +80,8 @@ class TrainingPlan:
         starts = [] if training is None else [t for t in training.trials.values() if t.ended]
         wide = layouts(space, base, nodes, [trial.config for trial in (*trials, *starts)])
         pricing = Pricing(wide).probed(searched.folder)
-        every = [*_as_speeds(Pricing(space), trials), *_as_trials(wide, starts)]
+        speeds = _as_speeds(Pricing(space), trials)
+        every = [*speeds, *_as_trials(wide, starts)]
         numbered = dict(enumerate(every))
         run = replace(searched, objective={}, objectives=[], subject_to=(), trials=numbered)
         candidates = Candidates(wide)
@@ -99,7 +103,8 @@ class TrainingPlan:
             **goodput.columns(1.0),
         }
         expected = {name: float(c[best]) for name, c in columns.items() if "to_train" not in name}
-        return cls(wide, wide.canonical(config), expected, failures.basis())
+        slow = _slow_nodes(pricing, speeds, starts)
+        return cls(wide, wide.canonical(config), expected, failures.basis(), slow)
 
     @property
     def nodes(self) -> int:
@@ -123,6 +128,7 @@ class TrainingPlan:
             f"fits with {100 * told['fits']:.0f} %, {100 * told['useful_share']:.3g} % of the time "
             f"useful with a checkpoint every {counted(self.save_interval, 'step')} "
             f"({duration(told['checkpoint_interval_s'])})"
+            + "".join(f"; {node} is slow ({x:.2g} times)" for node, x in self.slow.items())
         )
 
 
@@ -220,6 +226,23 @@ def _as_trials(space: SearchSpace, starts: Iterable[Trial]) -> Iterator[Trial]:
             ended_t = attempt.started_t + start_up_s + steps * step_s
             attempts = [replace(attempt, kind="ok", ended_t=ended_t, objective=objective)]
         yield replace(start, kind="ok", objective=objective, expected={}, attempts=attempts)
+
+
+def _slow_nodes(
+    pricing: Pricing, trials: Iterable[Trial], starts: Iterable[Trial]
+) -> dict[str, float]:
+    timed = [start for start in starts if "step_time_s" in start.result and start.attempts]
+    if len(timed) < 3:  # two with the node, one without
+        return {}
+    model, nodes = pricing.calibrated(trials), [set(s.attempts[-1].nodes) for s in timed]
+    predicted_s = model.predict(pricing.jobs_of([start.config for start in timed])).step_time_s
+    off = np.log([start.result["step_time_s"]["median"] for start in timed]) - np.log(predicted_s)
+    slow = {}
+    for node in sorted(set[str]().union(*nodes)):
+        has = np.array([node in each for each in nodes])
+        if has.sum() > 1 and not has.all() and off[has].min() - off[~has].max() > 2 * model.log_sd:
+            slow[node] = float(np.exp(np.median(off[has]) - np.median(off[~has])))
+    return slow
 
 
 def _observed(starts: Iterable[Trial]) -> tuple[int, float, float | None]:

@@ -278,12 +278,9 @@ class CostModel:
                 model.calibrated(measurements.of_engine(number))
                 for number, model in enumerate(self.engines)
             )
+        peaks = measurements.peak_bytes, measurements.out_of_memory
         memory = self.memory.calibrated(
-            measurements.jobs,
-            self.framework,
-            measurements.peak_bytes,
-            measurements.out_of_memory,
-            self.memory_limit_bytes,
+            measurements.jobs, self.framework, *peaks, self.memory_limit_bytes
         )
         learnt = replace(self, memory=memory)
         timed = np.isfinite(measurements.step_time_s) & (measurements.step_time_s > 0)
@@ -317,19 +314,22 @@ class CostModel:
 
         def evidence(habits: Framework) -> tuple[float, CostModel]:
             own = habits.name == self.framework.name
+            others = self.suspected.get(habits.name, self.constants)
             model = replace(
                 self,
                 framework=habits.with_habits(name=self.framework.name),
-                constants=self.constants
-                if own
-                else self.suspected.get(habits.name, self.constants),
+                constants=self.constants if own else others,
                 covariance=self.covariance if own else None,
             )
-            known = None if model.covariance is None else TRANSFER**2 * model.covariance
-            residuals = partial(model._residuals, jobs, measured)
-            return integrated(model.constants, known, residuals, FIT_LOG_SD)[0], model
+            return model.evidence(jobs, measured), model
 
         return Doubts(self.memory.likely(self.framework), TIMING).weighed(evidence)[0].rest
+
+    def evidence(self, jobs: Jobs, measured: Array) -> float:
+        """Log-probability of logarithms of step times; see :func:`integrated`."""
+        known = None if self.covariance is None else TRANSFER**2 * self.covariance
+        residuals = partial(self._residuals, jobs, measured)
+        return integrated(self.constants, known, residuals, FIT_LOG_SD)[0]
 
     def _states(self, jobs: Jobs, measured: Array, constants: TimeConstants) -> tuple[Array, Array]:
         """Logarithms of predicted over measured times, in either state of the network."""

@@ -6,6 +6,7 @@ Constants belong to the framework, to the GPU, or to the machine's network (see
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from analysis.cost.constants import TRANSFER, Array
 from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, gpu_kind
 from analysis.cost.memory import MemoryConstants
-from analysis.cost.model import CostModel
+from analysis.cost.model import CostModel, Measurements
 from analysis.cost.time_constants import TimeConstants
 
 
@@ -51,6 +52,28 @@ def taken_over(model: CostModel, other: CostModel) -> CostModel:
     if model.framework.name == other.framework.name:
         found = replace(found, memory=other.memory)
     return replace(found, log_sd=max(model.log_sd, other.log_sd))
+
+
+def likeliest(models: Mapping[str, CostModel], measurements: Measurements) -> str:
+    """Name of the model under which step times were most probable; the first of equals.
+
+    Their constants are integrated out, as wide as a calibration takes them to be.
+    """
+
+    def evidence(name: str) -> float:
+        engines, parts = models[name].engines, [measurements]
+        if len(engines) > 1:
+            parts = [measurements.of_engine(number) for number in range(len(engines))]
+        return sum(map(_evidence, engines, parts))
+
+    return max(models, key=evidence) if len(models) > 1 else next(iter(models))
+
+
+def _evidence(model: CostModel, measurements: Measurements) -> float:
+    timed = np.isfinite(measurements.step_time_s) & (measurements.step_time_s > 0)
+    if not timed.any():
+        return 0.0
+    return model.evidence(measurements.jobs[timed], np.log(measurements.step_time_s[timed]))
 
 
 def _like(model: CostModel, other: CostModel) -> CostModel:

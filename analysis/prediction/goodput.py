@@ -85,6 +85,10 @@ class Goodput:
         """Likewise, of nodes."""
         return self.days(tokens) * 24 * self.prediction.num_nodes
 
+    def bill(self, tokens: float) -> dict[str, Array]:
+        """Money, and kg of CO2, for so many tokens."""
+        return bill(self.prediction, tokens, self.share)
+
     def columns(self, tokens: float) -> dict[str, Array]:
         """By name, for programs."""
         return {
@@ -94,6 +98,7 @@ class Goodput:
             "restart_s": self.restart_s,
             "days_to_train": self.days(tokens),
             "node_hours_to_train": self.node_hours(tokens),
+            **{f"{PRICES[key]}_to_train": column for key, column in self.bill(tokens).items()},
         }
 
 
@@ -178,6 +183,18 @@ class Failures:
             f"{self.per_node_day:.3g} failures per node and day ({rate}), checkpoints at {written} "
             f"per node, start-up {starts}"
         )
+
+
+PRICES = {"cost": "cost", "co2": "co2_kg"}
+"""Names of what a bill has, with units."""
+
+
+def bill(prediction: Prediction, tokens: float, share: Array | float = 1.0) -> dict[str, Array]:
+    """``Cluster.bill`` of so many tokens at the GPUs' stated power, by the useful share of time."""
+    cluster = prediction.model.cluster
+    joules = tokens * prediction.joules_per_token / share if cluster.power_watts else None
+    node_s = tokens / prediction.tokens_per_second / share * prediction.num_nodes
+    return cluster.bill(node_s, joules)
 
 
 def state_bytes(jobs: Jobs) -> Array:

@@ -14,7 +14,7 @@ from analysis.cost.fitted import cost_model, suspected
 from analysis.cost.memory import MemoryConstants
 from analysis.cost.memory_fit import MemoryModel
 from analysis.cost.model import CostModel, Measurements, Prediction
-from analysis.cost.warm_start import discounted, shared, taken_over
+from analysis.cost.warm_start import discounted, likeliest, shared, taken_over
 from analysis.metrics import Metrics
 from analysis.prediction.columns import (
     NEEDED,
@@ -23,7 +23,7 @@ from analysis.prediction.columns import (
     unpriced_axes,
     unpriced_parameters,
 )
-from analysis.prediction.goodput import Failures
+from analysis.prediction.goodput import PRICES, Failures, bill
 from analysis.prediction.start_up import StartUp
 from analysis.run.fold import Run, read_run
 from analysis.run.folder import RunFolder
@@ -58,10 +58,13 @@ _OBJECTIVES: dict[str, Callable[[Prediction], Array]] = {
     "num_nodes": lambda p: p.num_nodes,
     "node_seconds_per_token": lambda p: p.num_nodes / p.tokens_per_second,
     "joules_per_token": lambda p: p.joules_per_token,
+    "cost": lambda p: bill(p, 1e9)["cost"],
+    "co2": lambda p: bill(p, 1e9)["co2"],
 }
 # Objectives from which a step's time follows: its product or its ratio with them is the job's own.
 RATES = ("tokens_per_second", "tokens_per_second_per_gpu", "samples_per_second", "tflops_per_gpu")
-TIMES = ("step_time_s.median", "node_seconds_per_token", "joules_per_token", "energy_joules")
+_ENERGY = ("energy_joules", "joules_per_token")
+TIMES = ("step_time_s.median", "node_seconds_per_token", *_ENERGY, *PRICES)
 
 
 class NotPricedError(ValueError):
@@ -76,6 +79,8 @@ class Pricing:
         memory_failures: kinds of trials that needed more memory than there is.
         failures: of the cluster's nodes, and what they cost.
         probes: trials of a shallower model, with the prices of their own space.
+        offered: models to start from instead, if they make the trials more probable, by name.
+        start: name of the one that was started from; empty: ``model``.
 
     Raises:
         NotPricedError: if the space has no model, or lacks a parameter that a price needs.
@@ -103,8 +108,7 @@ class Pricing:
         missing = [name for name in NEEDED if name not in space.columns(some).columns]
         if missing:
             raise NotPricedError(f"the space says nothing of {', '.join(missing)}")
-        builtin = space.trainer.builtin
-        cluster = space.cluster
+        builtin, cluster = space.trainer.builtin, space.cluster
         on_cpu = cluster.is_cpu if builtin is None else builtin.device == "cpu"
         self._engines = _engines(space)
         limit = builtin.device_memory_bytes if builtin else None
@@ -117,6 +121,8 @@ class Pricing:
         self.memory_failures = frozenset(kind for kind in Kind if kind.row.out_of in limits)
         self.failures = Failures.expected(space)
         self.probes: tuple[Pricing, tuple[Trial, ...]] | None = None
+        self.offered: dict[str, CostModel] = {}
+        self.start = ""
         self._latest: tuple[Any, Any, CostModel] = (None, None, self.model)
 
     @classmethod
@@ -171,10 +177,11 @@ class Pricing:
         return _OBJECTIVES[key](prediction)
 
     def prices(self, key: str) -> bool:
-        """Whether ``figure`` has a word for it; for energy the cluster has to state its power."""
-        if key in ("energy_joules", "joules_per_token"):
-            return bool(self.model.cluster.power_watts)
-        return key in _OBJECTIVES
+        """Whether ``figure`` has a word for it; the cluster has to state power and prices."""
+        cluster = self.model.cluster
+        if key in PRICES:
+            return key in cluster.bill(0.0, cluster.power_watts)
+        return bool(cluster.power_watts) if key in _ENERGY else key in _OBJECTIVES
 
     @property
     def prices_all_objectives(self) -> bool:
@@ -194,8 +201,8 @@ class Pricing:
         word for the objective, what is sought as large as possible is taken for a rate and the
         rest for a time.
         """
-        figure, key = self.objective(prediction), self.space.objective.key
-        maximize = self.space.objective.maximize
+        figure, sought = self.objective(prediction), self.space.objective
+        key, maximize = sought.key, sought.maximize
         timed = figure is None or key in (*RATES, *TIMES)
         if figure is None:
             figure = prediction.tokens_per_second if maximize else prediction.step_time_s
@@ -240,8 +247,7 @@ class Pricing:
 
         Args:
             run: its trials count as far as they ran or were out of memory.
-            of: fresh prices of that run's own space; default this one. They start from what is
-                known here already.
+            of: fresh prices of that run's own space, which start from what is known; default this.
 
         Raises:
             NotPricedError: if that run has nothing in common with this space.
@@ -257,21 +263,29 @@ class Pricing:
         learnt = discounted(of.calibrated(trials), of.model)
         self.model = taken_over(self.model, learnt)
 
+    def offer(self, name: str, run: Run, of: Pricing) -> None:
+        """Learn from a run if it makes the trials to come more probable; see ``learn``."""
+        other = copy(self)
+        other.offered = {}
+        other.learn(run, of)
+        self.offered |= {name: other.model}
+
     def learn_from(self, model: CostModel) -> None:
         """Take over what another model has learnt; machine and framework stay this space's."""
         own = self.model
         self.model = replace(model, cluster=own.cluster, framework=own.framework, others=own.others)
 
     def supposing(self) -> Pricing:
-        """The same prices, as unsure of what the framework keeps as a search should be.
-
-        Of the built-in trainer it is known.
-        """
+        """The same, as unsure of what a framework keeps as a search should be."""
         other = copy(self)
-        if self.space.trainer.builtin is None:
-            other.model = CostModel.of_engines(
-                model.supposing(suspected(model.constants)) for model in self.model.engines
-            )
+        if self.space.trainer.builtin is None:  # the built-in one is known
+
+            def unsure(model: CostModel) -> CostModel:
+                each = (one.supposing(suspected(one.constants)) for one in model.engines)
+                return CostModel.of_engines(each)
+
+            other.model = unsure(self.model)
+            other.offered = {name: unsure(model) for name, model in self.offered.items()}
         return other
 
     def teaching(self, trials: Iterable[Trial]) -> list[Trial]:
@@ -302,7 +316,10 @@ class Pricing:
         before, learnt_from, found = self._latest
         if before is not self.model or learnt_from != of:
             jobs = joined([own.jobs_of([t.config for t in trials]) for own, trials in told])
-            found = self.model.calibrated(Measurements(jobs, times_s, peaks, failed))
+            measured = Measurements(jobs, times_s, peaks, failed)
+            starts = {"": self.model, **self.offered}
+            self.start = likeliest(starts, measured)
+            found = starts[self.start].calibrated(measured)
             self._latest = self.model, of, found
         return found
 
@@ -378,10 +395,6 @@ def _limited(model: CostModel, limit_bytes: int | None, on_cpu: bool) -> CostMod
 
 
 def reported(trial: Trial, key: str) -> float:
-    """A time or an amount in a trial's result; nan where it failed or gave none.
-
-    Nor is zero one, as torch reports for a device that it has not used, nor less: the cost model
-    takes logarithms.
-    """
+    """A positive time or amount in a result, else nan (torch reports 0 for an unused device)."""
     value = Metrics(trial.result).get(key) if trial.ok else None
     return float("nan") if value is None or not 0 < value <= sys.float_info.max else float(value)

@@ -13,7 +13,7 @@ import numpy as np
 from analysis.cost.groups import MissingFactError
 from analysis.cost.model import LIKELY, Prediction
 from analysis.prediction.columns import unpriced_axes, unpriced_parameters
-from analysis.prediction.goodput import Goodput, state_bytes
+from analysis.prediction.goodput import PRICES, Goodput, state_bytes
 from analysis.prediction.pricing import NotPricedError, Pricing
 from analysis.prediction.satisfaction import Satisfaction
 from analysis.prediction.start_up import StartUp
@@ -176,6 +176,9 @@ class Ranking:
         joules = float(prediction.joules_per_token[index])
         if np.isfinite(joules):
             lines.append(f"{joules:.4g} J per token at the GPUs' stated power")
+        for key, column in self.goodput.bill(tokens).items():
+            said = f"{PRICES[key]} for {tokens:.3g} tokens after failures"
+            lines.append(f"{said}: {column[index]:,.4g}")
         return "\n".join(lines)
 
     def _after_failures(self, tokens: float, index: int) -> list[str]:

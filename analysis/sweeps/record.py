@@ -190,8 +190,9 @@ def clusters_of(
                 f"{where}: found {per_node:,} GPUs on a node (n_gpu over n_nodes), accepted 1 to "
                 f"{MAX_GPUS_PER_NODE:,}"
             )
+        beside = path.parent / str(name)  # a cluster's file
         try:
-            found = cluster_of(str(name), per_node)
+            found = cluster_of(str(beside if beside.is_file() else name), per_node)
         except (UnknownGpuError, FileError) as error:
             raise TableError(f"{where}: {error}") from None
         clusters[found.name] = found

@@ -2,9 +2,9 @@
 
     python -m benchmarks.search.warm_start --truth DIR [--json FILE]
 
-Each landscape of a recorded sweep is searched twice, cold and with ``--warm-start`` from the first
-trials of a search of another landscape. The cost model's constants are fitted without the models of
-both.
+Each landscape of a recorded sweep is searched cold, with ``--warm-start`` from the first trials of
+a search of another landscape, and with these in the archive, from which its own trials choose. The
+cost model's constants are fitted without the models of both.
 """
 
 from __future__ import annotations
@@ -84,12 +84,10 @@ class Compared:
     seed: int
     cold_trials: int
     warm_trials: int
+    offered_trials: int
     cold_failed_share: float
     warm_failed_share: float
-
-    @property
-    def more_trials(self) -> int:
-        return self.warm_trials - self.cold_trials
+    offered_failed_share: float
 
 
 def pairs(known: Sequence[Known]) -> Iterator[Pair]:
@@ -133,7 +131,8 @@ class Searches:
         first = self._cold(source, held).run.trials
         earlier.trials = {number: trial for number, trial in first.items() if number <= EARLIER}
         cold = self._cold(target, held)
-        warm = self._play(target, held, [(earlier, source.landscape.space)])
+        lesson = [(earlier, source.landscape.space)]
+        warm, offered = self._play(target, held, lesson), self._play(target, held, [], lesson)
         size = len(target.landscape.configs)
         return Compared(
             pair.differs,
@@ -142,8 +141,10 @@ class Searches:
             self.seed,
             cold.trials_to(NEAR) or size + 1,
             warm.trials_to(NEAR) or size + 1,
+            offered.trials_to(NEAR) or size + 1,
             cold.failed_share(),
             warm.failed_share(),
+            offered.failed_share(),
         )
 
     def _cold(self, known: Known, held: frozenset[str]) -> Played:
@@ -153,20 +154,24 @@ class Searches:
         return self.cold[at]
 
     def _play(
-        self, known: Known, held: frozenset[str], earlier: Sequence[tuple[Run, SearchSpace]]
+        self,
+        known: Known,
+        held: frozenset[str],
+        earlier: Sequence[tuple[Run, SearchSpace]],
+        offered: Sequence[tuple[Run, SearchSpace]] = (),
     ) -> Played:
         model = known.models.without(*held)
-        policy = policy_for(known.landscape, "meshtune", self.seed, model, earlier)
+        policy = policy_for(known.landscape, "meshtune", self.seed, model, earlier, offered)
         return play(known.landscape, policy, self.seed, until=NEAR)
 
 
 def lines(compared: Sequence[Compared]) -> Iterator[str]:
     """One row for each way in which the earlier run was another one, and one for all."""
     yield (
-        "| earlier run of | pairs | trials to 5 %, cold: geometric mean / worst | warm "
-        "| warm - cold: median | mean | worst | failed of 16, cold | warm |"
+        "| earlier run of | pairs | trials to 5 %, cold: geometric mean / worst | warm | archive "
+        "| warm - cold: median, mean, worst | archive - cold | failed of 16: cold, warm, archive |"
     )
-    yield "|---" * 9 + "|"
+    yield "|---" * 8 + "|"
     for differs in (NODES, MODEL, MACHINE, "all"):
         some = [c for c in compared if differs in (c.differs, "all")]
         if some:
@@ -174,14 +179,14 @@ def lines(compared: Sequence[Compared]) -> Iterator[str]:
 
 
 def _row(some: Sequence[Compared]) -> str:
-    more = np.array([c.more_trials for c in some])
-    failed = [
-        np.mean([getattr(c, f"{how}_failed_share") for c in some]) for how in ("cold", "warm")
-    ]
+    hows = ("cold", "warm", "offered")
+    trials = {how: np.array([getattr(c, f"{how}_trials") for c in some]) for how in hows}
+    more = [trials[how] - trials["cold"] for how in hows[1:]]
+    failed = [np.mean([getattr(c, f"{how}_failed_share") for c in some]) for how in hows]
     cells = [
-        *(_trials([getattr(c, f"{how}_trials") for c in some]) for how in ("cold", "warm")),
-        *(f"{np.median(more):+g}", f"{more.mean():+.2f}", f"{more.max():+d}"),
-        *(f"{100 * share:.1f} %" for share in failed),
+        *(_trials(trials[how]) for how in hows),
+        *(f"{np.median(m):+g}, {m.mean():+.2f}, {m.max():+d}" for m in more),
+        ", ".join(f"{100 * share:.1f}" for share in failed) + " %",
     ]
     return " | ".join(cells)
 
@@ -223,7 +228,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for pair in pairs(known):
             compared.append(one := searches.compare(pair))
             print(
-                f"{one.target} after {one.source}: {one.cold_trials} cold, {one.warm_trials} warm",
+                f"{one.target} after {one.source}: {one.cold_trials} cold, {one.warm_trials} "
+                f"warm, {one.offered_trials} offered",
                 flush=True,
             )
     if not compared:

@@ -47,6 +47,8 @@ class PatternSpec(Described):
     """numbers count from the run's start: a step's is what was added"""
     unless: str | None = None
     """a metric beside which this pattern is left out"""
+    only_if: str = ""
+    """text in the trainer's arguments or files without which its log has no such number"""
 
 
 class LikePattern(Described):

@@ -38,10 +38,10 @@ class CheckReport:
     @property
     def notes(self) -> list[str]:
         notes = []
-        if missing := self.space.unsupported():
+        if missing := self.space.unmeasured():
             notes.append(
-                f"the built-in trainer does not have {', '.join(missing)} yet: "
-                "this space can be checked, not searched"
+                f"the nodes must measure what this machine does not: {missing}; a search on this "
+                "machine is refused"
             )
         notes += notes_of(self.space)
         if not self.exact:

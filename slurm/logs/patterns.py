@@ -57,6 +57,8 @@ class Pattern:
     # a metric that replaces this one where found: the times of single steps replace a mean of the
     # whole run
     unless: str | None = None
+    # text in the trainer's arguments or files without which the log has no such number
+    only_if: str = ""
 
 
 @dataclass(frozen=True)

@@ -30,14 +30,16 @@ def test_a_landscape_is_paired_with_its_nearest_in_one_respect(
 
 
 def test_the_rows_have_the_differences_of_each_kind_and_of_all() -> None:
-    def compared(differs: str, cold: int, warm: int) -> Compared:
-        return Compared(differs, "t", "s", 0, cold, warm, 0.25, 0.0)
+    def compared(differs: str, cold: int, warm: int, offered: int) -> Compared:
+        return Compared(differs, "t", "s", 0, cold, warm, offered, 0.25, 0.0, 0.125)
 
-    some = [compared(NODES, 4, 1), compared(NODES, 1, 4), compared(MODEL, 2, 9)]
+    some = [compared(NODES, 4, 1, 4), compared(NODES, 1, 4, 2), compared(MODEL, 2, 9, 3)]
     _, _, *found = lines(some)
-    assert found[0].startswith(f"| {NODES} | 2 | 2.00 / 4 | 2.00 / 4 | +0 | +0.00 | +3 |")
-    assert found[1].startswith(f"| {MODEL} | 1 | 2.00 / 2 | 9.00 / 9 | +7 | +7.00 | +7 |")
-    assert found[2].startswith("| all | 3 |") and found[2].endswith("| 25.0 % | 0.0 % |")
+    assert found[0].startswith(
+        f"| {NODES} | 2 | 2.00 / 4 | 2.00 / 4 | 2.83 / 4 | +0, +0.00, +3 | +0.5, +0.50, +1 |"
+    )
+    assert found[1].startswith(f"| {MODEL} | 1 | 2.00 / 2 | 9.00 / 9 | 3.00 / 3 | +7, +7.00, +7 |")
+    assert found[2].startswith("| all | 3 |") and found[2].endswith("| 25.0, 0.0, 12.5 % |")
 
 
 @pytest.mark.heavy
@@ -53,7 +55,7 @@ def test_every_pair_is_searched_cold_and_warm_and_written_down(
     assert len(written) == 2
     for one in written:
         assert one["target"] != one["source"]
-        assert 1 <= one["cold_trials"] <= 37 and 1 <= one["warm_trials"] <= 37
+        assert all(1 <= one[f"{how}_trials"] <= 37 for how in ("cold", "warm", "offered"))
     # The source is of the same truth, and the constants know nothing of it otherwise.
     assert sum(one["warm_trials"] - one["cold_trials"] for one in written) <= 0
 

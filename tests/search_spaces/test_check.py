@@ -172,9 +172,12 @@ def test_the_report_prints_totals_rules_and_notes() -> None:
     assert "sequence_by_tp" in text
 
 
-def test_the_report_notes_what_the_trainer_lacks(load: Load, good: str) -> None:
-    text = check(load(good.replace("tflops_per_gpu", "energy_joules"))).text()
-    assert "note: the built-in trainer does not have energy_joules yet" in text
+def test_the_report_notes_what_this_machine_cannot_measure(load: Load, good: str) -> None:
+    space = load(good.replace("tflops_per_gpu", "energy_joules"))
+    noted = "note: the nodes must measure what this machine does not: energy_joules" in (
+        check(space).text()
+    )
+    assert noted == bool(space.unmeasured())
 
 
 @pytest.mark.parametrize("name", [*shipped_records("space")])

@@ -9,7 +9,9 @@ import pytest
 
 from search_spaces import SearchSpace, SpaceError
 from search_spaces.objectives import keys_found
+from slurm import Kind, Outcome
 from workflows.search.throughput import Job, completed
+from workflows.search.trials import checked_outcome
 
 Load = Callable[[str], SearchSpace]
 
@@ -70,6 +72,19 @@ def test_a_script_that_states_results_may_have_any_objective(tmp_path: Path, loa
     assert load(KNOWN.replace("OBJECTIVE", "cost_usd")).objective.key == "cost_usd"
 
 
+def test_energy_of_a_log_is_of_all_gpus_and_needs_the_option_that_prints_it(load: Load) -> None:
+    text = KNOWN.replace("OBJECTIVE", "joules_per_token").replace("maximize", "minimize")
+    with pytest.raises(SpaceError, match="found 'joules_per_token', which neither"):
+        load(text)
+    space = load(text.replace("entry: pretrain_gpt.py", "args: --log-energy"))
+    config = {"tp": 2, "mbs": 2, "gas": 8}
+    result = {"step_time_s": {"median": 2.0}, "joules_per_step_per_gpu": 1000.0}
+    outcome = checked_outcome(space, Outcome(Kind.OK, result=result, elapsed_s=99.0), config)
+    told, steps = outcome.result or {}, space.trial.measured_steps
+    assert told["energy_joules"] == 8 * 1000.0 * steps
+    assert told["joules_per_token"] == pytest.approx(8000 / (64 * 8192))
+
+
 def test_what_follows_is_what_the_search_completes(load: Load) -> None:
     space = load(KNOWN.replace("OBJECTIVE", "loss"))
     assert space.model is not None
@@ -81,7 +96,7 @@ def test_what_follows_is_what_the_search_completes(load: Load) -> None:
         spec = space.trainer.model_copy(update={"command": ["true"]})
         found = keys_found(spec, [key], {"global_batch_size"}, True)
         assert found is not None
-        derived = {"num_nodes", "node_seconds_per_token"}
+        derived = {"num_nodes", "node_seconds_per_token", "cost"}
         assert flat == found - derived
 
 

@@ -259,7 +259,7 @@ def test_reading_a_space_imports_no_heavy_package() -> None:
 
 def test_the_demo_fits_four_ranks_and_its_budget() -> None:
     space = load_space("tiny_cpu")
-    assert space.cluster.gpus_per_node == 4 and space.unsupported() == []
+    assert space.cluster.gpus_per_node == 4 and space.unmeasured() == ""
     assert 12 <= (space.budget.trials or 0) <= 16
     assert check(space).valid > 10 * (space.budget.trials or 0)
     assert space.trainer.builtin is not None
@@ -269,7 +269,7 @@ def test_the_demo_fits_four_ranks_and_its_budget() -> None:
 def test_the_presets_of_the_slow_links_space_are_the_papers_on_its_nodes() -> None:
     """Two nodes of two cards of two: ZeRO-topo's weights over a card, gradients over a node."""
     space = load_space("placements_slow_links")
-    assert space.unsupported() == []
+    assert space.unmeasured() == ""
     shares = ("weight_shard", "secondary_shard", "gradient_shard", "optimizer_shard")
     found = {}
     for name in space.parameters["placement"].values:

@@ -227,10 +227,20 @@ def test_true_is_written_in_lower_case_in_a_command(load: Load, own_trainer: str
     assert load(text).command({"tp": 4, "zero": False}, "d")[3] == "false"
 
 
-def test_objectives_that_the_trainer_does_not_measure_are_named(load: Load, good: str) -> None:
-    assert load(good).unsupported() == []
+def test_goals_that_this_machine_cannot_measure_are_named(load: Load, good: str) -> None:
+    assert load(good).unmeasured() == ""
     energy = load(good.replace("maximize: tflops_per_gpu", "minimize: joules_per_token"))
-    assert energy.unsupported() == ["joules_per_token"]
+    if why := energy.unmeasured():  # this machine has no counter
+        assert why.startswith("joules_per_token: no counter of energy (pm_counters: no ")
+
+
+def test_money_and_carbon_need_the_sites_prices(load: Load, good: str) -> None:
+    for key, price in (("cost", "price_per_node_hour"), ("co2", "co2_grams_per_kwh")):
+        text = good.replace("maximize: tflops_per_gpu", f"minimize: {key}")
+        with pytest.raises(
+            SpaceError, match=rf"found {key}, accepted with {price}.* under cluster"
+        ):
+            load(text)
 
 
 def test_a_frozen_space_has_the_same_fingerprint(load: Load, good: str, own_trainer: str) -> None:

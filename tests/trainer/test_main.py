@@ -320,6 +320,31 @@ def test_one_process_needs_no_environment(config: Config, tmp_path: Path) -> Non
     assert [step["step"] for step in log.steps] == list(range(1, len(times_s) + 1))
 
 
+def test_energy_is_read_around_the_measured_steps_alone(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm's counter, which here rises by 100 J with each line of a step in the log."""
+    tool = tmp_path / "bin/sstat"
+    tool.parent.mkdir()
+    tool.write_text(f"#!/bin/sh\necho $((1 + 100 * $(grep -c MESHTUNE_STEP {tmp_path}/log)))\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    script = (
+        "import sys, os; from pathlib import Path; from trainer.run import run; "
+        "sys.exit(run(Path(sys.argv[1]), os.environ))"
+    )
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config | {"measured_steps": 3}))
+    env = without(dict(os.environ), "SLURM_") | {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    with (tmp_path / "log").open("w") as log:
+        argv = [sys.executable, "-c", script, str(path)]
+        subprocess.run(argv, check=True, env=env | {"RANK": "0", "WORLD_SIZE": "1"}, stdout=log)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["energy_source"] in ("Slurm", "RAPL", "pm_counters")
+    if result["energy_source"] == "Slurm":  # this machine has no nearer counter
+        assert result["energy_joules"] == 300.0
+
+
 @pytest.mark.parametrize(
     "content",
     [

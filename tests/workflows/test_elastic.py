@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ from slurm.outcome.step_log import StepReport, StopRule
 from support.elastic_run import BATCH, BEST, SEQ, losses, searched
 from trainer.plan.limits import ConfigError
 from workflows.cli.main import main
-from workflows.elastic import train_elastic, useful_share
+from workflows.elastic import Searched, train_elastic, useful_share
+from workflows.training_plan import TrainingPlan
 
 STEPS = 24
 
@@ -106,6 +108,23 @@ def test_a_training_goes_on_under_another_layout_as_if_nothing_had_happened(
         shutil.rmtree(tmp_path / "killed" / "checkpoints")
         with pytest.raises(ConfigError, match="the checkpoints of this training are gone"):
             train_elastic(run, launcher, tmp_path / "killed", tokens)
+
+
+def test_slow_nodes_are_left_out_if_asked(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan_of = Searched.plan
+
+    def plan(self: Searched, nodes: int, training: Run | None = None) -> TrainingPlan:
+        return replace(plan_of(self, nodes, training), slow={"local0": 1.7})
+
+    monkeypatch.setattr(Searched, "plan", plan)
+    with closing(LocalLauncher(2)) as launcher:
+        assert train_elastic(run, launcher, tmp_path, 4 * BATCH * SEQ, avoid_slow=True) == 0
+    [start] = read_run(tmp_path).trials.values()
+    assert start.attempts[0].nodes == ("local1",)
+    said = capsys.readouterr().out
+    assert "left out as slow: local0" in said and "local0 is slow (1.7 times)" in said
 
 
 def test_a_plan_says_what_to_start_with(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

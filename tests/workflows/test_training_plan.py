@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from analysis import NotPricedError, Run, Trial
+from analysis import NotPricedError, Pricing, Run, Trial
 from analysis.run.trial import Attempt
 from search_spaces import SearchSpace, SpaceError, load_space
 from support.priced_run import priced_run
-from workflows.training_plan import TrainingPlan, layouts
+from workflows.training_plan import TrainingPlan, _slow_nodes, layouts
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +92,35 @@ def test_a_trainings_own_failures_and_times_replace_the_priors(
     stopped = started(before.config, 8, "cancelled", **times)
     calm = TrainingPlan.of(searched, space, base, 8, stopped).basis
     assert calm.startswith("0.00406 failures per node and day (prior and 0 of this run)")
+
+
+def test_a_node_with_which_every_start_was_too_slow_is_named(
+    searched: Run, space: SearchSpace, base: Mapping[str, Any]
+) -> None:
+    plan = TrainingPlan.of(searched, space, base, 4)
+    expected_s, config = plan.expected["step_time_s"], plan.config
+    pricing = Pricing(plan.space)
+
+    def training(*starts: tuple[str, float]) -> Run:
+        """Starts on these nodes, each so many times slower than expected."""
+        run = Run(Path())
+        for number, (nodes, slower) in enumerate(starts, start=1):
+            one = started(config, 4, "node_failure", step_time_s={"median": slower * expected_s})
+            one.trials[1].attempts[0].nodes = tuple(nodes)
+            run.trials[number] = replace(one.trials[1], number=number)
+        return run
+
+    def slow(*starts: tuple[str, float]) -> dict[str, float]:
+        trials = searched.trials.values()
+        return _slow_nodes(pricing, trials, training(*starts).trials.values())
+
+    always = ("abcd", 3.0), ("abce", 3.0), ("bcde", 1.0)
+    assert slow(*always) == {"a": pytest.approx(3.0)}
+    again = TrainingPlan.of(searched, space, base, 4, training(*always))
+    assert again.slow.keys() == {"a"} and "a is slow (3 times)" in str(again)
+    assert not slow(("abcd", 3.0), ("abce", 1.0), ("bcde", 1.0))  # not always with it
+    assert not slow(("abcd", 1.02), ("abce", 1.02), ("bcde", 1.0))  # noise
+    assert not slow(("abcd", 3.0), ("abce", 3.0), ("abde", 3.0))  # never without it
 
 
 def test_own_constraints_stay_but_those_on_nodes_and_batch(

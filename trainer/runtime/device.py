@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from foundation.energy import Meter
 from trainer.plan.limits import ConfigError
 from trainer.runtime import memory
 
@@ -130,6 +131,11 @@ class Device:
             "runtime": None,
             "library": "gloo",
         }
+
+    def meter(self, rank: int) -> Meter:
+        """The energy that this rank's device, or its node, uses."""
+        gpu = self.type == "cuda"
+        return Meter(str(torch.cuda.get_device_properties(self.torch).uuid) if gpu else "", rank)
 
     def host_buffer(self, num_bytes: int) -> torch.Tensor:
         """Host memory, pinned for a device."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
@@ -89,6 +90,11 @@ class Parser(ArgumentParser):
 
     def add_policy(self) -> None:
         self.add("--policy", str, "NAME", _POLICY, default="meshtune")
+
+
+def archive_folder() -> Path:
+    """The folder of kept runs that ``MESHTUNE_ARCHIVE`` names, or the user's own."""
+    return Path(os.environ.get("MESHTUNE_ARCHIVE") or "~/.meshtune/archive").expanduser()
 
 
 def command(commands: Commands, name: str, handler: Handler, text: str) -> Parser:

@@ -18,6 +18,7 @@ from typing import NoReturn
 from foundation.files import explained
 from foundation.messages import message
 from workflows.cli import (
+    archive,
     cluster,
     init,
     listing,
@@ -111,7 +112,8 @@ def parser() -> argparse.ArgumentParser:
     )
     whole.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
-    for group in (init, search, predict, run, report, loggers, watch, replay, cluster, listing):
+    groups = (init, search, predict, run, report, loggers, watch, replay, archive, cluster)
+    for group in (*groups, listing):
         group.add_commands(commands)
     return whole
 

@@ -62,6 +62,8 @@ def add_commands(commands: Commands) -> None:
     )
     parser.add_flag("--elastic", text)
     parser.add("--tokens", tokens, "T", "with --elastic: tokens to train on, such as 300e9")
+    text = "with --elastic: leave out nodes with which every start was slower than predicted"
+    parser.add_flag("--avoid-slow", text)
     parser.add_flag("--dry-run", "print the command; start nothing")
 
     text = "Choose the layout with which a training goes on, on so many nodes."
@@ -203,8 +205,9 @@ def _train_elastic(arguments: Namespace) -> int:
     check_site(arguments)
     given: Path = arguments.best
     run = given if given.is_dir() else analysis.RunFolder.holding(given).path
+    how = arguments.tokens, arguments.save, arguments.avoid_slow
     with launched(arguments, Searched.of(run).space.widths[-1]) as launcher:
-        return train_elastic(run, launcher, arguments.out, arguments.tokens, arguments.save)
+        return train_elastic(run, launcher, arguments.out, *how)
 
 
 def plan(arguments: Namespace) -> None:

@@ -52,7 +52,7 @@ def add_commands(commands: Commands) -> None:
     parser.add("--run-dir", folder, "DIR", "of the search, default: runs/NAME")
     parser.add("--number", positive, "N", "of probes; default: the space's, or 4", dest="probes")
     parser.set_defaults(probe=True, dry_run=False, report=False, trials=None, explore=None)
-    parser.set_defaults(seed=None, policy="random", warm_start=[])
+    parser.set_defaults(seed=None, policy="random", warm_start=[], no_archive=True)
 
     text = "Submit a search as a batch job that is requeued until done."
     parser = command(commands, "submit", submit, text)
@@ -85,6 +85,7 @@ def _add_options_of_both(parser: Parser) -> None:
     parser.add_policy()
     text = "earlier runs, of any model or machine, that the cost model learns from"
     parser.add("--warm-start", folder, "RUN", text, nargs="+", default=[])
+    parser.add_flag("--no-archive", "begin without the runs that `meshtune archive` keeps")
 
 
 def search(arguments: Namespace) -> int:
@@ -147,7 +148,7 @@ def submit(arguments: Namespace) -> None:
         partition=arguments.partition,
         qos=arguments.qos,
         further=[*arguments.sbatch, *(f"exclude={n}" for n in [arguments.exclude] if n)],
-        options=[*seed, *policy_options(arguments.policy, earlier)],
+        options=[*seed, *policy_options(arguments.policy, earlier, arguments.no_archive)],
         container=space.trainer.container,
     )
     if site.environment is not None:

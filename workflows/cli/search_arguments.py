@@ -14,7 +14,7 @@ from analysis import RunFolder
 from foundation.quantities import duration
 from search_spaces import SearchSpace, SpaceError, load_space
 from slurm import BatchJob
-from workflows.cli.arguments import UsageError
+from workflows.cli.arguments import UsageError, archive_folder
 from workflows.optimizer.registry import POLICIES
 
 if TYPE_CHECKING:
@@ -34,11 +34,24 @@ def asked(
     POLICIES.get(arguments.policy)  # an error now: a launcher may have complaints of its own
     pricing_begins()
     if not arguments.warm_start:
-        return space, folder, None
+        return space, folder, None if arguments.no_archive else _with_archive(space)
     from workflows.cli.prices import calibrated
 
     otherwise = "--warm-start has nothing to learn from"
     return space, folder, calibrated(space, arguments.warm_start, otherwise)[0]
+
+
+def _with_archive(space: SearchSpace) -> Pricing | None:
+    """Prices to which runs in the archive are offered; None where nothing fits."""
+    if not (where := archive_folder()).exists():
+        return None
+    from analysis import Pricing
+    from workflows.replay.archive import offer
+
+    if pricing := Pricing.of(space):
+        for line in offer(pricing, where):
+            print(line)
+    return pricing if pricing and pricing.offered else None
 
 
 def _space(arguments: Namespace) -> SearchSpace:
@@ -47,11 +60,6 @@ def _space(arguments: Namespace) -> SearchSpace:
     simulated = arguments.launcher == "simulate"
     if arguments.simulate and not simulated:
         raise UsageError("--simulate goes with --launcher simulate")
-    if not simulated and (unknown := space.unsupported()):
-        raise UsageError(
-            f"{arguments.space}: the built-in trainer has no {', '.join(unknown)}; "
-            "search it with a trainer of your own (trainer: {command: [...]}), or remove it"
-        )
     given = {name: getattr(arguments, name) for name in ("trials", "explore", "probes")}
     if given := {key: value for key, value in given.items() if value is not None}:
         # So that status and a resumed search know of it.
@@ -113,9 +121,10 @@ def refuse_second_job(folder: RunFolder) -> None:
         )
 
 
-def policy_options(policy: str, warm_start: Sequence[Path]) -> list[str]:
+def policy_options(policy: str, warm_start: Sequence[Path], no_archive: bool) -> list[str]:
     """The options that say how configurations are chosen."""
     options = [] if policy == "meshtune" else ["--policy", policy]
+    options += ["--no-archive"] if no_archive else []
     return [*options, "--warm-start", *map(str, warm_start)] if warm_start else options
 
 
@@ -129,5 +138,5 @@ def resume_flags(arguments: Namespace) -> str:
     }
     words = [word for name, value in given.items() if value for word in (name, str(value))]
     words += [] if arguments.report else ["--no-report"]
-    words += policy_options(arguments.policy, arguments.warm_start)
+    words += policy_options(arguments.policy, arguments.warm_start, arguments.no_archive)
     return "".join(f" {quote(word)}" for word in words)

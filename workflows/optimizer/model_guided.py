@@ -94,5 +94,7 @@ class ModelGuidedSearch:
         learned = "no trial yet"
         if observations.completed:
             learned = counted(len(observations.successes), "success")
+        if self._pricing.start:
+            learned += f", started from {self._pricing.start}"
         index = int(self._shortlist.indices[rows[at]])
         return Suggestion(index, f"{rule}, cost model after {learned}", expected)

@@ -60,6 +60,7 @@ def policy_for(
     seed: int,
     model: CostModel | None = None,
     earlier: Sequence[tuple[Run, SearchSpace]] = (),
+    offered: Sequence[tuple[Run, SearchSpace]] = (),
 ) -> Policy:
     """A policy of ``meshtune search`` on a landscape.
 
@@ -67,12 +68,15 @@ def policy_for(
         model: replaces the cost model's constants, such as by a fit without the landscape's
             model; its machine and framework are replaced.
         earlier: runs, and their spaces, that the cost model learns from first.
+        offered: likewise, as far as they make the trials more probable.
     """
     if pricing := Pricing.of(landscape.space):
         if model is not None:
             pricing.learn_from(model)
         for run, space in earlier:
             pricing.learn(run, Pricing(space))
+        for run, space in offered:
+            pricing.offer(space.name, run, Pricing(space))
     return make_policy(landscape.space, seed, policy, pricing=pricing, only=landscape.configs)
 
 

@@ -14,10 +14,14 @@ from workflows.search.throughput import completed, job_of, named_by_meaning
 _Reader = Callable[[str], float]  # of the metrics from which an objective follows
 
 
-def _joules_per_token(of: _Reader, space: SearchSpace, config: Mapping[str, Any]) -> float:
-    """The energy is that of all measured steps; the batch differs between trials."""
-    tokens_per_step = of("tokens_per_second") * of("step_time_s.median")
-    return of("energy_joules") / (tokens_per_step * space.trial.measured_steps)
+BILLION = 1e9  # tokens that cost and co2 are of
+
+
+def _of_energy(of: _Reader, space: SearchSpace, config: Mapping[str, Any]) -> float:
+    """Raise for what ``with_prices`` has not found."""
+    for key in ("energy_joules", "tokens_per_second", "step_time_s.median"):
+        of(key)
+    return math.inf
 
 
 # Objectives that no trainer needs to report.
@@ -26,8 +30,29 @@ DERIVED: dict[str, Callable[[_Reader, SearchSpace, Mapping[str, Any]], float]] =
     "node_seconds_per_token": lambda of, space, config: (
         space.num_nodes(config) / of("tokens_per_second")
     ),
-    "joules_per_token": _joules_per_token,
+    **dict.fromkeys(("joules_per_token", "cost", "co2"), _of_energy),
 }
+
+
+def with_prices(
+    space: SearchSpace, config: Mapping[str, Any], result: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A result with energy, money and carbon as far as they follow from it.
+
+    A trainer's energy is that of all measured steps, as the batch differs between trials.
+    """
+    whole, steps, found = dict(result), space.trial.measured_steps, Metrics(result).get
+    if (per_gpu := found("joules_per_step_per_gpu")) is not None:
+        gpus = float(space.facts(config)["world_size"])
+        whole.setdefault("energy_joules", per_gpu * gpus * steps)
+    if not (rate := found("tokens_per_second")):
+        return whole
+    joules, step_s = Metrics(whole).get("energy_joules"), found("step_time_s.median")
+    per_token = joules / (rate * step_s * steps) if joules and step_s else None
+    if space.cluster is not None:
+        node_s = BILLION * space.num_nodes(config) / rate
+        whole = space.cluster.bill(node_s, per_token and BILLION * per_token) | whole
+    return ({"joules_per_token": per_token} if per_token else {}) | whole
 
 
 def objective_values(
@@ -52,7 +77,7 @@ def _values(
 ) -> dict[str, float]:
     if space.trainer.builtin is None:
         result = completed(job_of(space, config), named_by_meaning(space, config, result))
-    found = {}
+    result, found = with_prices(space, config, result), {}
     for key in keys:
         of = partial(Metrics(result).required, wanted=key)
         try:
@@ -65,8 +90,11 @@ def _values(
             except ZeroDivisionError:
                 found[key] = math.inf
             except MissingMetricError as missing:
-                if "tokens_per_second" not in missing.key or not space.uneven_lengths:
+                if missing.key == "energy_joules" and "energy_source" in result:
+                    why = str(result["energy_source"])
+                elif "tokens_per_second" in missing.key and space.uneven_lengths:
+                    why = space.uncounted(result)
+                else:
                     raise
-                why = space.uncounted(result)
                 raise MissingMetricError(missing.key, result, key, why) from None
     return found

@@ -13,7 +13,7 @@ from search_spaces import SearchSpace
 from slurm import BLAMELESS, Kept, Kind, Outcome, ResultSource, TrialSpec, clear_attempt
 from trainer.plan.limits import ConfigError
 from workflows.optimizer.policy import Proposal
-from workflows.search.objectives import bounded_values, objective_values
+from workflows.search.objectives import bounded_values, objective_values, with_prices
 from workflows.search.throughput import completed, contradiction, job_of, named_by_meaning
 
 LONGEST_MESSAGE = 1000  # characters
@@ -132,17 +132,19 @@ def judge(
 
 
 def checked_outcome(space: SearchSpace, outcome: Outcome, config: Mapping[str, Any]) -> Outcome:
-    """A user's own trainer's outcome, with all metrics that follow from its own.
+    """An outcome with all metrics that follow from the trainer's own.
 
-    If two of them contradict each other, it is a crash that names both.
+    If two of a user's own trainer contradict each other, it is a crash that names both.
     """
     job = job_of(space, config)
-    if outcome.kind is not Kind.OK or outcome.result is None or space.trainer.builtin is not None:
+    if outcome.kind is not Kind.OK or outcome.result is None:
         return outcome
+    if space.trainer.builtin is not None:
+        return replace(outcome, result=with_prices(space, config, outcome.result))
     result = named_by_meaning(space, config, outcome.result)
     if job is not None and (problem := contradiction(space, job, result, outcome.elapsed_s)):
         return replace(outcome, kind=Kind.CRASH, message=problem)
-    return replace(outcome, result=completed(job, result))
+    return replace(outcome, result=with_prices(space, config, completed(job, result)))
 
 
 def ended(

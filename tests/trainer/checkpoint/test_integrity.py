@@ -73,6 +73,18 @@ def write_by_name(table: Path) -> None:
     replace(table, written.getvalue())
 
 
+def write_as_older_torch(table: Path) -> None:
+    """Earlier versions of torch wrote neither the identity of a save nor a version."""
+    content = pickle.loads(table.read_bytes())
+    for name in ("storage_meta", "version"):
+        vars(content).pop(name, None)
+    replace(table, pickle.dumps(content))
+
+
+NEWER_TORCH = b"ctorch.distributed.checkpoint.metadata\nShardStorageMetadata\n."
+"""A table of contents with a class that this torch does not have."""
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "data": (lambda p: flip(p / "__1_0.distcp"), "__1_0.distcp is damaged: its CRC-32 is "),
     "table": (lambda p: flip(p / ".metadata"), ".metadata is damaged: "),
@@ -94,6 +106,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "code": (
         lambda p: replace(p / ".metadata", pickle.dumps(Executed(p / "executed"))),
         ".metadata names posix.mkdir: not loaded",
+    ),
+    "newer torch": (
+        lambda p: replace(p / ".metadata", NEWER_TORCH),
+        ".metadata names torch.distributed.checkpoint.metadata.ShardStorageMetadata: not loaded",
     ),
     "attribute": (
         lambda p: replace(p / ".metadata", pickle.dumps(Asks())), ".metadata asks for __init__ of "
@@ -118,8 +134,11 @@ def test_what_is_not_as_it_was_saved_is_told_in_a_line_that_names_the_file(
     shutil.copytree(saved, tmp_path / "older Python")
     write_by_name(tmp_path / "older Python" / step.name / ".metadata")
     jobs.append(job("older Python", 2, "train", {}, load=str(tmp_path / "older Python")))
+    shutil.copytree(saved, tmp_path / "older torch")
+    write_as_older_torch(tmp_path / "older torch" / step.name / ".metadata")
+    jobs.append(job("older torch", 1, "train", {}, load=str(tmp_path / "older torch")))
     answers = run_phases(jobs)
-    assert "error" not in answers["older Python"]
+    assert answers["older torch"]["losses"] == pytest.approx(answers["older Python"]["losses"])
     for name, (_, says) in DAMAGE.items():
         folder = tmp_path / name / step.name
         assert answers[name]["error"] == "CheckpointError"

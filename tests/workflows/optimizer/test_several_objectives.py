@@ -10,15 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from analysis.pareto import non_dominated
+from analysis.prediction.goodput import Failures
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.scalarization import Scalarization, merits, spread_ranks, weights
 from analysis.run.fold import Run, read_run
 from analysis.run.folder import RunFolder
 from analysis.run.results import ResultsFile
 from analysis.run.trial import Trial
-from search_spaces import Objective, SearchSpace, load_space
+from search_spaces import Cluster, Objective, SearchSpace, load_space
 from search_spaces.points.candidates import Candidates
 from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
@@ -27,7 +29,7 @@ from workflows.optimizer.builtin import DeepHyperPolicy, MeshtunePolicy, RandomP
 from workflows.optimizer.policy import Policy, Problem, Proposal
 from workflows.optimizer.registry import make_policy
 from workflows.search.objectives import objective_values
-from workflows.search.trials import judge
+from workflows.search.trials import checked_outcome, judge
 
 Make = Callable[..., SearchSpace]
 Answer = Callable[[Mapping[str, Any]], Mapping[str, float] | None]
@@ -180,6 +182,54 @@ def test_figures_follow_from_the_configuration_and_the_result(priced: SearchSpac
         path = Path(priced.file).with_name(f"{key}.yaml")
         path.write_text(PRICED.replace("minimize: num_nodes", f"minimize: {key}"))
         assert objective_values(load_space(path), config, result)[key] == pytest.approx(expected)
+
+
+PRICES = "price_per_node_hour: 3.6, price_per_kwh: 0.36, co2_grams_per_kwh: 500, power_watts: 700"
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [("cost", 1e9 * (3.6 * 4 / 500 / 3600 + 0.36 * 2 / 3.6e6)), ("co2", 1e9 * 0.5 * 2 / 3.6e6)],
+)
+def test_money_and_carbon_of_a_billion_tokens_follow_from_time_and_energy(
+    tmp_path: Path, key: str, expected: float
+) -> None:
+    cluster = Cluster.named("frontier").model_dump(exclude_defaults=True)
+    cluster |= yaml.safe_load(f"{{{PRICES}}}")
+    content = yaml.safe_load(PRICED) | {"cluster": cluster, "objective": {"minimize": key}}
+    path = tmp_path / "priced.yaml"
+    path.write_text(yaml.safe_dump(content))
+    space, config = load_space(path), {"num_nodes": 4, "tp": 1, "pp": 1, "mbs": 1, "gas": 4}
+    result = {
+        "tokens_per_second": 500.0,
+        "step_time_s": {"median": 2.0},
+        "energy_joules": 10_000.0,  # of five steps of 1,000 tokens: 2 J a token
+    }
+    assert objective_values(space, config, result)[key] == pytest.approx(expected)
+    told = checked_outcome(space, Outcome(Kind.OK, result=result), config).result
+    assert told is not None and told[key] == pytest.approx(expected)
+    pricing = Pricing(space)
+    prediction = pricing.predict([config])
+    figure = pricing.figure(key, prediction)
+    assert figure is not None
+    prices = yaml.safe_load(f"{{{PRICES}}}")
+    joules, node_s = prediction.joules_per_token[0], 4 / prediction.tokens_per_second[0]
+    by_hand = {
+        "cost": 1e9 * (3.6 * node_s / 3600 + 0.36 * joules / 3.6e6),
+        "co2": 1e9 * prices["co2_grams_per_kwh"] / 1000 * joules / 3.6e6,
+    }
+    assert figure[0] == pytest.approx(by_hand[key])
+    [told_total] = Failures.expected(space).goodput(prediction).bill(2e9)[key]
+    assert told_total > 2 * figure[0]  # lost time is paid as well
+
+
+def test_a_missing_counter_is_a_crash_that_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "energy.yaml"
+    path.write_text(PRICED.replace("minimize: num_nodes", "minimize: energy_joules"))
+    result = {"tokens_per_second": 1.0, "energy_source": "none (RAPL: not readable)"}
+    config = {"num_nodes": 1, "tp": 1, "pp": 1, "mbs": 1, "gas": 4}
+    kind, _, _, message = judge(load_space(path), Outcome(Kind.OK, result=result), config)
+    assert kind is Kind.CRASH and "none (RAPL: not readable)" in message
 
 
 def test_a_result_that_lacks_what_a_figure_follows_from_is_a_crash_that_names_both(

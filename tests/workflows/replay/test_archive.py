@@ -1,0 +1,225 @@
+"""The archive of runs: what is kept of them, who reads it, and what damage does."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from analysis.prediction.pricing import Pricing
+from analysis.run.fold import Run, read_run
+from foundation.files import FileError
+from search_spaces import load_space
+from workflows.cli.main import main
+from workflows.replay import archive as kept
+from workflows.replay.landscapes import recorded
+
+CLUSTER = "nodes=16,model_error=1,misfit=0,noise=0"
+SPACE = """\
+version: 1
+name: seven
+description: the secret project
+model: gpt_22b
+cluster: frontier
+trainer:
+  command: [python, /home/alice/train.py, --tp, "{tp}", "{pp}", "{mbs}", "{gas}"]
+  framework: megatron-deepspeed
+  env: {TOKEN: s3cret}
+  workdir: /tmp
+parameters:
+  num_nodes: [4]
+  tp: [1, 2, 4, 8]
+  pp: [1, 2, 4]
+  mbs: [1, 2]
+  gas: [8, 16]
+  zero_stage: [0, 1]
+objective: {maximize: tokens_per_second}
+"""
+SIMULATE = ["--launcher", "simulate", "--simulate", CLUSTER, "--no-report"]
+
+
+def searched(folder: Path, text: str = SPACE, trials: int = 6, *more: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "space.yaml").write_text(text)
+    arguments = ["search", str(folder / "space.yaml"), *SIMULATE, "--trials", str(trials), *more]
+    assert main([*arguments, "--run-dir", str(folder / "run")]) == 0
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MESHTUNE_ARCHIVE", "/nonexistent/archive")
+        return searched(tmp_path_factory.mktemp("archived"))
+
+
+def answers(of: Run) -> list[tuple[str, str | None, float | None]]:
+    told = [(repr(sorted(t.config.items())), t.kind, t.objective) for t in of.trials.values()]
+    return sorted(told, key=repr)
+
+
+def test_an_entry_has_the_trials_and_no_command_path_or_host(run: Path, tmp_path: Path) -> None:
+    entry = kept.add(tmp_path / "team", run)
+    text = "".join(file.read_text() for file in entry.iterdir())
+    for secret in ("alice", "train.py", "s3cret", "secret project", str(run), "/tmp", "sim0"):
+        assert secret not in text
+    assert answers(kept.run_in(entry)) == answers(read_run(run))
+    again = kept.add(tmp_path / "team", run)
+    assert again == entry and [e for e, _ in kept.entries(tmp_path / "team")] == [entry]
+
+
+def test_a_whole_entry_has_everything_and_reads_the_same(run: Path, tmp_path: Path) -> None:
+    entry = kept.add(tmp_path, run, whole=True)
+    assert (entry / "space.yaml").read_bytes() == (run / "space.yaml").read_bytes()
+    assert (entry / "journal.jsonl").read_bytes() == (run / "journal.jsonl").read_bytes()
+    assert answers(kept.run_in(entry)) == answers(read_run(run))
+
+
+def test_peaks_and_times_teach_the_cost_model_what_the_run_itself_does(
+    run: Path, tmp_path: Path
+) -> None:
+    entry = kept.add(tmp_path, run)
+    direct, read = (Pricing(load_space(str(run / "space.yaml"), frozen=True)) for _ in range(2))
+    direct.learn(read_run(run))
+    read.learn(kept.run_in(entry))
+    logs = [each.model.constants.logs() for each in (direct, read)]
+    np.testing.assert_allclose(logs[0], logs[1], rtol=1e-6)
+
+
+def test_values_that_are_paths_are_kept_only_if_asked(tmp_path: Path, run: Path) -> None:
+    text = SPACE.replace("  zero_stage:", "  recipe: [/home/alice/a.yaml]\n  zero_stage:")
+    made = searched(tmp_path, text.replace('"{gas}"', '"{gas}", "{recipe}"'), 2, "--no-archive")
+    with pytest.raises(FileError, match="values of recipe look like paths; --whole"):
+        kept.add(tmp_path / "team", made)
+    assert not (tmp_path / "team").exists()
+    assert kept.add(tmp_path / "team", made, whole=True).is_dir()
+
+
+def test_a_search_is_offered_what_fits_and_says_what_it_started_from(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    team = tmp_path / "team"
+    monkeypatch.setenv("MESHTUNE_ARCHIVE", str(team))
+    entry = kept.add(team, run)
+    other = kept.add(tmp_path / "other", run)
+    text = (other / "space.yaml").read_text().replace("megatron-deepspeed", "nanotron")
+    (other / "space.yaml").write_text(text)
+    shutil.copytree(other, team / "another-framework")
+    (team / "damaged").mkdir()
+    (team / "damaged/space.yaml").write_text("version: [")
+    (team / "link").symlink_to(other)
+    text = SPACE.replace("gpt_22b", "gpt_175b").replace("num_nodes: [4]", "num_nodes: [16]")
+    own = searched(tmp_path / "own", text.replace("pp: [1, 2, 4]", "pp: [4, 8, 16]"), 3)
+    said = capsys.readouterr().out
+    assert f"archive: {entry.name} is of the same framework, GPU and network" in said
+    assert "another-framework" not in said
+    assert "link is left out: a symbolic link" in said and "damaged is left out: " in said
+    whys = [trial.why for trial in read_run(own).trials.values()]
+    assert "started from" not in whys[0] and whys[-1].endswith(f"started from {entry.name}")
+    capsys.readouterr()
+    assert main(["archive", "list"]) == 0
+    listed = capsys.readouterr().out
+    assert f"{entry.name}: seven, megatron-deepspeed, " in listed and "damaged: " in listed
+
+
+def test_trials_choose_the_model_that_foretells_them(run: Path, tmp_path: Path) -> None:
+    """The run's own machine, whose constants are off, against one that is as expected."""
+    space = load_space(str(run / "space.yaml"), frozen=True)
+    pricing = Pricing(space)
+    truth, wrong = read_run(run), read_run(run)
+    for trial in wrong.trials.values():
+        if trial.objective is not None:
+            trial.objective /= 9
+            trial.result = {"tokens_per_second": trial.objective}
+    for name, lesson in (("right", truth), ("wrong", wrong)):
+        pricing.offer(name, lesson, Pricing(space))
+    pricing.calibrated([])
+    assert pricing.start == ""
+    pricing.calibrated([t for t in truth.trials.values() if t.ok])
+    assert pricing.start == "right"
+
+
+def test_adders_at_once_lose_nothing(run: Path, tmp_path: Path) -> None:
+    team, failures = tmp_path / "team", list[BaseException]()
+
+    def add(number: int) -> None:
+        try:
+            kept.add(team, runs[number % 2])
+        except BaseException as error:
+            failures.append(error)
+
+    other = tmp_path / "copy"
+    shutil.copytree(run, other)
+    text = (other / "space.yaml").read_text()
+    (other / "space.yaml").write_text("\n".join(text.splitlines()[1:]).replace("seven", "eight"))
+    runs = [run, other]
+    threads = [threading.Thread(target=add, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    names = sorted(space.name for _, space in kept.entries(team) if not isinstance(space, str))
+    assert names == ["eight", "seven"]
+    assert {p.name for p in team.iterdir() if p.name.startswith(".")} == {".lock"}
+
+
+def test_a_damaged_table_is_left_out_with_its_line(run: Path, tmp_path: Path) -> None:
+    entry = kept.add(tmp_path, run)
+    lines = (entry / "results.csv").read_text().splitlines()
+    (entry / "results.csv").write_text("\n".join([*lines[:3], lines[3][:9]]))
+    pricing = Pricing(load_space(str(run / "space.yaml"), frozen=True))
+    [said] = kept.offer(pricing, tmp_path)
+    assert "is left out: " in said and "results.csv:4" in said and not pricing.offered
+
+
+def test_an_archive_that_cannot_be_written_is_one_line(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["archive", "add", str(run), "--archive", str(tmp_path / "file/team")]) in (1, 2)
+    said = capsys.readouterr().err
+    assert said.startswith("meshtune: ") and "Traceback" not in said and "file" in said
+    assert main(["archive", "add", str(tmp_path), "--archive", str(tmp_path / "team")]) == 2
+    assert "journal.jsonl" in capsys.readouterr().err
+    assert main(["archive", "list", str(run)]) == 2
+    assert main(["archive", "export", str(run)]) == 2
+    assert "--license" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("of", [lambda run, entry: run, lambda run, entry: entry])
+def test_an_exported_landscape_is_read_back_equal(
+    run: Path, tmp_path: Path, of: Callable[[Path, Path], Path]
+) -> None:
+    entry, out = kept.add(tmp_path / "team", run), tmp_path / "open.csv"
+    source = of(run, entry)
+    arguments = ["archive", "export", str(source), "--license", "CC-BY-4.0", "--out", str(out)]
+    assert main(arguments) == 0
+    assert out.read_text().startswith("# licence: CC-BY-4.0\n")
+    [ours], found = recorded(source).landscapes, recorded(out)
+    [theirs] = found.landscapes
+    assert not found.left_out and len(theirs.configs) == len(ours.configs)
+    for config, other in zip(ours.configs, theirs.configs, strict=True):
+        assert {k: other[k] for k in config} == config
+        [a], [b] = ours.answers[tuple(config.items())], theirs.answers[tuple(other.items())]
+        assert a.ok == b.ok and (not a.ok or b.objective == pytest.approx(a.objective))
+    facts = yaml.safe_load(out.with_suffix(".cluster.yaml").read_text())
+    assert facts["gpus_per_node"] == 8
+    assert theirs.share(theirs.configs[0]) == pytest.approx(ours.share(ours.configs[0]))
+
+
+def test_what_the_general_form_cannot_say_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = SPACE.replace("zero_stage: [0, 1]", "rank_order: [tp-cp-dp-pp, tp-pp-cp-dp]")
+    text = text.replace("tp: [1, 2, 4, 8]", "tp: [4]").replace("pp: [1, 2, 4]", "pp: [4]")
+    made = searched(tmp_path, text.replace('"{gas}"', '"{gas}", "{rank_order}"'), 4, "--no-archive")
+    out = tmp_path / "open.csv"
+    assert main(["archive", "export", str(made), "--license", "x", "--out", str(out)]) == 2
+    assert "the general form cannot say pp_inside of seven" in capsys.readouterr().err
+    assert not out.exists()

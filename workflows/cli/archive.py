@@ -1,0 +1,48 @@
+"""``meshtune archive``: runs that a team keeps, and open landscapes made of them."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from foundation.messages import printable, shown
+from workflows.cli.arguments import Commands, UsageError, archive_folder, command, folder, path
+
+
+def add_commands(commands: Commands) -> None:
+    text = "Keep runs for later searches (add), list them, or write one as an open landscape."
+    parser = command(commands, "archive", archive, text)
+    parser.add_argument("action", choices=("add", "list", "export"), metavar="add|list|export")
+    parser.add("run", folder, "RUN", "its folder; for export also an entry", nargs="?")
+    text = "default: the folder in MESHTUNE_ARCHIVE, else ~/.meshtune/archive"
+    parser.add("--archive", folder, "DIR", text)
+    parser.add_flag("--whole", "add: with command lines, paths and host names")
+    parser.add("--out", path, "FILE.csv", "export: the landscape, for `meshtune replay`")
+    text = "export: under which the measurements' owner publishes them, such as CC-BY-4.0"
+    parser.add("--license", str, "TEXT", text)
+
+
+def archive(arguments: Namespace) -> None:
+    from analysis import RunFolder, read_run
+    from search_spaces import load_space
+    from workflows.replay import archive as kept
+    from workflows.replay.export import export
+
+    where: Path = (arguments.archive or archive_folder()).absolute()
+    action, run = arguments.action, arguments.run
+    if (action == "list") != (run is None):
+        raise UsageError(f"archive {action}: accepted are: add RUN, list, export RUN")
+    if action == "list":
+        for entry, space in kept.entries(where):
+            told = space if isinstance(space, str) else ", ".join((space.name, *kept.kind(space)))
+            print(printable(f"{entry.name}: {told}"))
+    elif action == "add":
+        print(shown(kept.add(where, run, arguments.whole)))
+    elif not arguments.license or arguments.out is None:
+        raise UsageError("archive export: needs --out FILE.csv and --license of the owner's choice")
+    else:
+        source = RunFolder(run)
+        trials = read_run(run) if source.started else kept.run_in(run)
+        space = load_space(source.space_file, frozen=True)
+        count = export(trials, space, arguments.license, arguments.out)
+        print(f"{shown(arguments.out)}: {count:,} configurations")

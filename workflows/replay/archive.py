@@ -1,0 +1,139 @@
+"""Runs that a team keeps: each as a space and its results, without command lines, paths and hosts.
+
+An entry gets its name when it is complete: readers, and others who add, see all or nothing of it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from analysis import Metrics, Pricing, ResultsFile, Run, RunError, RunFolder, Trial, read_run
+from foundation.documents import parse_document, written_document
+from foundation.files import FileError, read_bytes
+from foundation.messages import shown
+from foundation.writing import sync_folder, write_atomically
+from search_spaces import SearchSpace, SpaceError, load_space
+
+MAX_BYTES = 1 << 30  # of a journal
+_PRIVATE = ("save", "load", "validation", "initial_load_path", "loss_mask", "metrics")
+_PATH = re.compile(r"[/\\]|^~")
+
+
+def add(archive: Path, directory: Path, whole: bool = False) -> Path:
+    """Put a run into an archive, in place of an earlier state of the same run; returns the entry.
+
+    Args:
+        archive: its folder, which is made if need be.
+        directory: the run's.
+        whole: keep the space and the journal as they are, with commands, paths and hosts.
+
+    Raises:
+        FileError: if no trial has succeeded, or a parameter's values are paths.
+        RunError, OSError: if the run cannot be read, or the archive not written.
+    """
+    run, folder = read_run(directory), RunFolder(directory)
+    space, trials = folder.frozen_space(), run.trials.items()
+    kept = {n: replace(t, result=Metrics(t.result).all()) for n, t in trials if t.completed}
+    if not any(trial.ok for trial in kept.values()):
+        raise FileError(f"{shown(directory)}: no trial has succeeded: nothing to archive")
+    files = {"space.yaml": b"" if whole else written_document(_open(space)).encode()}
+    if whole:
+        paths = (folder.space_file, folder.journal_file)
+        files = {path.name: read_bytes(path, MAX_BYTES) for path in paths}
+    told = f"{run.fingerprint} {run.opened_t[:1]}".encode()
+    entry = archive / f"{space.name}-{hashlib.sha256(told).hexdigest()[:8]}"
+    part, before = (archive / f".{uuid.uuid4().hex}" for _ in range(2))
+    archive.mkdir(parents=True, exist_ok=True)
+    try:
+        part.mkdir()
+        ResultsFile(RunFolder(part)).write(replace(run, trials=kept))
+        for name, content in files.items():
+            write_atomically(part / name, content, sync=True)
+        sync_folder(part)
+        with (archive / ".lock").open("a") as lock:
+            with suppress(OSError):  # some file systems have none
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if entry.exists():
+                entry.rename(before)
+            part.rename(entry)
+    finally:
+        for left in (part, before):
+            shutil.rmtree(left, ignore_errors=True)
+    return entry
+
+
+def entries(archive: Path) -> Iterator[tuple[Path, SearchSpace | str]]:
+    """Every entry with its space, or why it cannot be read; nothing where there is no archive."""
+    for entry in sorted(archive.iterdir()) if archive.exists() else ():
+        try:
+            if entry.is_symlink():
+                raise FileError("a symbolic link, which is not followed")
+            if not entry.name.startswith("."):
+                yield entry, load_space(entry / "space.yaml", frozen=True)
+        except FileError as error:
+            yield entry, str(error)
+
+
+def run_in(entry: Path) -> Run:
+    """The trials of an entry; raises FileError if they cannot be read."""
+    from workflows.replay.landscapes import recorded  # pandas
+
+    [landscape] = recorded(entry).landscapes
+    run, answers = Run(entry, space=landscape.space.name), landscape.answers
+    every = [(dict(config), answer) for config in answers for answer in answers[config]]
+    for n, (config, told) in enumerate(every, start=1):
+        objective = told.objective if told.ok else None
+        run.trials[n] = Trial(
+            n, config, 0.0, kind=told.kind, objective=objective, result=told.result
+        )
+    return run
+
+
+def offer(pricing: Pricing, archive: Path) -> Iterator[str]:
+    """Offer a cost model what fits: entries of the same framework, GPU and network; lines on it."""
+    for entry, space in entries(archive):
+        try:
+            if isinstance(space, str):
+                raise FileError(space)
+            if kind(space) == kind(pricing.space):
+                pricing.offer(entry.name, run_in(entry), Pricing(space))
+                yield f"archive: {entry.name} is of the same framework, GPU and network"
+        except (ValueError, RunError, OSError) as error:
+            yield f"archive: {shown(entry)} is left out: {error}"
+
+
+def kind(space: SearchSpace) -> tuple[str, ...]:
+    """Framework, GPU and machine, which runs have to share to learn from each other."""
+    cluster = space.cluster
+    return (space.program.habits.name, *((cluster.gpu, cluster.name) if cluster else ()))
+
+
+def _open(space: SearchSpace) -> dict[str, Any]:
+    """The content of a space without command lines, paths and prose."""
+    content: dict[str, Any] = parse_document(space.frozen(), space.file, SpaceError).root.plain()
+    for name, parameter in space.parameters.items():
+        if any(isinstance(v, str) and _PATH.search(v) for v in parameter.values):
+            raise FileError(
+                f"{space.file}: values of {name} look like paths; --whole archives the run with "
+                "all its paths, commands and hosts"
+            )
+    content.pop("description", None)
+    trainer: dict[str, Any] = {"axes": list(space.trainer.axes)}
+    if (builtin := content["trainer"].get("builtin")) is not None:
+        kept = {key: value for key, value in builtin.items() if key not in _PRIVATE}
+        trainer["builtin"] = kept | {"data": "python-source"}
+    else:
+        habits = space.program.habits
+        stated = {n: getattr(habits, n) for n in sorted(habits.stated)}
+        stated = {n: [*v] if isinstance(v, tuple) else v for n, v in stated.items()}
+        trainer |= {"command": ["archived"], "framework": {"base": habits.name, **stated}}
+    return content | {"trainer": trainer}

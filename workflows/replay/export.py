@@ -1,0 +1,90 @@
+"""A run as an open landscape: a CSV file in the general form that ``meshtune replay`` reads."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis import Metrics, Pricing, Run, read_tables
+from foundation.documents import written_document
+from foundation.files import FileError
+from foundation.messages import listed, shown
+from foundation.writing import write_atomically
+from search_spaces import SearchSpace
+from trainer.plan.jobs import RECOMPUTE, Jobs
+
+GIB = 2**30
+_WORDS = {code: word for word, code in RECOMPUTE.items()}
+_COLUMNS = {  # of docs/guide/policies.md, by those of jobs
+    "layers": "num_layers", "hidden": "hidden_size", "heads": "num_heads", "kv_heads": "kv_heads",
+    "ffn": "ffn_size", "vocab": "vocab_size", "seq": "seq_length", "gated": "gated",
+    "tied_emb": "tied_embeddings", "dp": "dp", "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep",
+    "vpp": "vpp", "mbs": "mbs", "gas": "gas", "n_gpu": "world_size", "zero_stage": "zero_stage",
+    "sequence_parallel": "sequence_parallel",
+}  # fmt: skip
+_EXPERTS = ("experts", "experts_per_token", "expert_ffn", "shared_ffn", "dense_layers")
+
+
+def export(run: Run, space: SearchSpace, licence: str, path: Path) -> int:
+    """Write the completed trials of a run, and its cluster's facts beside them; returns how many.
+
+    Args:
+        run: of the space.
+        space: with a model and a cluster.
+        licence: chosen by the owner of the measurements.
+        path: of the CSV file.
+
+    Raises:
+        FileError: if the general form cannot say what was varied.
+        NotPricedError: if the space has no model or no cluster.
+    """
+    trials = [trial for trial in run.trials.values() if trial.completed]
+    jobs = Pricing(space).jobs_of([trial.config for trial in trials])
+    peaks = [Metrics(trial.result).get("peak_memory_bytes") for trial in trials]
+    rates = [Metrics(t.result).get("tokens_per_second") if t.ok else None for t in trials]
+    facts = path.with_suffix(".cluster.yaml")
+    columns = _jobs(jobs) | {
+        "model": [space.model_name or space.name] * len(trials),
+        "gpu": [facts.name] * len(trials),
+        "framework": [space.program.habits.name] * len(trials),
+        "n_nodes": [space.num_nodes(trial.config) for trial in trials],
+        "tok_s": [rate or "" for rate in rates],
+        "peak_mem_GB": [peak / GIB if peak else "" for peak in peaks],
+        "crashed_or_oom": [int(not trial.ok) for trial in trials],
+    }
+    assert space.cluster is not None  # it is priced
+    write_atomically(facts, written_document(space.cluster.model_dump(exclude_defaults=True)))
+    text = io.StringIO(f"# licence: {licence}\n# a landscape that `meshtune replay` reads\n")
+    text.seek(0, io.SEEK_END)
+    rows = zip(*columns.values(), strict=True)
+    csv.writer(text, lineterminator="\n").writerows([list(columns), *rows])
+    write_atomically(path, text.getvalue())
+    [table] = read_tables(path)
+    told, own = table.jobs.columns(), jobs.columns() | {"zero_stage": columns["zero_stage"]}
+    if lost := [n for n in own if n not in told or not np.array_equal(own[n], told[n])]:
+        path.unlink()
+        facts.unlink()
+        raise FileError(
+            f"{shown(path)}: the general form cannot say {listed(lost)} of {space.name}; "
+            "`meshtune replay` reads its run, and its entry in the archive"
+        )
+    return len(trials)
+
+
+def _jobs(jobs: Jobs) -> dict[str, list[Any]]:
+    """Shapes and configurations in the columns of the general form."""
+    number = jobs.columns()
+    columns = {name: number[key] for name, key in _COLUMNS.items()}
+    columns["zero_stage"] = np.maximum(columns["zero_stage"], 0)  # not said: none
+    columns |= {"gbs": jobs.global_batch, "head_dim": jobs.model.head_dim}
+    if jobs.model.mixture is not None:
+        columns |= dict(zip(_EXPERTS, jobs.model.mixture, strict=False))
+    formats = np.where(number["element_bytes"] == 4, "fp32", "bf16")
+    return {name: column.astype(int).tolist() for name, column in columns.items()} | {
+        "recompute": [_WORDS[int(code)] for code in number["recompute"]],
+        "precision": np.where(number["fp8"] > 0, "fp8", formats).tolist(),
+    }
