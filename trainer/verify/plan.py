@@ -38,7 +38,6 @@ _ONE_RANK: dict[str, dict[str, Any]] = {
     "documents": {"documents": {}},
     "goldfish": {"goldfish": {}},
     "tune_kernels": {"tune_kernels": True},
-    "fp8": {"precision": "fp8"},
     "compile": {"compile": True},
 }
 _SHARDS: dict[str, dict[str, Any]] = {
@@ -57,7 +56,6 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "plain torch, compiled": {"plain": True},
     "eager": {},
     "selective": {"recompute": "selective"},
-    "fp8": {"precision": "fp8"},
 }
 
 

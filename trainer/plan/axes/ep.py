@@ -44,7 +44,6 @@ _ALONE = tuple(
             "false",
         ),
         ("tune", "not tune_kernels", "tune_kernels, which times dense products; set it to false"),
-        ("fp8", "precision != 'fp8'", "precision fp8: experts have no such products; set bf16"),
         (
             "schedule",
             "pipeline_schedule == '1F1B' or pipeline_schedule == 'LoopedBFS'",

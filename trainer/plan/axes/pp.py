@@ -55,9 +55,8 @@ _ZERO_BUBBLE = tuple(
         ),
         (
             "layers",
-            "recompute != 'selective' and not compile and precision != 'fp8'",
-            "recompute {recompute}, compile {compile}, precision {precision}: its products are not "
-            "by themselves",
+            "recompute != 'selective' and not compile",
+            "recompute {recompute}, compile {compile}: its products are not by themselves",
         ),
         (
             "grid",

@@ -37,34 +37,6 @@ def _requirements(own_axes: tuple[str, ...]) -> tuple[Requirement, ...]:
     return (whole_replicas, *_OTHERS, *replicas, *further)
 
 
-_FP8 = tuple(
-    Requirement(
-        f"fp8_{name}",
-        f"precision != 'fp8' or {condition}",
-        f"precision fp8 beside {words}; change it, or set precision: bf16",
-        builtin_only=True,
-    )
-    for name, condition, words in (
-        (
-            "sizes",
-            "hidden_size % (16 * tp) == 0 and ffn_hidden_size % (16 * tp) == 0"
-            " and 2 * hidden_size * num_kv_heads % (16 * num_heads * tp) == 0",
-            "hidden_size {hidden_size}, ffn_hidden_size {ffn_hidden_size}, num_kv_heads "
-            "{num_kv_heads}: its kernels take rows of 16 numbers, of a part that tp {tp} leaves",
-        ),
-        (
-            "kernels",
-            "not tune_kernels and not compile",
-            "tune_kernels {tune_kernels}, compile {compile}, which make products of the other "
-            "formats only",
-        ),
-        (
-            "grid",
-            "gx * gy * gz == 1",
-            "the grid gx {gx}, gy {gy}, gz {gz}: it has products of its own",
-        ),
-    )
-)
 _HEADS = tuple(
     Requirement(
         f"heads_{name}",
@@ -74,7 +46,6 @@ _HEADS = tuple(
     )
     for name, condition, words in (
         ("grid", "gx * gy * gz == 1", "the grid gx {gx}, gy {gy}, gz {gz}; set all to 1"),
-        ("fp8", "precision != 'fp8'", "precision fp8; set precision: bf16"),
         ("engine", "engine != 'deepspeed'", "engine deepspeed; set engine: meshtune"),
     )
 )
@@ -89,7 +60,6 @@ _OTHERS = (
     Requirement("nodes_in_cluster", "num_nodes <= cluster_nodes"),
     *counting(),
     *pp.REQUIREMENTS,
-    *_FP8,
     *_HEADS,
 )
 REQUIREMENTS = requirements()
