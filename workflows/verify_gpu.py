@@ -162,11 +162,15 @@ def space(check: Check, device: str, facts: Result) -> dict[str, Any]:
         return common | {
             "trainer": {"builtin": {**builtin, "optimizer": {"lr": 1e-3}}},
             "parameters": {
-                "num_nodes": 1, "tp": [1, 2], "cp": [1, 2], "pp": [1, 2], "gas": 2,
-                "mbs": 2, "placement": placements, "precision": "fp32",
+                "num_nodes": 1, "tp": [1, 2], "cp": [1, 2], "pp": [1, 2], "mbs": 2,
+                "global_batch_size": 4 * check.gpus, "placement": placements, "precision": "fp32",
             },
-            "trial": {"warmup_steps": 1, "measured_steps": 9, "timeout": "120s"},
+            # The loss of each layout at its last step is compared, however slow it is.
+            "trial": {
+                "warmup_steps": 1, "measured_steps": 9, "timeout": "120s", "early_stop": False,
+            },
             "budget": {"trials": 12, "expected_gain": 0},
+            "finalists": False,
         }  # fmt: skip
     return common | {
         "trainer": {"builtin": builtin},
@@ -211,7 +215,9 @@ def _search(check: Check, device: str, facts: Result, out: Path) -> Result:
         return _wrong(f"{said}; see {folder}")
     trials: list[Result] = []
     for number, trial in read_run(run).trials.items():
-        if trial.ok:
+        if trial.stopped_early:
+            trials.append({"status": "ok"})
+        elif trial.ok:
             trials.append(read_json(run / f"trials/{number:04d}/result.json"))
         elif trial.ended:
             told = f"trial {number}: {trial.kind}: {trial.message}"
