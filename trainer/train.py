@@ -19,7 +19,6 @@ from trainer.data.goldfish import IGNORED
 from trainer.huggingface.load import Weights as HuggingFaceWeights
 from trainer.huggingface.save import export
 from trainer.model.deferred import DeferredKernels
-from trainer.model.float8 import Float8Kernels
 from trainer.model.kernels import Kernels, TunedKernels, use
 from trainer.model.precision import COMPUTE_DTYPE, LossScaler
 from trainer.model.transformer import Stage, chosen
@@ -95,8 +94,6 @@ class Trainer:
         self.scaler = LossScaler(config.precision)
         self.depth = Depth(config, self.mesh)
         kernels = TunedKernels() if config.tune_kernels else Kernels()
-        if config.precision == "fp8":
-            kernels = Float8Kernels(device.float8)
         deferred = DeferredKernels(kernels) if config.defers_weight_gradients else None
         self.stages = stages = build_stages(
             config, self.mesh, self.depth, deferred or kernels, _repeats_keys(config, device)

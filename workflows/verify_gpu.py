@@ -153,6 +153,8 @@ def space(check: Check, device: str, facts: Result) -> dict[str, Any]:
     name = "layouts" if layouts else "search" if on_gpu else "search on a CPU"
     own: dict[str, Any] = spaces[name]
     own["trainer"]["builtin"]["device"] = device
+    if layouts:
+        own["parameters"]["global_batch_size"] = 4 * check.gpus
     model = SIZES["1B"] if on_gpu and not layouts else TINY
     return {
         "version": 1,
@@ -195,7 +197,9 @@ def _search(check: Check, device: str, facts: Result, out: Path) -> Result:
         return _wrong(f"{said}; see {folder}")
     trials: list[Result] = []
     for number, trial in read_run(run).trials.items():
-        if trial.ok:
+        if trial.stopped_early:
+            trials.append({"status": "ok"})
+        elif trial.ok:
             trials.append(read_json(run / f"trials/{number:04d}/result.json"))
         elif trial.ended:
             told = f"trial {number}: {trial.kind}: {trial.message}"

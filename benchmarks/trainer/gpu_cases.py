@@ -54,7 +54,6 @@ CASES: dict[str, Case] = {
     "full, every second": (1, {"recompute": "full", "recompute_every": 2}),
     "fp32": (1, {"precision": "fp32"}),
     "fp16": (8, {"precision": "fp16", "zero_stage": 3}),
-    "fp8": (1, {"precision": "fp8"}),
     "tuned": (1, {"tune_kernels": True}),
     "documents": (8, {"documents": {}, "zero_stage": 3}),
     "documents, AMD": (1, {"documents": {}}),
@@ -71,7 +70,6 @@ LAYERS = {
     "tp 8, sequence parallel": "tp 8, sequence parallel",
     "cp 4": "cp 4",
     "documents": "documents, ZeRO-3",
-    "fp8": "FP8",
     "fp32": "FP32",
 }
 """Cases whose layers are in the table: the difference of two layers and one."""
@@ -81,7 +79,7 @@ def row(found: dict[str, Any]) -> list[object]:
     """A layer's row of the table."""
     layer = found["layer"]
     kernels = layer["kernels"]
-    products = sum(n for name, n in kernels.items() if name in ("mm", "addmm", "_scaled_mm"))
+    products = sum(n for name, n in kernels.items() if name in ("mm", "addmm"))
     copies = sum(n for name, n in kernels.items() if "copy" in name or name in ("cat", "clone"))
     total = sum(kernels.values())
     return [LAYERS[found["name"]], total, products, copies, layer["bytes"] >> 20]

@@ -173,13 +173,7 @@ def sixteen_bits(precision: str, zero: int) -> dict[str, Any]:
     )
 
 
-FP8: dict[str, Any] = {"precision": "fp8", "gas": 2}
-EIGHT_BITS = [
-    job("fp8 zero 3", "llama", 2, mbs=4, zero_stage=3, recompute="full", **FP8),
-    job("fp8 sp", "llama", 2, mbs=8, tp=2, sequence_parallel=True, recompute="selective", **FP8),
-]
 WITHOUT_CLIP = job("no clip", "gpt", 4, tp=2, mbs=4, gas=2, optimizer={"lr": 1e-3, "grad_clip": 0})
-MORE_EIGHT_BITS = [job("fp8 tp", "llama", 2, mbs=8, tp=2, **FP8)]
 SPECIAL = [
     *COMPILED,
     # Fewer micro-batches than stages, or no multiple of them; several buckets; 16 bits.
@@ -198,7 +192,6 @@ SPECIAL = [
     job("buckets", "gpt", 4, ddp_bucket_size=5000, zero_stage=1, mbs=2, gas=2),
     job("buckets pp", "llama", 4, ddp_bucket_size=5000, pp=2, vpp=2, mbs=4, gas=2),
     *(sixteen_bits(precision, zero) for precision, zero in QUICK_SIXTEEN),
-    *EIGHT_BITS,
     job(
         "bf16 mesh", "llama", 4, precision="bf16", tp=2, pp=2, mbs=4, gas=4, sequence_parallel=True
     ),
@@ -218,7 +211,6 @@ SPECIAL = [
     job("buffers vpp", "deep-gpt", 4, {"buffers": True}, pp=4, vpp=2, mbs=1, gas=16),
 ]
 MORE_SPECIAL = [
-    *MORE_EIGHT_BITS,
     *(sixteen_bits(precision, zero) for precision, zero in OTHER_SIXTEEN),
 ]
 GOLDFISH: dict[str, Any] = {"goldfish": {"k": 2, "h": 3}}

@@ -136,8 +136,9 @@ def reference(config: TrainConfig, global_batch: int) -> dict[str, Any]:
             mixture.router.bias += config.moe_router_bias_update_rate * change
         losses.append(loss.item())
         norms.append(norm.item())
-        if config.validation is not None and (step + 1) % config.validation.freq == 0:
-            validations[str(step + 1)] = held_out_loss(stage, config, global_batch)
+        done, held_out = step + 1, config.validation
+        if held_out is not None and (done % held_out.freq == 0 or done == config.steps):
+            validations[str(done)] = held_out_loss(stage, config, global_batch)
     biases = [mixture.router.bias.tolist() for mixture in stage_mixtures(stage)]
     return {
         "losses": losses, "grad_norms": norms, "validation_losses": validations, "biases": biases

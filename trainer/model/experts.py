@@ -57,6 +57,23 @@ class Dispatch:
         """Sum counts in place over the ranks that have parts of the same sequences."""
 
 
+class _Used(torch.autograd.Function):
+    """Matrices of experts; one without tokens gets a gradient of zeros.
+
+    torch's kernels leave its memory as it was on Blackwell and on AMD (pytorch #172439, #174314).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, counts: Tensor) -> Tensor:
+        ctx.save_for_backward(counts)
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (counts,) = ctx.saved_tensors
+        return grad.masked_fill((counts == 0)[:, None, None], 0.0), None
+
+
 class Stacked(nn.Module):
     """Matrices of several experts, their rows stacked expert by expert."""
 
@@ -73,7 +90,8 @@ class Stacked(nn.Module):
             parts = zip(x.split(counts.tolist()), weight, strict=True)
             return torch.cat([F.linear(part, own) for part, own in parts])
         ends = counts.cumsum(0).to(torch.int32)
-        out: Tensor = F.grouped_mm(x, weight.transpose(-2, -1), offs=ends)
+        used: Tensor = _Used.apply(weight, counts)
+        out: Tensor = F.grouped_mm(x, used.transpose(-2, -1), offs=ends)
         return out
 
 

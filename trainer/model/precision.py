@@ -11,7 +11,6 @@ COMPUTE_DTYPE: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
-    "fp8": torch.bfloat16,  # but for products of layers, see ``float8``
 }
 WIRE_DTYPE: dict[Format, torch.dtype] = {
     Format.FP32: torch.float32,

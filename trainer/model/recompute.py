@@ -31,7 +31,6 @@ _aten = torch.ops.aten
 _PRODUCTS = {  # and where their weight is
     _aten.mm.default: 1,
     _aten.addmm.default: 2,
-    _aten._scaled_mm.default: 1,
 }
 _ATTENTION = {
     _aten._scaled_dot_product_cudnn_attention.default,

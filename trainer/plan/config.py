@@ -97,7 +97,7 @@ class TrainConfig(Settings, Choices):
     @property
     def format(self) -> Format:
         """Storage and communication format of weights and activations."""
-        return Format.BF16 if self.precision == "fp8" else Format(self.precision)
+        return Format(self.precision)
 
     @property
     def sums_whole_gradients(self) -> bool:

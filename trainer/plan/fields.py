@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from foundation.records import Described
 from trainer.plan.annotations import (
@@ -30,8 +30,8 @@ from trainer.plan.sections import Documents, Goldfish, Metrics, Validation
 from trainer.plan.states import BUCKET_ELEMENTS
 
 Recompute = Literal["none", "selective", "full"]
-Precision = Literal["fp32", "bf16", "fp16", "fp8"]
-"""Compute format of layers; fp8: of their matrix products, all else in bf16."""
+Precision = Literal["fp32", "bf16", "fp16"]
+"""Compute format of layers."""
 PipelineSchedule = Literal["1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble"]
 FOLDED_SCHEDULE: PipelineSchedule = "ZBVZeroBubble"
 """Schedule whose stages run over the ranks and back: the first rank also has the last stage."""
@@ -40,7 +40,15 @@ DEFERRING_SCHEDULES: tuple[PipelineSchedule, ...] = ("InterleavedZeroBubble", FO
 RankOrder = Literal["tp-cp-dp-pp", "tp-pp-cp-dp"]
 Preset = Literal["zero0", "zero1", "zero2", "zero3", "hpz", "mics", "zero++", "zero_topo"]
 FP8 = ("fp8", "mxfp8")
-"""8-bit formats; the second is another trainer's, priced as the first."""
+"""8-bit formats of other trainers' products, in a model in bf16; the second is priced as the
+first."""
+
+
+def _known(precision: object) -> object:
+    if precision in FP8:
+        raise ValueError("the built-in trainer has no FP8; set bf16, or search another trainer's")
+    return precision
+
 
 _STAGES = Counts("pp > 1", "stage_layers_need_pp", "without a pipeline: pp is {pp}")
 _EQUAL_STAGES = Refused("its pipeline shares layers out equally here", "stages")
@@ -191,8 +199,8 @@ class Choices(Described):
     """compile each layer by torch's compiler; takes minutes once"""
     precision: Annotated[
         Precision,
+        BeforeValidator(_known),
         Open(),
-        Refused("its layers' products are torch's own", "", ("fp8",), "set precision: bf16"),
         Column("fp8", dict.fromkeys(FP8, 1.0)),
         Column("element_bytes", {"fp32": 4.0}, other=2.0),
     ] = "bf16"

@@ -70,15 +70,6 @@ class Device:
             return torch.float16
         return torch.bfloat16
 
-    @property
-    def float8(self) -> torch.dtype:
-        """The device's FP8 format for matrix products; raises ConfigError if it has none."""
-        if self.type == "cpu":
-            return torch.float8_e4m3fn
-        seen = torch.cuda.get_device_properties(self.torch)
-        amd = seen.gcnArchName if torch.version.hip else ""
-        return float8_of(seen.name, (seen.major, seen.minor), amd)
-
     def has_grouped_attention(self, dtype: torch.dtype, head_dim: int, masked: bool) -> bool:
         """Whether a kernel of ``attention_backends`` takes fewer keys than queries.
 
@@ -196,22 +187,6 @@ def attention_backends(device_type: str) -> contextlib.AbstractContextManager[No
     order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
     kernels: contextlib.AbstractContextManager[None] = sdpa_kernel(order, set_priority=True)
     return kernels
-
-
-_AMD_FLOAT8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
-
-
-def float8_of(name: str, capability: tuple[int, int], amd: str = "") -> torch.dtype:
-    """See ``Device.float8``; ``capability`` is CUDA's, ``amd`` the architecture, or empty."""
-    found = _AMD_FLOAT8.get(amd.partition(":")[0])
-    if found is None and not amd and capability >= (9, 0):
-        found = torch.float8_e4m3fn
-    if found is None:
-        raise ConfigError(
-            f"precision: fp8: {name} has no products of FP8 with a scale for each row (NVIDIA has "
-            "from Hopper on, AMD from MI300 on); set precision: bf16"
-        )
-    return found
 
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")

@@ -33,7 +33,7 @@ from trainer.verify.plan import SIZES, TINY
 
 Figures = dict[str, Any]
 
-LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 0.02, "fp16": 0.01, "fp8": 0.1}
+LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 0.02, "fp16": 0.01}
 ATTENTION_TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 STEPS = 3
 

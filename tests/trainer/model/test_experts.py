@@ -103,3 +103,45 @@ def test_a_recomputed_layer_takes_the_routes_of_its_forward_pass() -> None:
         assert block.mlp.loads.sum() == 2 * 10 * 2
         gradients.append([x.grad, *(parameter.grad for parameter in block.parameters())])
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+class _Careless(torch.autograd.Function):
+    """``grouped_mm`` as some GPUs have it: an empty group's gradient is what was in memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, ends)
+        return _OWN(x, weight, offs=ends)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, ends = ctx.saved_tensors
+        x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
+        with torch.enable_grad():
+            y = _OWN(x, weight, offs=ends)
+        of_x, of_weight = torch.autograd.grad(y, (x, weight), grad)
+        empty = ends.diff(prepend=ends.new_zeros(1)) == 0
+        return of_x, of_weight.masked_fill(empty[:, None, None], torch.nan), None
+
+
+_OWN = F.grouped_mm
+
+
+def test_an_expert_without_tokens_gets_zeros_where_the_gpus_kernel_writes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    experts = made({"activation": "swiglu"}, torch.float32).experts
+    counts = torch.tensor([3, 0, 5, 0])
+    torch.manual_seed(1)
+    x = torch.randn(8, SHAPE["hidden_size"])
+    found = []
+    for careless in (False, True):
+        if careless:
+            kernel = lambda x, weight, offs: _Careless.apply(x, weight, offs)  # noqa: E731
+            monkeypatch.setattr("trainer.model.experts.F.grouped_mm", kernel)
+        experts.zero_grad()
+        experts(x, counts).square().sum().backward()
+        found.append([p.grad.clone() for p in experts.parameters()])
+    for exact, careless in zip(*found, strict=True):
+        assert torch.equal(exact, careless) and not careless.isnan().any()
+        assert exact.view(4, -1, exact.size(1))[[1, 3]].count_nonzero() == 0

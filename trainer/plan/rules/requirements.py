@@ -38,7 +38,7 @@ def _requirements(own_axes: tuple[str, ...]) -> tuple[Requirement, ...]:
     context = "cp" in own_axes
     replicas = [_of_replicas(each, context) for each in (*STATED["dp"], *STATED["ep"])]
     before = (*STATED["tp"], *STATED["kernels"], *STATED["cluster"])
-    choices = (*counting(), *STATED["pp"], *STATED["formats"])
+    choices = (*counting(), *STATED["pp"], *STATED["heads"])
     return (whole_replicas, *before, *choices, *replicas, *further)
 
 
