@@ -125,12 +125,12 @@ def first_space(wanted: Wanted, file: str) -> First:
             fitting = [v for v in values if all(e.value({name: v}) for e in alone)]
             content["parameters"][name] = fitting
     notes += [f"left out: {words}" for words in own.left_out]
-    time, least = own.time, f"{math.ceil(least_s(space) / 60)}m"
+    time, shortest = own.time, f"{math.ceil(least_s(space) / 60)}m"
     with suppress(BatchError):  # the limit is a variable
         if not time or BatchJob.time_limit_s(time) < least_s(space):
-            time = least
+            time = shortest
     if time != own.time and own.time:
-        notes.append(f"in less than {least} no trial would start: submit for that of several")
+        notes.append(f"in less than {shortest} no trial would start: submit for that of several")
     return First(
         _text(content, file),
         [content["description"], *own.notes, *notes],
