@@ -1,4 +1,4 @@
-"""Violations that axe-core finds in a report's page, at three widths in both schemes; pictures.
+"""Violations that axe-core finds in a report's page, at three widths in both colour schemes.
 
     npm install axe-core
     python -m benchmarks.report.accessible node_modules/axe-core/axe.min.js [--trials 2000]
