@@ -142,3 +142,9 @@ def test_a_setting_that_an_engine_has_no_use_for_is_refused_with_its_value(name:
     assert TrainConfig.parse(values)
     with pytest.raises(ConfigError, match=f"engine deepspeed: {name} here: .*; remove {name}"):
         TrainConfig.parse({**values, "engine": "deepspeed"})
+
+
+def test_fp8_is_refused_of_the_built_in_trainer_with_a_remedy() -> None:
+    shape = {"num_layers": 1, "hidden_size": 8, "num_heads": 1, "vocab_size": 8, "seq_length": 8}
+    with pytest.raises(ConfigError, match="has no FP8; set bf16, or search another trainer's"):
+        TrainConfig.parse({"model": shape, "data": "x", "precision": "fp8"})
