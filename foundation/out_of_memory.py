@@ -1,21 +1,69 @@
-"""Words that mean out of memory, each once: ``out_of_memory.yaml``.
+"""Words that mean out of memory, each once, with who prints them.
 
 Two readers compose them. The trainer (``trainer.runtime.memory``) asks its own exceptions, whose
 text is short and about one failure. A launcher's verdict (``slurm.outcome.kinds``) searches whole
 logs, in which a line may also be a warning that the program went on after, or a word of something
 else. So what is unmistakable wherever it stands is in both, and the rest in one of them only.
+
+All are sources of regular expressions for ``search``, linear in the length of a text: no repetition
+without a bound, unless it is an atomic group from the start of a line.
 """
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Iterable
 
-from foundation.documents import read_document
+DEVICE_OOM = (
+    r"(?:CUDA|HIP) (?:driver )?error: out of memory",  # torch; "driver": expandable segments
+    r"hipErrorOutOfMemory|cudaErrorMemoryAllocation",  # the runtimes' names
+    r"Triton Error \[(?:CUDA|HIP)\]: [^\n]{0,60}out of memory",
+    r"(?:(?:CU|HIP)BLAS|CUSOLVER|CUDNN|MIOPEN)_STATUS_ALLOC_FAILED|rocblas_status_memory_error",
+    r"(?:Cuda|CUDA|HIP|hip) (?:failure|error)(?: \d+)?:? 'out of memory'",  # NCCL, RCCL
+)
+"""Memory of the accelerator, in exceptions and in logs."""
 
-_WORDS: dict[str, list[str]] = read_document(Path(__file__).with_suffix(".yaml")).root.plain()
+DEVICE_OOM_IN_LOGS = (
+    # An exception has a type; a trainer may log the bare words and go on with smaller batches.
+    r"torch(?:\.cuda)?\.OutOfMemoryError|(?:CUDA|HIP) out of memory\. Tried to allocate",
+)
+
+DEVICE_OOM_IN_ERRORS = (
+    r"(?:CUDA|HIP) out of memory",
+    # XLA logs it while it tries again with a smaller pool.
+    r"CUDA_ERROR_OUT_OF_MEMORY",
+    # NCCL and RCCL, in the error that torch raises; in a log it is a warning.
+    r"Failed to (?:CUDA|HIP|Cuda|hip) (?:host )?[mc]?alloc",
+    # ROCm's runtime, which says it of queues and signals, too.
+    r"HSA_STATUS_ERROR_OUT_OF_RESOURCES[^\n]{0,200}(?:memory|allocat)",
+)
+
+HOST_OOM = (
+    r"DefaultCPUAllocator: (?:can't allocate|not enough) memory",  # torch
+    r"std::bad_alloc",  # C++, so gloo
+    r"unable to mmap \d+ bytes[^\n]{0,300}Cannot allocate memory",  # torch's shared memory
+)
+"""Memory of the host, which a process has no more of or may have no more of; in both."""
+
+HOST_OOM_IN_LOGS = (
+    r"(?m:^(?:\[rank\d+\]: *)?(?:[\w.]+\._Array)?MemoryError\b)",  # Python, numpy: an exception
+    r"\[Errno 12\] Cannot allocate memory",  # has a type or an errno
+    r"cannot allocate memory for thread-local data|cannot map zero-fill pages",  # the loader
+    r"OpenBLAS error: Memory allocation",
+)
+
+PERHAPS_DEVICE_OOM = (
+    r"(?:CU|HIP)BLAS(?:LT)?_STATUS_NOT_INITIALIZED",
+    r"(?:CUDNN|MIOPEN)_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR)",
+    r"rocblas_status_internal_error|HSA_STATUS_ERROR_OUT_OF_RESOURCES|NVLS|[Mm]ulticast",
+)
+"""A library got no memory for its handle or buffers, or failed otherwise: count it only where the
+device is full."""
+
+PERHAPS_NO_THREAD_STACK = (r"can't start new thread", r"Resource temporarily unavailable")
+"""A thread got no stack, or there are too many: count it only at a limit on memory."""
 
 
-def any_of(*groups: str) -> re.Pattern[str]:
-    """A pattern that finds any of these groups' words."""
-    return re.compile("|".join(words for group in groups for words in _WORDS[group]))
+def any_of(*groups: Iterable[str]) -> re.Pattern[str]:
+    """A pattern that finds any of these words."""
+    return re.compile("|".join(words for group in groups for words in group))

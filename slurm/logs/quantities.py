@@ -11,13 +11,16 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from foundation.documents import read_document
-
-_TABLE: dict[str, Any] = read_document(Path(__file__).with_suffix(".yaml")).root.plain()
-_TIME: dict[str, float] = {word: factor for factor, *words in _TABLE["times"] for word in words}
+_TIME = {
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
+    **dict.fromkeys(("ms", "msec", "millisecond", "milliseconds"), 1e-3),
+    **dict.fromkeys(("us", "µs", "usec", "microsecond", "microseconds"), 1e-6),
+    **dict.fromkeys(("ns", "nanoseconds"), 1e-9),
+    **dict.fromkeys(("min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+}
 _TIME |= {
     f"{unit}/{step}": _TIME[unit]
     for unit in ("s", "ms", "sec")
@@ -54,7 +57,19 @@ _DIMENSIONS: dict[str, dict[str, float]] = {
     "samples/s": _SAMPLES,
     "steps/s": _STEPS,
 }
-_KEYS: list[tuple[str, str, float]] = _TABLE["keys"]
+# The end of a metric's key names its unit; the first row that fits counts.
+_KEYS = (
+    (r"(?:[a-z]+_)?tokens_per_second(?:_per_gpu)?", "tokens/s", 1.0),
+    (r"samples_per_second(?:_per_gpu)?", "samples/s", 1.0),
+    (r"(?:micro_batches|steps)_per_second", "steps/s", 1.0),
+    (r"(?:\w+_)?tflops(?:_per_gpu)?", "FLOP/s", 1.0),
+    (r"\w+_gib", "memory", 2.0**30),
+    (r"\w+_gb", "memory", 1e9),
+    (r"\w+_mib", "memory", 2.0**20),
+    (r"\w+_bytes", "memory", 1.0),
+    (r"\w+_ms", "time", 1e-3),
+    (r"(?!\w+_per_s$)\w+_s", "time", 1.0),
+)
 _MAGNITUDES = {"K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 # A word before a colon is the next number's label.
 _AFTER = re.compile(

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from foundation.out_of_memory import any_of
+from foundation import out_of_memory as words
 
 
 class Before(enum.Enum):
@@ -58,8 +58,8 @@ class Consequences:
 _COLOURS: Mapping[str, Literal["green", "red"]] = {"success": "green", "configuration": "red"}
 # Linear in the length of a log: words within a line are sought from its start, each once (atomic
 # groups), for a log may be made of nothing but their beginnings.
-_DEVICE_OOM = LogText(any_of("device", "device, in logs"), Before.LAUNCH)
-_HOST_OOM = LogText(any_of("host", "host, in logs"), Before.LAUNCH)
+_DEVICE_OOM = LogText(words.any_of(words.DEVICE_OOM, words.DEVICE_OOM_IN_LOGS), Before.LAUNCH)
+_HOST_OOM = LogText(words.any_of(words.HOST_OOM, words.HOST_OOM_IN_LOGS), Before.LAUNCH)
 _BROKEN_DEVICE = LogText(
     re.compile(
         r"uncorrectable (?:ECC|NVLink) error|cudaErrorECCUncorrectable|hipErrorECCNotCorrectable"

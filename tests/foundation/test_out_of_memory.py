@@ -7,10 +7,14 @@ import time
 
 import pytest
 
-from foundation.out_of_memory import any_of
+from foundation import out_of_memory as words
 
-ERRORS = any_of("device", "device, in errors", "host")  # as the trainer asks its exceptions
-LOGS = any_of("device", "device, in logs", "host", "host, in logs")  # as a verdict searches logs
+ERRORS = words.any_of(
+    words.DEVICE_OOM, words.DEVICE_OOM_IN_ERRORS, words.HOST_OOM
+)  # as the trainer asks its exceptions
+LOGS = words.any_of(
+    words.DEVICE_OOM, words.DEVICE_OOM_IN_LOGS, words.HOST_OOM, words.HOST_OOM_IN_LOGS
+)  # as a verdict searches logs
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from foundation.out_of_memory import any_of
+from foundation import out_of_memory as words
 
 _THREAD_STACK_BYTES = 1 << 20
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # of <malloc.h>
@@ -97,9 +97,9 @@ def spare_memory(limited: bool) -> None:
 
 
 # On a CPU rank with a limit, the host's memory stands for a device's.
-_SIGNS = any_of("device", "device, in errors", "host")
-_AMBIGUOUS = any_of("perhaps device")
-_NO_THREAD = any_of("perhaps no thread's stack")
+_SIGNS = words.any_of(words.DEVICE_OOM, words.DEVICE_OOM_IN_ERRORS, words.HOST_OOM)
+_AMBIGUOUS = words.any_of(words.PERHAPS_DEVICE_OOM)
+_NO_THREAD = words.any_of(words.PERHAPS_NO_THREAD_STACK)
 _FULL_BYTES = 512 << 20
 """Free memory below which a device is full: handles and buffers of libraries take less."""
 
