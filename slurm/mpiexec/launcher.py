@@ -20,11 +20,11 @@ from slurm.mpiexec.command import mpiexec_argv, mpiexec_environment, trial_envir
 from slurm.mpiexec.dialects import Dialect, dialect_of
 from slurm.mpiexec.hosts import Host, find_hosts
 from slurm.mpiexec.proof import ANSWER_S, Sweeper
+from slurm.mpiexec.texts import MPIEXEC_TEXTS, REFUSES_ROOT
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
-from slurm.outcome.texts import launcher_texts
 from slurm.outcome.watch import Termination, watch
 from slurm.sweep.node import end_trials
 from slurm.sweep.sweeper import Swept, run_program
@@ -110,7 +110,7 @@ class MpiexecLauncher(Launcher):
             lease,
             watched,
             severed,
-            launcher_texts("mpiexec"),
+            MPIEXEC_TEXTS,
             down_nodes=swept.silent,
             stuck_nodes=swept.left,
         )
@@ -147,7 +147,7 @@ class MpiexecLauncher(Launcher):
         hosts = self.nodes()
         mpiexec = f"{self._program} ({self._dialect.name})"
         said = essence(output)
-        if launcher_texts("mpiexec").own["refuses_root"].search(output):
+        if REFUSES_ROOT.search(output):
             return (
                 f"{mpiexec} refuses to run as root: search as another user, or set "
                 "OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 in the "
@@ -192,8 +192,7 @@ class MpiexecLauncher(Launcher):
 def essence(output: str) -> str:
     """Output of mpiexec, shortened: first the lines that name a cause."""
     lines = [" ".join(line.split()) for line in re.sub("-{20,}", "", output).splitlines()]
-    failure = launcher_texts("mpiexec").launch_failure
-    causes = [line for line in lines if failure.match(line)]
+    causes = [line for line in lines if MPIEXEC_TEXTS.launch_failure.match(line)]
     others = [line for line in lines if line not in causes]
     return " ".join(filter(None, [*dict.fromkeys(causes), *others]))[:300] or "nothing"
 

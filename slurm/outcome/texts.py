@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
-from typing import Any
-
-from foundation.documents import read_document
+from dataclasses import dataclass
 
 NEVER = re.compile(r"(?!)")
 
@@ -42,20 +36,6 @@ class LauncherTexts:
     container: tuple[tuple[re.Pattern[str], str], ...] = ()
     # the trial was ended from outside, unless a task has ended before
     cancelled: re.Pattern[str] = NEVER
-    own: Mapping[str, re.Pattern[str]] = field(default_factory=dict)  # that the launcher asks for
 
 
 NO_TEXTS = LauncherTexts()
-
-
-@cache
-def launcher_texts(name: str) -> LauncherTexts:
-    """The lines of a launcher of this package, from its ``texts.yaml``."""
-    written = read_document(Path(__file__).parents[1] / name / "texts.yaml").root.plain()
-    own = {key: _pattern(parts) for key, parts in written.pop("own").items()}
-    texts: dict[str, Any] = {key: _pattern(parts) for key, parts in written.items()}
-    return LauncherTexts(**texts, own=own)
-
-
-def _pattern(parts: str | list[str]) -> re.Pattern[str]:
-    return re.compile("".join(parts), re.MULTILINE)

@@ -17,11 +17,11 @@ from slurm.launcher import Launcher, LauncherError
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import Evidence
 from slurm.outcome.step_log import EarlyStop, StepReport, StopRule
-from slurm.outcome.texts import launcher_texts
 from slurm.outcome.watch import Termination
 from slurm.simulated.clock import VirtualClock
 from slurm.simulated.cluster import EPOCH, NodeFailures, SimulatedCluster
 from slurm.simulated.trial import SimulatedStep, Workload, simulate
+from slurm.srun.texts import SRUN_TEXTS
 from slurm.trial import Lease, TrialSpec
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class SimulatedLauncher(Launcher):
                     stderr=said,
                     nodes=lease.nodes,
                     down_nodes=frozenset({node}),
-                    texts=launcher_texts("srun"),
+                    texts=SRUN_TEXTS,
                 )
                 return evidence, [step for step in steps if step.at_s < elapsed_s - NODE_LOSS_S]
         return evidence, steps

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 from slurm.outcome.evidence import Evidence
 from slurm.outcome.step_log import StepReport
-from slurm.outcome.texts import launcher_texts
 from slurm.outcome.watch import Termination
 from slurm.simulated.cluster import SimulatedCluster
+from slurm.srun.texts import SRUN_TEXTS
 from slurm.trial import Lease, TrialSpec
 
 START_UP_SPREAD = 0.1  # standard deviation of the logarithm
@@ -119,7 +119,7 @@ def _seen(
         timeout_s=spec.timeout_s,
         no_progress_timeout_s=spec.no_progress_timeout_s,
         steps=len(steps),
-        texts=launcher_texts("srun"),
+        texts=SRUN_TEXTS,
         **(left if end is Termination.EXITED else {}),
     )
     return evidence, steps

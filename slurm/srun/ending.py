@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from slurm.launcher import AllocationState
-from slurm.outcome.texts import launcher_texts
 from slurm.srun.allocation import Allocation, JobStep
 from slurm.srun.proof import NodeProof
 from slurm.srun.shell import SlurmError
+from slurm.srun.texts import GAVE_UP, REFUSED
 from slurm.trial import Lease
 
 _SRUN_S = 5.0  # for an srun to notice that its ranks are gone
@@ -77,13 +77,11 @@ class StepEnder:
         srun.wait()
         with contextlib.suppress(OSError):
             os.killpg(srun.pid, signal.SIGKILL)  # its second process may have been stopped
-        texts = launcher_texts("srun").own
-        if listed == [] and not doubtful:
-            if srun.returncode > 0 and texts["refused"].search(said()):
-                return (), ""  # there never was a step
-            # srun says when it gives up waiting for the step's end; then the step may run on.
-            if not (texts["gave_up"].search(said()) or self.proof.needed()):
-                return (), ""
+        if listed == [] and not doubtful and srun.returncode > 0 and REFUSED.search(said()):
+            return (), ""  # there never was a step
+        # srun says when it gives up waiting for the step's end; then the step may run on.
+        if listed == [] and not (doubtful or GAVE_UP.search(said()) or self.proof.needed()):
+            return (), ""
         stuck = self.proof.unproven(nodes, step.marks)
         undead = f"Slurm could not end its step {listed[0].id}" if listed and not stuck else ""
         return stuck, undead

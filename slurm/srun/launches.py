@@ -17,7 +17,7 @@ from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import Evidence, clear_attempt
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
-from slurm.outcome.texts import LauncherTexts, launcher_texts
+from slurm.outcome.texts import LauncherTexts
 from slurm.outcome.watch import Termination, Watched, watch
 from slurm.rendezvous import rendezvous_environment
 from slurm.srun.agent_step import AgentStep, requirements
@@ -26,6 +26,7 @@ from slurm.srun.command import contained, srun_argv, srun_environment, started_c
 from slurm.srun.containers import FILE_NAME
 from slurm.srun.ending import StepEnder
 from slurm.srun.site import Site
+from slurm.srun.texts import SRUN_TEXTS
 from slurm.trial import Lease, TrialSpec
 
 
@@ -136,10 +137,10 @@ class Launches:
         """srun's lines, and those of a runtime that could have failed to start the container."""
         line = started_container(spec, self._site)
         if line is None:
-            return launcher_texts("srun")
+            return SRUN_TEXTS
         started = len(kept.channel.greeted) == spec.world_size
         texts = line.runtime.texts(kept.channel.exit_code, started=started)
-        return replace(launcher_texts("srun"), container=texts)
+        return replace(SRUN_TEXTS, container=texts)
 
     def _launch(self, spec: TrialSpec, lease: Lease, wanted: object) -> AgentStep:
         of_step = _step_spec(spec) if wanted else spec

@@ -10,8 +10,9 @@ import pytest
 from slurm.outcome.classify import TAIL_LINES, classify
 from slurm.outcome.evidence import Evidence
 from slurm.outcome.kinds import Kind
-from slurm.outcome.texts import NO_TEXTS, launcher_texts
+from slurm.outcome.texts import NO_TEXTS
 from slurm.outcome.watch import Termination
+from slurm.srun.texts import SRUN_TEXTS
 
 OK = {"status": "ok", "tflops_per_gpu": 60.0}
 
@@ -110,7 +111,7 @@ def evidence(
 ) -> Evidence:
     fields: dict[str, Any] = {
         "nodes": ("n1", "n2", "n3", "n4"), "timeout_s": 600.0, "no_progress_timeout_s": 60.0,
-        "texts": launcher_texts("srun"),
+        "texts": SRUN_TEXTS,
     }  # fmt: skip
     return Evidence(
         termination=termination, elapsed_s=elapsed_s, exit_code=exit_code, result=result,

@@ -15,13 +15,14 @@ import pytest
 from slurm.logs import apart, patterns
 from slurm.logs.patterns import LogFormat, Pattern
 from slurm.logs.text import MAX_LINE, cut_lines, objects_after
+from slurm.mpiexec.texts import MPIEXEC_TEXTS, REFUSES_ROOT
 from slurm.outcome import classify as classification
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import gather
 from slurm.outcome.kinds import Kind
-from slurm.outcome.texts import launcher_texts
 from slurm.outcome.watch import Termination, Watched
 from slurm.srun.containers import Runtime
+from slurm.srun.texts import SRUN_TEXTS
 from slurm.trial import Lease, ResultSource, TrialSpec
 
 LENGTH = 1 << 13  # characters; four times as much takes four times as long, or 16 times
@@ -32,15 +33,14 @@ def all_patterns() -> Iterator[tuple[str, re.Pattern[str]]]:
     for kind in Kind:
         if kind.row.text:
             yield str(kind), kind.row.text.pattern
-    for launcher in ("srun", "mpiexec"):
-        texts = launcher_texts(launcher)
-        patterns_of = {f.name: getattr(texts, f.name) for f in dataclasses.fields(texts)}
-        for name, pattern in {**patterns_of, **texts.own}.items():
-            if isinstance(pattern, re.Pattern):
-                yield f"{launcher}-{name}", pattern
+    for launcher, texts in (("srun", SRUN_TEXTS), ("mpiexec", MPIEXEC_TEXTS)):
+        for field in dataclasses.fields(texts):
+            if field.name != "container":
+                yield f"{launcher}-{field.name}", getattr(texts, field.name)
     for name in Runtime.shipped():
         for i, (pattern, _) in enumerate(Runtime.load(name).texts(None, started=False)):
             yield f"{name}-{i}", pattern
+    yield "refuses-root", REFUSES_ROOT
     yield "exception", classification._EXCEPTION
     for name in ("_ANSI", "_LOSS"):
         yield name, getattr(patterns, name)
@@ -107,7 +107,7 @@ def test_no_pattern_takes_more_than_linear_time(pattern: re.Pattern[str]) -> Non
 def outcome_of(folder: Path, log: LogFormat | None = None) -> Outcome:
     spec = TrialSpec("t-1", folder, ("x",), 1, 1, 60.0, result=ResultSource(log or LogFormat()))
     lease, watched = Lease("t-1", ("n1",)), Watched(Termination.EXITED, 1.0)
-    return classify(gather(spec, lease, watched, 1, texts=launcher_texts("srun")))
+    return classify(gather(spec, lease, watched, 1, texts=SRUN_TEXTS))
 
 
 # What a progress bar writes, and the beginnings of what means something.
