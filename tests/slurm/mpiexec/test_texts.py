@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from slurm.mpiexec.texts import MPIEXEC_TEXTS
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import Evidence
 from slurm.outcome.kinds import Kind
-from slurm.outcome.texts import launcher_texts
 from slurm.outcome.watch import Termination
 
 RULE = "-" * 74 + "\n"
@@ -89,7 +89,7 @@ def outcome_of(stderr: str, exit_code: int = 1) -> Outcome:
             exit_code=exit_code,
             stderr=stderr,
             nodes=("node1", "node2"),
-            texts=launcher_texts("mpiexec"),
+            texts=MPIEXEC_TEXTS,
         )
     )
 
