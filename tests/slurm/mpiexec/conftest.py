@@ -77,6 +77,8 @@ class Hosts:
     def strike(self, host: str) -> None:
         """The host dies with all that is on it, and answers no more."""
         (self.folder / f"down.{host}").touch()
+        # All at once: an agent that outlives its rank by a moment could still say how it ended.
+        processes.send(self.processes_on(host), signal.SIGSTOP)
         processes.end_all(lambda: self.processes_on(host))
 
     def kill_daemon(self, host: str) -> None:
