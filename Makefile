@@ -14,7 +14,7 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH_INDEX ?=
 export OMP_NUM_THREADS ?= 1
 # Processes that `make test` shares files of tests out to: many tests wait, for Slurm or for ranks.
-WORKERS ?= 3
+WORKERS ?= 4
 # Or each of the many processes that tests start would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -32,7 +32,7 @@ demo: $(VENV)/.installed
 	$(BIN)/meshtune search tiny_cpu
 
 test: $(VENV)/.installed-dev slurm browser older-torch
-	$(BIN)/python -m pytest -m "not heavy" -n $(WORKERS) --dist loadfile $(PYTEST)
+	$(BIN)/python -m pytest -m "not heavy" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 test-all: $(VENV)/.installed-dev slurm browser older-torch
 	$(BIN)/python -m pytest $(PYTEST)
