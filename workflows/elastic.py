@@ -200,6 +200,9 @@ class _Training:
             except SpaceError:
                 if len(nodes) < len(up):
                     self.left_out.clear()  # better suspects than no layout at all
+                    if self.avoid_slow:
+                        self.avoid_slow = False  # or they would be left out again, for ever
+                        print("slow nodes are used again: no layout exists without them")
                     continue
                 if not self.journal.run.trials:
                     raise
