@@ -240,6 +240,10 @@ def _slow_nodes(
     slow = {}
     for node in sorted(set[str]().union(*nodes)):
         has = np.array([node in each for each in nodes])
+        with_it = set.intersection(*(each for each in nodes if node in each))
+        without_it = set[str]().union(*(each for each in nodes if node not in each))
+        if with_it - without_it != {node}:  # others were there exactly when it was
+            continue
         if has.sum() > 1 and not has.all() and off[has].min() - off[~has].max() > 2 * model.log_sd:
             slow[node] = float(np.exp(np.median(off[has]) - np.median(off[~has])))
     return slow

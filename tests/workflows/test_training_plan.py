@@ -121,6 +121,7 @@ def test_a_node_with_which_every_start_was_too_slow_is_named(
     assert not slow(("abcd", 3.0), ("abce", 1.0), ("bcde", 1.0))  # not always with it
     assert not slow(("abcd", 1.02), ("abce", 1.02), ("bcde", 1.0))  # noise
     assert not slow(("abcd", 3.0), ("abce", 3.0), ("abde", 3.0))  # never without it
+    assert not slow(("abcd", 3.0), ("abce", 3.0), ("cdef", 1.0))  # a or b
 
 
 def test_own_constraints_stay_but_those_on_nodes_and_batch(
