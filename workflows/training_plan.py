@@ -231,7 +231,9 @@ def _as_trials(space: SearchSpace, starts: Iterable[Trial]) -> Iterator[Trial]:
 def _slow_nodes(
     pricing: Pricing, trials: Iterable[Trial], starts: Iterable[Trial]
 ) -> dict[str, float]:
-    timed = [start for start in starts if "step_time_s" in start.result and start.attempts]
+    warmup = pricing.space.trial.warmup_steps  # the median of no more is that of cold steps
+    long = (s for s in starts if s.attempts and (s.attempts[-1].steps or 0) > warmup)
+    timed = [start for start in long if "step_time_s" in start.result]
     if len(timed) < 3:  # two with the node, one without
         return {}
     model, nodes = pricing.calibrated(trials), [set(s.attempts[-1].nodes) for s in timed]
