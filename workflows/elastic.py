@@ -207,9 +207,9 @@ class _Training:
                 if not self.journal.run.trials:
                     raise
                 return self._end("too few nodes are left for any layout", CONTINUE)
-            if self.avoid_slow and not plan.slow.keys() <= self.left_out:
-                print(f"left out as slow: {', '.join(plan.slow)}")
-                self.left_out |= plan.slow.keys()
+            if self.avoid_slow and (slowest := self._better_without(plan, nodes)):
+                print(f"left out as slow: {slowest}")
+                self.left_out.add(slowest)
                 continue
             last = math.ceil(self.tokens / plan.tokens_per_step)
             if finished >= last:
@@ -218,6 +218,18 @@ class _Training:
             outcome = self._start(plan, used, finished, last)
             if (code := self._after(outcome, used, finished)) is not None:
                 return code
+
+    def _better_without(self, plan: TrainingPlan, nodes: Sequence[str]) -> str:
+        """The slowest of the nodes, if more is trained a day without it; else ""."""
+        slow = (node for node in nodes if node in plan.slow and node not in self.left_out)
+        slowest = max(slow, key=lambda node: plan.slow[node], default="")
+        if slowest and len(nodes) > 1:
+            with suppress(SpaceError):  # no layout without it
+                without = self.searched.plan(len(nodes) - 1, self.journal.run)
+                with_it = plan.expected["tokens_per_day"] / plan.slow[slowest]
+                if without.expected["tokens_per_day"] > with_it:
+                    return slowest
+        return ""
 
     def finished(self) -> int:
         """Steps in the latest complete checkpoint."""
