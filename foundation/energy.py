@@ -117,8 +117,10 @@ def in_all(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _cray(root: Path) -> Readings:
-    text = (root / "sys/cray/pm_counters/energy").read_text()
-    return {platform.node(): (float(text.split()[0]), 0.0)}  # "2301567 J 1700000000 us"
+    file = root / "sys/cray/pm_counters/energy"
+    if not (words := file.read_text().split()):  # "2301567 J 1700000000 us"
+        raise ValueError(f"{file} is empty")
+    return {platform.node(): (float(words[0]), 0.0)}
 
 
 def _rapl(root: Path) -> Readings:

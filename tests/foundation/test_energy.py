@@ -108,6 +108,11 @@ def test_a_counter_that_vanishes_or_stands_still_leaves_no_energy(tmp_path: Path
     meter.begin()
     assert "did not move" in in_all([meter.used()])["energy_source"]
     write(tmp_path / "sys/cray/pm_counters/energy", "")
+    assert "pm_counters/energy is empty" in in_all([meter.used()])["energy_source"]
+    assert "pm_counters/energy is empty" in Meter(root=tmp_path, environ=NOWHERE).why
+    cray(tmp_path, 1)
+    meter = Meter(root=tmp_path, environ=NOWHERE)
+    meter.begin()
     (tmp_path / "sys/cray/pm_counters/energy").unlink()
     assert in_all([meter.used()])["energy_source"].startswith("none (rank 0: pm_counters: no /")
 
