@@ -175,17 +175,8 @@ class _Training:
                 f"{self.save}: the checkpoints of this training are gone: put them back, name "
                 "their folder by --save, or begin anew with another --out"
             )
-        space, launcher = self.searched.space, self.launcher
-        self.journal.write(
-            Opened(
-                space=space.name,
-                fingerprint=space.fingerprint,
-                seed=0,
-                launcher=launcher.name,
-                nodes=tuple(launcher.nodes()),
-                objective={"maximize": "tokens_per_second"},
-            )
-        )
+        self._open()
+        launcher = self.launcher
         if self.journal.run.trials:
             self.last_step_t = self.journal.run.last_t
         while True:
@@ -218,6 +209,20 @@ class _Training:
             outcome = self._start(plan, used, finished, last)
             if (code := self._after(outcome, used, finished)) is not None:
                 return code
+
+    def _open(self) -> None:
+        """Journal that a session begins."""
+        space, launcher = self.searched.space, self.launcher
+        self.journal.write(
+            Opened(
+                space=space.name,
+                fingerprint=space.fingerprint,
+                seed=0,
+                launcher=launcher.name,
+                nodes=tuple(launcher.nodes()),
+                objective={"maximize": "tokens_per_second"},
+            )
+        )
 
     def _better_without(self, plan: TrainingPlan, nodes: Sequence[str]) -> str:
         """The slowest of the nodes, if more is trained a day without it; else ""."""
