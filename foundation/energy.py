@@ -6,7 +6,7 @@ The first source that answers counts, alone, so that nothing is counted twice:
 * NVML: the rank's own NVIDIA GPU (Volta and later);
 * ROCm SMI: all AMD GPUs of the node (both dies of an MI250X have one counter);
 * RAPL, without a GPU: the node's processors and their memory; it wraps around;
-* Slurm's ``acct_gather_energy``: all nodes of the step, as sampled as its administrator has set it.
+* Slurm's ``acct_gather_energy``: all nodes of the step, for long enough measurements.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import CDLL, byref, c_float, c_uint32, c_uint64, c_void_p
 from functools import partial
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 NVML, ROCM_SMI = "libnvidia-ml.so.1", "librocm_smi64.so"
+# Sites sample every 30 s or so, and each end may be one sample old: 10 % of these seconds at most.
+SLURM_SHORTEST_S = 300.0
 _SLURM_S = 20.0  # that it may take to answer
 _SLURM_UNKNOWN = 1 << 60  # and above: no value
 
@@ -59,6 +62,7 @@ class Meter:
         self.source, reasons = "", []
         self._seen: Readings = {}
         self._used: dict[str, float] = {}
+        self._begun_s = time.monotonic()
         for name, self._read in sources.items():
             try:
                 self._seen = self._read()
@@ -73,6 +77,7 @@ class Meter:
         """Count from now on."""
         self._add()
         self._used = dict.fromkeys(self._seen, 0.0)
+        self._begun_s = time.monotonic()
 
     def step(self) -> None:
         """Follow counters that start anew; to be called more often than they do."""
@@ -81,6 +86,10 @@ class Meter:
 
     def used(self) -> dict[str, Any]:
         """Source, joules by counter since ``begin``, and ``why`` there is no source."""
+        took_s = time.monotonic() - self._begun_s
+        if self.source == "Slurm" and took_s < SLURM_SHORTEST_S:
+            why = f"Slurm: its samples are too rare for measured steps of {took_s:.3g} s in all"
+            self.source, self.why = "", f"{why}; it takes {SLURM_SHORTEST_S:g} s or more"
         self._add()
         return {"source": self.source, "joules": self._used, "why": self.why}
 
@@ -117,8 +126,10 @@ def in_all(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _cray(root: Path) -> Readings:
-    text = (root / "sys/cray/pm_counters/energy").read_text()
-    return {platform.node(): (float(text.split()[0]), 0.0)}  # "2301567 J 1700000000 us"
+    file = root / "sys/cray/pm_counters/energy"
+    if not (words := file.read_text().split()):  # "2301567 J 1700000000 us"
+        raise ValueError(f"{file} is empty")
+    return {platform.node(): (float(words[0]), 0.0)}
 
 
 def _rapl(root: Path) -> Readings:

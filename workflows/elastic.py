@@ -175,17 +175,8 @@ class _Training:
                 f"{self.save}: the checkpoints of this training are gone: put them back, name "
                 "their folder by --save, or begin anew with another --out"
             )
-        space, launcher = self.searched.space, self.launcher
-        self.journal.write(
-            Opened(
-                space=space.name,
-                fingerprint=space.fingerprint,
-                seed=0,
-                launcher=launcher.name,
-                nodes=tuple(launcher.nodes()),
-                objective={"maximize": "tokens_per_second"},
-            )
-        )
+        self._open()
+        launcher = self.launcher
         if self.journal.run.trials:
             self.last_step_t = self.journal.run.last_t
         while True:
@@ -200,13 +191,16 @@ class _Training:
             except SpaceError:
                 if len(nodes) < len(up):
                     self.left_out.clear()  # better suspects than no layout at all
+                    if self.avoid_slow:
+                        self.avoid_slow = False  # or they would be left out again, for ever
+                        print("slow nodes are used again: no layout exists without them")
                     continue
                 if not self.journal.run.trials:
                     raise
                 return self._end("too few nodes are left for any layout", CONTINUE)
-            if self.avoid_slow and not plan.slow.keys() <= self.left_out:
-                print(f"left out as slow: {', '.join(plan.slow)}")
-                self.left_out |= plan.slow.keys()
+            if self.avoid_slow and (slowest := self._better_without(plan, nodes)):
+                print(f"left out as slow: {slowest}")
+                self.left_out.add(slowest)
                 continue
             last = math.ceil(self.tokens / plan.tokens_per_step)
             if finished >= last:
@@ -215,6 +209,32 @@ class _Training:
             outcome = self._start(plan, used, finished, last)
             if (code := self._after(outcome, used, finished)) is not None:
                 return code
+
+    def _open(self) -> None:
+        """Journal that a session begins."""
+        space, launcher = self.searched.space, self.launcher
+        self.journal.write(
+            Opened(
+                space=space.name,
+                fingerprint=space.fingerprint,
+                seed=0,
+                launcher=launcher.name,
+                nodes=tuple(launcher.nodes()),
+                objective={"maximize": "tokens_per_second"},
+            )
+        )
+
+    def _better_without(self, plan: TrainingPlan, nodes: Sequence[str]) -> str:
+        """The slowest of the nodes, if more is trained a day without it; else ""."""
+        slow = (node for node in nodes if node in plan.slow and node not in self.left_out)
+        slowest = max(slow, key=lambda node: plan.slow[node], default="")
+        if slowest and len(nodes) > 1:
+            with suppress(SpaceError):  # no layout without it
+                without = self.searched.plan(len(nodes) - 1, self.journal.run)
+                with_it = plan.expected["tokens_per_day"] / plan.slow[slowest]
+                if without.expected["tokens_per_day"] > with_it:
+                    return slowest
+        return ""
 
     def finished(self) -> int:
         """Steps in the latest complete checkpoint."""

@@ -231,7 +231,9 @@ def _as_trials(space: SearchSpace, starts: Iterable[Trial]) -> Iterator[Trial]:
 def _slow_nodes(
     pricing: Pricing, trials: Iterable[Trial], starts: Iterable[Trial]
 ) -> dict[str, float]:
-    timed = [start for start in starts if "step_time_s" in start.result and start.attempts]
+    warmup = pricing.space.trial.warmup_steps  # the median of no more is that of cold steps
+    long = (s for s in starts if s.attempts and (s.attempts[-1].steps or 0) > warmup)
+    timed = [start for start in long if "step_time_s" in start.result]
     if len(timed) < 3:  # two with the node, one without
         return {}
     model, nodes = pricing.calibrated(trials), [set(s.attempts[-1].nodes) for s in timed]
@@ -240,6 +242,10 @@ def _slow_nodes(
     slow = {}
     for node in sorted(set[str]().union(*nodes)):
         has = np.array([node in each for each in nodes])
+        with_it = set.intersection(*(each for each in nodes if node in each))
+        without_it = set[str]().union(*(each for each in nodes if node not in each))
+        if with_it - without_it != {node}:  # others were there exactly when it was
+            continue
         if has.sum() > 1 and not has.all() and off[has].min() - off[~has].max() > 2 * model.log_sd:
             slow[node] = float(np.exp(np.median(off[has]) - np.median(off[~has])))
     return slow

@@ -108,6 +108,11 @@ def test_a_counter_that_vanishes_or_stands_still_leaves_no_energy(tmp_path: Path
     meter.begin()
     assert "did not move" in in_all([meter.used()])["energy_source"]
     write(tmp_path / "sys/cray/pm_counters/energy", "")
+    assert "pm_counters/energy is empty" in in_all([meter.used()])["energy_source"]
+    assert "pm_counters/energy is empty" in Meter(root=tmp_path, environ=NOWHERE).why
+    cray(tmp_path, 1)
+    meter = Meter(root=tmp_path, environ=NOWHERE)
+    meter.begin()
     (tmp_path / "sys/cray/pm_counters/energy").unlink()
     assert in_all([meter.used()])["energy_source"].startswith("none (rank 0: pm_counters: no /")
 
@@ -178,10 +183,30 @@ def test_slurm_without_a_counter_that_moves_is_no_source(
     write(tmp_path / "bin/sstat", f"#!/bin/sh\necho '{said}'")
     (tmp_path / "bin/sstat").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setattr(energy, "SLURM_SHORTEST_S", 0.0)
     step = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0"}
     meter = Meter(root=tmp_path, environ=step)
     meter.begin()
     assert in_all([meter.used()])["energy_source"].startswith("none")
+
+
+def test_slurms_samples_are_too_rare_for_short_measurements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = f"#!/bin/sh\necho x >> {tmp_path}/asked; echo $((100 * $(wc -l < {tmp_path}/asked)))"
+    write(tmp_path / "bin/sstat", said)
+    (tmp_path / "bin/sstat").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+
+    def measured() -> dict[str, Any]:
+        meter = Meter(root=tmp_path, environ={"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0"})
+        meter.begin()
+        return in_all([meter.used()])
+
+    short = measured()
+    assert short.keys() == {"energy_source"} and "it takes 300 s or more" in short["energy_source"]
+    monkeypatch.setattr(energy, "SLURM_SHORTEST_S", 0.0)
+    assert measured() == {"energy_joules": 100.0, "energy_source": "Slurm"}
 
 
 def test_rapl_of_this_machine_rises() -> None:

@@ -330,7 +330,8 @@ def test_energy_is_read_around_the_measured_steps_alone(
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     script = (
-        "import sys, os; from pathlib import Path; from trainer.run import run; "
+        "import sys, os; from pathlib import Path; from foundation import energy; "
+        "energy.SLURM_SHORTEST_S = 0; from trainer.run import run; "
         "sys.exit(run(Path(sys.argv[1]), os.environ))"
     )
     path = tmp_path / "config.json"

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from analysis import Journal, Proposed, Run, Started, read_run
+from search_spaces import SpaceError
 from slurm import Lease, Outcome, TrialSpec, processes
 from slurm.local.launcher import LocalLauncher
 from slurm.local.server import marker
@@ -22,7 +23,7 @@ from slurm.outcome.step_log import StepReport, StopRule
 from support.elastic_run import BATCH, BEST, SEQ, losses, searched
 from trainer.plan.limits import ConfigError
 from workflows.cli.main import main
-from workflows.elastic import Searched, train_elastic, useful_share
+from workflows.elastic import Searched, _Training, train_elastic, useful_share
 from workflows.training_plan import TrainingPlan
 
 STEPS = 24
@@ -125,6 +126,39 @@ def test_slow_nodes_are_left_out_if_asked(
     assert start.attempts[0].nodes == ("local1",)
     said = capsys.readouterr().out
     assert "left out as slow: local0" in said and "local0 is slow (1.7 times)" in said
+
+
+@pytest.mark.parametrize(
+    ("slower", "used", "says"),
+    [
+        (1.01, "local0 local1", ""),  # half of the nodes train less
+        (99.0, "local0 local1", "slow nodes are used again"),  # another one was lost meanwhile
+        (99.0, "local1", "left out as slow: local0"),
+    ],
+)
+def test_slow_nodes_stay_where_less_is_trained_without_them(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    slower: float, used: str, says: str,
+) -> None:  # fmt: skip
+    plan_of, asked = Searched.plan, list[int]()
+
+    def plan(self: Searched, nodes: int, training: Run | None = None) -> TrainingPlan:
+        asked.append(nodes)
+        assert len(asked) < 9
+        if "again" in says and asked.count(1) > 1 and nodes == 1:
+            raise SpaceError("no layout")
+        return replace(plan_of(self, nodes, training), slow={"local0": slower})
+
+    def start(self: object, plan: object, nodes: Sequence[str], *_: object) -> Outcome:
+        raise InterruptedError(" ".join(nodes))
+
+    monkeypatch.setattr(Searched, "plan", plan)
+    monkeypatch.setattr(_Training, "_start", start)
+    with closing(LocalLauncher(2)) as launcher, pytest.raises(InterruptedError) as started:
+        train_elastic(run, launcher, tmp_path, 4 * BATCH * SEQ, avoid_slow=True)
+    assert str(started.value) == used
+    said = capsys.readouterr().out
+    assert says in said if says else not said
 
 
 def test_a_plan_says_what_to_start_with(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,7 @@ def base(searched: Run) -> Mapping[str, Any]:
 
 def started(config: Mapping[str, Any], nodes: int, kind: str, **result: Any) -> Run:
     """A training that has started once."""
-    attempt = Attempt(1, "", tuple(f"n{i}" for i in range(nodes)), 0.0, 600.0, kind)
+    attempt = Attempt(1, "", tuple(f"n{i}" for i in range(nodes)), 0.0, 600.0, kind, steps=100)
     trial = Trial(1, dict(config), 0.0, attempts=[attempt], kind=kind, ended_t=600.0)
     trial.result = result
     return Run(Path(), trials={1: trial})
@@ -121,6 +121,10 @@ def test_a_node_with_which_every_start_was_too_slow_is_named(
     assert not slow(("abcd", 3.0), ("abce", 1.0), ("bcde", 1.0))  # not always with it
     assert not slow(("abcd", 1.02), ("abce", 1.02), ("bcde", 1.0))  # noise
     assert not slow(("abcd", 3.0), ("abce", 3.0), ("abde", 3.0))  # never without it
+    assert not slow(("abcd", 3.0), ("abce", 3.0), ("cdef", 1.0))  # a or b
+    died = training(*always)  # in its first steps, which are slow on any node
+    died.trials[2].attempts[0].steps = plan.space.trial.warmup_steps
+    assert not _slow_nodes(pricing, searched.trials.values(), died.trials.values())
 
 
 def test_own_constraints_stay_but_those_on_nodes_and_batch(

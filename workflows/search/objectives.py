@@ -17,11 +17,15 @@ _Reader = Callable[[str], float]  # of the metrics from which an objective follo
 BILLION = 1e9  # tokens that cost and co2 are of
 
 
-def _of_energy(of: _Reader, space: SearchSpace, config: Mapping[str, Any]) -> float:
-    """Raise for what ``with_prices`` has not found."""
-    for key in ("energy_joules", "tokens_per_second", "step_time_s.median"):
-        of(key)
-    return math.inf
+def _of_energy(key: str, of: _Reader, space: SearchSpace, config: Mapping[str, Any]) -> float:
+    """Raise for what ``with_prices`` has not found; infinite where that is 0."""
+    if key == "joules_per_token" or key in space.priced():
+        needed = ["energy_joules", "tokens_per_second", "step_time_s.median"]
+        if key in space.priced(measured=False):  # by the node-hour alone
+            needed = ["tokens_per_second"]
+        if not all(of(name) for name in needed):
+            return math.inf
+    return of(key)
 
 
 # Objectives that no trainer needs to report.
@@ -30,7 +34,7 @@ DERIVED: dict[str, Callable[[_Reader, SearchSpace, Mapping[str, Any]], float]] =
     "node_seconds_per_token": lambda of, space, config: (
         space.num_nodes(config) / of("tokens_per_second")
     ),
-    **dict.fromkeys(("joules_per_token", "cost", "co2"), _of_energy),
+    **{key: partial(_of_energy, key) for key in ("joules_per_token", "cost", "co2")},
 }
 
 
