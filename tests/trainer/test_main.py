@@ -238,10 +238,11 @@ def test_one_rank_without_memory_takes_its_peers_along(
 
 
 def test_the_peak_predicts_what_limit_is_enough(run: Run, config: Config) -> None:
-    """Within 8 MB: stacks of threads, and memory that is reserved but never touched."""
+    """Within 8 MB above: stacks of threads, and memory that is reserved but never touched; and 12
+    below: what a first run takes and a later one need not."""
     peak = run(config).result["peak_memory_bytes"]
     assert run(config | {"device_memory_bytes": peak + 8 * MB}).result["status"] == "ok"
-    assert run(config | {"device_memory_bytes": peak - 8 * MB}).result["status"] == "oom"
+    assert run(config | {"device_memory_bytes": peak - 12 * MB}).result["status"] == "oom"
 
 
 def test_a_killed_rank_takes_its_peers_along_and_leaves_the_verdict_to_the_launcher(
