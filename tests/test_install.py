@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
 from importlib.metadata import PackageNotFoundError, requires
@@ -35,7 +36,8 @@ if sys.argv.pop(1) == "none":
     sys.modules["torch"] = None
 else:
     import torch
-    assert int(torch.__version__.split(".")[0]) < 2
+    from workflows.launching import OLDEST_TORCH, _release
+    assert _release(torch.__version__) < _release(OLDEST_TORCH)
 from workflows.cli.main import main
 codes = [main(command.split()) for command in sys.argv[1:]]
 print(codes)
@@ -79,6 +81,22 @@ def test_without_our_torch_a_search_is_predicted_run_and_reported(
     assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 2]", done.stderr
     assert "PyTorch 2.13 or later: pip install 'meshtune[trainer]'" in done.stderr
     assert (tmp_path / "runs/blocked-simulated/report/index.html").is_file()
+
+
+@pytest.mark.parametrize("version", ["1.13.0a0+gitunknown", "2.6.0+debian", "2.99.0"])
+def test_a_distributions_torch_is_the_older_one_unless_it_is_new_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    torch = tmp_path / "python3/dist-packages/torch"
+    torch.mkdir(parents=True)
+    (torch / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}").touch()
+    (torch / "version.py").write_text(f"debug = False\n__version__ = '{version}'\n")
+    monkeypatch.setattr(older_torch, "FOLDER", tmp_path)
+    if version == "2.99.0":
+        with pytest.raises(pytest.skip.Exception, match="is new enough"):
+            older_torch.environment()
+    else:
+        assert older_torch.environment()["PYTHONPATH"] == str(torch.parent)
 
 
 def test_an_editable_install_is_a_path_that_type_checkers_follow(tmp_path: Path) -> None:
