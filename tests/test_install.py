@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import tomllib
 import zipfile
+from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 import yaml
 
 from support import older_torch
+from workflows.launching import _has_torch
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -97,6 +99,11 @@ def test_a_distributions_torch_is_the_older_one_unless_it_is_new_enough(
             older_torch.environment()
     else:
         assert older_torch.environment()["PYTHONPATH"] == str(torch.parent)
+
+
+def test_a_torch_without_metadata_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PathFinder, "find_distributions", lambda *_: [])
+    assert not _has_torch()
 
 
 def test_an_editable_install_is_a_path_that_type_checkers_follow(tmp_path: Path) -> None:
