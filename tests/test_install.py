@@ -106,6 +106,23 @@ def test_a_torch_without_metadata_counts_as_none(monkeypatch: pytest.MonkeyPatch
     assert not _has_torch()
 
 
+def test_a_package_that_cannot_be_unpacked_is_no_error_of_make(tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    (tmp_path / "venv/bin/python").touch()
+    (tools / "apt-get").write_text(
+        "#!/bin/sh\ncase $1 in download) echo x > broken.deb ;; *) echo Inst python3-torch; esac\n"
+    )
+    (tools / "apt-get").chmod(0o755)
+    done = subprocess.run(
+        ["make", "-s", "older-torch", f"VENV={tmp_path}/venv", "AS_ROOT="], cwd=ROOT,
+        env=os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, "tests beside it will be skipped" in done.stdout) == (0, True), done
+    assert not (tmp_path / "venv/older-torch").exists()
+
+
 def test_an_editable_install_is_a_path_that_type_checkers_follow(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", "70.1", reason="needs setuptools that make wheels")
     for entry in ("pyproject.toml", "README.md", *PACKAGES):
