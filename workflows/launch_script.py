@@ -80,15 +80,20 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     shell.texts |= {name: str(asked[key]) for key in asked for name in _ASKED[key][1:]}
     shell.run(text)
     starts = [(*program(words), words) for words in shell.commands]
-    entry, module, arguments, command = max(starts, key=lambda each: (bool(each[0]), len(each[2])))
+    entry, module, arguments, told, command = max(
+        starts, key=lambda each: (bool(each[0]), len(each[2]))
+    )
     if not entry:
         arguments = [word for words in shell.arrays.values() for word in words] or [
             word for words in shell.commands for word in words
         ]
-    before = [*_around(shell, command), *command] if entry else []
-    launcher = before[: len(before) - len(arguments)]
-    nodes = asked.get("nodes") or number(launcher, "nnodes", "num_machines", "num_nodes", "nodes")
-    ranks = ranks_of(launcher, nodes, asked.get("tasks", 0))
+    launcher = [*_around(shell, command), *told] if entry else []
+    counts = launcher
+    if not {*WORDS["commands"]}.isdisjoint(told):  # it launches its ranks itself
+        own = _variables(shell, command).items()
+        counts = [*launcher, *arguments, *(f"--{name.lower()}={text}" for name, text in own)]
+    nodes = asked.get("nodes") or number(counts, "nnodes", "num_machines", "num_nodes", "nodes")
+    ranks = ranks_of(counts, nodes, asked.get("tasks", 0))
     passed, left_out = _passed(arguments, key_value, together)
     environment, of_shell = _exported(shell, command)
     loaded = [words[2:] for words in shell.commands if words[:2] == ["module", "load"]]
@@ -157,15 +162,20 @@ def _not_carried(shell: _Shell, command: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
+def _variables(shell: _Shell, command: Sequence[str]) -> dict[str, str]:
+    """Variables that a script exports, or sets for its ``command`` alone."""
+    alone = {name for words in shell.commands if words[:1] == ["export"] for name in words[1:]}
+    found = {name: text for name, text in shell.texts.items() if name in alone | shell.exported}
+    return found | next((shell.before[i] for i, c in enumerate(shell.commands) if c is command), {})
+
+
 def _exported(shell: _Shell, command: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Variables that a script exports, or sets for its ``command``; and lines of shell for others.
+    """Variables that a script sets for its ``command``; and lines of shell for others.
 
     The latter are values that only a shell knows. What a launcher sets is neither.
     """
-    alone = {name for words in shell.commands if words[:1] == ["export"] for name in words[1:]}
-    found = {name: text for name, text in shell.texts.items() if name in alone | shell.exported}
-    found |= next((shell.before[i] for i, c in enumerate(shell.commands) if c is command), {})
-    own = {name: text for name, text in found.items() if not _OF_LAUNCHER.fullmatch(name)}
+    found = _variables(shell, command).items()
+    own = {name: text for name, text in found if not _OF_LAUNCHER.fullmatch(name)}
     unknown = [name for name, text in own.items() if re.search(r"[$`<]", text)]
     carried = {name: text for name, text in own.items() if name not in unknown}
     return carried, [f"export {name}={_quoted(own[name])}" for name in unknown]
