@@ -100,7 +100,9 @@ def test_options_of_key_and_value_have_no_dashes(tmp_path: Path) -> None:
     assert launched.left_out == ["steps=$STEPS"]
 
 
-@pytest.mark.parametrize("text", ['"', "$(", "${", "$((((", '"$(a"\'', "<<EOT\n", "a ", "`a", "\\"])
+@pytest.mark.parametrize(
+    "text", ['"', "$(", "${", "$((((", '"$(a"\'', "<<EOT\n", "a ", "`a", "\\", "read "]
+)
 def test_a_script_that_opens_and_never_closes_is_read_in_linear_time(
     tmp_path: Path, text: str
 ) -> None:
@@ -109,6 +111,12 @@ def test_a_script_that_opens_and_never_closes_is_read_in_linear_time(
     began_s = time.process_time()
     read(script)
     assert time.process_time() - began_s < 10  # minutes where it is quadratic
+
+
+def test_a_loop_over_a_here_document_is_read(tmp_path: Path) -> None:
+    text = "while read lr; do python train.py --lr $lr --bf16; done <<EOF\n1e-4\nEOF\n"
+    (tmp_path / "launch.sh").write_text(text)
+    assert read(tmp_path / "launch.sh").arguments == ["--bf16"]
 
 
 @pytest.mark.parametrize(
