@@ -88,10 +88,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
             word for words in shell.commands for word in words
         ]
     launcher = [*_around(shell, command), *told] if entry else []
-    counts = launcher
-    if not {*WORDS["commands"]}.isdisjoint(told):  # it launches its ranks itself
-        own = _variables(shell, command).items()
-        counts = [*launcher, *arguments, *(f"--{name.lower()}={text}" for name, text in own)]
+    counts = [*launcher, *_own_counts(shell, command, told, arguments)]
     nodes = asked.get("nodes") or number(counts, "nnodes", "num_machines", "num_nodes", "nodes")
     ranks = ranks_of(counts, nodes, asked.get("tasks", 0))
     passed, left_out = _passed(arguments, key_value, together)
@@ -113,6 +110,16 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         launcher,
         _not_carried(shell, command) if entry else [],
     )
+
+
+def _own_counts(
+    shell: _Shell, command: Sequence[str], told: Sequence[str], arguments: Sequence[str]
+) -> list[str]:
+    """Options and variables in which a command that launches ranks itself may count them."""
+    if {*WORDS["commands"]}.isdisjoint(told):
+        return []
+    own = _variables(shell, command).items() if command else ()
+    return [*arguments, *(f"--{name.lower()}={text}" for name, text in own)]
 
 
 def _asked(batch: Sequence[str]) -> dict[str, int]:
