@@ -133,7 +133,7 @@ older-torch: $(BIN)/python
 	  rm -rf $(OLDER).new && mkdir -p $(OLDER).new/debs && cd $(OLDER).new/debs && \
 	  apt-get download -qq $$(apt-get install -s --no-install-recommends python3-torch | \
 	    awk '/^Inst (lib|python3-torch)/ && !/libtorch-test/ {print $$2}') 2>/dev/null && \
-	  for each in *.deb; do dpkg-deb -x $$each .. || exit 1; done && \
+	  (for each in *.deb; do dpkg-deb -x $$each .. || exit 1; done) && \
 	  cd .. && rm -r debs && mv ../older-torch.new ../older-torch || \
 	  echo "there is none: the tests beside it will be skipped"; \
 	else \

@@ -6,8 +6,10 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
+from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 import yaml
 
 from support import older_torch
+from workflows.launching import _has_torch
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -35,7 +38,8 @@ if sys.argv.pop(1) == "none":
     sys.modules["torch"] = None
 else:
     import torch
-    assert int(torch.__version__.split(".")[0]) < 2
+    from workflows.launching import OLDEST_TORCH, _release
+    assert _release(torch.__version__) < _release(OLDEST_TORCH)
 from workflows.cli.main import main
 codes = [main(command.split()) for command in sys.argv[1:]]
 print(codes)
@@ -79,6 +83,44 @@ def test_without_our_torch_a_search_is_predicted_run_and_reported(
     assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 2]", done.stderr
     assert "PyTorch 2.13 or later: pip install 'meshtune[trainer]'" in done.stderr
     assert (tmp_path / "runs/blocked-simulated/report/index.html").is_file()
+
+
+@pytest.mark.parametrize("version", ["1.13.0a0+gitunknown", "2.6.0+debian", "2.99.0"])
+def test_a_distributions_torch_is_the_older_one_unless_it_is_new_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    torch = tmp_path / "python3/dist-packages/torch"
+    torch.mkdir(parents=True)
+    (torch / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}").touch()
+    (torch / "version.py").write_text(f"debug = False\n__version__ = '{version}'\n")
+    monkeypatch.setattr(older_torch, "FOLDER", tmp_path)
+    if version == "2.99.0":
+        with pytest.raises(pytest.skip.Exception, match="is new enough"):
+            older_torch.environment()
+    else:
+        assert older_torch.environment()["PYTHONPATH"] == str(torch.parent)
+
+
+def test_a_torch_without_metadata_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PathFinder, "find_distributions", lambda *_: [])
+    assert not _has_torch()
+
+
+def test_a_package_that_cannot_be_unpacked_is_no_error_of_make(tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    (tmp_path / "venv/bin/python").touch()
+    (tools / "apt-get").write_text(
+        "#!/bin/sh\ncase $1 in download) echo x > broken.deb ;; *) echo Inst python3-torch; esac\n"
+    )
+    (tools / "apt-get").chmod(0o755)
+    done = subprocess.run(
+        ["make", "-s", "older-torch", f"VENV={tmp_path}/venv", "AS_ROOT="], cwd=ROOT,
+        env=os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, "tests beside it will be skipped" in done.stdout) == (0, True), done
+    assert not (tmp_path / "venv/older-torch").exists()
 
 
 def test_an_editable_install_is_a_path_that_type_checkers_follow(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.documents import read_document, written_document
+from foundation.messages import shown
 from search_spaces import (
     AdapterFile,
     SearchSpace,
@@ -180,8 +181,16 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
     bare = record.file is not None and not any(w[:1] == "-" for w in record.file.arguments)
     if by_equals or bare:  # a word that is no option is the file: train.py base.yml steps=9
         words = own.arguments
-        files = [word for word in words if "=" not in word and word[:1] != "-"]
+        files = [
+            word
+            for before, word in pairwise(["", *words])
+            if "=" not in word and word[:1] != "-"
+            if before[:1] != "-" or "=" in before or word.endswith((".yaml", ".yml", ".json"))
+        ]
         own.config = own.config or next(iter(files), "")
+        if bare and record.file and record.file.required and not own.config:
+            where = f"{shown(wanted.arguments)}: no configuration file of {record.name}"
+            raise SpaceError(f"{where} is named: put these options into one, and pass it instead")
         own.arguments = [w for w in words if ("=" in w if by_equals else w != own.config)]
     if record.file is not None and not own.config:
         own.config = _named_file(own.arguments, record.file.arguments)

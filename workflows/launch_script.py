@@ -17,7 +17,7 @@ from workflows.slurm_options import WORDS, batch_options, number, program, ranks
 MAX_BYTES = 100_000
 MOST_WORDS = 20_000
 DEEPEST = 4  # quotes within quotes
-_HERE_DOCUMENT = re.compile(r"(?:read\b.*\s(\w+)\s*)?<<-?\s*(['\"]?)(\w+)\2")
+_HERE_DOCUMENT = re.compile(r"(?:\bread\b[^;|&\n]{0,200}\s(\w+)\s*)?<<-?\s*(['\"]?)(\w+)\2")
 # Nesting is bounded: text that opens and never closes would take minutes to read.
 _PLAIN = r"(?>[^()]{0,400})"
 _CODE = rf"{_PLAIN}(?>\({_PLAIN}(?>\({_PLAIN}\){_PLAIN})*+\){_PLAIN})*+"
@@ -80,15 +80,17 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     shell.texts |= {name: str(asked[key]) for key in asked for name in _ASKED[key][1:]}
     shell.run(text)
     starts = [(*program(words), words) for words in shell.commands]
-    entry, module, arguments, command = max(starts, key=lambda each: (bool(each[0]), len(each[2])))
+    entry, module, arguments, told, command = max(
+        starts, key=lambda each: (bool(each[0]), len(each[2]))
+    )
     if not entry:
         arguments = [word for words in shell.arrays.values() for word in words] or [
             word for words in shell.commands for word in words
         ]
-    before = [*_around(shell, command), *command] if entry else []
-    launcher = before[: len(before) - len(arguments)]
-    nodes = asked.get("nodes") or number(launcher, "nnodes", "num_machines", "num_nodes", "nodes")
-    ranks = ranks_of(launcher, nodes, asked.get("tasks", 0))
+    launcher = [*_around(shell, command), *told] if entry else []
+    counts = [*launcher, *_own_counts(shell, command, told, arguments)]
+    nodes = asked.get("nodes") or number(counts, "nnodes", "num_machines", "num_nodes", "nodes")
+    ranks = ranks_of(counts, nodes, asked.get("tasks", 0))
     passed, left_out = _passed(arguments, key_value, together)
     environment, of_shell = _exported(shell, command)
     loaded = [words[2:] for words in shell.commands if words[:2] == ["module", "load"]]
@@ -108,6 +110,16 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         launcher,
         _not_carried(shell, command) if entry else [],
     )
+
+
+def _own_counts(
+    shell: _Shell, command: Sequence[str], told: Sequence[str], arguments: Sequence[str]
+) -> list[str]:
+    """Options and variables in which a command that launches ranks itself may count them."""
+    if {*WORDS["commands"]}.isdisjoint(told):
+        return []
+    own = _variables(shell, command).items() if command else ()
+    return [*arguments, *(f"--{name.lower()}={text}" for name, text in own)]
 
 
 def _asked(batch: Sequence[str]) -> dict[str, int]:
@@ -157,15 +169,20 @@ def _not_carried(shell: _Shell, command: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
+def _variables(shell: _Shell, command: Sequence[str]) -> dict[str, str]:
+    """Variables that a script exports, or sets for its ``command`` alone."""
+    alone = {name for words in shell.commands if words[:1] == ["export"] for name in words[1:]}
+    found = {name: text for name, text in shell.texts.items() if name in alone | shell.exported}
+    return found | next((shell.before[i] for i, c in enumerate(shell.commands) if c is command), {})
+
+
 def _exported(shell: _Shell, command: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Variables that a script exports, or sets for its ``command``; and lines of shell for others.
+    """Variables that a script sets for its ``command``; and lines of shell for others.
 
     The latter are values that only a shell knows. What a launcher sets is neither.
     """
-    alone = {name for words in shell.commands if words[:1] == ["export"] for name in words[1:]}
-    found = {name: text for name, text in shell.texts.items() if name in alone | shell.exported}
-    found |= next((shell.before[i] for i, c in enumerate(shell.commands) if c is command), {})
-    own = {name: text for name, text in found.items() if not _OF_LAUNCHER.fullmatch(name)}
+    found = _variables(shell, command).items()
+    own = {name: text for name, text in found if not _OF_LAUNCHER.fullmatch(name)}
     unknown = [name for name, text in own.items() if re.search(r"[$`<]", text)]
     carried = {name: text for name, text in own.items() if name not in unknown}
     return carried, [f"export {name}={_quoted(own[name])}" for name in unknown]

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import threading
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -81,7 +81,7 @@ def launcher_for(
 def _has_torch() -> bool:
     try:
         found = version("torch") if find_spec("torch") else ""
-    except ValueError:  # it is kept from being imported
+    except (PackageNotFoundError, ValueError):  # of no version, or kept from being imported
         return False
     return _release(found) >= _release(OLDEST_TORCH)
 

@@ -47,14 +47,14 @@ def options_and_rest(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return options, left
 
 
-def program(words: list[str]) -> tuple[str, bool, list[str]]:
-    """A command's script or module, whether it is a module, and what follows it."""
+def program(words: list[str]) -> tuple[str, bool, list[str], list[str]]:
+    """A command's script or module, whether it is a module, its arguments, and its launcher's."""
     known = WORDS["commands"] if words and words[0] not in WORDS["no trainers"] else {}
     for index, word in enumerate(words):
         if word.endswith(".py"):
-            return word, False, words[index + 1 :]
+            return word, False, words[index + 1 :], words[: index + 1]
         if index and words[index - 1] in ("-m", "--module") and word not in WORDS["launchers"]:
-            return word, True, words[index + 1 :]
+            return word, True, words[index + 1 :], words[: index + 1]
         if (
             word in WORDS["commands"]
             and words[0] not in WORDS["no trainers"]
@@ -64,9 +64,10 @@ def program(words: list[str]) -> tuple[str, bool, list[str]]:
             if word == "tune" and "--config" in words:  # run --nproc_per_node 8 RECIPE --config ...
                 at = words.index("--config") - 1
             entry, module = known[word]
-            end = words.index("--") if "--" in words else len(words)  # what its launcher is told
-            return entry.format(words[at]), bool(module), words[at + 1 : end]
-    return "", False, words
+            end = words.index("--", at) if "--" in words[at:] else len(words)
+            told = [*words[: at + 1], *words[end + 1 :]]  # axolotl's launcher by what follows --
+            return entry.format(words[at]), bool(module), words[at + 1 : end], told
+    return "", False, words, []
 
 
 def number(words: Sequence[str], *options: str) -> int:

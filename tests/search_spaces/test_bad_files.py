@@ -81,7 +81,7 @@ EDITS = [
     ("no_data", "    data: python-source\n", "", "5:3", ["'data' is missing"]),
     ("wrong_literal", "precision: fp32", "precision: bf61", "7:16",
      ["'bf61'", "'fp32', 'bf16' or 'fp16'", "did you mean 'bf16'"]),
-    ("no_fp8", "precision: fp32", "precision: fp8", "7:16", ["'fp32', 'bf16' or 'fp16'"]),
+    ("no_fp8", "precision: fp32", "precision: fp8", "7:16", ["no FP8; set bf16, or"]),
     ("unknown_parameter", "  mbs:", "  mbz:", "12:3", ["parameters.mbz", "did you mean 'mbs'"]),
     ("derived_parameter", "  mbs:", "  dp: [1, 2]\n  mbs:", "12:3", ["parameters.dp", "derived"]),
     ("fact_as_parameter", "  mbs:", "  num_layers: [1, 2]\n  mbs:", "12:3", ["fact of the model"]),

@@ -3,6 +3,7 @@
 # ruff: noqa: E501 - log lines are as long as they are
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,13 @@ def test_a_published_log_says_what_people_read_in_it(case: dict[str, Any]) -> No
     assert read == pytest.approx(case["metrics"], rel=1e-5)
     extra = set(found) - set(case["metrics"]) - {"loss", "peak_memory_bytes", "tflops_per_gpu"}
     assert not extra
+
+
+def test_a_line_of_digits_is_read_in_linear_time() -> None:
+    began_s = time.process_time()
+    text = "train " + "1" * 40_000 + "\ntrain 1.5ba/s\n"
+    assert metrics_of(LOG_FORMATS["composer"], [text, ""]) == {"steps_per_second": 1.5}
+    assert time.process_time() - began_s < 3  # over ten where it is quadratic
 
 
 def test_every_format_has_a_case() -> None:

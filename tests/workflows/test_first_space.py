@@ -326,6 +326,18 @@ def test_the_line_that_starts_a_fine_tuning_is_enough(here: Path, adapter: str) 
     assert all(int(text.split()[-1]) <= 256 for text in batches)  # none of a pre-training
 
 
+def test_the_value_of_an_option_is_not_taken_for_the_file(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--cluster", "dgx_h100", "--model", "llama_8b", "--args", "launch.sh"]
+    (here / "own.yaml").write_text("{adapter: lora, lora_r: 8, sequence_len: 2048}")
+    (here / "launch.sh").write_text("axolotl train --lr 1e-4 own.yaml\n")
+    assert main(["init", "mine.yaml", "--adapter", "axolotl", *asked]) == 0
+    (here / "launch.sh").write_text("llamafactory-cli train --stage sft --do_train true\n")
+    assert main(["init", "other.yaml", "--adapter", "llama-factory", *asked]) == 2
+    assert "launch.sh: no configuration file of llama-factory" in capsys.readouterr().err
+
+
 def test_a_command_in_a_here_document_is_read(here: Path) -> None:
     (here / "launch.sh").write_text(
         "read -r -d '' training_commands <<EOF\n/opt/train.py \\\n   --num-layers 4 \\\n"

@@ -100,7 +100,9 @@ def test_options_of_key_and_value_have_no_dashes(tmp_path: Path) -> None:
     assert launched.left_out == ["steps=$STEPS"]
 
 
-@pytest.mark.parametrize("text", ['"', "$(", "${", "$((((", '"$(a"\'', "<<EOT\n", "a ", "`a", "\\"])
+@pytest.mark.parametrize(
+    "text", ['"', "$(", "${", "$((((", '"$(a"\'', "<<EOT\n", "a ", "`a", "\\", "read "]
+)
 def test_a_script_that_opens_and_never_closes_is_read_in_linear_time(
     tmp_path: Path, text: str
 ) -> None:
@@ -109,6 +111,12 @@ def test_a_script_that_opens_and_never_closes_is_read_in_linear_time(
     began_s = time.process_time()
     read(script)
     assert time.process_time() - began_s < 10  # minutes where it is quadratic
+
+
+def test_a_loop_over_a_here_document_is_read(tmp_path: Path) -> None:
+    text = "while read lr; do python train.py --lr $lr --bf16; done <<EOF\n1e-4\nEOF\n"
+    (tmp_path / "launch.sh").write_text(text)
+    assert read(tmp_path / "launch.sh").arguments == ["--bf16"]
 
 
 @pytest.mark.parametrize(
@@ -155,3 +163,22 @@ def test_nodes_and_ranks_are_those_that_the_launcher_starts(
     assert (launched.nodes, launched.ranks) == (4, ranks)
     assert launched.arguments == ["--batch", "64", "--bf16"]
     assert launched.left_out == ["--tokenizer-model $T", "--tokenizer-type X"]
+
+
+@pytest.mark.parametrize(
+    ("line", "ranks", "arguments"),
+    [
+        ("axolotl train a.yaml --launcher torchrun -- --nproc_per_node=4", 4, 3),
+        ("srun -- axolotl train a.yaml lr=1", 0, 2),
+        ("srun -n 8 -- axolotl train a.yaml lr=1 -- --nproc_per_node=4", 4, 2),
+        ("export NNODES=2\nNPROC_PER_NODE=4 swift sft --model m", 8, 2),
+        ("trl sft --model m --num_processes 4", 4, 4),
+        ("NPROC_PER_NODE=4 python train.py --num_processes 4", 0, 2),
+    ],
+)
+def test_ranks_are_those_that_a_trainers_command_is_told(
+    tmp_path: Path, line: str, ranks: int, arguments: int
+) -> None:
+    (tmp_path / "launch.sh").write_text(line)
+    launched = read(tmp_path / "launch.sh")
+    assert (launched.ranks, len(launched.arguments)) == (ranks, arguments)

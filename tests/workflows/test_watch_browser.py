@@ -144,3 +144,8 @@ def test_runs_are_compared_by_what_mattered_and_by_their_fronts(
         )
         assert len(marks) == sum(optimal) and len(set(marks)) == 2
         assert window.complaints() == []
+        window.run("read(0, 1); fetch = async () => new Response('', { status: 404 }); read(1)")
+        wait_for(lambda: "two: it has no page" in window.run(said), "word of the run's lost page")
+        assert "one: by its trials alone" in window.run(said)
+        window.run("fetch = async () => new Response('being made'); read(0, 1)")
+        wait_for(lambda: "one: it has no page" in window.run(said), "word that it was long enough")

@@ -60,7 +60,8 @@ def architecture_of(model: ModelConfig) -> Architecture:
 
 def config_of(model: ModelConfig) -> dict[str, Any]:
     """The ``config.json`` of a model."""
-    found, rope = architecture_of(model), rope_of(model)
+    found = architecture_of(model)
+    rope = rope_of(model) if "rope_theta" in found.fields else {}
     return {
         "architectures": [found.class_name],
         "model_type": model.model_type(),

@@ -30,15 +30,6 @@ from trainer.plan.sections import Documents, Goldfish, Metrics, Validation
 from trainer.plan.states import BUCKET_ELEMENTS
 
 Recompute = Literal["none", "selective", "full"]
-Precision = Literal["fp32", "bf16", "fp16"]
-"""Compute format of layers."""
-PipelineSchedule = Literal["1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble"]
-FOLDED_SCHEDULE: PipelineSchedule = "ZBVZeroBubble"
-"""Schedule whose stages run over the ranks and back: the first rank also has the last stage."""
-DEFERRING_SCHEDULES: tuple[PipelineSchedule, ...] = ("InterleavedZeroBubble", FOLDED_SCHEDULE)
-"""Schedules that compute weight gradients apart from input gradients."""
-RankOrder = Literal["tp-cp-dp-pp", "tp-pp-cp-dp"]
-Preset = Literal["zero0", "zero1", "zero2", "zero3", "hpz", "mics", "zero++", "zero_topo"]
 FP8 = ("fp8", "mxfp8")
 """8-bit formats of other trainers' products, in a model in bf16; the second is priced as the
 first."""
@@ -49,6 +40,16 @@ def _known(precision: object) -> object:
         raise ValueError("the built-in trainer has no FP8; set bf16, or search another trainer's")
     return precision
 
+
+Precision = Annotated[Literal["fp32", "bf16", "fp16"], BeforeValidator(_known)]
+"""Compute format of layers."""
+PipelineSchedule = Literal["1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble"]
+FOLDED_SCHEDULE: PipelineSchedule = "ZBVZeroBubble"
+"""Schedule whose stages run over the ranks and back: the first rank also has the last stage."""
+DEFERRING_SCHEDULES: tuple[PipelineSchedule, ...] = ("InterleavedZeroBubble", FOLDED_SCHEDULE)
+"""Schedules that compute weight gradients apart from input gradients."""
+RankOrder = Literal["tp-cp-dp-pp", "tp-pp-cp-dp"]
+Preset = Literal["zero0", "zero1", "zero2", "zero3", "hpz", "mics", "zero++", "zero_topo"]
 
 _STAGES = Counts("pp > 1", "stage_layers_need_pp", "without a pipeline: pp is {pp}")
 _EQUAL_STAGES = Refused("its pipeline shares layers out equally here", "stages")
@@ -199,7 +200,6 @@ class Choices(Described):
     """compile each layer by torch's compiler; takes minutes once"""
     precision: Annotated[
         Precision,
-        BeforeValidator(_known),
         Open(),
         Column("fp8", dict.fromkeys(FP8, 1.0)),
         Column("element_bytes", {"fp32": 4.0}, other=2.0),

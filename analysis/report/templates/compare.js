@@ -44,7 +44,7 @@ function importance(figure) {
       node("text", { x: x(own.get(name)) + 5, y: 12 + one * i + 9 * k, class: "small" }, svg, `${Math.round(own.get(name))} %`);
     });
   });
-  const by = (page) => !page ? "its page is being made" : page.model ? "by its cost model" : page.trials ? "by its trials alone" : "too few trials to tell";
+  const by = (page) => !page ? "its page is being made" : page.missing ? "it has no page" : page.model ? "by its cost model" : page.trials ? "by its trials alone" : "too few trials to tell";
   named(svg, left, 16 + one * names.length, data.runs.map((run, k) => `${run.name}: ${by(pages[k])}`));
 }
 
@@ -62,13 +62,13 @@ function fronts(figure) {
   named(svg, box[0], 326, data.runs.map((run) => run.name));
 }
 
-async function read(k) {
+async function read(k, tries = 600) {
   const answer = await fetch(encodeURIComponent(data.runs[k].name) + "/report/").catch(() => null);
   if (!answer) return;  // the server has ended
   const found = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("data");
-  if (!found) { setTimeout(() => read(k), 1000); return; }
-  const page = JSON.parse(found.textContent);
-  pages[k] = { model: page["effects-model"], trials: page["effects-trials"], front: page.front };
+  if (!found && answer.ok && tries > 1) { setTimeout(() => read(k, tries - 1), 1000); return; }
+  const page = found && JSON.parse(found.textContent);
+  pages[k] = !page ? { missing: true } : { model: page["effects-model"], trials: page["effects-trials"], front: page.front };
   redraw();
 }
 

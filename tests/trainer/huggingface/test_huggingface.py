@@ -66,6 +66,13 @@ def written(model: str, folder: Path) -> dict[str, Any]:
     return config
 
 
+def test_a_gpt_2_has_no_rope_to_scale() -> None:
+    shape = settings("gpt", shape={"rope_factor": 8.0})
+    assert "rope_scaling" not in config_of(TrainConfig.parse(shape).model)
+    scaled = settings("llama", shape={"rope_factor": 8.0})
+    assert "rope_scaling" in config_of(TrainConfig.parse(scaled).model)
+
+
 @pytest.mark.parametrize("model", KINDS)
 def test_a_run_begins_from_weights_of_transformers(model: str, tmp_path: Path) -> None:
     written(model, tmp_path / "hf")
