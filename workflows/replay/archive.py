@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import re
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,10 @@ def add(archive: Path, directory: Path, whole: bool = False) -> Path:
         for name, content in files.items():
             write_atomically(part / name, content, sync=True)
         sync_folder(part)
-        with (archive / ".lock").open("a") as lock:
-            with suppress(OSError):  # some file systems have none
+        with ExitStack() as held:
+            with suppress(OSError):  # some file systems have no locks
+                lock = os.open(archive, os.O_RDONLY)
+                held.callback(os.close, lock)
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if entry.exists():
                 entry.rename(before)
