@@ -65,11 +65,15 @@ def add(archive: Path, directory: Path, whole: bool = False) -> Path:
                 lock = os.open(archive, os.O_RDONLY)
                 held.callback(os.close, lock)
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            if entry.exists():
-                entry.rename(before)
-            part.rename(entry)
+            try:
+                if entry.exists():
+                    entry.rename(before)
+                part.rename(entry)
+            finally:
+                if before.exists() and not entry.exists():
+                    before.rename(entry)
     finally:
-        for left in (part, before):
+        for left in (part, before) if entry.exists() else (part,):
             shutil.rmtree(left, ignore_errors=True)
     return entry
 

@@ -224,3 +224,20 @@ def test_what_the_general_form_cannot_say_is_refused_by_name(
     assert main(["archive", "export", str(made), "--license", "x", "--out", str(out)]) == 2
     assert "the general form cannot say pp_inside of seven" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_an_entry_that_cannot_be_replaced_stays(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry, rename = kept.add(tmp_path, run), Path.rename
+
+    def failing(self: Path, target: Path) -> Path:
+        if target == entry and (self / "space.yaml").read_text() != before:
+            raise OSError("no room")
+        return rename(self, target)
+
+    before = (entry / "space.yaml").read_text()
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="no room"):
+        kept.add(tmp_path, run, whole=True)
+    assert [*tmp_path.iterdir()] == [entry] and (entry / "space.yaml").read_text() == before
