@@ -241,3 +241,12 @@ def test_an_entry_that_cannot_be_replaced_stays(
     with pytest.raises(OSError, match="no room"):
         kept.add(tmp_path, run, whole=True)
     assert [*tmp_path.iterdir()] == [entry] and (entry / "space.yaml").read_text() == before
+
+
+def test_export_overwrites_nothing(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "open.csv"
+    for file in (out, out.with_suffix(".cluster.yaml")):
+        file.write_text("mine")
+        arguments = ["archive", "export", str(run), "--license", "x", "--out", str(out)]
+        assert main(arguments) == 2 and file.read_text() == "mine"
+        file.unlink()
