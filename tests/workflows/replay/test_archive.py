@@ -250,3 +250,15 @@ def test_export_overwrites_nothing(run: Path, tmp_path: Path) -> None:
         arguments = ["archive", "export", str(run), "--license", "x", "--out", str(out)]
         assert main(arguments) == 2 and file.read_text() == "mine"
         file.unlink()
+
+
+def test_a_run_without_a_model_is_no_landscape(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = kept.add(tmp_path, run)
+    space = yaml.safe_load((entry / "space.yaml").read_text())
+    del space["model"]
+    (entry / "space.yaml").write_text(yaml.safe_dump(space))
+    out = str(tmp_path / "open.csv")
+    assert main(["archive", "export", str(entry), "--license", "x", "--out", out]) == 2
+    assert "the space has no model: a landscape needs it" in capsys.readouterr().err
