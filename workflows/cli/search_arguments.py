@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -50,7 +51,7 @@ def _with_archive(space: SearchSpace) -> Pricing | None:
 
     if pricing := Pricing.of(space):
         for line in offer(pricing, where):
-            print(line)
+            print(line, file=sys.stderr)  # what is printed may be a job's script
     return pricing if pricing and pricing.offered else None
 
 

@@ -115,7 +115,9 @@ def test_a_search_is_offered_what_fits_and_says_what_it_started_from(
     (team / "link").symlink_to(other)
     text = SPACE.replace("gpt_22b", "gpt_175b").replace("num_nodes: [4]", "num_nodes: [16]")
     own = searched(tmp_path / "own", text.replace("pp: [1, 2, 4]", "pp: [4, 8, 16]"), 3)
-    said = capsys.readouterr().out
+    printed = capsys.readouterr()
+    said = printed.err
+    assert "archive: " not in printed.out
     assert f"archive: {entry.name} is of the same framework, GPU and network" in said
     assert "another-framework" not in said
     assert "link is left out: a symbolic link" in said and "damaged is left out: " in said
