@@ -44,7 +44,12 @@ def asked(
 
 def _with_archive(space: SearchSpace) -> Pricing | None:
     """Prices to which runs in the archive are offered; None where nothing fits."""
-    if not (where := archive_folder()).exists():
+    try:
+        where = archive_folder()
+        if not where.exists() or not [*where.iterdir()]:
+            return None
+    except (UsageError, OSError) as error:
+        print(f"archive: it is left out: {error}", file=sys.stderr)
         return None
     from analysis import Pricing
     from workflows.replay.archive import offer

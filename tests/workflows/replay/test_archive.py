@@ -264,3 +264,12 @@ def test_a_run_without_a_model_is_no_landscape(
     out = str(tmp_path / "open.csv")
     assert main(["archive", "export", str(entry), "--license", "x", "--out", out]) == 2
     assert "the space has no model: a landscape needs it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("named", ["~nobody-of-this-name/archive", __file__])
+def test_an_archive_that_cannot_be_read_ends_no_search(
+    named: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MESHTUNE_ARCHIVE", named)
+    assert main(["search", str(run / "space.yaml"), "--run-dir", str(run), *SIMULATE]) == 0
+    assert "archive: it is left out: " in capsys.readouterr().err
