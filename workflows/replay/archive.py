@@ -50,8 +50,7 @@ def add(archive: Path, directory: Path, whole: bool = False) -> Path:
     if whole:
         paths = (folder.space_file, folder.journal_file)
         files = {path.name: read_bytes(path, MAX_BYTES) for path in paths}
-    told = f"{run.fingerprint} {run.opened_t[:1]}".encode()
-    entry = archive / f"{space.name}-{hashlib.sha256(told).hexdigest()[:8]}"
+    entry = archive / name_of(run, space)
     part, before = (archive / f".{uuid.uuid4().hex}" for _ in range(2))
     archive.mkdir(parents=True, exist_ok=True)
     try:
@@ -76,6 +75,12 @@ def add(archive: Path, directory: Path, whole: bool = False) -> Path:
         for left in (part, before) if entry.exists() else (part,):
             shutil.rmtree(left, ignore_errors=True)
     return entry
+
+
+def name_of(run: Run, space: SearchSpace) -> str:
+    """The name of a run's entry."""
+    told = f"{run.fingerprint} {run.opened_t[:1]}".encode()
+    return f"{space.name}-{hashlib.sha256(told).hexdigest()[:8]}"
 
 
 def entries(archive: Path) -> Iterator[tuple[Path, SearchSpace | str]]:
@@ -105,9 +110,14 @@ def run_in(entry: Path) -> Run:
     return run
 
 
-def offer(pricing: Pricing, archive: Path) -> Iterator[str]:
-    """Offer a cost model what fits: entries of the same framework, GPU and network; lines on it."""
+def offer(pricing: Pricing, archive: Path, own: str = "") -> Iterator[str]:
+    """Offer a cost model what fits: entries of the same framework, GPU and network; lines on it.
+
+    Not that by the name ``own``: a run that goes on has its trials already.
+    """
     for entry, space in entries(archive):
+        if entry.name == own:
+            continue
         try:
             if isinstance(space, str):
                 raise FileError(space)

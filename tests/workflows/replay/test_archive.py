@@ -273,3 +273,12 @@ def test_an_archive_that_cannot_be_read_ends_no_search(
     monkeypatch.setenv("MESHTUNE_ARCHIVE", named)
     assert main(["search", str(run / "space.yaml"), "--run-dir", str(run), *SIMULATE]) == 0
     assert "archive: it is left out: " in capsys.readouterr().err
+
+
+def test_a_run_is_not_offered_its_own_entry(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MESHTUNE_ARCHIVE", str(tmp_path))
+    entry = kept.add(tmp_path, run)
+    assert main(["search", str(run / "space.yaml"), "--run-dir", str(run), *SIMULATE]) == 0
+    assert entry.name not in capsys.readouterr().err
