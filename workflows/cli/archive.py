@@ -48,6 +48,6 @@ def archive(arguments: Namespace) -> None:
             count = export(trials, space, arguments.license, arguments.out)
         except (NotPricedError, MissingFactError) as error:
             raise UsageError(
-                f"{shown(source.space_file)}: {error}: a landscape needs it; archive add keeps the run"
+                f"{shown(source.space_file)}: {error}: a landscape needs it; add keeps the run"
             ) from error
         print(f"{shown(arguments.out)}: {count:,} configurations")

@@ -72,8 +72,8 @@ def add(archive: Path, directory: Path, whole: bool = False) -> Path:
                 if before.exists() and not entry.exists():
                     before.rename(entry)
     finally:
-        for left in (part, before) if entry.exists() else (part,):
-            shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)
+    shutil.rmtree(before, ignore_errors=True)
     return entry
 
 
