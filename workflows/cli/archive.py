@@ -23,7 +23,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def archive(arguments: Namespace) -> None:
-    from analysis import RunFolder, read_run
+    from analysis import MissingFactError, NotPricedError, RunFolder, read_run
     from search_spaces import load_space
     from workflows.replay import archive as kept
     from workflows.replay.export import export
@@ -44,5 +44,10 @@ def archive(arguments: Namespace) -> None:
         source = RunFolder(run)
         trials = read_run(run) if source.started else kept.run_in(run)
         space = load_space(source.space_file, frozen=True)
-        count = export(trials, space, arguments.license, arguments.out)
+        try:
+            count = export(trials, space, arguments.license, arguments.out)
+        except (NotPricedError, MissingFactError) as error:
+            raise UsageError(
+                f"{shown(source.space_file)}: {error}: a landscape needs it; add keeps the run"
+            ) from error
         print(f"{shown(arguments.out)}: {count:,} configurations")

@@ -94,7 +94,10 @@ class Parser(ArgumentParser):
 
 def archive_folder() -> Path:
     """The folder of kept runs that ``MESHTUNE_ARCHIVE`` names, or the user's own."""
-    return Path(os.environ.get("MESHTUNE_ARCHIVE") or "~/.meshtune/archive").expanduser()
+    try:
+        return Path(os.environ.get("MESHTUNE_ARCHIVE") or "~/.meshtune/archive").expanduser()
+    except RuntimeError as error:  # no home
+        raise UsageError(f"{error}: let MESHTUNE_ARCHIVE name a folder") from None
 
 
 def command(commands: Commands, name: str, handler: Handler, text: str) -> Parser:

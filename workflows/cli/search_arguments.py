@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from analysis import RunFolder
+from analysis import RunError, RunFolder, read_run
 from foundation.quantities import duration
 from search_spaces import SearchSpace, SpaceError, load_space
 from slurm import BatchJob
@@ -34,23 +36,32 @@ def asked(
     POLICIES.get(arguments.policy)  # an error now: a launcher may have complaints of its own
     pricing_begins()
     if not arguments.warm_start:
-        return space, folder, None if arguments.no_archive else _with_archive(space)
+        return space, folder, None if arguments.no_archive else _with_archive(space, folder)
     from workflows.cli.prices import calibrated
 
     otherwise = "--warm-start has nothing to learn from"
     return space, folder, calibrated(space, arguments.warm_start, otherwise)[0]
 
 
-def _with_archive(space: SearchSpace) -> Pricing | None:
+def _with_archive(space: SearchSpace, folder: RunFolder) -> Pricing | None:
     """Prices to which runs in the archive are offered; None where nothing fits."""
-    if not (where := archive_folder()).exists():
+    try:
+        where = archive_folder()
+        if not where.exists() or not [*where.iterdir()]:
+            return None
+    except (UsageError, OSError) as error:
+        print(f"archive: it is left out: {error}", file=sys.stderr)
         return None
     from analysis import Pricing
-    from workflows.replay.archive import offer
+    from workflows.replay.archive import name_of, offer
 
     if pricing := Pricing.of(space):
-        for line in offer(pricing, where):
-            print(line)
+        own = ""
+        if folder.started:
+            with suppress(RunError):  # which the run's opening reports
+                own = name_of(read_run(folder.path), space)
+        for line in offer(pricing, where, own):
+            print(line, file=sys.stderr)  # what is printed may be a job's script
     return pricing if pricing and pricing.offered else None
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import re
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,7 @@ def add(archive: Path, directory: Path, whole: bool = False) -> Path:
     if whole:
         paths = (folder.space_file, folder.journal_file)
         files = {path.name: read_bytes(path, MAX_BYTES) for path in paths}
-    told = f"{run.fingerprint} {run.opened_t[:1]}".encode()
-    entry = archive / f"{space.name}-{hashlib.sha256(told).hexdigest()[:8]}"
+    entry = archive / name_of(run, space)
     part, before = (archive / f".{uuid.uuid4().hex}" for _ in range(2))
     archive.mkdir(parents=True, exist_ok=True)
     try:
@@ -59,16 +59,28 @@ def add(archive: Path, directory: Path, whole: bool = False) -> Path:
         for name, content in files.items():
             write_atomically(part / name, content, sync=True)
         sync_folder(part)
-        with (archive / ".lock").open("a") as lock:
-            with suppress(OSError):  # some file systems have none
+        with ExitStack() as held:
+            with suppress(OSError):  # some file systems have no locks
+                lock = os.open(archive, os.O_RDONLY)
+                held.callback(os.close, lock)
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            if entry.exists():
-                entry.rename(before)
-            part.rename(entry)
+            try:
+                if entry.exists():
+                    entry.rename(before)
+                part.rename(entry)
+            finally:
+                if before.exists() and not entry.exists():
+                    before.rename(entry)
     finally:
-        for left in (part, before):
-            shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)
+    shutil.rmtree(before, ignore_errors=True)
     return entry
+
+
+def name_of(run: Run, space: SearchSpace) -> str:
+    """The name of a run's entry."""
+    told = f"{run.fingerprint} {run.opened_t[:1]}".encode()
+    return f"{space.name}-{hashlib.sha256(told).hexdigest()[:8]}"
 
 
 def entries(archive: Path) -> Iterator[tuple[Path, SearchSpace | str]]:
@@ -98,9 +110,14 @@ def run_in(entry: Path) -> Run:
     return run
 
 
-def offer(pricing: Pricing, archive: Path) -> Iterator[str]:
-    """Offer a cost model what fits: entries of the same framework, GPU and network; lines on it."""
+def offer(pricing: Pricing, archive: Path, own: str = "") -> Iterator[str]:
+    """Offer a cost model what fits: entries of the same framework, GPU and network; lines on it.
+
+    Not that by the name ``own``: a run that goes on has its trials already.
+    """
     for entry, space in entries(archive):
+        if entry.name == own:
+            continue
         try:
             if isinstance(space, str):
                 raise FileError(space)

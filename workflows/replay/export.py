@@ -39,14 +39,17 @@ def export(run: Run, space: SearchSpace, licence: str, path: Path) -> int:
         path: of the CSV file.
 
     Raises:
-        FileError: if the general form cannot say what was varied.
+        FileError: if the general form cannot say what was varied, or a file exists.
         NotPricedError: if the space has no model or no cluster.
     """
+    facts = path.with_suffix(".cluster.yaml")
+    for file in (path, facts):
+        if file.exists():
+            raise FileError(f"{shown(file)} exists: choose another --out, or remove it")
     trials = [trial for trial in run.trials.values() if trial.completed]
     jobs = Pricing(space).jobs_of([trial.config for trial in trials])
     peaks = [Metrics(trial.result).get("peak_memory_bytes") for trial in trials]
     rates = [Metrics(t.result).get("tokens_per_second") if t.ok else None for t in trials]
-    facts = path.with_suffix(".cluster.yaml")
     columns = _jobs(jobs) | {
         "model": [space.model_name or space.name] * len(trials),
         "gpu": [facts.name] * len(trials),

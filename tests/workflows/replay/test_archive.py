@@ -115,7 +115,9 @@ def test_a_search_is_offered_what_fits_and_says_what_it_started_from(
     (team / "link").symlink_to(other)
     text = SPACE.replace("gpt_22b", "gpt_175b").replace("num_nodes: [4]", "num_nodes: [16]")
     own = searched(tmp_path / "own", text.replace("pp: [1, 2, 4]", "pp: [4, 8, 16]"), 3)
-    said = capsys.readouterr().out
+    printed = capsys.readouterr()
+    said = printed.err
+    assert "archive: " not in printed.out
     assert f"archive: {entry.name} is of the same framework, GPU and network" in said
     assert "another-framework" not in said
     assert "link is left out: a symbolic link" in said and "damaged is left out: " in said
@@ -166,7 +168,8 @@ def test_adders_at_once_lose_nothing(run: Path, tmp_path: Path) -> None:
     assert not failures
     names = sorted(space.name for _, space in kept.entries(team) if not isinstance(space, str))
     assert names == ["eight", "seven"]
-    assert {p.name for p in team.iterdir() if p.name.startswith(".")} == {".lock"}
+    # Nor is there a lock's file, which would be its first user's and shut out all others.
+    assert not [p.name for p in team.iterdir() if p.name.startswith(".")]
 
 
 def test_a_damaged_table_is_left_out_with_its_line(run: Path, tmp_path: Path) -> None:
@@ -223,3 +226,59 @@ def test_what_the_general_form_cannot_say_is_refused_by_name(
     assert main(["archive", "export", str(made), "--license", "x", "--out", str(out)]) == 2
     assert "the general form cannot say pp_inside of seven" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_an_entry_that_cannot_be_replaced_stays(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry, rename = kept.add(tmp_path, run), Path.rename
+
+    def failing(self: Path, target: Path) -> Path:
+        if target == entry and (self / "space.yaml").read_text() != before:
+            raise OSError("no room")
+        return rename(self, target)
+
+    before = (entry / "space.yaml").read_text()
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="no room"):
+        kept.add(tmp_path, run, whole=True)
+    assert [*tmp_path.iterdir()] == [entry] and (entry / "space.yaml").read_text() == before
+
+
+def test_export_overwrites_nothing(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "open.csv"
+    for file in (out, out.with_suffix(".cluster.yaml")):
+        file.write_text("mine")
+        arguments = ["archive", "export", str(run), "--license", "x", "--out", str(out)]
+        assert main(arguments) == 2 and file.read_text() == "mine"
+        file.unlink()
+
+
+def test_a_run_without_a_model_is_no_landscape(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = kept.add(tmp_path, run)
+    space = yaml.safe_load((entry / "space.yaml").read_text())
+    del space["model"]
+    (entry / "space.yaml").write_text(yaml.safe_dump(space))
+    out = str(tmp_path / "open.csv")
+    assert main(["archive", "export", str(entry), "--license", "x", "--out", out]) == 2
+    assert "the space has no model: a landscape needs it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("named", ["~nobody-of-this-name/archive", __file__])
+def test_an_archive_that_cannot_be_read_ends_no_search(
+    named: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MESHTUNE_ARCHIVE", named)
+    assert main(["search", str(run / "space.yaml"), "--run-dir", str(run), *SIMULATE]) == 0
+    assert "archive: it is left out: " in capsys.readouterr().err
+
+
+def test_a_run_is_not_offered_its_own_entry(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MESHTUNE_ARCHIVE", str(tmp_path))
+    entry = kept.add(tmp_path, run)
+    assert main(["search", str(run / "space.yaml"), "--run-dir", str(run), *SIMULATE]) == 0
+    assert entry.name not in capsys.readouterr().err
