@@ -80,9 +80,8 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     shell.texts |= {name: str(asked[key]) for key in asked for name in _ASKED[key][1:]}
     shell.run(text)
     starts = [(*program(words), words) for words in shell.commands]
-    entry, module, arguments, told, command = max(
-        starts, key=lambda each: (bool(each[0]), len(each[2]))
-    )
+    best = max(starts, key=lambda each: (bool(each[0]), len(each[2])))
+    entry, module, arguments, told, command = best
     if not entry:
         arguments = [word for words in shell.arrays.values() for word in words] or [
             word for words in shell.commands for word in words
@@ -90,7 +89,6 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     launcher = [*_around(shell, command), *told] if entry else []
     counts = [*launcher, *_own_counts(shell, command, told, arguments)]
     nodes = asked.get("nodes") or number(counts, "nnodes", "num_machines", "num_nodes", "nodes")
-    ranks = ranks_of(counts, nodes, asked.get("tasks", 0))
     passed, left_out = _passed(arguments, key_value, together)
     environment, of_shell = _exported(shell, command)
     loaded = [words[2:] for words in shell.commands if words[:2] == ["module", "load"]]
@@ -101,7 +99,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         passed,
         left_out,
         nodes,
-        ranks,
+        ranks_of(counts, nodes, asked.get("tasks", 0)),
         environment,
         [name for names in loaded for name in names],
         [*_set_up(shell), *of_shell],
