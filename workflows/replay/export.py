@@ -47,7 +47,14 @@ def export(run: Run, space: SearchSpace, licence: str, path: Path) -> int:
         if file.exists():
             raise FileError(f"{shown(file)} exists: choose another --out, or remove it")
     trials = [trial for trial in run.trials.values() if trial.completed]
-    jobs = Pricing(space).jobs_of([trial.config for trial in trials])
+    pricing = Pricing(space)
+    varied = [n for n in pricing.unpriced if len({str(t.config.get(n)) for t in trials}) > 1]
+    if lost := [*varied, *sorted(space.program.habits.stated)]:
+        raise FileError(
+            f"the general form has no column for {listed(lost)} of {space.name}; `meshtune replay` "
+            "reads its run, and its entry in the archive"
+        )
+    jobs = pricing.jobs_of([trial.config for trial in trials])
     peaks = [Metrics(trial.result).get("peak_memory_bytes") for trial in trials]
     rates = [Metrics(t.result).get("tokens_per_second") if t.ok else None for t in trials]
     columns = _jobs(jobs) | {

@@ -17,6 +17,7 @@ from foundation.files import FileError
 from search_spaces import load_space
 from workflows.cli.main import main
 from workflows.replay import archive as kept
+from workflows.replay.export import export
 from workflows.replay.landscapes import recorded
 
 CLUSTER = "nodes=16,model_error=1,misfit=0,noise=0"
@@ -226,6 +227,17 @@ def test_what_the_general_form_cannot_say_is_refused_by_name(
     assert main(["archive", "export", str(made), "--license", "x", "--out", str(out)]) == 2
     assert "the general form cannot say pp_inside of seven" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_a_choice_that_the_model_does_not_price_is_not_dropped_from_a_landscape(
+    run: Path, tmp_path: Path
+) -> None:
+    text = SPACE.replace("  zero_stage:", "  kernel: [a, b, c]\n  zero_stage:")
+    made = searched(tmp_path, text.replace('"{gas}"', '"{gas}", "{kernel}"'), 4, "--no-archive")
+    space = load_space(str(made / "space.yaml"), frozen=True)
+    with pytest.raises(FileError, match="no column for kernel of seven"):
+        export(read_run(made), space, "CC0-1.0", tmp_path / "out.csv")
+    assert not (tmp_path / "out.csv").exists()
 
 
 def test_an_entry_that_cannot_be_replaced_stays(
