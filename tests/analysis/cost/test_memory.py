@@ -1,45 +1,34 @@
-"""Memory of a job: states as the trainer places them, activations as published, probabilities."""
+"""Memory of a job: states as the trainer places them, stages, peaks and probabilities."""
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch.distributed._tools.mem_tracker import MemTracker
-from torch.nn.functional import cross_entropy, layer_norm
 
-from analysis.cost.activations import layer_bytes, logits_bytes, waiting_logits_bytes
+from analysis.cost.activations import layer_bytes
 from analysis.cost.memory import MemoryConstants, memory, rank_state_bytes, reported
 from analysis.cost.memory_fit import MemoryModel
 from analysis.cost.stages import fullest_stages, refused
 from benchmarks.published.read import read_table
 from search_spaces.frameworks import Framework
 from search_spaces.known import FRAMEWORKS, framework_named
-from support.expert_cases import SHAPE as EXPERTS
 from support.gpt_jobs import gpt
 from support.unit_exchanges import bytes_per_rank
-from trainer.model.experts import MixtureMlp
-from trainer.parallel import loss
 from trainer.plan.formats import Format
 from trainer.plan.jobs import (
     BREADTH_FIRST,
     FULL,
     LAYER_GRAPHS,
     NO_GRAPHS,
-    NONE,
     ONE_F_ONE_B,
     SELECTIVE,
     STEP_GRAPHS,
     ZERO_BUBBLE,
     Jobs,
-    jobs,
 )
-from trainer.plan.model import ModelConfig
 from trainer.plan.placement import Placement, Topology
 from trainer.plan.presets import PRESETS, Wishes, place
 from trainer.plan.sizes import stage_weights
@@ -91,64 +80,6 @@ def test_states_equal_the_trainers_placement(dp: int, precision: Format) -> None
 
 MEGATRON = FRAMEWORKS["megatron-lm"]
 
-UNFUSED = Framework(name="unfused", flash_attention=False, masked_dropout=True)
-
-
-@pytest.mark.parametrize(
-    ("recompute", "sequence_parallel", "formula"),
-    [
-        (NONE, False, lambda s, b, h, a, t: s * b * h * (10 + 24 / t + 5 * a * s / (h * t))),
-        (NONE, True, lambda s, b, h, a, t: s * b * h / t * (34 + 5 * a * s / h)),
-        (SELECTIVE, False, lambda s, b, h, a, t: s * b * h * (10 + 24 / t)),
-        (SELECTIVE, True, lambda s, b, h, a, t: 34 * s * b * h / t),
-        (FULL, False, lambda s, b, h, a, t: 2 * s * b * h),
-    ],
-)
-def test_a_layers_activations_are_those_of_korthikanti_table_2(
-    recompute: int, sequence_parallel: bool, formula: Any
-) -> None:
-    job = gpt(sequence_parallel=sequence_parallel, recompute=recompute)
-    made = layer_bytes(job, UNFUSED, job.options.recompute)[0]
-    assert made == pytest.approx(formula(2048, 4, 6144, 64, 8))
-
-
-def test_first_stages_of_korthikanti_figure_1_hold_the_published_activations() -> None:
-    path = TRUTH / "korthikanti_table5.csv"
-    if not path.exists():
-        pytest.skip(f"needs the published table {path}")
-    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
-    for row in csv.DictReader(lines):
-        for name, parallel, recompute in (
-            ("act_GiB_none", False, NONE),
-            ("act_GiB_seqpar_selective", True, SELECTIVE),
-        ):
-            job = gpt(
-                num_layers=float(row["layers"]),
-                hidden_size=float(row["hidden"]),
-                num_heads=float(row["heads"]),
-                tp=float(row["tp"]),
-                pp=float(row["pp"]),
-                vpp=float(row["virtual_pp"]),
-                mbs=float(row["mbs"]),
-                gas=float(row["gbs"]) / float(row["mbs"]),
-                recompute=recompute,
-                sequence_parallel=parallel,
-            )
-            first = fullest_stages(job, UNFUSED)[0]
-            layers = first.layers * layer_bytes(job, UNFUSED, job.options.recompute)
-            assert layers[0] * first.in_flight[0] / GIB == pytest.approx(float(row[name]), rel=1e-3)
-
-
-def test_flash_attention_keeps_no_scores_and_grouped_queries_keep_fewer_keys() -> None:
-    none = gpt(recompute=NONE)
-    scores = 5 * 64 * 2048**2 * 4 / 8
-    flash = layer_bytes(none, MEGATRON, none.options.recompute)
-    saved = layer_bytes(none, UNFUSED, none.options.recompute) - flash
-    assert saved[0] == pytest.approx(scores - 4 * 64 * 2048 * 4 / 8)
-    grouped = gpt(recompute=NONE, kv_heads=8)
-    fewer = flash - layer_bytes(grouped, MEGATRON, grouped.options.recompute)
-    assert fewer[0] == pytest.approx(2 * 2 * (6144 - 768) * 2048 * 4 / 8)
-
 
 def test_1f1b_keeps_fewer_micro_batches_on_later_stages_and_never_more_than_there_are() -> None:
     job = gpt(pp=8, gas=np.array([3, 64]))
@@ -164,14 +95,6 @@ def test_breadth_first_keeps_all_micro_batches() -> None:
     job = gpt(pp=4, gas=16, schedule=np.array([ONE_F_ONE_B, BREADTH_FIRST, ZERO_BUBBLE]))
     first, second, last = (stage.in_flight.tolist() for stage in fullest_stages(job, MEGATRON))
     assert (first, second, last) == ([4, 16, 4], [3, 16, 4], [1, 16, 4])
-
-
-def test_logits_wait_on_the_last_stage_of_other_schedules() -> None:
-    job = gpt(pp=4, gas=16, schedule=np.array([ONE_F_ONE_B, BREADTH_FIRST, ZERO_BUBBLE]))
-    *_, last = fullest_stages(job, MEGATRON)
-    one = job.tokens * job.options.element_bytes * job.model.vocab_size / job.layout.tp
-    waiting = waiting_logits_bytes(job, last.in_flight)
-    assert waiting.tolist() == pytest.approx((np.array([0, 15, 3]) * one).tolist())
 
 
 def test_buckets_of_split_gradients_are_as_large_as_the_job_says() -> None:
@@ -285,108 +208,6 @@ def test_split_weights_are_whole_for_two_layers_or_as_far_as_a_framework_allows(
     assert working(plain) == pytest.approx(2 * (2 * layer + table))
     assert working(plain.with_habits(live_parameters=6e8)) == pytest.approx(2 * 6e8)
     assert working(plain.with_habits(live_parameters=1)) == pytest.approx(2 * max(matrix, table))
-
-
-@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float32])
-def test_logits_take_what_the_trainers_loss_holds_in_either_format(
-    precision: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokens, vocabulary, rows = 128, 1024, 4
-    monkeypatch.setattr(loss, "CHUNK_ELEMENTS", rows * vocabulary)
-    logits = torch.randn(tokens, 1, vocabulary, dtype=precision).requires_grad_()
-    with MemTracker() as tracker:
-        loss.cross_entropy(logits, torch.randint(vocabulary, (1, tokens)), None).backward()
-        (most,) = tracker.get_tracker_snapshot("peak").values()
-    job = gpt(
-        tp=1,
-        mbs=1,
-        seq_length=tokens,
-        vocab_size=vocabulary,
-        element_bytes=logits.element_size(),
-    )
-    kept = logits_bytes(job, framework_named("meshtune"))[0]
-    chunks = 3 * 4 * rows * vocabulary  # in float32 beside them
-    assert kept <= most["Total"] <= kept + chunks + 64 * tokens
-
-
-def test_a_plain_loss_takes_what_torchs_holds() -> None:
-    tokens, vocabulary = 128, 1024
-    logits = torch.randn(tokens, vocabulary, dtype=torch.bfloat16).requires_grad_()
-    with MemTracker() as tracker:  # counts what is made here, and so not the logits
-        cross_entropy(logits.float(), torch.randint(vocabulary, (tokens,))).backward()
-        (most,) = tracker.get_tracker_snapshot("peak").values()
-    shape = {"tp": 1, "mbs": 1, "seq_length": tokens, "vocab_size": vocabulary}
-    kept = logits_bytes(gpt(**shape), framework_named("fsdp"))[0]
-    assert kept == pytest.approx(most["Total"] + 2 * logits.numel(), rel=1e-3)
-    fused = logits_bytes(gpt(**shape, fused_loss=True), framework_named("fsdp"))[0]
-    assert fused == 2 * logits.numel()
-    assert logits_bytes(gpt(**shape, chunked_loss=True), framework_named("fsdp"))[0] == 0
-
-
-@pytest.mark.parametrize("gated", [True, False])
-def test_layers_under_autocast_keep_what_torch_saves(gated: bool) -> None:
-    """Norms of float32 activations, and the products that read them, in transformers' Llama or
-    GPT-2."""
-    tokens, width = 32, 64
-    products = (3, 2) if gated else (1, 1)
-    kept: dict[int, torch.Tensor] = {}
-
-    def norm(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        if not gated:
-            return layer_norm(x, (width,), scale, scale)
-        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
-        return scale * x
-
-    def save(saved: torch.Tensor) -> torch.Tensor:
-        if saved.shape == (tokens, width):
-            kept[saved.data_ptr()] = saved
-        return saved
-
-    hooks = torch.autograd.graph.saved_tensors_hooks(save, lambda saved: saved)
-    outputs = []
-    with hooks, torch.autocast("cpu", torch.bfloat16):
-        for count in products:
-            inside = norm(
-                torch.randn(tokens, width).requires_grad_(), torch.ones(width).requires_grad_()
-            )
-            layers = [torch.nn.Linear(width, width, bias=False) for _ in range(count)]
-            outputs += [layer(inside) for layer in layers]
-    saved_bytes = sum(each.numel() * each.element_size() for each in kept.values())
-    plain = framework_named("fsdp").with_habits(autocast_layers=False)
-    job = gpt(tp=1, mbs=1, seq_length=tokens, hidden_size=width, gated=gated, recompute=NONE)
-    one, other = (
-        layer_bytes(job, habits, np.zeros(1)) for habits in (framework_named("fsdp"), plain)
-    )
-    assert one - other == pytest.approx(saved_bytes - 4 * 2 * tokens * width)
-
-
-def test_a_mixtures_routes_stay_whatever_is_recomputed_and_its_router_keeps_wide_inputs() -> None:
-    """As many bytes as the built-in trainer's tensors have."""
-    shape = ModelConfig.model_validate({**EXPERTS, "seq_length": 64})
-    mixture = shape.mixture
-    assert mixture is not None
-    mlp = MixtureMlp(shape, mixture, None)
-    x = torch.randn(64, 1, shape.hidden_size)
-    routes = mlp._routes(mlp.router(x.flatten(0, 1)), 1)
-    kept = sum(each.nbytes for each in (routes.chosen, routes.order, routes.inverse))
-    made = jobs({"mbs": 1, "tp": 1, "dp": 1, "gas": 1, "pp": 1, "zero_stage": 0}, shape)
-    habits = framework_named("meshtune")
-    plain = habits.with_habits(keeps_products="")
-    full = [layer_bytes(made, each, np.array([FULL])) for each in (habits, plain)]
-    assert full[0] - full[1] == kept
-    none = [layer_bytes(made, each, np.array([NONE])) for each in (habits, plain)]
-    scores = 64 * 4 * 2 * mixture.num_experts
-    assert none[0] - none[1] == kept + 64 * 4 * shape.hidden_size + scores
-
-
-def test_keys_are_repeated_where_documents_are_told_apart() -> None:
-    job = gpt(tp=1, kv_heads=8, gated=True, masks_documents=np.array([False, True]))
-    habits = framework_named("meshtune")
-    one, masked = layer_bytes(job, habits, np.zeros(2))
-    # Of 64 heads, keys and values in place of the product's whole output, of 64 + 2 * 8.
-    assert masked - one == 2 * (2 * 64 - 80) / 64 * 6144 * 4 * 2048
-    other = layer_bytes(job, framework_named("fsdp"), np.zeros(2))
-    assert other[0] == other[1]
 
 
 def test_an_optimizer_that_is_always_sharded_is_so_without_zero() -> None:
