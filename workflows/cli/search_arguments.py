@@ -36,14 +36,15 @@ def asked(
     POLICIES.get(arguments.policy)  # an error now: a launcher may have complaints of its own
     pricing_begins()
     if not arguments.warm_start:
-        return space, folder, None if arguments.no_archive else _with_archive(space, folder)
+        pricing = None if arguments.no_archive else _with_archive(space, folder, arguments)
+        return space, folder, pricing
     from workflows.cli.prices import calibrated
 
     otherwise = "--warm-start has nothing to learn from"
     return space, folder, calibrated(space, arguments.warm_start, otherwise)[0]
 
 
-def _with_archive(space: SearchSpace, folder: RunFolder) -> Pricing | None:
+def _with_archive(space: SearchSpace, folder: RunFolder, arguments: Namespace) -> Pricing | None:
     """Prices to which runs in the archive are offered; None where nothing fits."""
     try:
         where = archive_folder()
@@ -60,7 +61,7 @@ def _with_archive(space: SearchSpace, folder: RunFolder) -> Pricing | None:
         if folder.started:
             with suppress(RunError):  # which the run's opening reports
                 own = name_of(read_run(folder.path), space)
-        for line in offer(pricing, where, own):
+        for line in offer(pricing, where, own, arguments.launcher == "simulate"):
             print(line, file=sys.stderr)  # what is printed may be a job's script
     return pricing if pricing and pricing.offered else None
 

@@ -25,6 +25,7 @@ from foundation.writing import sync_folder, write_atomically
 from search_spaces import SearchSpace, SpaceError, load_space
 
 MAX_BYTES = 1 << 30  # of a journal
+SIMULATED = "simulated"  # a file of an entry whose trials no machine has measured
 _PRIVATE = ("save", "load", "validation", "initial_load_path", "loss_mask", "metrics")
 _PATH = re.compile(r"[/\\]|^~")
 
@@ -50,6 +51,8 @@ def add(archive: Path, directory: Path, whole: bool = False) -> Path:
     if whole:
         paths = (folder.space_file, folder.journal_file)
         files = {path.name: read_bytes(path, MAX_BYTES) for path in paths}
+    if run.launcher == "simulate":
+        files[SIMULATED] = b""
     entry = archive / name_of(run, space)
     part, before = (archive / f".{uuid.uuid4().hex}" for _ in range(2))
     archive.mkdir(parents=True, exist_ok=True)
@@ -101,6 +104,7 @@ def run_in(entry: Path) -> Run:
 
     [landscape] = recorded(entry).landscapes
     run, answers = Run(entry, space=landscape.space.name), landscape.answers
+    run.launcher = "simulate" if (entry / SIMULATED).exists() else ""
     every = [(dict(config), answer) for config in answers for answer in answers[config]]
     for n, (config, told) in enumerate(every, start=1):
         objective = told.objective if told.ok else None
@@ -110,13 +114,14 @@ def run_in(entry: Path) -> Run:
     return run
 
 
-def offer(pricing: Pricing, archive: Path, own: str = "") -> Iterator[str]:
+def offer(pricing: Pricing, archive: Path, own: str = "", simulated: bool = False) -> Iterator[str]:
     """Offer a cost model what fits: entries of the same framework, GPU and network; lines on it.
 
-    Not that by the name ``own``: a run that goes on has its trials already.
+    Not that by the name ``own``: a run that goes on has its trials already. Simulated ones only
+    for a simulated search.
     """
     for entry, space in entries(archive):
-        if entry.name == own:
+        if entry.name == own or ((entry / SIMULATED).exists() and not simulated):
             continue
         try:
             if isinstance(space, str):

@@ -46,6 +46,11 @@ def export(run: Run, space: SearchSpace, licence: str, path: Path) -> int:
     for file in (path, facts):
         if file.exists():
             raise FileError(f"{shown(file)} exists: choose another --out, or remove it")
+    if run.launcher == "simulate":
+        raise FileError(
+            f"{run.where} is simulated: only measurements are exported; `meshtune replay` reads "
+            "the run itself"
+        )
     trials = [trial for trial in run.trials.values() if trial.completed]
     pricing = Pricing(space)
     varied = [n for n in pricing.unpriced if len({str(t.config.get(n)) for t in trials}) > 1]

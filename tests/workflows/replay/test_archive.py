@@ -13,6 +13,7 @@ import yaml
 
 from analysis.prediction.pricing import Pricing
 from analysis.run.fold import Run, read_run
+from analysis.run.lines import FIRST, sealed, unsealed
 from foundation.files import FileError
 from search_spaces import load_space
 from workflows.cli.main import main
@@ -50,6 +51,21 @@ def searched(folder: Path, text: str = SPACE, trials: int = 6, *more: str) -> Pa
     arguments = ["search", str(folder / "space.yaml"), *SIMULATE, "--trials", str(trials), *more]
     assert main([*arguments, "--run-dir", str(folder / "run")]) == 0
     return folder / "run"
+
+
+def as_measured(run: Path, folder: Path) -> Path:
+    """A copy of a run whose journal says that a machine has measured it."""
+    shutil.copytree(run, folder)
+    lines, seal = [], FIRST
+    for line in (run / "journal.jsonl").read_bytes().splitlines():
+        record, _ = unsealed(line)
+        record = {key: value for key, value in record.items() if key not in ("after", "crc")}
+        if "launcher" in record:
+            record["launcher"] = "local"
+        told, seal = sealed(record, seal)
+        lines.append(told)
+    (folder / "journal.jsonl").write_bytes(b"".join(lines))
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +194,7 @@ def test_a_damaged_table_is_left_out_with_its_line(run: Path, tmp_path: Path) ->
     lines = (entry / "results.csv").read_text().splitlines()
     (entry / "results.csv").write_text("\n".join([*lines[:3], lines[3][:9]]))
     pricing = Pricing(load_space(str(run / "space.yaml"), frozen=True))
-    [said] = kept.offer(pricing, tmp_path)
+    [said] = kept.offer(pricing, tmp_path, simulated=True)
     assert "is left out: " in said and "results.csv:4" in said and not pricing.offered
 
 
@@ -200,6 +216,7 @@ def test_an_archive_that_cannot_be_written_is_one_line(
 def test_an_exported_landscape_is_read_back_equal(
     run: Path, tmp_path: Path, of: Callable[[Path, Path], Path]
 ) -> None:
+    run = as_measured(run, tmp_path / "measured")
     entry, out = kept.add(tmp_path / "team", run), tmp_path / "open.csv"
     source = of(run, entry)
     arguments = ["archive", "export", str(source), "--license", "CC-BY-4.0", "--out", str(out)]
@@ -223,20 +240,21 @@ def test_what_the_general_form_cannot_say_is_refused_by_name(
     text = SPACE.replace("zero_stage: [0, 1]", "rank_order: [tp-cp-dp-pp, tp-pp-cp-dp]")
     text = text.replace("tp: [1, 2, 4, 8]", "tp: [4]").replace("pp: [1, 2, 4]", "pp: [4]")
     made = searched(tmp_path, text.replace('"{gas}"', '"{gas}", "{rank_order}"'), 4, "--no-archive")
-    out = tmp_path / "open.csv"
+    out, made = tmp_path / "open.csv", as_measured(made, tmp_path / "measured")
     assert main(["archive", "export", str(made), "--license", "x", "--out", str(out)]) == 2
     assert "the general form cannot say pp_inside of seven" in capsys.readouterr().err
     assert not out.exists()
 
 
 def test_a_choice_that_the_model_does_not_price_is_not_dropped_from_a_landscape(
-    run: Path, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     text = SPACE.replace("  zero_stage:", "  kernel: [a, b, c]\n  zero_stage:")
     made = searched(tmp_path, text.replace('"{gas}"', '"{gas}", "{kernel}"'), 4, "--no-archive")
+    run = read_run(as_measured(made, tmp_path / "measured"))
     space = load_space(str(made / "space.yaml"), frozen=True)
     with pytest.raises(FileError, match="no column for kernel of seven"):
-        export(read_run(made), space, "CC0-1.0", tmp_path / "out.csv")
+        export(run, space, "CC0-1.0", tmp_path / "out.csv")
     assert not (tmp_path / "out.csv").exists()
 
 
@@ -269,7 +287,7 @@ def test_export_overwrites_nothing(run: Path, tmp_path: Path) -> None:
 def test_a_run_without_a_model_is_no_landscape(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    entry = kept.add(tmp_path, run)
+    entry = kept.add(tmp_path, as_measured(run, tmp_path / "measured"))
     space = yaml.safe_load((entry / "space.yaml").read_text())
     del space["model"]
     (entry / "space.yaml").write_text(yaml.safe_dump(space))
@@ -294,3 +312,16 @@ def test_a_run_is_not_offered_its_own_entry(
     entry = kept.add(tmp_path, run)
     assert main(["search", str(run / "space.yaml"), "--run-dir", str(run), *SIMULATE]) == 0
     assert entry.name not in capsys.readouterr().err
+
+
+def test_a_simulated_run_is_no_measurement(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = kept.add(tmp_path / "team", run)
+    pricing = Pricing(load_space(str(run / "space.yaml"), frozen=True))
+    assert not [*kept.offer(pricing, tmp_path / "team")] and not pricing.offered
+    assert [*kept.offer(pricing, tmp_path / "team", simulated=True)] and pricing.offered
+    for source in (run, entry):
+        out = str(tmp_path / "open.csv")
+        assert main(["archive", "export", str(source), "--license", "x", "--out", out]) == 2
+        assert "is simulated: only measurements are exported" in capsys.readouterr().err
