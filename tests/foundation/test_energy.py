@@ -152,13 +152,18 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(made)
 
 
+def used_by(gpu: str, root: Path) -> dict[str, Any]:
+    """What a meter says of a rank that does nothing."""
+    meter = Meter(gpu, root=root, environ=NOWHERE)
+    meter.begin()
+    return meter.used()
+
+
 def test_nvml_counts_the_ranks_own_gpu(
     tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(energy, "NVML", library)
-    meter = Meter("3a1c", root=tmp_path, environ=NOWHERE)
-    meter.begin()
-    used = meter.used()
+    used = used_by("3a1c", tmp_path)
     assert used["source"] == "NVML" and used["joules"] == {"GPU-3a1c": pytest.approx(250.5)}
     other = {**used, "joules": {"GPU-77": 100.0}}
     assert in_all([used, other])["energy_joules"] == pytest.approx(350.5)
@@ -169,9 +174,7 @@ def test_rocm_counts_every_card_once(
     tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(energy, "ROCM_SMI", library)
-    meter = Meter("any", root=tmp_path, environ=NOWHERE)
-    meter.begin()
-    used = [meter.used()] * 4
+    used = [used_by("any", tmp_path)] * 4
     assert in_all(used)["energy_source"] == "ROCm SMI"
     assert in_all(used)["energy_joules"] == pytest.approx(2 * 65536 * 15.25e-6, rel=1e-3)
 
