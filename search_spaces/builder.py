@@ -126,7 +126,7 @@ class Builder:
             subject_to=bounds_of(self.document, file, types, found),
             assumed=self.assumed,
         )
-        check_sources(self.document, space, found, self.frozen)
+        check_sources(self.document, space, found)
         return space
 
     def _model_and_cluster(self) -> None:

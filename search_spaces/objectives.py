@@ -173,9 +173,7 @@ _OF_TOKENS = (
 _COUNTED = {TOKENS, f"{TOKENS}_per_gpu", "tokens"}
 
 
-def check_sources(
-    document: Document, space: SearchSpace, found: Collection[str] | None, frozen: bool
-) -> None:
+def check_sources(document: Document, space: SearchSpace, found: Collection[str] | None) -> None:
     """Refuse an objective of tokens that nothing in the trainer's log would count, or without a
     price.
 
@@ -183,7 +181,6 @@ def check_sources(
         document: where mistakes are shown.
         space: its content.
         found: keys of every result; None: any.
-        frozen: a run's, whose trials have shown what results have.
 
     Raises:
         SpaceError: where lengths vary, and the log's patterns have no real tokens; or the cluster
@@ -193,17 +190,15 @@ def check_sources(
     uncounted = space.uneven_lengths and patterns and _COUNTED.isdisjoint(patterns)
     builtin = space.trainer.builtin is not None
     priced = space.priced(builtin or found is None or "joules_per_token" in found)
-    # Without a cluster, which could state a price, a trainer's own figure may have the name.
-    refused = builtin or (space.cluster is not None and not frozen) or found is not None
-    own = "" if builtin else "; a figure that the trainer itself reports needs another name"
+    # Where results are not known beforehand, a trainer's own figure may have the name.
+    refused = builtin or found is not None
     sought: list[tuple[Where, str]] = [(("objective",), o.key) for o in space.objectives]
     sought += [(("subject_to", i), bound.key) for i, bound in enumerate(space.subject_to)]
     for where, key in sought:
         if uncounted and key in _OF_TOKENS:
             raise document.error(where, f"found {key}: {space.uncounted(patterns)}")
         if key in _PRICES and key not in priced and refused:
-            accepted = f"accepted with {_PRICES[key]} under cluster"
-            raise document.error(where, f"found {key}, {accepted}{own}")
+            raise document.error(where, f"found {key}, accepted with {_PRICES[key]} under cluster")
 
 
 _PRICES = {

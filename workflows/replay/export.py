@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from analysis import Metrics, Pricing, Run, read_tables
+from analysis import Metrics, Pricing, Run, Trial, read_tables
 from foundation.documents import written_document
 from foundation.files import FileError
 from foundation.messages import listed, shown
@@ -43,22 +44,9 @@ def export(run: Run, space: SearchSpace, licence: str, path: Path) -> int:
         NotPricedError: if the space has no model or no cluster.
     """
     facts = path.with_suffix(".cluster.yaml")
-    for file in (path, facts):
-        if file.exists():
-            raise FileError(f"{shown(file)} exists: choose another --out, or remove it")
-    if run.launcher == "simulate":
-        raise FileError(
-            f"{run.where} is simulated: only measurements are exported; `meshtune replay` reads "
-            "the run itself"
-        )
     trials = [trial for trial in run.trials.values() if trial.completed]
     pricing = Pricing(space)
-    varied = [n for n in pricing.unpriced if len({str(t.config.get(n)) for t in trials}) > 1]
-    if lost := [*varied, *sorted(space.program.habits.stated)]:
-        raise FileError(
-            f"the general form has no column for {listed(lost)} of {space.name}; `meshtune replay` "
-            "reads its run, and its entry in the archive"
-        )
+    _check(run, trials, pricing, (path, facts))
     jobs = pricing.jobs_of([trial.config for trial in trials])
     peaks = [Metrics(trial.result).get("peak_memory_bytes") for trial in trials]
     rates = [Metrics(t.result).get("tokens_per_second") if t.ok else None for t in trials]
@@ -88,6 +76,24 @@ def export(run: Run, space: SearchSpace, licence: str, path: Path) -> int:
             "`meshtune replay` reads its run, and its entry in the archive"
         )
     return len(trials)
+
+
+def _check(run: Run, trials: Sequence[Trial], pricing: Pricing, files: Sequence[Path]) -> None:
+    """Refuse, before anything is written, what would be lost or taken for a measurement."""
+    for file in files:
+        if file.exists():
+            raise FileError(f"{shown(file)} exists: choose another --out, or remove it")
+    if run.launcher == "simulate":
+        raise FileError(
+            f"{run.where} is simulated: only measurements are exported; `meshtune replay` reads "
+            "the run itself"
+        )
+    varied = [n for n in pricing.unpriced if len({str(t.config.get(n)) for t in trials}) > 1]
+    if lost := [*varied, *sorted(pricing.space.program.habits.stated)]:
+        raise FileError(
+            f"the general form has no column for {listed(lost)} of {pricing.space.name}; "
+            "`meshtune replay` reads its run, and its entry in the archive"
+        )
 
 
 def _jobs(jobs: Jobs) -> dict[str, list[Any]]:
