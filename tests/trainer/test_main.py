@@ -238,8 +238,9 @@ def test_one_rank_without_memory_takes_its_peers_along(
 
 
 def test_the_peak_predicts_what_limit_is_enough(run: Run, config: Config) -> None:
-    """Within 8 MB above: stacks of threads, and memory that is reserved but never touched; and 12
-    below: what a first run takes and a later one need not."""
+    """Within 8 MB above: memory that is reserved but never touched; and 12 below: pages of the
+    process that was forked count when they are written, and need no room of their own. (Two
+    threads' stacks made up for them while dp had a group beside the world's.)"""
     peak = run(config).result["peak_memory_bytes"]
     assert run(config | {"device_memory_bytes": peak + 8 * MB}).result["status"] == "ok"
     assert run(config | {"device_memory_bytes": peak - 12 * MB}).result["status"] == "oom"
