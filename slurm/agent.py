@@ -34,6 +34,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import select
 import signal
 import sys
 import time
@@ -61,6 +62,7 @@ BEAT_S = 5.0
 LINE_BYTES = 1000  # slurmstepd passes on whole lines of at most 1 KiB
 _TEXT_BYTES = 480  # of a rank's output in one line; escaped they may double
 _FULL_BYTES = 1 << 18  # waiting to be sent: nothing more is read from ranks meanwhile
+_START_S = 2.0  # that executing a program may take
 _KILL_AGAIN_S = 0.05  # a process that was being forked may have escaped the signal
 _FORWARDED = (
     *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM),
@@ -167,6 +169,7 @@ class Agent:
 
     def _obey(self, order: Mapping[str, Any]) -> Callable[[], NoReturn] | None:
         if "end" in order:
+            self._await_starts()
             for pid in self._descendants():
                 kernel.kill(pid, order["end"])
         elif "ping" in order:
@@ -184,6 +187,7 @@ class Agent:
     def _forward(self, number: int, uid: int) -> None:
         """Tell the driver of a signal; Slurm sends it to the task's own process alone."""
         self._say(self._first_rank, "sig", number, uid)
+        self._await_starts()
         for pid in self._ranks:
             kernel.kill(pid, number)
         if not self._ranks:
@@ -191,6 +195,11 @@ class Agent:
             os._exit(0)
 
     # ---- ranks ----
+
+    def _await_starts(self) -> None:
+        """Wait until each rank is its program, or cannot be: else its end looks like a start."""
+        for failed in self._failed.values():
+            select.select([failed], [], [], _START_S)
 
     def _start(self, order: Mapping[str, Any], index: int) -> bool:
         """Start a rank; whether this process is it, and has to run it."""
