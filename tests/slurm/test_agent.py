@@ -356,3 +356,17 @@ def test_a_module_that_ends_the_interpreter_ends_no_rank(
     (tmp_path / "ends.py").write_text("raise SystemExit(3)")
     server = make("ends", PYTHONPATH=str(tmp_path))
     assert server.run("t", "-c", "") == 0
+
+
+def test_a_rank_that_is_to_end_before_its_program_has_begun_was_not_started(
+    make: Callable[..., Server],
+) -> None:
+    server = make()
+    for number in range(20):  # where the order came sooner, it ended some as if they had run
+        server.start(f"t{number}", program="/no/such/trainer", forked=False)
+        server.order({"end": int(signal.SIGKILL)})
+        wait_for(lambda: server.channel.all_gone or server.channel.void, "the trial has ended")
+        assert not server.channel.finish() + server.channel.void
+        assert not server.channel.codes
+        lease = Lease("1", tuple(f"n{rank}" for rank in range(4)))
+        assert "no program" in server.channel.no_program(server.spec, lease)[0]

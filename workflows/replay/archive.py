@@ -46,7 +46,10 @@ def add(archive: Path, directory: Path, whole: bool = False) -> Path:
     space, trials = folder.frozen_space(), run.trials.items()
     kept = {n: replace(t, result=Metrics(t.result).all()) for n, t in trials if t.completed}
     if not any(trial.ok for trial in kept.values()):
-        raise FileError(f"{shown(directory)}: no trial has succeeded: nothing to archive")
+        raise FileError(
+            f"{shown(directory)}: no trial has succeeded, so no search could learn from it: archive "
+            "it when one has"
+        )
     files = {"space.yaml": b"" if whole else written_document(_open(space)).encode()}
     if whole:
         paths = (folder.space_file, folder.journal_file)
@@ -91,7 +94,9 @@ def entries(archive: Path) -> Iterator[tuple[Path, SearchSpace | str]]:
     for entry in sorted(archive.iterdir()) if archive.exists() else ():
         try:
             if entry.is_symlink():
-                raise FileError("a symbolic link, which is not followed")
+                raise FileError(
+                    "a symbolic link, which is not followed: `meshtune archive add` its run"
+                )
             if not entry.name.startswith("."):
                 yield entry, load_space(entry / "space.yaml", frozen=True)
         except FileError as error:
