@@ -47,8 +47,8 @@ def add(archive: Path, directory: Path, whole: bool = False) -> Path:
     kept = {n: replace(t, result=Metrics(t.result).all()) for n, t in trials if t.completed}
     if not any(trial.ok for trial in kept.values()):
         raise FileError(
-            f"{shown(directory)}: no trial has succeeded, so no search could learn from it: archive "
-            "it when one has"
+            f"{shown(directory)}: no trial has succeeded, so no search could learn from it: "
+            "archive it when one has"
         )
     files = {"space.yaml": b"" if whole else written_document(_open(space)).encode()}
     if whole:
@@ -65,22 +65,27 @@ def add(archive: Path, directory: Path, whole: bool = False) -> Path:
         for name, content in files.items():
             write_atomically(part / name, content, sync=True)
         sync_folder(part)
-        with ExitStack() as held:
-            with suppress(OSError):  # some file systems have no locks
-                lock = os.open(archive, os.O_RDONLY)
-                held.callback(os.close, lock)
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            try:
-                if entry.exists():
-                    entry.rename(before)
-                part.rename(entry)
-            finally:
-                if before.exists() and not entry.exists():
-                    before.rename(entry)
+        _put(part, entry, before)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     shutil.rmtree(before, ignore_errors=True)
     return entry
+
+
+def _put(part: Path, entry: Path, before: Path) -> None:
+    """Rename a new entry into its place, and the one that is there out of it, under a lock."""
+    with ExitStack() as held:
+        with suppress(OSError):  # some file systems have no locks
+            lock = os.open(entry.parent, os.O_RDONLY)
+            held.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            if entry.exists():
+                entry.rename(before)
+            part.rename(entry)
+        finally:
+            if before.exists() and not entry.exists():
+                before.rename(entry)
 
 
 def name_of(run: Run, space: SearchSpace) -> str:
