@@ -296,8 +296,11 @@ class _Training:
             warmup = min(self.searched.space.trial.warmup_steps, len(steps) - 1)
             saved = [s["checkpoint_s"] for s in steps if "checkpoint_s" in s]
             result["finished_before"] = steps[0]["finished_steps"] - 1
-            median = statistics.median(s["step_time_s"] for s in steps[warmup:])
-            result["step_time_s"] = {"median": median}
+            step_s = [s["step_time_s"] for s in steps[warmup:]]
+            result["step_time_s"] = {
+                "median": statistics.median(step_s),
+                "mean": statistics.fmean(step_s),
+            }
             if saved:
                 result["checkpoint_s"] = {"median": statistics.median(saved)}
         self.journal.write(
@@ -370,9 +373,10 @@ def useful_share(training: Run, finished: int) -> float | None:
     if not starts:
         return None
     ends = [*(start["finished_before"] for start in starts[1:]), finished]
-    kept_s = sum(
-        max(0, end - start["finished_before"]) * start["step_time_s"]["median"]
-        for start, end in zip(starts, ends, strict=True)
-    )
+    kept_s = 0.0
+    for start, end in zip(starts, ends, strict=True):
+        step_s = start["step_time_s"]
+        kept = max(0, end - start["finished_before"])
+        kept_s += kept * step_s.get("mean", step_s["median"])  # older journals lack it
     whole_s = sum(r.get("elapsed_s", 0.0) + r.get("idle_s", 0.0) for r in results)
     return kept_s / whole_s if whole_s else None

@@ -202,7 +202,7 @@ def replayed(run: Run) -> float:
         if "step_time_s" in result:
             steps = max(1, round(interval_s / trial.expected["step_time_s"]))
             trained_s = lasted_s - result.get("idle_s", 0.0) - result.get("start_up_s", 0.0)
-            each_s = steps * result["step_time_s"]["median"]
+            each_s = steps * result["step_time_s"]["mean"]
             kept_s += math.floor(max(0.0, trained_s) / (each_s + save_s)) * each_s
     return kept_s / whole_s
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis import Journal, Proposed, Run, Started, read_run
+from analysis import Journal, Proposed, Run, Started, Trial, read_run
 from search_spaces import SpaceError
 from slurm import Lease, Outcome, TrialSpec, processes
 from slurm.local.launcher import LocalLauncher
@@ -196,3 +196,15 @@ def test_what_does_not_go_with_elastic_is_refused(
     assert "--elastic is for the built-in trainer" in capsys.readouterr().err
     assert main(["plan", str(own), "--nodes", "1"]) == 2
     assert "checkpoints of deepspeed-bf16 are not known to resume" in capsys.readouterr().err
+
+
+def test_the_useful_share_counts_what_a_kept_step_took_on_average(tmp_path: Path) -> None:
+    """A node that is slow now and then costs seconds that a median does not see."""
+    training = Run(tmp_path, seed=0)
+    told = [
+        {"finished_before": 0, "step_time_s": {"median": 1.0, "mean": 2.0}, "elapsed_s": 40.0},
+        {"finished_before": 10, "step_time_s": {"median": 1.0}, "elapsed_s": 8.0, "idle_s": 2.0},
+    ]
+    for number, result in enumerate(told, start=1):
+        training.trials[number] = Trial(number, {}, 0.0, result=result)
+    assert useful_share(training, 15) == pytest.approx((10 * 2.0 + 5 * 1.0) / 50)
