@@ -6,9 +6,10 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurm.launcher import AllocationState
 from slurm.srun.allocation import Allocation, JobStep
@@ -19,6 +20,7 @@ from slurm.trial import Lease
 
 _SRUN_S = 5.0  # for an srun to notice that its ranks are gone
 _REPEAT_KILL_S = 5.0
+_HURRIED_S = 10.0  # that a step may stay in Slurm's list if somebody waits for the search to end
 _FIRST_POLL_S, _LAST_POLL_S = 0.1, 2.0
 
 
@@ -42,13 +44,14 @@ class StepEnder:
     patience_s: float  # how long to wait instead for a controller that does not answer
 
     def end(
-        self, step: Step, said: Callable[[], str], doubtful: bool = False
+        self, step: Step, said: Callable[[], str], stop: threading.Event, doubtful: bool = False
     ) -> tuple[tuple[str, ...], str]:
         """Cancel a step until it is gone.
 
         Through Slurm: SIGKILL to srun's process group would leave its tasks running. Its srun has
         ``said`` on standard error. If ``doubtful``, Slurm's list proves nothing, and srun may have
-        been stopped.
+        been stopped. Once ``stop`` is set, nodes are asked soon, and what Slurm lists is not waited
+        for if they are free.
 
         Returns the nodes that are not proven free. If all are free and Slurm still lists the step,
         a message says so: somebody may have killed the step daemon that its ranks waited for.
@@ -69,9 +72,18 @@ class StepEnder:
                     srun.wait(_SRUN_S)
             srun.terminate()
 
+        free = False
+
+        def hurried() -> bool:
+            nonlocal free
+            if stop.is_set():
+                once = replace(self.proof, deadline_s=0.0, patience_s=0.0)
+                free = not once.unproven(nodes, step.marks)
+            return free
+
         if doubtful:
             srun.kill()  # not its group: its second process still ends what it can
-        listed = self.until_gone(own, lambda: srun.poll() is None, end_waiting)
+        listed = self.until_gone(own, lambda: srun.poll() is None, end_waiting, hurried)
         if srun.poll() is None:
             srun.kill()
         srun.wait()
@@ -82,7 +94,7 @@ class StepEnder:
         # srun says when it gives up waiting for the step's end; then the step may run on.
         if listed == [] and not (doubtful or GAVE_UP.search(said()) or self.proof.needed()):
             return (), ""
-        stuck = self.proof.unproven(nodes, step.marks)
+        stuck = () if free else self.proof.unproven(nodes, step.marks)
         undead = f"Slurm could not end its step {listed[0].id}" if listed and not stuck else ""
         return stuck, undead
 
@@ -91,12 +103,14 @@ class StepEnder:
         find: Callable[[], list[JobStep]],
         waiting: Callable[[], bool],
         end_waiting: Callable[[], None],
+        free: Callable[[], bool] = lambda: False,
     ) -> list[JobStep] | None:
         """Cancel the steps found again and again until Slurm knows none and no srun is left.
 
-        An srun that is ``waiting`` may still be granted its step.
+        An srun that is ``waiting`` may still be granted its step. Where none is, the nodes may be
+        ``free`` of what Slurm lists.
 
-        Returns steps still listed at the deadline; None if Slurm did not answer.
+        Returns steps still listed at the deadline, or then; None if Slurm did not answer.
         """
         began = time.monotonic()
         deadline = began + self.gone_deadline_s
@@ -112,6 +126,8 @@ class StepEnder:
                 deadline = now + self.gone_deadline_s
             gone = steps is None and self.allocation.state() is AllocationState.GONE
             if now > deadline or gone:  # with the job its steps are gone
+                return steps
+            if steps and now > began + _HURRIED_S and not waiting() and free():
                 return steps
             if now >= next_kill:
                 for step in steps or []:

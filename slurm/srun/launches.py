@@ -68,7 +68,9 @@ class Launches:
 
     def close(self) -> None:
         """End the steps that wait for a trial."""
-        self._end_idle(self._waiting.take_oldest(0))
+        now = threading.Event()
+        now.set()
+        self._end_idle(self._waiting.take_oldest(0), now)
 
     def run(
         self,
@@ -88,7 +90,7 @@ class Launches:
             return Outcome(Kind.LAUNCH_FAILURE, message=spec.obstacle)
         wanted = requirements(spec, lease)
         kept, others = self._waiting.take(lease, wanted)
-        self._end_idle([*others, *self._waiting.take_oldest(most)])
+        self._end_idle([*others, *self._waiting.take_oldest(most)], stop)
         if kept is None:
             if not self._pacing.wait(stop):
                 return Outcome(Kind.CANCELLED, message="stopped before it was launched")
@@ -98,15 +100,20 @@ class Launches:
             env = {**spec.env, **rendezvous_environment(spec, self._address(lease))}
             kept.start(spec, env)
             watched = watch(spec, kept.over, stop, stop_rule, lambda: kept.channel.failed)
-            evidence = self._conclude(kept, spec, lease, watched)
+            evidence = self._conclude(kept, spec, lease, watched, stop)
         except BaseException:
-            self._end(kept, spec)  # whatever went wrong, nothing is left
+            self._end(kept, spec, stop)  # whatever went wrong, nothing is left
             kept.finish()
             raise
         return classify(evidence)
 
     def _conclude(
-        self, kept: AgentStep, spec: TrialSpec, lease: Lease, watched: Watched
+        self,
+        kept: AgentStep,
+        spec: TrialSpec,
+        lease: Lease,
+        watched: Watched,
+        stop: threading.Event,
     ) -> Evidence:
         channel = kept.channel
         severed = kept.severed(spec, lease, watched)
@@ -121,7 +128,7 @@ class Launches:
         if kept.requirements is None or not clean:
             # An srun that gives up before any agent is there was refused its step.
             refused = not channel.greeted and (kept.program.poll() or 0) > 0
-            stuck, undead = self._end(kept, spec, doubtful=bool(severed) and not refused)
+            stuck, undead = self._end(kept, spec, stop, bool(severed) and not refused)
             down = self._allocation.known_down_nodes() if not clean else set()
         kept.finish()
         severed = severed or undead
@@ -163,23 +170,23 @@ class Launches:
         write_private(spec.directory / "command.txt", f"{step}{shlex.join(argv)}\n")
 
     def _end(
-        self, kept: AgentStep, spec: TrialSpec, doubtful: bool = False
+        self, kept: AgentStep, spec: TrialSpec, stop: threading.Event, doubtful: bool = False
     ) -> tuple[tuple[str, ...], str]:
         """End a trial and its step; see ``StepEnder.end``."""
         if kept.channel.all_gone:
             kept.let_go(_LET_GO_S)
         # A rank itself carries the step's name in its environment, what it has started the trial's.
         step = replace(kept.step, marks=kept.step.marks | {spec.name})
-        answer = self._ender.end(step, kept.said, doubtful)
+        answer = self._ender.end(step, kept.said, stop, doubtful)
         kept.listen()
         return answer
 
-    def _end_idle(self, steps: Sequence[AgentStep]) -> None:
+    def _end_idle(self, steps: Sequence[AgentStep], stop: threading.Event) -> None:
         for kept in steps:
             kept.let_go(0.0)  # all of them, before waiting for any
         for kept in steps:
             kept.let_go(_LET_GO_S)
-            self._ender.end(kept.step, kept.said)
+            self._ender.end(kept.step, kept.said, stop)
             kept.finish()
 
 

@@ -99,13 +99,37 @@ def test_a_trial_whose_step_daemon_was_killed_is_ended_and_not_blamed(
         wait_for(lambda: len(pids(spec)) == 2 or outcomes, "both ranks run, or time is up")  # noqa: B023
         if not outcomes:
             break
-    of_node = daemons.node_processes(minicluster.config, launcher.nodes()[0])
-    step_daemons = {pid for pid in of_node if processes.name(pid) == "slurmstepd"}
-    assert step_daemons
-    processes.send(step_daemons, signal.SIGKILL)
+    kill_step_daemons(minicluster, launcher.nodes()[0])
     thread.join()
     assert not any(map(processes.is_running, pids(spec)))
     assert [(o.kind, o.lost_nodes) for o in outcomes] == [(Kind.PREEMPTED, ())], outcomes
+
+
+@pytest.mark.slurm
+def test_whoever_stops_a_search_does_not_wait_for_a_step_whose_daemon_was_killed(
+    launcher: SrunLauncher, minicluster: Minicluster, tmp_path: Path
+) -> None:
+    patient = SrunLauncher(GENERIC, launcher.allocation, gone_deadline_s=3600)
+    spec, stop, node = (
+        trial(tmp_path, "headless", HANG + SLEEP),
+        threading.Event(),
+        launcher.nodes()[0],
+    )
+    thread, outcomes = in_thread(lambda: patient.run(spec, Lease("1", (node,)), stop))
+    wait_for(lambda: len(pids(spec)) == 2, "both ranks run")
+    kill_step_daemons(minicluster, node)
+    stop.set()
+    thread.join(600)  # of the hour
+    assert [(o.kind, o.lost_nodes) for o in outcomes] == [(Kind.CANCELLED, ())], outcomes
+    assert not any(map(processes.is_running, pids(spec)))
+    assert step_names(launcher) == {spec.name}
+
+
+def kill_step_daemons(minicluster: Minicluster, node: str) -> None:
+    of_node = daemons.node_processes(minicluster.config, node)
+    step_daemons = {pid for pid in of_node if processes.name(pid) == "slurmstepd"}
+    assert step_daemons
+    processes.send(step_daemons, signal.SIGKILL)
 
 
 def prove(
