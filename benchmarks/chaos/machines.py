@@ -161,7 +161,8 @@ class Slurm(Machine):
         began = time.time()
         try:
             self.job = self._allocated()
-        except subprocess.TimeoutExpired:  # nodes are held by a job that Slurm has forgotten
+        except (subprocess.TimeoutExpired, RuntimeError):
+            # Nodes are held by a job that Slurm has forgotten, or whose grant got lost.
             self.kill_controller()
             self.start_controller("-c")  # without its state
             self.job = self._allocated()
