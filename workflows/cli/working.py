@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from types import FrameType
 
 SILENT_S = 1.0
 
@@ -14,7 +16,8 @@ SILENT_S = 1.0
 class Working:
     """Shows on standard error what is being done once it has taken a second; a context manager.
 
-    A terminal shows one line, which is removed at the end.
+    A terminal shows one line, which is removed at the end. A Ctrl-C that a library swallows, as it
+    may while it is imported, takes effect at the end.
 
     Args:
         text: the first step; calling the object with a text announces the next one.
@@ -30,12 +33,17 @@ class Working:
         self._show: Callable[[str], object] | None = None  # until the second is over
         self._timer = threading.Timer(SILENT_S, self._begin)
         self._timer.daemon = True
+        self._interrupted = False
 
     def __enter__(self) -> Working:
         if self._at_once:  # here, and not in a thread that would have to wait for imports
             self._begin()
         else:
             self._timer.start()
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            with suppress(ValueError):  # only the main thread is interrupted
+                signal.signal(signal.SIGINT, self._interrupt)
+                self._stack.callback(signal.signal, signal.SIGINT, signal.default_int_handler)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -44,6 +52,12 @@ class Working:
             self._show = None
             self._ended = True
             self._stack.close()
+        if self._interrupted:
+            raise KeyboardInterrupt
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._interrupted = True
+        signal.default_int_handler(number, frame)
 
     def __call__(self, text: str) -> None:
         with self._lock:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -45,3 +47,13 @@ def test_the_first_words_do_not_wait_for_what_draws_them(
     with Working("reading", at_once=True):
         pass
     assert capsys.readouterr().err.startswith(f"reading ...\r{' ' * 11}\r")
+
+
+def test_an_interrupt_that_a_library_swallows_is_not_lost() -> None:
+    reached = False
+    with pytest.raises(KeyboardInterrupt), Working("reading"):
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        reached = True
+    assert reached
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
