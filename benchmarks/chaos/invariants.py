@@ -186,8 +186,9 @@ def clean_screen(world: World, run: Run, events: list[dict[str, Any]]) -> Iterat
 def no_traceback(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[str]:
     """Nothing that happens to trials is an error of the driver's."""
     for found in _TRACEBACK.finditer(world.said()):
-        # A Ctrl-C that comes before any of our code runs is the interpreter's to tell.
-        if found["error"] != "KeyboardInterrupt" or ", in main\n" in found.group():
+        # What comes before any of our code runs is the interpreter's to tell.
+        early = found["error"].startswith(("KeyboardInterrupt", "OSError: [Errno 24]"))
+        if not early or ", in main\n" in found.group():
             yield f"the driver had an error: {found.group()[:2000]}"
 
 
