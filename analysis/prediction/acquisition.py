@@ -114,15 +114,10 @@ def improvement(
 
 @dataclass(frozen=True)
 class ExpectedGain:
-    """Expected improvements, as shares of the best objective so far.
+    """Expected improvements, as shares of the best objective so far."""
 
-    Attributes:
-        next: of the next batch.
-        left: of all candidates together: what a search that stops now forgoes.
-    """
-
-    next: float
-    left: float
+    next: float  # of the next batch
+    left: float  # of all candidates together: what a search that stops now forgoes
 
 
 def expected_gain(

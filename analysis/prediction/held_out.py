@@ -29,29 +29,17 @@ FEW = 5  # trials below which neither a rank correlation nor a share of failures
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """Trials that ran or ran out of memory; columns of shape (n,).
+    """Trials that ran or ran out of memory; columns of shape (n,)."""
 
-    Attributes:
-        trials: their numbers.
-        prediction: by the model calibrated with all of them.
-        before_s: step times by the model before calibration.
-        held_out_s: by models that were each calibrated without the trial itself.
-        held_out_bytes: peak memory, likewise.
-        held_out_fits: probability to fit, likewise.
-        measured_s: step times; nan where a trial failed or gave none.
-        measured_bytes: peak memory, likewise.
-        out_of_memory: which of them failed for lack of memory.
-    """
-
-    trials: tuple[int, ...]
-    prediction: Prediction
-    before_s: Array
-    held_out_s: Array
-    held_out_bytes: Array
-    held_out_fits: Array
-    measured_s: Array
-    measured_bytes: Array
-    out_of_memory: Mask
+    trials: tuple[int, ...]  # their numbers
+    prediction: Prediction  # by the model calibrated with all of them
+    before_s: Array  # step times by the model before calibration
+    held_out_s: Array  # by models that were each calibrated without the trial itself
+    held_out_bytes: Array  # peak memory, likewise
+    held_out_fits: Array  # probability to fit, likewise
+    measured_s: Array  # step times; nan where a trial failed or gave none
+    measured_bytes: Array  # peak memory, likewise
+    out_of_memory: Mask  # which of them failed for lack of memory
 
     @property
     def time_error(self) -> Array:

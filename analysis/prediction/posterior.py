@@ -42,17 +42,11 @@ NEVERTHELESS = 0.05  # probability that a variant of what ran out of memory runs
 
 @dataclass(frozen=True)
 class Observations:
-    """The trials of a run that a model learns from.
-
-    Attributes:
-        run: the run.
-        completed: trials that have ended.
-        successes: completed trials with an objective that has a logarithm.
-    """
+    """The trials of a run that a model learns from."""
 
     run: Run
-    completed: Sequence[Trial]
-    successes: Sequence[Trial]
+    completed: Sequence[Trial]  # trials that have ended
+    successes: Sequence[Trial]  # completed trials with an objective that has a logarithm
 
     @classmethod
     def of(cls, run: Run) -> Self:

@@ -29,25 +29,15 @@ TOLERATED_SHARE = 0.03  # of trials that a time limit may end, before that is sa
 
 @dataclass(frozen=True)
 class Ranking:
-    """Configurations of a space, the most promising first.
-
-    Attributes:
-        pricing: by which model.
-        configs: canonical.
-        prediction: theirs, in the same order.
-        num_priced: configurations that were compared.
-        num_likely: those of them that are expected to fit.
-        ranked_by: what the order follows; empty for a single configuration.
-        warnings: lines of text on the space's trials.
-    """
+    """Configurations of a space, the most promising first."""
 
     pricing: Pricing
-    configs: list[dict[str, Any]]
-    prediction: Prediction
-    num_priced: int
-    num_likely: int
-    ranked_by: str = ""
-    warnings: tuple[str, ...] = ()
+    configs: list[dict[str, Any]]  # canonical
+    prediction: Prediction  # theirs, in the same order
+    num_priced: int  # configurations that were compared
+    num_likely: int  # those of them that are expected to fit
+    ranked_by: str = ""  # what the order follows; empty for a single configuration
+    warnings: tuple[str, ...] = ()  # lines of text on the space's trials
 
     @classmethod
     def of(cls, pricing: Pricing, top: int, sampled: int = SAMPLED) -> Self:

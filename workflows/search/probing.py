@@ -54,19 +54,12 @@ class ProbeError(ValueError):
 
 @dataclass(frozen=True)
 class Plan:
-    """The probes of a space.
+    """The probes of a space."""
 
-    Attributes:
-        space: of the shallower model.
-        configs: canonical, the most informative first.
-        node_s: expected node-seconds of all of them.
-        trial_node_s: expected node-seconds of the search's first trial.
-    """
-
-    space: SearchSpace
-    configs: Sequence[Mapping[str, Any]]
-    node_s: float
-    trial_node_s: float
+    space: SearchSpace  # of the shallower model
+    configs: Sequence[Mapping[str, Any]]  # canonical, the most informative first
+    node_s: float  # expected node-seconds of all of them
+    trial_node_s: float  # expected node-seconds of the search's first trial
 
     def __str__(self) -> str:
         layers = self.space.model.num_layers if self.space.model else 0
