@@ -75,12 +75,7 @@ class CandidateSet:
 
     def features_of(self, trials: Sequence[Trial]) -> Array:
         """Features of trials, which need not be members; shape (len(trials), d)."""
-        if not trials:
-            return self.features[:0]
-        space, rows = self.pricing.space, [self.pricing.space.raw(t.config) for t in trials]
-        raw = {name: np.array([row[name] for row in rows]) for name in space.parameters}
-        jobs = self.pricing.jobs(space.columns(raw), len(rows))
-        return features(jobs, unpriced_features(space, raw, len(rows)))
+        return features_of(self.pricing, trials) if trials else self.features[:0]
 
     def variants(self, trials: Sequence[Trial]) -> tuple[Indices, Indices]:
         """Group of each member, shape (n,), and of each trial.
@@ -102,6 +97,14 @@ class CandidateSet:
         digits = dict(zip(parameters, np.unravel_index(indices, radix), strict=True))
         first = [0 * d if name in unpriced else d for name, d in digits.items()]
         return np.asarray(np.ravel_multi_index(first, radix))
+
+
+def features_of(pricing: Pricing, trials: Sequence[Trial]) -> Array:
+    """Features of trials of a priced space; shape (len(trials), d)."""
+    space, rows = pricing.space, [pricing.space.raw(t.config) for t in trials]
+    raw = {name: np.array([row[name] for row in rows]) for name in space.parameters}
+    jobs = pricing.jobs(space.columns(raw), len(rows))
+    return features(jobs, unpriced_features(space, raw, len(rows)))
 
 
 def switch_values(jobs: Jobs) -> Array:

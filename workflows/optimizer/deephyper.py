@@ -57,7 +57,7 @@ class DeepHyperOptimizer:
             rng: the source of what is drawn.
             weights: of the objectives, where there are several.
         """
-        told = [t for t in run.trials.values() if self._told(t)]
+        told = [t for t in run.trials.values() if t.completed]
         done = sum(t.objective is not None for t in told)
         scarce = done >= 2 and len(told) >= SCARCE * self.num_initial
         if done < self.num_initial and not scarce:
@@ -72,10 +72,6 @@ class DeepHyperOptimizer:
         failures = len(results) - len(successes)
         learnt = f"{counted(len(successes), 'success')} and {counted(failures, 'failure')}"
         return asked, "bayesian", f"forest on {learnt}"
-
-    @staticmethod
-    def _told(trial: Trial) -> bool:
-        return trial.completed
 
     def _values(self, trials: Sequence[Trial], weights: Array | None) -> list[float | str]:
         """Values for DeepHyper, which maximizes; several objectives as their nearness to an aim.
