@@ -49,10 +49,7 @@ class CandidateSet:
     def shortlist(cls, pricing: Pricing, candidates: Candidates, seed: int) -> Self:
         """The configurations that a search chooses among, best first by the model before any trial.
 
-        Args:
-            pricing: of the space.
-            candidates: all valid configurations.
-            seed: of the draws, where there are more than PRICED or SHORTLIST.
+        They are drawn by ``seed`` where there are more than PRICED or SHORTLIST.
         """
         rng = np.random.default_rng(seed)
         indices = candidates.indices(PRICED, rng, [], max_nodes=2**31)

@@ -41,15 +41,10 @@ class Ranking:
 
     @classmethod
     def of(cls, pricing: Pricing, top: int, sampled: int = SAMPLED) -> Self:
-        """Price the valid configurations of a space and keep the best.
+        """Price the valid configurations of a space, of many ``sampled`` ones, and keep the best.
 
         Ranked by what they promise (see ``Pricing.promise``), times the probabilities to fit and to
         end in time; by memory where none is expected to fit.
-
-        Args:
-            pricing: of the space.
-            top: how many to keep.
-            sampled: how many to price of a space with more.
 
         Raises:
             SpaceError: if no configuration is valid; it names the rules that remove the most.
@@ -90,11 +85,7 @@ class Ranking:
         return self.pricing.failures.goodput(self.prediction)
 
     def table(self, tokens: float | None = None) -> str:
-        """The ranking as text: one line per configuration.
-
-        Args:
-            tokens: to train on; None: without the days for them.
-        """
+        """The ranking as text, one line per configuration; with the days for training tokens."""
         prediction, pricing = self.prediction, self.pricing
         space = pricing.space
         predicted = pricing.objective(prediction)
@@ -140,12 +131,7 @@ class Ranking:
         return "\n".join([*lines, *self.warnings])
 
     def explanation(self, tokens: float, index: int = 0) -> str:
-        """Breakdown of one configuration's memory and time, and what follows from them.
-
-        Args:
-            tokens: to train on.
-            index: its place in the ranking.
-        """
+        """Breakdown of one configuration's memory and time, and what follows from them."""
         prediction, pricing = self.prediction, self.pricing
         lines = [config_text(self.configs[index])]
         limit = pricing.model.memory_limit_bytes
@@ -214,10 +200,6 @@ class Ranking:
 
 def search_warnings(space: SearchSpace, pricing: Pricing | None) -> tuple[str, ...]:
     """Warnings before a search: lines of text on what its trials cannot do.
-
-    Args:
-        space: to be searched.
-        pricing: its prices; None where it has none.
 
     Raises:
         SpaceError: if no configuration is valid; it names the rules that remove the most.

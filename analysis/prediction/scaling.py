@@ -58,11 +58,7 @@ class Scaled:
         Its degrees stay, except for those of data parallelism, which follow from the nodes. Rules
         of the space itself, such as a limit of the batch, do not count.
 
-        Args:
-            pricing: of the configuration's space.
-            config: raw or canonical.
-            mode: of scaling.
-            nodes: on how many; default: its own, halved and doubled again and again.
+        ``nodes`` are by default its own, halved and doubled again and again.
 
         Raises:
             ValueError: if no number of nodes can be had; it says why.
@@ -98,11 +94,7 @@ class Scaled:
         )
 
     def table(self, tokens: float) -> str:
-        """A table, a line for each number of nodes; 95 % intervals in parentheses.
-
-        Args:
-            tokens: to train on.
-        """
+        """A table, a line for each number of nodes; 95 % intervals in parentheses."""
         prediction, goodput = self.prediction, self.goodput
         low_s, high_s = prediction.interval_s()
         less, more = prediction.step_time_s / low_s, high_s / prediction.step_time_s

@@ -49,13 +49,9 @@ class DeepHyperOptimizer:
         rng: np.random.Generator,
         weights: Array | None = None,
     ) -> tuple[dict[str, Any], str, str]:
-        """One of the candidates, in random order, with who chose it and why.
+        """One of the candidates, which are valid, new and in random order; who chose it, and why.
 
-        Args:
-            run: what is learnt from.
-            candidates: valid and new.
-            rng: the source of what is drawn.
-            weights: of the objectives, where there are several.
+        Several objectives have ``weights``.
         """
         told = [t for t in run.trials.values() if t.completed]
         done = sum(t.objective is not None for t in told)

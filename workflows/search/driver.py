@@ -151,15 +151,9 @@ class Driver:
         own = [attempt.name for _, attempt in left_running if self._is_own(attempt.name)]
         if self.state.trials and self.space.program.preload:
             own.append(self.factory.mark)  # of steps that outlived their trials
-        opened = Opened(
-            space=self.space.name,
-            fingerprint=self.space.fingerprint,
-            seed=self.seed,
-            launcher=self.launcher.name,
-            nodes=self.pool.nodes,
-            identity=self.identity.to_record() if self.identity else {},
-            **self.space.goals,
-        )
+        identity = self.identity.to_record() if self.identity else {}
+        told = {"nodes": self.pool.nodes, "identity": identity}
+        opened = Opened.of(self.space, self.launcher.name, self.seed, **told)
         self._write(opened)
         self.launcher.settle(own)
         for trial, attempt in left_running:
