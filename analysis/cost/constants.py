@@ -61,18 +61,6 @@ class Constants:
         return self.from_logs(self.logs() + error * spreads * rng.standard_normal(len(spreads)))
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Base of records whose fields, columns of shape (n,), add up."""
-
-    @property
-    def total(self) -> Array:
-        return np.asarray(sum(self.as_dict().values()))
-
-    def as_dict(self) -> dict[str, Array]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
-
 C = TypeVar("C", bound=Constants)
 EDGE = 1.96  # standard deviations: of an interval that has 95 %
 FAR = 4.0  # standard deviations of a prior that no evidence may leave

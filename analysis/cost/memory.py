@@ -19,7 +19,7 @@ from analysis.cost.activations import (
     stage_bytes,
     waiting_logits_bytes,
 )
-from analysis.cost.constants import Constants, Parts, constant
+from analysis.cost.constants import Constants, constant
 from analysis.cost.stages import StageLoad, fullest_stages, kept_by
 from analysis.cost.state_exchanges import as_run
 from search_spaces import Framework
@@ -75,7 +75,7 @@ class MemoryConstants(Constants):
 
 
 @dataclass(frozen=True)
-class MemoryParts(Parts):
+class MemoryParts:
     """Bytes on the fullest rank; columns of shape (n,)."""
 
     weights: Array  # what is computed with, as it is stored
@@ -89,6 +89,10 @@ class MemoryParts(Parts):
     framework: Array  # outside the allocator: driver's context and communicators
 
     @property
+    def total(self) -> Array:
+        return np.asarray(sum(self.as_dict().values()))
+
+    @property
     def reserved(self) -> Array:
         """Bytes that torch's allocator reserves: all but what is outside it."""
         return self.total - self.framework
@@ -96,6 +100,9 @@ class MemoryParts(Parts):
     def times(self, factor: float) -> Self:
         """All parts larger by a factor."""
         return type(self)(**{name: part * factor for name, part in self.as_dict().items()})
+
+    def as_dict(self) -> dict[str, Array]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 def rank_state_bytes(

@@ -8,13 +8,12 @@ not hide behind the backward pass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from analysis.cost import collectives as links
 from analysis.cost.compute import Compute
-from analysis.cost.constants import Parts
 from analysis.cost.layer import layer
 from analysis.cost.stages import stage_layers
 from analysis.cost.state_exchanges import as_run, exposed_state_s, update
@@ -25,7 +24,7 @@ from trainer.plan.jobs import Array, Jobs
 
 
 @dataclass(frozen=True)
-class StepParts(Parts):
+class StepParts:
     """Seconds of one step, as the slowest stage spends them; columns of shape (n,)."""
 
     forward_backward: Array  # of all micro-batches, without the following
@@ -43,6 +42,13 @@ class StepParts(Parts):
     publish: Array  # of updated weights, as far as it does not hide
     optimizer: Array  # its update
     fixed: Array  # once a step
+
+    @property
+    def total(self) -> Array:
+        return np.asarray(sum(self.as_dict().values()))
+
+    def as_dict(self) -> dict[str, Array]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 def step(
