@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -46,14 +45,13 @@ class Parser(ArgumentParser):
 
     def add(self, arguments: Iterable[Mapping[str, Mapping[str, Any]]]) -> None:
         """Add arguments as ``commands.yaml`` has them."""
-        places: defaultdict[str, Any] = defaultdict(lambda: self)
+        places: dict[str, Any] = {"": self}
         for name, told in (item for each in arguments for item in each.items()):
             keys = dict(told)
-            group, kind = keys.pop("group", ""), keys.pop("type", "str")
-            if group and group not in places:
+            if (group := keys.pop("group", "")) not in places:
                 places[group] = self.add_argument_group(group)
-            if "action" not in keys:
-                keys["type"] = TYPES[kind]
+            if "type" in keys:
+                keys["type"] = TYPES[keys["type"]]
             places[group].add_argument(name, **keys)
 
 
@@ -153,6 +151,6 @@ def _number(text: str) -> float:
 
 TYPES: dict[str, Callable[[str], Any]] = {
     each.__name__: each
-    for each in (str, int, path, folder, share, source, positive, counts, tokens, seed)
+    for each in (int, path, folder, share, source, positive, counts, tokens, seed)
 }
 """What reads an argument's value from text, by its name in ``commands.yaml``."""
