@@ -48,7 +48,7 @@ ANY_BATCH = {"global_batch_size", "num_nodes"}  # constraints on these are not a
 KINDS = ("dense_layers", "windowed_layers")  # of which a shallower model keeps its share
 
 
-class ProbeError(ValueError):
+class ProbeError(SpaceError):
     """The space cannot be probed; the message says why, and what would help."""
 
 
