@@ -17,23 +17,15 @@ EACH = 20  # best-ranked, where the number of trials is open
 
 @dataclass(frozen=True)
 class Estimate:
-    """Cost of a search.
+    """Cost of a search."""
 
-    Attributes:
-        trials: the budget's; None: open.
-        repeats: of the leading ones, at most.
-        most_node_hours: if every trial runs until its timeout; of one trial if ``trials`` is None.
-        expected_node_hours: likewise, of the best-ranked; None: without a price.
-        basis: what is expected, or why nothing is.
-        limit: what limits ``most_node_hours``.
-    """
-
-    trials: int | None
-    repeats: int
+    trials: int | None  # the budget's; None: open
+    repeats: int  # of the leading ones, at most
+    # if every trial runs until its timeout; of one trial if ``trials`` is None
     most_node_hours: float
-    expected_node_hours: float | None
-    basis: str
-    limit: str = ""
+    expected_node_hours: float | None  # likewise, of the best-ranked; None: without a price
+    basis: str  # what is expected, or why nothing is
+    limit: str = ""  # what limits ``most_node_hours``
 
     @classmethod
     def of(cls, space: SearchSpace) -> Self:

@@ -55,11 +55,7 @@ def program(words: list[str]) -> tuple[str, bool, list[str], list[str]]:
             return word, False, words[index + 1 :], words[: index + 1]
         if index and words[index - 1] in ("-m", "--module") and word not in WORDS["launchers"]:
             return word, True, words[index + 1 :], words[: index + 1]
-        if (
-            word in WORDS["commands"]
-            and words[0] not in WORDS["no trainers"]
-            and index + 1 < len(words)
-        ):
+        if word in known and index + 1 < len(words):
             at = index + 1
             if word == "tune" and "--config" in words:  # run --nproc_per_node 8 RECIPE --config ...
                 at = words.index("--config") - 1

@@ -35,23 +35,16 @@ LONGEST = "365d"
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """A layout, and what is expected of it.
+    """A layout, and what is expected of it."""
 
-    Attributes:
-        space: of all layouts that were compared.
-        config: the chosen one, canonical.
-        expected: ``tokens_per_day`` after failures, ``step_time_s``, the probability to fit
-            (``fits``), and of ``Goodput`` ``useful_share``, ``checkpoint_interval_s``,
-            ``checkpoint_s`` and ``restart_s``.
-        basis: of the failures, as a line of text.
-        slow: nodes with which each start of the training was slower than predicted by the search,
-            beyond its noise, and none without; by how many times.
-    """
-
-    space: SearchSpace
-    config: Mapping[str, Any]
+    space: SearchSpace  # of all layouts that were compared
+    config: Mapping[str, Any]  # the chosen one, canonical
+    # ``tokens_per_day`` after failures, ``step_time_s``, the probability to fit (``fits``), and of
+    # ``Goodput`` ``useful_share``, ``checkpoint_interval_s``, ``checkpoint_s`` and ``restart_s``
     expected: Mapping[str, float]
-    basis: str
+    basis: str  # of the failures, as a line of text
+    # nodes with which each start of the training was slower than predicted by the search, beyond
+    # its noise, and none without; by how many times
     slow: Mapping[str, float]
 
     @classmethod

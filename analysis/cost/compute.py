@@ -59,19 +59,12 @@ class ComputeConstants(Constants):
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Seconds of one pass of one micro-batch on one GPU, columns of shape (n,).
+    """Seconds of one pass of one micro-batch on one GPU, columns of shape (n,)."""
 
-    Attributes:
-        gemm: matrix products of a layer.
-        attention: its attention core.
-        elementwise: its norms, activations, residuals.
-        launch: host time to launch it.
-    """
-
-    gemm: Array
-    attention: Array
-    elementwise: Array
-    launch: Array
+    gemm: Array  # matrix products of a layer
+    attention: Array  # its attention core
+    elementwise: Array  # its norms, activations, residuals
+    launch: Array  # host time to launch it
 
     @property
     def device(self) -> Array:

@@ -83,19 +83,12 @@ def _student(squared: Array) -> Array:
 
 @dataclass(frozen=True)
 class Fit(Generic[C]):
-    """Constants after evidence.
+    """Constants after evidence."""
 
-    Attributes:
-        constants: the most probable ones.
-        covariance: of their logarithms, in the order of the fields; shape (k, k).
-        spread: robust standard deviation of the residuals.
-        num_rows: residuals that were fitted to.
-    """
-
-    constants: C
-    covariance: Array
-    spread: float
-    num_rows: int
+    constants: C  # the most probable ones
+    covariance: Array  # of their logarithms, in the order of the fields; shape (k, k)
+    spread: float  # robust standard deviation of the residuals
+    num_rows: int  # residuals that were fitted to
 
 
 def fit(

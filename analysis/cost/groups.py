@@ -78,25 +78,15 @@ def level(cluster: Cluster, group: RankGroup) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Path:
-    """The links that a group's messages cross; columns.
+    """The links that a group's messages cross; columns."""
 
-    Attributes:
-        group: whose path it is.
-        members: of the group on one node.
-        nodes: that the group is on.
-        node_bytes_per_s: bus bandwidth inside the node; inf where nothing is sent there.
-        nic_bytes_per_s: the group's part of its node's adapters; inf inside a node.
-        hop_s: one step inside the node.
-        inter_node_hop_s: one step between nodes.
-    """
-
-    group: RankGroup
-    members: Array
-    nodes: Array
-    node_bytes_per_s: Array
-    nic_bytes_per_s: Array
-    hop_s: Array
-    inter_node_hop_s: float
+    group: RankGroup  # whose path it is
+    members: Array  # of the group on one node
+    nodes: Array  # that the group is on
+    node_bytes_per_s: Array  # bus bandwidth inside the node; inf where nothing is sent there
+    nic_bytes_per_s: Array  # the group's part of its node's adapters; inf inside a node
+    hop_s: Array  # one step inside the node
+    inter_node_hop_s: float  # one step between nodes
 
     @property
     def ring_bytes_per_s(self) -> Array:

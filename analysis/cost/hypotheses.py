@@ -71,15 +71,10 @@ Key = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Doubts:
-    """Prior probability of the habits of a framework.
+    """Prior probability of the habits of a framework."""
 
-    Attributes:
-        named: its record, or what most frameworks do; certain where it is ``stated``.
-        names: of the habits that are in doubt.
-    """
-
-    named: Framework
-    names: frozenset[str] = MEMORY
+    named: Framework  # its record, or what most frameworks do; certain where it is ``stated``
+    names: frozenset[str] = MEMORY  # of the habits that are in doubt
 
     @cached_property
     def values(self) -> dict[str, tuple[Any, ...]]:

@@ -68,21 +68,15 @@ def overlap(cluster: Cluster, c: TimeConstants) -> Array | float:
 
 @dataclass(frozen=True)
 class Layer:
-    """Seconds of one layer's passes on one micro-batch, by cause.
+    """Seconds of one layer's passes on one micro-batch, by cause."""
 
-    Attributes:
-        device: computation of both passes.
-        again: computation that the backward pass repeats.
-        tensor, context, experts: exposed communication of these axes.
-        launch: what the host takes beyond all of these.
-    """
-
-    device: Array
-    again: Array
+    device: Array  # computation of both passes
+    again: Array  # computation that the backward pass repeats
+    # exposed communication of these three axes
     tensor: Array
     context: Array
     experts: Array
-    launch: Array
+    launch: Array  # what the host takes beyond all of these
 
     @property
     def passes(self) -> tuple[Array, Array]:

@@ -76,29 +76,17 @@ class MemoryConstants(Constants):
 
 @dataclass(frozen=True)
 class MemoryParts:
-    """Bytes on the fullest rank; columns of shape (n,).
+    """Bytes on the fullest rank; columns of shape (n,)."""
 
-    Attributes:
-        weights: what is computed with, as it is stored.
-        secondary: the nearer copy of the weights.
-        gradients: accumulated ones, in all their copies.
-        optimizer: master weights and moments.
-        activations: of all micro-batches in flight.
-        working: of the layer in work: recomputed activations, gathered weights and tensors.
-        logits: on the last stage.
-        buffers: of gradient reduction, of the allocator's cache and scratch space.
-        framework: outside the allocator: driver's context and communicators.
-    """
-
-    weights: Array
-    secondary: Array
-    gradients: Array
-    optimizer: Array
-    activations: Array
-    working: Array
-    logits: Array
-    buffers: Array
-    framework: Array
+    weights: Array  # what is computed with, as it is stored
+    secondary: Array  # the nearer copy of the weights
+    gradients: Array  # accumulated ones, in all their copies
+    optimizer: Array  # master weights and moments
+    activations: Array  # of all micro-batches in flight
+    working: Array  # of the layer in work: recomputed activations, gathered weights and tensors
+    logits: Array  # on the last stage
+    buffers: Array  # of gradient reduction, of the allocator's cache and scratch space
+    framework: Array  # outside the allocator: driver's context and communicators
 
     @property
     def total(self) -> Array:

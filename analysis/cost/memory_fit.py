@@ -34,23 +34,18 @@ SAMPLES = 128  # of constants, over which outcomes are averaged
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """Memory with constants, and how sure of it.
+    """Memory with constants, and how sure of it."""
 
-    Attributes:
-        constants: of the formulas.
-        covariance: of their logarithms; None before any evidence, when it is their spreads'.
-        log_sd: standard deviation of the logarithm of the memory needed.
-        misfit: logarithm by which all jobs need more than the formulas say, whatever the constants.
-        doubts: the prior of what the framework may keep instead of what its record says; without
-            any, the record holds.
-        habits: what it may keep after the evidence, the most probable first.
-    """
-
-    constants: MemoryConstants = field(default_factory=MemoryConstants)
+    constants: MemoryConstants = field(default_factory=MemoryConstants)  # of the formulas
+    # of their logarithms; None before any evidence, when it is their spreads'
     covariance: Array | None = None
-    log_sd: float = PRIOR_LOG_SD
+    log_sd: float = PRIOR_LOG_SD  # standard deviation of the logarithm of the memory needed
+    # logarithm by which all jobs need more than the formulas say, whatever the constants
     misfit: float = 0.0
+    # the prior of what the framework may keep instead of what its record says; without any, the
+    # record holds
     doubts: Doubts | None = None
+    # what it may keep after the evidence, the most probable first
     habits: tuple[Hypothesis[MemoryConstants], ...] = ()
 
     def supposing(self, doubts: Doubts) -> MemoryModel:
@@ -227,21 +222,13 @@ class MemoryModel:
 
 @dataclass(frozen=True)
 class Told:
-    """Trials, as they tell of memory.
+    """Trials, as they tell of memory."""
 
-    Attributes:
-        measured: jobs with a reported peak.
-        peaks: its logarithm.
-        bounded: jobs that ran or failed.
-        failed: which of them failed for lack of memory, or for a reason unknown.
-        limit_bytes: memory of the device.
-    """
-
-    measured: Jobs
-    peaks: Array
-    bounded: Jobs
-    failed: Mask
-    limit_bytes: float
+    measured: Jobs  # jobs with a reported peak
+    peaks: Array  # its logarithm
+    bounded: Jobs  # jobs that ran or failed
+    failed: Mask  # which of them failed for lack of memory, or for a reason unknown
+    limit_bytes: float  # memory of the device
 
 
 def _weights(habits: Sequence[Hypothesis[MemoryConstants]], name: str) -> dict[Any, float]:

@@ -34,19 +34,12 @@ NETWORKS = 2.0
 
 @dataclass(frozen=True)
 class Measurements:
-    """Measured trials, one per job.
-
-    Attributes:
-        jobs: what was run.
-        step_time_s: nan where unknown.
-        peak_bytes: of the fullest rank; nan where unknown.
-        out_of_memory: failed for lack of memory.
-    """
+    """Measured trials, one per job."""
 
     jobs: Jobs
-    step_time_s: Array
-    peak_bytes: Array
-    out_of_memory: Mask
+    step_time_s: Array  # nan where unknown
+    peak_bytes: Array  # of the fullest rank; nan where unknown
+    out_of_memory: Mask  # failed for lack of memory
 
     def of_engine(self, number: int) -> Measurements:
         """The measurements of one engine's jobs."""
@@ -58,23 +51,14 @@ class Measurements:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Expected memory and time of jobs; columns of shape (n,).
-
-    Attributes:
-        model: whose prediction it is.
-        jobs: which.
-        memory: bytes on the fullest rank, in parts.
-        time: seconds of a step, in parts.
-        fits: probability that a job runs within the GPU's memory.
-        full: that one which does has no memory to spare, without which it may be slow.
-    """
+    """Expected memory and time of jobs; columns of shape (n,)."""
 
     model: CostModel
     jobs: Jobs
-    memory: MemoryParts
-    time: StepParts
-    fits: Array
-    full: Array
+    memory: MemoryParts  # bytes on the fullest rank, in parts
+    time: StepParts  # seconds of a step, in parts
+    fits: Array  # probability that a job runs within the GPU's memory
+    full: Array  # that one which does has no memory to spare, without which it may be slow
 
     @cached_property
     def step_time_s(self) -> Array:
@@ -167,29 +151,21 @@ class Prediction:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Predicts memory and time of jobs on one machine, for one framework.
-
-    Attributes:
-        cluster: facts.
-        framework: habits.
-        constants: of time.
-        memory: of memory.
-        covariance: of the logarithms of time's constants; None before any evidence, when it is
-            ``between_machines``.
-        log_sd: of step times around the prediction, beyond what the covariance explains.
-        network: how often runs are believed to meet a crowded network.
-        suspected: constants of time that it may have instead, by the record that has them.
-        others: models of jobs whose ``engine`` is 1, 2, ...: each by its own framework.
-    """
+    """Predicts memory and time of jobs on one machine, for one framework."""
 
     cluster: Cluster
     framework: Framework
-    constants: TimeConstants = field(default_factory=TimeConstants)
-    memory: MemoryModel = field(default_factory=MemoryModel)
+    constants: TimeConstants = field(default_factory=TimeConstants)  # of time
+    memory: MemoryModel = field(default_factory=MemoryModel)  # of memory
+    # of the logarithms of time's constants; None before any evidence, when it is
+    # ``between_machines``
     covariance: Array | None = None
+    # of step times around the prediction, beyond what the covariance explains
     log_sd: float = PRIOR_LOG_SD
-    network: Network = UNKNOWN
+    network: Network = UNKNOWN  # how often runs are believed to meet a crowded network
+    # constants of time that it may have instead, by the record that has them
     suspected: Mapping[str, TimeConstants] = field(default_factory=dict)
+    # models of jobs whose ``engine`` is 1, 2, ...: each by its own framework
     others: tuple[CostModel, ...] = ()
 
     @property

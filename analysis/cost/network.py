@@ -30,15 +30,10 @@ _GRID = np.linspace(-2.0, 2.0, 9)
 
 @dataclass(frozen=True)
 class Network:
-    """Hypotheses: each pair of nodes brings the state with one chance, whatever the others do.
+    """Hypotheses: each pair of nodes brings the state with one chance, whatever the others do."""
 
-    Attributes:
-        nodes: at which 63 % of runs are crowded; shape (h,). ``inf`` is never.
-        weights: of each, which sum to 1.
-    """
-
-    nodes: Array
-    weights: Array
+    nodes: Array  # at which 63 % of runs are crowded; shape (h,). ``inf`` is never
+    weights: Array  # of each, which sum to 1
 
     @classmethod
     def known(cls, never: float, nodes: float = NODES, log_sd: float = NODES_LOG_SD) -> Network:

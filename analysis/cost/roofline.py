@@ -29,19 +29,12 @@ GRADIENT_BYTES = 8.0  # per weight and micro-batch: its gradient in float32, rea
 
 @dataclass(frozen=True)
 class Roofline:
-    """Work of a step on one GPU, columns of shape (n,), and the GPU's limits.
+    """Work of a step on one GPU, columns of shape (n,), and the GPU's limits."""
 
-    Attributes:
-        flops: operations, repeated ones included.
-        moved_bytes: between the GPU and its memory.
-        peak_tflops: of its matrix products.
-        gb_per_s: of its memory.
-    """
-
-    flops: Array
-    moved_bytes: Array
-    peak_tflops: float
-    gb_per_s: float
+    flops: Array  # operations, repeated ones included
+    moved_bytes: Array  # between the GPU and its memory
+    peak_tflops: float  # of its matrix products
+    gb_per_s: float  # of its memory
 
     @property
     def intensity(self) -> Array:

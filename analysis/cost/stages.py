@@ -49,17 +49,12 @@ def kept_by(
 
 @dataclass(frozen=True)
 class BusyStages:
-    """Layers of the stages of which one is the slowest; columns of shape (n,).
+    """Layers of the stages of which one is the slowest; columns of shape (n,)."""
 
-    Attributes:
-        first: layers of the first stage, which has the embedding.
-        inner: of the stage that has the most of those that have neither table; 0 where all have.
-        last: layers of the stage that has the output layer as well.
-    """
-
-    first: Array
+    first: Array  # layers of the first stage, which has the embedding
+    # of the stage that has the most of those that have neither table; 0 where all have
     inner: Array
-    last: Array
+    last: Array  # layers of the stage that has the output layer as well
 
     @property
     def most(self) -> Array:
@@ -127,20 +122,14 @@ def layers_before(jobs: Jobs, share: Array, stage: Array) -> Array:
 
 @dataclass(frozen=True)
 class StageLoad:
-    """One stage of each job's pipeline; columns of shape (n,).
+    """One stage of each job's pipeline; columns of shape (n,)."""
 
-    Attributes:
-        layers: transformer layers on it.
-        in_flight: micro-batches whose activations it keeps at once; a fraction where stages are
-            interleaved, in which a chunk counts as its share of the stage.
-        embedding: it looks tokens up.
-        head: it computes logits and the loss.
-    """
-
-    layers: Array
+    layers: Array  # transformer layers on it
+    # micro-batches whose activations it keeps at once; a fraction where stages are interleaved, in
+    # which a chunk counts as its share of the stage
     in_flight: Array
-    embedding: Mask
-    head: Mask
+    embedding: Mask  # it looks tokens up
+    head: Mask  # it computes logits and the loss
 
 
 @kept_by(*SPLIT)

@@ -25,41 +25,23 @@ from trainer.plan.jobs import Array, Jobs
 
 @dataclass(frozen=True)
 class StepParts:
-    """Seconds of one step, as the slowest stage spends them; columns of shape (n,).
+    """Seconds of one step, as the slowest stage spends them; columns of shape (n,)."""
 
-    Attributes:
-        forward_backward: of all micro-batches, without the following.
-        recompute: forward passes, or attention cores, that are computed again.
-        tensor: collectives of tensor parallelism.
-        context: keys and values of context parallelism, as far as attention does not hide them.
-        experts: sending tokens to their experts and back.
-        launch: waiting for the host.
-        head: output layer and loss, where it is on the slowest stage.
-        pipeline: handing activations and their gradients on.
-        crowded: waiting at a crowded network, if the run is expected to meet one.
-        bubble: filling and draining the pipeline.
-        gather: of split weights, as far as it does not hide.
-        gradients: their reduction, as far as it does not hide.
-        publish: of updated weights, as far as it does not hide.
-        optimizer: its update.
-        fixed: once a step.
-    """
-
-    forward_backward: Array
-    recompute: Array
-    tensor: Array
-    context: Array
-    experts: Array
-    launch: Array
-    head: Array
-    pipeline: Array
-    crowded: Array
-    bubble: Array
-    gather: Array
-    gradients: Array
-    publish: Array
-    optimizer: Array
-    fixed: Array
+    forward_backward: Array  # of all micro-batches, without the following
+    recompute: Array  # forward passes, or attention cores, that are computed again
+    tensor: Array  # collectives of tensor parallelism
+    context: Array  # keys and values of context parallelism, as far as attention does not hide them
+    experts: Array  # sending tokens to their experts and back
+    launch: Array  # waiting for the host
+    head: Array  # output layer and loss, where it is on the slowest stage
+    pipeline: Array  # handing activations and their gradients on
+    crowded: Array  # waiting at a crowded network, if the run is expected to meet one
+    bubble: Array  # filling and draining the pipeline
+    gather: Array  # of split weights, as far as it does not hide
+    gradients: Array  # their reduction, as far as it does not hide
+    publish: Array  # of updated weights, as far as it does not hide
+    optimizer: Array  # its update
+    fixed: Array  # once a step
 
     @property
     def total(self) -> Array:

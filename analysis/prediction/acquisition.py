@@ -96,12 +96,7 @@ def improvement(
     """Expected improvement of each candidate, if it runs, and the probability to be better.
 
     E[max(exp(goal - best) - 1, 0)] of a normal goal: a share of the best objective (Jones et al.
-    1998, for a log-normal objective).
-
-    Args:
-        posterior: of the candidates.
-        best: the best trial.
-        deviation: of the goals; default the posterior's.
+    1998, for a log-normal objective). The ``deviation`` of goals is by default the posterior's.
     """
     from scipy.special import ndtr  # slow to import
 
@@ -114,15 +109,10 @@ def improvement(
 
 @dataclass(frozen=True)
 class ExpectedGain:
-    """Expected improvements, as shares of the best objective so far.
+    """Expected improvements, as shares of the best objective so far."""
 
-    Attributes:
-        next: of the next batch.
-        left: of all candidates together: what a search that stops now forgoes.
-    """
-
-    next: float
-    left: float
+    next: float  # of the next batch
+    left: float  # of all candidates together: what a search that stops now forgoes
 
 
 def expected_gain(
@@ -130,14 +120,8 @@ def expected_gain(
 ) -> ExpectedGain | None:
     """Expected improvement of the next batch and of all candidates together.
 
-    None while the model has not predicted enough of the trials well enough to state it.
-
-    Args:
-        posterior: of the candidates.
-        best: the best trial.
-        batch: trials that run at once.
-        model: calibrated, in place of the posterior's where that one's constants are drawn.
-        rng: of the draws.
+    None while the model has not predicted enough of the trials well enough to state it. The
+    ``model`` is calibrated, where the posterior's has drawn constants; a ``batch`` runs at once.
     """
     if not states_gain(posterior):
         return None

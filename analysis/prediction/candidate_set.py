@@ -49,10 +49,7 @@ class CandidateSet:
     def shortlist(cls, pricing: Pricing, candidates: Candidates, seed: int) -> Self:
         """The configurations that a search chooses among, best first by the model before any trial.
 
-        Args:
-            pricing: of the space.
-            candidates: all valid configurations.
-            seed: of the draws, where there are more than PRICED or SHORTLIST.
+        They are drawn by ``seed`` where there are more than PRICED or SHORTLIST.
         """
         rng = np.random.default_rng(seed)
         indices = candidates.indices(PRICED, rng, [], max_nodes=2**31)
@@ -75,12 +72,7 @@ class CandidateSet:
 
     def features_of(self, trials: Sequence[Trial]) -> Array:
         """Features of trials, which need not be members; shape (len(trials), d)."""
-        if not trials:
-            return self.features[:0]
-        space, rows = self.pricing.space, [self.pricing.space.raw(t.config) for t in trials]
-        raw = {name: np.array([row[name] for row in rows]) for name in space.parameters}
-        jobs = self.pricing.jobs(space.columns(raw), len(rows))
-        return features(jobs, unpriced_features(space, raw, len(rows)))
+        return features_of(self.pricing, trials) if trials else self.features[:0]
 
     def variants(self, trials: Sequence[Trial]) -> tuple[Indices, Indices]:
         """Group of each member, shape (n,), and of each trial.
@@ -102,6 +94,14 @@ class CandidateSet:
         digits = dict(zip(parameters, np.unravel_index(indices, radix), strict=True))
         first = [0 * d if name in unpriced else d for name, d in digits.items()]
         return np.asarray(np.ravel_multi_index(first, radix))
+
+
+def features_of(pricing: Pricing, trials: Sequence[Trial]) -> Array:
+    """Features of trials of a priced space; shape (len(trials), d)."""
+    space, rows = pricing.space, [pricing.space.raw(t.config) for t in trials]
+    raw = {name: np.array([row[name] for row in rows]) for name in space.parameters}
+    jobs = pricing.jobs(space.columns(raw), len(rows))
+    return features(jobs, unpriced_features(space, raw, len(rows)))
 
 
 def switch_values(jobs: Jobs) -> Array:

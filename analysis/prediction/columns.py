@@ -23,15 +23,7 @@ _OTHERS = value_types(OtherChoices)
 def jobs_from(
     space: SearchSpace, shape: ModelConfig, engines: Collection[str], facts: Facts, count: int
 ) -> Jobs:
-    """The jobs of configurations.
-
-    Args:
-        space: of the configurations.
-        shape: of its model.
-        engines: that it searches, in the order of their numbers.
-        facts: of the configurations, as columns.
-        count: configurations.
-    """
+    """The jobs of ``count`` configurations; ``engines`` are in the order of their numbers."""
     known, axes = facts.columns, space.program.axes
     found: dict[str, Any] = {name: known[name] for name in NEEDED if name != "num_layers"}
     found |= {name: known[name] if name in axes else 1 for name in PRICED_AXES}

@@ -61,21 +61,13 @@ def best_interval_s(mtbf_s: Any, save_s: Any) -> Array:
 
 @dataclass(frozen=True)
 class Goodput:
-    """Jobs that train for long: one entry of each column per job.
+    """Jobs that train for long: one entry of each column per job."""
 
-    Attributes:
-        prediction: of the jobs.
-        share: of their time that trains and is kept; a lost node is replaced at once.
-        interval_s: of training between checkpoints.
-        save_s: for which a checkpoint stops training.
-        restart_s: from a failure to the next step.
-    """
-
-    prediction: Prediction
-    share: Array
-    interval_s: Array
-    save_s: Array
-    restart_s: Array
+    prediction: Prediction  # of the jobs
+    share: Array  # of their time that trains and is kept; a lost node is replaced at once
+    interval_s: Array  # of training between checkpoints
+    save_s: Array  # for which a checkpoint stops training
+    restart_s: Array  # from a failure to the next step
 
     def days(self, tokens: float) -> Array:
         """Days until so many tokens are trained on."""
@@ -104,26 +96,19 @@ class Goodput:
 
 @dataclass(frozen=True)
 class Failures:
-    """How often nodes fail, and what that costs a job.
+    """How often nodes fail, and what that costs a job."""
 
-    Attributes:
-        per_node_day: failures of one node.
-        storage_gb_per_s: at which each node of a job writes and reads checkpoints.
-        start_up: from launch to first step.
-        stated: names of those above that the cluster states; the others are priors.
-        saved_gb_per_s: of a node's state over the time for which checkpoints were seen to stop
-            training; None before any. More than ``storage_gb_per_s`` if they are asynchronous.
-        restarted_s: from a failure to the next step, as it was seen; None before any.
-        seen: failures that the run itself has had; None before it.
-    """
-
-    per_node_day: float
-    storage_gb_per_s: float
-    start_up: StartUp
+    per_node_day: float  # failures of one node
+    storage_gb_per_s: float  # at which each node of a job writes and reads checkpoints
+    start_up: StartUp  # from launch to first step
+    # names of those above that the cluster states; the others are priors
     stated: frozenset[str] = frozenset()
+    # of a node's state over the time for which checkpoints were seen to stop training; None before
+    # any. More than ``storage_gb_per_s`` if they are asynchronous
     saved_gb_per_s: float | None = None
+    # from a failure to the next step, as it was seen; None before any
     restarted_s: float | None = None
-    seen: int | None = None
+    seen: int | None = None  # failures that the run itself has had; None before it
 
     @classmethod
     def expected(cls, space: SearchSpace) -> Self:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from analysis.cost.model import LIKELY, CostModel, Prediction
+from analysis.cost.model import LIKELY, Prediction
 from analysis.prediction.pricing import Pricing, reported
 from analysis.prediction.telling import telling
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.units import GIB
 from search_spaces import SpaceError
-from trainer.plan.jobs import Array, Mask
+from trainer.plan.jobs import Array, Jobs, Mask
 
 FOLDS = 5
 FEWER_FOLDS = 3  # where two parts alone have all that calibrate a model
@@ -29,29 +28,17 @@ FEW = 5  # trials below which neither a rank correlation nor a share of failures
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """Trials that ran or ran out of memory; columns of shape (n,).
+    """Trials that ran or ran out of memory; columns of shape (n,)."""
 
-    Attributes:
-        trials: their numbers.
-        prediction: by the model calibrated with all of them.
-        before_s: step times by the model before calibration.
-        held_out_s: by models that were each calibrated without the trial itself.
-        held_out_bytes: peak memory, likewise.
-        held_out_fits: probability to fit, likewise.
-        measured_s: step times; nan where a trial failed or gave none.
-        measured_bytes: peak memory, likewise.
-        out_of_memory: which of them failed for lack of memory.
-    """
-
-    trials: tuple[int, ...]
-    prediction: Prediction
-    before_s: Array
-    held_out_s: Array
-    held_out_bytes: Array
-    held_out_fits: Array
-    measured_s: Array
-    measured_bytes: Array
-    out_of_memory: Mask
+    trials: tuple[int, ...]  # their numbers
+    prediction: Prediction  # by the model calibrated with all of them
+    before_s: Array  # step times by the model before calibration
+    held_out_s: Array  # by models that were each calibrated without the trial itself
+    held_out_bytes: Array  # peak memory, likewise
+    held_out_fits: Array  # probability to fit, likewise
+    measured_s: Array  # step times; nan where a trial failed or gave none
+    measured_bytes: Array  # peak memory, likewise
+    out_of_memory: Mask  # which of them failed for lack of memory
 
     @property
     def time_error(self) -> Array:
@@ -153,11 +140,11 @@ def cross_validated(run: Run) -> CrossValidation | None:
         before = pricing.predict([t.config for t in trials])
     except ValueError:  # the cluster's facts lack a link that these trials cross
         return None
-    held_out_s, held_out_bytes, held_out_fits = _held_out(pricing, trials)
-    whole = _with(pricing, pricing.calibrated(telling(pricing, trials)))
+    held_out_s, held_out_bytes, held_out_fits = _held_out(pricing, trials, before.jobs)
+    whole = pricing.calibrated(telling(pricing, trials))
     return CrossValidation(
         trials=tuple(t.number for t in trials),
-        prediction=whole.predict([t.config for t in trials]),
+        prediction=whole.predict(before.jobs),
         before_s=before.step_time_s,
         held_out_s=held_out_s,
         held_out_bytes=held_out_bytes,
@@ -168,7 +155,7 @@ def cross_validated(run: Run) -> CrossValidation | None:
     )
 
 
-def _held_out(pricing: Pricing, trials: list[Trial]) -> tuple[Array, Array, Array]:
+def _held_out(pricing: Pricing, trials: list[Trial], jobs: Jobs) -> tuple[Array, Array, Array]:
     """Step times, peak bytes and probabilities to fit, each by a model without the trial."""
     held_out_s, held_out_bytes, held_out_fits = (np.empty(len(trials)) for _ in range(3))
     parts = np.arange(len(trials)) % (FEWER_FOLDS if len(trials) >= PLENTY else FOLDS)
@@ -176,17 +163,11 @@ def _held_out(pricing: Pricing, trials: list[Trial]) -> tuple[Array, Array, Arra
         own = np.flatnonzero(parts == part)
         others = [t for t, p in zip(trials, parts, strict=True) if p != part]
         model = pricing.calibrated(telling(pricing, others))
-        found = _with(pricing, model).predict([trials[i].config for i in own])
+        found = model.predict(jobs[own])
         held_out_s[own] = found.step_time_s
         held_out_bytes[own] = model.memory.peak_bytes(found.jobs, model.framework)  # as reported
         held_out_fits[own] = found.fits
     return held_out_s, held_out_bytes, held_out_fits
-
-
-def _with(pricing: Pricing, model: CostModel) -> Pricing:
-    other = copy.copy(pricing)
-    other.model = model
-    return other
 
 
 def _median(values: Array) -> float:

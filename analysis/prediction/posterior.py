@@ -18,17 +18,11 @@ from scipy.special import expit
 
 from analysis.cost.model import LIKELY, CostModel, Prediction
 from analysis.finalists import NOISE_LOG_SD
-from analysis.prediction.candidate_set import CandidateSet, switch_values
+from analysis.prediction.candidate_set import CandidateSet, features_of, switch_values
 from analysis.prediction.foretold import residual_log_sd
 from analysis.prediction.goal import Goal
 from analysis.prediction.pricing import Pricing
-from analysis.prediction.residual import (
-    DISTURBED_SHARE,
-    ResidualProcess,
-    features,
-    survival,
-    unpriced_features,
-)
+from analysis.prediction.residual import DISTURBED_SHARE, ResidualProcess, survival
 from analysis.prediction.satisfaction import Satisfaction
 from analysis.prediction.telling import telling
 from analysis.run.fold import Run
@@ -42,36 +36,26 @@ NEVERTHELESS = 0.05  # probability that a variant of what ran out of memory runs
 
 @dataclass(frozen=True)
 class Observations:
-    """The trials of a run that a model learns from.
-
-    Attributes:
-        run: the run.
-        completed: trials that have ended.
-        successes: completed trials with an objective that has a logarithm.
-    """
+    """The trials of a run that a model learns from."""
 
     run: Run
-    completed: Sequence[Trial]
-    successes: Sequence[Trial]
+    completed: Sequence[Trial]  # trials that have ended
+    successes: Sequence[Trial]  # completed trials with an objective that has a logarithm
 
     @classmethod
     def of(cls, run: Run) -> Self:
         completed = [t for t in run.trials.values() if t.ended]
         return cls(run, completed, [t for t in completed if t.ok and t.positive])
 
-    def calibrating(self, pricing: Pricing) -> list[Trial]:
-        """Trials that calibrate the cost model; see :func:`telling`.
+    def calibrated(self, pricing: Pricing) -> CostModel:
+        """The cost model, calibrated with these trials; see :func:`telling`.
 
         Among many trials the latest few change little: the model is calibrated again whenever
         there are a twentieth more.
         """
         step = max(1, len(self.completed) // 20)
         by_time = sorted(self.completed, key=lambda t: (t.ended_t or 0.0, t.number))
-        return telling(pricing, by_time[: len(by_time) // step * step])
-
-    def calibrated(self, pricing: Pricing) -> CostModel:
-        """The cost model, calibrated with these trials."""
-        return pricing.calibrated(self.calibrating(pricing))
+        return pricing.calibrated(telling(pricing, by_time[: len(by_time) // step * step]))
 
 
 def remembered(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
@@ -267,11 +251,9 @@ class Posterior:
         seen, goal = [t for t in trials if t.ok and t.positive], Goal(shallow)
         if not seen:
             return self._features[:0], np.zeros(0)
-        rows = [shallow.space.raw(t.config) for t in seen]
-        raw = {name: np.array([row[name] for row in rows]) for name in shallow.space.parameters}
         own = self._model.predict(shallow.jobs_of([t.config for t in seen]))
         left = np.array([goal.measured(t) for t in seen]) - goal.predicted(own)
-        return features(own.jobs, unpriced_features(shallow.space, raw, len(rows))), left
+        return features_of(shallow, seen), left
 
     @cached_property
     def _caps(self) -> Array:

@@ -29,37 +29,22 @@ TOLERATED_SHARE = 0.03  # of trials that a time limit may end, before that is sa
 
 @dataclass(frozen=True)
 class Ranking:
-    """Configurations of a space, the most promising first.
-
-    Attributes:
-        pricing: by which model.
-        configs: canonical.
-        prediction: theirs, in the same order.
-        num_priced: configurations that were compared.
-        num_likely: those of them that are expected to fit.
-        ranked_by: what the order follows; empty for a single configuration.
-        warnings: lines of text on the space's trials.
-    """
+    """Configurations of a space, the most promising first."""
 
     pricing: Pricing
-    configs: list[dict[str, Any]]
-    prediction: Prediction
-    num_priced: int
-    num_likely: int
-    ranked_by: str = ""
-    warnings: tuple[str, ...] = ()
+    configs: list[dict[str, Any]]  # canonical
+    prediction: Prediction  # theirs, in the same order
+    num_priced: int  # configurations that were compared
+    num_likely: int  # those of them that are expected to fit
+    ranked_by: str = ""  # what the order follows; empty for a single configuration
+    warnings: tuple[str, ...] = ()  # lines of text on the space's trials
 
     @classmethod
     def of(cls, pricing: Pricing, top: int, sampled: int = SAMPLED) -> Self:
-        """Price the valid configurations of a space and keep the best.
+        """Price the valid configurations of a space, of many ``sampled`` ones, and keep the best.
 
         Ranked by what they promise (see ``Pricing.promise``), times the probabilities to fit and to
         end in time; by memory where none is expected to fit.
-
-        Args:
-            pricing: of the space.
-            top: how many to keep.
-            sampled: how many to price of a space with more.
 
         Raises:
             SpaceError: if no configuration is valid; it names the rules that remove the most.
@@ -100,11 +85,7 @@ class Ranking:
         return self.pricing.failures.goodput(self.prediction)
 
     def table(self, tokens: float | None = None) -> str:
-        """The ranking as text: one line per configuration.
-
-        Args:
-            tokens: to train on; None: without the days for them.
-        """
+        """The ranking as text, one line per configuration; with the days for training tokens."""
         prediction, pricing = self.prediction, self.pricing
         space = pricing.space
         predicted = pricing.objective(prediction)
@@ -150,12 +131,7 @@ class Ranking:
         return "\n".join([*lines, *self.warnings])
 
     def explanation(self, tokens: float, index: int = 0) -> str:
-        """Breakdown of one configuration's memory and time, and what follows from them.
-
-        Args:
-            tokens: to train on.
-            index: its place in the ranking.
-        """
+        """Breakdown of one configuration's memory and time, and what follows from them."""
         prediction, pricing = self.prediction, self.pricing
         lines = [config_text(self.configs[index])]
         limit = pricing.model.memory_limit_bytes
@@ -224,10 +200,6 @@ class Ranking:
 
 def search_warnings(space: SearchSpace, pricing: Pricing | None) -> tuple[str, ...]:
     """Warnings before a search: lines of text on what its trials cannot do.
-
-    Args:
-        space: to be searched.
-        pricing: its prices; None where it has none.
 
     Raises:
         SpaceError: if no configuration is valid; it names the rules that remove the most.

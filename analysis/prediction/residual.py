@@ -133,36 +133,19 @@ def features(of: Jobs, unpriced: Array) -> Array:
         of: the configurations as jobs.
         unpriced: features of unpriced parameters, from :func:`unpriced_features`.
     """
+    layout, placement, options = of.layout, of.placement, of.options
+    degrees = (layout.tp, layout.pp, layout.vpp, layout.dp, layout.mbs, layout.gas)
+    shards = (placement.weight_shard, placement.gradient_shard, placement.optimizer_shard)
+    bits = (placement.gather_bits, placement.reduce_bits, placement.secondary_bits)
+    switches = (options.fp8, options.schedule, options.overlaps_dispatch, options.dispatcher)
     columns: list[Any] = [
-        *(
-            np.log2(x)
-            for x in (
-                of.layout.tp,
-                of.layout.pp,
-                of.layout.vpp,
-                of.layout.dp,
-                of.layout.mbs,
-                of.layout.gas,
-            )
-        ),
-        *(
-            np.log2(x)
-            for x in (
-                of.placement.weight_shard,
-                of.placement.gradient_shard,
-                of.placement.optimizer_shard,
-            )
-        ),
-        np.log2(of.placement.secondary_shard + 1),
-        APART * of.options.sequence_parallel,
-        APART * of.options.recompute,
-        APART * (of.placement.gather_bits > 0),
-        APART * (of.placement.reduce_bits > 0),
-        APART * (of.placement.secondary_bits > 0),
-        *(np.log2(x) for x in (of.layout.cp, of.layout.ep)),
-        np.log2(of.layout.etp) * (of.model.mixture is not None),  # of others it is tp
-        *(APART * x for x in (of.options.fp8, of.options.schedule, of.options.overlaps_dispatch)),
-        *(APART * x for x in (of.options.dispatcher, of.options.graphs)),
+        *map(np.log2, (*degrees, *shards, placement.secondary_shard + 1)),
+        APART * options.sequence_parallel,
+        APART * options.recompute,
+        *(APART * (each > 0) for each in bits),
+        *map(np.log2, (layout.cp, layout.ep)),
+        np.log2(layout.etp) * (of.model.mixture is not None),  # of others it is tp
+        *(APART * each for each in (*switches, options.graphs)),
         np.log2(of.model.num_layers),  # of probes fewer
     ]
     return np.concatenate([np.stack(columns, axis=1) / LENGTH_SCALE, unpriced], axis=1)

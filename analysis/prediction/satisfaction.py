@@ -18,7 +18,7 @@ from analysis.prediction.pricing import Pricing
 from analysis.prediction.residual import EFFECT_LOG_SD, PRIOR_TRIALS, ResidualProcess
 from analysis.run.trial import Trial
 from foundation.bounds import Bound
-from trainer.plan.jobs import Array, Jobs
+from trainer.plan.jobs import Array
 
 MEASURED = 2  # values of a metric without a price before they say how it spreads
 NARROWEST = 1e-6  # deviation of a metric, as a share of its size
@@ -72,7 +72,8 @@ class Satisfaction:
             limit, expected = float(np.log(bound.value)), np.log(priced)
             left, noise = np.zeros(0), NOISE_LOG_SD
             if trials:
-                own = self._priced(bound.key, self._model.predict(self._jobs(trials)))
+                jobs = self._pricing.jobs_of([t.config for t in trials])
+                own = self._priced(bound.key, self._model.predict(jobs))
                 assert own is not None
                 left = np.log(measured) - np.log(own)
             squares = PRIOR_TRIALS * PRIOR_LOG_SD**2 + np.square(left).sum()
@@ -97,6 +98,3 @@ class Satisfaction:
         if key == "peak_memory_bytes":
             return self._model.reported_peak_bytes(prediction.jobs)
         return self._pricing.figure(key, prediction)
-
-    def _jobs(self, trials: Sequence[Trial]) -> Jobs:
-        return self._pricing.jobs_of([t.config for t in trials])

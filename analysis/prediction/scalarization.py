@@ -49,18 +49,13 @@ def merits(objectives: Sequence[Objective], figures: Array) -> Array:
 
 @dataclass(frozen=True)
 class Scalarization:
-    """One direction in which the front is looked for.
+    """One direction in which the front is looked for."""
 
-    Attributes:
-        ideal: the best that is known of each objective, at once.
-        slopes: of the distance to it, per objective; they sum to 1, so that the scalar stays in
-            units of a logarithm.
-        scale: how much of an error in a predicted logarithm the scalar has.
-    """
-
-    ideal: Array
+    ideal: Array  # the best that is known of each objective, at once
+    # of the distance to it, per objective; they sum to 1, so that the scalar stays in units of a
+    # logarithm
     slopes: Array
-    scale: float
+    scale: float  # how much of an error in a predicted logarithm the scalar has
 
     @classmethod
     def from_weights(

@@ -25,27 +25,16 @@ DOUBLINGS = 6  # of its own nodes, where the cluster does not state how many it 
 
 @dataclass(frozen=True)
 class Scaled:
-    """A configuration on several numbers of nodes.
+    """A configuration on several numbers of nodes."""
 
-    Attributes:
-        mode: ``weak``: the batch grows with the nodes; ``strong``: it stays.
-        config: what is scaled.
-        prediction: of each number of nodes that can be had, ascending.
-        efficiency: tokens/s of a node over those on the fewest nodes.
-        efficiency_log_sd: standard deviation of its logarithm; see ``_efficiency_log_sd``.
-        goodput: of the same through failures.
-        basis: of it, as a line of text.
-        left_out: why other numbers of nodes are not there, as lines of text.
-    """
-
-    mode: Scaling
+    mode: Scaling  # ``weak``: the batch grows with the nodes; ``strong``: it stays
     config: Mapping[str, Any]
-    prediction: Prediction
-    efficiency: Array
-    efficiency_log_sd: Array
-    goodput: Goodput
-    basis: str
-    left_out: tuple[str, ...]
+    prediction: Prediction  # of each number of nodes that can be had, ascending
+    efficiency: Array  # tokens/s of a node over those on the fewest nodes
+    efficiency_log_sd: Array  # standard deviation of its logarithm; see ``_efficiency_log_sd``
+    goodput: Goodput  # of the same through failures
+    basis: str  # of it, as a line of text
+    left_out: tuple[str, ...]  # why other numbers of nodes are not there, as lines of text
 
     @property
     def tokens_per_second_interval(self) -> tuple[Array, Array]:
@@ -69,11 +58,7 @@ class Scaled:
         Its degrees stay, except for those of data parallelism, which follow from the nodes. Rules
         of the space itself, such as a limit of the batch, do not count.
 
-        Args:
-            pricing: of the configuration's space.
-            config: raw or canonical.
-            mode: of scaling.
-            nodes: on how many; default: its own, halved and doubled again and again.
+        ``nodes`` are by default its own, halved and doubled again and again.
 
         Raises:
             ValueError: if no number of nodes can be had; it says why.
@@ -109,11 +94,7 @@ class Scaled:
         )
 
     def table(self, tokens: float) -> str:
-        """A table, a line for each number of nodes; 95 % intervals in parentheses.
-
-        Args:
-            tokens: to train on.
-        """
+        """A table, a line for each number of nodes; 95 % intervals in parentheses."""
         prediction, goodput = self.prediction, self.goodput
         low_s, high_s = prediction.interval_s()
         less, more = prediction.step_time_s / low_s, high_s / prediction.step_time_s

@@ -29,20 +29,14 @@ MOST_SAID = 3  # trials of one number of nodes, of which more say nothing more o
 
 @dataclass(frozen=True)
 class StartUp:
-    """A line: seconds whatever the width, and more for every node.
-
-    Attributes:
-        base_s, per_node_s: of the line.
-        widest, widths: the most nodes on which a trial started, and how many different numbers of
-            nodes that was seen on; 0 before any.
-        waited: trials that were ended before their first step: nodes and seconds of each. Nothing
-            that wide is expected to start sooner.
-    """
+    """A line: seconds whatever the width, and more for every node."""
 
     base_s: float
     per_node_s: float = 0.0
-    widest: int = 0
-    widths: int = 0
+    widest: int = 0  # the most nodes on which a trial started; 0 before any
+    widths: int = 0  # different numbers of nodes on which that was seen
+    # trials that were ended before their first step: nodes and seconds of each. Nothing that wide
+    # is expected to start sooner
     waited: tuple[tuple[int, float], ...] = ()
 
     def seconds(self, num_nodes: Any) -> Any:

@@ -25,22 +25,14 @@ BEYOND = 2.0  # standard deviations of a difference from which it is no chance
 
 @dataclass(frozen=True)
 class OneChange:
-    """A change of one parameter and what it did, in every pair of trials that shows it.
-
-    Attributes:
-        parameter: which.
-        before, after: its values, the smaller one first.
-        shares: by which the objective grew from the one to the other, of each pair.
-        trials: numbers of both trials of each pair.
-        noise: standard deviation of such a share, by chance alone.
-    """
+    """A change of one parameter and what it did, in every pair of trials that shows it."""
 
     parameter: str
-    before: Any
+    before: Any  # its smaller value
     after: Any
-    shares: tuple[float, ...]
-    trials: tuple[tuple[int, int], ...]
-    noise: float
+    shares: tuple[float, ...]  # by which the objective grew from the one to the other, of each pair
+    trials: tuple[tuple[int, int], ...]  # numbers of both trials of each pair
+    noise: float  # standard deviation of such a share, by chance alone
 
     @property
     def middle(self) -> float:

@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Self, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from analysis.run.lines import UNSEALED_VERSION, VERSION
 from foundation.files import finite
+
+if TYPE_CHECKING:
+    from search_spaces import SearchSpace
 
 Number = Annotated[int, Field(ge=0, lt=2**31)]
 """A trial's or an attempt's number."""
@@ -50,12 +53,17 @@ class Opened:
     launcher: str
     nodes: Sequence[str] = ()  # of the allocation
     objective: Goal
-    objectives: Sequence[Goal] = _sparse(
-        ()
-    )  # all of them, the first included, if there are several
+    # all of them, the first included, if there are several
+    objectives: Sequence[Goal] = _sparse(())
     subject_to: Sequence[str] = _sparse(())  # bounds on measured values
     # of the folder (``id``, ``path``, ``inode``); trials' names carry it
     identity: Mapping[str, str | int] = _sparse(default_factory=dict)
+
+    @classmethod
+    def of(cls, space: SearchSpace, launcher: str, seed: int = 0, **more: Any) -> Self:
+        """A session on a space; ``more`` are other fields."""
+        more |= {"space": space.name, "fingerprint": space.fingerprint, **space.goals}
+        return cls(seed=seed, launcher=launcher, **more)
 
 
 @dataclass(frozen=True, kw_only=True)

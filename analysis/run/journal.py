@@ -10,19 +10,16 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import IO
 
 from analysis.run.events import Event, from_record, to_record
 from analysis.run.fold import Run, apply, extend, fold
 from analysis.run.folder import RunFolder
 from analysis.run.lines import Lines, RunError, sealed
 from analysis.run.lock import lock, opened
+from analysis.run.workers import Worker
 from foundation.messages import shown
 from slurm import Clock
-
-
-class _Held(Protocol):
-    def close(self) -> None: ...
 
 
 class Journal:
@@ -42,13 +39,13 @@ class Journal:
         directory: Path,
         clock: Callable[[], float] | None = None,
         sync: bool = True,
-        held: _Held | None = None,
+        held: Worker | None = None,
     ) -> None:
         self._clock = clock or Clock().time
         self._ahead_s = 0.0
         self._sync = sync
         self._path = RunFolder(directory).journal_file
-        self._lock = held or lock(directory)
+        self._lock: Worker | IO[bytes] = held or lock(directory)
         try:
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
             self._file = opened(self._path, flags, 0o600)

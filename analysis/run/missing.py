@@ -56,9 +56,7 @@ class MissingEvents:
             space = load_space(self.folder.space_file)
         except FileError:
             return None
-        return Opened(
-            space=space.name, fingerprint=space.fingerprint, seed=0, launcher="", **space.goals
-        )
+        return Opened.of(space, launcher="")
 
     def _proposed(self, number: int) -> Proposed | None:
         """The proposal with the configuration in the trial's folder."""

@@ -39,6 +39,12 @@ SWEEP = {
     *("seq", "gpu", "n_nodes", "n_gpu", "dp", "tp", "pp", "mbs", "gas", "gbs", "zero_stage"),
     *("tok_s", "peak_mem_GB", "crashed_or_oom"),
 }
+_COUNTS = {
+    "num_layers": "layers", "hidden_size": "hidden", "num_heads": "heads", "kv_heads": "kv_heads",
+    "ffn_size": "ffn", "vocab_size": "vocab", "seq_length": "seq",
+    **{name: name for name in ("tp", "pp", "dp", "mbs", "gas")},
+}  # fmt: skip
+"""Whole numbers of a job: the column of each."""
 _ALSO = {"tokens_per_second": "tok_s", "out_of_memory": "crashed_or_oom", "attn": "attention"}
 
 
@@ -98,20 +104,9 @@ def _jobs(columns: _Columns) -> Jobs:
     return jobs(
         {
             **given,
-            "num_layers": columns.count("layers"),
-            "hidden_size": columns.count("hidden"),
-            "num_heads": columns.count("heads"),
-            "kv_heads": columns.count("kv_heads"),
-            "ffn_size": columns.count("ffn"),
+            **{name: columns.count(column) for name, column in _COUNTS.items()},
             "gated": columns.flag("gated"),
-            "vocab_size": columns.count("vocab"),
-            "seq_length": columns.count("seq"),
             "tied_embeddings": columns.flag("tied_emb"),
-            "tp": columns.count("tp"),
-            "pp": columns.count("pp"),
-            "dp": columns.count("dp"),
-            "mbs": columns.count("mbs"),
-            "gas": columns.count("gas"),
             "zero_stage": columns.choice("zero_stage", _ZERO_STAGES),
             "sequence_parallel": sequence_parallel & (columns.number("tp") > 1),
         }

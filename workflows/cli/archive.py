@@ -6,20 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from foundation.messages import printable, shown
-from workflows.cli.arguments import Commands, UsageError, archive_folder, command, folder, path
-
-
-def add_commands(commands: Commands) -> None:
-    text = "Keep runs for later searches (add), list them, or write one as an open landscape."
-    parser = command(commands, "archive", archive, text)
-    parser.add_argument("action", choices=("add", "list", "export"), metavar="add|list|export")
-    parser.add("run", folder, "RUN", "its folder; for export also an entry", nargs="?")
-    text = "default: the folder in MESHTUNE_ARCHIVE, else ~/.meshtune/archive"
-    parser.add("--archive", folder, "DIR", text)
-    parser.add_flag("--whole", "add: with command lines, paths and host names")
-    parser.add("--out", path, "FILE.csv", "export: the landscape, for `meshtune replay`")
-    text = "export: under which the measurements' owner publishes them, such as CC-BY-4.0"
-    parser.add("--license", str, "TEXT", text)
+from workflows.cli.arguments import UsageError, archive_folder
 
 
 def archive(arguments: Namespace) -> None:

@@ -1,11 +1,11 @@
-"""Commands' parsers: the options that several commands share, and the types of their values."""
+"""Parsers of commands, the types of their arguments, and what several commands do with them."""
 
 from __future__ import annotations
 
 import os
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,17 +16,10 @@ from foundation.messages import nearest, shown
 _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 _UNKNOWN = re.compile(r"unrecognized arguments: (--[\w-]+)")
 _WORD = re.compile(r"[\w-]+")
-Commands = Any  # argparse's subparsers, whose class has no public name
-Handler = Callable[[Namespace], int | None]
 GENERIC = "generic"  # the site profile where none is named
 MOST = 10**9  # of anything that is counted
 DIGITS = 18  # of a seed
 LONGEST_NAME, LONGEST_PATH = 255, 4000  # of a file, in bytes
-_POLICY = (
-    "what chooses the configurations: meshtune (default: the cost model, corrected by the "
-    "measurements and backed by Bayesian optimization), deephyper, optuna, cost-model (its ranking "
-    "alone), sobol, random, or an installed one"
-)
 
 
 class UsageError(Exception):
@@ -34,7 +27,7 @@ class UsageError(Exception):
 
 
 class Parser(ArgumentParser):
-    """A command's parser; adds the options that several commands share."""
+    """A parser of commands or of one; its errors say what was probably meant."""
 
     def error(self, message: str) -> NoReturn:
         """Exit with 2, and the command, choice or option that was probably meant."""
@@ -50,46 +43,16 @@ class Parser(ArgumentParser):
         options = [option for action in self._actions for option in action.option_strings]
         return [*options, *(option for parser in below for option in parser._options())]
 
-    def add(
-        self, name: str, kind: Callable[[str], Any], metavar: str, text: str = "",
-        group: Any = None, **more: Any,
-    ) -> None:  # fmt: skip
-        """Add an argument with a value; ``kind`` reads it from text, ``more`` is argparse's."""
-        more |= {"type": kind, "metavar": metavar, "help": text or None}
-        (group or self).add_argument(name, **more)
-
-    def add_flag(self, name: str, text: str) -> None:
-        self.add_argument(name, action="store_true", help=text)
-
-    def add_json(self) -> None:
-        self.add_flag("--json", "print JSON")
-
-    def add_space(self) -> None:
-        self.add("space", str, "SPACE", "a space file, or the name of a shipped one (tiny_cpu)")
-
-    def add_launcher(self, known: str = "local, srun, mpiexec") -> None:
-        """Add the options that say how trials get processes."""
-        # Not ``choices``: installed distributions add launchers, and --help need not look for them.
-        text = f"{known}, or an installed one; default: srun inside a Slurm allocation, else local"
-        self.add("--launcher", str, "NAME", text)
-        text = "list of hosts, for a launcher that needs one, such as mpiexec"
-        self.add("--hostfile", path, "FILE", text)
-        self.add_exclude()
-        self.add_site()
-
-    def add_exclude(self) -> None:
-        text = "nodes to leave alone, such as n3,n[7-9]"
-        self.add("--exclude", str, "NODES", text, default="")
-
-    def add_site(self) -> None:
-        text = "site profile: generic (default), alps, frontier, perlmutter, or a file"
-        self.add("--site", str, "NAME", text, default=GENERIC)
-
-    def add_study(self) -> None:
-        self.add("--study", str, "NAME", "Optuna study, if the storage has several", default="")
-
-    def add_policy(self) -> None:
-        self.add("--policy", str, "NAME", _POLICY, default="meshtune")
+    def add(self, arguments: Iterable[Mapping[str, Mapping[str, Any]]]) -> None:
+        """Add arguments as ``commands.yaml`` has them."""
+        places: dict[str, Any] = {"": self}
+        for name, told in (item for each in arguments for item in each.items()):
+            keys = dict(told)
+            if (group := keys.pop("group", "")) not in places:
+                places[group] = self.add_argument_group(group)
+            if "type" in keys:
+                keys["type"] = TYPES[keys["type"]]
+            places[group].add_argument(name, **keys)
 
 
 def archive_folder() -> Path:
@@ -100,15 +63,8 @@ def archive_folder() -> Path:
         raise UsageError(f"{error}: let MESHTUNE_ARCHIVE name a folder") from None
 
 
-def command(commands: Commands, name: str, handler: Handler, text: str) -> Parser:
-    """A command's parser; ``handler`` returns the process's exit code, None for 0."""
-    parser: Parser = commands.add_parser(name, help=text, description=text)
-    parser.set_defaults(handler=handler)
-    return parser
-
-
 def launcher_options(arguments: Namespace, num_nodes: int) -> slurm.LauncherOptions:
-    """The options that ``add_launcher`` has added, for trials of so many nodes."""
+    """How trials of so many nodes get processes, by a command's options."""
     return slurm.LauncherOptions(num_nodes, arguments.site, arguments.hostfile, arguments.exclude)
 
 
@@ -191,3 +147,10 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return -1.0
+
+
+TYPES: dict[str, Callable[[str], Any]] = {
+    each.__name__: each
+    for each in (int, path, folder, share, source, positive, counts, tokens, seed)
+}
+"""What reads an argument's value from text, by its name in ``commands.yaml``."""

@@ -8,49 +8,10 @@ from pathlib import Path
 
 import trainer
 from workflows.cli.arguments import (
-    Commands,
     UsageError,
     check_site,
-    command,
-    folder,
     launched,
-    path,
-    positive,
 )
-
-
-def add_commands(commands: Commands) -> None:
-    text = "Measure this machine or allocation, and write its cluster file for a space."
-    parser = command(commands, "preflight", preflight, text)
-    parser.add("--out", path, "FILE.yaml", "default: named after the cluster")
-    parser.add("--nodes", positive, "N", "default: all there are")
-    parser.add("--ranks-per-node", positive, "N", "default: one per GPU, or per core")
-    parser.add_launcher()
-    parser.add_flag("--quick", "fewer groups, sizes and repeats")
-    parser.add_flag("--dry-run", "print the command; start nothing")
-
-    text = "Check the built-in trainer on this node's GPUs, and say what to fix."
-    parser = command(commands, "verify-gpu", verify_gpu, text)
-    parser.add("--out", path, "FILE.json", "results; a second run goes on from them",
-               default=Path("verify-gpu.json"))  # fmt: skip
-    parser.add_argument("--part", type=int, choices=(1, 2, 3, 4), help="default: all four")
-    text = "cpu tries the command out, with toy shapes"
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help=text)
-
-    text = "Tokenize text into PREFIX.bin and PREFIX.idx."
-    parser = command(commands, "prepare-data", prepare_data, text)
-    parser.add("files", path, "FILE", nargs="+")
-    parser.add("--out", path, "PREFIX", required=True)
-    text = "a tokenizer.json, or a folder or name for transformers; default: bytes"
-    parser.add("--tokenizer", str, "NAME", text, default="bytes")
-
-    text = "Run a private Slurm on this machine, for tests and experiments."
-    parser = command(commands, "minicluster", minicluster, text)
-    parser.add_argument("action", choices=("up", "down", "status"))
-    parser.add("--nodes", positive, "N", "default: 8", default=8)
-    parser.add("--gpus-per-node", positive, "N", "default: 2", default=2)
-    parser.add("--mem-per-node", str, "SIZE", "default: 2G", default="2G")
-    parser.add("--dir", folder, "DIR", "folder for its files and logs")
 
 
 def preflight(arguments: Namespace) -> int:

@@ -10,29 +10,14 @@ from pathlib import Path
 import search_spaces
 from foundation.messages import shown
 from foundation.writing import write_atomically
-from workflows.cli.arguments import Commands, UsageError, command, path, positive
-from workflows.cli.model_space import CLUSTER, MODEL, option
+from workflows.cli.arguments import UsageError
+from workflows.cli.model_space import option
 
 ASKED = {
     "adapter": "trainer",
     "model": "model (a name, *.yaml, or Hugging Face's config.json)",
     "cluster": "cluster (a name, or *.yaml)",
 }
-
-
-def add_commands(commands: Commands) -> None:
-    parser = command(commands, "init", init, "Write a first search space for a well-known trainer.")
-    default = Path("space.yaml")
-    parser.add("file", path, "FILE.yaml", f"default: {default}", nargs="?", default=default)
-    parser.add("--adapter", str, "NAME", "the trainer: megatron-lm, torchtitan ...")
-    parser.add("--model", str, "MODEL", MODEL)
-    parser.add("--cluster", str, "CLUSTER", CLUSTER)
-    parser.add("--nodes", positive, "N", "default: the launch script's, or 1", default=0)
-    parser.add("--entry", str, "SCRIPT", "script that the trainer runs", default="")
-    parser.add(
-        "--args", path, "FILE", "a launch script to read arguments and model from", dest="arguments"
-    )
-    parser.add("--config", str, "FILE", "the trainer's own configuration file", default="")
 
 
 def init(arguments: Namespace) -> None:

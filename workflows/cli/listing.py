@@ -8,17 +8,9 @@ from collections.abc import Callable, Iterable
 
 import search_spaces
 import slurm
-from workflows.cli.arguments import Commands, command
 from workflows.cli.json_output import print_json
 
 NAME_WIDTH = 28  # of the first column, unless a name is longer
-
-
-def add_commands(commands: Commands) -> None:
-    text = "List the names that spaces and options take: models, clusters, adapters, policies ..."
-    parser = command(commands, "list", show, text)
-    parser.add_argument("kind", choices=sorted(KINDS), metavar="KIND", help=", ".join(KINDS))
-    parser.add_json()
 
 
 def show(arguments: Namespace) -> None:

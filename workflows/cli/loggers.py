@@ -9,31 +9,11 @@ from pathlib import Path
 import analysis
 from foundation.messages import shown
 from foundation.quantities import counted
-from workflows.cli.arguments import Commands, UsageError, command, folder
+from workflows.cli.arguments import UsageError
 from workflows.cli.working import Working
 
 # Returns the number of trials written, or the numbers of those added and those already there.
 Copy = Callable[["analysis.Run", str], int | tuple[int, int]]
-
-
-def add_commands(commands: Commands) -> None:
-    text = "Copy a run's trials into an Optuna study, for its dashboard."
-    parser = command(commands, "to-optuna", to_optuna, text)
-    parser.add("run", folder, "RUN")
-    parser.add("storage", str, "STORAGE", "Optuna storage: sqlite:///runs.db")
-    parser.add("--name", str, "NAME", "of the study; default: the run folder's", default="")
-
-    text = "Copy a run's trials into an MLflow experiment."
-    parser = command(commands, "to-mlflow", to_mlflow, text)
-    parser.add("run", folder, "RUN")
-    parser.add("uri", str, "URI", "MLflow store: http://host:5000, sqlite:///mlflow.db, DIR")
-    parser.add("--name", str, "NAME", "of the experiment; default: the run folder's", default="")
-
-    text = "Copy a run's trials into a Weights & Biases project."
-    parser = command(commands, "to-wandb", to_wandb, text)
-    parser.add("run", folder, "RUN")
-    parser.add("--project", str, "P", "default: meshtune", default="meshtune")
-    parser.add("--name", str, "NAME", "of the group; default: the run folder's", default="")
 
 
 def to_optuna(arguments: Namespace) -> None:

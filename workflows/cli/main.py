@@ -13,25 +13,17 @@ import os
 import shutil
 import sys
 from collections.abc import MutableMapping, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import NoReturn
 
+from foundation.documents import read_document
 from foundation.files import explained
 from foundation.messages import message
-from workflows.cli import (
-    archive,
-    cluster,
-    init,
-    listing,
-    loggers,
-    predict,
-    replay,
-    report,
-    run,
-    search,
-    watch,
-)
 from workflows.cli.arguments import Parser
 from workflows.cli.listing import complete
+
+COMMANDS = Path(__file__).with_name("commands.yaml")
 
 
 def find_python(environ: MutableMapping[str, str]) -> None:
@@ -45,12 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse ``argv`` (default: the process's) and run the command; returns the exit code."""
     _open_standard_streams()
     find_python(os.environ)
-    whole = parser()
-    complete(whole)
     code: int = 0
     try:
+        whole = parser()
+        complete(whole)
         arguments = whole.parse_args(argv)  # which looks at the paths that it is given
-        code = arguments.handler(arguments) or 0
+        module, function = arguments.handler.split(".")
+        code = getattr(import_module(f"workflows.cli.{module}"), function)(arguments) or 0
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has enough; the interpreter's own last flush must not complain either.
@@ -104,17 +97,18 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of all commands; ``handler`` of its result runs the command."""
+def parser() -> Parser:
+    """The parser of all commands; ``handler`` of its result names the function that runs one."""
     whole = Parser(
         prog="meshtune",
         description="Find the parallel training configuration that trains fastest, and show why.",
     )
     whole.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
-    groups = (init, search, predict, run, report, loggers, watch, replay, archive, cluster)
-    for group in (*groups, listing):
-        group.add_commands(commands)
+    for name, told in read_document(COMMANDS).root.plain()["commands"].items():
+        parser: Parser = commands.add_parser(name, help=told["about"], description=told["about"])
+        parser.add(told["arguments"])
+        parser.set_defaults(handler=told["runs"], **told.get("sets", {}))
     return whole
 
 

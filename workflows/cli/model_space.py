@@ -5,28 +5,11 @@ from __future__ import annotations
 from argparse import Namespace
 
 import search_spaces
-from workflows.cli.arguments import Parser, UsageError, positive
+from workflows.cli.arguments import UsageError
 
 FRAMEWORK = "megatron-lm"  # the default
-MODEL = "a Hugging Face config.json, a *.yaml, or a shipped model"
-CLUSTER = "a *.yaml, or a shipped cluster; beside a space in place of its own"
 OF_A_MODEL = ("cluster", "framework", "global_batch_size", "seq_length")
 LONGEST = "365d"  # of a trial: none is run
-
-
-def add_model_options(parser: Parser) -> None:
-    """Add the options that stand in for a space."""
-    group = parser.add_argument_group("without a space")
-    parser.add("--model", str, "MODEL", MODEL, group=group)
-    parser.add("--cluster", str, "CLUSTER", CLUSTER, group=group)
-    parser.add(
-        "--framework", str, "NAME", f"whose habits are priced; default: {FRAMEWORK}", group=group
-    )
-    parser.add(
-        "--seq-length", positive, "L", "tokens; default: the model's, up to 8192", group=group
-    )
-    text = "sequences per step; default: those of about 4 million tokens"
-    parser.add("--global-batch-size", positive, "B", text, group=group)
 
 
 def check_model_options(arguments: Namespace) -> None:

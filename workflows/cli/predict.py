@@ -13,55 +13,14 @@ import slurm
 from foundation.quantities import counted
 from foundation.writing import write_atomically
 from workflows.cli.arguments import (
-    Commands,
     UsageError,
-    command,
-    counts,
-    folder,
-    path,
-    positive,
-    tokens,
 )
 from workflows.cli.json_output import of_check, of_ranking, of_scaling, print_json, remarks
-from workflows.cli.model_space import add_model_options, check_model_options, default_space_of
+from workflows.cli.model_space import check_model_options, default_space_of
 from workflows.cli.working import Working
 
 DEFAULT_TOKENS = 1e12  # to train on
 _FORMS = (".png", ".svg", ".pdf")
-
-
-def add_commands(commands: Commands) -> None:
-    text = "Count a space's valid configurations, and what each rule removes."
-    parser = command(commands, "check", check, text)
-    parser.add_space()
-    parser.add_site()
-    parser.add_json()
-
-    text = "Rank a space's configurations by the cost model, before anything runs."
-    parser = command(commands, "predict", predict, text)
-    text = "a space (file or shipped), or a run's best.yaml; or none, with --model and --cluster"
-    parser.add("space", str, "SPACE|CONFIG", text, nargs="?")
-    add_model_options(parser)
-    parser.add("--top", positive, "N", "default: 20", default=20)
-    parser.add_flag("--explain", "show how memory and time of the first one divide")
-    parser.add("--calibrate", folder, "RUN", "fit the model's constants to a run's trials")
-    parser.add_argument(
-        "--scaling",
-        choices=("weak", "strong"),
-        help="scale the first one to more and more nodes; its batch grows with them (weak) or "
-        "stays (strong)",
-    )
-    text = (
-        "node counts of --scaling; default: repeated doubling. With --model the first one is that "
-        "of the configurations; default: 1"
-    )
-    parser.add("--nodes", counts, "N,...", text)
-    text = "training tokens, such as 300e9: days and node-hours for them; default: 1e12"
-    parser.add("--tokens", tokens, "T", text)
-    parser.add("--picture", path, "FILE", "plot the scaling: *.png, *.svg, *.pdf")
-    parser.add_json()
-
-    command(commands, "schema", schema, "Print the JSON Schema of a space file, for editors.")
 
 
 def check(arguments: Namespace) -> None:

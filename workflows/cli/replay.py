@@ -7,21 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from foundation.messages import without_secrets
-from workflows.cli.arguments import Commands, UsageError, command, path, positive, source
-
-
-def add_commands(commands: Commands) -> None:
-    text = "Replay a search against a recorded sweep, or the trials of a search."
-    parser = command(commands, "replay", replay, text)
-    text = "a sweep, RUN/results.csv, DeepHyper's, or an Optuna storage (sqlite:///x.db)"
-    parser.add("table", source, "TABLE.csv", text)
-    parser.add_study()
-    parser.add_policy()
-    parser.add("--parallel", positive, "N", "concurrent trials; default: 1", default=1)
-    parser.add("--seeds", positive, "N", "default: 5", default=5)
-    text = "rows with equal values in these are one search problem; default: model and machine"
-    parser.add("--landscape", str, "COLUMN,...", text)
-    parser.add("--json", path, "FILE", "also write the metrics to this file")
+from workflows.cli.arguments import UsageError
 
 
 def replay(arguments: Namespace) -> None:

@@ -10,26 +10,9 @@ from typing import Any
 
 import analysis
 from foundation.messages import printable, shown
-from workflows.cli.arguments import Commands, UsageError, command, folder, positive, source
+from workflows.cli.arguments import UsageError
 from workflows.cli.json_output import of_explanation, of_run, print_json
 from workflows.cli.working import Working
-
-
-def add_commands(commands: Commands) -> None:
-    text = "Write RUN/report/index.html; of several runs, print what each found, side by side."
-    parser = command(commands, "report", report, text)
-    text = "its folder; or DeepHyper's results.csv, or an Optuna storage (sqlite:///x.db)"
-    parser.add("runs", source, "RUN", text, nargs="+")
-    parser.add_study()
-    text = "folder for the page on DeepHyper's or Optuna's trials; default: NAME-report"
-    parser.add("--out", folder, "DIR", text)
-    parser.add_json()
-
-    text = "Explain why a trial was proposed, what was predicted for it, and what was measured."
-    parser = command(commands, "explain", explain, text)
-    parser.add("run", folder, "RUN")
-    parser.add("trial", positive, "N", "its number")
-    parser.add_json()
 
 
 def explain(arguments: Namespace) -> None:

@@ -13,69 +13,11 @@ import slurm
 from foundation.messages import printable, shown
 from foundation.quantities import counted
 from workflows.cli.arguments import (
-    Commands,
     UsageError,
     check_site,
-    command,
-    folder,
     launched,
-    path,
-    positive,
-    tokens,
 )
 from workflows.cli.json_output import of_run, print_json
-
-
-def add_commands(commands: Commands) -> None:
-    text = "Run one trial of a space, and show its command and what was read from its output."
-    parser = command(commands, "try", try_out, text)
-    parser.add_space()
-    text = "parameters; default: the configuration that the cost model expects to be the best"
-    parser.add("--config", str, "NAME=VALUE", text, nargs="+", default=[])
-    parser.add_launcher()
-    parser.add("--out", folder, "DIR", "default: try", default=Path("try"))
-
-    parser = command(commands, "status", status, "Show a run's progress.")
-    parser.add("run", folder, "RUN")
-    parser.add_json()
-
-    text = "Write the best configuration as a well-known trainer's options or files."
-    parser = command(commands, "export", export, text)
-    parser.add("run", path, "RUN|BEST.yaml")
-    parser.add("--to", str, "NAME", "the trainer: megatron-lm, torchtitan ...", required=True)
-    text = "your launch script, whose options tell the trainer's version; default: the run's own"
-    parser.add("--args", path, "FILE", text)
-    parser.add("--out", folder, "DIR", "write files there; default: print them")
-
-    parser = command(commands, "train", train, "Train with the best configuration of a search.")
-    text = "best.yaml of a run's report; with --elastic the run's folder"
-    parser.add("best", path, "BEST.yaml|RUN", text)
-    parser.add_launcher()
-    parser.add("--steps", positive, "N", "steps after the warm-up; default: those of the trials")
-    parser.add("--out", folder, "DIR", "default: train", default=Path("train"))
-    parser.add("--save", folder, "DIR", "folder for checkpoints; resume from its latest one")
-    text = "steps between checkpoints; default: only at the end"
-    parser.add("--save-interval", positive, "N", text)
-    text = (
-        "choose the layout anew at every start, for the nodes that are there, and go on from the "
-        "latest checkpoint (folder checkpoints in --out)"
-    )
-    parser.add_flag("--elastic", text)
-    parser.add("--tokens", tokens, "T", "with --elastic: tokens to train on, such as 300e9")
-    text = "with --elastic: leave out nodes with which every start was slower than predicted"
-    parser.add_flag("--avoid-slow", text)
-    parser.add_flag("--dry-run", "print the command; start nothing")
-
-    text = "Choose the layout with which a training goes on, on so many nodes."
-    parser = command(commands, "plan", plan, text)
-    parser.add("run", folder, "RUN", "whose best configuration is trained")
-    parser.add("--nodes", positive, "N", "that are there", required=True)
-    parser.add("--training", folder, "DIR", "folder of `train --elastic`, whose steps count, too")
-    parser.add_json()
-
-    text = "Repair a damaged journal: keep its intact lines, and list what was left out."
-    parser = command(commands, "repair", repair, text)
-    parser.add("run", folder, "RUN")
 
 
 def try_out(arguments: Namespace) -> int:

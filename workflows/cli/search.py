@@ -13,79 +13,13 @@ from typing import TYPE_CHECKING
 import analysis
 import slurm
 from workflows.cli.arguments import (
-    Commands,
-    Parser,
     check_site,
-    command,
-    folder,
     launcher_options,
-    path,
-    positive,
-    seed,
-    share,
 )
 from workflows.cli.working import Working
 
 if TYPE_CHECKING:
     from search_spaces import SearchSpace
-
-
-def add_commands(commands: Commands) -> None:
-    parser = command(commands, "search", search, "Start or resume a search.")
-    parser.add_space()
-    parser.add_launcher("local, srun, mpiexec, simulate")
-    text = (
-        "settings of the simulated cluster: nodes, seed, noise, time ... (docs/guide/simulate.md)"
-    )
-    parser.add("--simulate", str, "KEY=VALUE,...", text, default="")
-    _add_options_of_both(parser)
-    parser.add_flag("--dry-run", "print the first trials' commands; start nothing")
-    text = "do not write a report at the end; `meshtune report` does"
-    parser.add_argument("--no-report", dest="report", action="store_false", help=text)
-    parser.set_defaults(probe=False, probes=None)
-
-    text = "Run a search's probes, short trials of a shallower model, and show what they tell."
-    parser = command(commands, "probe", search, text)
-    parser.add_space()
-    parser.add_launcher("local, srun, mpiexec, simulate")
-    parser.add("--simulate", str, "KEY=VALUE,...", "as for search", default="")
-    parser.add("--run-dir", folder, "DIR", "of the search, default: runs/NAME")
-    parser.add("--number", positive, "N", "of probes; default: the space's, or 4", dest="probes")
-    parser.set_defaults(probe=True, dry_run=False, report=False, trials=None, explore=None)
-    parser.set_defaults(seed=None, policy="random", warm_start=[], no_archive=True)
-
-    text = "Submit a search as a batch job that is requeued until done."
-    parser = command(commands, "submit", submit, text)
-    parser.add_space()
-    parser.add_site()
-    parser.add("--nodes", positive, "N", "nodes to allocate", required=True)
-    parser.add("--time", str, "T", "time limit: 6h, or in sbatch's form, 06:00:00", required=True)
-    parser.add("--account", str, "A")
-    parser.add("--partition", str, "P")
-    parser.add("--qos", str, "Q")
-    text = "a further option of sbatch, such as constraint=gpu; may be repeated"
-    parser.add("--sbatch", str, "NAME=VALUE", text, action="append", default=[])
-    parser.add_exclude()
-    _add_options_of_both(parser)
-    text = "make the run and this batch script, for `sbatch FILE`, and submit nothing"
-    parser.add("--write", path, "FILE", text)
-    parser.add_flag("--dry-run", "print the batch script only")
-    parser.set_defaults(launcher=None, simulate="", probes=None)  # which the job chooses
-
-
-def _add_options_of_both(parser: Parser) -> None:
-    parser.add("--run-dir", folder, "DIR", "default: runs/NAME, NAME being the space's")
-    parser.add("--trials", positive, "N", "budget: trials in total; default: the space's")
-    text = (
-        "share of the trials that are chosen to show what drives the objective, not to be the "
-        "best; default: the space's, or 0"
-    )
-    parser.add("--explore", share, "SHARE", text)
-    parser.add("--seed", seed, "N", "default: 0, or the run's own")
-    parser.add_policy()
-    text = "earlier runs, of any model or machine, that the cost model learns from"
-    parser.add("--warm-start", folder, "RUN", text, nargs="+", default=[])
-    parser.add_flag("--no-archive", "begin without the runs that `meshtune archive` keeps")
 
 
 def search(arguments: Namespace) -> int:

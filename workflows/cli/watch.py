@@ -11,14 +11,7 @@ from pathlib import Path
 import analysis
 from foundation.files import explained
 from foundation.messages import printable
-from workflows.cli.arguments import Commands, UsageError, command, folder, positive
-
-
-def add_commands(commands: Commands) -> None:
-    text = "Serve reports of runs to a browser on this machine, updated while the searches run."
-    parser = command(commands, "watch", watch, text)
-    parser.add("runs", folder, "RUN", "several are also set side by side", nargs="+")
-    parser.add("--port", positive, "N", "default: any free port")
+from workflows.cli.arguments import UsageError
 
 
 def watch(arguments: Namespace) -> None:

@@ -36,12 +36,7 @@ class RandomPolicy(Policy):
 
 
 class DeepHyperPolicy(Policy):
-    """Bayesian optimization alone.
-
-    Args:
-        problem: what it chooses from.
-        num_initial: see ``DeepHyperOptimizer``.
-    """
+    """Bayesian optimization alone; ``num_initial`` as in ``DeepHyperOptimizer``."""
 
     def __init__(self, problem: Problem, num_initial: int | None = None) -> None:
         super().__init__(problem)
@@ -112,12 +107,7 @@ class LikelyToRun(DeepHyperPolicy):
 
 
 class MeshtunePolicy(Policy):
-    """The cost model while it can be trusted, then Bayesian optimization.
-
-    Args:
-        problem: what it chooses from.
-        num_initial: see ``DeepHyperOptimizer``.
-    """
+    """The cost model while it can be trusted, then Bayesian optimization."""
 
     def __init__(self, problem: Problem, num_initial: int | None = None) -> None:
         super().__init__(problem)

@@ -25,10 +25,6 @@ NUM_VALUES = 2_000  # of the continuous parameters together, among which DeepHyp
 class ContinuousPart:
     """The continuous parameters of a problem in which its cost model sees no difference.
 
-    Args:
-        problem: in which they are.
-        optimizer: chooses their values.
-
     Attributes:
         names: theirs; empty where every configuration to choose from is given.
         candidates: the problem's, with these parameters held at one value.
@@ -50,16 +46,10 @@ class ContinuousPart:
         rng: np.random.Generator,
         weights: Array | None = None,
     ) -> tuple[dict[str, Any], str] | None:
-        """A configuration with values of the continuous parameters, and who chose them.
+        """A raw configuration with values of the continuous parameters, and who chose them.
 
-        Args:
-            config: of the candidates, raw.
-            run: what is learnt from.
-            rng: the source of what is drawn.
-            weights: of the objectives, where there are several.
-
-        Returns:
-            None where no value that is tried makes it valid and new.
+        None where no value that is tried makes it valid and new. Several objectives have
+        ``weights``.
         """
         columns: dict[str, Any] = {n: np.repeat([v], NUM_VALUES) for n, v in config.items()}
         for name in self.names:

@@ -49,15 +49,11 @@ class DeepHyperOptimizer:
         rng: np.random.Generator,
         weights: Array | None = None,
     ) -> tuple[dict[str, Any], str, str]:
-        """One of the candidates, in random order, with who chose it and why.
+        """One of the candidates, which are valid, new and in random order; who chose it, and why.
 
-        Args:
-            run: what is learnt from.
-            candidates: valid and new.
-            rng: the source of what is drawn.
-            weights: of the objectives, where there are several.
+        Several objectives have ``weights``.
         """
-        told = [t for t in run.trials.values() if self._told(t)]
+        told = [t for t in run.trials.values() if t.completed]
         done = sum(t.objective is not None for t in told)
         scarce = done >= 2 and len(told) >= SCARCE * self.num_initial
         if done < self.num_initial and not scarce:
@@ -72,10 +68,6 @@ class DeepHyperOptimizer:
         failures = len(results) - len(successes)
         learnt = f"{counted(len(successes), 'success')} and {counted(failures, 'failure')}"
         return asked, "bayesian", f"forest on {learnt}"
-
-    @staticmethod
-    def _told(trial: Trial) -> bool:
-        return trial.completed
 
     def _values(self, trials: Sequence[Trial], weights: Array | None) -> list[float | str]:
         """Values for DeepHyper, which maximizes; several objectives as their nearness to an aim.

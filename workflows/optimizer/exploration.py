@@ -30,12 +30,7 @@ CONSIDERED = 2_000  # configurations
 
 
 class ExploringPolicy(Policy):
-    """A policy, of whose proposals a share is made to explore instead.
-
-    Args:
-        problem: what it chooses from; its space's budget has the share.
-        policy: that chooses the others.
-    """
+    """Explores in place of another policy, for the share of trials that the budget has for it."""
 
     def __init__(self, problem: Problem, policy: Policy) -> None:
         super().__init__(problem)

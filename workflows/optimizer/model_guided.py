@@ -64,12 +64,8 @@ class ModelGuidedSearch:
     ) -> Suggestion | None:
         """The next candidate; None if the shortlist has none that is new and narrow enough.
 
-        Args:
-            run: what is learnt from.
-            max_nodes: the widest trial that may come.
-            rng: the source of what is drawn.
-            known: whose trials may not come again; default those of ``run``.
-            weights: of the objectives, where there are several.
+        Trials of ``known``, by default ``run``, may not come again; several objectives have
+        ``weights``.
         """
         rows = self._shortlist.untried(known or run, max_nodes)
         if not len(rows):

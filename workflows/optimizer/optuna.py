@@ -29,14 +29,7 @@ Key = tuple[tuple[str, Any], ...]
 
 
 class OptunaPolicy(Policy):
-    """TPE over the parameters of a space.
-
-    Args:
-        problem: what it chooses from.
-
-    Raises:
-        PolicyError: if Optuna is not installed.
-    """
+    """TPE over the parameters of a space; raises PolicyError if Optuna is not installed."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)

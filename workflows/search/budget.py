@@ -28,17 +28,12 @@ RECENT = 50  # successes that a trial's time is learnt from
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a whole run, over all its sessions; None: no limit.
-
-    Attributes:
-        trials, wall_time_s, node_hours: what may be spent.
-        expected_gain: share of the best that another batch must be expected to add.
-    """
+    """Limits of a whole run, over all its sessions; None: no limit."""
 
     trials: int | None = None
     wall_time_s: float | None = None
     node_hours: float | None = None
-    expected_gain: float = 0.0
+    expected_gain: float = 0.0  # share of the best that another batch must be expected to add
 
     @classmethod
     def of(cls, space: SearchSpace) -> Budget:

@@ -46,25 +46,20 @@ Listener = Callable[[Event | Tick | Notice, "Driver"], None]
 
 @dataclass(eq=False)
 class Driver:
-    """Runs a search on a launcher's nodes until its budget is spent.
-
-    Args:
-        journal: locked by this process; ``seed`` is written to it.
-        listen: called with an event and the driver: with each event after it was written to the
-            journal, with a ``Notice`` for other messages, and about once a second with a ``Tick``.
-        identity: of the folder, by which ``factory`` names trials; None if no other run could have
-            the same names.
-    """
+    """Runs a search on a launcher's nodes until its budget is spent."""
 
     space: SearchSpace
     folder: RunFolder
-    journal: Journal
+    journal: Journal  # locked by this process
     launcher: Launcher
     policy: Policy
     factory: TrialFactory
     budget: Budget
-    seed: int
+    seed: int  # written to the journal
+    # called with an event and the driver: with each event after it was written to the journal, with
+    # a ``Notice`` for other messages, and about once a second with a ``Tick``
     listen: Listener
+    # of the folder, by which ``factory`` names trials; None if no other run could have the names
     identity: Identity | None = None
 
     def __post_init__(self) -> None:
@@ -156,15 +151,9 @@ class Driver:
         own = [attempt.name for _, attempt in left_running if self._is_own(attempt.name)]
         if self.state.trials and self.space.program.preload:
             own.append(self.factory.mark)  # of steps that outlived their trials
-        opened = Opened(
-            space=self.space.name,
-            fingerprint=self.space.fingerprint,
-            seed=self.seed,
-            launcher=self.launcher.name,
-            nodes=self.pool.nodes,
-            identity=self.identity.to_record() if self.identity else {},
-            **self.space.goals,
-        )
+        identity = self.identity.to_record() if self.identity else {}
+        told = {"nodes": self.pool.nodes, "identity": identity}
+        opened = Opened.of(self.space, self.launcher.name, self.seed, **told)
         self._write(opened)
         self.launcher.settle(own)
         for trial, attempt in left_running:

@@ -48,25 +48,18 @@ ANY_BATCH = {"global_batch_size", "num_nodes"}  # constraints on these are not a
 KINDS = ("dense_layers", "windowed_layers")  # of which a shallower model keeps its share
 
 
-class ProbeError(ValueError):
+class ProbeError(SpaceError):
     """The space cannot be probed; the message says why, and what would help."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The probes of a space.
+    """The probes of a space."""
 
-    Attributes:
-        space: of the shallower model.
-        configs: canonical, the most informative first.
-        node_s: expected node-seconds of all of them.
-        trial_node_s: expected node-seconds of the search's first trial.
-    """
-
-    space: SearchSpace
-    configs: Sequence[Mapping[str, Any]]
-    node_s: float
-    trial_node_s: float
+    space: SearchSpace  # of the shallower model
+    configs: Sequence[Mapping[str, Any]]  # canonical, the most informative first
+    node_s: float  # expected node-seconds of all of them
+    trial_node_s: float  # expected node-seconds of the search's first trial
 
     def __str__(self) -> str:
         layers = self.space.model.num_layers if self.space.model else 0

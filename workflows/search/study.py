@@ -124,15 +124,7 @@ class Study:
         seed = run.seed if seed is None else seed
         made = make_policy(self.space, seed, policy)
         if self._worker.is_alone():  # a session lasts as long as any process has the study open
-            self._journal.write(
-                Opened(
-                    space=self.space.name,
-                    fingerprint=self.space.fingerprint,
-                    seed=seed,
-                    launcher=LAUNCHER,
-                    **self.space.goals,
-                )
-            )
+            self._journal.write(Opened.of(self.space, LAUNCHER, seed))
         return made
 
     @property

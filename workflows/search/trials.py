@@ -23,17 +23,12 @@ PYTHON_SOURCE = "python-source"  # value of trainer.builtin.data: the standard l
 
 @dataclass(frozen=True)
 class TrialFactory:
-    """Makes the trial specifications of a space.
-
-    Args:
-        run_id: a name that no other run on this cluster has.
-        data: prefix of the built-in trainer's token file; None for a user's own command.
-    """
+    """Makes the trial specifications of a space."""
 
     space: SearchSpace
     folder: RunFolder
-    run_id: str
-    data: str | None
+    run_id: str  # a name that no other run on this cluster has
+    data: str | None  # prefix of the built-in trainer's token file; None for a user's own command
 
     @property
     def mark(self) -> str:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,15 @@ import pytest
 import slurm
 from analysis.run.folder import RunFolder
 from analysis.run.journal import Journal
+from foundation.documents import read_document
 from foundation.energy import Meter
 from search_spaces import load_space
 from slurm.launcher import LauncherOptions
 from slurm.local.launcher import LocalLauncher
 from support.small_search import QUICK
 from workflows import launching
-from workflows.cli.main import find_python, main, parser
+from workflows.cli.listing import KINDS
+from workflows.cli.main import COMMANDS, find_python, main, parser
 from workflows.cli.search_arguments import resume_flags
 
 
@@ -30,7 +33,7 @@ def test_help_imports_nothing_heavy_and_a_refusal_only_what_reads_a_space(tmp_pa
         "import sys; from workflows.cli.main import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
-        "heavy = {'torch', 'numpy', 'pydantic', 'pandas', 'deephyper', 'rich', 'yaml'}\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'pandas', 'deephyper', 'rich'}\n"
         "print('HEAVY', sorted(heavy & set(sys.modules)))\n"
         "assert main(['search', 'no_such_space']) == 2\n"
         "heavy = {'torch', 'scipy', 'sklearn', 'pandas', 'matplotlib', 'deephyper'}\n"
@@ -39,6 +42,15 @@ def test_help_imports_nothing_heavy_and_a_refusal_only_what_reads_a_space(tmp_pa
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
     assert "HEAVY []" in done.stdout
     assert "REFUSED []" in done.stdout
+
+
+def test_every_command_names_a_function_and_list_all_kinds_of_names() -> None:
+    commands = read_document(COMMANDS).root.plain()["commands"]
+    for told in commands.values():
+        module, function = told["runs"].split(".")
+        assert callable(getattr(import_module(f"workflows.cli.{module}"), function))
+    [kind] = [each["kind"] for each in commands["list"]["arguments"] if "kind" in each]
+    assert kind["choices"] == sorted(KINDS)
 
 
 def test_check_counts_table_iv(capsys: pytest.CaptureFixture[str]) -> None:

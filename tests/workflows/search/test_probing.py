@@ -92,6 +92,19 @@ def test_a_space_that_cannot_be_probed_says_why(changes: dict[str, Any], words: 
         wanted(space(**changes, budget={"probes": 2}), 8)
 
 
+def test_a_search_that_asks_for_probes_and_cannot_have_them_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(
+        "version: 1\ncluster: {name: c, gpus_per_node: 1, memory_gib: 1, peak_fp32_tflops: 1}\n"
+        "trainer: {command: [echo, '{mbs}']}\nparameters: {mbs: [1, 2]}\n"
+        "objective: {maximize: speed}\nbudget: {trials: 1, probes: 3}\n"
+    )
+    assert main(["search", str(file), "--launcher", "local", "--run-dir", str(tmp_path / "r")]) == 2
+    assert f"{file}: probes need a model" in capsys.readouterr().err
+
+
 def test_a_plan_is_cheaper_than_a_trial_and_differs_in_what_it_asks() -> None:
     found = plan(space(), 4, 4)
     assert len({tuple(config.items()) for config in found.configs}) == 4
