@@ -72,18 +72,13 @@ class StepEnder:
                     srun.wait(_SRUN_S)
             srun.terminate()
 
-        free = False
-
-        def hurried() -> bool:
-            nonlocal free
-            if stop.is_set():
-                once = replace(self.proof, deadline_s=0.0, patience_s=0.0)
-                free = not once.unproven(nodes, step.marks)
-            return free
+        def free() -> bool:
+            once = replace(self.proof, deadline_s=0.0, patience_s=0.0)
+            return stop.is_set() and not once.unproven(nodes, step.marks)
 
         if doubtful:
             srun.kill()  # not its group: its second process still ends what it can
-        listed = self.until_gone(own, lambda: srun.poll() is None, end_waiting, hurried)
+        listed = self.until_gone(own, lambda: srun.poll() is None, end_waiting, free)
         if srun.poll() is None:
             srun.kill()
         srun.wait()
@@ -94,7 +89,7 @@ class StepEnder:
         # srun says when it gives up waiting for the step's end; then the step may run on.
         if listed == [] and not (doubtful or GAVE_UP.search(said()) or self.proof.needed()):
             return (), ""
-        stuck = () if free else self.proof.unproven(nodes, step.marks)
+        stuck = self.proof.unproven(nodes, step.marks)
         undead = f"Slurm could not end its step {listed[0].id}" if listed and not stuck else ""
         return stuck, undead
 

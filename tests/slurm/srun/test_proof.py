@@ -120,7 +120,9 @@ def test_whoever_stops_a_search_does_not_wait_for_a_step_whose_daemon_was_killed
     kill_step_daemons(minicluster, node)
     stop.set()
     thread.join(600)  # of the hour
-    assert [(o.kind, o.lost_nodes) for o in outcomes] == [(Kind.CANCELLED, ())], outcomes
+    [outcome] = outcomes
+    # srun may have missed the daemon before the search was stopped.
+    assert outcome.kind in (Kind.CANCELLED, Kind.NODE_FAILURE) and not outcome.lost_nodes
     assert not any(map(processes.is_running, pids(spec)))
     assert step_names(launcher) == {spec.name}
 
