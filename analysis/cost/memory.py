@@ -222,6 +222,8 @@ def _stage_memory(
     every = np.asarray(sum(weights for weights, _ in held))
     states = _state_bytes(held, jobs, framework)
     tables = _tables(stage, jobs) * table_weights(jobs.model) / jobs.layout.layer_ranks
+    if not framework.tensor_splits_states:
+        states = {name: own * jobs.layout.tp for name, own in states.items()}
     states = tuning.tuned_states(states, jobs, framework, every, tables, stage.layers)
     one = constants.activation_scale * stage_bytes(stage, layer, jobs, framework)
     one = tuning.left_on_device(one, layer, jobs)
