@@ -271,7 +271,7 @@ def test_torchtitans_published_peaks_are_foretold_without_any_fit() -> None:
 
 
 def test_states_that_tensor_parallelism_does_not_split_are_those_of_whole_layers() -> None:
-    """Transformers' FSDP: ranks of a tensor-parallel group hold the same parts (#48516)."""
+    """Transformers' FSDP: ranks of a tensor-parallel group hold the same parts (TRL's runs)."""
     fsdp = framework_named("fsdp")
     one, two, four = (
         memory(gpt(tp=tp, dp=8, zero_stage=3), fsdp, MemoryConstants()) for tp in (1, 2, 4)
