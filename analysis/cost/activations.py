@@ -24,12 +24,11 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
 
     Korthikanti et al. 2022, Table 2, written for any feed-forward size, gated units and grouped
     queries, and without dropout masks where the framework keeps none or, as models with gated units
-    are trained without, there are none. Of ``hidden_size`` elements
-    a token: the inputs of two norms and of two matrix products stay whole without sequence
-    parallelism; queries, keys, values and the attention's output are split by ``tp``. Models with
-    gated units rotate queries and keys and keep both forms, unless layers are fused. Fused layers
-    keep what only products read in 8 bits in FP8, where weights' gradients need it (Transformer
-    Engine's Linear and LayerNormLinear); attention's output is kept beside its 8-bit form.
+    are trained without, there are none. Of ``hidden_size`` elements a token: the inputs of two norms
+    and of two matrix products stay whole without sequence parallelism; queries, keys, values and the
+    attention's output are split by ``tp``. Models with gated units rotate queries and keys and keep
+    both forms, unless layers are fused. In FP8 fused layers keep inputs of products in 8 bits, and
+    attention's output in both forms (Transformer Engine's Linear and LayerNormLinear).
     """
     h, e, f = jobs.model.hidden_size, jobs.options.element_bytes, jobs.model.ffn_size
     queries = jobs.model.attention_size
@@ -67,10 +66,9 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
         split = split + np.where(is_flash(jobs, framework), 0.0, written)
         kept = whole / sequence_split(jobs, framework) + split / jobs.layout.tp
         some = np.where(frozen, kept, some)
-    all_tokens = jobs.tokens
     if jobs.model.mixture is not None:
-        some = some + experts / all_tokens
-    return np.where(recompute == FULL, all_tokens * only_input + routes, all_tokens * some)
+        some = some + experts / jobs.tokens
+    return np.where(recompute == FULL, jobs.tokens * only_input + routes, jobs.tokens * some)
 
 
 def _shared(jobs: Jobs, framework: Framework, recompute: Array, keys: Array) -> Array:
