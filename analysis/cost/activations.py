@@ -24,8 +24,8 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
 
     Korthikanti et al. 2022, Table 2, written for any feed-forward size, gated units and grouped
     queries, and without dropout masks where the framework keeps none or, as models with gated units
-    are trained without, there are none. Of ``hidden_size`` elements a token: the inputs of two norms
-    and of two matrix products stay whole without sequence parallelism; queries, keys, values and the
+    are trained without, there are none. Of ``hidden_size`` elements a token: inputs of two norms
+    and of two matrix products stay whole without sequence parallelism; queries, keys, values and
     attention's output are split by ``tp``. Models with gated units rotate queries and keys and keep
     both forms, unless layers are fused. In FP8 fused layers keep inputs of products in 8 bits, and
     attention's output in both forms (Transformer Engine's Linear and LayerNormLinear).
