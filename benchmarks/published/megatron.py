@@ -100,6 +100,7 @@ def torchtitan(path: Path, frame: pd.DataFrame) -> Table:
         shapes,
         seq_length=number_column(frame, "seq"),
         tp=number_column(frame, "tp"),
+        sequence_parallel=number_column(frame, "tp") > 1,
         cp=number_column(frame, "cp"),
         pp=number_column(frame, "pp"),
         # Two stages per rank where a schedule has several and none are stated.
