@@ -87,9 +87,13 @@ class Habits(Described):
     """Weights sharded as their master weights exist in float32 only, and are cast when gathered."""
     freed_weight_bytes: PerParameter = 0
     """Memory that the allocator keeps after the weights were copied into one flat buffer."""
-    fp8_copy_bytes: PerParameter = 2
-    """8-bit copies of a weight kept from step to step where layers compute in FP8: one per
-    direction.
+    fp8_copy_bytes: PerParameter = 0
+    """8-bit copies of a weight kept from step to step beside it where layers compute in FP8: 2, one
+    per direction; 0 where these two are the weight, or it is cast in each pass.
+    """
+    tensor_splits_states: bool = True
+    """Sharded states of a rank are those of its part of the layers under tensor parallelism; false:
+    of whole layers, over replicas alone, as a peak and six failures of transformers' FSDP show.
     """
     live_parameters: Parameters = 1e18
     """Sharded weights that may be gathered at once, unless one matrix has more; without this bound

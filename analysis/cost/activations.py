@@ -24,10 +24,11 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
 
     Korthikanti et al. 2022, Table 2, written for any feed-forward size, gated units and grouped
     queries, and without dropout masks where the framework keeps none or, as models with gated units
-    are trained without, there are none. Of ``hidden_size`` elements
-    a token: the inputs of two norms and of two matrix products stay whole without sequence
-    parallelism; queries, keys, values and the attention's output are split by ``tp``. Models with
-    gated units rotate queries and keys and keep both forms, unless layers are fused.
+    are trained without, there are none. Of ``hidden_size`` elements a token: inputs of two norms
+    and of two matrix products stay whole without sequence parallelism; queries, keys, values and
+    attention's output are split by ``tp``. Models with gated units rotate queries and keys and keep
+    both forms, unless layers are fused. In FP8 fused layers keep inputs of products in 8 bits, and
+    attention's output in both forms (Transformer Engine's Linear and LayerNormLinear).
     """
     h, e, f = jobs.model.hidden_size, jobs.options.element_bytes, jobs.model.ffn_size
     queries = jobs.model.attention_size
@@ -39,17 +40,19 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
         # Inputs of norms, numbers that RMS norms scale, and inputs of products.
         gated = jobs.model.gated
         ends = np.where(gated, 16 * h, 8 * h) + np.where(gated & (e < 4), 5, 2) * e * h
-    whole = (ends + masks) / sequence_split(jobs, framework)
+    fused = framework.fused_layers
+    halved = np.where(jobs.options.fp8 & np.asarray(fused), 1.0, 0.0)  # bytes less in 8 bits
+    whole = (ends - halved * 2 * h + masks) / sequence_split(jobs, framework)
     experts: Array | float = 0.0
     routes: Array | float = 0.0
     if jobs.model.mixture is not None:
         share = ep.mixed_share(jobs, jobs.model.mixture)
         f = f + share * (jobs.model.mixture.shared_ffn_size - f)
         routes, experts = _experts(jobs, jobs.model.mixture, framework, share)
-    fused = framework.fused_layers
     rotated = np.where(jobs.model.gated & ~np.asarray(fused), queries + keys, 0.0)
     inner = np.where(jobs.model.gated, 3 if fused else 4, 2) * f
     split = e * (2 * queries + _shared(jobs, framework, recompute, keys) + rotated + inner)
+    split = split + halved * (queries - f)
     sums = 4 * jobs.model.num_heads  # logarithm of the softmax's denominator, float32
     scores = jobs.model.num_heads * jobs.model.attended * (e + np.where(dropout, 1 + e, 0.0))
     written = np.where(recompute == NONE, scores, 0.0)
@@ -63,10 +66,9 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
         split = split + np.where(is_flash(jobs, framework), 0.0, written)
         kept = whole / sequence_split(jobs, framework) + split / jobs.layout.tp
         some = np.where(frozen, kept, some)
-    all_tokens = jobs.tokens
     if jobs.model.mixture is not None:
-        some = some + experts / all_tokens
-    return np.where(recompute == FULL, all_tokens * only_input + routes, all_tokens * some)
+        some = some + experts / jobs.tokens
+    return np.where(recompute == FULL, jobs.tokens * only_input + routes, jobs.tokens * some)
 
 
 def _shared(jobs: Jobs, framework: Framework, recompute: Array, keys: Array) -> Array:

@@ -9,6 +9,7 @@ others (Geman and Geman 1984).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +23,6 @@ from trainer.plan.jobs import Array
 NAMED = 0.9  # share of the record of a framework that has one; all others have the rest together
 CHANGED = 0.03  # probability that a habit of the named record is not as it says
 CHANGED_ELSEWHERE = 0.1  # likewise of a record that another framework is like
-SINCE_THEN = 0.7  # that a framework has fused attention though its record is of before
 NEXT = 0.25  # of a habit, that it is a value no record has, if it is not as the record says
 SWEEPS = 2  # of Gibbs sampling over all habits, from the record that explains the evidence best
 NOTHING = 1e-3  # logarithms of evidence that are none
@@ -38,6 +38,14 @@ ALTERNATIVES: dict[str, tuple[Any, ...]] = {
 }
 """Values that programs have, but no record yet."""
 
+SINCE_THEN: dict[str, tuple[float, Any, Callable[[Any, Any], bool]]] = {
+    "flash_attention": (0.7, True, operator.lt),
+    "logits_bytes": (0.5, 4.0, operator.gt),
+}
+"""Probability that a framework like a record of before has a fused kernel, what it has with it, and
+how that differs: attention, and the loss, which leaves a logit and its gradient in 16 bits. Such
+losses came with FlashAttention's and Liger's kernels; records are of what programs have unasked."""
+
 TIMING = frozenset(
     {
         *("overlaps_gradients", "overlaps_split_gradients", "overlaps_publish", "overlaps_tensor"),
@@ -51,6 +59,7 @@ MEMORY = (
     - (TIMING - {"reduce_bytes"})
     - {"split", "counts_ends", "stage_settings", "fills_pipeline", "fp8_copy_bytes", "own_kernels"}
     - {"adapter_bytes", "quantized_bytes", "unquantized_bytes", "compiled_layers"}
+    - {"tensor_splits_states"}
     - {"source", "choices", "fitted_as", "fine_tunes", "stated"}
 )
 """What memory is asked about; the rest is told by a job, its log or its errors."""
@@ -100,6 +109,19 @@ class Doubts:
             for one in [self.named, *self._others]
         )
 
+    @cached_property
+    def renewed(self) -> tuple[Key, ...]:
+        """The records with what such frameworks may have had since then."""
+        found = []
+        for key in self.records:
+            new = list(key)
+            for at, (name, every) in enumerate(self.values.items()):
+                _, now, older = SINCE_THEN.get(name, (0.0, None, operator.is_))
+                if older(every[key[at]], now):
+                    new[at] = every.index(now)
+            found.append(tuple(new))
+        return tuple(found)
+
     @property
     def _others(self) -> list[Framework]:
         """The other records that it may be like."""
@@ -125,9 +147,10 @@ class Doubts:
                 seen > 0, (1 - NEXT) * seen / seen.sum(), NEXT / max((seen == 0).sum(), 1)
             )
             changed = np.full((len(keys), 1), CHANGED_ELSEWHERE)
-            if name == "flash_attention":
-                changed[column == every.index(False)] = SINCE_THEN
-                usual = np.array([float(value) for value in every])
+            if name in SINCE_THEN:
+                share, now, older = SINCE_THEN[name]
+                changed[np.array([older(value, now) for value in every])[column]] = share
+                usual = 0.1 * usual + 0.9 * np.array([float(value == now) for value in every])
             changed[: 1 * known] = CHANGED
             table = changed * usual / usual.sum()
             table[np.arange(len(keys)), column] += 1 - changed[:, 0]
@@ -171,7 +194,7 @@ class Doubts:
 
         known: dict[Key, float] = {}
         rng = np.random.default_rng(0)
-        key = max(self.records, key=score)
+        key = max([*self.records, *self.renewed], key=score)
         for _ in range(SWEEPS):
             for at in rng.permutation(len(key)):
                 others = range(len([*self.values.values()][at]))

@@ -208,7 +208,8 @@ def _stage_memory(
     each = ep.rank_parameters(jobs, stage.layers, _tables(stage, jobs), stage.embedding)
     held = [*zip(each, holders, strict=False)]
     every = np.asarray(sum(weights for weights, _ in held))
-    states = _state_bytes(held, jobs, framework)
+    copies_of = 1 if framework.tensor_splits_states else jobs.layout.tp
+    states = {n: own * copies_of for n, own in _state_bytes(held, jobs, framework).items()}
     tables = _tables(stage, jobs) * table_weights(jobs.model) / jobs.layout.layer_ranks
     states = tuning.tuned_states(states, jobs, framework, every, tables, stage.layers)
     one = constants.activation_scale * stage_bytes(stage, layer, jobs, framework)

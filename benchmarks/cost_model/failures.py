@@ -7,30 +7,19 @@ import numpy as np
 from analysis.sweeps.record import Keys, Table
 from trainer.plan.jobs import Array, Mask
 
+FREE = {"mbs", "gas", "dp", "world_size", "weight_shard", "gradient_shard", "optimizer_shard"}
+"""Columns in which the run that contradicts a failure may differ from it."""
+
 
 def not_memory(table: Table) -> Mask:
     """Failed rows that a run with at least their memory contradicts.
 
-    The other run has the same model, machine, framework, tensor and pipeline degrees, placement
-    and recomputation, no smaller micro-batch, no fewer micro-batches in flight (``min(pp, gas)``
-    under 1F1B) and, as what is sharded over replicas gets larger with fewer of them, no more
-    replicas unless nothing is.
+    The other run has the same machine, framework and columns, but for no smaller micro-batch, no
+    fewer micro-batches in flight (``min(pp, gas)`` under 1F1B) and, as what is sharded over
+    replicas gets larger with fewer of them, no more replicas unless nothing is.
     """
     j = table.jobs
-    columns = [
-        j.model.num_layers,
-        j.model.hidden_size,
-        j.model.ffn_size,
-        j.model.seq_length,
-        j.layout.tp,
-        j.layout.pp,
-        j.layout.vpp,
-    ]
-    columns += [
-        j.placement.zero_stage,
-        j.options.recompute,
-        j.options.sequence_parallel.astype(float),
-    ]
+    columns = [column for name, column in j.columns().items() if name not in FREE]
     same = np.stack([*columns, _numbers(table.cluster), _numbers(table.framework)])
     flight = np.minimum(j.layout.gas, j.layout.pp * j.layout.vpp)
     ran = np.flatnonzero(~table.failed & np.isfinite(table.step_time_s))

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from analysis.sweeps.gpus import cluster_of
+from analysis.sweeps.read import read_tables
 from analysis.sweeps.record import Table, TableError
 from benchmarks.cost_model.__main__ import main
 from benchmarks.cost_model.evaluate import CALIBRATED, LEFT_OUT, ZERO_SHOT, evaluate
@@ -228,7 +229,7 @@ def test_published_tables_have_the_rows_that_their_sources_have() -> None:
         "megatron_sc21_table1": ("weak_scaling", 10, 10, 0),
         "megatron_sc21_table2_zero3": ("zero3", 12, 12, 0),
         "mosaic_fsdp": ("mosaic", 209, 216, 0),
-        "torchtitan_llama3": ("torchtitan", 5, 20, 0),
+        "torchtitan_llama3": ("torchtitan", 20, 20, 0),
         "v100_bigscience_gpt2": ("v100", 42, 85, 0),
     }
 
@@ -309,3 +310,6 @@ def test_a_failure_below_a_run_is_not_for_memory(tmp_path: Path) -> None:
     assert list(not_memory(table)) == [False, True, False]
     fewer_replicas = read_sweep(tmp_path, [ran, failed_row(dp=4, mbs=1)])
     assert not not_memory(fewer_replicas).any()
+    whole_loss = [ran + ",1", failed_row(mbs=1) + ",0"]  # its logits are not in chunks
+    (table,) = read_tables(sweep(tmp_path / "liger.csv", whole_loss, SWEEP + ",liger"))
+    assert not not_memory(table).any()

@@ -85,6 +85,12 @@ def test_records_of_before_fused_attention_are_no_evidence_against_it() -> None:
     assert share(before("megatron-lm-v3"), flash_attention=False) > 0.8  # where it is named
 
 
+def test_a_program_without_a_record_may_have_a_fused_loss_as_well_as_not() -> None:
+    few = [one for one in before("in-house").habits if one.framework.logits_bytes <= 4]
+    assert 0.5 < sum(one.weight for one in few) < 0.8
+    assert share(before("nanotron"), logits_bytes=12) > 0.8  # where it is named
+
+
 @pytest.mark.parametrize("base", ["nanotron", "in-house"])
 def test_what_is_stated_holds_in_every_hypothesis(base: str) -> None:
     said = StatedHabits(base=base, gradient_bytes=2, flash_attention=False)

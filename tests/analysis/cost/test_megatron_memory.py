@@ -11,6 +11,7 @@ from analysis.cost.memory import MemoryConstants, memory
 from search_spaces.known import FRAMEWORKS
 from support.gpt_jobs import gpt
 from trainer.plan.jobs import NONE
+from trainer.plan.sizes import Mixture
 
 MEGATRON = FRAMEWORKS["megatron-lm"]
 
@@ -23,6 +24,21 @@ def test_fused_layers_keep_a_gates_inputs_and_what_rotation_gives() -> None:
     )
     per_token = 2 * (6144 + 768 + 4 * 6144) / 8  # queries and keys once more, the gate's result
     assert fewer[0] == pytest.approx(2048 * 4 * per_token)
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_in_eight_bits_layers_keep_what_only_products_read_in_8_bits(experts: bool) -> None:
+    """Transformer Engine keeps the quantized inputs of products; attention's output is kept in
+    both forms, as its own backward pass needs it in 16 bits."""
+    mixture = {"mixture": Mixture(8, 2, 6144, 0, 0, 1)} if experts else {}
+    job = gpt(recompute=NONE, gated=True, fp8=True, tp=1, mbs=1, **mixture)
+    h, f, tokens = 6144, 4 * 6144, 2048
+    attention = 2 * (h + 3 * h) + 4 * 64 + 1 * h  # norm's input, q, k, v; denominators; product's
+    output = 2 * h + 1 * h
+    chosen = 2 * (1 * h + 2 * 2 * h + 1 * h)  # of two experts: input, gate's inputs, product
+    feed_forward = 2 * h + 1 * h + (chosen if experts else 2 * 2 * f + 1 * f)
+    kept = layer_bytes(job, MEGATRON, job.options.recompute)[0]
+    assert kept == pytest.approx(tokens * (attention + output + feed_forward))
 
 
 def test_one_placeholder_stands_for_the_gradients_of_all_layers_and_one_for_the_output_layers() -> (

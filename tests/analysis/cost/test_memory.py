@@ -263,7 +263,22 @@ def test_torchtitans_published_peaks_are_foretold_without_any_fit() -> None:
     table = read_table(path)
     assert table is not None
     peaks = MemoryModel().peak_bytes(table.jobs, framework_named("torchtitan"))
-    assert np.abs(peaks / table.peak_bytes - 1).mean() < 0.1
+    off = np.abs(peaks / table.peak_bytes - 1)
+    alone = (table.jobs.layout.tp == 1) & (table.cluster == "dgx_h100/96GiB")
+    assert alone.sum() == 10 and table.jobs.options.fp8[alone].sum() == 6
+    assert off[alone].max() < 0.11  # in 16 and 8 bits, from 8,192 to 262,144 tokens
+    assert off.mean() < 0.17  # with tensor parallelism, pipelines, and the loss of a later release
+
+
+def test_states_that_tensor_parallelism_does_not_split_are_those_of_whole_layers() -> None:
+    """Transformers' FSDP: ranks of a tensor-parallel group hold the same parts (TRL's runs)."""
+    fsdp = framework_named("fsdp")
+    one, two, four = (
+        memory(gpt(tp=tp, dp=8, zero_stage=3), fsdp, MemoryConstants()) for tp in (1, 2, 4)
+    )
+    for each in (two, four):
+        assert [*each.optimizer, *each.gradients] == pytest.approx([*one.optimizer, *one.gradients])
+    assert two.activations < one.activations
 
 
 def test_parts_sum_to_the_total_and_cover_whatever_a_row_asks_for() -> None:

@@ -92,11 +92,15 @@ def local_experts(jobs: Jobs, mixture: Mixture) -> Array:
 def activation_bytes(jobs: Jobs, mixture: Mixture, fused: bool = False) -> Array:
     """Activations that one layer's experts keep per micro-batch: inputs, inner, and outputs, which
     the router's gradient needs. ``fused``: the gate's kernel applies the router's weights, and
-    neither its input to the product nor the outputs are kept."""
+    neither its input to the product nor the outputs are kept; in FP8 what products read is kept
+    in 8 bits."""
     inner = (
         np.where(jobs.model.gated, 3 if fused else 4, 2) * mixture.expert_ffn_size / jobs.layout.etp
     )
     kept = jobs.options.element_bytes * ((1 if fused else 2) * jobs.model.hidden_size + inner)
+    if fused:
+        read = jobs.model.hidden_size + mixture.expert_ffn_size / jobs.layout.etp
+        kept = kept - np.where(jobs.options.fp8, read, 0.0)
     return np.asarray(assigned_tokens(jobs, mixture) * kept)
 
 
