@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from analysis.cost.model import CostModel
 from analysis.sweeps.gpus import cluster_of
 from search_spaces.known import FRAMEWORKS
+from support.rank_server import RankServer
 from trainer.plan.jobs import jobs
 
 # Searches of tests learn from no run that a developer keeps.
@@ -37,16 +36,16 @@ settings.register_profile(
 )
 settings.load_profile("steady")
 
-WORKER = Path(__file__).parent / "support/rank_worker.py"
 # Files that take the longest begin first: the last to begin would end alone.
 BEGIN = (
     "slurm/test_search.py", "workflows/optimizer/test_policies.py", "slurm/test_elastic.py",
-    "trainer/test_main.py", "slurm/srun/test_kept_steps.py", "trainer/zero/test_exactness.py",
-    "workflows/optimizer/test_model_guided.py", "workflows/replay/test_play.py",
+    "slurm/mpiexec/test_launcher.py", "trainer/zero/test_exactness.py", "trainer/test_main.py",
+    "workflows/optimizer/test_model_guided.py", "slurm/srun/test_kept_steps.py",
+    "workflows/replay/test_play.py",
     "trainer/test_exactness.py", "slurm/srun/test_proof.py",
     "trainer/checkpoint/test_checkpoints.py",
     "slurm/minicluster/test_cluster.py", "workflows/search/test_session.py",
-    "workflows/test_train.py", "slurm/mpiexec/test_launcher.py", "workflows/search/test_scripts.py",
+    "workflows/test_train.py", "workflows/search/test_scripts.py",
 )  # fmt: skip
 Jobs = list[dict[str, Any]]
 RunRanks = Callable[[Jobs], dict[str, dict[str, Any]]]
@@ -114,21 +113,7 @@ def made() -> MadeSweep:
 
 
 @pytest.fixture(scope="session")
-def run_ranks() -> RunRanks:
+def run_ranks() -> Iterator[RunRanks]:
     """Runs jobs (see ``rank_worker``) in as few processes as can be; results by job id."""
-
-    def run(jobs: Jobs, timeout_s: float = 1_160) -> dict[str, dict[str, Any]]:
-        done = subprocess.run(
-            [sys.executable, str(WORKER)],
-            input=json.dumps(jobs),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
-        answers = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]
-        errors = [answer["error"] for answer in answers if "error" in answer]
-        assert not errors, errors[0]
-        assert done.returncode == 0, done.stderr[-3000:]
-        return {answer["id"]: answer["result"] for answer in answers}
-
-    return run
+    with closing(RankServer()) as server:
+        yield server.run
