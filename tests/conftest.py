@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections import Counter
@@ -26,6 +27,8 @@ os.environ["MESHTUNE_ARCHIVE"] = "/nonexistent/archive"
 # A shell makes what it starts in the background ignore Ctrl-C, which tests send to processes.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+gc.disable()  # until all tests are collected: hardly anything of what is imported goes
 
 # The same examples each time, however long a busy machine takes to draw them.
 settings.register_profile(
@@ -53,6 +56,8 @@ RunRanks = Callable[[Jobs], dict[str, dict[str, Any]]]
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order files for ``make test``, which shares them out: the longest, then by their tests."""
+    gc.freeze()  # or garbage would be looked for among all of torch's objects, again and again
+    gc.enable()
     root = Path(__file__).parent
     files = Counter(item.path for item in items)
     place = {root / name: number for number, name in enumerate(BEGIN)}
