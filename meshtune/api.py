@@ -249,7 +249,7 @@ def sensitivity(
 
     >>> import meshtune
     >>> space = meshtune.load_space("gpt_22b_frontier")     # what may be searched
-    >>> run = meshtune.search(space, launcher="simulate", trials=24, run_dir=other_folder)
+    >>> run = meshtune.search(space, launcher="simulate", trials=16, run_dir=other_folder)
     >>> found = meshtune.sensitivity(meshtune.load(run))    # a forest, explained by SHAP
     >>> meshtune.plot(found).savefig(picture)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import gc
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from analysis.cost.model import CostModel
 from analysis.sweeps.gpus import cluster_of
 from search_spaces.known import FRAMEWORKS
+from support.rank_server import RankServer
 from trainer.plan.jobs import jobs
 
 # Searches of tests learn from no run that a developer keeps.
@@ -27,6 +27,8 @@ os.environ["MESHTUNE_ARCHIVE"] = "/nonexistent/archive"
 # A shell makes what it starts in the background ignore Ctrl-C, which tests send to processes.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+gc.disable()  # until all tests are collected: hardly anything of what is imported goes
 
 # The same examples each time, however long a busy machine takes to draw them.
 settings.register_profile(
@@ -37,16 +39,16 @@ settings.register_profile(
 )
 settings.load_profile("steady")
 
-WORKER = Path(__file__).parent / "support/rank_worker.py"
 # Files that take the longest begin first: the last to begin would end alone.
 BEGIN = (
     "slurm/test_search.py", "workflows/optimizer/test_policies.py", "slurm/test_elastic.py",
-    "trainer/test_main.py", "slurm/srun/test_kept_steps.py", "trainer/zero/test_exactness.py",
-    "workflows/optimizer/test_model_guided.py", "workflows/replay/test_play.py",
+    "slurm/mpiexec/test_launcher.py", "trainer/zero/test_exactness.py", "trainer/test_main.py",
+    "workflows/optimizer/test_model_guided.py", "slurm/srun/test_kept_steps.py",
+    "workflows/replay/test_play.py",
     "trainer/test_exactness.py", "slurm/srun/test_proof.py",
     "trainer/checkpoint/test_checkpoints.py",
     "slurm/minicluster/test_cluster.py", "workflows/search/test_session.py",
-    "workflows/test_train.py", "slurm/mpiexec/test_launcher.py", "workflows/search/test_scripts.py",
+    "workflows/test_train.py", "workflows/search/test_scripts.py",
 )  # fmt: skip
 Jobs = list[dict[str, Any]]
 RunRanks = Callable[[Jobs], dict[str, dict[str, Any]]]
@@ -54,6 +56,8 @@ RunRanks = Callable[[Jobs], dict[str, dict[str, Any]]]
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order files for ``make test``, which shares them out: the longest, then by their tests."""
+    gc.freeze()  # or garbage would be looked for among all of torch's objects, again and again
+    gc.enable()
     root = Path(__file__).parent
     files = Counter(item.path for item in items)
     place = {root / name: number for number, name in enumerate(BEGIN)}
@@ -114,21 +118,7 @@ def made() -> MadeSweep:
 
 
 @pytest.fixture(scope="session")
-def run_ranks() -> RunRanks:
+def run_ranks() -> Iterator[RunRanks]:
     """Runs jobs (see ``rank_worker``) in as few processes as can be; results by job id."""
-
-    def run(jobs: Jobs, timeout_s: float = 1_160) -> dict[str, dict[str, Any]]:
-        done = subprocess.run(
-            [sys.executable, str(WORKER)],
-            input=json.dumps(jobs),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
-        answers = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]
-        errors = [answer["error"] for answer in answers if "error" in answer]
-        assert not errors, errors[0]
-        assert done.returncode == 0, done.stderr[-3000:]
-        return {answer["id"]: answer["result"] for answer in answers}
-
-    return run
+    with closing(RankServer()) as server:
+        yield server.run

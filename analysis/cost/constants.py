@@ -40,7 +40,7 @@ class Constants:
         return np.array([f.metadata["spread"] for f in fields(cls)])
 
     def logs(self) -> Array:
-        return np.log([getattr(self, f.name) for f in fields(self)])
+        return np.log([getattr(self, name) for name in names(type(self))])
 
     @classmethod
     def from_logs(cls, logs: Array) -> Self:
@@ -53,12 +53,22 @@ class Constants:
         columns: list[Any] = (
             [float(v) for v in values] if logs.ndim == 1 else [*values.T[:, :, None]]
         )
-        return cls(**{f.name: v for f, v in zip(fields(cls), columns, strict=True)})
+        return cls(**dict(zip(names(cls), columns, strict=True)))
 
     def misjudged(self, error: float, rng: np.random.Generator) -> Self:
         """Constants off by ``error`` times their priors' spread."""
         spreads = self.spreads()
         return self.from_logs(self.logs() + error * spreads * rng.standard_normal(len(spreads)))
+
+
+def names(record: type[Any]) -> tuple[str, ...]:
+    """Names of a record's fields; calibration asks for them thousands of times."""
+    if record not in _names:
+        _names[record] = tuple(f.name for f in fields(record))
+    return _names[record]
+
+
+_names: dict[type[Any], tuple[str, ...]] = {}
 
 
 C = TypeVar("C", bound=Constants)
@@ -127,14 +137,21 @@ def fit(
     def whole(x: Array) -> C:
         return type(start).from_logs(center + x @ root.T)
 
+    beside: dict[bytes, Array] = {}  # the latest costs, at a point and one step along each axis
+
     def cost(x: Array, loss: Callable[[Array], Array]) -> Array:
-        r = residuals(whole(x)) / noise
+        points = np.vstack([x, x + DIFFERENCE * np.eye(len(x))])
+        r = residuals(whole(points)) / noise
         # The loss by hand: the prior's own terms stay quadratic.
-        return np.concatenate([np.sign(r) * np.sqrt(loss(r * r)), x], axis=-1)
+        beside.clear()
+        beside[x.tobytes()] = np.concatenate([np.sign(r) * np.sqrt(loss(r * r)), points], axis=-1)
+        return np.asarray(beside[x.tobytes()][0])
 
     def slopes(x: Array, loss: Callable[[Array], Array]) -> Array:
-        beside = cost(np.vstack([x, x + DIFFERENCE * np.eye(len(x))]), loss)
-        return np.asarray((beside[1:] - beside[0]).T / DIFFERENCE)
+        if x.tobytes() not in beside:
+            cost(x, loss)
+        found = beside[x.tobytes()]
+        return np.asarray((found[1:] - found[0]).T / DIFFERENCE)
 
     begin = np.linalg.solve(root[free], (start.logs() - center)[free])
     x = np.clip(begin, -FAR, FAR)

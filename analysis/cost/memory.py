@@ -6,7 +6,7 @@ The derivation of every term is in docs/how-it-works/memory.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 import numpy as np
@@ -19,8 +19,8 @@ from analysis.cost.activations import (
     stage_bytes,
     waiting_logits_bytes,
 )
-from analysis.cost.constants import Constants, constant
-from analysis.cost.stages import StageLoad, fullest_stages, kept_by
+from analysis.cost.constants import Constants, constant, names
+from analysis.cost.stages import StageLoad, all_holders, kept_by, stacked_stages
 from analysis.cost.state_exchanges import as_run
 from search_spaces import Framework
 from trainer.plan.axes import cp, ep, grid
@@ -102,7 +102,7 @@ class MemoryParts:
         return type(self)(**{name: part * factor for name, part in self.as_dict().items()})
 
     def as_dict(self) -> dict[str, Array]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: getattr(self, name) for name in names(type(self))}
 
 
 def rank_state_bytes(
@@ -145,10 +145,11 @@ def memory(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> Memo
     """Parts of what the fullest rank needs when memory is short; bytes."""
     stages = _stages(jobs, framework, constants, "short")
     needed = stages.total
-    fullest = np.argmax(needed, axis=0)[None]
+    fullest = np.argmax(needed, axis=0)
+    at = fullest, *np.indices(fullest.shape, sparse=True)
     return MemoryParts(
         **{
-            name: np.take_along_axis(np.broadcast_to(part, needed.shape), fullest, axis=0)[0]
+            name: (part if part.shape == needed.shape else np.broadcast_to(part, needed.shape))[at]
             for name, part in stages.as_dict().items()
         }
     )
@@ -174,13 +175,13 @@ def _stages(
 ) -> MemoryParts:
     """Parts of a rank of each stage that may be the fullest; columns of shape (stages, ..., n)."""
     jobs = _as_held(jobs, framework)
-    stages = fullest_stages(jobs, framework)[: 1 if first_only else None]
     # Constants may be many at once, of shape (c, 1).
     beside = np.index_exp[:, None] if np.ndim(constants.workspace_bytes) else np.index_exp[:]
-    columns = (np.stack([getattr(s, f.name) for s in stages])[beside] for f in fields(StageLoad))
+    rows = slice(1 if first_only else None)
+    stages = StageLoad(*[column[rows][beside] for column in stacked_stages(jobs, framework)])
     layer = layer_bytes(jobs, framework, jobs.options.recompute)
-    holders = ep.all_holders(jobs)
-    return _stage_memory(StageLoad(*columns), layer, jobs, holders, framework, constants, state)
+    holders = all_holders(jobs, framework)
+    return _stage_memory(stages, layer, jobs, holders, framework, constants, state)
 
 
 @kept_by("optimizer_always_sharded", "whole_in_pipelines")

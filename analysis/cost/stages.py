@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from analysis.cost.constants import names
 from search_spaces import Framework
+from trainer.plan.axes import ep
+from trainer.plan.axes.dp import Holders
 from trainer.plan.axes.pp import in_flight
 from trainer.plan.jobs import Array, Jobs, Mask
 from trainer.plan.sizes import layer_weights, table_weights
@@ -163,6 +166,19 @@ def fullest_stages(jobs: Jobs, framework: Framework) -> list[StageLoad]:
         StageLoad(np.where(one, layers, last), in_flight(jobs, head_at), one, ~jobs.folded),
         *inner[1:],
     ]
+
+
+@kept_by(*SPLIT)
+def stacked_stages(jobs: Jobs, framework: Framework) -> list[Any]:
+    """Columns of :class:`StageLoad` of these stages; each of shape (stages, n)."""
+    stages = fullest_stages(jobs, framework)
+    return [np.stack([getattr(stage, name) for stage in stages]) for name in names(StageLoad)]
+
+
+@kept_by()
+def all_holders(jobs: Jobs, _: Framework) -> list[Holders]:
+    """Holders of each class of parameters, kept with the jobs."""
+    return ep.all_holders(jobs)
 
 
 def refused(jobs: Jobs, framework: Framework) -> Mask:

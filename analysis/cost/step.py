@@ -8,12 +8,13 @@ not hide behind the backward pass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
 from analysis.cost import collectives as links
 from analysis.cost.compute import Compute
+from analysis.cost.constants import names
 from analysis.cost.layer import layer
 from analysis.cost.stages import stage_layers
 from analysis.cost.state_exchanges import as_run, exposed_state_s, update
@@ -48,7 +49,7 @@ class StepParts:
         return np.asarray(sum(self.as_dict().values()))
 
     def as_dict(self) -> dict[str, Array]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: getattr(self, name) for name in names(type(self))}
 
 
 def step(

@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Self
 
 import numpy as np
-from scipy.special import expit
 
 from analysis.cost.model import LIKELY, CostModel, Prediction
 from analysis.finalists import NOISE_LOG_SD
@@ -168,6 +167,8 @@ class Posterior:
         """
         if self.pricing.model.cluster.is_cpu or not self.goal.single:
             return 0.0
+        from scipy.special import expit  # slow to import
+
         slow = self._left < -SLOW
         share = DISTURBED_SHARE + (1 - 2 * DISTURBED_SHARE) * self._own.full
         told = np.log(np.where(slow, share / DISTURBED_SHARE, (1 - share) / (1 - DISTURBED_SHARE)))

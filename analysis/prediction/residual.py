@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from scipy.special import expit, stdtrit
 
 from analysis.finalists import NOISE_LOG_SD
 from analysis.prediction.columns import unpriced_parameters
@@ -111,6 +110,8 @@ class ResidualProcess:
         Returns:
             In logarithms, each of the shape of ``deviation``.
         """
+        from scipy.special import stdtrit  # slow to import
+
         edge = stdtrit(PRIOR_TRIALS + self._num_trials, 0.975)  # Student's t
         calm = edge * np.hypot(deviation, self._noise_log_sd)
         disturbed = len(self._slower)
@@ -225,6 +226,8 @@ def _undisturbed_trials(
     ]
     kept = max(found, key=lambda f: f[0])[1]
     if rng is not None and len(left):
+        from scipy.special import expit  # slow to import
+
         odds = _log_odds_to_change(among + noise**2 * np.eye(len(left)), left, kept)
         kept = kept ^ (rng.random(len(left)) < expit(odds))
     return np.flatnonzero(kept)

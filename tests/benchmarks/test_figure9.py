@@ -34,6 +34,7 @@ def test_with_deephyper_failures_fall_and_the_best_rises_as_in_figure_9() -> Non
     pytest.fail(f"of three searches failures fell in {falls}, and the best rose in {rises}")
 
 
+@pytest.mark.heavy
 def test_in_the_wide_space_the_search_ends_in_the_hand_recipes_neighbourhood() -> None:
     options = "nodes=128,model_error=1,misfit=0.1"
     near = 0

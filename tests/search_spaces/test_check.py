@@ -15,6 +15,7 @@ from search_spaces.points.enumeration import MAX_WORK, ValidConfigs
 from support.broken_rules import broken_rules
 
 Load = Callable[[str], SearchSpace]
+SAMPLE = 20
 
 
 def brute_force(space: SearchSpace) -> tuple[int, dict[str, int], dict[str, int]]:
@@ -137,8 +138,8 @@ def test_every_valid_configuration_is_drawn_as_often_as_any_other(
     assert found.exact == (max_edges > 20)
     expected = listed(space)
     rng = np.random.default_rng(0)
-    seen = [found.sample(10, rng) for _ in range(2000)]
-    assert all(len(np.unique(s)) == 10 for s in seen)
+    seen = [found.sample(SAMPLE, rng) for _ in range(20_000 // SAMPLE)]
+    assert all(len(np.unique(s)) == SAMPLE for s in seen)
     times = np.bincount(np.searchsorted(expected, np.concatenate(seen)), minlength=len(expected))
     assert set(np.concatenate(seen)) == set(expected)
     mean = 20_000 / len(expected)

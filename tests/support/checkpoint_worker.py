@@ -8,7 +8,6 @@ jobs as ``rank_worker`` takes them, and ends its answers with ``{"code"}``. A jo
 from __future__ import annotations
 
 import functools
-import io
 import json
 import os
 import resource
@@ -186,11 +185,9 @@ def main() -> None:
     for line in sys.stdin:
         failed = 0
         for jobs in json.loads(line):
-            stdin, sys.stdin = sys.stdin, io.StringIO(json.dumps(jobs))
-            code = rank_worker.main()
-            sys.stdin = stdin
+            well = rank_worker.run_all(jobs)
             if not any(job["options"]["action"] == "killed" for job in jobs):
-                failed = failed or code
+                failed = failed or int(not well)
         print(json.dumps({"code": failed}), flush=True)
 
 

@@ -15,9 +15,9 @@ SPACE = """
 version: 1
 name: elastic
 model: {name: small, num_layers: 2, hidden_size: 32, num_heads: 2, vocab_size: 264, seq_length: 16}
-cluster: {name: toy, gpu: cpu, gpus_per_node: 2, memory_gib: 1, memory_gb_per_s: 10,
+cluster: {name: toy, gpu: cpu, gpus_per_node: GPUS, memory_gib: 1, memory_gb_per_s: 10,
           peak_fp32_tflops: 0.05, overlap: 0.02, node_failures_per_day: 4, storage_gb_per_s: 1000,
-          links: [{level: node, gpus: 2, gb_per_s: 1, latency_us: 500}],
+          LINKS
           nic: {count: 1, gb_per_s: 1, latency_us: 500}}
 trainer: {builtin: {data: DATA, precision: fp32, device: cpu, optimizer: {lr: 1.0e-3},
                     lr_scheduler: {warmup_steps: 4, total_steps: 100}}}
@@ -27,15 +27,17 @@ constraints: [global_batch_size == 8]
 objective: {maximize: tokens_per_second}
 trial: {warmup_steps: 1, measured_steps: 2, timeout: 300s}
 """
+LINKS = "links: [{level: node, gpus: 2, gb_per_s: 1, latency_us: 500}],"
 BEST = {"num_nodes": 2, "tp": 1, "pp": 1, "mbs": 2, "gas": 1, "zero_stage": 1}
 
 
-def searched(folder: Path, hidden_size: int = 32) -> Path:
+def searched(folder: Path, hidden_size: int = 32, gpus_per_node: int = 2) -> Path:
     """A run of one trial on two nodes, which was the best; returns its folder."""
     file, text, data = folder / "elastic.yaml", folder / "text", folder / "tokens"
     text.write_text("".join(f"{n} is {n * n % 97}. " for n in range(2000)))
     prepare_data([text], data)
-    space_text = SPACE.replace("DATA", str(data))
+    space_text = SPACE.replace("DATA", str(data)).replace("GPUS", str(gpus_per_node))
+    space_text = space_text.replace("LINKS", LINKS if gpus_per_node > 1 else "")
     file.write_text(space_text.replace("hidden_size: 32", f"hidden_size: {hidden_size}"))
     space, run = load_space(file), RunFolder(folder / "run")
     run.create(space)
@@ -43,7 +45,7 @@ def searched(folder: Path, hidden_size: int = 32) -> Path:
         goal = {"maximize": "tokens_per_second"}
         of = {"space": space.name, "fingerprint": space.fingerprint, "launcher": "local"}
         journal.write(Opened(seed=0, objective=goal, **of))
-        journal.write(Proposed(trial=1, config=BEST))
+        journal.write(Proposed(trial=1, config={**BEST, "gas": 2 // gpus_per_node}))
         journal.write(Started(trial=1, attempt=1, name="x", nodes=("a", "b")))
         journal.write(
             Ended(

@@ -190,7 +190,6 @@ SPECIAL = [
         pipeline_schedule="LoopedBFS",
     ),
     job("buckets", "gpt", 4, ddp_bucket_size=5000, zero_stage=1, mbs=2, gas=2),
-    job("buckets pp", "llama", 4, ddp_bucket_size=5000, pp=2, vpp=2, mbs=4, gas=2),
     *(sixteen_bits(precision, zero) for precision, zero in QUICK_SIXTEEN),
     job(
         "bf16 mesh", "llama", 4, precision="bf16", tp=2, pp=2, mbs=4, gas=4, sequence_parallel=True
@@ -211,6 +210,7 @@ SPECIAL = [
     job("buffers vpp", "deep-gpt", 4, {"buffers": True}, pp=4, vpp=2, mbs=1, gas=16),
 ]
 MORE_SPECIAL = [
+    job("buckets pp", "llama", 4, ddp_bucket_size=5000, pp=2, vpp=2, mbs=4, gas=2),
     *(sixteen_bits(precision, zero) for precision, zero in OTHER_SIXTEEN),
 ]
 GOLDFISH: dict[str, Any] = {"goldfish": {"k": 2, "h": 3}}
@@ -223,20 +223,18 @@ SCHEDULED: dict[str, Any] = {
     "optimizer": {"lr": 1e-2, "grad_clip": GRAD_CLIP, "eps": EPS},
     "lr_scheduler": {"warmup_steps": 1, "total_steps": 3, "decay_type": "cosine"},
 }
-SCHEDULES = [
-    job("schedule mesh", "gpt", 4, tp=2, pp=2, mbs=8, gas=2, **SCHEDULED),
-    job("schedule zero3", "gpt", 2, mbs=4, gas=2, zero_stage=3, **SCHEDULED),
-]
+SCHEDULES = [job("schedule mesh", "gpt", 4, tp=2, pp=2, mbs=8, gas=2, **SCHEDULED)]
+MORE_SCHEDULES = [job("schedule zero3", "gpt", 2, mbs=4, gas=2, zero_stage=3, **SCHEDULED)]
 SCHEDULE_REFERENCE = job("schedule reference", "gpt", 0, **SCHEDULED)
 DOCUMENTS: dict[str, Any] = {"documents": {}}
 PACKED = [
     job(
         "documents vpp", "llama", 4, tp=2, pp=2, vpp=2, mbs=4, gas=4, recompute="full", **DOCUMENTS
     ),
-    job("documents zero3", "llama", 2, mbs=4, gas=2, zero_stage=3, **DOCUMENTS),
     job("documents grid", "gpt", 4, gy=2, gz=2, mbs=8, gas=2, **DOCUMENTS),
 ]  # fmt: skip
 MORE_PACKED = [
+    job("documents zero3", "llama", 2, mbs=4, gas=2, zero_stage=3, **DOCUMENTS),
     job("documents pp", "gpt", 4, pp=2, mbs=4, gas=2, zero_stage=2, **DOCUMENTS),
     job(
         "documents tp", "gpt", 4, tp=2, mbs=4, gas=2, sequence_parallel=True,

@@ -2,9 +2,9 @@
 
 Reads one JSON object per line: ``configs`` (one path per rank), ``logs`` (a folder), ``kill``
 (rank to kill when the line that follows appears in rank 0's log, if any, by the signal that follows
-that, or SIGKILL). Answers with
-``codes``, negative for a signal; null for a rank that was still there 60 s after the first had
-gone, or at the deadline.
+that, or SIGKILL), ``environ`` (more of it), ``slurm_shortest_s`` (instead of ``energy``'s own).
+Answers with ``codes``, negative for a signal; null for a rank that was still there 60 s after the
+first had gone, or at the deadline.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ports import free_port
 
+from foundation import energy
 from trainer.__main__ import main
 
 DEADLINE_S = 300.0
 LEAVE_S = 60.0
 
 
-def become_rank(rank: int, configs: list[str], port: int, logs: Path) -> None:
+def become_rank(rank: int, job: dict[str, Any], port: int) -> None:
+    configs, logs = job["configs"], Path(job["logs"])
+    energy.SLURM_SHORTEST_S = job.get("slurm_shortest_s", energy.SLURM_SHORTEST_S)
     os.environ.update(
+        job.get("environ", {}),
         RANK=str(rank),
         WORLD_SIZE=str(len(configs)),
         LOCAL_RANK=str(rank),
@@ -46,13 +49,14 @@ def become_rank(rank: int, configs: list[str], port: int, logs: Path) -> None:
         os._exit(code)
 
 
-def run(configs: list[str], logs: Path, kill: Sequence[Any] | None) -> list[int | None]:
+def run(job: dict[str, Any]) -> list[int | None]:
+    configs, logs, kill = job["configs"], Path(job["logs"]), job.get("kill")
     port = free_port()
     children: dict[int, int] = {}
     for rank in range(len(configs)):
         pid = os.fork()
         if pid == 0:
-            become_rank(rank, configs, port, logs)
+            become_rank(rank, job, port)
         children[pid] = rank
     codes: list[int | None] = [None] * len(configs)
     deadline = time.monotonic() + DEADLINE_S
@@ -75,6 +79,4 @@ def run(configs: list[str], logs: Path, kill: Sequence[Any] | None) -> list[int 
 
 if __name__ == "__main__":
     for line in sys.stdin:
-        job: dict[str, Any] = json.loads(line)
-        codes = run(job["configs"], Path(job["logs"]), job.get("kill"))
-        print(json.dumps(codes), flush=True)
+        print(json.dumps(run(json.loads(line))), flush=True)

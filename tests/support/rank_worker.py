@@ -1,10 +1,11 @@
 """Runs many training cases inside one set of ranks; a program, started by the tests.
 
-Reads from standard input a JSON list of jobs; each is ``{"id", "ranks", "config", "options"}``,
-``ranks`` 0 asking for the reference. All jobs of one size run in the same processes, one after
-another. Writes one JSON line per job: ``{"id", "result"}`` or ``{"id", "error"}``. The option
-``observe`` holds those of ``observed_training``; ``float64`` trains in that format where the
-configuration says float32.
+Reads a JSON line per request: ``{"jobs", "environ"}``; a job is ``{"id", "ranks", "config",
+"options"}``, ``ranks`` 0 asking for the reference. All jobs of one size run in the same processes,
+one after another. Writes one JSON line per job: ``{"id", "result"}`` or ``{"id", "error"}``, and at
+the end of a request ``{"well"}``, whether all ranks ended as they should. The option ``observe``
+holds those of ``observed_training``; ``float64`` trains in that format where the configuration says
+float32.
 """
 
 from __future__ import annotations
@@ -357,15 +358,24 @@ def run_in_forks(count: int, run: Callable[[int], None]) -> bool:
     return well
 
 
-def main() -> int:
-    jobs = json.load(sys.stdin)
+def run_all(jobs: list[dict[str, Any]]) -> bool:
+    """Run each job in forks; whether all ended well."""
     well = True
     with tempfile.TemporaryDirectory() as folder:
         for ranks in sorted({job["ranks"] for job in jobs}):
             mine = [job for job in jobs if job["ranks"] == ranks]
             run = functools.partial(run_rank, mine, ranks, folder)
             well &= run_in_forks(max(1, ranks), run)
-    return int(not well)
+    return well
+
+
+def main() -> int:
+    for line in sys.stdin:
+        request = json.loads(line)
+        os.environ.clear()
+        os.environ.update(request["environ"])
+        say({"well": run_all(request["jobs"])})
+    return 0
 
 
 if __name__ == "__main__":

@@ -44,7 +44,12 @@ def results(run_ranks) -> dict[str, Any]:
         *cases.PACKED,
         *cases.SPECIAL,
     ]
-    more = [*cases.MORE_PACKED, *cases.MORE_VALIDATIONS, *cases.MORE_SPECIAL]
+    more = [
+        *cases.MORE_SCHEDULES,
+        *cases.MORE_PACKED,
+        *cases.MORE_VALIDATIONS,
+        *cases.MORE_SPECIAL,
+    ]
     groups = (cases.in_few_steps(quick), cases.in_few_steps(more))
     return LongSweep(run_ranks, references, *groups, timeout_s=1_160)
 
@@ -86,7 +91,11 @@ def test_progress_is_told_after_each_step(results: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["gpt gas below pp", "deep-gpt gas by no pp", "gpt buckets", "llama buckets pp"]
+    "case",
+    [
+        *("gpt gas below pp", "deep-gpt gas by no pp", "gpt buckets"),
+        pytest.param("llama buckets pp", marks=pytest.mark.heavy),
+    ],
 )
 def test_a_rare_schedule_trains_like_one_process(results: dict[str, Any], case: str) -> None:
     equals(results[case], results[f"{case.split()[0]} reference"], 1e-5, FEW_STEPS)
@@ -115,11 +124,11 @@ def test_the_goldfish_loss_is_the_same_in_every_layout(results: dict[str, Any], 
     assert results[case]["losses"] != pytest.approx(plain, rel=1e-3)
 
 
-@pytest.mark.parametrize("case", [job["id"] for job in cases.SCHEDULES])
+@pytest.mark.parametrize("case", quick_and_heavy(cases.SCHEDULES, cases.MORE_SCHEDULES))
 def test_every_layout_follows_the_schedule_of_the_learning_rate(
-    results: dict[str, Any], case: str
+    results: dict[str, Any], case: dict[str, Any]
 ) -> None:
-    equals(results[case], results["gpt schedule reference"], 1e-5, FEW_STEPS)
+    equals(results[case["id"]], results["gpt schedule reference"], 1e-5, FEW_STEPS)
 
 
 @pytest.mark.parametrize("case", quick_and_heavy(cases.PACKED, cases.MORE_PACKED))

@@ -35,6 +35,7 @@ OFF = dict.fromkeys(SWITCHES, False)
 
 def case(model: str, steps: int = FEW_STEPS, name: str = "", **values: Any) -> dict[str, Any]:
     """On 8 ranks, whatever the axes leave being replicas."""
+    gradients = values.pop("gradients", True)
     degrees = [values.get(axis, 1) for axis in ("gx", "gy", "gz", "pp", "tp")]
     dp = RANKS
     for degree in degrees:
@@ -42,7 +43,7 @@ def case(model: str, steps: int = FEW_STEPS, name: str = "", **values: Any) -> d
     gas = values.setdefault("gas", 2 if dp <= 4 // values.get("gz", 1) else 1)
     config = config_of(MODELS[model], steps, mbs=GLOBAL_BATCH // dp // gas, **values)
     said = " ".join(f"{k}={v}" for k, v in values.items() if k not in SWITCHES)
-    options: dict[str, Any] = {"global_batch": GLOBAL_BATCH, "observe": {"gradients": True}}
+    options: dict[str, Any] = {"global_batch": GLOBAL_BATCH, "observe": {"gradients": gradients}}
     return {"id": f"{model} {said}{name}", "ranks": RANKS, "config": config, "options": options}
 
 
@@ -56,8 +57,8 @@ QUICK = [
     case("llama", gy=2, gz=2, zero_stage=1, recompute="full"),
     case("gpt", gx=2, gz=2, pp=2, gas=2),
 ]
-PLAIN = case("gpt", name=" off", gx=2, gy=2, gz=2, **OFF)
-QUANTIZED = case("gpt", gz=4, gx=2, quantize_weights=True)
+PLAIN = case("gpt", name=" off", gradients=False, gx=2, gy=2, gz=2, **OFF)
+QUANTIZED = case("gpt", gradients=False, gz=4, gx=2, quantize_weights=True)
 
 GRIDS = [g for g in itertools.product((1, 2, 4, 8), repeat=4) if g[0] * g[1] * g[2] * g[3] == 8]
 EVERY = [

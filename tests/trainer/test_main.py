@@ -97,14 +97,18 @@ def run(server: subprocess.Popen[str], tmp_path: Path) -> Run:
     """Runs a configuration on four ranks; those named in ``other`` get one of their own."""
 
     def run(
-        config: Config, other: dict[int, Config] | None = None, kill: tuple[Any, ...] | None = None
+        config: Config,
+        other: dict[int, Config] | None = None,
+        kill: tuple[Any, ...] | None = None,
+        ranks: int = 4,
+        **more: Any,
     ) -> Ended:
-        paths = [tmp_path / "config.json"] * 4
+        paths = [tmp_path / "config.json"] * ranks
         paths[0].write_text(json.dumps(config))
         for rank, changed in (other or {}).items():
             paths[rank] = tmp_path / f"config{rank}.json"
             paths[rank].write_text(json.dumps(changed))
-        job = {"configs": [str(p) for p in paths], "logs": str(tmp_path), "kill": kill}
+        job = {"configs": [str(p) for p in paths], "logs": str(tmp_path), "kill": kill, **more}
         assert server.stdin is not None and server.stdout is not None
         server.stdin.write(json.dumps(job) + "\n")
         server.stdin.flush()
@@ -323,26 +327,19 @@ def test_one_process_needs_no_environment(config: Config, tmp_path: Path) -> Non
 
 
 def test_energy_is_read_around_the_measured_steps_alone(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, config: Config, tmp_path: Path
 ) -> None:
     """Slurm's counter, which here rises by 100 J with each line of a step in the log."""
     tool = tmp_path / "bin/sstat"
     tool.parent.mkdir()
-    tool.write_text(f"#!/bin/sh\necho $((1 + 100 * $(grep -c MESHTUNE_STEP {tmp_path}/log)))\n")
+    steps = f"$(grep -c MESHTUNE_STEP {tmp_path}/rank0.out)"
+    tool.write_text(f"#!/bin/sh\necho $((1 + 100 * {steps}))\n")
     tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    script = (
-        "import sys, os; from pathlib import Path; from foundation import energy; "
-        "energy.SLURM_SHORTEST_S = 0; from trainer.run import run; "
-        "sys.exit(run(Path(sys.argv[1]), os.environ))"
-    )
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config | {"measured_steps": 3}))
-    env = without(dict(os.environ), "SLURM_") | {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
-    with (tmp_path / "log").open("w") as log:
-        argv = [sys.executable, "-c", script, str(path)]
-        subprocess.run(argv, check=True, env=env | {"RANK": "0", "WORLD_SIZE": "1"}, stdout=log)
-    result = json.loads((tmp_path / "result.json").read_text())
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    environ = {"PATH": path, "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    ended = run(config | {"measured_steps": 3}, ranks=1, environ=environ, slurm_shortest_s=0.0)
+    assert ended.codes == [0]
+    result = ended.result
     assert result["energy_source"] in ("Slurm", "RAPL", "pm_counters")
     if result["energy_source"] == "Slurm":  # this machine has no nearer counter
         assert result["energy_joules"] == 300.0

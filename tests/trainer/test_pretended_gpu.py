@@ -18,8 +18,8 @@ from trainer.plan.fields import Choices, Settings
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
 QUICK = {
-    *cases.LAYERS, "zero 1", "hpz", "zero++", "grid", "pp, interleaved", "pp, zero bubble", "tuned",
-    "documents, AMD", "masked",
+    *cases.LAYERS, "zero 1", "zero++", "grid", "pp, zero bubble", "tuned", "documents, AMD",
+    "masked",
 }  # fmt: skip
 ON_THE_HOST = {
     "data", "engine", "optimizer", "lr_scheduler", "seed", "device", "device_memory_bytes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from analysis.report.outlook import Outlook
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import Candidates, SearchSpace, load_space
+from workflows.optimizer.policy import Policy
 from workflows.optimizer.registry import make_policy
 from workflows.simulation.workload import true_pricing
 
@@ -212,30 +214,46 @@ def test_the_reports_first_next_trial_is_what_the_search_proposes_next(
     assert [named.objective, named.low, named.high, named.runs] == pytest.approx(told)
 
 
-@pytest.mark.parametrize(
-    ("off", "then", "stated"), [(0.25, "ok", True), (8.0, "ok", False), (8.0, "crash", False)]
-)
-def test_nothing_is_said_of_what_is_left_for_some_trials_after_one_that_was_too_fast(
-    tmp_path: Path, off: float, then: str, stated: bool
-) -> None:
-    """The seventh trial is disturbed, or faster than expected; the next ones run or fail."""
-    path = tmp_path / "small.yaml"
+@pytest.fixture(scope="module")
+def wider(tmp_path_factory: pytest.TempPathFactory) -> tuple[SearchSpace, Run]:
+    """A space, and seven trials of it that went as expected."""
+    path = tmp_path_factory.mktemp("space") / "small.yaml"
     path.write_text(
         "version: 1\nmodel: llama_8b\ncluster: dgx_h100\ntrainer: {command: [train]}\n"
         "parameters: {num_nodes: 2, tp: [1, 2, 4, 8], pp: [1, 2, 4], mbs: [1, 2, 4, 8], "
         "gas: [4, 8, 16, 32], zero_stage: [0, 1], sequence_parallel: [false, true]}\n"
         "objective: {maximize: tokens_per_second_per_gpu}\n"
     )
-    policy, run, says = make_policy(load_space(str(path)), seed=0), Run(Path()), []
-    for number in range(1, 8 + SURPRISED + 1):
-        proposal = policy.propose(run, 2**31)
-        assert proposal is not None
-        says.append("gain" in proposal.expected)
-        trial = Trial(number, proposal.config, 0.0, proposal.by, proposal.why, proposal.expected)
-        trial.kind, trial.ended_t = "ok" if number <= 7 else then, float(number)
-        if trial.ok:
-            trial.objective = trial.expected["objective"] * (off if number == 7 else 1.0)
-        run.trials[number] = trial
-    assert says[6]
-    assert says[7 : 7 + SURPRISED] == [stated] * SURPRISED
-    assert says[7 + SURPRISED]
+    space, run = load_space(str(path)), Run(Path())
+    policy = make_policy(space, seed=0)
+    for _ in range(7):
+        as_expected(policy, run)
+    return space, run
+
+
+def as_expected(policy: Policy, run: Run, kind: str = "ok") -> Trial:
+    """Propose a trial and end it with what is expected of it."""
+    proposal, number = policy.propose(run, 2**31), len(run.trials) + 1
+    assert proposal is not None
+    trial = Trial(number, proposal.config, 0.0, proposal.by, proposal.why, proposal.expected)
+    trial.kind, trial.ended_t = kind, float(number)
+    if trial.ok:
+        trial.objective = trial.expected["objective"]
+    run.trials[number] = trial
+    return trial
+
+
+@pytest.mark.parametrize(
+    ("off", "then", "stated"), [(0.25, "ok", True), (8.0, "ok", False), (8.0, "crash", False)]
+)
+def test_nothing_is_said_of_what_is_left_for_some_trials_after_one_that_was_too_fast(
+    wider: tuple[SearchSpace, Run], off: float, then: str, stated: bool
+) -> None:
+    """The seventh trial is disturbed, or faster than expected; the next ones run or fail."""
+    space, run = wider[0], Run(Path(), trials=copy.deepcopy(wider[1].trials))
+    seventh = run.trials[7]
+    assert "gain" in seventh.expected
+    seventh.objective = off * seventh.expected["objective"]
+    policy = make_policy(space, seed=0)
+    says = ["gain" in as_expected(policy, run, then).expected for _ in range(SURPRISED + 1)]
+    assert says == [stated] * SURPRISED + [True]

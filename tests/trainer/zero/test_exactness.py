@@ -29,17 +29,14 @@ EXACT = [
         ("gpt", "hpz", {}),
         ("odd", "hpz each micro-batch", {}),
         ("odd", "mics", {}),
-        ("odd", "topo s8", {}),
-        ("gpt", "w2 g4 o4 s8", {}),
+        ("odd", "w2 g4 o4 s8", {}),
         ("odd", "w1 g4 o8", {}),
         ("tiny", "topo", {}),
         ("llama", "topo", "tp2 sp", {}),
         ("gpt", "hpz", "tp2", {"recompute": "full"}),
         ("llama", "zero1", "tp2 sp", {"recompute": "selective"}),
         ("llama", "topo s8", "pp2 vpp2", {}),
-        ("llama", "zero2", "pp2 vpp2", {}),
         ("llama", "zero3 once", "pp2 vpp2", {}),
-        ("odd", "topo once", {}),
     )
 ]
 

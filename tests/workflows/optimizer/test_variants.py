@@ -13,7 +13,7 @@ from analysis.prediction.pricing import Pricing
 from analysis.run.fold import Run
 from search_spaces import SearchSpace, load_space
 from search_spaces.points.candidates import Candidates
-from support.guided_search import ask, search
+from support.guided_search import search
 from workflows.optimizer.registry import make_policy
 
 KERNELS = {"eager": 0.7, "flash": 0.9, "fused": 1.0}
@@ -21,10 +21,10 @@ WORKERS = {1: 0.85, 2: 0.95, 4: 1.0, 8: 0.98}
 DEGREES = ("tp", "pp", "mbs", "gas")
 
 
-@pytest.fixture
-def unpriced(tmp_path: Path) -> SearchSpace:
+@pytest.fixture(scope="module")
+def unpriced(tmp_path_factory: pytest.TempPathFactory) -> SearchSpace:
     """Degrees, and a kernel and workers beside them that have no price."""
-    path = tmp_path / "kernels.yaml"
+    path = tmp_path_factory.mktemp("space") / "kernels.yaml"
     path.write_text(
         "version: 1\nmodel: llama_8b\ncluster: dgx_h100\ntrainer: {command: [train]}\n"
         "parameters: {num_nodes: 2, tp: [1, 2, 4, 8], pp: [1, 2], mbs: [1, 2, 4], gas: [8, 16], "
@@ -34,7 +34,7 @@ def unpriced(tmp_path: Path) -> SearchSpace:
     return load_space(str(path))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def as_predicted(unpriced: SearchSpace) -> Callable[[Mapping[str, Any]], float]:
     """As fast as the model says, times what kernel and workers allow."""
     pricing = Pricing(unpriced)
@@ -47,25 +47,29 @@ def as_predicted(unpriced: SearchSpace) -> Callable[[Mapping[str, Any]], float]:
     return speed
 
 
+@pytest.fixture(scope="module")
+def searched(unpriced: SearchSpace, as_predicted: Callable[[Mapping[str, Any]], float]) -> Run:
+    return search(make_policy(unpriced, seed=0), 16, as_predicted)
+
+
 def degrees_of(run: Run) -> list[tuple[Any, ...]]:
     return [tuple(t.config[name] for name in DEGREES) for t in run.trials.values()]
 
 
 def test_parameters_without_a_price_are_settled_in_five_trials(
-    unpriced: SearchSpace, as_predicted: Callable[[Mapping[str, Any]], float]
+    searched: Run, as_predicted: Callable[[Mapping[str, Any]], float]
 ) -> None:
     """Beside degrees that have one: whatever the right values are, each is tried once."""
-    first = ask(make_policy(unpriced, seed=0), Run(Path())).config
+    first = searched.trials[1].config
     best = as_predicted({**first, "kernel": "fused", "workers": 4})
-    run = search(make_policy(unpriced, seed=0), 5, as_predicted)
-    assert max(t.objective or 0 for t in run.trials.values()) > 0.95 * best
+    assert max(searched.trials[n].objective or 0 for n in range(1, 6)) > 0.95 * best
 
 
 def test_what_was_slow_is_not_run_again_with_another_kernel(
-    unpriced: SearchSpace, as_predicted: Callable[[Mapping[str, Any]], float]
+    unpriced: SearchSpace, searched: Run, as_predicted: Callable[[Mapping[str, Any]], float]
 ) -> None:
     """A single slow run may have been disturbed; its variants are no way to find out."""
-    slow = degrees_of(search(make_policy(unpriced, seed=0), 1, as_predicted))[0]
+    slow = degrees_of(searched)[0]
 
     def speed(config: Mapping[str, Any]) -> float:
         at = tuple(config[name] for name in DEGREES)
@@ -74,13 +78,10 @@ def test_what_was_slow_is_not_run_again_with_another_kernel(
     assert degrees_of(search(make_policy(unpriced, seed=0), 6, speed)).count(slow) == 1
 
 
-def test_a_search_does_not_end_among_variants_of_a_few_configurations(
-    unpriced: SearchSpace, as_predicted: Callable[[Mapping[str, Any]], float]
-) -> None:
+def test_a_search_does_not_end_among_variants_of_a_few_configurations(searched: Run) -> None:
     """Those that cannot be the best are left out, and what is left to gain is open till then."""
-    run = search(make_policy(unpriced, seed=0), 16, as_predicted)
-    tried = degrees_of(run)
-    stated = [n for n, t in run.trials.items() if "gain" in t.expected]
+    tried = degrees_of(searched)
+    stated = [n for n, t in searched.trials.items() if "gain" in t.expected]
     assert stated and len(set(tried[: stated[0] - 1])) >= 8
     assert max(tried.count(at) for at in tried) <= 6
 

@@ -64,7 +64,7 @@ def test_every_policy_proposes_every_recorded_configuration_once(
 ) -> None:
     if policy == "optuna":
         pytest.importorskip("optuna")
-    few = made.write(tmp_path / "few.csv", made.rows(32)[::4])
+    few = made.write(tmp_path / "few.csv", made.rows(32)[::6])
     landscape = recorded(few).landscapes[0]
     seen = configs(landscape, policy, 0, 1000)
     assert len(seen) == len(landscape.configs)
@@ -138,8 +138,9 @@ def test_summary_counts_what_was_never_found_as_one_more_than_all() -> None:
 
 
 def test_the_command_prints_and_writes_the_figures(
-    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    sweep = made.write(tmp_path / "few.csv", [*made.rows(32)[::4], *made.rows(16)[::4]])
     out = tmp_path / "out.json"
     asked = ["replay", str(sweep), "--policy", "cost-model", "--seeds", "2", "--json", str(out)]
     assert main(asked) == 0
