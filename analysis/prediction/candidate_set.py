@@ -94,14 +94,26 @@ class CandidateSet:
     def _groups(self) -> Indices:
         return self._groups_of(self.indices)
 
+    def unpriced_values(self, indices: Indices) -> dict[str, Indices]:
+        """Place of each configuration's value of every parameter without a price."""
+        digits = np.unravel_index(indices, self._radix)
+        named = zip(self.candidates.space.parameters, digits, strict=True)
+        return {name: place for name, place in named if name in self._unpriced}
+
     def _groups_of(self, indices: Indices) -> Indices:
         """The index of each variant in which every unpriced parameter has its first value."""
-        parameters = self.candidates.space.parameters
-        unpriced = unpriced_parameters(self.candidates.space)
-        radix = [len(parameter.values) for parameter in parameters.values()]
-        digits = dict(zip(parameters, np.unravel_index(indices, radix), strict=True))
-        first = [0 * d if name in unpriced else d for name, d in digits.items()]
-        return np.asarray(np.ravel_multi_index(first, radix))
+        digits = np.unravel_index(indices, self._radix)
+        named = zip(self.candidates.space.parameters, digits, strict=True)
+        first = [0 * place if name in self._unpriced else place for name, place in named]
+        return np.asarray(np.ravel_multi_index(first, self._radix))
+
+    @cached_property
+    def _radix(self) -> list[int]:
+        return [len(parameter.values) for parameter in self.candidates.space.parameters.values()]
+
+    @cached_property
+    def _unpriced(self) -> list[str]:
+        return unpriced_parameters(self.candidates.space)
 
 
 def switch_values(jobs: Jobs) -> Array:
