@@ -23,7 +23,7 @@ FIRST_GAINS = 2  # successes from which on candidates are valued by what they wo
 FAILURE_PRICE = 0.01  # of a failed trial, as a share of the best objective
 FAILURES_IN_A_ROW = 2  # after which only candidates that run with SURE come, until one has run
 SURE = 0.9
-SHARED = 10.0  # times that the gain of a value without a price counts: it is learnt for all degrees
+SHARED = 10.0  # weight of the gain by an unpriced value: it is learnt for all degrees
 UNTRIED_LOG_SD = 0.2  # of each value of a priced switch that no success had, where little is left
 TIE = 1e-6  # weight of the bound: gains of all that cannot win are equal but for rounding
 UNLIKELY = 0.05  # probability to run below which a candidate is not shown
@@ -72,7 +72,7 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
             reaches |= gain * counts >= least
         if len(observations.successes) >= FIRST_GAINS:
             value = gain * counts - FAILURE_PRICE * (1 - runs) + TIE * (value - measured)
-        if (first := _first_variants(posterior, gain * counts, least)).any():
+        if (first := _first_variants(posterior, best, gain * counts, least)).any():
             preferred.append(first)
         elif posterior.has_new_degrees:  # a variant that gains little is useless beside them
             preferred.append(~posterior.is_variant | (gain >= least))
@@ -84,18 +84,23 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
     return np.where(kept, value, -np.inf)
 
 
-def _first_variants(posterior: Posterior, gains: Array, least: float) -> Mask:
+def _first_variants(posterior: Posterior, best: Trial, gains: Array, least: float) -> Mask:
     """Mask of variants with untried values, to run before new degrees unless those gain far more.
 
     At degrees that were measured only these values differ; at new ones the model's error is blamed
-    on them. None while other trials run: a batch would hold variants of one configuration.
+    on them. None while other trials run: a batch would hold variants of one configuration. Nor if
+    even the best trial was slower than its interval: slow or disturbed, it is no measure.
 
     Args:
         posterior: of the candidates.
+        best: the best trial.
         gains: expected improvement of each, times the probability to count.
         least: that a variant gains at all.
     """
-    if len(posterior.observations.run.trials) > len(posterior.observations.completed):
+    run, objective = posterior.observations.run, best.objective or 0.0
+    edge = best.expected.get("low" if run.maximize else "high", objective)
+    slow = objective < edge if run.maximize else objective > edge
+    if slow or len(run.trials) > len(posterior.observations.completed):
         return np.zeros(len(gains), dtype=bool)
     elsewhere = gains[~posterior.is_variant].max(initial=0.0)
     first = posterior.is_variant & posterior.has_untried_value

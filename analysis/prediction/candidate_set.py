@@ -44,6 +44,8 @@ class CandidateSet:
         self.num_nodes = np.broadcast_to(columns.columns["num_nodes"], indices.shape)
         unpriced = unpriced_features(space, raw, len(indices))
         self.features, self.num_unpriced = features(self.jobs, unpriced), unpriced.shape[1]
+        self._unpriced = unpriced_parameters(candidates.space)
+        self._radix = [len(parameter.values) for parameter in candidates.space.parameters.values()]
 
     @classmethod
     def shortlist(cls, pricing: Pricing, candidates: Candidates, seed: int) -> Self:
@@ -106,14 +108,6 @@ class CandidateSet:
         named = zip(self.candidates.space.parameters, digits, strict=True)
         first = [0 * place if name in self._unpriced else place for name, place in named]
         return np.asarray(np.ravel_multi_index(first, self._radix))
-
-    @cached_property
-    def _radix(self) -> list[int]:
-        return [len(parameter.values) for parameter in self.candidates.space.parameters.values()]
-
-    @cached_property
-    def _unpriced(self) -> list[str]:
-        return unpriced_parameters(self.candidates.space)
 
 
 def switch_values(jobs: Jobs) -> Array:
