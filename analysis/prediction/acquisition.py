@@ -16,13 +16,14 @@ from analysis.prediction.posterior import Posterior
 from analysis.prediction.residual import ResidualProcess
 from analysis.prediction.trust import foresees
 from analysis.run.trial import Trial
-from trainer.plan.jobs import Array
+from trainer.plan.jobs import Array, Mask
 
 KAPPA = 0.25  # standard deviations above the mean at which a candidate is valued, before gains
 FIRST_GAINS = 2  # successes from which on candidates are valued by what they would gain
 FAILURE_PRICE = 0.01  # of a failed trial, as a share of the best objective
 FAILURES_IN_A_ROW = 2  # after which only candidates that run with SURE come, until one has run
 SURE = 0.9
+SHARED = 10.0  # weight of the gain by an unpriced value: it is learnt for all degrees
 UNTRIED_LOG_SD = 0.2  # of each value of a priced switch that no success had, where little is left
 TIE = 1e-6  # weight of the bound: gains of all that cannot win are equal but for rounding
 UNLIKELY = 0.05  # probability to run below which a candidate is not shown
@@ -43,7 +44,8 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
     no candidate would gain what a trial has to, values of switches that no success had (a pipeline,
     unsharded states) are doubted by UNTRIED_LOG_SD. First come candidates that run with SURE, if
     the latest FAILURES_IN_A_ROW trials failed; among them those that can win: their 95 % interval
-    reaches the best trial, and they likely run or are worth the risk.
+    reaches the best trial, and they likely run or are worth the risk; and among them variants with
+    values that no success had, unless new degrees gain SHARED times as much.
 
     Expected improvement times the probability of feasibility: Gardner et al. 2014; Gelbart et al.
     2014. GP-UCB: Srinivas et al. 2010. Discarding candidates whose upper bound is below a known
@@ -70,7 +72,9 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
             reaches |= gain * counts >= least
         if len(observations.successes) >= FIRST_GAINS:
             value = gain * counts - FAILURE_PRICE * (1 - runs) + TIE * (value - measured)
-        if posterior.has_new_degrees:  # a variant that gains little is useless beside them
+        if (first := _first_variants(posterior, best, gain * counts, least)).any():
+            preferred.append(first)
+        elif posterior.has_new_degrees:  # a variant that gains little is useless beside them
             preferred.append(~posterior.is_variant | (gain >= least))
         risky = (posterior.eligibility < LIKELY) & (value <= 0)
         preferred.append(reaches & ~risky)
@@ -78,6 +82,29 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
     for mask in preferred:
         kept = kept & mask if (kept & mask).any() else kept
     return np.where(kept, value, -np.inf)
+
+
+def _first_variants(posterior: Posterior, best: Trial, gains: Array, least: float) -> Mask:
+    """Mask of variants with untried values, to run before new degrees unless those gain far more.
+
+    At degrees that were measured only these values differ; at new ones the model's error is blamed
+    on them. None while other trials run: a batch would hold variants of one configuration. Nor if
+    even the best trial was slower than its interval: slow or disturbed, it is no measure.
+
+    Args:
+        posterior: of the candidates.
+        best: the best trial.
+        gains: expected improvement of each, times the probability to count.
+        least: that a variant gains at all.
+    """
+    run, objective = posterior.observations.run, best.objective or 0.0
+    edge = best.expected.get("low" if run.maximize else "high", objective)
+    slow = objective < edge if run.maximize else objective > edge
+    if slow or len(run.trials) > len(posterior.observations.completed):
+        return np.zeros(len(gains), dtype=bool)
+    elsewhere = gains[~posterior.is_variant].max(initial=0.0)
+    first = posterior.is_variant & posterior.has_untried_value
+    return np.asarray(first & (gains >= max(least, elsewhere / SHARED)))
 
 
 def states_gain(posterior: Posterior) -> bool:

@@ -44,6 +44,8 @@ class CandidateSet:
         self.num_nodes = np.broadcast_to(columns.columns["num_nodes"], indices.shape)
         unpriced = unpriced_features(space, raw, len(indices))
         self.features, self.num_unpriced = features(self.jobs, unpriced), unpriced.shape[1]
+        self._unpriced = unpriced_parameters(candidates.space)
+        self._radix = [len(parameter.values) for parameter in candidates.space.parameters.values()]
 
     @classmethod
     def shortlist(cls, pricing: Pricing, candidates: Candidates, seed: int) -> Self:
@@ -86,14 +88,18 @@ class CandidateSet:
     def _groups(self) -> Indices:
         return self._groups_of(self.indices)
 
+    def unpriced_values(self, indices: Indices) -> dict[str, Indices]:
+        """Place of each configuration's value of every parameter without a price."""
+        digits = np.unravel_index(indices, self._radix)
+        named = zip(self.candidates.space.parameters, digits, strict=True)
+        return {name: place for name, place in named if name in self._unpriced}
+
     def _groups_of(self, indices: Indices) -> Indices:
         """The index of each variant in which every unpriced parameter has its first value."""
-        parameters = self.candidates.space.parameters
-        unpriced = unpriced_parameters(self.candidates.space)
-        radix = [len(parameter.values) for parameter in parameters.values()]
-        digits = dict(zip(parameters, np.unravel_index(indices, radix), strict=True))
-        first = [0 * d if name in unpriced else d for name, d in digits.items()]
-        return np.asarray(np.ravel_multi_index(first, radix))
+        digits = np.unravel_index(indices, self._radix)
+        named = zip(self.candidates.space.parameters, digits, strict=True)
+        first = [0 * place if name in self._unpriced else place for name, place in named]
+        return np.asarray(np.ravel_multi_index(first, self._radix))
 
 
 def features_of(pricing: Pricing, trials: Sequence[Trial]) -> Array:

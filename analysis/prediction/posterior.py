@@ -196,6 +196,15 @@ class Posterior:
         """Mask of candidates that differ from a success only in unpriced parameters."""
         return np.isfinite(self._caps)
 
+    @cached_property
+    def has_untried_value(self) -> Mask:
+        """Mask of candidates with a value of an unpriced parameter that no success had."""
+        successes = [t.config for t in self.observations.successes]
+        own = self._candidates.unpriced_values(self._candidates.indices[self._rows])
+        tried = self._candidates.unpriced_values(self._candidates.candidates.indices_of(successes))
+        untried = [~np.isin(own[name], tried[name]) for name in own]
+        return np.asarray(np.any(untried, axis=0) & np.ones(len(self._rows), dtype=bool))
+
     @property
     def has_new_degrees(self) -> bool:
         """Whether a candidate likely runs that is no variant of a measured configuration."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.search.floor import fewest
 from benchmarks.search.judge import bins, main
 from benchmarks.search.varied import KERNELS, WORKERS, disturbed, with_unpriced
 from workflows.replay.landscape import Landscape
@@ -47,3 +48,10 @@ def test_a_case_is_a_row(
     assert main(["--truth", str(truth((16, 1))), "--cases", case, "--each"]) == 0
     said = capsys.readouterr().out
     assert "trials to 5 %; ended after" in said and f"| {case} | " in said
+
+
+def test_no_search_can_need_fewer_trials_than_the_best_decision_tree() -> None:
+    """Of two values one is right: the first trial or the second; a known one costs none."""
+    assert fewest((1.0, 0.5), (1.0,)) == pytest.approx(2**0.5)
+    assert fewest((1.0, 0.97), (1.0,)) == 1
+    assert fewest((1.0, 0.5), (1.0, 0.7)) == pytest.approx(2**0.75)

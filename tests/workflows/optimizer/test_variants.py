@@ -11,6 +11,7 @@ import pytest
 
 from analysis.prediction.pricing import Pricing
 from analysis.run.fold import Run
+from analysis.run.trial import Trial
 from search_spaces import SearchSpace, load_space
 from search_spaces.points.candidates import Candidates
 from support.guided_search import search
@@ -63,6 +64,28 @@ def test_parameters_without_a_price_are_settled_in_five_trials(
     first = searched.trials[1].config
     best = as_predicted({**first, "kernel": "fused", "workers": 4})
     assert max(searched.trials[n].objective or 0 for n in range(1, 6)) > 0.95 * best
+
+
+def test_values_without_a_price_are_compared_at_the_same_degrees_first(
+    unpriced: SearchSpace, as_predicted: Callable[[Mapping[str, Any]], float]
+) -> None:
+    """At others an error of the model would be taken for theirs; three trials have all kernels."""
+    run = search(make_policy(unpriced, seed=0), 3, as_predicted)
+    assert len(set(degrees_of(run))) == 1
+    assert {t.config["kernel"] for t in run.trials.values()} == {*KERNELS}
+    assert len({t.config["workers"] for t in run.trials.values()}) == 3
+
+
+def test_trials_at_once_are_not_variants_of_one_configuration(
+    unpriced: SearchSpace, as_predicted: Callable[[Mapping[str, Any]], float]
+) -> None:
+    policy = make_policy(unpriced, seed=0)
+    run = search(policy, 1, as_predicted)
+    for number in range(2, 6):
+        proposal = ask(policy, run)
+        run.trials[number] = Trial(number, proposal.config, 0.0, expected=proposal.expected)
+    tried = degrees_of(run)
+    assert tried.count(tried[0]) <= 3
 
 
 def test_what_was_slow_is_not_run_again_with_another_kernel(
