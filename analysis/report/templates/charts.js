@@ -5,10 +5,11 @@ function choice(figure, name) { return figure.querySelector(`select[name=${name}
 
 drawn.history = function (figure) {
   const t = data.trials, by = choice(figure, "by"), rows = keptRows();
-  const xs = by === "trials" ? t.number.map((_, i) => i + 1) : by === "time" ? t.time_h : t.hours;
-  const names = { trials: "trials that have ended", time: "search time (h)", nodes: "node-hours" };
+  const [unit, each] = clock(t.time_h[t.time_h.length - 1] || 0);
+  const xs = by === "trials" ? t.number.map((_, i) => i + 1) : by === "time" ? t.time_h.map((h) => each * h) : t.hours;
+  const names = { trials: "trials that have ended", time: `search time (${unit})`, nodes: "node-hours" };
   const failed = t.kinds.map((kind, k) => [kind, rows.filter((i) => t.kind[i] === k && t.objective[i] === null)]).filter(([, those]) => those.length);
-  const none = !rows.some((i) => t.objective[i] !== null), under = none ? 10 : 280;  // no empty axis
+  const none = !rows.some((i) => t.objective[i] !== null), under = none ? 10 : failed.length ? 280 : 258;  // no empty axis
   const height = under + 44 + 18 * failed.length;
   const { svg, width } = blank(figure, height, "Objective of every trial and the best so far");
   const words = failed.map(([kind, those]) => `${kind[0]} ${those.length}`);
@@ -19,8 +20,8 @@ drawn.history = function (figure) {
   const span = [whole ? 0 : xs[rows[0]] || 0, rows.length ? xs[rows[rows.length - 1]] : 1];
   if (span[1] <= span[0]) span[1] = span[0] + 1;
   let x = scale(...span, box[0], box[2]), plain = (v) => v;
-  if (!none) { [x, plain] = axes(svg, box, span, [low - pad, high + pad], "", t.label, [false, log]); brushable(svg, box); }
-  else for (const at of ticks(...span, 6)) node("text", { x: x(at), y: height - 18, "text-anchor": "middle" }, svg, shown(at));
+  if (!none) { [x, plain] = axes(svg, box, span, [low - pad, high + pad], "", t.label, [false, log], false, by === "trials" ? 1 : 0); brushable(svg, box); }
+  else for (const at of ticks(...span, 6, by === "trials" ? 1 : 0)) node("text", { x: x(at), y: height - 18, "text-anchor": "middle" }, svg, shown(at));
   const y = (v) => plain(lg(v));
   let best = null, path = "";
   const early = new Set(t.early);
@@ -76,22 +77,22 @@ drawn.nodes = function (figure) {
   const n = data.nodes, lanes = n.names ? n.names.length : 0;
   const height = lanes ? 50 + 15 * lanes : 220;
   const { svg, width } = blank(figure, height, "What ran on which node");
-  const end = n.end_s / 3600 || 1, box = [lanes ? 74 : 64, 20, width - 12, height - 34];
+  const [unit, each] = clock(n.end_s / 3600), end = each * n.end_s / 3600 || 1, at = (seconds) => each * seconds / 3600, box = [lanes ? 74 : 64, 20, width - 12, height - 34];
   if (!lanes) {
-    const [x, y] = axes(svg, box, [0, end], [0, n.count], "search time (h)", "busy nodes");
+    const [x, y] = axes(svg, box, [0, end], [0, n.count], `search time (${unit})`, "busy nodes");
     let path = `M${x(0)} ${y(0)}`;
-    n.at_s.forEach((at, i) => { path += `L${x(at / 3600)} ${y(n.busy[i])}`; });
+    n.at_s.forEach((moment, i) => { path += `L${x(at(moment))} ${y(n.busy[i])}`; });
     node("path", { d: path + `V${y(0)}Z`, class: "busy" }, svg);
     return;
   }
-  const [x] = axes(svg, box, [0, end], [0, 1], "search time (h)", "");
+  const [x] = axes(svg, box, [0, end], [0, 1], `search time (${unit})`, "");
   svg.querySelectorAll("text[text-anchor=end]").forEach((text) => text.remove());
   n.names.forEach((name, lane) => {
     node("rect", { x: box[0], y: box[1] + 15 * lane + 2, width: box[2] - box[0], height: 11, class: "idle" }, svg);
     node("text", { x: box[0] - 6, y: box[1] + 15 * lane + 11, "text-anchor": "end" }, svg, name.slice(-10));
   });
   for (const [number, where, from, to, kind, colour] of n.bars) for (const lane of where) {
-    const bar = node("rect", { x: x(from / 3600), y: box[1] + 15 * lane + 2, width: Math.max(1, x(to / 3600) - x(from / 3600) - 0.6), height: 11, class: "fail-" + colour + " mark" + (keeps(number, "") ? "" : " faint") }, svg);
+    const bar = node("rect", { x: x(at(from)), y: box[1] + 15 * lane + 2, width: Math.max(1, x(at(to)) - x(at(from)) - 0.6), height: 11, class: "fail-" + colour + " mark" + (keeps(number, "") ? "" : " faint") }, svg);
     hover(bar, `trial ${number} on ${n.names[lane]}: ${kind}\n${shown(to - from)} s`);
     bar.addEventListener("click", () => visit(number));
   }
@@ -109,7 +110,7 @@ drawn.effects = function (figure) {
   if (wide) {
     node("text", { x: z(0), y: 14, class: "name", "text-anchor": "middle" }, svg, "effect of each value, " + figure.dataset.unit);
     node("line", { x1: z(0), x2: z(0), y1: 22, y2: 30 + one * rows.length, class: "even" }, svg);
-    for (const end of [-far, far]) node("text", { x: z(end), y: 44 + one * rows.length, "text-anchor": "middle" }, svg, (end > 0 ? "+" : "") + shown(end));
+    for (const end of [-far, far]) node("text", { x: z(end), y: 44 + one * rows.length, "text-anchor": end > 0 ? "end" : "start" }, svg, (end > 0 ? "+" : "") + shown(end));
   }
   for (const at of ticks(0, top, 3)) node("text", { x: x(at), y: 44 + one * rows.length, "text-anchor": "middle" }, svg, shown(at));
   rows.forEach((row, i) => {
@@ -130,9 +131,10 @@ drawn.effects = function (figure) {
   });
 };
 
-// From dark blue by green to yellow (viridis): the same order for every kind of sight.
+// From violet by green to yellow (viridis, its dark end lighter, to be seen on dark ground): the same
+// order for every kind of sight.
 function tone(share) {
-  const stops = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [222, 210, 50]];
+  const stops = [[96, 44, 140], [59, 82, 139], [33, 145, 140], [94, 201, 98], [222, 210, 50]];
   const at = Math.max(0, Math.min(1, share)) * (stops.length - 1), i = Math.min(stops.length - 2, Math.floor(at));
   return `rgb(${stops[i].map((c, k) => Math.round(c + (stops[i + 1][k] - c) * (at - i))).join(",")})`;
 }
@@ -152,7 +154,8 @@ drawn.parallel = function (figure) {
   if (rows.length > 400) rows = rows.filter((_, i) => i % Math.ceil(rows.length / 200) === 0 || i >= rows.length - 200);
   const { svg, width } = blank(figure, 300, "Parameters of every success, coloured by the objective");
   const columns = names.length, share = merit(rows), reached = measure(rows.map((i) => t.objective[i]), filtering.log && t.positive);
-  const x = scale(0, columns, 34, width - 60), up = scale(0, 1, 250, 34), own = Object.fromEntries(names.map((name) => [name, measured(t.parameters[name])]));
+  const wide = 10 + 5.8 * Math.max(...reached.ticks.map(([, text]) => text.length));
+  const x = scale(0, columns, 34, width - Math.max(60, wide)), up = scale(0, 1, 250, 34), own = Object.fromEntries(names.map((name) => [name, measured(t.parameters[name])]));
   for (const i of rows) {
     const points = names.map((name, k) => [x(k), up(own[name].of(t.parameters[name].of[i]))]).concat([[x(columns), up(reached.of(t.objective[i]))]]);
     points.forEach((at) => spot(svg, i, ...at));
@@ -163,7 +166,7 @@ drawn.parallel = function (figure) {
     const label = node("text", { x: x(k), y: k % 2 ? 284 : 270, "text-anchor": "middle", class: "name" }, svg, name.slice(0, 16));
     if (name.length > 16) hover(label, name);
     const ends = k === columns ? reached.ticks : own[name].ticks, some = Math.ceil(ends.length / 9);
-    ends.forEach(([at, value], v) => { if (v % some === 0 || v === ends.length - 1) node("text", { x: x(k) + 4, y: up(at) - 3, class: "small halo" }, svg, value.slice(0, 11)); });
+    ends.forEach(([at, value], v) => { if (v % some === 0 || v === ends.length - 1) node("text", { x: x(k) + 4, y: up(at) - 3, class: "small halo" }, svg, k === columns ? value : value.slice(0, 11)); });
   });
   brushable(svg, [20, 24, width, 256]);
 };
@@ -204,13 +207,13 @@ function across(svg, values, left, side, y) {
 drawn.slices = function (figure) {
   const t = data.trials, names = Object.keys(t.parameters), rows = keptRows(), name = choice(figure, "of");
   const column = name === "objective" ? t.objective : t.metrics[name].of, label = name === "objective" ? t.label : t.metrics[name].label;
-  const place = figure.querySelector(".plot").clientWidth || 900, each = Math.max(1, Math.floor((drawingFor.width || place) / 280));
+  const place = figure.querySelector(".plot").clientWidth || 900, each = Math.max(1, Math.min(names.length, Math.floor((drawingFor.width || place) / 280)));
   const { svg, width } = blank(figure, 218 * Math.ceil(names.length / each) + 20, `${label} over each parameter`);
   const done = rows.filter((i) => column[i] !== null), log = filtering.log && done.every((i) => column[i] > 0), lg = log ? Math.log10 : (v) => v;
   const [low, high] = extent(done.map((i) => lg(column[i]))), pad = (high - low) * 0.06, one = width / each;
   const thin = done.length > 1500 ? Math.ceil(done.length / 1500) : 1;
   names.forEach((parameter, k) => {
-    const c = t.parameters[parameter], scaled = measured(c), box = [one * (k % each) + 60, 26 + 218 * Math.floor(k / each), one * (k % each + 1) - 16, 170 + 218 * Math.floor(k / each)];
+    const c = t.parameters[parameter], scaled = measured(c), box = [one * (k % each) + 60, 26 + 218 * Math.floor(k / each), one * (k % each + 1) - 16, 170 + 218 * Math.floor(k / each), one * (k % each)];
     const [, y] = axes(svg, box, [0, 1], [low - pad, high + pad], "", k % each ? "" : label, [false, log], true);
     const x = scale(0, 1, box[0] + 10, box[2] - 10);
     let last = -Infinity;
