@@ -63,7 +63,7 @@ drawn.expected = function (figure) {
   const all = rows.flatMap((i) => [t.objective[i], ...t.expected[i]]), log = filtering.log && all.every((v) => v > 0), lg = log ? Math.log10 : (v) => v;
   const range = extent(all.map(lg)), pad = (range[1] - range[0]) * 0.04, span = [range[0] - pad, range[1] + pad];
   const box = [64, 26, Math.min(width - 26, 524), 290];
-  const [px, py] = axes(svg, box, span, span, `expected before the trial ran: ${t.label}`, "measured", [log, log]), x = (v) => px(lg(v)), y = (v) => py(lg(v));
+  const [px, py] = axes(svg, box, span, span, `expected ${t.label}`, "measured", [log, log]), x = (v) => px(lg(v)), y = (v) => py(lg(v));
   brushable(svg, box);
   node("line", { x1: px(span[0]), y1: py(span[0]), x2: px(span[1]), y2: py(span[1]), class: "even" }, svg);
   for (const i of rows) {
@@ -163,8 +163,9 @@ drawn.parallel = function (figure) {
   }
   names.concat(t.unit).forEach((name, k) => {
     node("line", { x1: x(k), x2: x(k), y1: 34, y2: 250, class: "rail" }, svg);
-    const label = node("text", { x: x(k), y: k % 2 ? 284 : 270, "text-anchor": "middle", class: "name" }, svg, name.slice(0, 16));
-    if (name.length > 16) hover(label, name);
+    const most = Math.min(k ? 16 : 9, Math.floor(2 * (x(1) - x(0)) / 7.2));  // two rows of names
+    const label = node("text", { x: x(k), y: k % 2 ? 284 : 270, "text-anchor": "middle", class: "name" }, svg, name.length > most ? name.slice(0, most - 1) + "…" : name);
+    if (name.length > most) hover(label, name);
     const ends = k === columns ? reached.ticks : own[name].ticks, some = Math.ceil(ends.length / 9);
     ends.forEach(([at, value], v) => { if (v % some === 0 || v === ends.length - 1) node("text", { x: x(k) + 4, y: up(at) - 3, class: "small halo" }, svg, k === columns ? value : value.slice(0, 11)); });
   });
@@ -278,7 +279,7 @@ drawn.compare = function (figure) {
   });
   both.forEach((n, which) => {
     node("rect", { x: 120 + 150 * which, y: 22 * p.names.length + 20, width: 10, height: 10, class: which ? "second" : "bar" }, svg);
-    node("text", { x: 135 + 150 * which, y: 22 * p.names.length + 29 }, svg, `trial ${n}${which ? ", second" : ", first"}`);
+    node("text", { x: 135 + 150 * which, y: 22 * p.names.length + 29 }, svg, `${which ? "b" : "a"}: trial ${n}`);
   });
   const sum = (n) => p.of[n].reduce((s, v) => s + v, 0), row = (n) => data.trials.number.indexOf(Number(n));
   const different = Object.keys(data.trials.parameters).filter((name) => { const c = data.trials.parameters[name]; return c.of[row(both[0])] !== c.of[row(both[1])]; });
