@@ -321,7 +321,7 @@ def test_the_line_that_starts_a_fine_tuning_is_enough(here: Path, adapter: str) 
     config = {name: parameter.values[0] for name, parameter in space.parameters.items()}
     command = " ".join(space.command(config, "/t"))
     assert start in command and "zero3" not in command and "torchrun" not in command
-    assert adapter in ("torchtune", "litgpt") or space.parameters["tuning"].values == ("lora",)
+    assert space.parameters["tuning"].values == ("lora",)
     batches = [e.text for e in space.constraints if "batch" in e.text]
     assert all(int(text.split()[-1]) <= 256 for text in batches)  # none of a pre-training
 
