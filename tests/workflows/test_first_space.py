@@ -201,6 +201,7 @@ parallelism: {dp: 8, tp: 2, pp: 1}
         ("nanotron", ["--config", "own.yaml"], 128, 4096),
         ("torchtitan", ["--config", "own.toml", "--nodes", "2"], 16, 4096),
         ("maxtext", ["--config", "base.yml", "--nodes", "2"], 32, 1024),
+        ("llama-factory", ["--config", "factory.yaml", "--nodes", "2"], 128, 2048),
     ],
 )
 def test_the_batch_and_the_length_of_the_pasted_run_are_kept(
@@ -210,6 +211,10 @@ def test_the_batch_and_the_length_of_the_pasted_run_are_kept(
     (here / "own.yaml").write_text(NANOTRON)
     (here / "own.toml").write_text("[training]\nlocal_batch_size = 1\nseq_len = 4096\n")
     (here / "base.yml").write_text("per_device_batch_size: 2.0\nmax_target_length: 1024\n")
+    (here / "factory.yaml").write_text(
+        "{finetuning_type: lora, cutoff_len: 2048, per_device_train_batch_size: 1, "
+        "gradient_accumulation_steps: 8}\n"
+    )
     told = ["--adapter", adapter, "--cluster", "dgx_h100", "--model", "llama_8b"]
     assert main(["init", *told, *arguments]) == 0
     space = load_space(here / "space.yaml")
