@@ -17,12 +17,15 @@ NAME_WIDTH = 28  # of the first column, unless a name is longer
 def add_commands(commands: Commands) -> None:
     text = "List the names that spaces and options take: models, clusters, adapters, policies ..."
     parser = command(commands, "list", show, text)
-    parser.add_argument("kind", choices=sorted(KINDS), metavar="KIND", help=", ".join(KINDS))
+    text = f"{', '.join(KINDS)}; default: the names of all"
+    parser.add_argument("kind", choices=sorted(KINDS), metavar="KIND", nargs="?", help=text)
     parser.add_json()
 
 
 def show(arguments: Namespace) -> None:
-    found = KINDS[arguments.kind]()
+    every = {arguments.kind} if arguments.kind else KINDS
+    names = {kind: KINDS[kind]() for kind in every}
+    found = names.get(arguments.kind) or {kind: ", ".join(each) for kind, each in names.items()}
     if arguments.json:
         print_json("list", {"kind": arguments.kind, "names": found})
         return

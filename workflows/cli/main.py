@@ -47,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     find_python(os.environ)
     whole = parser()
     complete(whole)
+    if not (sys.argv[1:] if argv is None else argv):
+        whole.print_help()
+        return 2
     code: int = 0
     try:
         arguments = whole.parse_args(argv)  # which looks at the paths that it is given

@@ -42,7 +42,7 @@ def add_commands(commands: Commands) -> None:
     text = "Write the best configuration as a well-known trainer's options or files."
     parser = command(commands, "export", export, text)
     parser.add("run", path, "RUN|BEST.yaml")
-    parser.add("--to", str, "NAME", "the trainer: megatron-lm, torchtitan ...", required=True)
+    parser.add("--to", str, "NAME", "the trainer: megatron-lm, torchtitan ...; default: the run's")
     text = "your launch script, whose options tell the trainer's version; default: the run's own"
     parser.add("--args", path, "FILE", text)
     parser.add("--out", folder, "DIR", "write files there; default: print them")
