@@ -54,8 +54,8 @@ class Pattern:
     skip: int | None = None
     # the numbers, and seconds, accumulate from the run's start; a step's are the differences
     since_start: bool = False
-    # searched in each line: groups ``rate`` (steps per second) and ``seconds`` of the whole run tell
-    # how many steps each line that matched is of
+    # searched in each line: groups ``rate`` (steps per second) and ``seconds`` of the whole run
+    # tell of how many steps each line that matched is
     whole: str = ""
     # a metric that replaces this one where found: the times of single steps replace a mean of the
     # whole run

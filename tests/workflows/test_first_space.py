@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import yaml
 from search_spaces import check, load_space
 from workflows import launch_script
 from workflows.cli.main import main
+from workflows.estimate import Estimate
 
 SCRIPT = """\
 #!/bin/bash
@@ -221,6 +223,19 @@ def test_the_batch_and_the_length_of_the_pasted_run_are_kept(
     assert [e.text for e in space.constraints][:1] == [f"global_batch_size == {batch}"]
     assert space.model is not None and space.model.seq_length == length
     assert check(space).valid > 0
+
+
+def test_the_job_that_is_proposed_lasts_for_the_whole_search(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "launch.sh").write_text(f"module load cuda\n{TRAINER}")
+    told = ["--adapter", "transformers", "--cluster", "dgx_h100", "--model", "llama_8b"]
+    assert main(["init", "mine.yaml", *told, "--args", "launch.sh"]) == 0
+    line = re.search(r"submit \S+.* --nodes (\d+) --time (\d+)m", capsys.readouterr().out)
+    assert line is not None and line[1] == "2"
+    space = load_space(here / "mine.yaml")
+    search_h = Estimate.of(space).expected_node_hours
+    assert search_h and int(line[2]) >= 60 * search_h / 2 + space.trial.timeout_s / 60 > 30
 
 
 def test_a_batch_that_these_nodes_cannot_share_is_left(
