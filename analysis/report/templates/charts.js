@@ -265,10 +265,11 @@ drawn.roofline = function (figure) {
 
 drawn.compare = function (figure) {
   const p = data.parts, both = [choice(figure, "a"), choice(figure, "b")];
-  const { svg, width } = blank(figure, 66 + 22 * p.names.length, "Predicted time per token of two trials, part by part");
-  const most = Math.max(...both.flatMap((n) => p.of[n])) || 1, x = scale(0, most, 120, width - 70);
-  p.names.forEach((name, k) => {
-    const top = 8 + 22 * k;
+  const most = Math.max(...both.flatMap((n) => p.of[n])) || 1, longest = p.names.map((_, k) => Math.max(...both.map((n) => p.of[n][k])));
+  const parts = p.names.map((_, k) => k).filter((k) => longest[k] > 0.001 * most);  // what neither takes time for is no row
+  const { svg, width } = blank(figure, 66 + 22 * parts.length, "Predicted time per token of two trials, part by part"), x = scale(0, most, 120, width - 70);
+  parts.forEach((k, row) => {
+    const name = p.names[k], top = 8 + 22 * row;
     node("text", { x: 112, y: top + 13, "text-anchor": "end" }, svg, name);
     both.forEach((n, which) => {
       const bar = node("rect", { x: 120, y: top + 9 * which, width: Math.max(0, x(p.of[n][k]) - 120), height: 8, class: which ? "second" : "bar" }, svg);
@@ -278,8 +279,8 @@ drawn.compare = function (figure) {
     node("text", { x: Math.max(x(p.of[both[0]][k]), x(p.of[both[1]][k])) + 6, y: top + 13, class: "small" }, svg, Math.abs(less) < 0.001 * most ? "" : (less > 0 ? "+" : "") + shown(less) + " µs");
   });
   both.forEach((n, which) => {
-    node("rect", { x: 120 + 150 * which, y: 22 * p.names.length + 20, width: 10, height: 10, class: which ? "second" : "bar" }, svg);
-    node("text", { x: 135 + 150 * which, y: 22 * p.names.length + 29 }, svg, `${which ? "b" : "a"}: trial ${n}`);
+    node("rect", { x: 120 + 150 * which, y: 22 * parts.length + 20, width: 10, height: 10, class: which ? "second" : "bar" }, svg);
+    node("text", { x: 135 + 150 * which, y: 22 * parts.length + 29 }, svg, `${which ? "b" : "a"}: trial ${n}`);
   });
   const sum = (n) => p.of[n].reduce((s, v) => s + v, 0), row = (n) => data.trials.number.indexOf(Number(n));
   const different = Object.keys(data.trials.parameters).filter((name) => { const c = data.trials.parameters[name]; return c.of[row(both[0])] !== c.of[row(both[1])]; });

@@ -26,7 +26,7 @@ function ticks(low, high, count, least = 0) {
   const step = power * [1, 2, 5, 10].find((s) => s * power >= rough);
   const found = [];
   for (let x = Math.ceil(low / step) * step; x <= high + step * 1e-9; x += step) found.push(x);
-  return found;
+  return found.length > 1 || step <= least || count > 20 ? found : ticks(low, high, 2 * count, least);
 }
 
 function extent(values) {
