@@ -34,8 +34,8 @@ COUNTERS = {  # of a framework's reported memory: what each counts
     "reserved": "reserved by torch",
     "device": "of the whole GPU",
 }
-ROUGH = 4  # digits of what is only drawn: as many as the page shows
-ROUGHLY = frozenset(("metrics", "expected", "parts", "border"))
+# Digits of what is only drawn: as many as the page shows.
+ROUGHLY = dict.fromkeys(("metrics", "expected", "parts", "border"), 4)
 SHOWN_SHARE = 0.01  # of the longest bar: thinner parts are drawn as one
 
 
@@ -55,10 +55,7 @@ def digits(value: float, count: int = 6) -> float:
 def _clean(value: Any, count: int = 6) -> Any:
     """Printable text, finite numbers with so many digits, None for the others."""
     if isinstance(value, dict):
-        return {
-            printable(str(name)): _clean(item, ROUGH if name in ROUGHLY else count)
-            for name, item in value.items()
-        }
+        return {printable(str(n)): _clean(x, ROUGHLY.get(n, count)) for n, x in value.items()}
     if isinstance(value, list | tuple):
         return [_clean(item, count) for item in value]
     if isinstance(value, str):
