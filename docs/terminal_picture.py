@@ -23,9 +23,9 @@ from workflows.search.session import Search, open_driver
 from workflows.simulation.workload import simulated_launcher
 
 PICTURE = Path(__file__).parent / "images" / "terminal.svg"
-SPACE, CLUSTER = "gpt_22b_frontier", "nodes=24"
+SPACE, CLUSTER = "gpt_22b_frontier", "nodes=32"
 COMMAND = f"meshtune search {SPACE} --launcher simulate --simulate {CLUSTER}"
-MOMENT = 8  # trials that have ended
+MOMENT = 12  # trials that have ended
 COLUMNS, LINES = 80, 24
 
 

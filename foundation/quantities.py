@@ -19,8 +19,8 @@ def number(value: float) -> str:
 
 
 def measured(value: float, error: float) -> str:
-    """``31.5 ± 0.7``: the error to one digit (two that begin with 1), the value as far as it."""
-    if not (math.isfinite(value) and math.isfinite(error) and error > 0):
+    """``31.5 ± 0.7``: the error, if not too small, to one digit (two that begin with 1)."""
+    if not (math.isfinite(value) and math.isfinite(error) and error > 5e-5 * abs(value)):
         return number(value)
     place = math.floor(math.log10(error))
     place -= round(error / 10**place, 6) < 1.95

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from textwrap import shorten
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -17,7 +16,6 @@ from foundation.records import validate
 from search_spaces.errors import SpaceError
 
 SHIPPED = Path(__file__).parent
-TITLE = 90  # characters of a known trainer's source
 _KNOWN = {"adapter": "command", "framework": "habits"}  # and the section of its record
 Record = TypeVar("Record", bound=BaseModel)
 
@@ -28,8 +26,7 @@ def shipped_records(kind: str) -> dict[str, str]:
     Args:
         kind: ``space``, ``model``, ``cluster``, ``adapter`` or ``framework``.
     """
-    title = _source if kind in _KNOWN else _title
-    return {name: title(file) for name, file in shipped_files(kind).items()}
+    return {name: _title(file) for name, file in shipped_files(kind).items()}
 
 
 def shipped_files(kind: str) -> dict[str, Path]:
@@ -55,15 +52,6 @@ def known_trainers(section: str) -> tuple[str, ...]:
 def known_file(name: str) -> Path:
     """The file of a known trainer's record."""
     return SHIPPED / "known_trainers" / f"{name}.yaml"
-
-
-def _source(file: Path) -> str:
-    """Source of a known trainer's record, on one line."""
-    found: dict[str, str] = {}
-    for line in re.split(r"\n(?! )", file.read_text()):
-        key, _, value = line.partition(":")
-        found[key] = " ".join(value.replace(">-", "").split())
-    return shorten(found.get("source", ""), TITLE, placeholder=" ...")
 
 
 def _title(file: Path) -> str:

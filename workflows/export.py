@@ -16,10 +16,10 @@ from workflows import launch_script
 ARGUMENTS, ENVIRONMENT = "arguments.txt", "environment.sh"
 
 
-def of_best(source: Path, adapter: str, script: Path | None = None) -> tuple[Export, str]:
+def of_best(source: Path, adapter: str | None, script: Path | None = None) -> tuple[Export, str]:
     """The best configuration of a run, or of its ``best.yaml``, for a trainer; and a title.
 
-    The ``script`` that launches the trainer tells its version.
+    The trainer is the run's own by default; the ``script`` that launches it tells its version.
 
     Raises:
         ConfigError: if no trial has succeeded.
@@ -41,6 +41,8 @@ def of_best(source: Path, adapter: str, script: Path | None = None) -> tuple[Exp
     except ValueError as error:
         raise SpaceError(f"{source}: {error}") from None
     what = f"{space.name}: {config_text(config)}; {nodes} of {space.ranks_per_node} ranks"
+    result = space.trainer.result
+    adapter = adapter or (result.format if result else None) or "no trainer with a record"
     try:
         style = AdapterFile.named(adapter).options
         own = launch_script.read(script, style == "key=value").arguments if script else []

@@ -27,6 +27,7 @@ from search_spaces import (
 from slurm import BatchError, BatchJob
 from trainer.plan.model import ModelConfig
 from workflows import launch_script
+from workflows.estimate import Estimate
 from workflows.launch_site import site_part
 from workflows.submission import least_s
 
@@ -115,17 +116,19 @@ def first_space(wanted: Wanted, file: str) -> First:
             fitting = [v for v in values if all(e.value({name: v}) for e in alone)]
             content["parameters"][name] = fitting
     notes += [f"left out: {words}" for words in own.left_out]
-    time, shortest = own.time, f"{math.ceil(least_s(space) / 60)}m"
+    nodes, time = space.widths[-1], own.time
     with suppress(BatchError):  # the limit is a variable
         if not time or BatchJob.time_limit_s(time) < least_s(space):
-            time = shortest
+            search_h = (Estimate.of(space).expected_node_hours or 0.0) / nodes
+            time = f"{math.ceil(least_s(space) / 60 + 60 * search_h)}m"
     if time != own.time and own.time:
-        notes.append(f"in less than {shortest} no trial would start: submit for that of several")
+        shortest = math.ceil(least_s(space) / 60)
+        notes.append(f"in less than {shortest}m no trial would start: submit for that of several")
     return First(
         _text(content, file),
         [content["description"], *own.notes, *notes],
         own.site,
-        [f"--nodes {content['parameters'].get('num_nodes', 1)}", f"--time {time}"],
+        [f"--nodes {nodes}", f"--time {time}"],
     )
 
 

@@ -112,7 +112,7 @@ class Ranking:
                 row.insert(1, f"{predicted[i]:.5g}")
             rows.append(row)
         if tokens:
-            heads[-1:-1] = [f"days for {tokens:.3g} tokens", "node-hours"]
+            heads[-1:-1] = [f"days for {tokens / 1e9:,.6g} billion tokens", "node-hours"]
             columns = self.goodput.days(tokens), self.goodput.node_hours(tokens)
             for row, days, hours in zip(rows, *columns, strict=True):
                 row[-1:-1] = [f"{days:.4g}", f"{hours:,.0f}"]
@@ -146,14 +146,15 @@ class Ranking:
         low, high = prediction.interval_s()
         lines.append(f"step: {step_s:.4g} s, 95 % between {low[index]:.4g} and {high[index]:.4g}")
         lines += _bars(prediction.time.as_dict(), index, step_s, 1.0, "s")
-        lines.append(f"{prediction.tokens_per_node_hour[index]:.4g} tokens per node-hour")
-        lines.append(f"{prediction.days_to_train(tokens)[index]:.4g} days for {tokens:.3g} tokens")
+        each, days = prediction.tokens_per_node_hour[index], prediction.days_to_train(tokens)[index]
+        lines.append(f"{each / 1e6:,.4g} million tokens per node-hour")
+        lines.append(f"{days:,.4g} days for {tokens / 1e9:,.6g} billion tokens")
         lines += self._after_failures(tokens, index)
         joules = float(prediction.joules_per_token[index])
         if np.isfinite(joules):
             lines.append(f"{joules:.4g} J per token at the GPUs' stated power")
         for key, column in self.goodput.bill(tokens).items():
-            said = f"{PRICES[key]} for {tokens:.3g} tokens after failures"
+            said = f"{PRICES[key]} for {tokens / 1e9:,.6g} billion tokens after failures"
             lines.append(f"{said}: {column[index]:,.4g}")
         return "\n".join(lines)
 

@@ -108,7 +108,9 @@ class Scaled:
             "efficiency %": _ranges(100 * self.efficiency, spread, spread),
             "useful %": [f"{100 * share:.3g}" for share in goodput.share],
             "save every": [duration(each) for each in goodput.interval_s],
-            f"days for {tokens:.3g} tokens": _ranges(goodput.days(tokens), less, more),
+            f"days for {tokens / 1e9:,.6g} billion tokens": _ranges(
+                goodput.days(tokens), less, more
+            ),
             "node-hours": [_digits(hours) for hours in goodput.node_hours(tokens)],
         }
         if np.all(np.isfinite(prediction.joules_per_token)):
@@ -165,8 +167,8 @@ def _ranges(values: Array, below: Array, above: Array) -> list[str]:
 
 
 def _digits(value: float) -> str:
-    """Three digits, without an exponent up to a million."""
-    return f"{value:,.0f}" if 999.5 <= value < 1e6 else f"{value:.3g}"
+    """Three digits, or all of a large number."""
+    return f"{value:,.0f}" if 999.5 <= value < 1e12 else f"{value:.3g}"
 
 
 def _doubled(count: int, most: int | None) -> list[int]:

@@ -34,6 +34,8 @@ COUNTERS = {  # of a framework's reported memory: what each counts
     "reserved": "reserved by torch",
     "device": "of the whole GPU",
 }
+# Digits of what is only drawn: as many as the page shows.
+ROUGHLY = dict.fromkeys(("metrics", "expected", "parts", "border"), 4)
 SHOWN_SHARE = 0.01  # of the longest bar: thinner parts are drawn as one
 
 
@@ -45,18 +47,23 @@ def embedded(record: Any) -> Markup:
     return Markup(text)
 
 
-def _clean(value: Any) -> Any:
-    """Printable text, finite numbers with six digits, None for the others."""
+def digits(value: float, count: int = 6) -> float:
+    """A number with so many significant digits."""
+    return float(f"{value:.{count}g}")
+
+
+def _clean(value: Any, count: int = 6) -> Any:
+    """Printable text, finite numbers with so many digits, None for the others."""
     if isinstance(value, dict):
-        return {printable(str(name)): _clean(item) for name, item in value.items()}
+        return {printable(str(n)): _clean(x, ROUGHLY.get(n, count)) for n, x in value.items()}
     if isinstance(value, list | tuple):
-        return [_clean(item) for item in value]
+        return [_clean(item, count) for item in value]
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, bool | int) or value is None:
         return value
     number = float(value)
-    return float(f"{number:.6g}") if math.isfinite(number) else None
+    return digits(number, count) if math.isfinite(number) else None
 
 
 def trials(run: Run, frame: pd.DataFrame, pricing: Pricing | None) -> dict[str, Any]:

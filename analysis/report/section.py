@@ -46,6 +46,7 @@ _TEMPLATES.filters |= {
     "duration": duration,
     "value": lambda value: value_text(float(f"{value:.5g}") if type(value) is float else value),
     "percent": percent,
+    "digits": figures.digits,
     "counted": counted,
     "measured": measured,
     "quoted": lambda path: quote(str(path)),

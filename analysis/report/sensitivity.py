@@ -58,10 +58,10 @@ def failure_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
     if len(frame) and not failed.any():
         raise NotEnough("No trial failed because of its configuration.")
     if len(frame) and failed.all():
-        raise NotEnough(
-            f"All {counted(len(frame), 'trial')} failed: look for what they have in common (the "
-            "trainer, its environment) before their configurations."
-        )
+        advice = "look for what they have in common (the trainer, its environment) first."
+        if set(frame["kind"]) <= {Kind.OOM.value, Kind.HOST_OOM.value}:
+            advice = "none fits into memory; smaller micro-batches, more sharding or recomputation."
+        raise NotEnough(f"All {counted(len(frame), 'trial')} failed: {advice}")
     encoded = _enough(frame, "trial")
     rarer = min(int(failed.sum()), int((~failed).sum()))
     if rarer < MIN_PER_CLASS:

@@ -152,6 +152,8 @@ class KnownTrainer(Described):
     """A trainer whose habits or whose log meshtune knows."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)
+    description: str = ""
+    """one line, which `meshtune list` shows"""
     source: str = Field(description="files that this record is from, and their versions")
     log: Named[FormatName, LogRecord] | None = None
     """patterns of its log, or the known trainer that logs alike"""

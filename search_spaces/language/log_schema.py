@@ -45,6 +45,9 @@ class PatternSpec(Described):
     """first matches that do not count; default warmup_steps"""
     since_start: bool = False
     """numbers count from the run's start: a step's is what was added"""
+    whole: str = ""
+    """regular expression with groups 'rate' (steps per second) and 'seconds' of the whole run: by
+    them, a line may be of several steps"""
     unless: str | None = None
     """a metric beside which this pattern is left out"""
     only_if: str = ""

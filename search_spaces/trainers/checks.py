@@ -264,6 +264,8 @@ class _Checks:
                 try:
                     if pattern.unit:
                         check_unit(pattern.unit, key)
+                    if pattern.whole and self._groups(pattern.whole, path) < 2:
+                        raise QuantityError(f"whole of {key!r}: needs groups rate and seconds")
                 except QuantityError as error:
                     raise self.document.error(path, str(error), at_value=True) from None
         if result.pauses is not None:

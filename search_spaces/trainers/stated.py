@@ -104,6 +104,10 @@ class StatedOptions:
             given = [value for value in values if value is not None]
             if given:
                 found[name] = given[0]
+        # A recipe's name, or that of a model's builder, says it: lora_finetune_distributed.
+        recipe = f"{self.spec.entry or self.adapter.entry} {self.value('model._component_')}"
+        if "tuning" not in found and "lora" in recipe:
+            found["tuning"] = "qlora" if "qlora" in recipe else "lora"
         return found
 
     def batch(self) -> int | None:

@@ -54,6 +54,9 @@ class Pattern:
     skip: int | None = None
     # the numbers, and seconds, accumulate from the run's start; a step's are the differences
     since_start: bool = False
+    # searched in each line: groups ``rate`` (steps per second) and ``seconds`` of the whole run
+    # tell of how many steps each line that matched is
+    whole: str = ""
     # a metric that replaces this one where found: the times of single steps replace a mean of the
     # whole run
     unless: str | None = None
@@ -113,6 +116,12 @@ class _Steps:
     disturbed: bool = False  # a pause came after it
     # the number and the seconds themselves, of a pattern ``since_start``
     so_far: tuple[float, float] = (0.0, 0.0)
+    total: float = 0.0  # steps of the whole run, where ``whole`` has told
+
+    @property
+    def each(self) -> int:
+        """Steps that a line is of: a logger may print every tenth."""
+        return max(1, round(self.total / len(self.found))) if self.found else 1
 
 
 class LogMetrics:
@@ -138,6 +147,8 @@ class LogMetrics:
             if found := steps.regex.search(line):
                 matched = True
                 self._note(steps, found)
+            if (whole := steps.pattern.whole) and (run := re.search(whole, line)):
+                steps.total = float(run["rate"]) * float(run["seconds"])
         if not matched and self._pauses and self._pauses.search(line):
             for steps in self._steps:
                 steps.disturbed = True
@@ -154,8 +165,8 @@ class LogMetrics:
         for steps in self._steps:
             metric, pattern = steps.metric, steps.pattern
             if metric not in found and steps.found and pattern.unless not in read:
-                counted = self._counted(pattern, steps.found)
-                value = _reduced(pattern, counted)
+                counted = self._counted(pattern, steps.found, steps.each)
+                value = _reduced(pattern, counted) / steps.each
                 found[metric] = Reading(metric, value, len(steps.found), len(counted), steps.line)
         return list(found.values())
 
@@ -189,9 +200,9 @@ class LogMetrics:
         steps.found.append(_Step(value, number, steps.disturbed, seconds))
         steps.line, steps.disturbed = line, False
 
-    def _counted(self, pattern: Pattern, steps: Sequence[_Step]) -> list[_Step]:
+    def _counted(self, pattern: Pattern, steps: Sequence[_Step], each: int) -> list[_Step]:
         """The steps after the warm-up; at least the last one."""
-        skip = self._warmup if pattern.skip is None else pattern.skip
+        skip = -(-self._warmup // each) if pattern.skip is None else pattern.skip
         if pattern.skip is None and steps[0].number is not None:
             counted = [s for s in steps if s.number is not None and s.number > skip]
         else:

@@ -124,7 +124,7 @@ def gather(
     if result is None and not cut_short:
         result, no_metrics = result_of_lines(spec, whole_stdout, (stdout, stderr))
     if result is None:
-        no_result = "; ".join(filter(None, (no_result, no_metrics, no_stdout, no_stderr)))
+        no_result = "; ".join(filter(None, (no_metrics, no_result, no_stdout, no_stderr)))
     return Evidence(
         **vars(watched),
         exit_code=exit_code,

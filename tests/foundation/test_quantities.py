@@ -39,6 +39,7 @@ def test_numbers_have_four_digits(value, text):
     [
         (31.4713, 0.7132, "31.5 ± 0.7"), (211_923.4, 1_523.0, "211,900 ± 1,500"),
         (0.998, 0.0019, "0.9980 ± 0.0019"), (2.5, 0.0, "2.5"), (2.5, float("nan"), "2.5"),
+        (500.0, 4e-7, "500"),
     ],
 )  # fmt: skip
 def test_a_measured_value_has_as_many_digits_as_its_error_is_sure_of(value, error, text):

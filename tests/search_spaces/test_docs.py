@@ -83,6 +83,8 @@ def test_the_guide_begins_with_a_short_space_for_every_adapter() -> None:
     assert [yaml.safe_load(text)["trainer"]["adapter"] for text in blocks] == ADAPTERS
     assert sorted(ADAPTERS) == [*shipped_records("adapter")]
     assert max(len(text.splitlines()) for text in blocks) <= 15
+    fine_tuners = blocks[ADAPTERS.index("trl") :]
+    assert len(fine_tuners) == 6 and max(len(text.splitlines()) for text in fine_tuners) <= 12
 
 
 def test_a_page_has_examples_and_the_reference_names_every_rule() -> None:

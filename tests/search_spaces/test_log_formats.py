@@ -167,6 +167,16 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         {"step_time_s": 0.81, "loss": 9.5},
     ),
     (
+        "transformers",
+        "5, with a line for every 10 steps",
+        "".join(
+            f"{{'loss': '9.{i}', 'num_input_tokens_seen': {10240 * i}, "
+            f"'train_runtime': '{5 + 8.1 * i:.4g}'}}\n" for i in range(1, 6)
+        ) + "{'train_runtime': '45.5', 'train_samples_per_second': '8.791', "
+        "'train_steps_per_second': '1.099', 'train_loss': '9.5'}\n",
+        {"step_time_s": 0.81, "loss": 9.5},
+    ),
+    (
         "deepspeed",
         "of 2022",
         "".join(

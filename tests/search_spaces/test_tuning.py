@@ -70,7 +70,13 @@ def test_a_trainers_own_arguments_say_what_is_tuned(
         ),
         ("axolotl", "{adapter: qlora, load_in_4bit: true, lora_r: 32}", {"tuning": "qlora"}),
         ("axolotl", "{adapter: lora, sample_packing: true}", {"tuning": "lora", "packing": True}),
-        ("torchtune", "{model: {lora_rank: 8}, dataset: {packed: true}}", {"packing": True}),
+        (
+            "torchtune",
+            "{model: {lora_rank: 8, lora_dropout: 0.1}, dataset: {packed: true}}",
+            {"packing": True, "tuning": "lora", "lora_rank": 8, "lora_dropout": 0.1},
+        ),
+        ("torchtune", "{model: {_component_: torchtune.models.qlora_x}}", {"tuning": "qlora"}),
+        ("torchtune", "{model: {quantize_base: true}}", {"tuning": "qlora"}),
     ],
 )
 def test_a_trainers_own_file_says_what_is_tuned(

@@ -78,3 +78,15 @@ def test_what_cannot_be_exported_is_told(
 ) -> None:
     assert main(["export", str(run / source if source else run), "--to", name]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_by_default_the_runs_own_trainer_takes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = SPACE.replace("  zero_stage: [2]\n  workers: [1, 2]\nconstraints: [zero_stage > 0]\n", "")
+    (tmp_path / "own.yaml").write_text(own)
+    search = ["search", str(tmp_path / "own.yaml"), "--launcher", "simulate", "--trials", "1"]
+    assert main([*search, "--run-dir", str(tmp_path / "run"), "--policy", "random"]) == 0
+    capsys.readouterr()
+    assert main(["export", str(tmp_path / "run")]) == 0
+    assert "--tensor-model-parallel-size" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import yaml
 from search_spaces import check, load_space
 from workflows import launch_script
 from workflows.cli.main import main
+from workflows.estimate import Estimate
 
 SCRIPT = """\
 #!/bin/bash
@@ -201,6 +203,7 @@ parallelism: {dp: 8, tp: 2, pp: 1}
         ("nanotron", ["--config", "own.yaml"], 128, 4096),
         ("torchtitan", ["--config", "own.toml", "--nodes", "2"], 16, 4096),
         ("maxtext", ["--config", "base.yml", "--nodes", "2"], 32, 1024),
+        ("llama-factory", ["--config", "factory.yaml", "--nodes", "2"], 128, 2048),
     ],
 )
 def test_the_batch_and_the_length_of_the_pasted_run_are_kept(
@@ -210,12 +213,29 @@ def test_the_batch_and_the_length_of_the_pasted_run_are_kept(
     (here / "own.yaml").write_text(NANOTRON)
     (here / "own.toml").write_text("[training]\nlocal_batch_size = 1\nseq_len = 4096\n")
     (here / "base.yml").write_text("per_device_batch_size: 2.0\nmax_target_length: 1024\n")
+    (here / "factory.yaml").write_text(
+        "{finetuning_type: lora, cutoff_len: 2048, per_device_train_batch_size: 1, "
+        "gradient_accumulation_steps: 8}\n"
+    )
     told = ["--adapter", adapter, "--cluster", "dgx_h100", "--model", "llama_8b"]
     assert main(["init", *told, *arguments]) == 0
     space = load_space(here / "space.yaml")
     assert [e.text for e in space.constraints][:1] == [f"global_batch_size == {batch}"]
     assert space.model is not None and space.model.seq_length == length
     assert check(space).valid > 0
+
+
+def test_the_job_that_is_proposed_lasts_for_the_whole_search(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "launch.sh").write_text(f"module load cuda\n{TRAINER}")
+    told = ["--adapter", "transformers", "--cluster", "dgx_h100", "--model", "llama_8b"]
+    assert main(["init", "mine.yaml", *told, "--args", "launch.sh"]) == 0
+    line = re.search(r"submit \S+.* --nodes (\d+) --time (\d+)m", capsys.readouterr().out)
+    assert line is not None and line[1] == "2"
+    space = load_space(here / "mine.yaml")
+    search_h = Estimate.of(space).expected_node_hours
+    assert search_h and int(line[2]) >= 60 * search_h / 2 + space.trial.timeout_s / 60 > 30
 
 
 def test_a_batch_that_these_nodes_cannot_share_is_left(
@@ -321,7 +341,7 @@ def test_the_line_that_starts_a_fine_tuning_is_enough(here: Path, adapter: str) 
     config = {name: parameter.values[0] for name, parameter in space.parameters.items()}
     command = " ".join(space.command(config, "/t"))
     assert start in command and "zero3" not in command and "torchrun" not in command
-    assert adapter in ("torchtune", "litgpt") or space.parameters["tuning"].values == ("lora",)
+    assert space.parameters["tuning"].values == ("lora",)
     batches = [e.text for e in space.constraints if "batch" in e.text]
     assert all(int(text.split()[-1]) <= 256 for text in batches)  # none of a pre-training
 

@@ -14,7 +14,9 @@ NAME_WIDTH = 28  # of the first column, unless a name is longer
 
 
 def show(arguments: Namespace) -> None:
-    found = KINDS[arguments.kind]()
+    every = {arguments.kind} if arguments.kind else KINDS
+    names = {kind: KINDS[kind]() for kind in every}
+    found = names.get(arguments.kind) or {kind: ", ".join(each) for kind, each in names.items()}
     if arguments.json:
         print_json("list", {"kind": arguments.kind, "names": found})
         return

@@ -41,6 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         whole = parser()
         complete(whole)
+        if not (sys.argv[1:] if argv is None else argv):
+            whole.print_help()
+            return 2
         arguments = whole.parse_args(argv)  # which looks at the paths that it is given
         module, function = arguments.handler.split(".")
         code = getattr(import_module(f"workflows.cli.{module}"), function)(arguments) or 0

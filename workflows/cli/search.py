@@ -92,7 +92,8 @@ def submit(arguments: Namespace) -> None:
         print(*_foretold(space, folder, site, arguments.nodes), sep="\n", file=sys.stderr)
         print("nothing is made: a job of this script needs --write FILE", file=sys.stderr)
         return
-    refuse_second_job(folder)
+    if arguments.write is None or folder.path.exists():  # a new folder has no job: ask no Slurm
+        refuse_second_job(folder)
     _warn(space, pricing)
     # Scripts read the job's id from standard output.
     print(*_foretold(space, folder, site, arguments.nodes), sep="\n", file=sys.stderr)

@@ -91,9 +91,8 @@ class Panel:
         else:
             none = run.no_best if any(t.violated for t in run.ended) else "no success yet"
             rows.append(("best", Text(none)))
-        if left := [t.expected["left"] for t in run.trials.values() if "left" in t.expected]:
-            words = f"the model expects {100 * left[-1]:.2g} % more from measuring all the rest"
-            rows.append(("left", Text(words)))
+        verdict = [(label, Text(printable(text))) for label, text in verdict_lines(run)]
+        rows += [line for line in verdict if line[0] == "headroom"]
         constant = {n: v for n, v in self._first.items() if n not in self._varied}
         if self._varied and constant:
             rows.append(("constant", Text(config_text(constant), style="dim")))
@@ -103,9 +102,7 @@ class Panel:
         if finals := [str(n) for n in sorted(driver.running) if run.trials[n].ended]:
             words = f"measured again to settle the winner: trial {', '.join(finals)}"
             rows.append(("finalists", Text(words, style="bold")))
-        told = [line for line in verdict_lines(run) if line[0] in ("winner", "runner-up")]
-        rows += [(label, Text(printable(t))) for label, t in told]
-        return rows
+        return rows + [line for line in verdict if line[0] in ("winner", "runner-up")]
 
     def _running(self, driver: Driver, run: Run, now: float, room: int) -> RenderableType:
         if not driver.running:

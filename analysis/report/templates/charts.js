@@ -5,10 +5,11 @@ function choice(figure, name) { return figure.querySelector(`select[name=${name}
 
 drawn.history = function (figure) {
   const t = data.trials, by = choice(figure, "by"), rows = keptRows();
-  const xs = by === "trials" ? t.number.map((_, i) => i + 1) : by === "time" ? t.time_h : t.hours;
-  const names = { trials: "trials that have ended", time: "search time (h)", nodes: "node-hours" };
+  const [unit, each] = clock(t.time_h[t.time_h.length - 1] || 0);
+  const xs = by === "trials" ? t.number.map((_, i) => i + 1) : by === "time" ? t.time_h.map((h) => each * h) : t.hours;
+  const names = { trials: "trials that have ended", time: `search time (${unit})`, nodes: "node-hours" };
   const failed = t.kinds.map((kind, k) => [kind, rows.filter((i) => t.kind[i] === k && t.objective[i] === null)]).filter(([, those]) => those.length);
-  const none = !rows.some((i) => t.objective[i] !== null), under = none ? 10 : 280;  // no empty axis
+  const none = !rows.some((i) => t.objective[i] !== null), under = none ? 10 : failed.length ? 280 : 258;  // no empty axis
   const height = under + 44 + 18 * failed.length;
   const { svg, width } = blank(figure, height, "Objective of every trial and the best so far");
   const words = failed.map(([kind, those]) => `${kind[0]} ${those.length}`);
@@ -19,8 +20,8 @@ drawn.history = function (figure) {
   const span = [whole ? 0 : xs[rows[0]] || 0, rows.length ? xs[rows[rows.length - 1]] : 1];
   if (span[1] <= span[0]) span[1] = span[0] + 1;
   let x = scale(...span, box[0], box[2]), plain = (v) => v;
-  if (!none) { [x, plain] = axes(svg, box, span, [low - pad, high + pad], "", t.label, [false, log]); brushable(svg, box); }
-  else for (const at of ticks(...span, 6)) node("text", { x: x(at), y: height - 18, "text-anchor": "middle" }, svg, shown(at));
+  if (!none) { [x, plain] = axes(svg, box, span, [low - pad, high + pad], "", t.label, [false, log], false, by === "trials" ? 1 : 0); brushable(svg, box); }
+  else for (const at of ticks(...span, 6, by === "trials" ? 1 : 0)) node("text", { x: x(at), y: height - 18, "text-anchor": "middle" }, svg, shown(at));
   const y = (v) => plain(lg(v));
   let best = null, path = "";
   const early = new Set(t.early);
@@ -62,7 +63,7 @@ drawn.expected = function (figure) {
   const all = rows.flatMap((i) => [t.objective[i], ...t.expected[i]]), log = filtering.log && all.every((v) => v > 0), lg = log ? Math.log10 : (v) => v;
   const range = extent(all.map(lg)), pad = (range[1] - range[0]) * 0.04, span = [range[0] - pad, range[1] + pad];
   const box = [64, 26, Math.min(width - 26, 524), 290];
-  const [px, py] = axes(svg, box, span, span, `expected before the trial ran: ${t.label}`, "measured", [log, log]), x = (v) => px(lg(v)), y = (v) => py(lg(v));
+  const [px, py] = axes(svg, box, span, span, `expected ${t.label}`, "measured", [log, log]), x = (v) => px(lg(v)), y = (v) => py(lg(v));
   brushable(svg, box);
   node("line", { x1: px(span[0]), y1: py(span[0]), x2: px(span[1]), y2: py(span[1]), class: "even" }, svg);
   for (const i of rows) {
@@ -76,22 +77,22 @@ drawn.nodes = function (figure) {
   const n = data.nodes, lanes = n.names ? n.names.length : 0;
   const height = lanes ? 50 + 15 * lanes : 220;
   const { svg, width } = blank(figure, height, "What ran on which node");
-  const end = n.end_s / 3600 || 1, box = [lanes ? 74 : 64, 20, width - 12, height - 34];
+  const [unit, each] = clock(n.end_s / 3600), end = each * n.end_s / 3600 || 1, at = (seconds) => each * seconds / 3600, box = [lanes ? 74 : 64, 20, width - 12, height - 34];
   if (!lanes) {
-    const [x, y] = axes(svg, box, [0, end], [0, n.count], "search time (h)", "busy nodes");
+    const [x, y] = axes(svg, box, [0, end], [0, n.count], `search time (${unit})`, "busy nodes");
     let path = `M${x(0)} ${y(0)}`;
-    n.at_s.forEach((at, i) => { path += `L${x(at / 3600)} ${y(n.busy[i])}`; });
+    n.at_s.forEach((moment, i) => { path += `L${x(at(moment))} ${y(n.busy[i])}`; });
     node("path", { d: path + `V${y(0)}Z`, class: "busy" }, svg);
     return;
   }
-  const [x] = axes(svg, box, [0, end], [0, 1], "search time (h)", "");
+  const [x] = axes(svg, box, [0, end], [0, 1], `search time (${unit})`, "");
   svg.querySelectorAll("text[text-anchor=end]").forEach((text) => text.remove());
   n.names.forEach((name, lane) => {
     node("rect", { x: box[0], y: box[1] + 15 * lane + 2, width: box[2] - box[0], height: 11, class: "idle" }, svg);
     node("text", { x: box[0] - 6, y: box[1] + 15 * lane + 11, "text-anchor": "end" }, svg, name.slice(-10));
   });
   for (const [number, where, from, to, kind, colour] of n.bars) for (const lane of where) {
-    const bar = node("rect", { x: x(from / 3600), y: box[1] + 15 * lane + 2, width: Math.max(1, x(to / 3600) - x(from / 3600) - 0.6), height: 11, class: "fail-" + colour + " mark" + (keeps(number, "") ? "" : " faint") }, svg);
+    const bar = node("rect", { x: x(at(from)), y: box[1] + 15 * lane + 2, width: Math.max(1, x(at(to)) - x(at(from)) - 0.6), height: 11, class: "fail-" + colour + " mark" + (keeps(number, "") ? "" : " faint") }, svg);
     hover(bar, `trial ${number} on ${n.names[lane]}: ${kind}\n${shown(to - from)} s`);
     bar.addEventListener("click", () => visit(number));
   }
@@ -109,7 +110,7 @@ drawn.effects = function (figure) {
   if (wide) {
     node("text", { x: z(0), y: 14, class: "name", "text-anchor": "middle" }, svg, "effect of each value, " + figure.dataset.unit);
     node("line", { x1: z(0), x2: z(0), y1: 22, y2: 30 + one * rows.length, class: "even" }, svg);
-    for (const end of [-far, far]) node("text", { x: z(end), y: 44 + one * rows.length, "text-anchor": "middle" }, svg, (end > 0 ? "+" : "") + shown(end));
+    for (const end of [-far, far]) node("text", { x: z(end), y: 44 + one * rows.length, "text-anchor": end > 0 ? "end" : "start" }, svg, (end > 0 ? "+" : "") + shown(end));
   }
   for (const at of ticks(0, top, 3)) node("text", { x: x(at), y: 44 + one * rows.length, "text-anchor": "middle" }, svg, shown(at));
   rows.forEach((row, i) => {
@@ -130,9 +131,10 @@ drawn.effects = function (figure) {
   });
 };
 
-// From dark blue by green to yellow (viridis): the same order for every kind of sight.
+// From violet by green to yellow (viridis, its dark end lighter, to be seen on dark ground): the same
+// order for every kind of sight.
 function tone(share) {
-  const stops = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [222, 210, 50]];
+  const stops = [[96, 44, 140], [59, 82, 139], [33, 145, 140], [94, 201, 98], [222, 210, 50]];
   const at = Math.max(0, Math.min(1, share)) * (stops.length - 1), i = Math.min(stops.length - 2, Math.floor(at));
   return `rgb(${stops[i].map((c, k) => Math.round(c + (stops[i + 1][k] - c) * (at - i))).join(",")})`;
 }
@@ -152,7 +154,8 @@ drawn.parallel = function (figure) {
   if (rows.length > 400) rows = rows.filter((_, i) => i % Math.ceil(rows.length / 200) === 0 || i >= rows.length - 200);
   const { svg, width } = blank(figure, 300, "Parameters of every success, coloured by the objective");
   const columns = names.length, share = merit(rows), reached = measure(rows.map((i) => t.objective[i]), filtering.log && t.positive);
-  const x = scale(0, columns, 34, width - 60), up = scale(0, 1, 250, 34), own = Object.fromEntries(names.map((name) => [name, measured(t.parameters[name])]));
+  const wide = 10 + 5.8 * Math.max(...reached.ticks.map(([, text]) => text.length));
+  const x = scale(0, columns, 34, width - Math.max(60, wide)), up = scale(0, 1, 250, 34), own = Object.fromEntries(names.map((name) => [name, measured(t.parameters[name])]));
   for (const i of rows) {
     const points = names.map((name, k) => [x(k), up(own[name].of(t.parameters[name].of[i]))]).concat([[x(columns), up(reached.of(t.objective[i]))]]);
     points.forEach((at) => spot(svg, i, ...at));
@@ -160,10 +163,11 @@ drawn.parallel = function (figure) {
   }
   names.concat(t.unit).forEach((name, k) => {
     node("line", { x1: x(k), x2: x(k), y1: 34, y2: 250, class: "rail" }, svg);
-    const label = node("text", { x: x(k), y: k % 2 ? 284 : 270, "text-anchor": "middle", class: "name" }, svg, name.slice(0, 16));
-    if (name.length > 16) hover(label, name);
+    const most = Math.min(k ? 16 : 9, Math.floor(2 * (x(1) - x(0)) / 7.2));  // two rows of names
+    const label = node("text", { x: x(k), y: k % 2 ? 284 : 270, "text-anchor": "middle", class: "name" }, svg, name.length > most ? name.slice(0, most - 1) + "…" : name);
+    if (name.length > most) hover(label, name);
     const ends = k === columns ? reached.ticks : own[name].ticks, some = Math.ceil(ends.length / 9);
-    ends.forEach(([at, value], v) => { if (v % some === 0 || v === ends.length - 1) node("text", { x: x(k) + 4, y: up(at) - 3, class: "small halo" }, svg, value.slice(0, 11)); });
+    ends.forEach(([at, value], v) => { if (v % some === 0 || v === ends.length - 1) node("text", { x: x(k) + 4, y: up(at) - 3, class: "small halo" }, svg, k === columns ? value : value.slice(0, 11)); });
   });
   brushable(svg, [20, 24, width, 256]);
 };
@@ -204,13 +208,13 @@ function across(svg, values, left, side, y) {
 drawn.slices = function (figure) {
   const t = data.trials, names = Object.keys(t.parameters), rows = keptRows(), name = choice(figure, "of");
   const column = name === "objective" ? t.objective : t.metrics[name].of, label = name === "objective" ? t.label : t.metrics[name].label;
-  const place = figure.querySelector(".plot").clientWidth || 900, each = Math.max(1, Math.floor((drawingFor.width || place) / 280));
+  const place = figure.querySelector(".plot").clientWidth || 900, each = Math.max(1, Math.min(names.length, Math.floor((drawingFor.width || place) / 280)));
   const { svg, width } = blank(figure, 218 * Math.ceil(names.length / each) + 20, `${label} over each parameter`);
   const done = rows.filter((i) => column[i] !== null), log = filtering.log && done.every((i) => column[i] > 0), lg = log ? Math.log10 : (v) => v;
   const [low, high] = extent(done.map((i) => lg(column[i]))), pad = (high - low) * 0.06, one = width / each;
   const thin = done.length > 1500 ? Math.ceil(done.length / 1500) : 1;
   names.forEach((parameter, k) => {
-    const c = t.parameters[parameter], scaled = measured(c), box = [one * (k % each) + 60, 26 + 218 * Math.floor(k / each), one * (k % each + 1) - 16, 170 + 218 * Math.floor(k / each)];
+    const c = t.parameters[parameter], scaled = measured(c), box = [one * (k % each) + 60, 26 + 218 * Math.floor(k / each), one * (k % each + 1) - 16, 170 + 218 * Math.floor(k / each), one * (k % each)];
     const [, y] = axes(svg, box, [0, 1], [low - pad, high + pad], "", k % each ? "" : label, [false, log], true);
     const x = scale(0, 1, box[0] + 10, box[2] - 10);
     let last = -Infinity;
@@ -261,10 +265,11 @@ drawn.roofline = function (figure) {
 
 drawn.compare = function (figure) {
   const p = data.parts, both = [choice(figure, "a"), choice(figure, "b")];
-  const { svg, width } = blank(figure, 66 + 22 * p.names.length, "Predicted time per token of two trials, part by part");
-  const most = Math.max(...both.flatMap((n) => p.of[n])) || 1, x = scale(0, most, 120, width - 70);
-  p.names.forEach((name, k) => {
-    const top = 8 + 22 * k;
+  const most = Math.max(...both.flatMap((n) => p.of[n])) || 1, longest = p.names.map((_, k) => Math.max(...both.map((n) => p.of[n][k])));
+  const parts = p.names.map((_, k) => k).filter((k) => longest[k] > 0.001 * most);  // what neither takes time for is no row
+  const { svg, width } = blank(figure, 66 + 22 * parts.length, "Predicted time per token of two trials, part by part"), x = scale(0, most, 120, width - 70);
+  parts.forEach((k, row) => {
+    const name = p.names[k], top = 8 + 22 * row;
     node("text", { x: 112, y: top + 13, "text-anchor": "end" }, svg, name);
     both.forEach((n, which) => {
       const bar = node("rect", { x: 120, y: top + 9 * which, width: Math.max(0, x(p.of[n][k]) - 120), height: 8, class: which ? "second" : "bar" }, svg);
@@ -274,8 +279,8 @@ drawn.compare = function (figure) {
     node("text", { x: Math.max(x(p.of[both[0]][k]), x(p.of[both[1]][k])) + 6, y: top + 13, class: "small" }, svg, Math.abs(less) < 0.001 * most ? "" : (less > 0 ? "+" : "") + shown(less) + " µs");
   });
   both.forEach((n, which) => {
-    node("rect", { x: 120 + 150 * which, y: 22 * p.names.length + 20, width: 10, height: 10, class: which ? "second" : "bar" }, svg);
-    node("text", { x: 135 + 150 * which, y: 22 * p.names.length + 29 }, svg, `trial ${n}${which ? ", second" : ", first"}`);
+    node("rect", { x: 120 + 150 * which, y: 22 * parts.length + 20, width: 10, height: 10, class: which ? "second" : "bar" }, svg);
+    node("text", { x: 135 + 150 * which, y: 22 * parts.length + 29 }, svg, `${which ? "b" : "a"}: trial ${n}`);
   });
   const sum = (n) => p.of[n].reduce((s, v) => s + v, 0), row = (n) => data.trials.number.indexOf(Number(n));
   const different = Object.keys(data.trials.parameters).filter((name) => { const c = data.trials.parameters[name]; return c.of[row(both[0])] !== c.of[row(both[1])]; });

@@ -20,12 +20,13 @@ function shown(x) {
   return Number(x.toFixed(digits)).toLocaleString("en", { maximumFractionDigits: 8 });
 }
 
-function ticks(low, high, count) {
-  const rough = (high - low) / count || 1, power = Math.pow(10, Math.floor(Math.log10(rough)));
+// Round numbers between two, no nearer to each other than `least`.
+function ticks(low, high, count, least = 0) {
+  const rough = Math.max(least, (high - low) / count) || 1, power = Math.pow(10, Math.floor(Math.log10(rough)));
   const step = power * [1, 2, 5, 10].find((s) => s * power >= rough);
   const found = [];
   for (let x = Math.ceil(low / step) * step; x <= high + step * 1e-9; x += step) found.push(x);
-  return found;
+  return found.length > 1 || step <= least || count > 20 ? found : ticks(low, high, 2 * count, least);
 }
 
 function extent(values) {
@@ -33,6 +34,9 @@ function extent(values) {
   for (const x of values) if (x !== null) { if (x < low) low = x; if (x > high) high = x; }
   return low > high ? [0, 1] : low === high ? [low - Math.abs(low || 1) * 0.1, high + Math.abs(high || 1) * 0.1] : [low, high];
 }
+
+// The unit in which so many hours are shown: its name, and how many of it an hour has.
+function clock(hours) { return hours < 0.1 ? ["s", 3600] : hours < 3 ? ["min", 60] : ["h", 1]; }
 
 function scale(low, high, from, to) { return (x) => from + (x - low) / (high - low || 1) * (to - from); }
 
@@ -89,15 +93,16 @@ function binned(column) {
 }
 
 // Axes in a box [left, top, right, bottom] over [xLow, xHigh] x [yLow, yHigh]; gives both scales.
-// Of a logarithmic axis (logs: [x, y]) the limits and what the scale takes are logarithms.
-function axes(svg, box, [xLow, xHigh], [yLow, yHigh], xLabel, yLabel, logs = [], bare = false) {
-  const [, top, right, bottom] = box, every = logs[1] ? powers(yLow, yHigh) : ticks(yLow, yHigh, Math.max(2, (bottom - top) / 50));
+// Of a logarithmic axis (logs: [x, y]) the limits and what the scale takes are logarithms. Ticks of x
+// are at least `least` apart. A fifth number of the box is where its place in the figure begins.
+function axes(svg, box, [xLow, xHigh], [yLow, yHigh], xLabel, yLabel, logs = [], bare = false, least = 0) {
+  const [, top, right, bottom, edge = 0] = box, every = logs[1] ? powers(yLow, yHigh) : ticks(yLow, yHigh, Math.max(2, (bottom - top) / 50));
   const named = (at, log) => shown(log ? Number(Math.pow(10, at).toPrecision(3)) : at);
   // As wide a margin as the numbers need; who draws in the box reads its edge afterwards.
-  box[0] = Math.max(box[0], 14 + 6.4 * Math.max(0, ...every.map((at) => named(at, logs[1]).length)));
+  box[0] = Math.max(box[0], edge + 14 + 6.4 * Math.max(0, ...every.map((at) => named(at, logs[1]).length)));
   const left = box[0], x = scale(xLow, xHigh, left, right), y = scale(yLow, yHigh, bottom, top);
   let last = -Infinity;
-  if (!bare) for (const at of logs[0] ? powers(xLow, xHigh) : ticks(xLow, xHigh, Math.max(3, (right - left) / 110))) {
+  if (!bare) for (const at of logs[0] ? powers(xLow, xHigh) : ticks(xLow, xHigh, Math.max(3, (right - left) / 110), least)) {
     const half = 3.4 * named(at, logs[0]).length;
     if (x(at) - half < last + 6 || x(at) + half > right + 14) continue;
     last = x(at) + half;
@@ -109,7 +114,7 @@ function axes(svg, box, [xLow, xHigh], [yLow, yHigh], xLabel, yLabel, logs = [],
     node("text", { x: left - 6, y: y(at) + 4, "text-anchor": "end" }, svg, named(at, logs[1]));
   }
   node("text", { x: (left + right) / 2, y: bottom + 32, "text-anchor": "middle", class: "name" }, svg, xLabel);
-  node("text", { x: Math.max(2, left - 44), y: top - 8, class: "name" }, svg, yLabel);
+  node("text", { x: Math.max(edge + 2, left - 44), y: top - 8, class: "name" }, svg, yLabel);
   return [x, y];
 }
 

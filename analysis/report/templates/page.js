@@ -5,7 +5,7 @@ function sorted(th, table) {
   const body = table.tBodies[0], column = th.cellIndex, down = th.getAttribute("aria-sort") === "ascending";
   table.querySelectorAll("th").forEach((other) => other.removeAttribute("aria-sort"));
   th.setAttribute("aria-sort", down ? "descending" : "ascending");
-  const key = (row) => { const cell = row.cells[column]; return "v" in cell.dataset ? cell.dataset.v : cell.textContent; };
+  const key = (row) => { const cell = row.cells[column]; return "v" in cell.dataset ? cell.dataset.v : cell.textContent === "–" ? "" : cell.textContent; };
   Array.from(body.rows).map((row) => [key(row), row]).sort(([x], [y]) => {
     if (x === "" || y === "") return (x === "") - (y === "");
     const m = Number(x), n = Number(y), order = isNaN(m) || isNaN(n) ? x.localeCompare(y) : m - n;

@@ -93,7 +93,7 @@ drawn.dependence = function (figure) {
   const means = [...cells.values()].map((cell) => cell.sum / cell.count), [low, high] = extent(means.concat(0)), pad = (high - low) * 0.06;
   const box = [64, 26, width - 40 - 6 * Math.max(8, ...b.values.map((value) => value.length)), 280];
   const [, y] = axes(svg, box, [0, 1], [low - pad, high + pad], names[0], `effect of ${names[0]}, ${figure.dataset.unit}`, [], true);
-  const x = scale(-0.4, a.values.length - 0.6, box[0], box[2]), side = (box[2] - box[0]) / a.values.length;
+  const x = scale(-0.4, a.values.length - 0.6, box[0], box[2]), side = x(1) - x(0);
   across(svg, a.values, x(0) - side / 2, side, box[3] + 15);
   node("line", { x1: box[0], x2: box[2], y1: y(0), y2: y(0), class: "even" }, svg);
   node("text", { x: box[2] + 12, y: 18, class: "name" }, svg, names[1]);
@@ -132,7 +132,7 @@ drawn.border = function (figure) {
     const box = node("rect", { ...at, class: c.count ? "" : "idle", style: c.count ? `fill: ${tone(share)}` : "" }, svg);
     const seen = (c.oom ? ` ✕${c.oom}` : "") + (c.ran ? ` ●${c.ran}` : "");
     hover(box, `${names[0]} = ${a.values[i]}, ${names[1]} = ${b.values[j]}: ${c.count ? Math.round(100 * share) + " % expected to fit" : "none drawn"}\n${c.count} configurations; ${c.oom} trials out of memory, ${c.ran} ran`);
-    const words = (c.count && side > 34 ? Math.round(100 * share) + " %" : "") + (side > 80 || side <= 34 ? seen : seen && " ●");
+    const words = (c.count && side > 34 ? Math.round(100 * share) + " %" : "") + (side > 80 || side <= 34 ? seen : seen && ` ${c.oom ? "✕" : ""}${c.ran ? "●" : ""}`);
     if (one > 13) node("text", { x: at.x + side / 2, y: at.y + one / 2 + 4, "text-anchor": "middle", style: `fill: ${!c.count ? "var(--text)" : share > 0.6 ? "#111" : "#fff"}; pointer-events: none` }, svg, words);
   }
   b.values.forEach((value, j) => node("text", { x: left - 6, y: 8 + one * (b.values.length - 1 - j) + one / 2, "text-anchor": "end" }, svg, value));

@@ -82,7 +82,7 @@ def test_the_days_are_those_after_failures(pricing: Pricing) -> None:
         ranking.explanation(1e12)
     )
     head, row, *_ = ranking.table(1e12).splitlines()
-    assert "days for 1e+12 tokens  node-hours" in head and f"{days:.4g}" in row.split()
+    assert "days for 1,000 billion tokens  node-hours" in head and f"{days:.4g}" in row.split()
     assert "days" not in ranking.table()
 
 

@@ -121,7 +121,7 @@ def test_the_table_has_a_line_for_each_number_of_nodes(pricing: Pricing) -> None
     scaled = Scaled.of(pricing, RECIPE, "strong", [16, 32, 24])
     lines = scaled.table(300e9).splitlines()
     assert lines[0].startswith("strong scaling of num_nodes=16 tp=4 pp=16")
-    assert "days for 3e+11 tokens" in lines[1] and "J/token" in lines[1]
+    assert "days for 300 billion tokens" in lines[1] and "J/token" in lines[1]
     assert [line.split()[:3] for line in lines[2:4]] == [["16", "320", "640"], ["32", "160", "640"]]
     assert lines[4].startswith("after failures: ") and scaled.goodput.share[0] < 1
     assert lines[5].startswith("left out: 24 nodes")

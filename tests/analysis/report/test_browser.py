@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from analysis.prediction.pricing import Pricing
-from analysis.report import forests, model_sensitivity, section
+from analysis.report import forests, model_sensitivity, section, tables
 from analysis.report.page import write_report
 from analysis.report.sections import SECTIONS
 from analysis.run.fold import read_run
@@ -93,6 +93,19 @@ def test_every_figure_is_drawn_and_the_console_has_no_word_of_it(window: Browser
         "return [...document.querySelectorAll('figure svg *')].map(e => e.outerHTML)"
     ))  # fmt: skip
     assert window.complaints() == []
+
+
+def test_a_page_of_ten_thousand_trials_has_at_most_2500_kilobytes(
+    folder: Path, window: Browser
+) -> None:
+    page = (folder / "run/report/index.html").read_text()
+    each = window.run("return JSON.stringify(data.trials).length") / TRIALS
+    rows = sum(
+        len(body) for title, body in re.findall(r"<h2>(.*?)</h2>(.*?)</section>", page, re.DOTALL)
+        if title in ("Every trial", "What the cost model says")
+    ) / TRIALS  # fmt: skip
+    rest = len(page.encode()) - (each + rows) * TRIALS
+    assert 10_000 * each + tables.LISTED * rows + rest < 2_500_000 and rest < 200_000
 
 
 EXPORTED = """
@@ -220,6 +233,40 @@ def test_dragging_over_any_figure_keeps_the_trials_in_the_box(window: Browser) -
         assert len(window.run(SHOWN)) == len(kept)
         window.run("document.querySelector('#filter button').click()")
     assert window.complaints() == []
+
+
+CUT = """
+for (const f of document.querySelectorAll('figure[data-draw]')) drawn[f.dataset.draw](f);
+const over = [], least = (a, b) => Math.min(a.x + a.width, b.x + b.width) - Math.max(a.x, b.x);
+for (const f of document.querySelectorAll('figure[data-draw]')) {
+  const all = [...f.querySelectorAll('text:not(.small)')].map((e) => [e.textContent, e.getBBox()]);
+  const {width, height} = f.querySelector('svg').viewBox.baseVal;
+  all.forEach(([text, a], i) => {
+    if (a.x < -1 || a.y < -1 || a.x + a.width > width + 1 || a.y + a.height > height + 1)
+      over.push([f.id, text, 'is cut']);
+    for (const [other, b] of all.slice(i + 1)) {
+      const down = Math.min(a.y + a.height, b.y + b.height) - Math.max(a.y, b.y);
+      if (text && other && down > 3 && least(a, b) > 1) over.push([f.id, text, other]);
+    }
+  });
+}
+return over;
+"""
+
+
+@pytest.mark.parametrize("width", [1440, 400])
+def test_no_text_of_a_figure_is_cut_or_lies_on_another(window: Browser, width: int) -> None:
+    window.width(width)
+    window.run(  # the longest numbers, on every axis
+        "data.trials.objective = data.trials.objective.map((v) => v && 1e5 * v);"
+        "for (const name of ['model', 'trials']) for (const row of data['effects-' + name]) {"
+        "for (const key of ['mean', 'low', 'high']) row[key] *= 1e5;"
+        "for (const one of row.values) one[1] *= 1e5; }"
+    )
+    found = window.run(CUT)
+    window.run("location.reload()")
+    window.width(1440)
+    assert found == []
 
 
 def test_the_objective_has_a_logarithmic_axis_if_asked(window: Browser) -> None:

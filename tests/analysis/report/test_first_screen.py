@@ -118,8 +118,9 @@ def check(run: Run, page: str) -> None:
     assert number(best.objective or 0.0) in cards(page) and f"trial {best.number}" in cards(page)
     for name, value in best.config.items():
         assert f"{name} = {value_text(value)}" in text
+    among = "only" if len(done) == 1 else f"best of {len(done)}"
     plural = "configuration" if len(done) == 1 else "configurations"
-    assert f"Trial {best.number} is the best of {len(done)} measured {plural}." in text
+    assert f"Trial {best.number} is the {among} measured {plural}." in text
     assert ("It was measured once" in text) == (len(best.measurements) == 1)
     if len(done) > 1:
         ratio = (best.objective or 0.0) / statistics.median(t.objective or 0.0 for t in done)

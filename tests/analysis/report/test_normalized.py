@@ -70,3 +70,9 @@ def test_parameters_have_types_by_their_values() -> None:
     assert "numbers" not in encoded.levels("tp")
     lr = encoded.levels("lr")
     assert [lr["numbers"][i] for i in lr["of"]] == frame["p:lr"].tolist()
+
+
+def test_what_is_drawn_is_written_with_four_digits_and_the_objective_with_six() -> None:
+    record = {"objective": [211922.9], "metrics": {"mfu": {"of": [0.123456789, 8, np.nan]}}}
+    written = '{"objective":[211923.0],"metrics":{"mfu":{"of":[0.1235,8,null]}}}'
+    assert figures.embedded(record) == written

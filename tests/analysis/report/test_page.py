@@ -179,7 +179,7 @@ def test_a_run_of_failures_alone_says_that_nothing_succeeded(journal):
     text = Page(write_report(book.directory)).text
     assert "No trial has succeeded" in text
     assert "No successful trials so far" in text
-    assert "All 10 trials failed: look for what they have in common" in text
+    assert "All 10 trials failed: none fits into memory" in text
 
 
 def test_a_run_of_successes_alone_with_one_parameter_has_its_sensitivity(journal):

@@ -177,7 +177,8 @@ def test_an_objective_that_never_varied_is_refused():
     ("kinds", "message"),
     [
         (["ok"] * 12, "No trial failed because of its configuration"),
-        (["oom"] * 12, "All 12 trials failed"),
+        (["oom"] * 12, "All 12 trials failed: none fits into memory"),
+        (["oom"] * 6 + ["crash"] * 6, "All 12 trials failed: look for what they have in common"),
         (["oom"] * 2 + ["ok"] * 10, "at least 3 of each"),
         (["node_failure"] * 12, "No trials so far"),
         (["oom", "ok"] * 3, "6 trials so far"),

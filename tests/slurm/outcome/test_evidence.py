@@ -69,7 +69,7 @@ def test_a_pattern_that_finds_no_number_is_a_crash_that_says_so(
     (tmp_path / "stdout.log").write_text(text)
     outcome = classify(left(tmp_path, 0, {"x": r"x: (\w+)"}))
     assert outcome.kind is Kind.CRASH
-    assert words in outcome.message
+    assert words in outcome.message[:100]  # of which a terminal shows the beginning
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,25 @@ def test_what_there_is_to_name_is_listed(kind: str, capsys: pytest.CaptureFixtur
     assert all(listed.values())
 
 
+def test_without_a_kind_the_names_of_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert {kind: SOME[kind] in line for kind, line in lines.items()} == dict.fromkeys(SOME, True)
+
+
+def test_every_name_is_told_on_one_short_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in ("adapters", "frameworks", "policies", "launchers"):
+        assert main(["list", kind]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert all(len(line) <= 120 and "..." not in line for line in lines), kind
+        assert len({line[30:] for line in lines}) == len(lines)
+
+
+def test_no_command_at_all_shows_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "search" in capsys.readouterr().out
+
+
 def test_what_cannot_be_listed_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["list", "modles"])

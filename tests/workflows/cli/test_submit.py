@@ -100,6 +100,12 @@ def test_a_written_script_makes_its_run_and_nothing_is_submitted(
     assert space is not None and Path(space[1]).is_file()
 
 
+def test_a_script_is_written_where_there_is_no_slurm(refused: list[str], tmp_path: Path) -> None:
+    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\nexit 1\n")
+    assert main([*refused, "--write", "search.sbatch"]) == 0
+    assert Path("search.sbatch").read_text() == Path("runs/mine/search.sbatch").read_text()
+
+
 def test_a_job_of_a_written_script_is_the_runs_own(refused: list[str], tmp_path: Path) -> None:
     assert main([*refused, "--write", "search.sbatch"]) == 0
     job = f"echo '71|PENDING|{tmp_path}/search.sbatch'; echo '72|RUNNING|/bin/other'"

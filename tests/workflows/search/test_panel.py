@@ -23,7 +23,7 @@ from workflows.search.session import Search, open_driver
 from workflows.simulation.workload import simulated_launcher
 
 DOCS = Path(__file__).parents[3] / "docs"
-LABELS = ("$", "space", "best", "left", "constant", "trials", "spent", "trial")
+LABELS = ("$", "space", "best", "headroom", "constant", "trials", "spent", "trial")
 SPACE = """
 version: 1
 name: paper
