@@ -63,7 +63,7 @@ def build_stages(
             elif kernels.own_gradients:
                 use(kernels, stage)
             if mesh.cp.size > 1:
-                split_sequences(stage, mesh)
+                split_sequences(stage, mesh, config.compile)
             elif repeats_keys:
                 for block in stage.blocks.values():
                     block.attention.repeats_keys = True
@@ -127,9 +127,8 @@ class Trainer:
 
     def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """A micro-batch's part of the step's mean loss, times the loss scale."""
-        loss = output
-        if not self.config.chunked_loss:
-            loss = cross_entropy(output, targets, self.mesh.vocabulary.group)
+        whole, group = not self.config.chunked_loss, self.mesh.vocabulary.group
+        loss = cross_entropy(output, targets, group) if whole else output
         return loss * (self.scaler.scale / (self.config.gas * self.mesh.grid.z.size))
 
     def resume(self) -> int:

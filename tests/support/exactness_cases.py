@@ -165,7 +165,10 @@ COMPILED = [
         "compiled", "llama", 2, tp=2, mbs=8, gas=2, compile=True, sequence_parallel=True,
         recompute="selective",
     ),
-    job("compiled zero 3", "gpt", 2, zero_stage=3, mbs=4, gas=2, compile=True, recompute="full"),
+    job(
+        "compiled zero 3", "gpt", 2, cp=2, zero_stage=3, mbs=8, gas=2, compile=True,
+        recompute="full",
+    ),
 ]  # fmt: skip
 QUICK_SIXTEEN = [("bf16", 3), ("fp16", 2)]
 OTHER_SIXTEEN = [("bf16", 0), ("bf16", 1), ("bf16", 2), ("fp16", 0), ("fp16", 1), ("fp16", 3)]

@@ -66,8 +66,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, group: Group | None, sequence: bool
     ) -> Tensor:
-        ctx.group, ctx.sequence = group, sequence
-        whole = _whole(x, group, sequence)
+        ctx.group, ctx.sequence = group, sequence and group is not None
+        whole = (gather_sequence(x, ctx.group)[0] if ctx.sequence else x).flatten(0, 1)
         wide = torch.promote_types(x.dtype, torch.float32)
         log_total, of_target = sums = whole.new_zeros((2, whole.size(0)), dtype=wide)
         log_total.fill_(-torch.inf)
@@ -91,7 +91,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, targets, log_total, counts = ctx.saved_tensors
-        whole = _whole(x, ctx.group, ctx.sequence)
+        whole = (gather_sequence(x, ctx.group)[0] if ctx.sequence else x).flatten(0, 1)
         share = (grad / whole.size(0) * counts)[:, None]
         of_x, of_weight = torch.zeros_like(whole, dtype=share.dtype), torch.empty_like(weight)
         for words in _chunks(weight.size(0), whole.size(0)):
@@ -108,11 +108,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         elif ctx.group is not None:
             ctx.group.all_reduce(of_x, "tensor")
         return of_x, of_weight, None, None, None
-
-
-def _whole(x: Tensor, group: Group | None, sequence: bool) -> Tensor:
-    """Hidden states of all tokens of the micro-batch, (tokens, hidden)."""
-    return (gather_sequence(x, group)[0] if sequence and group else x).flatten(0, 1)
 
 
 def _local(targets: Tensor, size: int) -> tuple[Tensor, Tensor]:

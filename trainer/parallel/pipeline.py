@@ -159,7 +159,6 @@ class Pipeline:
     ) -> None:
         self.mesh = mesh
         self.gas = config.gas
-        self.chunked_loss = config.chunked_loss
         self.stages = stages
         self.loss_fn = loss_fn
         self.device = device
@@ -204,7 +203,7 @@ class Pipeline:
         inputs = (torch.cat(tokens),) if self.mesh.is_first else ()
         target = torch.cat(targets) if self.mesh.is_last else None
         more = {"starts": torch.cat([*starts])} if starts else {}
-        if target is not None and self.chunked_loss:
+        if target is not None:
             more["targets"] = target
         if self.deferred is not None:
             self.deferred.forwards_left = self.gas * len(self.stages)

@@ -196,12 +196,7 @@ class Choices(Described):
     each layer from its input"""
     recompute_every: Annotated[Layers, Refused("it recomputes every layer")] = 1
     """one layer in so many recomputes; the others keep everything"""
-    chunked_loss: Annotated[
-        bool,
-        OtherNames("fused_linear_cross_entropy"),
-        Refused("its loss is of whole logits"),
-        Column(),
-    ] = False
+    chunked_loss: Annotated[bool, Refused("its loss is of whole logits"), Column()] = False
     """compute the output layer with the loss, few words at a time: logits are never whole, and are
     computed twice"""
     compile: Annotated[bool, Refused("its layers run as they are")] = False
