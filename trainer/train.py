@@ -29,7 +29,7 @@ from trainer.parallel.context import split_sequences
 from trainer.parallel.experts import Balance, deal_out_experts
 from trainer.parallel.grid import parallelize as grid
 from trainer.parallel.grid.depth import Depth
-from trainer.parallel.loss import cross_entropy
+from trainer.parallel.loss import chunk_loss, cross_entropy
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.parallel.pipeline import GradientAccumulation, Pipeline
 from trainer.parallel.tensor import parallelize
@@ -63,11 +63,14 @@ def build_stages(
             elif kernels.own_gradients:
                 use(kernels, stage)
             if mesh.cp.size > 1:
-                split_sequences(stage, mesh)
+                split_sequences(stage, mesh, config.compile)
             elif repeats_keys:
                 for block in stage.blocks.values():
                     block.attention.repeats_keys = True
             deal_out_experts(stage, mesh)
+            if config.chunked_loss and stage.head is not None:
+                chunk_loss(stage.head, mesh.tp.group, config.sequence_parallel)
+                stage.chunked_loss = True
     return stages
 
 
@@ -122,9 +125,10 @@ class Trainer:
         else:
             self.run = GradientAccumulation(stages[0], self._loss)
 
-    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """A micro-batch's part of the step's mean loss, times the loss scale."""
-        loss = cross_entropy(logits, targets, self.mesh.vocabulary.group)
+        whole, group = not self.config.chunked_loss, self.mesh.vocabulary.group
+        loss = cross_entropy(output, targets, group) if whole else output
         return loss * (self.scaler.scale / (self.config.gas * self.mesh.grid.z.size))
 
     def resume(self) -> int:

@@ -192,7 +192,7 @@ def waiting_logits_bytes(jobs: Jobs, in_flight: Array) -> Array:
     come back to the micro-batches in flight later.
     """
     one = jobs.tokens * jobs.options.element_bytes * jobs.model.vocab_size / jobs.layout.tp
-    at_once = (jobs.options.schedule == ONE_F_ONE_B) | jobs.folded
+    at_once = (jobs.options.schedule == ONE_F_ONE_B) | jobs.folded | jobs.options.chunked_loss
     return np.where(at_once, 0.0, np.maximum(in_flight - 1, 0) * one)
 
 
@@ -204,8 +204,9 @@ def logits_bytes(jobs: Jobs, framework: Framework) -> Array:
     copies, loss = framework.logit_copies, jobs.options.fused_loss
     each = np.where(loss, np.maximum(copies, 1), copies) * e
     each = each + np.where(loss, 0.0, framework.logits_bytes)
-    kept = jobs.tokens * np.where(jobs.options.chunked_loss, 0.0, each)
-    if framework.placeholder_gradients:
+    whole = np.where(jobs.options.chunked_loss, 0.0, jobs.tokens)
+    kept = whole * each
+    if framework.placeholder_gradients or framework.flat_buckets:
         # The loss is behind when the output layer's gradient is computed, beside that of logits.
-        kept = np.maximum(kept, e * (jobs.tokens + jobs.model.hidden_size))
+        kept = np.maximum(kept, e * (whole + jobs.model.hidden_size))
     return np.asarray(kept * jobs.model.vocab_size / jobs.layout.tp)

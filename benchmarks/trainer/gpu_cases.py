@@ -47,7 +47,7 @@ CASES: dict[str, Case] = {
     "pp": (8, {**PIPELINE, "rank_order": "tp-pp-cp-dp"}),
     "pp, uneven": (8, {**PIPELINE, "model": {"num_layers": 4}, "first_stage_layers": 3,
                        "last_stage_layers": 1}),
-    "pp, interleaved": (8, {**FOLDED, "zero_stage": 3}),
+    "pp, interleaved": (8, {**FOLDED, "zero_stage": 3, "chunked_loss": True}),
     "pp, zero bubble": (8, {**FOLDED, "pipeline_schedule": "ZBVZeroBubble"}),
     "selective": (1, {"recompute": "selective"}),
     "full": (1, {"recompute": "full"}),

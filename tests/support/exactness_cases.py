@@ -75,17 +75,21 @@ QUICK = [
     job("one rank", "gpt", 1, mbs=8, gas=2),
     job("one rank", "llama", 1, mbs=8, gas=2),
     layout("gpt", 2, 1, 2, 2, sequence_parallel=True, recompute="selective", recompute_every=2),
-    layout("llama", 2, 2, 2, 2, vpp=2, rank_order="tp-pp-cp-dp"),
+    layout("llama", 2, 2, 2, 2, vpp=2, rank_order="tp-pp-cp-dp", chunked_loss=True),
     layout("deep-gpt", 1, 4, 1, 0, first_stage_layers=1, last_stage_layers=3),
     layout(
         "deep-llama", 1, 2, 2, 3, vpp=2, first_stage_layers=6, recompute="full",
         pipeline_schedule="LoopedBFS",
     ),
-    layout("gpt", 2, 2, 1, 0, vpp=2, pipeline_schedule="InterleavedZeroBubble"),
+    layout(
+        "gpt", 2, 2, 1, 0, vpp=2, pipeline_schedule="InterleavedZeroBubble", chunked_loss=True
+    ),
     layout("llama", 1, 2, 2, 1, recompute="full", pipeline_schedule="InterleavedZeroBubble"),
     layout("llama", 2, 2, 1, 0, vpp=2, gas=4, pipeline_schedule="ZBVZeroBubble"),
     layout("gpt", 1, 1, 2, 1, cp=2, recompute="selective"),
-    layout("llama", 2, 1, 1, 3, cp=2, recompute="full", sequence_parallel=True),
+    layout(
+        "llama", 2, 1, 1, 3, cp=2, recompute="full", sequence_parallel=True, chunked_loss=True
+    ),
 ]  # fmt: skip
 
 
@@ -161,7 +165,10 @@ COMPILED = [
         "compiled", "llama", 2, tp=2, mbs=8, gas=2, compile=True, sequence_parallel=True,
         recompute="selective",
     ),
-    job("compiled zero 3", "gpt", 2, zero_stage=3, mbs=4, gas=2, compile=True, recompute="full"),
+    job(
+        "compiled zero 3", "gpt", 2, cp=2, zero_stage=3, mbs=8, gas=2, compile=True,
+        recompute="full",
+    ),
 ]  # fmt: skip
 QUICK_SIXTEEN = [("bf16", 3), ("fp16", 2)]
 OTHER_SIXTEEN = [("bf16", 0), ("bf16", 1), ("bf16", 2), ("fp16", 0), ("fp16", 1), ("fp16", 3)]
@@ -247,7 +254,7 @@ VALIDATIONS = [
     job("validated zero3", "gpt", 4, cp=2, mbs=4, gas=2, zero_stage=3, **VALIDATED),
     job(
         "validated vpp", "gpt", 4, tp=2, pp=2, vpp=2, mbs=4, gas=4, sequence_parallel=True,
-        **GOLDFISH, **VALIDATED,
+        chunked_loss=True, **GOLDFISH, **VALIDATED,
     ),
     job(
         "validated zbv", "gpt", 4, pp=2, vpp=2, mbs=4, gas=2, zero_stage=1, recompute="full",

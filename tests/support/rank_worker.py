@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from observed_training import observe
 from torch._dynamo.utils import counters
 
+import trainer.parallel.loss
 import trainer.train
 from trainer.data.goldfish import IGNORED, without
 from trainer.loop import train
@@ -247,7 +248,9 @@ def run_in_format(job: dict[str, Any], options: dict[str, Any]) -> dict[str, Any
         return {**result, "ranks_agree": agree(result["losses"], result["grad_norms"])}
     lines: list[str] = []
     words = config.model.vocab_size
-    result = train(config, RandomTokens(words), lines.append, held_out=HeldOut(words))
+    logits = 256 if config.chunked_loss else trainer.parallel.loss.CHUNK_ELEMENTS
+    with mock.patch("trainer.parallel.loss.CHUNK_ELEMENTS", logits):  # several chunks
+        result = train(config, RandomTokens(words), lines.append, held_out=HeldOut(words))
     agreed = agree(result["losses"], result["grad_norms"])
     graphs = counters["stats"]["unique_graphs"]
     return {**result, "progress": lines, "ranks_agree": agreed, "graphs": graphs}

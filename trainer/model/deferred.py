@@ -38,8 +38,9 @@ class DeferredKernels(Kernels):
         """Take the weights of all products from autograd; ``receive`` is given each gradient."""
         self.receive = receive
         for stage in stages:
+            kinds = (Linear,) if stage.chunked_loss else (Linear, Head)
             for module in stage.modules():
-                if isinstance(module, (Linear, Head)) and module.weight is not None:
+                if isinstance(module, kinds) and module.weight is not None:
                     module.weight.requires_grad_(False)
 
     def outputs(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -364,12 +364,15 @@ class Stage(nn.Module):
         self.norm = norm_layer(model) if self.is_last else None
         own_weight = not (self.tied and self.is_first)
         self.head = Head(model, own_weight) if self.is_last else None
+        self.chunked_loss = False  # the head takes targets, see trainer.parallel.loss.chunk_loss
 
-    def forward(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
-        """Tokens (batch, sequence) or hidden states in; hidden states or logits out.
+    def forward(
+        self, x: Tensor, starts: Tensor | None = None, targets: Tensor | None = None
+    ) -> Tensor:
+        """Tokens (batch, sequence) or hidden states in; hidden states, logits or the loss out.
 
         ``starts``: where each token's document begins in its sample, (batch, sequence), if
-        documents are separate.
+        documents are separate. ``targets``, (batch, sequence), matter to a ``chunked_loss`` only.
         """
         positions = None
         if starts is not None and self.resets_positions:
@@ -391,5 +394,6 @@ class Stage(nn.Module):
             x = block(x, places)
         if self.norm is not None and self.head is not None:
             tied = self.embedding.weight if self.tied and self.embedding is not None else None
-            x = self.head(self.norm(x), tied)
+            wanted = (targets,) if self.chunked_loss else ()
+            x = self.head(self.norm(x), tied, *wanted)
         return x

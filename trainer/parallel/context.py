@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,25 +22,50 @@ from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.zigzag import held_chunks
 
+_groups: dict[str, Group] = {}
+"""Groups by name, for the compiler's operators."""
 
-def split_sequences(stage: Stage, mesh: Mesh) -> None:
-    """Make a stage work on this rank's chunks of each sequence and attend to all chunks."""
+
+def split_sequences(stage: Stage, mesh: Mesh, opaque: bool) -> None:
+    """Make a stage work on this rank's chunks of each sequence and attend to all chunks.
+
+    ``opaque``: attention is an operator for the compiler (``operators``).
+    """
     group = mesh.cp.group
     assert group is not None
+    name: str = group.handle.group_name
+    _groups[name] = group
     stage.chunks = held_chunks(stage.model.seq_length, group.rank, group.size)
     if stage.positions is not None:
         stage.positions.chunks = stage.chunks
     for block in stage.blocks.values():
         assert isinstance(block, Block)
-        block.attention.attend = functools.partial(ring_attention, group=group)
+        block.attention.attend = functools.partial(ring_attention, group=name if opaque else group)
         block.repeat_attention_only()
 
 
-def ring_attention(query: Tensor, key: Tensor, value: Tensor, group: Group) -> Tensor:
+def ring_attention(query: Tensor, key: Tensor, value: Tensor, group: Group | str) -> Tensor:
     """``transformer.attend`` over sequences of which each rank holds its chunks."""
     query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-    context: Tensor = _RingAttention.apply(query, key, value, group)
+    ring = _RingAttention.apply if isinstance(group, Group) else lambda *args: _ring(*args)[0]
+    context: Tensor = ring(query, key, value, group)
     return context.permute(2, 0, 1, 3).flatten(2)
+
+
+def _attended(query: Tensor, key: Tensor, value: Tensor, group: Group) -> Attended:
+    """Attention over the whole ring; see ``_RingAttention``."""
+    half = query.size(2) // 2
+    own = attend_block(query, key, value, causal=True)
+    output, log_sum = own.output.float(), own.log_sum.clone()
+    for earlier, (keys, values) in _others(torch.stack((key, value)), group):
+        if earlier:
+            part = slice(None)
+            found = attend_block(query, keys[:, :, :half], values[:, :, :half], False)
+        else:
+            part = slice(half, None)
+            found = attend_block(query[:, :, half:], keys, values, False)
+        _join(output[:, :, part], log_sum[:, :, part], found)
+    return Attended(output.to(query.dtype), log_sum)
 
 
 class _RingAttention(torch.autograd.Function):
@@ -51,24 +77,13 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, group: Group) -> Tensor:
-        half = query.size(2) // 2
-        own = attend_block(query, key, value, causal=True)
-        output, log_sum = own.output.float(), own.log_sum.clone()
-        for earlier, (keys, values) in _others(torch.stack((key, value)), group):
-            if earlier:
-                part = slice(None)
-                found = attend_block(query, keys[:, :, :half], values[:, :, :half], False)
-            else:
-                part = slice(half, None)
-                found = attend_block(query[:, :, half:], keys, values, False)
-            _join(output[:, :, part], log_sum[:, :, part], found)
-        result = output.to(query.dtype)
+        output, log_sum = _attended(query, key, value, group)
         ctx.group = group
-        ctx.save_for_backward(query, key, value, result, log_sum)
-        return result
+        ctx.save_for_backward(query, key, value, output, log_sum)
+        return output
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         query, key, value, output, log_sum = ctx.saved_tensors
         group, half = ctx.group, query.size(2) // 2
         whole = Attended(output, log_sum)
@@ -90,6 +105,35 @@ class _RingAttention(torch.autograd.Function):
             homeward.add(part)
         of_key, of_value = homeward.last() + torch.stack(own[1:])
         return of_query.to(query.dtype), of_key, of_value, None
+
+
+@torch.library.custom_op("meshtune::ring", mutates_args=())
+def _ring(query: Tensor, key: Tensor, value: Tensor, group: str) -> tuple[Tensor, Tensor]:
+    output, log_sum = _attended(query, key, value, _groups[group])
+    return output.contiguous(), log_sum.contiguous()
+
+
+@torch.library.custom_op("meshtune::ring_backward", mutates_args=())
+def _ring_backward(grad: Tensor, kept: list[Tensor], group: str) -> tuple[Tensor, Tensor, Tensor]:
+    context = SimpleNamespace(saved_tensors=kept, group=_groups[group])
+    of_query, of_key, of_value, _ = _RingAttention.backward(context, grad)
+    # An operator's outputs share no memory, as those of one sum do.
+    return of_query.contiguous(), of_key.contiguous(), of_value.clone()
+
+
+def _ring_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.group = inputs
+    ctx.save_for_backward(*tensors, *output)
+
+
+_ring.register_fake(
+    lambda query, *_: (query.new_empty(query.shape), query.new_empty(query.shape[:3]).float())
+)
+_ring_backward.register_fake(lambda _, kept, group: tuple(x.new_empty(x.shape) for x in kept[:3]))
+_ring.register_autograd(
+    lambda ctx, grad, _: (*_ring_backward(grad, [*ctx.saved_tensors], ctx.group), None),
+    setup_context=_ring_setup,
+)
 
 
 def _others(own: Tensor, group: Group) -> Iterator[tuple[bool, Tensor]]:

@@ -9,7 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainer.model.transformer import Head
 from trainer.parallel.collectives import Group
+from trainer.parallel.products import gather_sequence, scatter_sum
 
 CHUNK_ELEMENTS = 1 << 24
 """Logits that are in float32 at once: 64 MiB of them."""
@@ -19,6 +21,7 @@ class _CrossEntropy(torch.autograd.Function):
     """Keeps the logits and one figure per token; the probabilities are computed again.
 
     Both passes go over the logits in chunks of rows: they never exist in float32 as a whole.
+    Gradients take the place of the logits, which nothing else reads by then.
     """
 
     @staticmethod
@@ -29,12 +32,11 @@ class _CrossEntropy(torch.autograd.Function):
         if group is not None:
             group.all_reduce(peak, "tensor", dist.ReduceOp.MAX)
             targets = targets - group.rank * size
-        inside = (targets >= 0) & (targets < size)
-        local = targets.masked_fill(~inside, 0)[:, None]
+        local, inside = _local(targets, size)
         sums = torch.empty(2, logits.size(0), device=logits.device)
-        for rows in _chunks(logits):
+        for rows in _chunks(*logits.shape):
             torch.sum((logits[rows].float() - peak[rows, None]).exp_(), -1, out=sums[0, rows])
-        sums[1] = logits.gather(-1, local).squeeze(-1).masked_fill_(~inside, 0.0)
+        sums[1] = logits.gather(-1, local).squeeze(-1) * inside
         if group is not None:
             group.all_reduce(sums, "tensor")
         log_total = sums[0].log_().add_(peak)
@@ -45,18 +47,79 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         logits, log_total, local, inside, counts = ctx.saved_tensors
         share = (grad / logits.size(0) * counts)[:, None]
-        result = torch.empty_like(logits)
-        for rows in _chunks(logits):
+        for rows in _chunks(*logits.shape):
             part = (logits[rows].float() - log_total[rows, None]).exp_()
             part.scatter_add_(-1, local[rows], -inside[rows].to(part.dtype)[:, None])
-            result[rows] = part.mul_(share[rows])
-        return result, None, None
+            logits[rows] = part.mul_(share[rows])
+        return logits, None, None
 
 
-def _chunks(logits: Tensor) -> Iterator[slice]:
-    """Consecutive rows, as many at once as ``CHUNK_ELEMENTS`` has room for."""
-    step = max(1, CHUNK_ELEMENTS // logits.size(-1))
-    for begin in range(0, logits.size(0), step):
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """The output layer with its loss: logits of few words exist at a time, in either pass.
+
+    Chunks of words rather than of tokens: each is a part of the weight's gradient that is final at
+    once, where chunks of tokens would add to a whole gradient in float32 again and again. The
+    price is a third product, since the backward pass computes logits again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, group: Group | None, sequence: bool
+    ) -> Tensor:
+        ctx.group, ctx.sequence = group, sequence and group is not None
+        whole = (gather_sequence(x, ctx.group)[0] if ctx.sequence else x).flatten(0, 1)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        log_total, of_target = sums = whole.new_zeros((2, whole.size(0)), dtype=wide)
+        log_total.fill_(-torch.inf)
+        counts = (targets >= 0).to(wide)
+        if group is not None:
+            targets = targets - group.rank * weight.size(0)
+        for words in _chunks(weight.size(0), whole.size(0)):
+            logits = (whole @ weight[words].t()).to(wide)
+            local, inside = _local(targets - words.start, logits.size(-1))
+            of_target += logits.gather(-1, local).squeeze(-1) * inside
+            torch.logaddexp(log_total, logits.logsumexp(-1), out=log_total)
+        if group is not None:
+            peak = log_total.clone()
+            group.all_reduce(peak, "tensor", dist.ReduceOp.MAX)
+            log_total.sub_(peak).exp_()
+            group.all_reduce(sums, "tensor")
+            log_total.log_().add_(peak)
+        ctx.save_for_backward(x, weight, targets, log_total, counts)
+        return ((log_total - of_target) * counts).mean()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, targets, log_total, counts = ctx.saved_tensors
+        whole = (gather_sequence(x, ctx.group)[0] if ctx.sequence else x).flatten(0, 1)
+        share = (grad / whole.size(0) * counts)[:, None]
+        of_x, of_weight = torch.zeros_like(whole, dtype=share.dtype), torch.empty_like(weight)
+        for words in _chunks(weight.size(0), whole.size(0)):
+            part = (whole @ weight[words].t()).to(share.dtype)
+            part.sub_(log_total[:, None]).exp_()
+            local, inside = _local(targets - words.start, part.size(-1))
+            part.scatter_add_(-1, local, -inside[:, None].to(part.dtype))
+            part = part.mul_(share).to(whole.dtype)
+            of_x += part @ weight[words]
+            torch.mm(part.t(), whole, out=of_weight[words])
+        of_x = of_x.to(x.dtype).view(-1, *x.shape[1:])
+        if ctx.sequence:
+            of_x = scatter_sum(of_x, ctx.group)[0]
+        elif ctx.group is not None:
+            ctx.group.all_reduce(of_x, "tensor")
+        return of_x, of_weight, None, None, None
+
+
+def _local(targets: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Targets among ``size`` words, as an index (tokens, 1); and which of them are."""
+    local = targets.clamp(0, size - 1)
+    return local[:, None], local == targets
+
+
+def _chunks(count: int, width: int) -> Iterator[slice]:
+    """Consecutive rows of a width, as many at once as ``CHUNK_ELEMENTS`` has room for."""
+    step = max(1, CHUNK_ELEMENTS // width)
+    for begin in range(0, count, step):
         yield slice(begin, begin + step)
 
 
@@ -70,3 +133,21 @@ def cross_entropy(logits: Tensor, targets: Tensor, group: Group | None) -> Tenso
     all. Without a group the vocabulary is whole.
     """
     return _CrossEntropy.apply(logits.flatten(0, 1), targets.t().reshape(-1), group)
+
+
+def chunk_loss(head: Head, group: Group | None, sequence: bool) -> None:
+    """Let an output layer that is given targets return the loss, computed in chunks.
+
+    Without targets it still returns logits.
+    """
+    compute_logits = head.forward
+
+    def forward(x: Tensor, tied: Tensor | None, targets: Tensor | None = None) -> Tensor:
+        if targets is None:
+            return compute_logits(x, tied)
+        weight = head.weight if tied is None else tied
+        rows = targets.t().reshape(-1)
+        loss: Tensor = _ChunkedCrossEntropy.apply(x, weight, rows, group, sequence)
+        return loss
+
+    head.forward = forward  # type: ignore[method-assign]

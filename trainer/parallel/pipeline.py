@@ -34,9 +34,11 @@ class _Opaque(nn.Module):
         self.stage = stage
         self.deferred = deferred
 
-    def forward(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, starts: Tensor | None = None, targets: Tensor | None = None
+    ) -> Tensor:
         phase.name = "forward"
-        x = self.stage(x, starts)
+        x = self.stage(x, starts, targets)
         phase.name = "backward"
         if self.deferred is not None:
             self.deferred.forwards_left -= 1
@@ -116,10 +118,12 @@ def _stage_io(config: TrainConfig, mesh: Mesh, stage: Stage, dtype: torch.dtype)
     hidden = torch.empty(length // share, batch, width, dtype=dtype, device="meta").requires_grad_()
     tokens = torch.empty(batch, length, dtype=torch.int64, device="meta")
     words = model.vocab_size // mesh.vocabulary.size
-    logits = torch.empty(length, batch, words, dtype=dtype, device="meta").requires_grad_()
+    ended = torch.empty(length, batch, words, dtype=dtype, device="meta").requires_grad_()
+    if config.chunked_loss:
+        ended = torch.empty((), device="meta").requires_grad_()
     return {
         "input_args": tokens if stage.is_first else hidden,
-        "output_args": logits if stage.is_last else hidden,
+        "output_args": ended if stage.is_last else hidden,
     }
 
 
@@ -139,7 +143,7 @@ def _schedule(config: TrainConfig, parts: list[_LeanStage], loss_fn: LossFn) -> 
 class Pipeline:
     """Runs all micro-batches of a step through this rank's stages.
 
-    ``loss_fn`` maps a micro-batch's logits and targets to what backward starts from. ``deferred``
+    ``loss_fn`` maps a micro-batch's output and targets to what backward starts from. ``deferred``
     holds back weight gradients, if the schedule wants that.
     """
 
@@ -199,6 +203,8 @@ class Pipeline:
         inputs = (torch.cat(tokens),) if self.mesh.is_first else ()
         target = torch.cat(targets) if self.mesh.is_last else None
         more = {"starts": torch.cat([*starts])} if starts else {}
+        if target is not None:
+            more["targets"] = target
         if self.deferred is not None:
             self.deferred.forwards_left = self.gas * len(self.stages)
         self.schedule.step(*inputs, target=target, losses=losses, return_outputs=False, **more)
@@ -217,7 +223,8 @@ class Pipeline:
             for index, stage, io in zip(self.numbers, self.stages, self.io, strict=True):
                 if not stage.is_first and self.holder(index - 1) != self.mesh.pp.rank:
                     x = self._received(io["input_args"], self.holder(index - 1))
-                x = stage(x, starts[number] if starts else None)
+                wanted = targets[number] if stage.is_last else None
+                x = stage(x, starts[number] if starts else None, wanted)
                 if stage.is_last:
                     losses.append(self.loss_fn(x, targets[number]))
                 elif self.holder(index + 1) != self.mesh.pp.rank:
@@ -242,9 +249,10 @@ class GradientAccumulation:
     ) -> list[Tensor]:
         """See ``Pipeline``."""
         losses = []
-        for number, (inputs, target) in enumerate(zip(tokens, targets, strict=True)):
+        places = starts or [None] * len(tokens)
+        for inputs, target, place in zip(tokens, targets, places, strict=True):
             phase.name = "forward"
-            loss = self.loss_fn(self.stage(inputs, starts[number] if starts else None), target)
+            loss = self.loss_fn(self.stage(inputs, place, target), target)
             phase.name = "backward"
             loss.backward()
             losses.append(loss.detach())
@@ -256,4 +264,4 @@ class GradientAccumulation:
         """See ``Pipeline``."""
         places = starts or [None] * len(tokens)
         every = zip(tokens, targets, places, strict=True)
-        return [self.loss_fn(self.stage(x, place), target) for x, target, place in every]
+        return [self.loss_fn(self.stage(x, place, target), target) for x, target, place in every]

@@ -196,6 +196,9 @@ class Choices(Described):
     each layer from its input"""
     recompute_every: Annotated[Layers, Refused("it recomputes every layer")] = 1
     """one layer in so many recomputes; the others keep everything"""
+    chunked_loss: Annotated[bool, Refused("its loss is of whole logits"), Column()] = False
+    """compute the output layer with the loss, few words at a time: logits are never whole, and are
+    computed twice"""
     compile: Annotated[bool, Refused("its layers run as they are")] = False
     """compile each layer by torch's compiler; takes minutes once"""
     precision: Annotated[

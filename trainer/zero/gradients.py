@@ -99,7 +99,8 @@ class WholeGradients(BucketGradients):
 
     The reduction begins when the bucket is full, while the backward pass goes on.
 
-    ``in_place``: autograd may add to them itself, in training in float32.
+    ``in_place``: autograd may add to them itself, in training in float32. A parameter's first
+    gradient of a step is copied over those of the step before, so that none need be cleared.
     """
 
     def __init__(
@@ -113,24 +114,32 @@ class WholeGradients(BucketGradients):
         self.share = self.whole[begin : begin + share].view(-1, ROW)
         self.in_place = in_place and parameters[0].dtype == self.whole.dtype
         self.arrive: Callable[[], None] | None = None
-        if self.in_place:
-            for parameter in parameters:
-                parameter.grad = self.part(self.whole, parameter)
+        self.begun: set[Tensor] = set()
 
     def start_step(self, micro_batches: int) -> None:
-        self.whole.zero_()
+        for parameter in self.begun:
+            parameter.grad = None
+        self.begun.clear()
         self.missing = micro_batches * self.count
 
-    def receive(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        self.part(self.whole, parameter).add_(gradient)
+    def receive(self, parameter: Tensor, gradient: Tensor) -> None:
+        part = self.part(self.whole, parameter)
+        if parameter in self.begun:
+            part.add_(gradient)
+        else:
+            part.copy_(gradient)
+            self.begun.add(parameter)
         self._count()
 
     def _take(self, parameter: Tensor) -> None:
-        if not self.in_place:
-            assert parameter.grad is not None
-            self.part(self.whole, parameter).add_(parameter.grad)
-            parameter.grad = None
-        self._count()
+        if self.in_place and parameter in self.begun:
+            self._count()
+            return
+        assert parameter.grad is not None
+        gradient, parameter.grad = parameter.grad, None
+        if self.in_place:
+            parameter.grad = self.part(self.whole, parameter)
+        self.receive(parameter, gradient)
 
     def _count(self) -> None:
         self.missing -= 1

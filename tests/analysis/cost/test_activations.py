@@ -19,6 +19,7 @@ from search_spaces.known import FRAMEWORKS, framework_named
 from support.expert_cases import SHAPE as EXPERTS
 from support.gpt_jobs import gpt
 from trainer.model.experts import MixtureMlp
+from trainer.model.transformer import Head
 from trainer.parallel import loss
 from trainer.plan.jobs import (
     BREADTH_FIRST,
@@ -101,26 +102,37 @@ def test_logits_wait_on_the_last_stage_of_other_schedules() -> None:
     assert waiting.tolist() == pytest.approx((np.array([0, 15, 3]) * one).tolist())
 
 
+@pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float32])
-def test_logits_take_what_the_trainers_loss_holds_in_either_format(
-    precision: torch.dtype, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("hidden", [32, 256])
+def test_logits_take_what_the_trainers_output_layer_and_loss_hold_in_either_format(
+    hidden: int, precision: torch.dtype, chunked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokens, vocabulary, rows = 128, 1024, 4
-    monkeypatch.setattr(loss, "CHUNK_ELEMENTS", rows * vocabulary)
-    logits = torch.randn(tokens, 1, vocabulary, dtype=precision).requires_grad_()
-    with MemTracker() as tracker:
-        loss.cross_entropy(logits, torch.randint(vocabulary, (1, tokens)), None).backward()
+    tokens, vocabulary = 128, 512
+    at_once = 8 * vocabulary
+    monkeypatch.setattr(loss, "CHUNK_ELEMENTS", at_once)
+    shape = {"num_heads": 1, "hidden_size": hidden, "vocab_size": vocabulary}
+    head = Head(ModelConfig(num_layers=1, seq_length=tokens, **shape), True).to(precision)
+    x = torch.randn(tokens, 1, hidden, dtype=precision, requires_grad=True)
+    targets = torch.randint(vocabulary, (1, tokens))
+    assert head.weight is not None
+    states, weight = x.view_as(x), head.weight.view_as(head.weight)
+    if chunked:
+        loss.chunk_loss(head, None, False)
+    with MemTracker() as tracker:  # counts what is made here, and views: weights and inputs
+        found = head(states, weight, targets) if chunked else head(states, weight)
+        mean = found if chunked else loss.cross_entropy(found, targets, None)
+        torch.autograd.grad(mean, (states, weight))  # nothing else holds them, as in a bucket
         (most,) = tracker.get_tracker_snapshot("peak").values()
+    width = x.element_size()
     job = gpt(
-        tp=1,
-        mbs=1,
-        seq_length=tokens,
-        vocab_size=vocabulary,
-        element_bytes=logits.element_size(),
-    )
+        tp=1, mbs=1, seq_length=tokens, element_bytes=width, chunked_loss=chunked, **shape
+    )  # fmt: skip
     kept = logits_bytes(job, framework_named("meshtune"))[0]
-    chunks = 3 * 4 * rows * vocabulary  # in float32 beside them
-    assert kept <= most["Total"] <= kept + chunks + 64 * tokens
+    assert kept == width * vocabulary * (hidden if chunked else tokens + hidden)
+    made = most["Total"] - width * (weight.numel() + x.numel())
+    beside = 6 * 4 * at_once + 2 * 4 * tokens * hidden + 64 * tokens  # chunks, and gradients of x
+    assert kept <= made <= kept + beside
 
 
 def test_a_plain_loss_takes_what_torchs_holds() -> None:
