@@ -99,7 +99,7 @@ def builtin(
     off = {SWITCHED_OFF_BY[name] for name in allow}
     return [
         expressed(requirement.name, requirement.condition, required=True)
-        for requirement in requirements(own_axes)
+        for requirement in requirements(*own_axes)
         if requirement.name not in off
         and not (requirement.builtin_only if own_trainer else requirement.others_only)
         and requirement.condition.names <= types.keys()

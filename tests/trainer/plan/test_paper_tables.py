@@ -10,7 +10,7 @@ from support.unit_exchanges import bytes_per_rank, unit_exchanges
 from trainer.plan.axes.dp import Holders
 from trainer.plan.formats import Format
 from trainer.plan.placement import Level, Placement, Share, Topology
-from trainer.plan.presets import Preset, Wishes, place
+from trainer.plan.presets import Preset, place
 from trainer.plan.shards import UnitLayout
 
 FRONTIER = Topology(ranks_per_node=8, ranks_per_pair=2)
@@ -57,7 +57,7 @@ def test_presets_have_the_sharding_factors_of_table_iv(
     preset: Preset, scheme: str, nodes: int
 ) -> None:
     ours, theirs = (
-        place(preset, Wishes(), 8 * nodes, 1, FRONTIER, Format.BF16),
+        place(preset, {}, 8 * nodes, 1, FRONTIER, Format.BF16),
         papers(scheme, nodes),
     )
     for state in ("weights", "gradients", "optimizer", "secondary"):
