@@ -267,7 +267,7 @@ class Builder:
             raise self.document.error(path, "is derived from the others, never searched; remove it")
         if name in self.static or name in TRIAL_PLACEHOLDERS:
             raise self.document.error(path, "is a fact of the model, cluster or trial; rename it")
-        if self.own_trainer and (usual := parameters.usual_name(name)) != name:
+        if self.own_trainer and (usual := parameters.USUAL_NAMES.get(name, name)) != name:
             raise self.document.error(
                 path,
                 f"is {usual} here: rename it, so that dp, batch and cost model know it; the "

@@ -28,17 +28,14 @@ LENGTHS = {
 }
 """Names of parameters that change how many tokens the sequences of a step have."""
 _ENDINGS = ("", "_size", "_degree", "_world_size")
-_USUAL = {
+USUAL_NAMES = {
     stem + ending: name
     for record in (Choices, OtherChoices)
     for other, names in grouped(record, OtherNames).items()
     for name, stem, ending in product(names, other.names.split(), _ENDINGS)
 }
 
-
-def usual_name(name: str) -> str:
-    """The name in spaces of a parameter that a framework calls so; an unknown one stays."""
-    return _USUAL.get(name, name)
+"""Names in spaces of parameters, by what frameworks call them."""
 
 
 @dataclass(frozen=True)

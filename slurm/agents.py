@@ -25,7 +25,7 @@ from slurm.logs.text import cut_lines
 from slurm.outcome.evidence import Evidence, gather
 from slurm.outcome.rank_ends import FailureGrace
 from slurm.outcome.texts import NO_TEXTS, LauncherTexts
-from slurm.outcome.watch import Termination, Watched, ended_by_others
+from slurm.outcome.watch import Termination, Watched
 from slurm.trial import Lease, TrialSpec
 
 _POLL_S = 0.2
@@ -148,9 +148,9 @@ class Agents(ABC):
             return said
         if ended is not Termination.EXITED or channel.failed or channel.all_gone or self.alive:
             return ""
-        return self._ended_by_others(watched) or channel.lost_agent()
+        return self._ended_by_others() or channel.lost_agent()
 
-    def _ended_by_others(self, watched: Watched) -> str:
+    def _ended_by_others(self) -> str:
         return ""
 
     def finish(self) -> None:
@@ -258,5 +258,6 @@ class TaskAgents(Agents):
         self._said = (self._said + data)[-_MOST_SAID:]
         self.channel.note(data)
 
-    def _ended_by_others(self, watched: Watched) -> str:
-        return ended_by_others(self.program, watched, self._name)
+    def _ended_by_others(self) -> str:
+        code = self.program.returncode or 0
+        return f"{self._name} was ended from outside, by signal {-code}" if code < 0 else ""

@@ -6,50 +6,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from trainer.data.batches import Dataset
 from trainer.metrics import MetricsWriter
 from trainer.optimizer import StepReport
-from trainer.parallel.collectives import Traffic
 from trainer.plan.config import TrainConfig
 from trainer.result import rates
 from trainer.runtime.device import Device, attention_backends
 from trainer.train import Trainer
 
+if TYPE_CHECKING:
+    from trainer.deepspeed.engine import DeepSpeedTrainer
+
+    Engine = Trainer | DeepSpeedTrainer
+
 StepDone = Callable[[int, float, Mapping[str, float]], None]
-
-
-class Engine(Protocol):
-    """A training engine on this rank: ``Trainer``, or DeepSpeed's counterpart."""
-
-    @property
-    def traffic(self) -> Traffic | None:
-        """Counters of what this rank sent; None if the engine has collectives of its own."""
-
-    @property
-    def kernels(self) -> dict[str, Any] | None:
-        """Report of the tuned matrix products; None if they were not timed."""
-
-    def resume(self) -> int:
-        """Load a checkpoint, if one is asked for; returns the steps that are finished."""
-
-    def step(self, number: int, dataset: Dataset, stop: bool | None = None) -> StepReport:
-        """One optimizer step on the global batch of that number, from 0; see ``Optimizer.step``."""
-
-    def validate(self, dataset: Dataset) -> float:
-        """Mean loss on held-out data."""
-
-    def save_if_due(self, step: int, last: int) -> Path | None:
-        """The checkpoint after so many steps of a run that ends with ``last``, if one is due."""
-
-    def finish(self, stopped: bool = False) -> None:
-        """Wait until everything is written; raises what writing raised.
-
-        Exports of the end are left out if training ``stopped`` before its last step.
-        """
 
 
 def train(

@@ -33,7 +33,7 @@ from trainer.parallel.loss import cross_entropy
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.parallel.pipeline import GradientAccumulation, Pipeline
 from trainer.parallel.tensor import parallelize
-from trainer.parallel.zigzag import held_chunks
+from trainer.plan.axes.cp import held_chunks
 from trainer.plan.config import TrainConfig
 from trainer.runtime.device import Device
 from trainer.runtime.phase import phase
@@ -128,7 +128,7 @@ class Trainer:
         return loss * (self.scaler.scale / (self.config.gas * self.mesh.grid.z.size))
 
     def resume(self) -> int:
-        """See ``Checkpoints.load``; from nothing, begin with the weights that are asked for."""
+        """Finished steps (``Checkpoints.load``); from nothing, begin with weights that are given."""
         finished = self.checkpoints.load(self)
         path = self.config.initial_load_path
         if finished == 0 and path is not None:
@@ -138,16 +138,19 @@ class Trainer:
         return finished
 
     def save_if_due(self, step: int, last: int) -> Path | None:
-        """See ``Checkpoints``."""
+        """The checkpoint after so many steps of a run that ends with ``last``, if one is due."""
         return self.checkpoints.save(self, step) if self.checkpoints.due(step, last) else None
 
     @property
     def kernels(self) -> dict[str, Any] | None:
-        """See ``Engine``."""
+        """Report of the tuned matrix products; None if they were not timed."""
         return None if self.tuning is None else self.tuning.report()
 
     def finish(self, stopped: bool = False) -> None:
-        """See ``Engine``; who stopped it may kill it before all weights are written once more."""
+        """Wait until everything is written; raises what writing raised.
+
+        Exports of the end are left out if training ``stopped`` before: who stopped it may kill it.
+        """
         self.weights.wait()
         self.device.synchronize()  # or the last collective meets the end of its group
         self.checkpoints.wait()

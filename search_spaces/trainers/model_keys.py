@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from foundation.documents import as_written, plain_scalar
+from foundation.quantities import value_text
 from foundation.values import Scalar
 from search_spaces.errors import SpaceError
 from search_spaces.language.adapter_schema import ModelKey
@@ -96,7 +97,7 @@ def written(
         kept = key.key in stated and name != DEPTH
         if value is None or not key.key or kept or value == default:
             continue
-        text = _text(value)
+        text = value_text(value)
         template = f"{{{DEPTH}}}" if name == DEPTH else _case(key.text, fields)
         if text in key.values:
             options[key.key] = key.values[text]
@@ -182,7 +183,3 @@ def _fields(model: ModelConfig) -> dict[str, Scalar]:
     shape = ModelShape(**model.model_dump())
     resolved = {"num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size}
     return {**shape.model_dump(exclude_none=True), **resolved}
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -68,17 +67,6 @@ def watch(
             elif time.monotonic() - progress >= spec.no_progress_timeout_s:
                 return Watched(Termination.NO_PROGRESS, elapsed_s)
         stop.wait(min(_LONGEST_POLL_S, max(_SHORTEST_POLL_S, 0.02 * elapsed_s)))
-
-
-def ended_by_others(child: subprocess.Popen[bytes], watched: Watched, program: str) -> str:
-    """A message if a signal from outside ended a launcher's program, else "".
-
-    Call it after the watch and before any signal of ours.
-    """
-    code = child.poll()
-    if watched.termination is not Termination.EXITED or code is None or code >= 0:
-        return ""
-    return f"{program} was ended from outside, by signal {-code}"
 
 
 def _log_size(directory: Path) -> int:

@@ -83,15 +83,14 @@ def test_a_wide_trial_is_overtaken_a_bounded_number_of_times() -> None:
     assert granted(pool) == {"wide": NODES}
 
 
-def test_a_quarantined_node_is_not_leased_again() -> None:
+def test_a_removed_node_is_not_leased_again() -> None:
     pool = NodePool(NODES)
     pool.request("a", 2)
     [lease] = pool.grants()
-    pool.quarantine("n2")
+    pool.remove("n2")
     pool.release(lease)
     assert pool.size == 7
     assert "n2" not in pool.free
-    assert pool.quarantined == ("n2",)
     pool.request("all", 7)
     assert "n2" not in granted(pool)["all"]
 

@@ -124,14 +124,8 @@ def _append(path: Path, data: BinaryIO) -> list[int]:
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
-    with _reading(path):
-        file = path.open("rb")
-    with file:
-        while True:
-            with _reading(path):
-                chunk = file.read(_CHUNK_BYTES)
-            if not chunk:
-                return
+    with _reading(path), path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
             yield chunk
 
 

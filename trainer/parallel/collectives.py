@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.parallel import gloo
-from trainer.plan.exchange import all_reduce_bytes
 from trainer.plan.placement import Level
 
 Purpose = Literal[
@@ -104,7 +103,7 @@ class Group:
         self, whole: Tensor, share: Tensor, purpose: Purpose, async_op: bool = False
     ) -> dist.Work | None:
         """All-gather every rank's ``share`` into ``whole``, along the first dimension."""
-        sent = (self.size - 1) * _bytes(share)
+        sent = (self.size - 1) * share.nbytes
         return self._do(
             purpose,
             sent,
@@ -121,7 +120,7 @@ class Group:
         async_op: bool = False,
     ) -> dist.Work | None:
         """Reduce ``whole`` over the ranks; each gets its ``share`` of the first dimension."""
-        sent = (self.size - 1) * _bytes(share)
+        sent = (self.size - 1) * share.nbytes
         return self._do(
             purpose, sent, async_op, lambda wait: self._reduce_scatter(share, whole, op, wait)
         )
@@ -147,14 +146,14 @@ class Group:
         async_op: bool = False,
     ) -> dist.Work | None:
         """Reduce in place; every rank gets the whole."""
-        sent = all_reduce_bytes(_bytes(tensor), self.size)
+        sent = 2 * (self.size - 1) * tensor.nbytes // self.size  # a ring's
         return self._do(
             purpose, sent, async_op, lambda wait: dist.all_reduce(tensor, op, self.handle, not wait)
         )
 
     def all_to_all(self, received: Tensor, sent: Tensor, purpose: Purpose) -> None:
         """All-to-all: row r of ``sent`` goes to rank r; its row for this rank arrives as row r."""
-        num_bytes = _bytes(sent) // self.size * (self.size - 1)
+        num_bytes = sent.nbytes // self.size * (self.size - 1)
         exchange = functools.partial(dist.all_to_all_single, received, sent, group=self.handle)
         self._do(purpose, num_bytes, False, lambda wait: exchange())
 
@@ -186,7 +185,7 @@ class Group:
             works.clear()
             ops.clear()  # until here they hold the memory
 
-        self._do(purpose, _bytes(sent), True, begin)
+        self._do(purpose, sent.nbytes, True, begin)
         return finish
 
     def _do(
@@ -211,8 +210,3 @@ class _Done(dist.Work):
 
     def wait(self, timeout: Any = None) -> bool:
         return True
-
-
-def _bytes(tensor: Tensor) -> int:
-    num_bytes: int = tensor.numel() * tensor.element_size()
-    return num_bytes

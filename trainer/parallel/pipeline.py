@@ -185,7 +185,7 @@ class Pipeline:
     def _count(self, op: dist.P2POp) -> None:
         mesh = self.mesh
         level = mesh.topology.level((dist.get_rank(), op.peer))
-        mesh.traffic.add("pipeline", level, op.tensor.numel() * op.tensor.element_size())
+        mesh.traffic.add("pipeline", level, op.tensor.nbytes)
 
     def __call__(
         self, tokens: list[Tensor], targets: list[Tensor], starts: Sequence[Tensor] = ()

@@ -48,11 +48,6 @@ def share_sent(ranks: Any) -> Any:
     return (ranks - 1) / ranks
 
 
-def all_reduce_bytes(num_bytes: int, ranks: int) -> int:
-    """Whole bytes that each rank sends in a ring all-reduce."""
-    return 2 * (ranks - 1) * num_bytes // ranks
-
-
 @dataclass(frozen=True)
 class Exchange:
     """A collective, or a message from rank to rank.

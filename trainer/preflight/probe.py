@@ -121,7 +121,7 @@ class Probe:
 
     def host_gb_per_s(self, num_bytes: int) -> list[float]:
         """From the host's memory to the device, on each rank, all at once."""
-        source = self.device.host_buffer(num_bytes)
+        source = torch.ones(num_bytes // 4, pin_memory=self.device.type == "cuda")
         target = torch.empty_like(source, device=self.device.torch, pin_memory=False)
         calls = self.times_s(lambda: target.copy_(source, non_blocking=True))
         return [num_bytes / s / 1e9 for s in calls]

@@ -128,10 +128,6 @@ class Device:
         gpu = self.type == "cuda"
         return Meter(str(torch.cuda.get_device_properties(self.torch).uuid) if gpu else "", rank)
 
-    def host_buffer(self, num_bytes: int) -> torch.Tensor:
-        """Host memory, pinned for a device."""
-        return torch.ones(num_bytes // 4, pin_memory=self.type == "cuda")
-
     def synchronize(self) -> None:
         """Wait until all work given to the device is done."""
         if self.type == "cuda":

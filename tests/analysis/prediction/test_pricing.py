@@ -19,8 +19,8 @@ from search_spaces import load_space
 from search_spaces.known import framework_named
 from search_spaces.points.candidates import Candidates
 from support.unit_exchanges import bytes_per_rank
-from trainer.plan.fields import RankOrder
 from trainer.plan.config import TrainConfig
+from trainer.plan.fields import RankOrder
 
 MESHTUNE = framework_named("meshtune")
 
