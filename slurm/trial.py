@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm.logs.patterns import LogFormat
-from slurm.logs.text import read_log
 
 if TYPE_CHECKING:
     from foundation.container import Container  # pydantic
@@ -101,10 +100,6 @@ class TrialSpec:
         if self.container is not None or self.started_in.is_dir():
             return None
         return f"cannot start in {self.started_in}: there is no such folder"
-
-    def stderr(self) -> str:
-        """The end of its standard error until now."""
-        return read_log(self.directory / STDERR_NAME)[0]
 
     @property
     def world_size(self) -> int:

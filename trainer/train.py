@@ -128,7 +128,7 @@ class Trainer:
         return loss * (self.scaler.scale / (self.config.gas * self.mesh.grid.z.size))
 
     def resume(self) -> int:
-        """Finished steps (``Checkpoints.load``); from nothing, begin with weights that are given."""
+        """Finished steps (``Checkpoints.load``); from nothing, begin with the weights asked for."""
         finished = self.checkpoints.load(self)
         path = self.config.initial_load_path
         if finished == 0 and path is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 NEVER = re.compile(r"(?!)")
 
@@ -42,7 +43,7 @@ class LauncherTexts:
 NO_TEXTS = LauncherTexts()
 
 
-def read_patterns(path: Path) -> dict[str, re.Pattern[str]]:
+def read_patterns(path: Path) -> dict[str, Any]:
     """The patterns in a YAML file by name, each a beginning and what may follow it on a line.
 
     ``{NAME}`` stands for an entry of the file's ``parts``.

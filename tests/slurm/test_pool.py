@@ -186,9 +186,9 @@ class PoolMachine(RuleBasedStateMachine):
         if trial in self.held:
             self.pool.release(self.held.pop(trial))
 
-    @rule(node=st.sampled_from(NODES), forever=st.booleans())
-    def lose(self, node: str, forever: bool) -> None:
-        (self.pool.remove if forever else self.pool.quarantine)(node)
+    @rule(node=st.sampled_from(NODES))
+    def lose(self, node: str) -> None:
+        self.pool.remove(node)
         assert node not in self.pool.nodes
         for trial in self.pool.impossible():
             assert self.waiting.pop(trial) > self.pool.size

@@ -24,8 +24,7 @@ def on_first(action: Callable[[], T], group: dist.ProcessGroup | None = None) ->
     dist.broadcast_object_list(found, group=group)
     if isinstance(found[0], Exception):
         raise found[0]
-    result: T = found[0]
-    return result
+    return found[0]
 
 
 def on_each(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:

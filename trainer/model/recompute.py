@@ -144,8 +144,7 @@ def _unpack(kept: Tensor | _Place) -> Tensor:
 
 
 def _memory(x: Tensor) -> int:
-    address: int = x.untyped_storage()._cdata
-    return address
+    return x.untyped_storage()._cdata
 
 
 class _Rotation(torch.autograd.Function):
@@ -166,8 +165,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The pairs (x[i], x[i + head/2]) of (sequence, batch, heads, head) turned by the angles."""
     if torch.compiler.is_compiling():
         return _turned(x, cos, sin)
-    result: Tensor = _Rotation.apply(x, cos, sin)
-    return result
+    return _Rotation.apply(x, cos, sin)
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -194,8 +192,7 @@ class _SwiGlu(torch.autograd.Function):
 
 def swiglu(x: Tensor) -> Tensor:
     """silu(gate) * value of (..., gate and value) (Shazeer 2020)."""
-    result: Tensor = _SwiGlu.apply(x)
-    return result
+    return _SwiGlu.apply(x)
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -219,5 +216,4 @@ def rms_norm(weight: Tensor, eps: float, x: Tensor) -> Tensor:
     """``F.rms_norm`` over the last dim, which keeps ``x`` alone."""
     if x.device.type != "cpu":
         return F.rms_norm(x, weight.shape, weight, eps)
-    result: Tensor = _RmsNorm.apply(x, weight, eps)
-    return result
+    return _RmsNorm.apply(x, weight, eps)

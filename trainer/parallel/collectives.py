@@ -101,7 +101,7 @@ class Group:
 
     def all_gather(
         self, whole: Tensor, share: Tensor, purpose: Purpose, async_op: bool = False
-    ) -> dist.Work | None:
+    ) -> dist.Work:
         """All-gather every rank's ``share`` into ``whole``, along the first dimension."""
         sent = (self.size - 1) * share.nbytes
         return self._do(
@@ -118,7 +118,7 @@ class Group:
         purpose: Purpose,
         op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
         async_op: bool = False,
-    ) -> dist.Work | None:
+    ) -> dist.Work:
         """Reduce ``whole`` over the ranks; each gets its ``share`` of the first dimension."""
         sent = (self.size - 1) * share.nbytes
         return self._do(
@@ -144,7 +144,7 @@ class Group:
         purpose: Purpose,
         op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
         async_op: bool = False,
-    ) -> dist.Work | None:
+    ) -> dist.Work:
         """Reduce in place; every rank gets the whole."""
         sent = 2 * (self.size - 1) * tensor.nbytes // self.size  # a ring's
         return self._do(
@@ -194,19 +194,22 @@ class Group:
         num_bytes: int,
         async_op: bool,
         collective: Callable[[bool], dist.Work | None],
-    ) -> dist.Work | None:
+    ) -> dist.Work:
         self.traffic.add(purpose, self.level, num_bytes)
         clock = self.traffic.clock
         if clock is None:
-            return collective(not async_op)
+            return collective(not async_op) or _DONE
         begin = clock()
         collective(True)
         self.traffic.seconds[purpose, self.level] += clock() - begin
-        return _Done() if async_op else None
+        return _DONE
 
 
 class _Done(dist.Work):
-    """Handle of a collective that has finished: it was waited for in order to be timed."""
+    """Handle of a collective that has been waited for."""
 
     def wait(self, timeout: Any = None) -> bool:
         return True
+
+
+_DONE = _Done()

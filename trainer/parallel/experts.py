@@ -73,8 +73,7 @@ class RankDispatch(Dispatch):
         rows = _Exchange.apply(rows, send, receive, self.group)
         rows = experts(Permute.apply(rows, order, inverse), counts)
         rows = Permute.apply(rows, inverse, order)
-        found: Tensor = _Exchange.apply(rows, receive, send, self.group)
-        return found
+        return _Exchange.apply(rows, receive, send, self.group)
 
     def sum_counts(self, counts: Tensor) -> None:
         for group in self.sharers:

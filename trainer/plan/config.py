@@ -109,12 +109,6 @@ class TrainConfig(Settings, Choices):
         """Whether ``selective`` keeps matrix products and attention, not all but attention."""
         return self.cp == 1 and not self.grid_axes and not self.model.num_experts
 
-    def recomputed(self, layers: range) -> int:
-        """Layers among these that recompute something."""
-        if self.recompute == "none":
-            return 0
-        return sum(layer % self.recompute_every == 0 for layer in layers)
-
     @property
     def steps(self) -> int:
         return self.warmup_steps + self.measured_steps

@@ -177,9 +177,9 @@ class Links:
 
         def both() -> None:
             group = self.group
-            begun = group and group.all_gather(whole, share, "tensor", async_op=True)
+            begun = group.all_gather(whole, share, "tensor", async_op=True) if group else None
             products(count)
-            if begun:
+            if begun is not None:
                 begun.wait()
 
         gather_s = max(probe.times_s(gather))

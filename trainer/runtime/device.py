@@ -181,8 +181,7 @@ def attention_backends(device_type: str) -> contextlib.AbstractContextManager[No
     if device_type == "cpu":
         return contextlib.nullcontext()
     order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-    kernels: contextlib.AbstractContextManager[None] = sdpa_kernel(order, set_priority=True)
-    return kernels
+    return sdpa_kernel(order, set_priority=True)
 
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")

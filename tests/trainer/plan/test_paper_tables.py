@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from support.expected_traffic import once_bytes
 from support.unit_exchanges import bytes_per_rank, unit_exchanges
 from trainer.plan.axes.dp import Holders
 from trainer.plan.formats import Format
@@ -159,7 +160,7 @@ def sent(scheme: str, nodes: int, gathers: int, copies: int) -> list[Sent]:
     unit = UnitLayout(placement, ((PARAMETERS,),), FRONTIER.replicas_per_node(placement.dp, 1))
     holders = Holders(placement.dp, 1, 1, placement)
     return [
-        Sent(one.purpose, FRONTIER.level(one.group.of(0)), one.once_bytes)
+        Sent(one.purpose, FRONTIER.level(one.group.of(0)), once_bytes(one))
         for one in unit_exchanges(unit, holders, (gathers, copies), 1)
         if one.group.size > 1
         for _ in range(int(one.times))
