@@ -26,10 +26,8 @@ def read(
 ) -> ModelConfig | None:
     """The model that a trainer's options describe; None unless they have all that a record needs.
 
-    Args:
-        keys: the trainer's key for each field of the record.
-        stated: its options, or its file's values by dotted path.
-        known: the model that they name; beside it only a sequence length counts.
+    ``stated`` are its options, or its file's values by dotted path; beside a ``known`` model, which
+    they name, only a sequence length counts.
 
     Raises:
         SpaceError: for values that make no model, or that cannot be read.

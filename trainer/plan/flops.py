@@ -58,12 +58,8 @@ def executed_flops(
 ) -> float:
     """FLOPs that one step of the built-in trainer executes.
 
-    Args:
-        model: shape.
-        global_batch: sequences per step over all replicas.
-        recompute: what the backward pass computes again.
-        keeps_products: ``selective`` keeps attention and products, and so repeats neither.
-        every: of so many layers one recomputes.
+    With ``keeps_products``, ``selective`` keeps attention and products, and so repeats neither. Of
+    ``every`` so many layers one recomputes.
     """
     useful = model_flops(model, global_batch)
     if recompute == "selective" and keeps_products:
@@ -92,15 +88,10 @@ def speed(
     measured: Sequence[float],
     executed: float,
 ) -> dict[str, Any]:
-    """Rates per second, each from the median of the measured steps.
+    """Rates per second from the median of the ``measured`` seconds of steps.
 
-    Args:
-        model: that is trained.
-        world_size: ranks, of which ``dp`` are data-parallel.
-        dp: see there.
-        batch: sequences of a step over all replicas.
-        measured: seconds of each step.
-        executed: FLOPs of a step, with recomputation.
+    A step has ``batch`` sequences over all ``dp`` replicas, and ``executed`` FLOPs with
+    recomputation.
     """
     median = statistics.median(measured)
     tera_per_gpu = 1e12 * median * world_size

@@ -54,11 +54,10 @@ def refused_settings(settings: Settings, engine: str) -> dict[str, str]:
 
 
 def _are_default(names: Sequence[str]) -> list[str]:
+    defaults = {name: Choices.model_fields[name].default for name in names}
     return [
-        f"not {name}"
-        if TYPES[name] == "boolean"
-        else f"{name} == {_written(Choices.model_fields[name].default)}"
-        for name in names
+        f"not {name}" if TYPES[name] == "boolean" else f"{name} == {_written(default)}"
+        for name, default in defaults.items()
     ]
 
 
