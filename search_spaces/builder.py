@@ -33,8 +33,7 @@ from search_spaces.trainers.checks import (
     with_workdir,
 )
 from search_spaces.trainers.command import TRIAL_PLACEHOLDERS
-from search_spaces.trainers.registry import make_trainer
-from search_spaces.trainers.trainer import Trainer
+from search_spaces.trainers.trainer import Trainer, make_trainer
 from trainer.plan.axes.mesh import ordered
 from trainer.plan.rules.expression import MAX_NUMBER, Expression, ValueType, parse
 from trainer.plan.stages import LAYOUT

@@ -23,8 +23,7 @@ from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.parameters import LENGTHS, Parameter
 from search_spaces.rules import facts as _facts
 from search_spaces.rules.rule import Facts, Rule
-from search_spaces.trainers.registry import make_trainer
-from search_spaces.trainers.trainer import Trainer, TrialFacts
+from search_spaces.trainers.trainer import Trainer, TrialFacts, make_trainer
 from trainer.plan.model import ModelConfig
 from trainer.plan.rules.expression import Array, Expression
 
