@@ -19,7 +19,7 @@ from search_spaces.language.schema import ModelFile, SpaceFile
 from search_spaces.model_files import assumed
 from search_spaces.objectives import bounds_of, check_sources, keys_found, objectives_of
 from search_spaces.parameters import Parameter
-from search_spaces.rules import deepspeed, experts, facts, placements, rule as rules, stages
+from search_spaces.rules import facts, placements, rule as rules, stages, trainers
 from search_spaces.space import SearchSpace
 from search_spaces.spans import COARSEST, FINEST
 from search_spaces.trainers.adapters import adapted
@@ -174,13 +174,13 @@ class Builder:
             framework = self.program.habits
             uneven = "uneven_layers" in self.file.allow
             builtin += stages.rules(framework, own, types.keys(), uneven=uneven)
-            builtin += experts.rules(self.model, own, axes, types)
+            builtin += trainers.of_experts(self.model, own, axes, types)
         if "tp_across_nodes" not in self.file.allow and {"tp", "gpus_on_links"} <= types.keys():
             within = parse("gpus_on_links % tp == 0", types)
             builtin.append(rules.expressed("tp_within_links", within))
         if trainer is not None:
             if "engine" in own:
-                builtin += deepspeed.rules(trainer, types)
+                builtin += trainers.of_deepspeed(trainer, types)
             if "cp" in types and trainer.splits_samples:
                 builtin.append(rules.expressed("documents_by_cp", parse("cp == 1", types)))
             derive = partial(facts.derive, own, conditions, self.static, self.defaults, axes)

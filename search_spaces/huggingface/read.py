@@ -49,10 +49,8 @@ print("parameters", sum(p.numel() for p in {id(p): p for p in model.parameters()
 def read_config(path: Path, seq_length: int | None = None) -> ModelFile:
     """The model that Hugging Face's ``config.json`` describes.
 
-    Args:
-        path: of the file.
-        seq_length: tokens of a training sequence; default 8192, or as many as the model was made
-            for, if fewer.
+    ``seq_length`` are tokens of a training sequence; default 8192, or as many as the model was made
+    for, if fewer.
 
     Raises:
         SpaceError: if it is no such file, or a model's record cannot describe it.

@@ -122,12 +122,7 @@ class ValidConfigs:
         return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *chunks]))
 
     def sample(self, size: int, rng: np.random.Generator) -> Indices:
-        """Distinct valid indices, at most ``size``, ascending, drawn uniformly.
-
-        Args:
-            size: how many; fewer are returned where no more are found.
-            rng: the source of randomness.
-        """
+        """Distinct valid indices, ascending, drawn uniformly: ``size``, or as many as are found."""
         most = min(size, self.count)
         if self.exact and self.count < 2 * most:
             return np.sort(rng.permutation(self.all())[:most])

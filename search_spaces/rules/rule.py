@@ -87,14 +87,10 @@ def builtin(
     own_axes: Sequence[str] = (),
     allow: Iterable[str],
 ) -> list[Rule]:
-    """The requirements that the space has the facts for, as rules.
+    """The requirements that the space has the facts for, as rules; those in ``allow`` are off.
 
-    Args:
-        types: of the names that the space has.
-        own_trainer: it is the user's, and what only the built-in one needs does not count; else
-            what only others need does not.
-        own_axes: parallel axes that only that trainer knows.
-        allow: requirements that the space switches off.
+    Of the user's ``own_trainer``, whose parallel axes are ``own_axes``, what only the built-in one
+    needs does not count; else what only others need does not.
     """
     off = {SWITCHED_OFF_BY[name] for name in allow}
     return [

@@ -97,11 +97,7 @@ class _Exchange(torch.autograd.Function):
 
 
 class Balance:
-    """Equal loads of experts, by the auxiliary loss and each router's bias.
-
-    Args:
-        loss_scale: of the loss of a step.
-    """
+    """Equal loads of experts, by the auxiliary loss and each router's bias."""
 
     def __init__(
         self,

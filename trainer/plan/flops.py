@@ -40,13 +40,8 @@ def model_flops(model: Dimensions, global_batch: Size, trained: Size = 1) -> Siz
     """Model FLOPs of one step on B = ``global_batch`` sequences.
 
     Plain GPT: ``72 B s l h^2 (1 + s/(6h) + V/(12 l h))``, equation 3 of Narayanan et al. 2021
-    without its recomputed forward pass. Frozen weights have no gradients of their own: 4N of a
-    token in place of 6N.
-
-    Args:
-        model: shape.
-        global_batch: sequences per step over all replicas.
-        trained: share of the weights that is trained.
+    without its recomputed forward pass. ``trained`` is the share of weights that is: frozen ones
+    have no gradients of their own, 4N of a token in place of 6N.
     """
     whole = _layers(model) + _logits(model)
     scores = model.num_layers * _attention_core(model)

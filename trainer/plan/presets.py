@@ -56,9 +56,7 @@ def resolve_presets(
     Args:
         said: settings; ``zero_stage`` stands for a preset where ``placement`` is not set.
         counts: where each setting is set, by name; a missing name is set nowhere.
-        dp: data-parallel ranks.
-        apart: distance of two of them in rank numbers.
-        topology: of the cluster.
+        apart: distance of two data-parallel ranks in rank numbers.
 
     Returns:
         ``placement``, and every name of ``DEGREES`` and ``QUANTIZED``.
@@ -142,10 +140,7 @@ def place(
         preset: fills what ``wishes`` leave open.
         wishes: the configuration's own, by the names of ``DEGREES`` and ``QUANTIZED``; None leaves
             the preset's; ``secondary_shard`` 0: no copy.
-        dp: data-parallel ranks.
-        apart: distance of two of them in rank numbers.
-        topology: of the cluster.
-        precision: of the computation.
+        apart: distance of two data-parallel ranks in rank numbers.
         reduce_precision: of gradients in collectives, unless quantized.
         cp: context-parallel ranks, which hold the same weights.
         gz: ranks along the grid's third axis, which gather weights too.
