@@ -96,7 +96,6 @@ class SearchSpace:
 
     @property
     def raw_size(self) -> int:
-        """Number of raw configurations."""
         return math.prod(len(parameter.values) for parameter in self.parameters.values())
 
     @cached_property
@@ -223,7 +222,6 @@ class SearchSpace:
 
     @cached_property
     def program(self) -> Trainer:
-        """The trainer that runs the trials."""
         return make_trainer(self.trainer)
 
     def train_config(self, config: Mapping[str, Any], data: str | None = None) -> dict[str, Any]:

@@ -105,7 +105,6 @@ class Agents(ABC):
         """Take all that was said, if nothing is alive."""
 
     def order(self, order: Mapping[str, object]) -> None:
-        """Give all agents an order."""
         with contextlib.suppress(OSError, ValueError):  # they have ended, which is seen elsewhere
             self._send(json.dumps(order).encode() + b"\n")
 
@@ -251,7 +250,6 @@ class TaskAgents(Agents):
         return self._said.decode(errors="replace")
 
     def _take_output(self, data: bytes) -> None:
-        """Take standard output of the program."""
         self._hear(data)
 
     def _hear(self, data: bytes) -> None:

@@ -66,7 +66,6 @@ class MetricsWriter:
             write(step, numbers)
 
     def close(self) -> None:
-        """Flush and close all writers."""
         for end in self.ends:
             end()
 

@@ -279,7 +279,6 @@ def _where(condition: str | None, setting: Setting) -> Setting:
 
 
 def names_of(setting: Setting) -> frozenset[str]:
-    """Names that a setting reads."""
     texts = [
         *config_files.texts(setting.arguments),
         *config_files.texts(setting.file),

@@ -26,7 +26,6 @@ def expressions(text: str) -> Iterator[str]:
 
 
 def names(text: str) -> frozenset[str]:
-    """Names that a template reads."""
     found = (ast.walk(ast.parse(each.strip(), mode="eval")) for each in expressions(text))
     read = {node.id for nodes in found for node in nodes if isinstance(node, ast.Name)}
     return frozenset(read - {"true", "false"})

@@ -99,7 +99,6 @@ class Trainer(ABC):
 
     @cached_property
     def habits(self) -> Framework:
-        """The framework with its habits."""
         return framework_named(self.framework)
 
     @property

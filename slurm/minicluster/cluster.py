@@ -257,7 +257,8 @@ def _start(config: MiniclusterConfig, start_s: float, *notices: str) -> Miniclus
     cluster = Minicluster(config, "\n".join(notices))
     try:
         daemons.start_munged(config)
-        daemons.start_slurmctld(config)
+        # -c: without the saved state of an earlier controller.
+        daemons.start_daemon(config, "slurmctld", "-c", "-f", str(config.daemons_conf))
         for name in config.nodes:
             daemons.start_slurmd(config, name)
         _wait(lambda: _all_idle(cluster), f"the nodes do not come up; see {directory}/log", start_s)

@@ -28,9 +28,13 @@ from torch.utils.checkpoint import (
 from trainer.plan.fields import Recompute
 
 _aten = torch.ops.aten
-_PRODUCTS = {  # and where their weight is
-    _aten.mm.default: 1,
-    _aten.addmm.default: 2,
+# Products: the argument that is the weight, and its dimension along what the product takes in.
+# F.linear multiplies by the weight transposed; meshtune's own are split over tensor ranks.
+_PRODUCTS = {
+    "aten::mm": (1, 0),
+    "aten::addmm": (2, 0),
+    "meshtune::column_linear": (1, 1),
+    "meshtune::row_linear": (1, 1),
 }
 _ATTENTION = {
     _aten._scaled_dot_product_cudnn_attention.default,
@@ -39,7 +43,6 @@ _ATTENTION = {
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
     _aten._scaled_dot_product_fused_attention_overrideable.default,
 }
-_SPLIT_PRODUCTS = {"meshtune::column_linear": 1, "meshtune::row_linear": 1}  # over tensor ranks
 
 
 def recomputed(
@@ -64,16 +67,12 @@ def _policy(
     """Save or recompute one operator's output; torch asks before it calls the operator."""
     if operator in _ATTENTION:
         return CheckpointPolicy.MUST_SAVE
-    place = _PRODUCTS.get(operator)
-    if place is not None:
-        # F.linear multiplies by the weight transposed.
-        last = args[place].size(0) == last_input
-        return CheckpointPolicy.PREFER_RECOMPUTE if last else CheckpointPolicy.MUST_SAVE
-    place = _SPLIT_PRODUCTS.get(operator.name() if hasattr(operator, "name") else "")
-    if place is not None:
-        last = args[place].size(1) == last_input
-        return CheckpointPolicy.PREFER_RECOMPUTE if last else CheckpointPolicy.MUST_SAVE
-    return CheckpointPolicy.PREFER_RECOMPUTE
+    found = _PRODUCTS.get(operator.name() if hasattr(operator, "name") else "")
+    if found is None:
+        return CheckpointPolicy.PREFER_RECOMPUTE
+    place, dim = found
+    last = args[place].size(dim) == last_input
+    return CheckpointPolicy.PREFER_RECOMPUTE if last else CheckpointPolicy.MUST_SAVE
 
 
 # ---- by hand ----

@@ -261,7 +261,6 @@ class Block(nn.Module):
 
 
 def run_layer(block: Block, x: Tensor, places: Places) -> Tensor:
-    """Run a layer with its recomputation."""
     if block.recompute == "none" or block.repeats:
         return block.compute(x, places)
     if isinstance(block.mlp, MixtureMlp):

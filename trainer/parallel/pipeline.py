@@ -240,7 +240,6 @@ class GradientAccumulation:
     def __call__(
         self, tokens: list[Tensor], targets: list[Tensor], starts: Sequence[Tensor] = ()
     ) -> list[Tensor]:
-        """See ``Pipeline``."""
         losses = []
         for number, (inputs, target) in enumerate(zip(tokens, targets, strict=True)):
             phase.name = "forward"
@@ -253,7 +252,6 @@ class GradientAccumulation:
     def evaluate(
         self, tokens: list[Tensor], targets: list[Tensor], starts: Sequence[Tensor] = ()
     ) -> list[Tensor]:
-        """See ``Pipeline``."""
         places = starts or [None] * len(tokens)
         every = zip(tokens, targets, places, strict=True)
         return [self.loss_fn(self.stage(x, place), target) for x, target, place in every]

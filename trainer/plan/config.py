@@ -137,7 +137,6 @@ class TrainConfig(Settings, Choices):
         return tuple(GRID) if any(getattr(self, name) > 1 for name in GRID) else ()
 
     def _requirements(self) -> tuple[Requirement, ...]:
-        """Requirements of the axes in use."""
         further = [name for name in FURTHER_AXES if getattr(self, name) > 1]
         return requirements(*self.grid_axes, *further)
 

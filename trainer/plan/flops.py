@@ -31,11 +31,6 @@ def _layers(model: Dimensions) -> Size:
     return 2 * model.seq_length * weights + model.num_layers * _attention_core(model)
 
 
-def _logits(model: Dimensions) -> Size:
-    """Forward FLOPs of the output layer on one sequence (2 s h V)."""
-    return 2 * model.seq_length * table_weights(model)
-
-
 def model_flops(model: Dimensions, global_batch: Size, trained: Size = 1) -> Size:
     """Model FLOPs of one step on B = ``global_batch`` sequences.
 
@@ -43,7 +38,7 @@ def model_flops(model: Dimensions, global_batch: Size, trained: Size = 1) -> Siz
     without its recomputed forward pass. ``trained`` is the share of weights that is: frozen ones
     have no gradients of their own, 4N of a token in place of 6N.
     """
-    whole = _layers(model) + _logits(model)
+    whole = _layers(model) + 2 * model.seq_length * table_weights(model)  # logits: 2 s h V
     scores = model.num_layers * _attention_core(model)
     return global_batch * (3 * whole - (1 - trained) * (whole - scores))
 

@@ -148,7 +148,6 @@ def expert_weights(model: Dimensions, mixture: Mixture) -> Size:
 
 
 def mixed_layers(model: Dimensions, mixture: Mixture) -> Size:
-    """Layers with experts."""
     return (mixture.num_experts > 0) * (model.num_layers - mixture.dense_layers)
 
 

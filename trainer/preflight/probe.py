@@ -143,7 +143,6 @@ class Links:
             self.group = Group(handle, ranks, level, Traffic())
 
     def close(self) -> None:
-        """Free the communicator."""
         if self.group is not None:
             dist.destroy_process_group(self.group.handle)
 

@@ -85,7 +85,6 @@ class Bucket:
             self.waiting.append(work)
 
     def wait(self) -> None:
-        """Wait for the updated weights."""
         for work in self.waiting:
             work.wait()
         self.waiting.clear()
@@ -213,7 +212,6 @@ class WholeWeights:
             self.wait()
 
     def wait(self) -> None:
-        """Wait for all weights."""
         for bucket in self.buckets:
             bucket.wait()
 

@@ -179,7 +179,6 @@ class Reductions:
             self.pending.popleft()()
 
     def finish(self) -> None:
-        """Wait for all reductions."""
         while self.pending:
             self.pending.popleft()()
 
