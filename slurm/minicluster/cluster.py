@@ -21,7 +21,6 @@ from pathlib import Path
 
 from foundation.messages import shown
 from foundation.quantities import counted
-from slurm import processes
 from slurm.minicluster import daemons
 from slurm.minicluster.config import (
     MAX_GPUS,
@@ -69,11 +68,6 @@ class Minicluster:
         """The line that makes a shell use this cluster."""
         return f"export SLURM_CONF={self.conf}"
 
-    @property
-    def limits_memory(self) -> bool:
-        """Whether a rank over its ``--mem`` is killed, as on a real cluster."""
-        return self.config.cgroup is not None
-
     def run(self, *argv: str, timeout_s: float = 30.0) -> str:
         """Standard output of a Slurm command on this cluster.
 
@@ -94,30 +88,6 @@ class Minicluster:
         """State of each node as ``sinfo`` gives it: ``idle``, ``allocated``, ``down*`` ..."""
         lines = self.run("sinfo", "-hN", "-o", "%N %T").splitlines()
         return dict(sorted((line.split() for line in lines), key=lambda item: _natural(item[0])))
-
-    def kill_node(self, name: str) -> None:
-        """Kill a node as a power cut would: its slurmd, its steps and all their processes.
-
-        The controller notices after some 16 s; ``node_states`` then says ``down*``.
-        """
-        self._check(name)
-        left = processes.end_all(lambda: daemons.node_processes(self.config, name))
-        if left:
-            raise MiniclusterError(f"node {name}: processes {sorted(left)} do not die")
-
-    def revive_node(self, name: str) -> None:
-        """Start a killed node again; returns when the controller has it back."""
-        self._check(name)
-        daemons.start_slurmd(self.config, name)
-        bad = ("down", "unknown", "*", "drain", "fail")
-        _wait(
-            lambda: not any(word in self.node_states()[name] for word in bad),
-            f"node {name} does not come back; see {self.config.directory}/log/{name}.log",
-        )
-
-    def _check(self, name: str) -> None:
-        if name not in self.nodes:
-            raise MiniclusterError(f"no node {name!r}; the nodes are {', '.join(self.nodes)}")
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,6 @@ class _Verdict:
     kind: Kind
     message: str
     suspects: Iterable[str] = ()
-    lost: Iterable[str] = ()
     early_stop: EarlyStop | None = None
 
 
@@ -105,7 +104,7 @@ def classify(evidence: Evidence) -> Outcome:
         or _cancelled_by_others(evidence)
         or _crash(evidence)
     )
-    lost = {*verdict.lost, *evidence.stuck_nodes, *evidence.down_nodes}
+    lost = {*evidence.stuck_nodes, *evidence.down_nodes}
     return Outcome(
         kind=verdict.kind,
         result=verdict.early_stop.result if verdict.early_stop else evidence.result,

@@ -10,7 +10,7 @@ from trainer.plan.exchange import Exchange
 from trainer.plan.formats import Format
 from trainer.plan.placement import Placement
 from trainer.plan.shards import UnitLayout, secondary_wire, sum_format
-from trainer.plan.states import Degrees, state_bytes
+from trainer.plan.states import Degrees, masters_are_weights, state_bytes
 
 
 def bytes_per_rank(placement: Placement, parameters: int) -> dict[str, float]:
@@ -22,7 +22,9 @@ def bytes_per_rank(placement: Placement, parameters: int) -> dict[str, float]:
         weight_bytes=placement.weights.format.bits / 8,
         secondary_bytes=placement.secondary.format.bits / 8 if placement.secondary else 0.0,
         gradient_bytes=placement.gradients.format.bits / 8,
-        one_copy=placement.weights_are_master,
+        one_copy=masters_are_weights(
+            placement, placement.weights.format == Format.FP32, not placement.fully_sharded
+        ),
     )
     return {name: float(value) for name, value in found.items()}
 

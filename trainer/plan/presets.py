@@ -7,7 +7,6 @@ optimizer states at least as gradients.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -19,7 +18,7 @@ from trainer.plan.formats import Format
 from trainer.plan.placement import Placement, PlacementError, Share, Topology, shared_within
 from trainer.plan.rules.requirement import QUANTIZED, refusal
 from trainer.plan.rules.requirements import requirements
-from trainer.plan.states import DEGREES, Degrees, masters_are_weights
+from trainer.plan.states import DEGREES, Degrees
 
 PRESETS: tuple[Preset, ...] = get_args(Preset)
 ZERO_PRESETS = PRESETS[:4]  # by the number of ZeRO's stage
@@ -157,7 +156,7 @@ def place(
     if broken := refusal(requirements(*(["cp"] if cp > 1 else [])), facts):
         raise PlacementError(broken)
     copy_format = Format.INT8 if quantized["quantize_secondary"] else precision
-    placement = Placement(
+    return Placement(
         dp=dp * cp,
         weights=Share(degrees.weight_shard, precision),
         secondary=Share(degrees.secondary_shard, copy_format) if degrees.secondary_shard else None,
@@ -166,5 +165,3 @@ def place(
         gather_format=Format.INT8 if quantized["quantize_weights"] else precision,
         reduce_format=Format.INT4 if quantized["quantize_gradients"] else reduce_precision,
     )
-    alike = masters_are_weights(placement, precision == Format.FP32, not placement.fully_sharded)
-    return replace(placement, weights_are_master=bool(alike))
