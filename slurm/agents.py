@@ -23,9 +23,8 @@ from slurm.channel import Channel
 from slurm.log_file import LAST_TRIES_S
 from slurm.logs.text import cut_lines
 from slurm.outcome.evidence import Evidence, gather
-from slurm.outcome.rank_ends import FailureGrace
 from slurm.outcome.texts import NO_TEXTS, LauncherTexts
-from slurm.outcome.watch import Termination, Watched
+from slurm.outcome.watch import FailureGrace, Termination, Watched
 from slurm.trial import Lease, TrialSpec
 
 _POLL_S = 0.2

@@ -110,11 +110,7 @@ class ValidConfigs:
         return self.count * found / (ESTIMATED * self._chunk)
 
     def all(self) -> Indices:
-        """Every valid index, in order.
-
-        Raises:
-            ValueError: if not all parameters are bound.
-        """
+        """Every valid index, in order; raises ValueError if not all parameters are bound."""
         if not self.exact:
             raise ValueError("the valid configurations of this space cannot be listed")
         starts = range(0, self._ways, CHUNK)

@@ -79,7 +79,6 @@ def srun_argv(spec: TrialSpec, lease: Lease, site: Site, cpus_per_node: int) -> 
 
 def srun_environment(
     spec: TrialSpec,
-    lease: Lease,
     site: Site,
     master_addr: str,
     environ: Mapping[str, str],

@@ -23,10 +23,9 @@ from slurm.forked_rank import parsed_python, read_at_start
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import Evidence, clear_attempt
 from slurm.outcome.kinds import Kind
-from slurm.outcome.rank_ends import FAILURE_GRACE_S
 from slurm.outcome.step_log import StopRule
 from slurm.outcome.texts import LauncherTexts
-from slurm.outcome.watch import Termination, Watched, watch
+from slurm.outcome.watch import FAILURE_GRACE_S, Termination, Watched, watch
 from slurm.rendezvous import rendezvous_environment
 from slurm.srun.allocation import Allocation
 from slurm.srun.command import contained, srun_argv, srun_environment, started_container
@@ -212,7 +211,7 @@ class Launches:
         cpus = self._allocation.cpus_per_node
         argv = srun_argv(replace(of_step, argv=()), lease, self._site, cpus)
         address = self._address(lease)
-        environ = srun_environment(of_step, lease, self._site, address, os.environ, cpus)
+        environ = srun_environment(of_step, self._site, address, os.environ, cpus)
         environ["SLURM_JOB_ID"] = self._allocation.job
         if (line := started_container(of_step, self._site)) and line.file:
             write_private(spec.directory / FILE_NAME, line.file)
