@@ -18,10 +18,9 @@ from search_spaces.language.model import ModelShape
 from search_spaces.language.schema import ModelFile, SpaceFile
 from search_spaces.model_files import assumed
 from search_spaces.objectives import bounds_of, check_sources, keys_found, objectives_of
-from search_spaces.parameters import Parameter
+from search_spaces.parameters import COARSEST, FINEST, Parameter
 from search_spaces.rules import facts, placements, rule as rules, stages, trainers
 from search_spaces.space import SearchSpace
-from search_spaces.spans import COARSEST, FINEST
 from search_spaces.trainers.adapters import adapted
 from search_spaces.trainers.checks import (
     check_launcher,

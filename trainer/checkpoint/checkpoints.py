@@ -25,7 +25,17 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, FileSystemWriter
 
 from trainer.checkpoint.chunks import Chunk, LoadChunks, SaveChunks, chunks
-from trainer.checkpoint.folders import begin, complete, finish, remove_partial, set_aside
+from trainer.checkpoint.folders import (
+    Record,
+    begin,
+    check_same,
+    complete,
+    finish,
+    identity,
+    read_record,
+    remove_partial,
+    set_aside,
+)
 from trainer.checkpoint.integrity import (
     CheckpointError,
     SafeReader,
@@ -33,7 +43,6 @@ from trainer.checkpoint.integrity import (
     read_checksums,
     verify,
 )
-from trainer.checkpoint.record import Record, check_same, identity, read_record
 from trainer.checkpoint.together import on_each, on_first
 from trainer.data.batches import Consumed
 from trainer.model.precision import LossScaler

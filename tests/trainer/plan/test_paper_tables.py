@@ -79,7 +79,7 @@ def test_presets_have_the_sharding_factors_of_table_iv(
 def test_weights_take_the_memory_of_table_v(
     scheme: str, bytes_per_parameter: Any, nodes: int
 ) -> None:
-    of = bytes_per_rank(papers(scheme, nodes), 1_000_000)
+    of = bytes_per_rank(papers(scheme, nodes), 1_000_000, own_masters=True)
     assert of["weights"] + of["secondary"] == pytest.approx(1e6 * bytes_per_parameter(nodes))
 
 
@@ -95,7 +95,7 @@ def test_weights_take_the_memory_of_table_v(
 def test_gradients_take_the_memory_of_table_vi(
     scheme: str, bytes_per_parameter: Any, nodes: int
 ) -> None:
-    of = bytes_per_rank(papers(scheme, nodes), 1_000_000)
+    of = bytes_per_rank(papers(scheme, nodes), 1_000_000, own_masters=True)
     assert of["gradients"] == pytest.approx(1e6 * bytes_per_parameter(nodes))
 
 
@@ -109,13 +109,17 @@ def test_gradients_take_the_memory_of_table_vi(
 )
 def test_all_states_take_the_memory_of_section_iii_b(scheme: str, total: Any) -> None:
     """Xu et al. 2025, section III-B, with K = 12 for Adam; N are ranks there."""
-    of = bytes_per_rank(papers(scheme, nodes=6), 1_000_000)
+    of = bytes_per_rank(papers(scheme, nodes=6), 1_000_000, own_masters=True)
     assert sum(of.values()) == pytest.approx(1e6 * total(48))
 
 
 def billions(scheme: str, nodes: int, memory_bytes: float) -> float:
     """Parameters whose states fill a device, in billions."""
-    return memory_bytes / sum(bytes_per_rank(papers(scheme, nodes), 1).values()) / 1e9
+    return (
+        memory_bytes
+        / sum(bytes_per_rank(papers(scheme, nodes), 1, own_masters=True).values())
+        / 1e9
+    )
 
 
 def test_two_nodes_hold_68_billion_parameters_by_zero_3_and_55_by_zero_plus_plus() -> None:
