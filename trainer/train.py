@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.checkpoints import Checkpoints
+from trainer.checkpoint.checkpoints import Checkpoints, on_first
 from trainer.checkpoint.chunks import chunks
 from trainer.checkpoint.folders import complete
-from trainer.checkpoint.together import on_first
 from trainer.data.batches import Batches, BatchesAhead, Consumed, Dataset, micro_batches
 from trainer.data.goldfish import IGNORED
 from trainer.huggingface.load import Weights as HuggingFaceWeights
@@ -152,7 +151,8 @@ class Trainer:
         Exports of the end are left out if training ``stopped`` before: who stopped it may kill it.
         """
         self.weights.wait()
-        self.device.synchronize()  # or the last collective meets the end of its group
+        if self.device.type == "cuda":  # or the last collective meets the end of its group
+            torch.cuda.synchronize(self.device.torch)
         self.checkpoints.wait()
         if self.config.last_save_in_hf and self.config.save is not None and not stopped:
             folder = Path(self.config.save)

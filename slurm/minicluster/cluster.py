@@ -87,7 +87,9 @@ class Minicluster:
     def node_states(self) -> dict[str, str]:
         """State of each node as ``sinfo`` gives it: ``idle``, ``allocated``, ``down*`` ..."""
         lines = self.run("sinfo", "-hN", "-o", "%N %T").splitlines()
-        return dict(sorted((line.split() for line in lines), key=lambda item: _natural(item[0])))
+        return dict(
+            sorted((line.split() for line in lines), key=lambda item: (len(item[0]), item[0]))
+        )
 
 
 @dataclass(frozen=True)
@@ -254,7 +256,3 @@ def _wait(condition: Callable[[], bool], otherwise: str, deadline_s: float = STA
         if time.monotonic() > end:
             raise MiniclusterError(otherwise)
         time.sleep(0.1)
-
-
-def _natural(name: str) -> int:
-    return int(re.search(r"\d+$", name)[0])  # type: ignore[index]

@@ -12,12 +12,12 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -43,7 +43,6 @@ from trainer.checkpoint.integrity import (
     read_checksums,
     verify,
 )
-from trainer.checkpoint.together import on_each, on_first
 from trainer.data.batches import Consumed
 from trainer.model.precision import LossScaler
 from trainer.model.transformer import Stage
@@ -52,6 +51,36 @@ from trainer.parallel.mesh import Mesh
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
 from trainer.runtime.phase import phase
+
+T = TypeVar("T")
+
+
+def on_first(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+    """Run on rank 0; every rank gets its result, or raises its error."""
+    found: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            found = [action()]
+        except (OSError, ConfigError, CheckpointError) as error:
+            found = [error]
+    dist.broadcast_object_list(found, group=group)
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
+
+
+def on_each(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
+    """Run on every rank; each gets all results, or raises the first rank's error."""
+    found: list[Any] = [None] * dist.get_world_size()
+    try:
+        own: Any = action()
+    except (OSError, CheckpointError) as error:
+        own = error
+    dist.all_gather_object(found, own, group)
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
+    return found
 
 
 class Checkpointed(Protocol):

@@ -128,11 +128,6 @@ class Device:
         gpu = self.type == "cuda"
         return Meter(str(torch.cuda.get_device_properties(self.torch).uuid) if gpu else "", rank)
 
-    def synchronize(self) -> None:
-        """Wait until all work given to the device is done."""
-        if self.type == "cuda":
-            torch.cuda.synchronize(self.torch)
-
     def clock(self) -> float:
         """Seconds, once the current stream's computation is done; communication beside it may go
         on."""

@@ -115,11 +115,8 @@ def test_all_states_take_the_memory_of_section_iii_b(scheme: str, total: Any) ->
 
 def billions(scheme: str, nodes: int, memory_bytes: float) -> float:
     """Parameters whose states fill a device, in billions."""
-    return (
-        memory_bytes
-        / sum(bytes_per_rank(papers(scheme, nodes), 1, own_masters=True).values())
-        / 1e9
-    )
+    held = bytes_per_rank(papers(scheme, nodes), 1, own_masters=True)
+    return memory_bytes / sum(held.values()) / 1e9
 
 
 def test_two_nodes_hold_68_billion_parameters_by_zero_3_and_55_by_zero_plus_plus() -> None:
