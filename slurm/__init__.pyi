@@ -19,9 +19,8 @@ from .outcome.step_log import EarlyStop, StepLog, StepReport, StopRule
 from .outcome.texts import LauncherTexts
 from .outcome.watch import watch
 from .pool import NodePool
-from .simulated.cluster import SimulatedCluster
 from .simulated.launcher import SimulatedLauncher
-from .simulated.trial import Price
+from .simulated.trial import Price, SimulatedCluster
 from .srun.batch import BatchError, BatchJob, batch_script
 from .srun.shell import NoAnswerError
 from .srun.site import Site

@@ -138,7 +138,9 @@ class Trainer:
 
     def save_if_due(self, step: int, last: int) -> Path | None:
         """The checkpoint after so many steps of a run that ends with ``last``, if one is due."""
-        return self.checkpoints.save(self, step) if self.checkpoints.due(step, last) else None
+        interval = self.config.save_interval
+        due = step == last or (interval is not None and step % interval == 0)
+        return self.checkpoints.save(self, step) if due and self.config.save else None
 
     @property
     def kernels(self) -> dict[str, Any] | None:

@@ -87,9 +87,8 @@ class Minicluster:
     def node_states(self) -> dict[str, str]:
         """State of each node as ``sinfo`` gives it: ``idle``, ``allocated``, ``down*`` ..."""
         lines = self.run("sinfo", "-hN", "-o", "%N %T").splitlines()
-        return dict(
-            sorted((line.split() for line in lines), key=lambda item: (len(item[0]), item[0]))
-        )
+        pairs = (line.split() for line in lines)
+        return dict(sorted(pairs, key=lambda pair: (len(pair[0]), pair[0])))  # node10 after node9
 
 
 @dataclass(frozen=True)

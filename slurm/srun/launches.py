@@ -26,14 +26,13 @@ from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
 from slurm.outcome.texts import LauncherTexts
 from slurm.outcome.watch import FAILURE_GRACE_S, Termination, Watched, watch
-from slurm.rendezvous import rendezvous_environment
 from slurm.srun.allocation import Allocation
 from slurm.srun.command import contained, srun_argv, srun_environment, started_container
 from slurm.srun.containers import FILE_NAME
 from slurm.srun.ending import Step, StepEnder
 from slurm.srun.site import Site
 from slurm.srun.texts import SRUN_TEXTS
-from slurm.trial import Lease, TrialSpec
+from slurm.trial import Lease, TrialSpec, rendezvous_environment
 
 
 class LaunchPacing:

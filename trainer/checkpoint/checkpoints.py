@@ -57,16 +57,7 @@ T = TypeVar("T")
 
 def on_first(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Run on rank 0; every rank gets its result, or raises its error."""
-    found: list[Any] = [None]
-    if dist.get_rank() == 0:
-        try:
-            found = [action()]
-        except (OSError, ConfigError, CheckpointError) as error:
-            found = [error]
-    dist.broadcast_object_list(found, group=group)
-    if isinstance(found[0], Exception):
-        raise found[0]
-    return found[0]
+    return on_each(action if dist.get_rank() == 0 else lambda: None, group)[0]
 
 
 def on_each(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
@@ -74,7 +65,7 @@ def on_each(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> 
     found: list[Any] = [None] * dist.get_world_size()
     try:
         own: Any = action()
-    except (OSError, CheckpointError) as error:
+    except (OSError, ConfigError, CheckpointError) as error:
         own = error
     dist.all_gather_object(found, own, group)
     for each in found:
@@ -176,13 +167,6 @@ class Checkpoints:
                 f"save: {self.folder} holds step {latest}, but this run begins at {finished}: "
                 f"go on from there (load: {self.folder}) or save elsewhere"
             )
-
-    def due(self, step: int, last: int) -> bool:
-        """Whether to save after so many finished steps of a run that ends with ``last``."""
-        interval = self.config.save_interval
-        return self.folder is not None and (
-            step == last or (interval is not None and step % interval == 0)
-        )
 
     def save(self, trainer: Checkpointed, step: int) -> Path:
         """Save the state after ``step`` steps, keep the latest checkpoints; returns the folder.
