@@ -57,7 +57,8 @@ T = TypeVar("T")
 
 def on_first(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Run on rank 0; every rank gets its result, or raises its error."""
-    return on_each(action if dist.get_rank() == 0 else lambda: None, group)[0]
+    found: list[Any] = on_each(action if dist.get_rank() == 0 else lambda: None, group)
+    return found[0]
 
 
 def on_each(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
