@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.parallel.zigzag import held_chunks
+from trainer.plan.axes.cp import held_chunks
 
 PICTURE = Path(__file__).parent / "images" / "context.svg"
 CP = 4

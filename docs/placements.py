@@ -22,7 +22,7 @@ from trainer.plan.axes.mesh import Axes
 from trainer.plan.config import TrainConfig
 from trainer.plan.formats import Format
 from trainer.plan.placement import Level, Placement, Topology
-from trainer.plan.presets import PRESETS, Preset, Wishes, place
+from trainer.plan.presets import PRESETS, Preset, place
 from trainer.plan.shards import UnitLayout, secondary_wire, sum_format
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
@@ -39,7 +39,7 @@ FRONTIER = Topology(ranks_per_node=8, ranks_per_pair=2)
 
 def small(preset: Preset) -> Placement:
     """A preset on the picture's machine, in bf16."""
-    return place(preset, Wishes(), RANKS, 1, SMALL, Format.BF16)
+    return place(preset, {}, RANKS, 1, SMALL, Format.BF16)
 
 
 class Collective(NamedTuple):

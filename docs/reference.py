@@ -196,7 +196,7 @@ def parameters() -> str:
 
 def page() -> str:
     """The page, its tables written anew."""
-    every = requirements(("cp", *GRID))
+    every = requirements("cp", *GRID)
     engine = (*deepspeed_requirements("cpu"), *deepspeed_requirements("cuda"))
     tables = {
         "sections": sections(),

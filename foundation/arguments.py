@@ -27,15 +27,14 @@ def refused(name: str, value: Any, accepted: str) -> ArgumentError:
     return ArgumentError(f"{name}={shown(words, 80)}: accepted {accepted}")
 
 
-def checked_whole(name: str, value: Any, least: int, most: int = LARGEST) -> int:
-    """A whole number from ``least`` to ``most``, also of numpy; true and false are refused."""
+def checked_whole(name: str, value: Any, least: int) -> int:
+    """A whole number from ``least`` on, also of numpy; true and false are refused."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = None
-    if number is None or not least <= number <= most:
-        span = f"of {least} or more" if most == LARGEST else f"from {least} to {most:,}"
-        raise refused(name, value, f"a whole number {span}")
+    if number is None or not least <= number <= LARGEST:
+        raise refused(name, value, f"a whole number of {least} or more")
     return number
 
 

@@ -155,12 +155,9 @@ def wrong_value(mistake: Mapping[str, Any]) -> str:
     accepted = accepted.format(**context)
     if kind in ("too_short", "too_long"):
         accepted += " item" if accepted.endswith(" 1") else " items"
-    hint = "; put text in quotes" if kind == "string_type" and _is_scalar(value) else ""
+    unquoted = kind == "string_type" and isinstance(value, int | float)
+    hint = "; put text in quotes" if unquoted else ""
     return f"found {as_written(value)}, accepted {accepted}{hint}"
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, (bool, int, float))
 
 
 def _fields(record: type[BaseModel], steps: Sequence[str | int]) -> list[str]:

@@ -10,7 +10,7 @@ A part is imported when it is asked for.
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar, cast
@@ -59,11 +59,7 @@ class Registry(Generic[P]):
         if name in more:
             return more[name]
         if name in self._own:
-            module, _, attribute = self._own[name].partition(":")
-            part: Any = importlib.import_module(module)
-            for word in attribute.split("."):
-                part = getattr(part, word)
-            return cast(P, part)
+            return cast(P, pkgutil.resolve_name(self._own[name]))
         offered = [entry for entry in self._installed() if entry.name == name]
         if not offered:
             known = [*self.names(), *more]

@@ -22,10 +22,7 @@ def with_gas(
 
     ``gas`` gets every divisor of the sizes, of which the constraint leaves one per configuration.
 
-    Args:
-        document: where mistakes are shown.
-        parameters: specs by name.
-        defaults: the trainer's own settings, which may fix ``mbs`` or ``gas``.
+    ``defaults`` are the trainer's own settings, which may fix ``mbs`` or ``gas``.
 
     Raises:
         SpaceError: if the sizes are no positive whole numbers, or there is no ``mbs``.

@@ -18,24 +18,23 @@ from search_spaces.language.model import ModelShape
 from search_spaces.language.schema import ModelFile, SpaceFile
 from search_spaces.model_files import assumed
 from search_spaces.objectives import bounds_of, check_sources, keys_found, objectives_of
-from search_spaces.parameters import Parameter
-from search_spaces.rules import deepspeed, experts, facts, placements, rule as rules, stages
+from search_spaces.parameters import COARSEST, FINEST, Parameter
+from search_spaces.rules import facts, placements, rule as rules, stages, trainers
 from search_spaces.space import SearchSpace
-from search_spaces.spans import COARSEST, FINEST
 from search_spaces.trainers.adapters import adapted
 from search_spaces.trainers.checks import (
     check_launcher,
     check_trainer,
+    parsed,
     standing_alone,
     with_image,
     with_known_axes,
     with_workdir,
 )
 from search_spaces.trainers.command import TRIAL_PLACEHOLDERS
-from search_spaces.trainers.registry import make_trainer
-from search_spaces.trainers.trainer import Trainer
+from search_spaces.trainers.trainer import Trainer, make_trainer
 from trainer.plan.axes.mesh import ordered
-from trainer.plan.rules.expression import MAX_NUMBER, Expression, ExpressionError, ValueType, parse
+from trainer.plan.rules.expression import MAX_NUMBER, Expression, ValueType, parse
 from trainer.plan.stages import LAYOUT
 
 
@@ -94,7 +93,7 @@ class Builder:
         types = facts.types(own, self.static, self.defaults)
         conditions = self._conditions(own, types)
         constraints = tuple(
-            self._parse(text, ("constraints", index), types)
+            parsed(self.document, text, ("constraints", index), types)
             for index, text in enumerate(self.file.constraints)
         )
         check_trainer(self.document, self.file.trainer, types)
@@ -168,19 +167,19 @@ class Builder:
         if "dp" in own:
             ranks = f"{' * '.join(ordered(axes))} == world_size"
             builtin.append(
-                rules.expressed("degrees_make_world", self._parse(ranks, (), types), required=True)
+                rules.expressed("degrees_make_world", parse(ranks, types), required=True)
             )
         if self.own_trainer:
             framework = self.program.habits
             uneven = "uneven_layers" in self.file.allow
             builtin += stages.rules(framework, own, types.keys(), uneven=uneven)
-            builtin += experts.rules(self.model, own, axes, types)
+            builtin += trainers.of_experts(self.model, own, axes, types)
         if "tp_across_nodes" not in self.file.allow and {"tp", "gpus_on_links"} <= types.keys():
-            within = self._parse("gpus_on_links % tp == 0", (), types)
+            within = parse("gpus_on_links % tp == 0", types)
             builtin.append(rules.expressed("tp_within_links", within))
         if trainer is not None:
             if "engine" in own:
-                builtin += deepspeed.rules(trainer, types)
+                builtin += trainers.of_deepspeed(trainer, types)
             if "cp" in types and trainer.splits_samples:
                 builtin.append(rules.expressed("documents_by_cp", parse("cp == 1", types)))
             derive = partial(facts.derive, own, conditions, self.static, self.defaults, axes)
@@ -191,7 +190,9 @@ class Builder:
             for number, expression in enumerate(constraints, start=1)
         ]
         needed = [
-            rules.expressed(f"trainer_{number}", self._parse(text, ("trainer", "use"), types))
+            rules.expressed(
+                f"trainer_{number}", parsed(self.document, text, ("trainer", "use"), types)
+            )
             for number, text in enumerate(self.program.constraints, start=1)
         ]
         return (*once, *builtin, *given, *needed)
@@ -267,7 +268,7 @@ class Builder:
             raise self.document.error(path, "is derived from the others, never searched; remove it")
         if name in self.static or name in TRIAL_PLACEHOLDERS:
             raise self.document.error(path, "is a fact of the model, cluster or trial; rename it")
-        if self.own_trainer and (usual := parameters.usual_name(name)) != name:
+        if self.own_trainer and (usual := parameters.USUAL_NAMES.get(name, name)) != name:
             raise self.document.error(
                 path,
                 f"is {usual} here: rename it, so that dp, batch and cost model know it; the "
@@ -314,7 +315,7 @@ class Builder:
                     f"not a parameter of this space, accepted: {', '.join(own)}"
                     f"{nearest(name, own)}",
                 )
-            conditions[name] = self._parse(text, ("conditions", name), usable)
+            conditions[name] = parsed(self.document, text, ("conditions", name), usable)
         try:
             facts.condition_order(conditions)
         except CycleError as error:
@@ -324,14 +325,6 @@ class Builder:
                 f"conditions name each other in a circle: {' -> '.join(circle)}",
             ) from None
         return conditions
-
-    def _parse(
-        self, text: str, path: tuple[str | int, ...], types: Mapping[str, ValueType]
-    ) -> Expression:
-        try:
-            return parse(text, types)
-        except ExpressionError as error:
-            raise self.document.error(path, str(error), at_value=True) from None
 
     @staticmethod
     def _most_nodes(own: Mapping[str, Parameter]) -> int:

@@ -127,10 +127,7 @@ def _batch(
 def default_batch(model: ModelConfig, world: int, least: int = 1) -> int:
     """A batch of about four million tokens, in sequences, that many replicas can share evenly.
 
-    Args:
-        model: gives the length of a sequence.
-        world: GPUs.
-        least: smallest number of replicas; the batch is a multiple of it.
+    It is a multiple of ``least``, the smallest number of replicas on a ``world`` of GPUs.
     """
     target = max(1, round(BATCH_TOKENS / model.seq_length))
     step = world

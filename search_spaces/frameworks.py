@@ -257,7 +257,6 @@ class StatedHabits(Habits):
 
     @property
     def stated(self) -> dict[str, Any]:
-        """The stated habits."""
         return {n: getattr(self, n) for n in Habits.model_fields if n in self.model_fields_set}
 
     @model_serializer

@@ -18,12 +18,8 @@ _OF_WHOLE_JOB = ("tokens_per_second", "samples_per_second")
 _STEPS = re.compile(r"step_time|steps_per_second")
 
 
-def notes(space: SearchSpace) -> list[str]:
+def notes(space: SearchSpace) -> Iterator[str]:
     """Lines that ``check``, ``try`` and ``search`` print."""
-    return list(_notes(space))
-
-
-def _notes(space: SearchSpace) -> Iterator[str]:
     if space.assumed:
         yield space.assumed
     for name in space.unused():

@@ -53,7 +53,6 @@ def _log_format(name: str) -> LogFormat:
 
 
 def record(name: str) -> KnownTrainer:
-    """The record of a known trainer."""
     document = read_document(known_file(name), SpaceError)
     is_adapter = "command" in document.root.value
     return validate(AdapterFile if is_adapter else KnownTrainer, document)

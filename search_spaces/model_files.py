@@ -36,9 +36,7 @@ def model_of(given: ModelFile | BasedModel | str | None, document: Document) -> 
 def read_model(name: str, seq_length: int | None = None) -> ModelFile:
     """A shipped model by its name, or that of a file (``*.yaml``, ``config.json``).
 
-    Args:
-        name: of either.
-        seq_length: tokens of a training sequence; default the model's own.
+    ``seq_length`` are tokens of a training sequence; default the model's own.
 
     Raises:
         SpaceError: that begins with ``found``.

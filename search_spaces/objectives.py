@@ -33,13 +33,9 @@ def objectives_of(
     own: Mapping[str, Parameter],
     found: Collection[str] | None = None,
 ) -> tuple[Objective, ...]:
-    """The objectives of a space file.
+    """The objectives of a space file, whose trainer is a command and which has parameters ``own``.
 
-    Args:
-        document: where mistakes are shown.
-        file: a space, its trainer as a command.
-        own: its parameters.
-        found: keys of every result; None: any.
+    ``found`` are keys of every result; None: any.
 
     Raises:
         SpaceError: for a repeated one, one that never varies, or one that is never reported.
@@ -69,11 +65,7 @@ def bounds_of(
 ) -> tuple[Bound, ...]:
     """The bounds of a space file on measured values.
 
-    Args:
-        document: where mistakes are shown.
-        file: a space, its trainer as a command.
-        facts: names that are known before a trial runs.
-        found: keys of every result; None: any.
+    ``facts`` are known before a trial runs, ``found`` are keys of every result; None: any.
 
     Raises:
         SpaceError: for text that is none, or a metric that is never reported.
@@ -175,12 +167,7 @@ _COUNTED = {TOKENS, f"{TOKENS}_per_gpu", "tokens"}
 
 def check_sources(document: Document, space: SearchSpace, found: Collection[str] | None) -> None:
     """Refuse an objective of tokens that nothing in the trainer's log would count, or without a
-    price.
-
-    Args:
-        document: where mistakes are shown.
-        space: its content.
-        found: keys of every result; None: any.
+    price; ``found`` are keys of every result, None: any.
 
     Raises:
         SpaceError: where lengths vary, and the log's patterns have no real tokens; or the cluster

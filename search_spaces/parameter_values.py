@@ -15,8 +15,7 @@ from foundation.documents import Document, as_written
 from foundation.records import wrong_value
 from foundation.values import Number, Scalar
 from search_spaces.language.schema import Categories, Float, Int, Log2, Ordered, Range
-from search_spaces.parameters import Parameter, value_type_of
-from search_spaces.spans import FINEST, Span
+from search_spaces.parameters import FINEST, Parameter, Span, value_type_of
 from trainer.plan.annotations import Open, of_field
 from trainer.plan.fields import Choices, OtherChoices
 from trainer.plan.layouts import NO_LAYOUT, LayoutError, parsed_layout

@@ -23,8 +23,7 @@ Record = TypeVar("Record", bound=BaseModel)
 def shipped_records(kind: str) -> dict[str, str]:
     """Sorted names of what comes with meshtune, each with a title.
 
-    Args:
-        kind: ``space``, ``model``, ``cluster``, ``adapter`` or ``framework``.
+    ``kind``: ``space``, ``model``, ``cluster``, ``adapter`` or ``framework``.
     """
     return {name: _title(file) for name, file in shipped_files(kind).items()}
 
@@ -39,11 +38,7 @@ def shipped_files(kind: str) -> dict[str, Path]:
 
 @cache
 def known_trainers(section: str) -> tuple[str, ...]:
-    """Sorted names of the known trainers whose records have a section.
-
-    Args:
-        section: ``command``, ``log`` or ``habits``.
-    """
+    """Sorted names of known trainers that have a section: ``command``, ``log`` or ``habits``."""
     begins = re.compile(f"^{section}:", re.MULTILINE)
     files = known_file("*").parent.glob("*.yaml")
     return tuple(sorted(file.stem for file in files if begins.search(file.read_text())))
@@ -72,9 +67,7 @@ def named(
 ) -> Record:
     """The record that a key of a document names, as :func:`read_named` finds it.
 
-    Args:
-        path: of the key, whose last part is the kind of record.
-        document: where a mistake is shown, and beside which files are.
+    The last part of the ``path`` is the kind of record; files are beside the document.
     """
     folder = Path(document.name).parent
     try:

@@ -23,8 +23,7 @@ from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.parameters import LENGTHS, Parameter
 from search_spaces.rules import facts as _facts
 from search_spaces.rules.rule import Facts, Rule
-from search_spaces.trainers.registry import make_trainer
-from search_spaces.trainers.trainer import Trainer, TrialFacts
+from search_spaces.trainers.trainer import Trainer, TrialFacts, make_trainer
 from trainer.plan.model import ModelConfig
 from trainer.plan.rules.expression import Array, Expression
 
@@ -97,7 +96,6 @@ class SearchSpace:
 
     @property
     def raw_size(self) -> int:
-        """Number of raw configurations."""
         return math.prod(len(parameter.values) for parameter in self.parameters.values())
 
     @cached_property
@@ -224,7 +222,6 @@ class SearchSpace:
 
     @cached_property
     def program(self) -> Trainer:
-        """The trainer that runs the trials."""
         return make_trainer(self.trainer)
 
     def train_config(self, config: Mapping[str, Any], data: str | None = None) -> dict[str, Any]:

@@ -3,12 +3,14 @@ from . import minicluster, processes
 from .clock import Clock
 from .forked_rank import parsed_python
 from .launcher import (
+    LAUNCHERS,
     AllocationGoneError,
     AllocationState,
     Launcher,
     LauncherError,
     LauncherOptions,
     TooFewNodesError,
+    make_launcher,
 )
 from .outcome.classify import Outcome
 from .outcome.evidence import clear_attempt, gather
@@ -17,10 +19,8 @@ from .outcome.step_log import EarlyStop, StepLog, StepReport, StopRule
 from .outcome.texts import LauncherTexts
 from .outcome.watch import watch
 from .pool import NodePool
-from .registry import LAUNCHERS, make_launcher
-from .simulated.cluster import SimulatedCluster
 from .simulated.launcher import SimulatedLauncher
-from .simulated.trial import Price
+from .simulated.trial import Price, SimulatedCluster
 from .srun.batch import BatchError, BatchJob, batch_script
 from .srun.shell import NoAnswerError
 from .srun.site import Site

@@ -23,9 +23,8 @@ from slurm.channel import Channel
 from slurm.log_file import LAST_TRIES_S
 from slurm.logs.text import cut_lines
 from slurm.outcome.evidence import Evidence, gather
-from slurm.outcome.rank_ends import FailureGrace
 from slurm.outcome.texts import NO_TEXTS, LauncherTexts
-from slurm.outcome.watch import Termination, Watched, ended_by_others
+from slurm.outcome.watch import FailureGrace, Termination, Watched
 from slurm.trial import Lease, TrialSpec
 
 _POLL_S = 0.2
@@ -105,7 +104,6 @@ class Agents(ABC):
         """Take all that was said, if nothing is alive."""
 
     def order(self, order: Mapping[str, object]) -> None:
-        """Give all agents an order."""
         with contextlib.suppress(OSError, ValueError):  # they have ended, which is seen elsewhere
             self._send(json.dumps(order).encode() + b"\n")
 
@@ -148,9 +146,9 @@ class Agents(ABC):
             return said
         if ended is not Termination.EXITED or channel.failed or channel.all_gone or self.alive:
             return ""
-        return self._ended_by_others(watched) or channel.lost_agent()
+        return self._ended_by_others() or channel.lost_agent()
 
-    def _ended_by_others(self, watched: Watched) -> str:
+    def _ended_by_others(self) -> str:
         return ""
 
     def finish(self) -> None:
@@ -251,12 +249,12 @@ class TaskAgents(Agents):
         return self._said.decode(errors="replace")
 
     def _take_output(self, data: bytes) -> None:
-        """Take standard output of the program."""
         self._hear(data)
 
     def _hear(self, data: bytes) -> None:
         self._said = (self._said + data)[-_MOST_SAID:]
         self.channel.note(data)
 
-    def _ended_by_others(self, watched: Watched) -> str:
-        return ended_by_others(self.program, watched, self._name)
+    def _ended_by_others(self) -> str:
+        code = self.program.returncode or 0
+        return f"{self._name} was ended from outside, by signal {-code}" if code < 0 else ""

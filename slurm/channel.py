@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 
 from slurm.agent import LINE_BYTES, WORDS
 from slurm.log_file import LAST_TRIES_S, LogFile
-from slurm.outcome.rank_ends import first_failed
-from slurm.outcome.watch import Termination
+from slurm.outcome.watch import Termination, first_failed
 from slurm.trial import STDERR_NAME, STDOUT_NAME, Lease, TrialSpec
 
 SILENCE_S = 10.0  # two beats: is the agent still there?

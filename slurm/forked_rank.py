@@ -137,10 +137,9 @@ def _run(order: Mapping[str, Any], index: int, threads: int) -> None:
     if order["memory_bytes"] is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (order["memory_bytes"],) * 2)
     argv = order["argv"]
-    why = _unfit_for_forks(threads) if order["forked"] else ""
-    if why and os.environ.get("RANK") == "0":
-        print(f"meshtune: starts afresh, as {why}", file=sys.stderr, flush=True)
-    if why or not order["forked"]:
+    if why := _unfit_for_forks(threads):
+        if os.environ.get("RANK") == "0":
+            print(f"meshtune: starts afresh, as {why}", file=sys.stderr, flush=True)
         _execute(argv)
     _refresh_modules(order["cwd"])
     sys.path.insert(0, _import_folder(order))

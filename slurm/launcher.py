@@ -9,11 +9,13 @@ from __future__ import annotations
 import enum
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from foundation.registry import Registry, RegistryError
 from slurm.clock import Clock
 from slurm.outcome.classify import Outcome
 from slurm.outcome.step_log import StopRule
@@ -129,3 +131,39 @@ class Launcher(ABC):
 
     def close(self) -> None:  # noqa: B027 - most launchers hold nothing
         """Free what the launcher holds."""
+
+
+LauncherFactory = Callable[[LauncherOptions], Launcher]
+
+LAUNCHERS: Registry[LauncherFactory] = Registry(
+    "launcher",
+    "meshtune.launchers",
+    {
+        "local": "slurm.local.launcher:LocalLauncher.from_options",
+        "srun": "slurm.srun.launcher:SrunLauncher.from_options",
+        "mpiexec": "slurm.mpiexec.launcher:MpiexecLauncher.from_options",
+    },
+)
+
+
+def make_launcher(
+    name: str, options: LauncherOptions, more: Mapping[str, LauncherFactory] = MappingProxyType({})
+) -> Launcher:
+    """Make the launcher of that name; ``more`` are factories that only the caller has.
+
+    Raises RegistryError if there is none, or its factory returns something else; LauncherError if
+    it cannot work here.
+    """
+    factory = LAUNCHERS.get(name, more)
+    if options.exclude and name != "srun":
+        raise LauncherError(
+            f"--exclude {options.exclude}: the launcher {name} takes no part of an allocation; for "
+            "mpiexec leave the hosts out of --hostfile"
+        )
+    launcher = factory(options)
+    if not isinstance(launcher, Launcher):
+        raise RegistryError(
+            f"launcher {name!r} is of type {type(launcher).__name__}; "
+            "a factory returns a slurm.Launcher"
+        )
+    return launcher

@@ -29,11 +29,6 @@ class LogFile:
         self._error = ""
 
     @property
-    def waiting(self) -> bool:
-        """Whether text waits for room on the disk."""
-        return bool(self._waiting)
-
-    @property
     def problem(self) -> str:
         """Why the file is not complete; "" if it is."""
         return f"{self._name}: {self._error}" if self._waiting or self._lost else ""

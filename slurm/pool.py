@@ -36,7 +36,6 @@ class NodePool:
             raise ValueError(f"a node is listed twice: {', '.join(self._order)}")
         self._usable = set(self._order)
         self._free = set(self._order)
-        self._quarantined: set[str] = set()
         self._leases: dict[str, Lease] = {}
         self._queue: list[_Request] = []
 
@@ -58,11 +57,6 @@ class NodePool:
     @property
     def num_free(self) -> int:
         return len(self._free)
-
-    @property
-    def quarantined(self) -> tuple[str, ...]:
-        """Suspect nodes, which are not leased, in Slurm's order."""
-        return tuple(n for n in self._order if n in self._quarantined)
 
     def request(self, trial: str, width: int, avoided: Iterable[str] = ()) -> None:
         """Ask for ``width`` nodes; :meth:`grants` gives them when they are there.
@@ -121,18 +115,11 @@ class NodePool:
         del self._leases[lease.trial]
         self._free.update(self._usable.intersection(lease.nodes))
 
-    def quarantine(self, node: str) -> None:
-        """Set a suspect node aside: it stays with its lease, and is not leased again."""
-        if node in self._usable:
-            self._quarantined.add(node)
-        self._drop(node)
-
     def remove(self, node: str) -> None:
-        """Take a dead node out of the pool, for good; a node the pool never had is ignored."""
-        self._quarantined.discard(node)
-        self._drop(node)
+        """Take a dead or suspect node out of the pool, for good; it stays with its lease.
 
-    def _drop(self, node: str) -> None:
+        A node that the pool never had is ignored.
+        """
         self._usable.discard(node)
         self._free.discard(node)
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from slurm.kernel import descendants as descendants, state_and_parent
+from slurm.kernel import descendants as descendants, kill, state_and_parent
 
 AGENT = str(Path(__file__).with_name("agent.py"))
 _PROC = Path("/proc")
@@ -75,10 +75,7 @@ def with_environ(wanted: Callable[[dict[str, str]], bool]) -> set[int]:
 def send(pids: Iterable[int], signum: signal.Signals) -> None:
     """Signal each process that is still there."""
     for pid in pids:
-        try:
-            os.kill(pid, signum)
-        except ProcessLookupError:
-            continue
+        kill(pid, signum)
 
 
 def end_all(find: Callable[[], set[int]], deadline_s: float = 10.0) -> set[int]:

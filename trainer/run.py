@@ -117,7 +117,7 @@ class _Run:
             timeout=timedelta(seconds=config.collective_timeout_s),
         )
         if config.engine == "deepspeed":
-            from trainer.deepspeed.load import load_deepspeed  # heavy, and may not be there
+            from trainer.deepspeed.engine import load_deepspeed  # heavy, and may not be there
 
             load_deepspeed(config, device)
         dataset = TokenDataset(config.data, config.model.vocab_size, config.loss_mask)

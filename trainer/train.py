@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.checkpoints import Checkpoints
+from trainer.checkpoint.checkpoints import Checkpoints, on_first
 from trainer.checkpoint.chunks import chunks
 from trainer.checkpoint.folders import complete
-from trainer.checkpoint.together import on_first
 from trainer.data.batches import Batches, BatchesAhead, Consumed, Dataset, micro_batches
 from trainer.data.goldfish import IGNORED
 from trainer.huggingface.load import Weights as HuggingFaceWeights
@@ -33,7 +32,7 @@ from trainer.parallel.loss import chunk_loss, cross_entropy
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.parallel.pipeline import GradientAccumulation, Pipeline
 from trainer.parallel.tensor import parallelize
-from trainer.parallel.zigzag import held_chunks
+from trainer.plan.axes.cp import held_chunks
 from trainer.plan.config import TrainConfig
 from trainer.runtime.device import Device
 from trainer.runtime.phase import phase
@@ -132,7 +131,7 @@ class Trainer:
         return loss * (self.scaler.scale / (self.config.gas * self.mesh.grid.z.size))
 
     def resume(self) -> int:
-        """See ``Checkpoints.load``; from nothing, begin with the weights that are asked for."""
+        """Finished steps (``Checkpoints.load``); from nothing, begin with the weights asked for."""
         finished = self.checkpoints.load(self)
         path = self.config.initial_load_path
         if finished == 0 and path is not None:
@@ -142,18 +141,24 @@ class Trainer:
         return finished
 
     def save_if_due(self, step: int, last: int) -> Path | None:
-        """See ``Checkpoints``."""
-        return self.checkpoints.save(self, step) if self.checkpoints.due(step, last) else None
+        """The checkpoint after so many steps of a run that ends with ``last``, if one is due."""
+        interval = self.config.save_interval
+        due = step == last or (interval is not None and step % interval == 0)
+        return self.checkpoints.save(self, step) if due and self.config.save else None
 
     @property
     def kernels(self) -> dict[str, Any] | None:
-        """See ``Engine``."""
+        """Report of the tuned matrix products; None if they were not timed."""
         return None if self.tuning is None else self.tuning.report()
 
     def finish(self, stopped: bool = False) -> None:
-        """See ``Engine``; who stopped it may kill it before all weights are written once more."""
+        """Wait until everything is written; raises what writing raised.
+
+        Exports of the end are left out if training ``stopped`` before: who stopped it may kill it.
+        """
         self.weights.wait()
-        self.device.synchronize()  # or the last collective meets the end of its group
+        if self.device.type == "cuda":  # or the last collective meets the end of its group
+            torch.cuda.synchronize(self.device.torch)
         self.checkpoints.wait()
         if self.config.last_save_in_hf and self.config.save is not None and not stopped:
             folder = Path(self.config.save)

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
+from benchmarks.power_cuts import revive_node
 from slurm import processes
 from slurm.minicluster import cluster as mini, daemons
 from slurm.minicluster.folders import MiniclusterError
@@ -139,7 +140,7 @@ class Slurm(Machine):
         self.job = ""
         self.dead: set[str] = set()  # nodes that a fault has killed
         self.is_ending = False  # the allocation, by a fault: no search can be done in it
-        if not cluster.limits_memory:  # only a cgroup holds what has left its session
+        if not cluster.config.cgroup:  # only a cgroup holds what has left its session
             self.lacks = frozenset({"leaves_daemon", "closes_everything"})
         self.lacks |= _lacking_programs()
         if own:
@@ -185,7 +186,7 @@ class Slurm(Machine):
         """End the allocation and bring every node back."""
         self.start_controller()
         for node in sorted(self.dead):
-            self.cluster.revive_node(node)
+            revive_node(self.cluster, node)
         self.dead.clear()
         if self.job:
             self.ask("scancel", self.job)

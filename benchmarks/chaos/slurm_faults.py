@@ -12,6 +12,7 @@ import shutil
 import signal
 from pathlib import Path
 
+from benchmarks import power_cuts
 from benchmarks.chaos.faults import CONTINUE, SRUN, Course, chosen, fault
 from benchmarks.chaos.machines import Slurm, marked
 from benchmarks.chaos.plan import Planned
@@ -160,7 +161,7 @@ def kill_node(world: World, planned: Planned) -> Course:
     node = chosen(nodes, planned)
     with world.may_exit(CONTINUE):  # too few nodes are left for wide trials
         _slurm(world).dead.add(node)
-        _slurm(world).cluster.kill_node(node)
+        power_cuts.kill_node(_slurm(world).cluster, node)
         yield planned.hold_s
 
 

@@ -25,7 +25,7 @@ from trainer.plan.flops import hardware_flops
 from trainer.plan.formats import BLOCK, Format
 from trainer.plan.jobs import FULL, NONE, SELECTIVE, Jobs, jobs, joined
 from trainer.plan.placement import Placement, Topology
-from trainer.plan.presets import Preset, Wishes, place
+from trainer.plan.presets import Preset, place
 
 from .peers import Fitted
 
@@ -172,7 +172,7 @@ def zero_topo(path: Path, frame: pd.DataFrame) -> list[Statement]:
     def setup(preset: Preset, dp: int) -> Setup:
         # GPT-NeoX 20B: Black et al. 2022; its vocabulary is padded to 50432.
         shape = {**gpt_shape(44, 6144, 64, 2048), "vocab_size": 50432, "tied_embeddings": False}
-        placed = place(preset, Wishes(), dp, 1, Topology(8, 2), Format.FP16, Format.FP16)
+        placed = place(preset, {}, dp, 1, Topology(8, 2), Format.FP16, Format.FP16)
         j = candidates(
             {**shape, **placement_columns(placed)},
             tp=[1], pp=[1], dp=[dp], gas=[8], mbs=[1], recompute=[NONE, SELECTIVE, FULL],
@@ -224,7 +224,7 @@ def hpz(path: Path, frame: pd.DataFrame) -> list[Statement]:
         dp = 8 * _TUNED_NODES
 
         def setup(preset: Preset, shape: dict[str, Any] = shape, dp: int = dp) -> Setup:
-            wishes = Wishes(quantize_gradients=True)
+            wishes = {"quantize_gradients": True}
             placed = place(preset, wishes, dp, 1, Topology(8), Format.BF16, Format.BF16)
             j = candidates(
                 {**shape, **placement_columns(placed)},

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from analysis import Run, RunFolder, read_run
+from benchmarks.power_cuts import kill_node, revive_node
 from benchmarks.printing import machine
 from slurm import processes
 from slurm.minicluster import cluster as mini
@@ -97,7 +98,7 @@ class Training:
         """Start the driver in a job, a new one if there is none."""
         if not self.job:
             for node in sorted(self.dead):
-                self.cluster.revive_node(node)
+                revive_node(self.cluster, node)
             self.dead.clear()
             said = subprocess.run(
                 ["salloc", f"-N{self.draw.randint(1, NODES)}", "--no-shell", "--exclusive",
@@ -123,7 +124,7 @@ class Training:
         nodes = self.nodes()
         if how == "node" and nodes:
             node = self.draw.choice(nodes)
-            self.cluster.kill_node(node)
+            kill_node(self.cluster, node)
             self.dead.add(node)
         elif how == "job":
             self.end_job()

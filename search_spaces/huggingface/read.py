@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +23,6 @@ from search_spaces.huggingface.architectures import (
     architectures,
     tower_parameters,
 )
-from search_spaces.huggingface.counted import counted_parameters
 from search_spaces.huggingface.keys import Keys
 from search_spaces.language.schema import ModelFile
 
@@ -26,15 +30,27 @@ MAX_BYTES = 1_000_000
 USUAL_LENGTH = 8192  # tokens of a training sequence, where a model could take more
 _INSIDE = "text_config"  # the language model of one that also reads pictures
 _TOWER = "vision_config"  # what reads them
+_COUNTING_S = 300
+_PROGRAM = """
+import json, sys
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+config = AutoConfig.for_model(**json.load(sys.stdin))
+with torch.device("meta"):
+    try:
+        model = AutoModelForCausalLM.from_config(config)
+    except ValueError:
+        model = AutoModelForImageTextToText.from_config(config)
+model.tie_weights()
+print("parameters", sum(p.numel() for p in {id(p): p for p in model.parameters()}.values()))
+"""
 
 
 def read_config(path: Path, seq_length: int | None = None) -> ModelFile:
     """The model that Hugging Face's ``config.json`` describes.
 
-    Args:
-        path: of the file.
-        seq_length: tokens of a training sequence; default 8192, or as many as the model was made
-            for, if fewer.
+    ``seq_length`` are tokens of a training sequence; default 8192, or as many as the model was made
+    for, if fewer.
 
     Raises:
         SpaceError: if it is no such file, or a model's record cannot describe it.
@@ -102,6 +118,34 @@ def _architecture(keys: Keys, text: str) -> tuple[str, Architecture, int | None]
             "another model by a record of its sizes (*.yaml)",
         )
     return kind, architectures()[kind], None
+
+
+@cache
+def counted_parameters(text: str) -> int | None:
+    """Parameters of the model that a ``config.json`` describes, counted by ``transformers``.
+
+    It builds the model without memory (torch's meta device), in a process of its own: importing it
+    takes seconds, and would load torch into commands that do without.
+
+    None where ``transformers`` is missing, or does not know the architecture either.
+    """
+    if find_spec("transformers") is None or find_spec("torch") is None:
+        return None
+    quiet = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROGRAM],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=_COUNTING_S,
+            env=quiet,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    words = done.stdout.split()
+    found = words and done.returncode == 0 and words[-2:-1] == ["parameters"]
+    return int(words[-1]) if found else None
 
 
 def _longest(keys: Keys) -> int:

@@ -137,10 +137,7 @@ class LogRecord(Described):
     """text in the trainer's arguments or files without which its tokens have padding among them"""
 
     def resolved(self, formats: Mapping[str, LogFormat]) -> ResultPatterns:
-        """The same patterns as a space states them.
-
-        Args:
-            formats: logs of known trainers, whose patterns this log may share.
+        """The same patterns as a space states them; this log may share those of known trainers.
 
         Raises:
             SpaceError: if a log that is shared has no patterns of the metric.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foundation.quantities import value_text
 from search_spaces.errors import SpaceError
 from search_spaces.hints import notes as notes_of
 from search_spaces.parameters import Parameter
@@ -149,5 +150,5 @@ def _values(parameter: Parameter) -> str:
     if parameter.span is not None:
         scale = "even by the logarithm" if parameter.span.log else "even"
         return f"{parameter.span}, continuous, {scale}; counted as {len(parameter.values):,} values"
-    shown = [str(v).lower() if isinstance(v, bool) else str(v) for v in parameter.values]
+    shown = [value_text(value) for value in parameter.values]
     return ", ".join(shown if len(shown) <= 12 else [*shown[:5], "...", *shown[-3:]])

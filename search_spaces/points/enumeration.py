@@ -110,11 +110,7 @@ class ValidConfigs:
         return self.count * found / (ESTIMATED * self._chunk)
 
     def all(self) -> Indices:
-        """Every valid index, in order.
-
-        Raises:
-            ValueError: if not all parameters are bound.
-        """
+        """Every valid index, in order; raises ValueError if not all parameters are bound."""
         if not self.exact:
             raise ValueError("the valid configurations of this space cannot be listed")
         starts = range(0, self._ways, CHUNK)
@@ -122,12 +118,7 @@ class ValidConfigs:
         return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *chunks]))
 
     def sample(self, size: int, rng: np.random.Generator) -> Indices:
-        """Distinct valid indices, at most ``size``, ascending, drawn uniformly.
-
-        Args:
-            size: how many; fewer are returned where no more are found.
-            rng: the source of randomness.
-        """
+        """Distinct valid indices, ascending, drawn uniformly: ``size``, or as many as are found."""
         most = min(size, self.count)
         if self.exact and self.count < 2 * most:
             return np.sort(rng.permutation(self.all())[:most])

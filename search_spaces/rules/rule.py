@@ -87,19 +87,15 @@ def builtin(
     own_axes: Sequence[str] = (),
     allow: Iterable[str],
 ) -> list[Rule]:
-    """The requirements that the space has the facts for, as rules.
+    """The requirements that the space has the facts for, as rules; those in ``allow`` are off.
 
-    Args:
-        types: of the names that the space has.
-        own_trainer: it is the user's, and what only the built-in one needs does not count; else
-            what only others need does not.
-        own_axes: parallel axes that only that trainer knows.
-        allow: requirements that the space switches off.
+    Of the user's ``own_trainer``, whose parallel axes are ``own_axes``, what only the built-in one
+    needs does not count; else what only others need does not.
     """
     off = {SWITCHED_OFF_BY[name] for name in allow}
     return [
         expressed(requirement.name, requirement.condition, required=True)
-        for requirement in requirements(own_axes)
+        for requirement in requirements(*own_axes)
         if requirement.name not in off
         and not (requirement.builtin_only if own_trainer else requirement.others_only)
         and requirement.condition.names <= types.keys()

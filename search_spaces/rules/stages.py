@@ -20,13 +20,10 @@ _KINDS = (GIVEN, COUNTED, (LAYOUT,))
 def rules(
     framework: Framework, parameters: Mapping[str, Parameter], known: Set[str], *, uneven: bool
 ) -> list[Rule]:
-    """The rules for the layers of a pipeline's stages.
+    """The rules for the layers of a pipeline's stages, which may differ if they are ``uneven``.
 
-    Args:
-        framework: of the trainer; settings that it does not know are read by none.
-        parameters: of the space.
-        known: names that the space has facts for.
-        uneven: the space says that stages may differ.
+    Settings that the framework does not know are read by none. ``known`` are names that the space
+    has facts for.
     """
     if not {"num_layers", "pp", "vpp"} <= known:
         return []

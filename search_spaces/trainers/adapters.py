@@ -19,11 +19,7 @@ from search_spaces.known import LOG_FORMATS, record
 from search_spaces.language.adapter_schema import AdapterFile, Setting, WrittenFile
 from search_spaces.language.log_schema import ResultPatterns
 from search_spaces.language.schema import SpaceFile
-from search_spaces.language.trainer_schema import (
-    ConfigFile,
-    FileCase,
-    Flags,
-)
+from search_spaces.language.trainer_schema import ConfigFile, FileCase, Flags
 from search_spaces.parameter_values import listed
 from search_spaces.rules.facts import DERIVED
 from search_spaces.shipped import known_trainers, named
@@ -44,11 +40,8 @@ def adapted(
     A parameter that the user's arguments or file fix becomes one of a single value, so that rules
     and cost model know it; options that the search sets replace the user's.
 
-    Args:
-        document: where mistakes are shown.
-        file: a space.
-        model: the space's; where it names none, the trainer's arguments or file describe it.
-        facts: names that templates can use besides parameters and fields of the model.
+    Where the space names no model, the trainer's arguments or file describe it. ``facts`` are names
+    that templates can use besides parameters and fields of the model.
 
     Raises:
         SpaceError: if the trainer needs something that the space lacks, or two models are stated.
@@ -286,7 +279,6 @@ def _where(condition: str | None, setting: Setting) -> Setting:
 
 
 def names_of(setting: Setting) -> frozenset[str]:
-    """Names that a setting reads."""
     texts = [
         *config_files.texts(setting.arguments),
         *config_files.texts(setting.file),

@@ -20,7 +20,26 @@ from search_spaces.trainers import config_files, templates
 from search_spaces.trainers.command import TRIAL_PLACEHOLDERS
 from slurm.logs.quantities import QuantityError, check_unit
 from trainer.plan.axes.mesh import GRID
-from trainer.plan.rules.expression import ExpressionError, ValueType, parse
+from trainer.plan.rules.expression import Expression, ExpressionError, ValueType, parse
+
+
+def parsed(
+    document: Document,
+    text: str,
+    path: Where,
+    types: Mapping[str, ValueType],
+    *,
+    any_type: bool = False,
+) -> Expression:
+    """An expression of a space file; raises SpaceError at its ``path`` if it is none."""
+    try:
+        return parse(text, types, any_type=any_type)
+    except ExpressionError as error:
+        raise document.error(path, str(error), at_value=True) from None
+
+
+def _with_trainer(file: SpaceFile, **changes: Any) -> SpaceFile:
+    return file.model_copy(update={"trainer": file.trainer.model_copy(update=changes)})
 
 
 def with_known_axes(file: SpaceFile) -> SpaceFile:
@@ -34,8 +53,7 @@ def with_known_axes(file: SpaceFile) -> SpaceFile:
     more = [name for name in parameters.AXES if name in file.parameters and name not in spec.axes]
     if spec.builtin is not None and not file.parameters.keys().isdisjoint(GRID):
         more = [*GRID, *more]
-    trainer = spec.model_copy(update={"axes": [*spec.axes, *more]})
-    return file.model_copy(update={"trainer": trainer}) if more else file
+    return _with_trainer(file, axes=[*spec.axes, *more]) if more else file
 
 
 def standing_alone(document: Document, file: SpaceFile) -> SpaceFile:
@@ -47,8 +65,7 @@ def standing_alone(document: Document, file: SpaceFile) -> SpaceFile:
     folder, workdir = Path(document.name).parent.absolute(), file.trainer.workdir
     command = [_beside(folder, entry, workdir) for entry in file.trainer.command or []]
     if command != (file.trainer.command or []):
-        trainer = file.trainer.model_copy(update={"command": command})
-        file = file.model_copy(update={"trainer": trainer})
+        file = _with_trainer(file, command=command)
     whole = {}
     for name, each in file.trainer.files.items():
         if each.base is not None:
@@ -59,9 +76,7 @@ def standing_alone(document: Document, file: SpaceFile) -> SpaceFile:
                 raise document.error(path, f"\n{error}", at_value=True) from None
             each = each.model_copy(update={"base": None, "content": content})
         whole[name] = each
-    if not whole:
-        return file
-    return file.model_copy(update={"trainer": file.trainer.model_copy(update={"files": whole})})
+    return _with_trainer(file, files=whole) if whole else file
 
 
 def _beside(folder: Path, entry: str | Flags, workdir: str | None) -> str | Flags:
@@ -74,13 +89,8 @@ def _beside(folder: Path, entry: str | Flags, workdir: str | None) -> str | Flag
 def with_workdir(document: Document, file: SpaceFile, *, there: bool) -> SpaceFile:
     """The file with the absolute path of its trainer's working folder.
 
-    Args:
-        document: where a mistake is shown.
-        file: its content.
-        there: the folder has to exist.
-
     Raises:
-        SpaceError: if it has to exist and does not.
+        SpaceError: if it has to be ``there`` and is not.
     """
     if file.trainer.workdir is None:
         return file
@@ -92,20 +102,14 @@ def with_workdir(document: Document, file: SpaceFile, *, there: bool) -> SpaceFi
             f"found {as_written(file.trainer.workdir)}, accepted a folder; there is no {folder}",
             at_value=True,
         )
-    trainer = file.trainer.model_copy(update={"workdir": str(folder)})
-    return file.model_copy(update={"trainer": trainer})
+    return _with_trainer(file, workdir=str(folder))
 
 
 def with_image(document: Document, file: SpaceFile, *, there: bool) -> SpaceFile:
     """The file with the absolute path of its container's image, if that is a file.
 
-    Args:
-        document: where a mistake is shown.
-        file: its content.
-        there: an image beside the space has to exist.
-
     Raises:
-        SpaceError: if it has to exist and does not.
+        SpaceError: if one beside the space has to be ``there`` and is not.
     """
     container = file.trainer.container
     if container is None or container.file is None or container.file.is_absolute():
@@ -118,19 +122,13 @@ def with_image(document: Document, file: SpaceFile, *, there: bool) -> SpaceFile
             f"registry; there is no {image}",
         )
     whole = container.model_copy(update={"image": str(image)})
-    return file.model_copy(update={"trainer": file.trainer.model_copy(update={"container": whole})})
+    return _with_trainer(file, container=whole)
 
 
 def check_trainer(document: Document, spec: TrainerSpec, types: Mapping[str, ValueType]) -> None:
-    """Check a command, its files and its patterns.
+    """Check a command, its files and its patterns; raises SpaceError for the first mistake.
 
-    Args:
-        document: where mistakes are shown.
-        spec: the trainer.
-        types: of the names that expressions can use, without those of a trial.
-
-    Raises:
-        SpaceError: for the first mistake.
+    ``types`` are of the names that expressions can use, without those of a trial.
     """
     checks = _Checks(document, spec, types)
     checks.command()
@@ -149,13 +147,8 @@ _IN_SHELL = re.compile(rf"(?:^|[\s;&|/])({'|'.join(map(re.escape, _LAUNCHERS))})
 def check_launcher(document: Document, spec: TrainerSpec, ranks_per_node: int, nodes: int) -> None:
     """Refuse a command that launches ranks itself where every rank runs it.
 
-    With one process per node ``torchrun --nnodes`` may start the node's ranks.
-
-    Args:
-        document: where the mistake is shown.
-        spec: the trainer.
-        ranks_per_node: processes that a trial has on each node.
-        nodes: the most that a trial has.
+    With one process per node ``torchrun --nnodes`` may start the node's ranks. ``nodes``: the most
+    that a trial has.
 
     Raises:
         SpaceError: each of the ranks would start a training of its own.
@@ -201,7 +194,7 @@ class _Checks:
         for index, entry in enumerate(self.spec.command or []):
             path: tuple[str | int, ...] = ("trainer", "command", index)
             if isinstance(entry, Flags):
-                self._expression(entry.when, (*path, "when"))
+                parsed(self.document, entry.when, (*path, "when"), self.known)
                 for place, text in enumerate(entry.args):
                     self._template(text, (*path, "args", place))
             else:
@@ -218,7 +211,7 @@ class _Checks:
                 raise self.document.error((*path, "set"), str(error)) from None
             self._set(file.set, (*path, "set"))
             for index, case in enumerate(file.cases):
-                self._expression(case.when, (*path, "cases", index, "when"))
+                parsed(self.document, case.when, (*path, "cases", index, "when"), self.known)
                 self._set(case.set, (*path, "cases", index, "set"))
 
     def _set(self, entries: Mapping[str, Any], path: tuple[str | int, ...]) -> None:
@@ -242,10 +235,7 @@ class _Checks:
                     f"{{{{{name}}}}}{nearest(name, self.known)}",
                     at_value=True,
                 )
-            try:
-                parse(expression, self.known, any_type=True)
-            except ExpressionError as error:
-                raise self.document.error(path, str(error), at_value=True) from None
+            parsed(self.document, expression, path, self.known, any_type=True)
 
     def patterns(self) -> None:
         result = self.spec.result
@@ -281,9 +271,3 @@ class _Checks:
                 f"found {as_written(regex)}, accepted a regular expression ({error})",
                 at_value=True,
             ) from None
-
-    def _expression(self, text: str, path: tuple[str | int, ...]) -> None:
-        try:
-            parse(text, self.known)
-        except ExpressionError as error:
-            raise self.document.error(path, str(error), at_value=True) from None

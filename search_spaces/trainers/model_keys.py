@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from foundation.documents import as_written, plain_scalar
+from foundation.quantities import value_text
 from foundation.values import Scalar
 from search_spaces.errors import SpaceError
 from search_spaces.language.adapter_schema import ModelKey
@@ -25,10 +26,8 @@ def read(
 ) -> ModelConfig | None:
     """The model that a trainer's options describe; None unless they have all that a record needs.
 
-    Args:
-        keys: the trainer's key for each field of the record.
-        stated: its options, or its file's values by dotted path.
-        known: the model that they name; beside it only a sequence length counts.
+    ``stated`` are its options, or its file's values by dotted path; beside a ``known`` model, which
+    they name, only a sequence length counts.
 
     Raises:
         SpaceError: for values that make no model, or that cannot be read.
@@ -96,7 +95,7 @@ def written(
         kept = key.key in stated and name != DEPTH
         if value is None or not key.key or kept or value == default:
             continue
-        text = _text(value)
+        text = value_text(value)
         template = f"{{{DEPTH}}}" if name == DEPTH else _case(key.text, fields)
         if text in key.values:
             options[key.key] = key.values[text]
@@ -182,7 +181,3 @@ def _fields(model: ModelConfig) -> dict[str, Scalar]:
     shape = ModelShape(**model.model_dump())
     resolved = {"num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size}
     return {**shape.model_dump(exclude_none=True), **resolved}
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -26,11 +26,6 @@ _IS = re.compile(r"(?P<name>\w+)(?: == '?(?P<value>[^']+?)'?)?")  # sequence_par
 class StatedOptions:
     """Options that a user states for a known trainer, on its command line and in its file.
 
-    Args:
-        document: the space, where mistakes are shown.
-        spec: its trainer.
-        adapter: the trainer's record, which says what each option means.
-
     Raises:
         SpaceError: if the file is missing or cannot be read.
 

@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from foundation.quantities import value_text
 from foundation.values import Scalar
 from search_spaces.parameters import value_type_of
 from trainer.plan.rules.expression import ValueType, constant, parse
@@ -25,7 +26,6 @@ def expressions(text: str) -> Iterator[str]:
 
 
 def names(text: str) -> frozenset[str]:
-    """Names that a template reads."""
     found = (ast.walk(ast.parse(each.strip(), mode="eval")) for each in expressions(text))
     read = {node.id for nodes in found for node in nodes if isinstance(node, ast.Name)}
     return frozenset(read - {"true", "false"})
@@ -44,9 +44,7 @@ def filled(text: str, values: Mapping[str, Scalar]) -> str:
             return "{" + found[1] + "}" if _is_expression(found[1]) else found[0]
         if not _is_expression(found[2]):
             return found[0]
-        name = found[2].strip()
-        value = values[name] if name in values else _computed(name, values)
-        return str(value).lower() if isinstance(value, bool) else str(value)
+        return value_text(_computed(found[2], values))
 
     return _BRACES.sub(fill, text)
 
@@ -55,8 +53,7 @@ def value(text: str, values: Mapping[str, Scalar]) -> Scalar:
     """A filled template; one that is a single expression gives its value in its own type."""
     found = _BRACES.fullmatch(text)
     if found and found[1] is None and _is_expression(found[2]):
-        name = found[2].strip()
-        return values[name] if name in values else _computed(name, values)
+        return _computed(found[2], values)
     return filled(text, values)
 
 
@@ -81,7 +78,10 @@ def _is_expression(text: str) -> bool:
 
 
 def _computed(text: str, values: Mapping[str, Scalar]) -> Scalar:
-    return parse(text, _types(values), any_type=True).value(values)
+    name = text.strip()
+    if name in values:
+        return values[name]
+    return parse(name, _types(values), any_type=True).value(values)
 
 
 def _types(values: Mapping[str, Scalar]) -> dict[str, ValueType]:

@@ -1,14 +1,21 @@
-"""The interface of trainers."""
+"""The interface of trainers, and trainers by name: meshtune's own, any command, installed ones.
+
+A distribution adds its own by an entry point, and a space names it with ``trainer: {use: mine}``::
+
+    [project.entry-points."meshtune.trainers"]
+    mine = "my_package.my_module:MyTrainer"
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from foundation.registry import Registry, RegistryError
 from foundation.values import Scalar
 from search_spaces.frameworks import Framework, StatedHabits
 from search_spaces.known import framework_named
@@ -92,7 +99,6 @@ class Trainer(ABC):
 
     @cached_property
     def habits(self) -> Framework:
-        """The framework with its habits."""
         return framework_named(self.framework)
 
     @property
@@ -122,3 +128,29 @@ class Trainer(ABC):
     def constraints(self) -> Sequence[str]:
         """Constraints on every configuration, in the language of spaces: ``mbs <= 8``."""
         return ()
+
+
+TRAINERS: Registry[Callable[[TrainerSpec], Trainer]] = Registry(
+    "trainer",
+    "meshtune.trainers",
+    {
+        "meshtune": "search_spaces.trainers.meshtune:MeshtuneTrainer",
+        "command": "search_spaces.trainers.command:CommandTrainer",
+    },
+)
+
+
+def make_trainer(spec: TrainerSpec) -> Trainer:
+    """The trainer that a space names.
+
+    Raises:
+        RegistryError: if the name is unknown, or what is installed under it is no trainer.
+        ValueError: by the trainer, for wrong options.
+    """
+    name = spec.use or ("meshtune" if spec.builtin is not None else "command")
+    trainer = TRAINERS.get(name)(spec)
+    if not isinstance(trainer, Trainer):
+        raise RegistryError(
+            f"trainer {name!r} is of type {type(trainer).__name__}; it must be a Trainer"
+        )
+    return trainer

@@ -23,11 +23,9 @@ from slurm.local.server import ForkServer, Ranks, marker
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt
 from slurm.outcome.kinds import Kind
-from slurm.outcome.rank_ends import FAILURE_GRACE_S
 from slurm.outcome.step_log import StopRule
-from slurm.outcome.watch import Termination, watch
-from slurm.rendezvous import rank_environment, rendezvous_environment
-from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
+from slurm.outcome.watch import FAILURE_GRACE_S, Termination, watch
+from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec, rank_environment, rendezvous_environment
 
 _GONE_S = 30.0  # SIGKILL acts at once, unless a process is stuck in the kernel
 

@@ -25,7 +25,7 @@ from slurm.agent import Agent
 from slurm.agents import Agents, Pump
 from slurm.forked_rank import load, run_rank, started_threads
 from slurm.launcher import LauncherError
-from slurm.outcome.rank_ends import FAILURE_GRACE_S
+from slurm.outcome.watch import FAILURE_GRACE_S
 from slurm.trial import TrialSpec
 
 _FORKED, _EXECUTED = b"f", b"x"  # whether a trial's ranks need the imports

@@ -170,10 +170,6 @@ class LogMetrics:
                 found[metric] = Reading(metric, value, len(steps.found), len(counted), steps.line)
         return list(found.values())
 
-    def metrics(self) -> dict[str, float]:
-        """Values of the readings by metric."""
-        return {reading.metric: reading.value for reading in self.readings()}
-
     def _note(self, steps: _Steps, found: re.Match[str]) -> None:
         metric, pattern = steps.metric, steps.pattern
         groups = found.re.groupindex
@@ -236,7 +232,7 @@ def metrics_of(
         for line in text.splitlines():
             reader.read(line)
         diverged = diverged or reader.diverged
-        result = {**reader.metrics(), **result}
+        result = {**{one.metric: one.value for one in reader.readings()}, **result}
     if diverged:
         return {"status": "diverged", "message": "the last loss in its log is not finite"}
     if not result:

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from foundation.messages import shown
 from foundation.quantities import counted
-from slurm import processes
 from slurm.minicluster import daemons
 from slurm.minicluster.config import (
     MAX_GPUS,
@@ -69,11 +68,6 @@ class Minicluster:
         """The line that makes a shell use this cluster."""
         return f"export SLURM_CONF={self.conf}"
 
-    @property
-    def limits_memory(self) -> bool:
-        """Whether a rank over its ``--mem`` is killed, as on a real cluster."""
-        return self.config.cgroup is not None
-
     def run(self, *argv: str, timeout_s: float = 30.0) -> str:
         """Standard output of a Slurm command on this cluster.
 
@@ -93,31 +87,8 @@ class Minicluster:
     def node_states(self) -> dict[str, str]:
         """State of each node as ``sinfo`` gives it: ``idle``, ``allocated``, ``down*`` ..."""
         lines = self.run("sinfo", "-hN", "-o", "%N %T").splitlines()
-        return dict(sorted((line.split() for line in lines), key=lambda item: _natural(item[0])))
-
-    def kill_node(self, name: str) -> None:
-        """Kill a node as a power cut would: its slurmd, its steps and all their processes.
-
-        The controller notices after some 16 s; ``node_states`` then says ``down*``.
-        """
-        self._check(name)
-        left = processes.end_all(lambda: daemons.node_processes(self.config, name))
-        if left:
-            raise MiniclusterError(f"node {name}: processes {sorted(left)} do not die")
-
-    def revive_node(self, name: str) -> None:
-        """Start a killed node again; returns when the controller has it back."""
-        self._check(name)
-        daemons.start_slurmd(self.config, name)
-        bad = ("down", "unknown", "*", "drain", "fail")
-        _wait(
-            lambda: not any(word in self.node_states()[name] for word in bad),
-            f"node {name} does not come back; see {self.config.directory}/log/{name}.log",
-        )
-
-    def _check(self, name: str) -> None:
-        if name not in self.nodes:
-            raise MiniclusterError(f"no node {name!r}; the nodes are {', '.join(self.nodes)}")
+        pairs = (line.split() for line in lines)
+        return dict(sorted(pairs, key=lambda pair: (len(pair[0]), pair[0])))  # node10 after node9
 
 
 @dataclass(frozen=True)
@@ -257,7 +228,8 @@ def _start(config: MiniclusterConfig, start_s: float, *notices: str) -> Miniclus
     cluster = Minicluster(config, "\n".join(notices))
     try:
         daemons.start_munged(config)
-        daemons.start_slurmctld(config)
+        # -c: without the saved state of an earlier controller.
+        daemons.start_daemon(config, "slurmctld", "-c", "-f", str(config.daemons_conf))
         for name in config.nodes:
             daemons.start_slurmd(config, name)
         _wait(lambda: _all_idle(cluster), f"the nodes do not come up; see {directory}/log", start_s)
@@ -283,7 +255,3 @@ def _wait(condition: Callable[[], bool], otherwise: str, deadline_s: float = STA
         if time.monotonic() > end:
             raise MiniclusterError(otherwise)
         time.sleep(0.1)
-
-
-def _natural(name: str) -> int:
-    return int(re.search(r"\d+$", name)[0])  # type: ignore[index]

@@ -116,11 +116,6 @@ def start_slurmd(config: MiniclusterConfig, name: str) -> None:
     start_daemon(config, "slurmd", "-f", str(config.daemons_conf), "-N", name)
 
 
-def start_slurmctld(config: MiniclusterConfig) -> None:
-    """Start the controller, without the saved state of an earlier one."""
-    start_daemon(config, "slurmctld", "-c", "-f", str(config.daemons_conf))
-
-
 def environment(conf: Path) -> dict[str, str]:
     """Our environment, with a cluster's configuration for Slurm's programs."""
     # What surrounds us may be another Slurm's job: none of its settings may leak in.

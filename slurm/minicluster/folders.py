@@ -21,6 +21,7 @@ from slurm.launcher import LauncherError
 from slurm.minicluster.config import MiniclusterConfig
 
 MAX_CONFIG_BYTES = 1 << 16
+_CONFIG_NAME = "cluster.json"
 
 
 class MiniclusterError(LauncherError):
@@ -101,7 +102,7 @@ def read_config(directory: Path) -> MiniclusterConfig | None:
 
     Raises MiniclusterError if others could have written it, or it is not about this folder.
     """
-    file = _config_file(directory)
+    file = directory / _CONFIG_NAME
     try:
         text = read_text(file, MAX_CONFIG_BYTES)
         check_owned(directory)
@@ -123,7 +124,7 @@ def read_config(directory: Path) -> MiniclusterConfig | None:
 
 def write_config(config: MiniclusterConfig) -> None:
     """Write what :func:`read_config` reads."""
-    _config_file(Path(config.directory)).write_text(json.dumps(asdict(config), indent=1))
+    Path(config.directory, _CONFIG_NAME).write_text(json.dumps(asdict(config), indent=1))
 
 
 def _same_folder(first: Path, second: str) -> bool:
@@ -131,10 +132,6 @@ def _same_folder(first: Path, second: str) -> bool:
         return first.samefile(second)
     except (OSError, ValueError):  # moved away; a NUL in the name
         return False
-
-
-def _config_file(directory: Path) -> Path:
-    return directory / "cluster.json"
 
 
 _REMEDY = "end the cluster's daemons by hand if there are any, and remove the folder"

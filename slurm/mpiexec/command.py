@@ -12,9 +12,8 @@ from slurm.handshake import VARIABLE
 from slurm.launcher import LauncherError
 from slurm.mpiexec.dialects import Dialect
 from slurm.mpiexec.hosts import Host
-from slurm.rendezvous import rendezvous_environment
 from slurm.sweep.node import ALL
-from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
+from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec, rendezvous_environment
 
 _OF_INTERPRETERS = {"LD_LIBRARY_PATH"}  # of agents, which otherwise get theirs from the driver
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # what else a shell exports is its own business

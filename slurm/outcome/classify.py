@@ -82,7 +82,6 @@ class _Verdict:
     kind: Kind
     message: str
     suspects: Iterable[str] = ()
-    lost: Iterable[str] = ()
     early_stop: EarlyStop | None = None
 
 
@@ -105,7 +104,7 @@ def classify(evidence: Evidence) -> Outcome:
         or _cancelled_by_others(evidence)
         or _crash(evidence)
     )
-    lost = {*verdict.lost, *evidence.stuck_nodes, *evidence.down_nodes}
+    lost = {*evidence.stuck_nodes, *evidence.down_nodes}
     return Outcome(
         kind=verdict.kind,
         result=verdict.early_stop.result if verdict.early_stop else evidence.result,
@@ -240,8 +239,8 @@ def _crash(evidence: Evidence) -> _Verdict:
             return _Verdict(Kind.CRASH, f"exit code 0, but {evidence.no_result or 'no result'}")
         return _Verdict(Kind.CRASH, _result_message(evidence.result))
     what = []
-    if evidence.exit_code is not None:
-        what.append(_exit_text(evidence.exit_code))
+    if (code := evidence.exit_code) is not None:
+        what.append(f"ended by signal {-code}" if code < 0 else f"exit code {code}")
     if _status(evidence) == "ok":
         what.append("after an ok result")
     else:
@@ -284,11 +283,6 @@ def _named(pattern: re.Pattern[str], stderr: str) -> set[str]:
     """Nodes named by the matches of a pattern."""
     named = {found.groupdict().get("node") for found in pattern.finditer(stderr)}
     return {node for node in named if node}
-
-
-def _exit_text(code: int) -> str:
-    """An exit code in words; Popen's negative codes are signals."""
-    return f"ended by signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def _status(evidence: Evidence) -> str | None:

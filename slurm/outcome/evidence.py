@@ -12,11 +12,10 @@ from types import MappingProxyType
 from typing import Any
 
 from slurm.logs.text import cut_lines, read_log
-from slurm.outcome.rank_ends import first_failed, note_failures
 from slurm.outcome.result import RESULT_NAME, find_result, result_of_lines
 from slurm.outcome.step_log import EarlyStop, steps_in
 from slurm.outcome.texts import NO_TEXTS, LauncherTexts
-from slurm.outcome.watch import Termination, Watched
+from slurm.outcome.watch import Termination, Watched, first_failed, note_failures
 from slurm.trial import STDERR_NAME, STDOUT_NAME, Lease, TrialSpec
 
 WRITTEN_NAMES = ("config.json", "trial.json", "command.txt")  # into a trial's folder, by us

@@ -51,7 +51,6 @@ class Consequences:
 
     @property
     def colour(self) -> Literal["green", "red", "gray"]:
-        """Its colour in the report."""
         return _COLOURS.get(self.cause, "gray")
 
 

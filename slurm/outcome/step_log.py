@@ -6,7 +6,6 @@ after each step. The driver decides; launchers only ask.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -41,24 +40,21 @@ class StepLog:
     """The steps in a log that is still being written, and may not exist yet; ``most`` are kept."""
 
     def __init__(self, path: Path, most: int | None) -> None:
-        self._most = math.inf if most is None else most
+        self._most = most
         self.steps: list[StepReport] = []
         self._path = path
         self._offset = 0
         self._partial = b""
-        self._last = 0
 
     def grew(self) -> bool:
         """Read what is new; whether there are more steps than before."""
         before = len(self.steps)
         text, _, rest = (self._partial + self._new()).rpartition(b"\n")
         self._partial = rest[-_LONGEST_LINE_BYTES:]
-        for said in objects_after(_WORD, text.decode(errors="replace")):
-            step = _parsed(said)
-            # Several ranks may have printed it, or an earlier part of the log may be repeated.
-            if step and step["step"] > self._last and len(self.steps) < self._most:
-                self._last = step["step"]
-                self.steps.append(step)
+        last = self.steps[-1]["step"] if self.steps else 0
+        self.steps += steps_in(text.decode(errors="replace"), last)
+        if self._most is not None:
+            del self.steps[self._most :]
         return len(self.steps) > before
 
     def _new(self) -> bytes:
@@ -101,12 +97,15 @@ class StepLog:
         return result
 
 
-def steps_in(text: str) -> list[StepReport]:
-    """The steps in a whole log, each once."""
+def steps_in(text: str, last: int = 0) -> list[StepReport]:
+    """The steps in a log behind the ``last`` known one, each once.
+
+    Several ranks may have printed one, or an earlier part of the log may be repeated.
+    """
     steps: list[StepReport] = []
     for said in objects_after(_WORD, text):
-        step = _parsed(said)
-        if step and (not steps or step["step"] > steps[-1]["step"]):
+        if (step := _parsed(said)) and step["step"] > last:
+            last = step["step"]
             steps.append(step)
     return steps
 

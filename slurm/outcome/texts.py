@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 NEVER = re.compile(r"(?!)")
 
@@ -39,3 +41,20 @@ class LauncherTexts:
 
 
 NO_TEXTS = LauncherTexts()
+
+
+def read_patterns(path: Path) -> dict[str, Any]:
+    """The patterns in a YAML file by name, each a beginning and what may follow it on a line.
+
+    ``{NAME}`` stands for an entry of the file's ``parts``.
+    """
+    from foundation.documents import read_document  # the fork server pays for no YAML
+
+    stated = read_document(path).root.plain()
+    parts, found = stated.pop("parts"), {}
+    for name, (begin, *ways) in stated.items():
+        text = f"(?m){begin}(?:{'|'.join(ways)})"
+        for part, stands_for in reversed(parts.items()):
+            text = text.replace(f"{{{part}}}", stands_for)
+        found[name] = re.compile(text)
+    return found

@@ -7,9 +7,10 @@ depends on the seed, the trial's name (number and attempt), its nodes and the vi
 
 from __future__ import annotations
 
+import bisect
 import random
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,14 +20,14 @@ from slurm.outcome.evidence import Evidence
 from slurm.outcome.step_log import EarlyStop, StepReport, StopRule
 from slurm.outcome.watch import Termination
 from slurm.simulated.clock import VirtualClock
-from slurm.simulated.cluster import EPOCH, NodeFailures, SimulatedCluster
-from slurm.simulated.trial import SimulatedStep, Workload, simulate
+from slurm.simulated.trial import SimulatedCluster, SimulatedStep, Workload, simulate
 from slurm.srun.texts import SRUN_TEXTS
 from slurm.trial import Lease, TrialSpec
 
 if TYPE_CHECKING:
     from foundation.container import Container
 
+EPOCH = 946_684_800.0  # 2000-01-01, UTC: nobody takes it for a real run's time
 NODE_LOSS_S = 60.0  # until Slurm has noticed that a node does not answer
 
 
@@ -129,3 +130,31 @@ class SimulatedLauncher(Launcher):
                 )
                 return evidence, [step for step in steps if step.at_s < elapsed_s - NODE_LOSS_S]
         return evidence, steps
+
+
+class NodeFailures:
+    """Nodes fail independently, at a constant rate (a Poisson process), from ``EPOCH`` on.
+
+    One stream for the whole cluster, made as far as it is asked for: the same for every session,
+    and its cost does not grow with the nodes.
+    """
+
+    def __init__(self, cluster: SimulatedCluster, names: Sequence[str]) -> None:
+        self._names = names
+        self._per_s = len(names) * cluster.node_failures_per_day / 86_400
+        self._chance = random.Random(f"{cluster.seed}/failures")
+        self._events: list[tuple[float, str]] = []
+        self._until = EPOCH  # known up to here
+        self._lock = threading.Lock()
+
+    def between(self, after: float, until: float) -> Iterator[tuple[float, str]]:
+        """(time, node) of every failure later than ``after``, up to ``until``, in order."""
+        if not self._per_s:
+            return iter(())
+        with self._lock:
+            while self._until <= until:
+                self._until += self._chance.expovariate(self._per_s)
+                self._events.append((self._until, self._chance.choice(self._names)))
+            first = bisect.bisect(self._events, (after, chr(0x10FFFF)))
+            last = bisect.bisect(self._events, (until, chr(0x10FFFF)))
+            return iter(self._events[first:last])

@@ -9,7 +9,6 @@ from dataclasses import replace
 from foundation.python import isolated_argv
 from slurm import agent
 from slurm.launcher import LauncherError
-from slurm.rendezvous import rendezvous_environment
 from slurm.srun.containers import (
     PYTHON,
     ContainerLine,
@@ -19,7 +18,7 @@ from slurm.srun.containers import (
 )
 from slurm.srun.shell import scrubbed
 from slurm.srun.site import Site
-from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
+from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec, rendezvous_environment
 
 # A leased node is free: a step that Slurm has not granted by then it never will.
 _STEP_CREATION_S = 60
@@ -79,7 +78,6 @@ def srun_argv(spec: TrialSpec, lease: Lease, site: Site, cpus_per_node: int) -> 
 
 def srun_environment(
     spec: TrialSpec,
-    lease: Lease,
     site: Site,
     master_addr: str,
     environ: Mapping[str, str],

@@ -22,8 +22,7 @@ from foundation.messages import shown
 from foundation.records import Named, OneOrSeveral, Record, validate
 from slurm import agent
 from slurm.launcher import LauncherError
-from slurm.rendezvous import rank_environment, rendezvous_environment
-from slurm.trial import TrialSpec
+from slurm.trial import TrialSpec, rank_environment, rendezvous_environment
 
 FILE_NAME = "container.toml"
 PYTHON = "python3"  # of an image, for the agent

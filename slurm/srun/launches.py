@@ -1,4 +1,9 @@
-"""Launching trials in steps of agents; see :mod:`slurm.srun.agent_step`."""
+"""Launching trials in steps with an agent in each task, which starts trials there one at a time.
+
+A step may be kept from trial to trial: its ranks are then forked from processes that have the
+trainer's imports done. So only the first trial waits for a step, and for Python and torch on all
+its nodes; yet each has processes of its own, which no other can disturb.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +13,26 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from foundation.writing import write_private
-from slurm.forked_rank import read_at_start
+from slurm.agents import TaskAgents
+from slurm.forked_rank import parsed_python, read_at_start
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import Evidence, clear_attempt
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
 from slurm.outcome.texts import LauncherTexts
-from slurm.outcome.watch import Termination, Watched, watch
-from slurm.rendezvous import rendezvous_environment
-from slurm.srun.agent_step import AgentStep, requirements
+from slurm.outcome.watch import FAILURE_GRACE_S, Termination, Watched, watch
 from slurm.srun.allocation import Allocation
 from slurm.srun.command import contained, srun_argv, srun_environment, started_container
 from slurm.srun.containers import FILE_NAME
-from slurm.srun.ending import StepEnder
+from slurm.srun.ending import Step, StepEnder
 from slurm.srun.site import Site
 from slurm.srun.texts import SRUN_TEXTS
-from slurm.trial import Lease, TrialSpec
+from slurm.trial import Lease, TrialSpec, rendezvous_environment
 
 
 class LaunchPacing:
@@ -45,6 +50,64 @@ class LaunchPacing:
                 return False
             self._last = self._monotonic()
         return True
+
+
+class AgentStep(TaskAgents):
+    """An srun whose tasks are agents; its connection with them is its standard input and output.
+
+    Its standard error is Slurm's alone.
+
+    ``step_spec`` is the step as a trial, which may never end; it can serve trials with the same
+    :func:`requirements`, if it is kept at all.
+    """
+
+    def __init__(
+        self,
+        step_spec: TrialSpec,
+        lease: Lease,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        requirements: object,
+    ) -> None:
+        self.requirements = requirements
+        # Where ranks are forked from, those that find no memory still write the trial's result.
+        grace_s = FAILURE_GRACE_S if requirements else 0.0
+        folder = step_spec.directory  # its ranks' own folder may be in a container alone
+        super().__init__("srun", argv, folder, environ, step_spec.world_size, grace_s)
+        name = step_spec.name
+        self.step = Step(name, lease, frozenset({name}), self.program)
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can be given a trial."""
+        return self.alive and not self.channel.void
+
+    def start(self, spec: TrialSpec, env: Mapping[str, str], **order: Any) -> None:
+        modules = spec.kept.modules if spec.kept else ()
+        super().start(spec, env, forked=self.requirements is not None, modules=modules, **order)
+
+    def _take_output(self, data: bytes) -> None:
+        self.channel.feed(data)
+
+    def _send(self, data: bytes) -> None:
+        assert self.program.stdin is not None
+        self.program.stdin.write(data)
+        self.program.stdin.flush()
+
+
+def requirements(spec: TrialSpec, lease: Lease) -> object:
+    """Properties that two trials must share for one step to serve both; None: it serves one."""
+    if spec.kept is None or parsed_python(spec.argv) is None:  # it cannot be forked
+        return None
+    return (
+        lease.nodes,
+        spec.ranks_per_node,
+        spec.cpus_per_rank,
+        spec.memory_bytes_per_rank,
+        spec.argv[0],
+        spec.kept,
+        read_at_start(spec.env),
+    )
 
 
 _LET_GO_S = 10.0  # for a step with nothing left to do to end by itself
@@ -154,7 +217,7 @@ class Launches:
         cpus = self._allocation.cpus_per_node
         argv = srun_argv(replace(of_step, argv=()), lease, self._site, cpus)
         address = self._address(lease)
-        environ = srun_environment(of_step, lease, self._site, address, os.environ, cpus)
+        environ = srun_environment(of_step, self._site, address, os.environ, cpus)
         environ["SLURM_JOB_ID"] = self._allocation.job
         if (line := started_container(of_step, self._site)) and line.file:
             write_private(spec.directory / FILE_NAME, line.file)

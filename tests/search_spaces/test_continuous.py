@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from search_spaces import Candidates, SearchSpace, SpaceError, check
-from search_spaces.spans import FINEST, Span
+from search_spaces.parameters import FINEST, Span
 
 Load = Callable[[str], SearchSpace]
 

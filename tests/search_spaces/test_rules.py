@@ -17,9 +17,8 @@ from search_spaces import SearchSpace, load_space
 from search_spaces.language.trainer_schema import BuiltinTrainer
 from search_spaces.parameters import SEARCHABLE
 from support.broken_rules import broken_rules
-from trainer.plan.axes.mesh import RANK_ORDERS
 from trainer.plan.config import TrainConfig
-from trainer.plan.fields import PipelineSchedule
+from trainer.plan.fields import PipelineSchedule, RankOrder
 from trainer.plan.limits import ConfigError
 
 # Rules of policy: the trainer could run what they remove.
@@ -36,7 +35,7 @@ FURTHER: list[dict[str, Any]] = [
         "recompute": ["none", "selective"],
     },
     {"zero_stage": [0, 2], "reduce_gradients": ["micro_batch", "step"]},
-    {"rank_order": [*RANK_ORDERS], "cp": [1, 2]},
+    {"rank_order": [*get_args(RankOrder)], "cp": [1, 2]},
 ]
 
 _sizes = st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1, max_size=3, unique=True)

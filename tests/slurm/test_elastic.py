@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from analysis import RunError, Trial, read_run
+from benchmarks.power_cuts import kill_node, revive_node
 from slurm.local.launcher import LocalLauncher
 from slurm.minicluster.cluster import Minicluster
 from support.elastic_run import BATCH, SEQ, losses, searched
@@ -48,14 +49,14 @@ def test_a_training_goes_on_after_a_lost_node_and_in_another_allocation(
     try:
         wait_for(lambda: saved() > 0, "a checkpoint", PATIENCE_S)
         lost = starts()[-1].attempts[0].nodes[-1]
-        minicluster.kill_node(lost)
+        kill_node(minicluster, lost)
         began = saved()
         wait_for(lambda: saved() > began, "it goes on", PATIENCE_S)
         assert lost not in starts()[-1].attempts[0].nodes
         minicluster.run("scancel", job)
         said = driver.communicate(timeout=PATIENCE_S)
         assert driver.returncode == 3, said
-        minicluster.revive_node(lost)
+        revive_node(minicluster, lost)
         before = len(starts())
         driver = train(job := allocate(3))
         said = driver.communicate(timeout=PATIENCE_S)
@@ -67,7 +68,7 @@ def test_a_training_goes_on_after_a_lost_node_and_in_another_allocation(
         minicluster.run("scancel", job)
         wait_for(lambda: not minicluster.run("squeue", "-h"), "the queue is empty")
         if lost and minicluster.node_states()[lost] != "idle":
-            minicluster.revive_node(lost)
+            revive_node(minicluster, lost)
     with closing(LocalLauncher(1)) as launcher:
         assert train_elastic(run, launcher, tmp_path / "whole", tokens) == 0
     found, whole = losses(out), losses(tmp_path / "whole")

@@ -28,11 +28,11 @@ def test_what_a_full_disk_does_not_take_is_written_when_there_is_room(disk: Smal
     lines = [b"%d\n" % i for i in range(3000)]
     for line in lines:
         log.write(line)
-    assert log.waiting and log.problem == "stdout.log: No space left on device"
+    assert log.problem == "stdout.log: No space left on device"
     disk.free()
     log.close()
     assert path.read_bytes() == b"".join(lines)
-    assert not log.waiting and not log.problem
+    assert not log.problem
 
 
 def test_of_more_than_it_may_hold_the_oldest_lines_are_lost_and_it_says_so(

@@ -83,15 +83,14 @@ def test_a_wide_trial_is_overtaken_a_bounded_number_of_times() -> None:
     assert granted(pool) == {"wide": NODES}
 
 
-def test_a_quarantined_node_is_not_leased_again() -> None:
+def test_a_removed_node_is_not_leased_again() -> None:
     pool = NodePool(NODES)
     pool.request("a", 2)
     [lease] = pool.grants()
-    pool.quarantine("n2")
+    pool.remove("n2")
     pool.release(lease)
     assert pool.size == 7
     assert "n2" not in pool.free
-    assert pool.quarantined == ("n2",)
     pool.request("all", 7)
     assert "n2" not in granted(pool)["all"]
 
@@ -187,9 +186,9 @@ class PoolMachine(RuleBasedStateMachine):
         if trial in self.held:
             self.pool.release(self.held.pop(trial))
 
-    @rule(node=st.sampled_from(NODES), forever=st.booleans())
-    def lose(self, node: str, forever: bool) -> None:
-        (self.pool.remove if forever else self.pool.quarantine)(node)
+    @rule(node=st.sampled_from(NODES))
+    def lose(self, node: str) -> None:
+        self.pool.remove(node)
         assert node not in self.pool.nodes
         for trial in self.pool.impossible():
             assert self.waiting.pop(trial) > self.pool.size

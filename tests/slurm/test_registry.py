@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from foundation.registry import RegistryError
-from slurm.launcher import LauncherOptions
+from slurm.launcher import LAUNCHERS, LauncherOptions, make_launcher
 from slurm.local.launcher import LocalLauncher
-from slurm.registry import LAUNCHERS, make_launcher
 
 Install = Callable[..., None]
 
@@ -101,7 +100,7 @@ def test_nobody_takes_the_name_of_a_launcher_of_meshtunes(install: Install) -> N
 
 def test_looking_for_launchers_imports_none_of_them() -> None:
     program = (
-        "import sys; from slurm.registry import LAUNCHERS; LAUNCHERS.names();"
+        "import sys; from slurm.launcher import LAUNCHERS; LAUNCHERS.names();"
         "heavy = {'slurm.local.launcher', 'slurm.srun.launcher', 'torch', 'deephyper', 'pydantic'};"
         "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
     )

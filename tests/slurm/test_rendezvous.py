@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm.rendezvous import master_port, rendezvous_environment
-from slurm.trial import TrialSpec
+from slurm.trial import TrialSpec, master_port, rendezvous_environment
 
 
 def trial(name: str = "run-0007-1") -> TrialSpec:

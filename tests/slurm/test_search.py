@@ -15,6 +15,7 @@ import pytest
 from analysis.run.fold import Run, read_run
 from analysis.run.lines import Lines, RunError
 from analysis.run.lock import driver_of
+from benchmarks.power_cuts import kill_node, revive_node
 from slurm.minicluster import daemons
 from slurm.minicluster.cluster import Minicluster
 from support.small_search import QUICK
@@ -221,7 +222,7 @@ def test_every_failure_is_told_apart_and_the_search_goes_on(
         wait_for(node_trial_speaks, "the trial that loses its node runs")
         [(folder, node)] = running_case("node")
         (folder / "node_is_dead").touch()
-        minicluster.kill_node(node)
+        kill_node(minicluster, node)
         output, _ = driver.communicate(timeout=240)
         assert driver.returncode == 0, output
         # Slurm lists a step whose only node died until the job ends.
@@ -232,11 +233,11 @@ def test_every_failure_is_told_apart_and_the_search_goes_on(
         driver.wait()
         minicluster.run("scancel", job)
         if node:
-            minicluster.revive_node(node)
+            revive_node(minicluster, node)
         wait_for(lambda: not minicluster.run("squeue", "-h"), "the queue is empty")
     run = read_run(run_dir)
     kinds = {t.config["case"]: t.kind for t in run.trials.values()}
-    limited = minicluster.limits_memory
+    limited = minicluster.config.cgroup
     assert kinds == {
         "ok": "ok",
         "gpu_oom": "oom",

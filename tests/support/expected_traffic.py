@@ -30,7 +30,16 @@ from trainer.plan.states import Degrees
 
 Report = dict[str, dict[str, dict[str, int]]]
 MESHTUNE = framework_named("meshtune")
+_TIMES_AROUND = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1}
 _SUMMED_BYTES = 4  # gradients between ranks are summed in float32
+
+
+def once_bytes(exchange: Exchange) -> Size:
+    """Bytes that each rank sends in one call; 0 in a group of one."""
+    if exchange.operation == "send":
+        return exchange.num_bytes
+    ranks = exchange.group.size
+    return _TIMES_AROUND[exchange.operation] * (ranks - 1) * exchange.num_bytes / ranks
 
 
 def job_of(config: TrainConfig, world_size: int, local_world_size: int | None = None) -> Jobs:
@@ -87,7 +96,7 @@ def expected_traffic(
         times = round(float(_number(sent.times)))
         if len(ranks) > 1 and times:
             key = sent.purpose, walk.topology.level(ranks)
-            counters["bytes"][key] += int(_number(sent.once_bytes)) * times
+            counters["bytes"][key] += int(_number(once_bytes(sent))) * times
             counters["calls"][key] += times
     report: Report = {}
     for name, counter in counters.items():
@@ -156,7 +165,8 @@ class _Walk:
         config, job = self.config, self.job
         first, last = index == 0, index == self.num_stages - 1
         layers = config.stages.layers(index)
-        repeated = config.recomputed(layers)
+        recomputed = layers if config.recompute != "none" else ()
+        repeated = sum(layer % config.recompute_every == 0 for layer in recomputed)
         each = tp.layer_exchanges(job, MESHTUNE)
         sent = _of_layers(each, len(layers), repeated)
         sent += end_exchanges(job, MESHTUNE, first, last)

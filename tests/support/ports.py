@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import socket
 
-# Between those of trials (``slurm.rendezvous``) and those that the kernel gives to connections: of
+# Between those of trials (``slurm.trial``) and those that the kernel gives to connections: of
 # the latter, any connection may take the port before the ranks do.
 _PORTS = range(30000, 32768)
 

@@ -11,7 +11,7 @@ import numpy as np
 from analysis.cost.stages import stage_layers
 from analysis.cost.state_exchanges import fullest_parameters
 from search_spaces import Framework
-from support.expected_traffic import repeatedly
+from support.expected_traffic import once_bytes, repeatedly
 from trainer.plan.axes import dp, grid, pp
 from trainer.plan.axes.registry import AXES
 from trainer.plan.jobs import Array, Jobs
@@ -37,5 +37,5 @@ def sent_bytes(jobs: Jobs, framework: Framework) -> dict[str, Array]:
             sent += [repeatedly(one, gas * layers) for one in of_layer]
     for one in sent:
         purpose = "gradients" if one.purpose == "gradient_sync" else one.purpose
-        found[purpose] = found[purpose] + one.sent_bytes
+        found[purpose] = found[purpose] + once_bytes(one) * one.times
     return found

@@ -31,7 +31,7 @@ class SrunContract(ProcessLauncherContract):
     def test_a_trial_that_is_stopped_is_cancelled_and_leaves_nothing(
         self, trial: MakeTrial, minicluster: Minicluster
     ) -> None:
-        if not minicluster.limits_memory:
+        if not minicluster.config.cgroup:
             pytest.skip("without cgroups, Slurm loses sight of what leaves its session")
         super().test_a_trial_that_is_stopped_is_cancelled_and_leaves_nothing(trial)
 

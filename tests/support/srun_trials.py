@@ -30,7 +30,7 @@ def start_srun(launcher: SrunLauncher, spec: TrialSpec, node: str) -> subprocess
     """The trial's srun, whose driver is whoever calls this; it leads its process group."""
     lease = Lease("1", (node,))
     environ = srun_environment(
-        spec, lease, launcher.site, "127.0.0.1", os.environ, launcher.allocation.cpus_per_node
+        spec, launcher.site, "127.0.0.1", os.environ, launcher.allocation.cpus_per_node
     )
     return subprocess.Popen(
         launcher.command(spec, lease), cwd=spec.directory, start_new_session=True,

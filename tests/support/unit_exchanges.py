@@ -10,19 +10,23 @@ from trainer.plan.exchange import Exchange
 from trainer.plan.formats import Format
 from trainer.plan.placement import Placement
 from trainer.plan.shards import UnitLayout, secondary_wire, sum_format
-from trainer.plan.states import Degrees, state_bytes
+from trainer.plan.states import Degrees, masters_are_weights, state_bytes
 
 
-def bytes_per_rank(placement: Placement, parameters: int) -> dict[str, float]:
+def bytes_per_rank(
+    placement: Placement, parameters: int, own_masters: bool = False
+) -> dict[str, float]:
     """Bytes of each state on one rank, with ``parameters`` left to it by tp and pp; see
-    ``state_bytes``."""
+    ``state_bytes``. ``own_masters``: weights are never the master weights."""
+    in_float32 = placement.weights.format == Format.FP32
+    alike = masters_are_weights(placement, in_float32, not placement.fully_sharded)
     found = state_bytes(
         parameters,
         placement,
         weight_bytes=placement.weights.format.bits / 8,
         secondary_bytes=placement.secondary.format.bits / 8 if placement.secondary else 0.0,
         gradient_bytes=placement.gradients.format.bits / 8,
-        one_copy=placement.weights_are_master,
+        one_copy=alike and not own_masters,
     )
     return {name: float(value) for name, value in found.items()}
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm.outcome.step_log import StepReport
-from slurm.simulated.cluster import SimulatedCluster
-from slurm.simulated.trial import Price
+from slurm.simulated.trial import Price, SimulatedCluster
 
 GIB = 2**30
 CALM = SimulatedCluster(

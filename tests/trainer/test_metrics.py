@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.metrics import MetricsWriter
+from trainer.loop import MetricsWriter
 from trainer.plan.sections import Metrics
 
 

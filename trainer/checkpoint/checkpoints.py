@@ -12,12 +12,12 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,17 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, FileSystemWriter
 
 from trainer.checkpoint.chunks import Chunk, LoadChunks, SaveChunks, chunks
-from trainer.checkpoint.folders import begin, complete, finish, remove_partial, set_aside
+from trainer.checkpoint.folders import (
+    Record,
+    begin,
+    check_same,
+    complete,
+    finish,
+    identity,
+    read_record,
+    remove_partial,
+    set_aside,
+)
 from trainer.checkpoint.integrity import (
     CheckpointError,
     SafeReader,
@@ -33,8 +43,6 @@ from trainer.checkpoint.integrity import (
     read_checksums,
     verify,
 )
-from trainer.checkpoint.record import Record, check_same, identity, read_record
-from trainer.checkpoint.together import on_each, on_first
 from trainer.data.batches import Consumed
 from trainer.model.precision import LossScaler
 from trainer.model.transformer import Stage
@@ -43,6 +51,28 @@ from trainer.parallel.mesh import Mesh
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
 from trainer.runtime.phase import phase
+
+T = TypeVar("T")
+
+
+def on_first(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+    """Run on rank 0; every rank gets its result, or raises its error."""
+    found: list[Any] = on_each(action if dist.get_rank() == 0 else lambda: None, group)
+    return found[0]
+
+
+def on_each(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
+    """Run on every rank; each gets all results, or raises the first rank's error."""
+    found: list[Any] = [None] * dist.get_world_size()
+    try:
+        own: Any = action()
+    except (OSError, ConfigError, CheckpointError) as error:
+        own = error
+    dist.all_gather_object(found, own, group)
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
+    return found
 
 
 class Checkpointed(Protocol):
@@ -138,13 +168,6 @@ class Checkpoints:
                 f"save: {self.folder} holds step {latest}, but this run begins at {finished}: "
                 f"go on from there (load: {self.folder}) or save elsewhere"
             )
-
-    def due(self, step: int, last: int) -> bool:
-        """Whether to save after so many finished steps of a run that ends with ``last``."""
-        interval = self.config.save_interval
-        return self.folder is not None and (
-            step == last or (interval is not None and step % interval == 0)
-        )
 
     def save(self, trainer: Checkpointed, step: int) -> Path:
         """Save the state after ``step`` steps, keep the latest checkpoints; returns the folder.

@@ -116,9 +116,6 @@ def _data_bytes(idx: Path, num_sequences: int, itemsize: int) -> int:
     if num_sequences == 0:
         return 0
     sizes_end = HEADER.size + 4 * num_sequences
-    with idx.open("rb") as file:
-        file.seek(sizes_end - 4)
-        last_tokens: int = struct.unpack("<i", file.read(4))[0]
-        file.seek(sizes_end + 8 * (num_sequences - 1))
-        last_offset: int = struct.unpack("<q", file.read(8))[0]
-    return last_offset + last_tokens * itemsize
+    last_tokens = np.fromfile(idx, "<i4", 1, offset=sizes_end - 4)
+    last_offset = np.fromfile(idx, "<i8", 1, offset=sizes_end + 8 * (num_sequences - 1))
+    return int(last_offset[0]) + int(last_tokens[0]) * itemsize

@@ -7,7 +7,10 @@ A second opinion on every figure. The differences that DeepSpeed imposes are in
 from __future__ import annotations
 
 import contextlib
+import importlib
+import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -17,9 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.data.batches import Dataset, micro_batches
-from trainer.deepspeed.config import deepspeed_config
-from trainer.deepspeed.load import load_deepspeed, local_world_size
-from trainer.deepspeed.rules import unsupported
+from trainer.deepspeed.rules import unsupported, zero_stage
 from trainer.model.initialize import initialize
 from trainer.model.precision import COMPUTE_DTYPE
 from trainer.model.transformer import Places, Stage
@@ -27,9 +28,111 @@ from trainer.optimizer import StepReport
 from trainer.parallel.collectives import Traffic
 from trainer.parallel.loss import cross_entropy
 from trainer.plan.config import TrainConfig
+from trainer.plan.formats import Format
 from trainer.plan.limits import ConfigError
+from trainer.plan.placement import Placement
+from trainer.plan.states import BUCKET_ELEMENTS
 from trainer.runtime.device import Device
 from trainer.runtime.phase import phase
+
+
+def load_deepspeed(config: TrainConfig, device: Device) -> ModuleType:
+    """Import DeepSpeed for a device and let it take over the default process group; again does
+    nothing.
+
+    It takes seconds. Call it before memory is counted and limited, as it is part of start-up.
+
+    Raises:
+        ConfigError: if it is not installed.
+    """
+    os.environ["DS_ACCELERATOR"] = device.type
+    if device.type == "cpu":
+        ranks = dist.get_world_size()
+        topology = config.topology(ranks, local_world_size())
+        os.environ["LOCAL_SIZE"] = str(topology.ranks_per_node)  # its devices of a node
+    else:
+        # It numbers devices by local rank, also where the launcher shows each rank only one.
+        os.environ["LOCAL_RANK"] = str(device.torch.index)
+    with contextlib.redirect_stdout(sys.stderr):  # its banners, and its log's that begins here
+        try:
+            deepspeed = importlib.import_module("deepspeed")
+        except ModuleNotFoundError as error:
+            if error.name != "deepspeed":
+                raise
+            raise ConfigError(
+                "engine deepspeed: DeepSpeed is not installed; pip install 'meshtune[deepspeed]'"
+            ) from error
+        # Its optimizers would import torch's compiler later.
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+        # Shared memory serves its inference only, and would be compiled here and now.
+        backend = importlib.import_module("deepspeed.comm.torch")
+        backend.build_shm_op = lambda: None  # type: ignore[attr-defined]
+        deepspeed.init_distributed(dist_backend=device.backend, dist_init_required=False)
+    # Names that torch 2.13 replaced; it says so on every rank.
+    warnings.filterwarnings("ignore", r".*_tensor` is deprecated", FutureWarning, "torch")
+    return deepspeed
+
+
+def local_world_size() -> int | None:
+    value = os.environ.get("LOCAL_WORLD_SIZE")
+    return int(value) if value else None
+
+
+def deepspeed_config(config: TrainConfig, placement: Placement) -> dict[str, Any]:
+    """Configuration for ``deepspeed.initialize``, of one that ``deepspeed.rules`` accepts."""
+    stage, optimizer = zero_stage(placement), config.optimizer
+    adamw = {
+        "torch_adam": True,
+        "fused": True,
+        "lr": optimizer.lr,
+        "betas": [optimizer.beta1, optimizer.beta2],
+        "eps": optimizer.eps,
+        "weight_decay": optimizer.weight_decay,
+    }
+    values: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": config.mbs,
+        "gradient_accumulation_steps": config.gas,
+        "steps_per_print": config.steps + 1,
+        # Infinite: it then counts the norm, which it does not without clipping.
+        "gradient_clipping": config.optimizer.grad_clip or float("inf"),
+        "optimizer": {"type": "AdamW", "params": adamw},
+        "zero_optimization": _zero(config, placement, stage),
+        "communication_data_type": config.reduce_precision,
+        "bf16": {"enabled": config.precision == "bf16", "check_grad_overflow": False},
+        "fp16": {
+            "enabled": config.precision == "fp16",
+            "initial_scale_power": 16,
+            "loss_scale_window": 2000,
+            "hysteresis": 1,
+        },
+    }
+    # Its 16-bit ZeRO-0 cannot, and its fp16 pipeline would not sum a tied embedding's gradients.
+    if stage != 0 and not (config.pp > 1 and config.precision == "fp16"):
+        values["data_types"] = {"grad_accum_dtype": "fp32"}
+    return values
+
+
+def _zero(config: TrainConfig, placement: Placement, stage: int | None) -> dict[str, Any]:
+    model, secondary = config.model, placement.secondary
+    layer = 12 * model.hidden_size**2  # elements of a layer, about
+    zero: dict[str, Any] = {
+        "stage": stage,
+        "overlap_comm": config.pp == 1,
+        # It sets buffers of this size aside; its default is 2 GB and more.
+        "reduce_bucket_size": min(BUCKET_ELEMENTS, model.num_parameters),
+        "allgather_bucket_size": min(BUCKET_ELEMENTS, model.num_parameters),
+    }
+    if stage == 3:
+        zero |= {
+            "stage3_prefetch_bucket_size": layer,
+            # By default no layer of a model below 10^9 parameters is ever freed.
+            "stage3_max_reuse_distance": layer,
+            "stage3_param_persistence_threshold": 10 * model.hidden_size,
+            "zero_hpz_partition_size": secondary.degree if secondary else 1,
+            "zero_quantized_weights": placement.gather_format == Format.INT8,
+            "zero_quantized_gradients": placement.reduce_format == Format.INT4,
+        }
+    return zero
 
 
 class _Recomputed(nn.Module):

@@ -10,7 +10,7 @@ import functools
 import torch
 import torch.nn.functional as F
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer.model.initialize import initialize
 from trainer.model.transformer import (
@@ -48,26 +48,11 @@ class PipedEmbedding(Embedding):
         return super().forward(tokens.t())
 
 
-class PipedNorm(nn.Module):
-    """The norm before the head."""
-
-    def __init__(self, model: ModelConfig) -> None:
-        super().__init__()
-        self.norm = norm_layer(model)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x)
-
-
 class PipedHead(Head):
     """A head with a weight of its own."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # one tensor passes
         return super().forward(x, None)
-
-
-def _tied_head(embedding: Embedding, x: Tensor) -> Tensor:
-    return F.linear(x, embedding.weight)
 
 
 def build_pipeline(config: TrainConfig) -> PipelineModule:
@@ -79,7 +64,9 @@ def build_pipeline(config: TrainConfig) -> PipelineModule:
     specs: list[tuple[str, LayerSpec]] = []
     if model.tied_embeddings:
         entry = TiedLayerSpec("embedding", PipedEmbedding, model)
-        head = TiedLayerSpec("embedding", PipedEmbedding, model, forward_fn=_tied_head)
+        head = TiedLayerSpec(
+            "embedding", PipedEmbedding, model, forward_fn=lambda e, x: F.linear(x, e.weight)
+        )
     else:
         entry, head = LayerSpec(PipedEmbedding, model), LayerSpec(PipedHead, model, True)
     specs.append(("embedding.", entry))
@@ -87,7 +74,9 @@ def build_pipeline(config: TrainConfig) -> PipelineModule:
         specs.append(("positions.", LayerSpec(Positions, model)))
     for layer in range(model.num_layers):
         specs.append((f"blocks.{layer}.", LayerSpec(PipedBlock, model)))
-    specs += [("", LayerSpec(PipedNorm, model)), ("head.", head)]
+    norm = norm_layer(model)
+    last = LayerSpec(type(norm), norm.normalized_shape, eps=norm.eps)
+    specs += [("norm.", last), ("head.", head)]
     with torch.no_grad():  # it broadcasts the tied weight
         pipeline = PipelineModule(
             [spec for _, spec in specs],

@@ -37,7 +37,9 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
             return read_file(folder / SINGLE)
         table = read_json(folder / TABLE)
         names = table.get("weight_map") if isinstance(table, dict) else None
-        if not isinstance(names, dict) or not all(_is_name(file) for file in names.values()):
+        if not isinstance(names, dict) or not all(
+            isinstance(file, str) and Path(file).name == file for file in names.values()
+        ):
             raise ConfigError(f"{folder / TABLE}: accepted a weight_map to files beside it")
         found: dict[str, Tensor] = {}
         for file in sorted(set(names.values())):
@@ -86,10 +88,6 @@ def _entry(entry: Mapping[str, Any]) -> tuple[torch.dtype, list[int], int, int]:
     if not 0 <= first <= last or min(shape, default=0) < 0:
         raise ValueError(f"offsets {first} to {last}, shape {shape}")
     return _DTYPES[entry["dtype"]], shape, first, last
-
-
-def _is_name(file: Any) -> bool:
-    return isinstance(file, str) and Path(file).name == file
 
 
 def write_file(

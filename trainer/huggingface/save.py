@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from trainer.checkpoint.folders import read_record
 from trainer.checkpoint.integrity import SafeReader
-from trainer.checkpoint.record import read_record
 from trainer.huggingface.names import Architecture, architecture_of, config_of
 from trainer.huggingface.safetensors import SINGLE, write_file
 from trainer.plan.model import ModelConfig

@@ -91,8 +91,7 @@ class Stacked(nn.Module):
             return torch.cat([F.linear(part, own) for part, own in parts])
         ends = counts.cumsum(0).to(torch.int32)
         used: Tensor = _Used.apply(weight, counts)
-        out: Tensor = F.grouped_mm(x, used.transpose(-2, -1), offs=ends)
-        return out
+        return F.grouped_mm(x, used.transpose(-2, -1), offs=ends)
 
 
 class Experts(nn.Module):

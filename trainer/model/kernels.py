@@ -123,8 +123,7 @@ def in_form(
 
 def like(x: Tensor, rows: Tensor) -> Tensor:
     """Rows as (sequence, batch, ...); no view, for sums over ranks are made in place."""
-    result: Tensor = torch.ops.aten._unsafe_view(rows, (*x.shape[:2], rows.size(1)))
-    return result
+    return torch.ops.aten._unsafe_view(rows, (*x.shape[:2], rows.size(1)))
 
 
 def _stored(matrix: Tensor, way: str) -> Tensor:
@@ -155,8 +154,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, kernels: Kernels) -
     """x W^T of what this rank has, with its gradients, by these kernels."""
     if not kernels.own_gradients:
         return kernels.outputs(x, weight, bias)  # autograd's own gradients, which cost it less
-    result: Tensor = _Whole.apply(x, weight, bias, kernels)
-    return result
+    return _Whole.apply(x, weight, bias, kernels)
 
 
 def use(kernels: Kernels, stage: Stage) -> None:

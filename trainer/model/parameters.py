@@ -27,8 +27,7 @@ class Slot(NamedTuple):
 
     @property
     def numel(self) -> int:
-        count: int = self.parameter.numel()
-        return count
+        return self.parameter.numel()
 
 
 class Piece(NamedTuple):

@@ -28,9 +28,13 @@ from torch.utils.checkpoint import (
 from trainer.plan.fields import Recompute
 
 _aten = torch.ops.aten
-_PRODUCTS = {  # and where their weight is
-    _aten.mm.default: 1,
-    _aten.addmm.default: 2,
+# Products: the argument that is the weight, and its dimension along what the product takes in.
+# F.linear multiplies by the weight transposed; meshtune's own are split over tensor ranks.
+_PRODUCTS = {
+    "aten::mm": (1, 0),
+    "aten::addmm": (2, 0),
+    "meshtune::column_linear": (1, 1),
+    "meshtune::row_linear": (1, 1),
 }
 _ATTENTION = {
     _aten._scaled_dot_product_cudnn_attention.default,
@@ -39,7 +43,6 @@ _ATTENTION = {
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
     _aten._scaled_dot_product_fused_attention_overrideable.default,
 }
-_SPLIT_PRODUCTS = {"meshtune::column_linear": 1, "meshtune::row_linear": 1}  # over tensor ranks
 
 
 def recomputed(
@@ -64,16 +67,12 @@ def _policy(
     """Save or recompute one operator's output; torch asks before it calls the operator."""
     if operator in _ATTENTION:
         return CheckpointPolicy.MUST_SAVE
-    place = _PRODUCTS.get(operator)
-    if place is not None:
-        # F.linear multiplies by the weight transposed.
-        last = args[place].size(0) == last_input
-        return CheckpointPolicy.PREFER_RECOMPUTE if last else CheckpointPolicy.MUST_SAVE
-    place = _SPLIT_PRODUCTS.get(operator.name() if hasattr(operator, "name") else "")
-    if place is not None:
-        last = args[place].size(1) == last_input
-        return CheckpointPolicy.PREFER_RECOMPUTE if last else CheckpointPolicy.MUST_SAVE
-    return CheckpointPolicy.PREFER_RECOMPUTE
+    found = _PRODUCTS.get(operator.name() if hasattr(operator, "name") else "")
+    if found is None:
+        return CheckpointPolicy.PREFER_RECOMPUTE
+    place, dim = found
+    last = args[place].size(dim) == last_input
+    return CheckpointPolicy.PREFER_RECOMPUTE if last else CheckpointPolicy.MUST_SAVE
 
 
 # ---- by hand ----
@@ -144,8 +143,7 @@ def _unpack(kept: Tensor | _Place) -> Tensor:
 
 
 def _memory(x: Tensor) -> int:
-    address: int = x.untyped_storage()._cdata
-    return address
+    return x.untyped_storage()._cdata
 
 
 class _Rotation(torch.autograd.Function):
@@ -166,8 +164,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The pairs (x[i], x[i + head/2]) of (sequence, batch, heads, head) turned by the angles."""
     if torch.compiler.is_compiling():
         return _turned(x, cos, sin)
-    result: Tensor = _Rotation.apply(x, cos, sin)
-    return result
+    return _Rotation.apply(x, cos, sin)
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -194,8 +191,7 @@ class _SwiGlu(torch.autograd.Function):
 
 def swiglu(x: Tensor) -> Tensor:
     """silu(gate) * value of (..., gate and value) (Shazeer 2020)."""
-    result: Tensor = _SwiGlu.apply(x)
-    return result
+    return _SwiGlu.apply(x)
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -219,5 +215,4 @@ def rms_norm(weight: Tensor, eps: float, x: Tensor) -> Tensor:
     """``F.rms_norm`` over the last dim, which keeps ``x`` alone."""
     if x.device.type != "cpu":
         return F.rms_norm(x, weight.shape, weight, eps)
-    result: Tensor = _RmsNorm.apply(x, weight, eps)
-    return result
+    return _RmsNorm.apply(x, weight, eps)

@@ -261,13 +261,11 @@ class Block(nn.Module):
 
 
 def run_layer(block: Block, x: Tensor, places: Places) -> Tensor:
-    """Run a layer with its recomputation."""
     if block.recompute == "none" or block.repeats:
         return block.compute(x, places)
     if isinstance(block.mlp, MixtureMlp):
         options = {"use_reentrant": False, "preserve_rng_state": False}
-        again: Tensor = checkpoint(block.compute, x, places, context_fn=kept_routes, **options)
-        return again
+        return checkpoint(block.compute, x, places, context_fn=kept_routes, **options)
     width = block.mlp.down.weight.size(1)  # of this tensor-parallel rank
     return recomputed(block.compute, block.recompute, last_input=width)(x, places)
 
@@ -278,8 +276,7 @@ def compiled_layer() -> Callable[..., Tensor]:
 
     One graph or an error: a layer that falls apart would be slow in silence.
     """
-    compiled: Callable[..., Tensor] = torch.compile(run_layer, fullgraph=True, dynamic=False)
-    return compiled
+    return torch.compile(run_layer, fullgraph=True, dynamic=False)
 
 
 class Embedding(nn.Module):

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from foundation.files import FileError, read_json
+from foundation.records import Record
 from foundation.writing import write_atomically
 from trainer.model.kernels import FORMS, Form, Product, TunedKernels, in_form
 from trainer.runtime.cache import cpu_identity, user_cache
@@ -35,14 +36,12 @@ Name = TypeVar("Name", bound=str)
 Times = dict[Product, dict[Form, float]]
 
 
-class Choice(BaseModel):
+class Choice(Record):
     """The form of one product, its time with copies, and the time of the layer's own form."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
     form: Form
-    default_s: float = Field(gt=0, allow_inf_nan=False)
-    form_s: float = Field(gt=0, allow_inf_nan=False)
+    default_s: float = Field(gt=0)
+    form_s: float = Field(gt=0)
 
 
 class Cache(BaseModel):

@@ -77,10 +77,9 @@ _Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 def _cpu_gradients(tensors: _Tensors, log_sum: Tensor, causal: bool) -> tuple[Tensor, ...]:
     scale = tensors[1].size(-1) ** -0.5
-    grads: tuple[Tensor, ...] = _ops._scaled_dot_product_flash_attention_for_cpu_backward(
+    return _ops._scaled_dot_product_flash_attention_for_cpu_backward(
         *tensors, log_sum, 0.0, causal, scale=scale
     )
-    return grads
 
 
 def _efficient_gradients(tensors: _Tensors, log_sum: Tensor, causal: bool) -> tuple[Tensor, ...]:

@@ -8,11 +8,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.parallel import gloo
-from trainer.plan.exchange import all_reduce_bytes
 from trainer.plan.placement import Level
 
 Purpose = Literal[
@@ -47,7 +46,6 @@ class Traffic:
         self.counting = True
 
     def add(self, purpose: Purpose, level: Level, num_bytes: int) -> None:
-        """Count one call."""
         if not self.counting:
             return
         self.calls[purpose, level] += 1
@@ -102,9 +100,9 @@ class Group:
 
     def all_gather(
         self, whole: Tensor, share: Tensor, purpose: Purpose, async_op: bool = False
-    ) -> dist.Work | None:
+    ) -> dist.Work:
         """All-gather every rank's ``share`` into ``whole``, along the first dimension."""
-        sent = (self.size - 1) * _bytes(share)
+        sent = (self.size - 1) * share.nbytes
         return self._do(
             purpose,
             sent,
@@ -119,9 +117,9 @@ class Group:
         purpose: Purpose,
         op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
         async_op: bool = False,
-    ) -> dist.Work | None:
+    ) -> dist.Work:
         """Reduce ``whole`` over the ranks; each gets its ``share`` of the first dimension."""
-        sent = (self.size - 1) * _bytes(share)
+        sent = (self.size - 1) * share.nbytes
         return self._do(
             purpose, sent, async_op, lambda wait: self._reduce_scatter(share, whole, op, wait)
         )
@@ -132,11 +130,11 @@ class Group:
         if op != dist.ReduceOp.SUM or not self.on_gloo:
             return dist.reduce_scatter_single(share, whole, op, self.handle, not wait)
         if not wait:
-            return gloo.scatter_directly(share, whole, self.handle)
+            return _scatter_directly(share, whole, self.handle)
         if self.level is Level.INTER_NODE:
-            gloo.scatter_in_ring(share, whole, self.handle)
+            _scatter_in_ring(share, whole, self.handle)
         else:
-            gloo.scatter_directly(share, whole, self.handle).wait()
+            _scatter_directly(share, whole, self.handle).wait()
         return None
 
     def all_reduce(
@@ -145,16 +143,16 @@ class Group:
         purpose: Purpose,
         op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
         async_op: bool = False,
-    ) -> dist.Work | None:
+    ) -> dist.Work:
         """Reduce in place; every rank gets the whole."""
-        sent = all_reduce_bytes(_bytes(tensor), self.size)
+        sent = 2 * (self.size - 1) * tensor.nbytes // self.size  # a ring's
         return self._do(
             purpose, sent, async_op, lambda wait: dist.all_reduce(tensor, op, self.handle, not wait)
         )
 
     def all_to_all(self, received: Tensor, sent: Tensor, purpose: Purpose) -> None:
         """All-to-all: row r of ``sent`` goes to rank r; its row for this rank arrives as row r."""
-        num_bytes = _bytes(sent) // self.size * (self.size - 1)
+        num_bytes = sent.nbytes // self.size * (self.size - 1)
         exchange = functools.partial(dist.all_to_all_single, received, sent, group=self.handle)
         self._do(purpose, num_bytes, False, lambda wait: exchange())
 
@@ -186,7 +184,7 @@ class Group:
             works.clear()
             ops.clear()  # until here they hold the memory
 
-        self._do(purpose, _bytes(sent), True, begin)
+        self._do(purpose, sent.nbytes, True, begin)
         return finish
 
     def _do(
@@ -195,24 +193,65 @@ class Group:
         num_bytes: int,
         async_op: bool,
         collective: Callable[[bool], dist.Work | None],
-    ) -> dist.Work | None:
+    ) -> dist.Work:
         self.traffic.add(purpose, self.level, num_bytes)
         clock = self.traffic.clock
         if clock is None:
-            return collective(not async_op)
+            return collective(not async_op) or _DONE
         begin = clock()
         collective(True)
         self.traffic.seconds[purpose, self.level] += clock() - begin
-        return _Done() if async_op else None
+        return _DONE
 
 
 class _Done(dist.Work):
-    """Handle of a collective that has finished: it was waited for in order to be timed."""
+    """Handle of a collective that has been waited for."""
 
     def wait(self, timeout: Any = None) -> bool:
         return True
 
 
-def _bytes(tensor: Tensor) -> int:
-    num_bytes: int = tensor.numel() * tensor.element_size()
-    return num_bytes
+_DONE = _Done()
+
+
+def _scatter_directly(share: Tensor, whole: Tensor, group: dist.ProcessGroup) -> dist.Work:
+    """Begin a reduce-scatter by one all-to-all; wait before reading ``share``, contiguous.
+
+    gloo's own reduces everything on every rank, which sends twice the bytes. Inside a node one
+    all-to-all has the fewest steps; across nodes a ring crosses each node's link once.
+    """
+    received = torch.empty_like(whole)
+    work = dist.all_to_all_single(received, whole, group=group, async_op=True)
+    return _Sum(work, received, share, group.size())
+
+
+class _Sum(dist.Work):
+    """Handle that sums what the all-to-all has received."""
+
+    def __init__(self, work: Any, received: Tensor, share: Tensor, size: int) -> None:
+        super().__init__()
+        self.work, self.received, self.share, self.size = work, received, share, size
+
+    def wait(self, timeout: Any = None) -> bool:
+        self.work.wait()
+        torch.sum(self.received.view(self.size, -1), 0, out=self.share.view(-1))
+        return True
+
+
+def _scatter_in_ring(share: Tensor, whole: Tensor, group: dist.ProcessGroup) -> None:
+    """Reduce-scatter by a ring: size - 1 steps between neighbours, each adds its own part."""
+    size, rank = group.size(), group.rank()
+    rows = whole.view(size, -1)
+    right, left = (rank + 1) % size, (rank - 1) % size
+    partial = rows[left]
+    for back in range(2, size + 1):
+        received = torch.empty_like(partial)
+        works = [
+            dist.isend(partial, group=group, group_dst=right),
+            dist.irecv(received, group=group, group_src=left),
+        ]
+        for work in works:
+            if work is not None:
+                work.wait()
+        partial = received.add_(rows[(rank - back) % size])
+    share.view(-1).copy_(partial)

@@ -1,8 +1,7 @@
 """Context parallelism: ring attention over zig-zag sequences.
 
-Of 2 cp chunks, rank r holds r and 2 cp - 1 - r, which balances a causal mask. Keys and values go
-round the ring while attention works on those that are here (Liu et al. 2023, arXiv 2310.01889); all
-else works on each token by itself.
+Keys and values go round the ring while attention works on those that are here (Liu et al. 2023,
+arXiv 2310.01889); all else works on each token by itself.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from trainer.model.transformer import Block, Stage
 from trainer.parallel.attention import Attended, attend_block, block_gradients
 from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.zigzag import held_chunks
+from trainer.plan.axes.cp import held_chunks
 
 _groups: dict[str, Group] = {}
 """Groups by name, for the compiler's operators."""

@@ -73,8 +73,7 @@ class RankDispatch(Dispatch):
         rows = _Exchange.apply(rows, send, receive, self.group)
         rows = experts(Permute.apply(rows, order, inverse), counts)
         rows = Permute.apply(rows, inverse, order)
-        found: Tensor = _Exchange.apply(rows, receive, send, self.group)
-        return found
+        return _Exchange.apply(rows, receive, send, self.group)
 
     def sum_counts(self, counts: Tensor) -> None:
         for group in self.sharers:
@@ -98,11 +97,7 @@ class _Exchange(torch.autograd.Function):
 
 
 class Balance:
-    """Equal loads of experts, by the auxiliary loss and each router's bias.
-
-    Args:
-        loss_scale: of the loss of a step.
-    """
+    """Equal loads of experts, by the auxiliary loss and each router's bias."""
 
     def __init__(
         self,

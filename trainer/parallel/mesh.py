@@ -118,12 +118,10 @@ class Mesh:
 
     @property
     def dense(self) -> Holders:
-        """Holders of dense parameters."""
         return Holders(self, self.placement, self.states.rank)
 
     @property
     def experts(self) -> Holders:
-        """Holders of this rank's experts."""
         apart = self.ep.size // self.tp.size if self.ep.size > 1 else 1
         return Holders(self, self.placement.among(apart), self.states.rank // apart, apart)
 

@@ -189,7 +189,7 @@ class Pipeline:
     def _count(self, op: dist.P2POp) -> None:
         mesh = self.mesh
         level = mesh.topology.level((dist.get_rank(), op.peer))
-        mesh.traffic.add("pipeline", level, op.tensor.numel() * op.tensor.element_size())
+        mesh.traffic.add("pipeline", level, op.tensor.nbytes)
 
     def __call__(
         self, tokens: list[Tensor], targets: list[Tensor], starts: Sequence[Tensor] = ()
@@ -247,7 +247,6 @@ class GradientAccumulation:
     def __call__(
         self, tokens: list[Tensor], targets: list[Tensor], starts: Sequence[Tensor] = ()
     ) -> list[Tensor]:
-        """See ``Pipeline``."""
         losses = []
         places = starts or [None] * len(tokens)
         for inputs, target, place in zip(tokens, targets, places, strict=True):
@@ -261,7 +260,6 @@ class GradientAccumulation:
     def evaluate(
         self, tokens: list[Tensor], targets: list[Tensor], starts: Sequence[Tensor] = ()
     ) -> list[Tensor]:
-        """See ``Pipeline``."""
         places = starts or [None] * len(tokens)
         every = zip(tokens, targets, places, strict=True)
         return [self.loss_fn(self.stage(x, place, target), target) for x, target, place in every]

@@ -42,7 +42,6 @@ class Part:
 
     @classmethod
     def declared(cls) -> dict[str, ColumnType]:
-        """Declared columns by name."""
         return {f.name: f.metadata["column"] for f in fields(cls) if "column" in f.metadata}
 
     def stored(self) -> dict[str, Any]:

@@ -26,10 +26,10 @@ from trainer.plan.formats import Format
 from trainer.plan.limits import ConfigError, Ranks, Steps
 from trainer.plan.model import ModelConfig
 from trainer.plan.placement import Placement, PlacementError, Topology
-from trainer.plan.presets import ZERO_PRESETS, Wishes, place
+from trainer.plan.presets import ZERO_PRESETS, place
 from trainer.plan.rules.declared import refused_settings
 from trainer.plan.rules.expression import Scalar
-from trainer.plan.rules.requirement import Requirement, refusal
+from trainer.plan.rules.requirement import QUANTIZED, Requirement, refusal
 from trainer.plan.rules.requirements import requirements
 from trainer.plan.stages import StageLayout
 from trainer.plan.states import DEGREES
@@ -49,15 +49,11 @@ class TrainConfig(Settings, Choices):
     )
 
     @model_validator(mode="after")
-    def _one_placement(self) -> TrainConfig:
+    def _agrees(self) -> TrainConfig:
         if self.placement is not None and self.zero_stage:
             raise ValueError(
                 f"placement {self.placement} and zero_stage {self.zero_stage}: give one of them"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _checkpoints(self) -> TrainConfig:
         for name in ("save_interval", "async_save", "last_save_in_hf"):
             value = getattr(self, name)
             if value and self.save is None:
@@ -65,16 +61,8 @@ class TrainConfig(Settings, Choices):
                 raise ValueError(f"{said} needs a folder: set save")
         if self.last_save_in_hf:
             self.model.model_type()  # refuses other models before the first step
-        return self
-
-    @model_validator(mode="after")
-    def _engine_has_settings(self) -> TrainConfig:
         for reason in refused_settings(self, self.engine).values():
             raise ValueError(f"engine {self.engine}: {reason}")
-        return self
-
-    @model_validator(mode="after")
-    def _whole_samples(self) -> TrainConfig:
         if self.cp > 1 and self.splits_samples:
             raise ValueError(
                 f"documents with cp {self.cp}: ring attention sees whole samples; set cp: 1, or "
@@ -121,12 +109,6 @@ class TrainConfig(Settings, Choices):
         """Whether ``selective`` keeps matrix products and attention, not all but attention."""
         return self.cp == 1 and not self.grid_axes and not self.model.num_experts
 
-    def recomputed(self, layers: range) -> int:
-        """Layers among these that recompute something."""
-        if self.recompute == "none":
-            return 0
-        return sum(layer % self.recompute_every == 0 for layer in layers)
-
     @property
     def steps(self) -> int:
         return self.warmup_steps + self.measured_steps
@@ -155,9 +137,8 @@ class TrainConfig(Settings, Choices):
         return tuple(GRID) if any(getattr(self, name) > 1 for name in GRID) else ()
 
     def _requirements(self) -> tuple[Requirement, ...]:
-        """Requirements of the axes in use."""
         further = [name for name in FURTHER_AXES if getattr(self, name) > 1]
-        return requirements([*self.grid_axes, *further])
+        return requirements(*self.grid_axes, *further)
 
     def topology(self, world_size: int, local_world_size: int | None = None) -> Topology:
         """Ranks per node and pair: the configuration's, else the launcher's, else one node."""
@@ -167,11 +148,10 @@ class TrainConfig(Settings, Choices):
         """Placement of training states; raises ConfigError."""
         axes = self.axes(world_size)
         dp = axes.sizes["dp"]
-        wishes = {name: getattr(self, name) for name in Wishes.__dataclass_fields__}
         try:
             return place(
                 self.placement or ZERO_PRESETS[self.zero_stage],
-                Wishes(**wishes),
+                {name: getattr(self, name) for name in (*DEGREES, *QUANTIZED)},
                 dp,
                 axes.of_states.stride("dp"),
                 self.topology(world_size, local_world_size),

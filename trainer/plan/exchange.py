@@ -12,7 +12,6 @@ from typing import Any, Literal, Protocol
 from trainer.plan.axes.mesh import RankGroup, Size
 
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
-_TIMES_AROUND = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1}
 Pass = Literal["forward", "backward", "repeated"]
 """Pass of a layer on one micro-batch; repeated: the recomputed forward pass."""
 Work = Literal["", "products", "attention", "attention_backward", "layer", "layer_backward"]
@@ -48,11 +47,6 @@ def share_sent(ranks: Any) -> Any:
     return (ranks - 1) / ranks
 
 
-def all_reduce_bytes(num_bytes: int, ranks: int) -> int:
-    """Whole bytes that each rank sends in a ring all-reduce."""
-    return 2 * (ranks - 1) * num_bytes // ranks
-
-
 @dataclass(frozen=True)
 class Exchange:
     """A collective, or a message from rank to rank.
@@ -72,16 +66,3 @@ class Exchange:
     times: Size = 1
     within: Pass = "forward"
     behind: Work = ""
-
-    @property
-    def once_bytes(self) -> Size:
-        """Bytes that each rank sends in one call; 0 in a group of one."""
-        if self.operation == "send":
-            return self.num_bytes
-        ranks = self.group.size
-        return _TIMES_AROUND[self.operation] * (ranks - 1) * self.num_bytes / ranks
-
-    @property
-    def sent_bytes(self) -> Size:
-        """Bytes that each rank sends in all calls."""
-        return self.once_bytes * self.times

@@ -31,24 +31,14 @@ def _layers(model: Dimensions) -> Size:
     return 2 * model.seq_length * weights + model.num_layers * _attention_core(model)
 
 
-def _logits(model: Dimensions) -> Size:
-    """Forward FLOPs of the output layer on one sequence (2 s h V)."""
-    return 2 * model.seq_length * table_weights(model)
-
-
 def model_flops(model: Dimensions, global_batch: Size, trained: Size = 1) -> Size:
     """Model FLOPs of one step on B = ``global_batch`` sequences.
 
     Plain GPT: ``72 B s l h^2 (1 + s/(6h) + V/(12 l h))``, equation 3 of Narayanan et al. 2021
-    without its recomputed forward pass. Frozen weights have no gradients of their own: 4N of a
-    token in place of 6N.
-
-    Args:
-        model: shape.
-        global_batch: sequences per step over all replicas.
-        trained: share of the weights that is trained.
+    without its recomputed forward pass. ``trained`` is the share of weights that is: frozen ones
+    have no gradients of their own, 4N of a token in place of 6N.
     """
-    whole = _layers(model) + _logits(model)
+    whole = _layers(model) + 2 * model.seq_length * table_weights(model)  # logits: 2 s h V
     scores = model.num_layers * _attention_core(model)
     return global_batch * (3 * whole - (1 - trained) * (whole - scores))
 
@@ -58,12 +48,8 @@ def executed_flops(
 ) -> float:
     """FLOPs that one step of the built-in trainer executes.
 
-    Args:
-        model: shape.
-        global_batch: sequences per step over all replicas.
-        recompute: what the backward pass computes again.
-        keeps_products: ``selective`` keeps attention and products, and so repeats neither.
-        every: of so many layers one recomputes.
+    With ``keeps_products``, ``selective`` keeps attention and products, and so repeats neither. Of
+    ``every`` so many layers one recomputes.
     """
     useful = model_flops(model, global_batch)
     if recompute == "selective" and keeps_products:
@@ -92,15 +78,10 @@ def speed(
     measured: Sequence[float],
     executed: float,
 ) -> dict[str, Any]:
-    """Rates per second, each from the median of the measured steps.
+    """Rates per second from the median of the ``measured`` seconds of steps.
 
-    Args:
-        model: that is trained.
-        world_size: ranks, of which ``dp`` are data-parallel.
-        dp: see there.
-        batch: sequences of a step over all replicas.
-        measured: seconds of each step.
-        executed: FLOPs of a step, with recomputation.
+    A step has ``batch`` sequences over all ``dp`` replicas, and ``executed`` FLOPs with
+    recomputation.
     """
     median = statistics.median(measured)
     tera_per_gpu = 1e12 * median * world_size

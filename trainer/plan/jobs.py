@@ -229,7 +229,7 @@ class Options(Part):
 
     def __getattr__(self, name: str) -> NDArray[Any]:
         try:
-            return vars(self)["further"][name]  # type: ignore[no-any-return]
+            return vars(self)["further"][name]
         except KeyError:
             raise AttributeError(f"no option {name!r}: declare its column") from None
 
@@ -310,8 +310,7 @@ class Jobs:
     @cached_property
     def recompute_words(self) -> NDArray[np.str_]:
         """Recomputation, in the words of ``TrainConfig``."""
-        words: NDArray[np.str_] = np.array([*RECOMPUTE])[self.options.recompute.astype(int)]
-        return words
+        return np.array([*RECOMPUTE])[self.options.recompute.astype(int)]
 
 
 _PARTS: Mapping[str, Any] = get_type_hints(Jobs)

@@ -85,8 +85,8 @@ class ModelConfig(Record):
     )
 
     @model_validator(mode="after")
-    def _whole(self) -> ModelConfig:
-        """Refuse keys without the others that they need."""
+    def _agrees(self) -> ModelConfig:
+        """Refuse keys without the others that they need, and sizes that do not divide."""
         self.check_together(TOGETHER)
         if self.num_experts and (self.experts_per_token or 0) > self.num_experts:
             raise ValueError(
@@ -97,10 +97,6 @@ class ModelConfig(Record):
             raise ValueError(
                 f"dense_layers {self.dense_layers} is more than num_layers {self.num_layers}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _divides(self) -> ModelConfig:
         if not self.head_size and not self.is_latent and self.hidden_size % self.num_heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not divisible by num_heads {self.num_heads}; "

@@ -18,12 +18,7 @@ import numpy as np
 from trainer.plan.formats import Format
 from trainer.plan.rules.requirement import refusal
 from trainer.plan.rules.requirements import REQUIREMENTS
-from trainer.plan.states import (
-    DEGREES,
-    degree_among,
-    in_flat_buckets,
-    masters_are_weights,
-)
+from trainer.plan.states import DEGREES, degree_among, in_flat_buckets
 
 
 class PlacementError(ValueError):
@@ -105,8 +100,6 @@ class Placement:
         optimizer: float32 master weights and AdamW's moments.
         gather_format: of weights in collectives.
         reduce_format: of gradients in collectives.
-        weights_are_master: weights and master weights are one float32 copy, sharded as the weights
-            and counted with the optimizer states.
     """
 
     dp: int
@@ -116,7 +109,6 @@ class Placement:
     gather_format: Format
     reduce_format: Format
     secondary: Share | None = None
-    weights_are_master: bool = False
 
     def __post_init__(self) -> None:
         degrees = {name: getattr(self, name) for name in ("dp", *DEGREES)}
@@ -175,10 +167,7 @@ class Placement:
         weights, gradients = share(self.weights), share(self.gradients)
         copy = None if self.secondary is None or weights.degree == 1 else share(self.secondary)
         optimizer = share(self.optimizer)
-        found = replace(
+        return replace(
             self,
             dp=holders, weights=weights, gradients=gradients, optimizer=optimizer, secondary=copy,
         )  # fmt: skip
-        in_float32 = weights.format == Format.FP32
-        alike = masters_are_weights(found, in_float32, not found.fully_sharded)
-        return replace(found, weights_are_master=bool(alike))

@@ -7,17 +7,18 @@ optimizer states at least as gradients.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from foundation.documents import read_document
 from trainer.plan.fields import Preset
 from trainer.plan.formats import Format
 from trainer.plan.placement import Placement, PlacementError, Share, Topology, shared_within
 from trainer.plan.rules.requirement import QUANTIZED, refusal
 from trainer.plan.rules.requirements import requirements
-from trainer.plan.states import DEGREES, ZERO_STAGES, Degrees, masters_are_weights
+from trainer.plan.states import DEGREES, Degrees
 
 PRESETS: tuple[Preset, ...] = get_args(Preset)
 ZERO_PRESETS = PRESETS[:4]  # by the number of ZeRO's stage
@@ -28,47 +29,18 @@ _Span = Literal["one", "pair", "node", "all"]
 
 
 class _Meaning(NamedTuple):
-    """Ranks over which a preset shards each state, and what it quantizes."""
+    """Ranks over which a preset shards each state, and what it quantizes; see ``presets.yaml``."""
 
     weights: _Span
     gradients: _Span
     optimizer: _Span
     secondary: _Span | None = None
     quantized: bool = False
-    """Weights and gradients in collectives."""
     quantized_copy: bool = False
 
 
-def _zero(stage: int) -> _Meaning:
-    spans: dict[str, _Span] = {
-        name: "all" if stage >= first else "one" for name, first in ZERO_STAGES.items()
-    }
-    return _Meaning(spans["weight_shard"], spans["gradient_shard"], spans["optimizer_shard"])
-
-
-_MEANINGS: dict[Preset, _Meaning] = {
-    **{preset: _zero(stage) for stage, preset in enumerate(ZERO_PRESETS)},
-    # Wang et al. 2023: a secondary copy within the node; ``zero++`` also quantizes.
-    "hpz": _Meaning("all", "all", "all", "node"),
-    # Zhang et al. 2022, and hybrid sharding: all states are sharded in the node and replicated.
-    "mics": _Meaning("node", "node", "node"),
-    "zero++": _Meaning("all", "all", "all", "node", quantized=True),
-    # Xu et al. 2025, table IV.
-    "zero_topo": _Meaning("pair", "node", "all", "pair", quantized=True, quantized_copy=True),
-}
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """A configuration's own degrees and quantizations; None leaves the preset's."""
-
-    weight_shard: int | None = None
-    secondary_shard: int | None = None
-    gradient_shard: int | None = None
-    optimizer_shard: int | None = None
-    quantize_weights: bool | None = None
-    quantize_gradients: bool | None = None
-    quantize_secondary: bool | None = None
+_STATED = read_document(Path(__file__).with_suffix(".yaml")).root.plain()
+_MEANINGS: dict[Preset, _Meaning] = {name: _Meaning(**each) for name, each in _STATED.items()}
 
 
 def resolve_presets(
@@ -83,9 +55,7 @@ def resolve_presets(
     Args:
         said: settings; ``zero_stage`` stands for a preset where ``placement`` is not set.
         counts: where each setting is set, by name; a missing name is set nowhere.
-        dp: data-parallel ranks.
-        apart: distance of two of them in rank numbers.
-        topology: of the cluster.
+        apart: distance of two data-parallel ranks in rank numbers.
 
     Returns:
         ``placement``, and every name of ``DEGREES`` and ``QUANTIZED``.
@@ -151,7 +121,7 @@ def _meant(placement: Value, dp: Value, apart: Value, topology: Topology) -> dic
 
 def place(
     preset: Preset,
-    wishes: Wishes,
+    wishes: Mapping[str, int | bool | None],
     dp: int,
     apart: int,
     topology: Topology,
@@ -167,11 +137,9 @@ def place(
 
     Args:
         preset: fills what ``wishes`` leave open.
-        wishes: the configuration's; ``secondary_shard`` 0: no copy.
-        dp: data-parallel ranks.
-        apart: distance of two of them in rank numbers.
-        topology: of the cluster.
-        precision: of the computation.
+        wishes: the configuration's own, by the names of ``DEGREES`` and ``QUANTIZED``; None leaves
+            the preset's; ``secondary_shard`` 0: no copy.
+        apart: distance of two data-parallel ranks in rank numbers.
         reduce_precision: of gradients in collectives, unless quantized.
         cp: context-parallel ranks, which hold the same weights.
         gz: ranks along the grid's third axis, which gather weights too.
@@ -179,16 +147,16 @@ def place(
     Raises:
         PlacementError: if the degrees break a requirement.
     """
-    wished = {name: wish for name, wish in asdict(wishes).items() if wish is not None}
+    wished = {name: wish for name, wish in wishes.items() if wish is not None}
     said, given = {"zero_stage": 0, "placement": preset, **wished}, {"placement", *wished}
     found = resolve_presets(said, dict.fromkeys(given, True), dp * cp, apart, topology)
     degrees = Degrees(*(int(found[name]) for name in DEGREES))
     quantized = {name: bool(found[name]) for name in QUANTIZED}
     facts = {"dp": dp, "cp": cp, "gz": gz, **degrees._asdict(), **quantized}
-    if broken := refusal(requirements(["cp"] if cp > 1 else []), facts):
+    if broken := refusal(requirements(*(["cp"] if cp > 1 else [])), facts):
         raise PlacementError(broken)
     copy_format = Format.INT8 if quantized["quantize_secondary"] else precision
-    placement = Placement(
+    return Placement(
         dp=dp * cp,
         weights=Share(degrees.weight_shard, precision),
         secondary=Share(degrees.secondary_shard, copy_format) if degrees.secondary_shard else None,
@@ -197,5 +165,3 @@ def place(
         gather_format=Format.INT8 if quantized["quantize_weights"] else precision,
         reduce_format=Format.INT4 if quantized["quantize_gradients"] else reduce_precision,
     )
-    alike = masters_are_weights(placement, precision == Format.FP32, not placement.fully_sharded)
-    return replace(placement, weights_are_master=bool(alike))

@@ -148,7 +148,6 @@ def expert_weights(model: Dimensions, mixture: Mixture) -> Size:
 
 
 def mixed_layers(model: Dimensions, mixture: Mixture) -> Size:
-    """Layers with experts."""
     return (mixture.num_experts > 0) * (model.num_layers - mixture.dense_layers)
 
 
@@ -186,10 +185,6 @@ def table_weights(model: Dimensions) -> Size:
 def stage_weights(model: Dimensions, layers: Size, tables: Size, tp: Size = 1) -> Size:
     """Elements of a pipeline stage's matrices per tp rank, without routed experts.
 
-    Args:
-        model: whole model.
-        layers: of the stage.
-        tables: vocabulary tables of the stage: 0, 1 or 2.
-        tp: degree.
+    The stage has so many ``layers``, and 0, 1 or 2 vocabulary ``tables``.
     """
     return (layers * layer_weights(model) + tables * table_weights(model)) / tp

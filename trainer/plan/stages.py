@@ -35,13 +35,11 @@ class StageLayout:
     folded: bool = False
 
     def of_rank(self, pp_rank: int) -> tuple[int, ...]:
-        """Stages of a pipeline rank."""
         if self.folded:
             return pp_rank, 2 * self.pp - 1 - pp_rank
         return tuple(range(pp_rank, self.pp * self.vpp, self.pp))
 
     def rank_of(self, stage: int) -> int:
-        """Pipeline rank of a stage."""
         if self.folded:
             return min(stage, 2 * self.pp - 1 - stage)
         return stage % self.pp

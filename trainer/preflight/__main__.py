@@ -77,7 +77,6 @@ class Record:
         self.content: dict[str, Any] = {"status": "error", "message": "nothing was measured"}
 
     def put(self, **facts: Any) -> None:
-        """Keep facts."""
         self.content.update(facts)
         if self._rank == 0:
             write_atomically(self._path, json.dumps(self.content, indent=1) + "\n")

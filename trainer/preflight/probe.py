@@ -121,7 +121,7 @@ class Probe:
 
     def host_gb_per_s(self, num_bytes: int) -> list[float]:
         """From the host's memory to the device, on each rank, all at once."""
-        source = self.device.host_buffer(num_bytes)
+        source = torch.ones(num_bytes // 4, pin_memory=self.device.type == "cuda")
         target = torch.empty_like(source, device=self.device.torch, pin_memory=False)
         calls = self.times_s(lambda: target.copy_(source, non_blocking=True))
         return [num_bytes / s / 1e9 for s in calls]
@@ -143,7 +143,6 @@ class Links:
             self.group = Group(handle, ranks, level, Traffic())
 
     def close(self) -> None:
-        """Free the communicator."""
         if self.group is not None:
             dist.destroy_process_group(self.group.handle)
 
@@ -177,9 +176,9 @@ class Links:
 
         def both() -> None:
             group = self.group
-            begun = group and group.all_gather(whole, share, "tensor", async_op=True)
+            begun = group.all_gather(whole, share, "tensor", async_op=True) if group else None
             products(count)
-            if begun:
+            if begun is not None:
                 begun.wait()
 
         gather_s = max(probe.times_s(gather))

@@ -128,15 +128,6 @@ class Device:
         gpu = self.type == "cuda"
         return Meter(str(torch.cuda.get_device_properties(self.torch).uuid) if gpu else "", rank)
 
-    def host_buffer(self, num_bytes: int) -> torch.Tensor:
-        """Host memory, pinned for a device."""
-        return torch.ones(num_bytes // 4, pin_memory=self.type == "cuda")
-
-    def synchronize(self) -> None:
-        """Wait until all work given to the device is done."""
-        if self.type == "cuda":
-            torch.cuda.synchronize(self.torch)
-
     def clock(self) -> float:
         """Seconds, once the current stream's computation is done; communication beside it may go
         on."""
@@ -185,8 +176,7 @@ def attention_backends(device_type: str) -> contextlib.AbstractContextManager[No
     if device_type == "cpu":
         return contextlib.nullcontext()
     order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-    kernels: contextlib.AbstractContextManager[None] = sdpa_kernel(order, set_priority=True)
-    return kernels
+    return sdpa_kernel(order, set_priority=True)
 
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")

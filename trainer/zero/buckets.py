@@ -46,7 +46,7 @@ class Bucket:
         self.members = members
         shares = holders.placement.optimizer.degree
         self.sharing = holders.replicas(shares, 1, "main")
-        self.waiting: list[dist.Work | None] = []
+        self.waiting: list[dist.Work] = []
         total = padded(members, shares)
         self.weights = torch.zeros(total, dtype=dtype, device=device)
         self.parameters: list[nn.Parameter] = []
@@ -85,10 +85,8 @@ class Bucket:
             self.waiting.append(work)
 
     def wait(self) -> None:
-        """Wait for the updated weights."""
         for work in self.waiting:
-            if work is not None:
-                work.wait()
+            work.wait()
         self.waiting.clear()
 
     def pieces(self) -> Iterator[Piece]:
@@ -214,7 +212,6 @@ class WholeWeights:
             self.wait()
 
     def wait(self) -> None:
-        """Wait for all weights."""
         for bucket in self.buckets:
             bucket.wait()
 

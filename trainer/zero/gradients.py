@@ -149,7 +149,6 @@ class WholeGradients(BucketGradients):
     def _reduce(self) -> None:
         """Begin to average."""
         average = dist.ReduceOp.AVG
-        work: dist.Work | None
         if self.sharing is not None:
             whole, wanted = self.whole.to(self.wire), self.share.view(-1)
             out = wanted if whole is self.whole else torch.empty_like(wanted, dtype=self.wire)
@@ -161,8 +160,7 @@ class WholeGradients(BucketGradients):
             return
 
         def arrive() -> None:
-            if work is not None:
-                work.wait()
+            work.wait()
             if out is not wanted:
                 wanted.copy_(out)
 
@@ -190,7 +188,6 @@ class Reductions:
             self.pending.popleft()()
 
     def finish(self) -> None:
-        """Wait for all reductions."""
         while self.pending:
             self.pending.popleft()()
 
@@ -245,8 +242,7 @@ class SplitGradients(BucketGradients):
         self.first = False
 
         def arrive() -> None:
-            if work is not None:
-                work.wait()
+            work.wait()
             if not direct:
                 share.copy_(out) if first else share.add_(out)
 

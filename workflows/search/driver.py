@@ -250,10 +250,8 @@ class Driver:
             others_too = is_launch_failure(outcome.kind) and len(self._launches.trials) > 1
             outcome = replace(outcome, excused=others_too)
         end = self._end(running.trial, running.attempt, running.lease.nodes, outcome)
-        for node in outcome.lost_nodes:
+        for node in (*outcome.lost_nodes, *outcome.suspect_nodes):
             self.pool.remove(node)
-        for node in outcome.suspect_nodes:
-            self.pool.quarantine(node)
         self.pool.release(running.lease)
         self._put_aside_too_wide()
         kind, on = Kind(end.kind), outcome.suspect_nodes

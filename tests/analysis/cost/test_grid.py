@@ -15,12 +15,19 @@ from foundation.records import validate
 from search_spaces.cluster import Cluster
 from search_spaces.known import framework_named
 from search_spaces.shipped import SHIPPED
+from support.expected_traffic import once_bytes
 from trainer.plan.axes.grid import gy_exchanges, gz_exchanges
+from trainer.plan.exchange import Exchange
 from trainer.plan.jobs import FULL, SELECTIVE, Jobs, jobs
 from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import layer_matrices
 
 MESHTUNE = framework_named("meshtune")
+
+
+def _sent(exchange: Exchange) -> Any:
+    return once_bytes(exchange) * exchange.times
+
 
 MODEL = ModelConfig(
     num_layers=24, hidden_size=4096, num_heads=32, vocab_size=51200, seq_length=2048
@@ -48,10 +55,10 @@ def test_a_layers_exchanges_are_equations_1_to_4() -> None:
         expected[0] += (gz - 1) * k * n / (gx * gy * gz)
         expected[1] += forward if matrix.splits_outputs else backward  # along gy
     gathered, again, scattered = gz_exchanges(found, MESHTUNE)
-    assert gathered.sent_bytes == pytest.approx(2 * expected[0])
-    assert not again.sent_bytes.any()
-    assert scattered.sent_bytes == pytest.approx(MESHTUNE.reduce_bytes * expected[0])
-    along_y = sum(one.sent_bytes for one in gy_exchanges(found, MESHTUNE))
+    assert _sent(gathered) == pytest.approx(2 * expected[0])
+    assert not _sent(again).any()
+    assert _sent(scattered) == pytest.approx(MESHTUNE.reduce_bytes * expected[0])
+    along_y = sum(_sent(one) for one in gy_exchanges(found, MESHTUNE))
     assert along_y == pytest.approx(2 * expected[1])
 
 
@@ -71,7 +78,7 @@ def test_the_grids_first_axis_alone_costs_what_tensor_parallelism_does() -> None
     """And axes of one rank cost nothing, in bytes and in seconds."""
     plain = jobs({"tp": 4, "dp": 8, "pp": 1, "mbs": 1, "gas": 4, "zero_stage": 1}, MODEL)
     sent = (*gy_exchanges(plain, MESHTUNE), *gz_exchanges(plain, MESHTUNE))
-    assert [one.sent_bytes for one in sent] == [0] * len(sent)
+    assert [_sent(one) for one in sent] == [0] * len(sent)
 
 
 def test_a_grid_repeats_attention_where_tensor_parallelism_keeps_products() -> None:

@@ -30,7 +30,7 @@ from trainer.plan.jobs import (
     Jobs,
 )
 from trainer.plan.placement import Placement, Topology
-from trainer.plan.presets import PRESETS, Wishes, place
+from trainer.plan.presets import PRESETS, place
 from trainer.plan.sizes import stage_weights
 from trainer.plan.states import BUCKET_ELEMENTS, PENDING_REDUCTIONS
 
@@ -55,11 +55,11 @@ def as_job(placement: Placement) -> Jobs:
 
 
 FREE = [
-    Wishes(weight_shard=1, gradient_shard=4, optimizer_shard=16),
-    Wishes(weight_shard=2, gradient_shard=8, optimizer_shard=16),
-    Wishes(weight_shard=4, gradient_shard=16, optimizer_shard=16),
-    Wishes(weight_shard=2, gradient_shard=2, optimizer_shard=2, secondary_shard=2),
-    Wishes(weight_shard=16, secondary_shard=8, quantize_secondary=True),
+    {"weight_shard": 1, "gradient_shard": 4, "optimizer_shard": 16},
+    {"weight_shard": 2, "gradient_shard": 8, "optimizer_shard": 16},
+    {"weight_shard": 4, "gradient_shard": 16, "optimizer_shard": 16},
+    {"weight_shard": 2, "gradient_shard": 2, "optimizer_shard": 2, "secondary_shard": 2},
+    {"weight_shard": 16, "secondary_shard": 8, "quantize_secondary": True},
 ]
 
 
@@ -67,7 +67,7 @@ FREE = [
 @pytest.mark.parametrize("dp", [1, 16])
 def test_states_equal_the_trainers_placement(dp: int, precision: Format) -> None:
     topology = Topology(ranks_per_node=8, ranks_per_pair=2)
-    placements = [place(preset, Wishes(), dp, 1, topology, precision) for preset in PRESETS]
+    placements = [place(preset, {}, dp, 1, topology, precision) for preset in PRESETS]
     if dp == 16:
         placements += [place("zero0", wish, dp, 1, topology, precision) for wish in FREE]
     for placement in placements:

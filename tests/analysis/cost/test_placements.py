@@ -22,7 +22,7 @@ from search_spaces.known import framework_named
 from trainer.plan.formats import Format
 from trainer.plan.jobs import Array, Jobs, jobs
 from trainer.plan.placement import Topology
-from trainer.plan.presets import Wishes, place
+from trainer.plan.presets import place
 
 TRUTH = Path(__file__).parents[4] / "shared" / "truth"
 
@@ -46,7 +46,7 @@ def slow_links(peak_tflops: float) -> Cluster:
 
 def scheme_jobs(name: str) -> Jobs:
     scheme = SCHEMES[name]
-    wishes = Wishes(quantize_gradients=scheme.get("quantize_gradients"))
+    wishes = {"quantize_gradients": scheme.get("quantize_gradients")}
     placed = place(scheme["placement"], wishes, 16, 1, Topology(2), Format.BF16, Format.BF16)
     columns = placement_columns(placed) | {
         "renews_copy": scheme.get("refresh_secondary") == "micro_batch"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -19,8 +19,8 @@ from search_spaces import load_space
 from search_spaces.known import framework_named
 from search_spaces.points.candidates import Candidates
 from support.unit_exchanges import bytes_per_rank
-from trainer.plan.axes.mesh import RANK_ORDERS
 from trainer.plan.config import TrainConfig
+from trainer.plan.fields import RankOrder
 
 MESHTUNE = framework_named("meshtune")
 
@@ -101,7 +101,7 @@ def test_the_order_of_ranks_decides_what_crosses_nodes(tmp_path: Path) -> None:
         "parameters": {
             "num_nodes": 2,
             "pp": 2,
-            "rank_order": [*RANK_ORDERS],
+            "rank_order": [*get_args(RankOrder)],
             "placement": ["zero1", "mics"],
             "mbs": 1,
             "gas": 4,
@@ -117,7 +117,7 @@ def test_the_order_of_ranks_decides_what_crosses_nodes(tmp_path: Path) -> None:
     rows = [
         {**common, "rank_order": order, "placement": placement}
         for placement in ("zero1", "mics")
-        for order in RANK_ORDERS
+        for order in get_args(RankOrder)
     ]
     found = pricing.predict(rows)
     outside, inside = range(2)

@@ -142,6 +142,6 @@ def test_a_script_that_is_not_here_is_noted(load: Load, tmp_path: Path) -> None:
     command = (
         f"[python, {tmp_path}/there.py, {tmp_path}/gone.py, '{{tp}}{{pp}}{{mbs}}{{flag}}{{extra}}']"
     )
-    told = notes(load(SPACE.format(command=command)))
+    told = list(notes(load(SPACE.format(command=command))))
     assert [note for note in told if "gone.py on this machine" in note]
     assert not [note for note in told if "there.py" in note]

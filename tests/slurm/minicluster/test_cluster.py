@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.power_cuts import kill_node, revive_node
 from slurm import processes
 from slurm.minicluster import cluster as mini, config as miniconf, daemons as minidaemons
 from slurm.minicluster.folders import runtime_folder
@@ -151,7 +152,7 @@ def test_a_step_sees_its_fake_gpus(minicluster: mini.Minicluster) -> None:
 
 @needs_slurm
 def test_a_rank_over_its_memory_dies_as_out_of_memory(minicluster: mini.Minicluster) -> None:
-    if not minicluster.limits_memory:
+    if not minicluster.config.cgroup:
         pytest.skip("cgroups do not work on this machine")
     hog = "x = bytearray(300 << 20); import time; time.sleep(60)"
     with pytest.raises(mini.MiniclusterError, match=r"Out Of Memory|oom.kill"):
@@ -225,7 +226,7 @@ def test_where_cgroups_and_another_name_are_forbidden_it_comes_up_and_says_what_
     other = "v1" if minidaemons.cgroup_version() == "v2" else "v2"
     monkeypatch.setattr(minidaemons, "cgroup_version", lambda: other)
     cluster = mini.up(directory, num_nodes=2, start_s=5.0)
-    assert not cluster.limits_memory
+    assert not cluster.config.cgroup
     limits, network = cluster.notice.splitlines()
     assert limits.startswith("memory is not limited")
     assert network.startswith("the daemons listen on every network of this machine")
@@ -263,7 +264,7 @@ def test_a_killed_node_goes_down_and_comes_back(minicluster: mini.Minicluster) -
     )  # fmt: skip
     assert step.stdout is not None
     assert [step.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
-    minicluster.kill_node(victim)
+    kill_node(minicluster, victim)
     try:
         stderr = step.communicate(timeout=250)[1]
         # Where the controller is slow, srun has lost the node and given up before it is told so.
@@ -271,7 +272,7 @@ def test_a_killed_node_goes_down_and_comes_back(minicluster: mini.Minicluster) -
         assert step.returncode != 0
         wait_for(lambda: minicluster.node_states()[victim].startswith("down"), "the node is down")
     finally:
-        minicluster.revive_node(victim)
+        revive_node(minicluster, victim)
     wait_for(lambda: set(minicluster.node_states().values()) == {"idle"}, "all nodes are idle")
     assert minicluster.run("srun", "-N1", f"-w{victim}", "hostname")
 

@@ -11,7 +11,6 @@ from slurm.launcher import LauncherError
 from slurm.mpiexec.dialects import MPICH, OPEN_MPI_4, Dialect
 from slurm.mpiexec.hosts import Host
 from slurm.mpiexec.launcher import MpiexecLauncher
-from slurm.mpiexec.proof import Sweeper
 from slurm.sweep.sweeper import Swept
 
 
@@ -33,8 +32,17 @@ class _Mpi:
         return "".join(f"MESHTUNE_SWEPT {i} {self.left.get(host, '')}\n" for i, host in answers)
 
 
+HOSTS = ("n1", "n2", "n3")
+
+
+def launcher(mpi: _Mpi) -> MpiexecLauncher:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("slurm.mpiexec.launcher._dialect", lambda *_: mpi.dialect)
+        return MpiexecLauncher(map(Host, HOSTS), environ={}, run=mpi)
+
+
 def swept(mpi: _Mpi) -> Swept:
-    return Sweeper("mpiexec", mpi.dialect, {}, run=mpi).sweep(("n1", "n2", "n3"), ["t"])
+    return launcher(mpi).sweep(HOSTS, ["t"])
 
 
 @pytest.mark.parametrize("dialect", [OPEN_MPI_4, MPICH], ids=lambda dialect: dialect.name)
@@ -56,14 +64,9 @@ def test_processes_that_do_not_die_are_told_with_their_host() -> None:
     assert swept(_Mpi(OPEN_MPI_4, left={"n3": "17,4"})).left == {"n3": (17, 4)}
 
 
-def test_an_earlier_drivers_process_that_does_not_die_is_an_error_that_names_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("slurm.mpiexec.launcher._dialect", lambda *_: OPEN_MPI_4)
-    launcher = MpiexecLauncher([Host("n1"), Host("n2")], environ={})
-    launcher._sweeper = Sweeper("mpiexec", OPEN_MPI_4, {}, run=_Mpi(OPEN_MPI_4, left={"n2": "17"}))
+def test_an_earlier_drivers_process_that_does_not_die_is_an_error_that_names_it() -> None:
     with pytest.raises(LauncherError, match=r"n2 \(17\)"):
-        launcher.settle(["t"])
+        launcher(_Mpi(OPEN_MPI_4, left={"n2": "17"})).settle(["t"])
 
 
 def test_a_machine_without_mpiexec_is_told_so() -> None:

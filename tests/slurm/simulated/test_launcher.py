@@ -18,8 +18,8 @@ from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import EarlyStop, StepReport, StopRule
 from slurm.simulated.clock import VirtualClock
-from slurm.simulated.cluster import EPOCH, SimulatedCluster
-from slurm.simulated.launcher import NODE_LOSS_S, SimulatedLauncher
+from slurm.simulated.launcher import EPOCH, NODE_LOSS_S, SimulatedLauncher
+from slurm.simulated.trial import SimulatedCluster
 from slurm.trial import Lease, TrialSpec
 from support.workload import CALM, GIB, Work
 

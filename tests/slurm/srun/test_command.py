@@ -42,7 +42,7 @@ def argv(site: str = "generic", **changes: object) -> list[str]:
 def test_the_line_of_each_site_is_the_recorded_one(name: str) -> None:
     site = Site.load(name)
     spec = replace(SPEC, ranks_per_node=4) if name == "perlmutter" else SPEC
-    environment = srun_environment(spec, LEASE, site, "node002", {}, 64)
+    environment = srun_environment(spec, site, "node002", {}, 64)
     lines = [f"{key}={value}" for key, value in sorted(environment.items())]
     argv = srun_argv(spec, LEASE, site, 64)
     ours = {agent.__file__: "agent.py", sys.executable: "python"}
@@ -94,7 +94,7 @@ def test_the_jobs_settings_do_not_leak_into_the_step_but_the_way_to_slurm_does()
         "PATH": "/bin",
         "MASTER_ADDR": "elsewhere",
     }
-    environment = srun_environment(SPEC, LEASE, Site.load("generic"), "node002", inherited, 64)
+    environment = srun_environment(SPEC, Site.load("generic"), "node002", inherited, 64)
     kept = {k: v for k, v in environment.items() if k.startswith(("SLURM", "SRUN", "SBATCH"))}
     assert kept == {
         "SLURM_CONF": "/etc/other.conf",
@@ -108,13 +108,13 @@ def test_the_jobs_settings_do_not_leak_into_the_step_but_the_way_to_slurm_does()
 def test_the_trials_environment_wins_over_the_sites() -> None:
     own = {"NCCL_SOCKET_IFNAME": "hsn0", "SLURM_LABELIO": "1"}  # which would label agents' words
     spec = replace(SPEC, env=own)
-    environment = srun_environment(spec, LEASE, Site.load("frontier"), "node002", {}, 64)
+    environment = srun_environment(spec, Site.load("frontier"), "node002", {}, 64)
     assert "SLURM_LABELIO" not in environment
     assert environment["NCCL_SOCKET_IFNAME"] == "hsn0"
 
 
 def test_frontiers_ranks_have_the_network_of_its_guide_and_caches_of_their_node() -> None:
-    environment = srun_environment(SPEC, LEASE, Site.load("frontier"), "node002", {}, 64)
+    environment = srun_environment(SPEC, Site.load("frontier"), "node002", {}, 64)
     asked = {
         "NCCL_NET_GDR_LEVEL": "PHB",
         "FI_MR_CACHE_MONITOR": "kdreg2",

@@ -155,7 +155,7 @@ def test_the_drivers_own_python_and_libraries_stay_outside(tmp_path: Path) -> No
     environ = {"PYTHONPATH": "/me", "LD_LIBRARY_PATH": "/lib", "HOME": "/root"}
     for runtime, left in (("pyxis", {"HOME"}), ("apptainer", {"HOME", "LD_LIBRARY_PATH"})):
         own = site(tmp_path, runtime=runtime)
-        env = srun_environment(SPEC, Lease("7", ("n1", "n2")), own, "n1", environ, 64)
+        env = srun_environment(SPEC, own, "n1", environ, 64)
         assert {*environ} & {*env} == left
 
 

@@ -111,7 +111,7 @@ def test_a_crash_ends_its_trial_and_a_signal_its_step(kept: SrunLauncher, tmp_pa
 def test_a_forked_rank_over_its_hosts_memory_is_told_from_a_crash(
     kept: SrunLauncher, minicluster: Minicluster, tmp_path: Path
 ) -> None:
-    if not minicluster.limits_memory:
+    if not minicluster.config.cgroup:
         pytest.skip("cgroups do not work on this machine")
     fits = kept_trial(tmp_path, "fits", memory_bytes_per_rank=64 << 20)
     assert run_on(kept, fits).kind is Kind.OK
@@ -205,7 +205,7 @@ def test_ranks_that_end_within_a_long_line_are_all_seen_to_end(
 def test_a_helper_that_the_kernel_killed_is_not_held_against_a_later_trial(
     kept: SrunLauncher, minicluster: Minicluster, tmp_path: Path
 ) -> None:
-    if not minicluster.limits_memory:
+    if not minicluster.config.cgroup:
         pytest.skip("cgroups do not work on this machine")
     hog = (
         "import subprocess, sys\n"

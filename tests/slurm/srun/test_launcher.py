@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.power_cuts import kill_node, revive_node
 from slurm import processes
 from slurm.minicluster.cluster import Minicluster
 from slurm.outcome.kinds import Kind
@@ -68,7 +69,7 @@ def test_a_one_node_and_a_two_node_trial_run_at_once_on_their_own_nodes(
 def test_a_rank_over_its_hosts_memory_is_told_from_a_crash(
     launcher: SrunLauncher, minicluster: Minicluster, tmp_path: Path
 ) -> None:
-    if not minicluster.limits_memory:
+    if not minicluster.config.cgroup:
         pytest.skip("cgroups do not work on this machine")
     code = HANG + "x = bytearray(400 << 20) if os.environ['RANK'] == '1' else b''; " + SLEEP
     spec = trial(tmp_path, "hog", code, memory_bytes_per_rank=64 << 20)
@@ -165,7 +166,7 @@ def test_a_node_that_dies_takes_its_trial_along_and_no_other(
         striking, outcomes = in_thread(lambda: run_on(launcher, struck))
         sparing, spared_outcomes = in_thread(lambda: run_on(launcher, spared, first=2))
         wait_for(lambda: len(pids(struck)) == 4 and len(pids(spared)) == 2, "both trials run")
-        minicluster.kill_node(victim)
+        kill_node(minicluster, victim)
         striking.join()
         assert [o.kind for o in outcomes] == [Kind.NODE_FAILURE], outcomes
         assert outcomes[0].lost_nodes == (victim,)
@@ -178,7 +179,7 @@ def test_a_node_that_dies_takes_its_trial_along_and_no_other(
         assert run_on(launcher, after).kind is Kind.OK  # the healthy neighbour works on
     finally:
         shell.run(["scancel", job])
-        minicluster.revive_node(victim)
+        revive_node(minicluster, victim)
         wait_for(lambda: set(minicluster.node_states().values()) <= {"idle", "mixed", "allocated"},
                  "the node is back")  # fmt: skip
         wait_for(lambda: job not in shell.run(["squeue", "-h", "-o", "%A"]), "the job is gone")

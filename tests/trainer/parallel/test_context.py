@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from trainer.parallel.attention import attend_block, block_gradients
-from trainer.parallel.zigzag import held_chunks
+from trainer.plan.axes.cp import held_chunks
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
 

@@ -42,8 +42,6 @@ def test_strides_are_the_ranks_of_the_axes_inside() -> None:
     assert [FOUR.stride(name) for name in FOUR.sizes] == [1, 2, 6, 24]
     assert [INSIDE.stride(name) for name in INSIDE.sizes] == [1, 4, 12, 2]
     assert FOUR.world_size == INSIDE.world_size == 48
-    assert FOUR.outermost_first == ("pp", "dp", "cp", "tp")
-    assert INSIDE.outermost_first == ("dp", "cp", "pp", "tp")
 
 
 def test_ranks_with_the_same_weights_are_those_of_dp_and_cp() -> None:

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from support.expected_traffic import once_bytes
 from support.unit_exchanges import bytes_per_rank, unit_exchanges
 from trainer.plan.axes.dp import Holders
 from trainer.plan.formats import Format
 from trainer.plan.placement import Level, Placement, Share, Topology
-from trainer.plan.presets import Preset, Wishes, place
+from trainer.plan.presets import Preset, place
 from trainer.plan.shards import UnitLayout
 
 FRONTIER = Topology(ranks_per_node=8, ranks_per_pair=2)
@@ -57,7 +58,7 @@ def test_presets_have_the_sharding_factors_of_table_iv(
     preset: Preset, scheme: str, nodes: int
 ) -> None:
     ours, theirs = (
-        place(preset, Wishes(), 8 * nodes, 1, FRONTIER, Format.BF16),
+        place(preset, {}, 8 * nodes, 1, FRONTIER, Format.BF16),
         papers(scheme, nodes),
     )
     for state in ("weights", "gradients", "optimizer", "secondary"):
@@ -78,7 +79,7 @@ def test_presets_have_the_sharding_factors_of_table_iv(
 def test_weights_take_the_memory_of_table_v(
     scheme: str, bytes_per_parameter: Any, nodes: int
 ) -> None:
-    of = bytes_per_rank(papers(scheme, nodes), 1_000_000)
+    of = bytes_per_rank(papers(scheme, nodes), 1_000_000, own_masters=True)
     assert of["weights"] + of["secondary"] == pytest.approx(1e6 * bytes_per_parameter(nodes))
 
 
@@ -94,7 +95,7 @@ def test_weights_take_the_memory_of_table_v(
 def test_gradients_take_the_memory_of_table_vi(
     scheme: str, bytes_per_parameter: Any, nodes: int
 ) -> None:
-    of = bytes_per_rank(papers(scheme, nodes), 1_000_000)
+    of = bytes_per_rank(papers(scheme, nodes), 1_000_000, own_masters=True)
     assert of["gradients"] == pytest.approx(1e6 * bytes_per_parameter(nodes))
 
 
@@ -108,13 +109,14 @@ def test_gradients_take_the_memory_of_table_vi(
 )
 def test_all_states_take_the_memory_of_section_iii_b(scheme: str, total: Any) -> None:
     """Xu et al. 2025, section III-B, with K = 12 for Adam; N are ranks there."""
-    of = bytes_per_rank(papers(scheme, nodes=6), 1_000_000)
+    of = bytes_per_rank(papers(scheme, nodes=6), 1_000_000, own_masters=True)
     assert sum(of.values()) == pytest.approx(1e6 * total(48))
 
 
 def billions(scheme: str, nodes: int, memory_bytes: float) -> float:
     """Parameters whose states fill a device, in billions."""
-    return memory_bytes / sum(bytes_per_rank(papers(scheme, nodes), 1).values()) / 1e9
+    held = bytes_per_rank(papers(scheme, nodes), 1, own_masters=True)
+    return memory_bytes / sum(held.values()) / 1e9
 
 
 def test_two_nodes_hold_68_billion_parameters_by_zero_3_and_55_by_zero_plus_plus() -> None:
@@ -159,7 +161,7 @@ def sent(scheme: str, nodes: int, gathers: int, copies: int) -> list[Sent]:
     unit = UnitLayout(placement, ((PARAMETERS,),), FRONTIER.replicas_per_node(placement.dp, 1))
     holders = Holders(placement.dp, 1, 1, placement)
     return [
-        Sent(one.purpose, FRONTIER.level(one.group.of(0)), one.once_bytes)
+        Sent(one.purpose, FRONTIER.level(one.group.of(0)), once_bytes(one))
         for one in unit_exchanges(unit, holders, (gathers, copies), 1)
         if one.group.size > 1
         for _ in range(int(one.times))

@@ -13,7 +13,9 @@ from trainer.plan.formats import Format
 from trainer.plan.limits import ConfigError
 from trainer.plan.model import ModelConfig
 from trainer.plan.placement import Placement, PlacementError, Share, Topology, shared_within
-from trainer.plan.presets import PRESETS, Preset, Wishes, place
+from trainer.plan.presets import PRESETS, Preset, place
+from trainer.plan.rules.requirement import QUANTIZED
+from trainer.plan.states import DEGREES
 
 FRONTIER = Topology(ranks_per_node=8, ranks_per_pair=2)
 DGX = Topology(ranks_per_node=8)
@@ -27,7 +29,7 @@ def placed(
     topology: Topology = FRONTIER,
     **wishes: Any,
 ) -> Placement:
-    return place(preset, Wishes(**wishes), dp, tp, topology, Format.BF16)
+    return place(preset, wishes, dp, tp, topology, Format.BF16)
 
 
 def degrees(placement: Placement) -> tuple[int, int, int, int]:
@@ -169,15 +171,8 @@ _flag = st.none() | st.booleans()
 @settings(max_examples=300)
 @given(
     preset=st.sampled_from(PRESETS),
-    wishes=st.builds(
-        Wishes,
-        weight_shard=_degree,
-        secondary_shard=_degree,
-        gradient_shard=_degree,
-        optimizer_shard=_degree,
-        quantize_weights=_flag,
-        quantize_gradients=_flag,
-        quantize_secondary=_flag,
+    wishes=st.fixed_dictionaries(
+        {**dict.fromkeys(DEGREES, _degree), **dict.fromkeys(QUANTIZED, _flag)}
     ),
     dp=st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 24]),
     tp=st.sampled_from([1, 2, 3, 4, 8, 16]),
@@ -185,18 +180,18 @@ _flag = st.none() | st.booleans()
     precision=st.sampled_from([Format.FP32, Format.BF16, Format.FP16]),
 )
 def test_what_is_placed_keeps_the_dependency_rule(
-    preset: Preset, wishes: Wishes, dp: int, tp: int, topology: Topology, precision: Format
+    preset: Preset, wishes: dict[str, Any], dp: int, tp: int, topology: Topology, precision: Format
 ) -> None:
     try:
         placement = place(preset, wishes, dp, tp, topology, precision)
     except PlacementError as error:
-        assert wishes != Wishes(), f"a preset by itself is always possible: {error}"
+        assert set(wishes.values()) != {None}, f"a preset by itself is always possible: {error}"
         return
     weights, secondary, gradients, optimizer = degrees(placement)
     assert dp >= optimizer >= gradients >= weights >= 1
     assert dp % optimizer == optimizer % gradients == gradients % weights == 0
     assert secondary == 0 or (dp % secondary == 0 and weights > 1)
-    asked = (wishes.weight_shard, wishes.gradient_shard, wishes.optimizer_shard)
+    asked = [wishes[f"{state}_shard"] for state in ("weight", "gradient", "optimizer")]
     for wish, got in zip(asked, (weights, gradients, optimizer), strict=True):
         assert wish in (None, got)
     assert all(bytes_ >= 0 for bytes_ in bytes_per_rank(placement, 1000).values())
@@ -239,7 +234,7 @@ def test_the_trainers_own_states_take_what_its_documentation_says(
     precision: Format, preset: Preset, bytes_per_parameter: float
 ) -> None:
     """As in docs/how-it-works/trainer.md: weights that are the master weights are counted once."""
-    placement = place(preset, Wishes(), 16, 1, FRONTIER, precision)
+    placement = place(preset, {}, 16, 1, FRONTIER, precision)
     assert sum(bytes_per_rank(placement, 1000).values()) == pytest.approx(
         1000 * bytes_per_parameter
     )

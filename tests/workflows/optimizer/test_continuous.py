@@ -14,8 +14,7 @@ from analysis.prediction.pricing import Pricing
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import SearchSpace
-from search_spaces.parameters import Parameter
-from search_spaces.spans import Span
+from search_spaces.parameters import Parameter, Span
 from workflows.optimizer.deephyper import _hyperparameter
 from workflows.optimizer.policy import Policy, Proposal
 from workflows.optimizer.registry import make_policy

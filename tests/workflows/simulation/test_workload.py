@@ -17,7 +17,7 @@ from analysis.run.fold import Run, read_run
 from analysis.run.folder import RunFolder
 from analysis.run.journal import Journal
 from search_spaces import SearchSpace, load_space
-from slurm.simulated.cluster import EPOCH
+from slurm.simulated.launcher import EPOCH
 from support.run_book import as_version_1
 from workflows.cli.main import main
 from workflows.optimizer.registry import make_policy

@@ -54,7 +54,7 @@ class Depth:
         whole = gradient.to(self.wire)
         work = self.group.reduce_scatter(share, whole, "gradients", async_op=True)
         if not self.scatters_late:
-            _wait(work)
+            work.wait()
             return share.to(weight.dtype)
         late = self.late.setdefault(source, [])
         if len(late) == self.uses[source]:  # of the micro-batch before
@@ -72,7 +72,7 @@ class Depth:
         weight = source.weight
         total: Tensor | None = None
         for work, share in self.late.pop(source):
-            _wait(work)
+            work.wait()
             gradient = share.to(weight.dtype)
             total = gradient if total is None else total + gradient
         assert total is not None
@@ -143,7 +143,7 @@ class Block:
         assert self.ahead is not None
         whole, work, _ = self.ahead
         self.ahead = None
-        _wait(work)
+        work.wait()
         if not self.depth.quantized:
             return whole
         rows, *columns = self.weight.shape
@@ -176,8 +176,3 @@ class Order:
             self.last.next = block
         self.last = block
         return block
-
-
-def _wait(work: Any) -> None:
-    if work is not None:
-        work.wait()

@@ -69,8 +69,7 @@ def linear(
     gradient is summed while the weights' is computed.
     """
     if inputs is None:
-        result: Tensor = _Product.apply(x, block.leaf, bias, block, outputs, overlap)
-        return result
+        return _Product.apply(x, block.leaf, bias, block, outputs, overlap)
     total = _Product.apply(x, block.leaf, None, block, outputs, overlap)
     total = Sum.apply(total, inputs, False)
     return total if bias is None else total + bias
@@ -156,5 +155,4 @@ def norm(x: Tensor, module: nn.Module, group: Group | None) -> Tensor:
     ``x`` is (sequence, batch, features / ranks), and the module has this rank's part of its
     vectors.
     """
-    result: Tensor = _Norm.apply(x, module.weight, getattr(module, "bias", None), group)
-    return result
+    return _Norm.apply(x, module.weight, getattr(module, "bias", None), group)

@@ -2,8 +2,7 @@
 
 Ring attention (Liu et al. 2023); Llama 3's all-gather (Llama Team 2024, section 3.3.2) sends the
 same bytes. The ranks hold the same weights, so they reduce gradients and shard states together with
-data parallelism. Rank r has chunks r and 2 cp - 1 - r of each sequence, which balances causal
-attention.
+data parallelism.
 """
 
 from __future__ import annotations
@@ -14,6 +13,19 @@ from trainer.plan.axes.axis import Axis, Exchanges
 from trainer.plan.exchange import Exchange, Habits
 from trainer.plan.jobs import Array, Jobs
 from trainer.plan.rules.requirement import STATED
+
+
+def held_chunks(seq_length: int, rank: int, cp: int) -> tuple[range, ...]:
+    """Positions of each sequence that a rank holds, in its order; none with one rank, which holds
+    all.
+
+    Of 2 cp chunks rank r has r and 2 cp - 1 - r: under a causal mask every rank then has the same
+    number of pairs of queries and keys.
+    """
+    if cp == 1:
+        return ()
+    size = seq_length // (2 * cp)
+    return tuple(range(n * size, (n + 1) * size) for n in (rank, 2 * cp - 1 - rank))
 
 
 def key_value_bytes(jobs: Jobs) -> Array:

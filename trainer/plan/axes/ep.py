@@ -51,11 +51,8 @@ def rank_parameters(
 ) -> tuple[Array, Array]:
     """Dense parameters and routed experts of a pipeline stage per rank, before state sharding.
 
-    Args:
-        jobs: training jobs.
-        layers: of the stage.
-        tables: vocabulary tables of the stage: 0, 1 or 2.
-        first: whether it is the first stage, where a mixture's dense layers are.
+    The stage has so many ``layers``, and 0, 1 or 2 vocabulary ``tables``; a mixture's dense layers
+    are on the ``first`` one.
     """
     model, layout, mixture = jobs.model, jobs.layout, jobs.model.mixture
     plain = np.asarray(stage_weights(model, layers, tables, layout.layer_ranks))

@@ -48,10 +48,7 @@ def gy_exchanges(jobs: Jobs, habits: Habits) -> Exchanges:
 def depth_exchanges(jobs: Jobs, weights: Size, gather: Wire, reduce: Wire) -> Exchanges:
     """All-gathers of weights along gz and reduce-scatters of their gradients (section V-D).
 
-    Args:
-        jobs: training jobs.
-        weights: on one rank, of a matrix, layer or stage.
-        gather, reduce: bytes of n weights, or gradients, in the collective.
+    The ``weights`` are on one rank, of a matrix, layer or stage.
     """
     group, ranks = jobs.layout.axes.group("gz"), jobs.layout.gz
     whole, full = ranks * gather(weights), np.where(jobs.repeats_layers, 1.0, 0.0)

@@ -8,11 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
-
-from trainer.plan.fields import RankOrder
 
 Size = Any  # int, or a numpy column
 
@@ -34,12 +32,6 @@ SPLIT_TOKENS = ("gz", "cp")
 """Axes that split a micro-batch's tokens."""
 COPIES = ("cp", "dp")
 """Axes of ranks with the same weights; the last ones before pp."""
-RANK_ORDERS: tuple[RankOrder, ...] = get_args(RankOrder)
-"""Orders of the axes on ranks, innermost first.
-
-The second keeps a pipeline's stages within a node and spreads replicas over nodes; it equals
-Megatron-LM's ``--use-tp-pp-dp-mapping`` except that cp stays beside dp, with the same weights.
-"""
 
 
 def ordered(own: Sequence[str] = ()) -> tuple[str, ...]:
@@ -48,7 +40,11 @@ def ordered(own: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def is_pp_inside(rank_order: Any) -> Any:
-    """Whether pp is numbered before cp and dp; a word or a column."""
+    """Whether pp is numbered before cp and dp; a word of ``RankOrder``, or a column.
+
+    That keeps a pipeline's stages within a node and spreads replicas over nodes, as Megatron-LM's
+    ``--use-tp-pp-dp-mapping``, except that cp stays beside dp, with the same weights.
+    """
     return rank_order == "tp-pp-cp-dp"
 
 
@@ -134,11 +130,6 @@ class Axes:
         if place >= first:
             return inner * self.sizes.get("pp", 1) ** self.pp_inside
         return inner
-
-    @property
-    def outermost_first(self) -> tuple[str, ...]:
-        """Axes of one job in the order of nested loops over its ranks."""
-        return tuple(sorted(self.sizes, key=self.stride, reverse=True))
 
     def place(self, rank: int, name: str) -> int:
         """A rank's position on an axis."""

@@ -54,15 +54,11 @@ def refused_settings(settings: Settings, engine: str) -> dict[str, str]:
 
 
 def _are_default(names: Sequence[str]) -> list[str]:
+    defaults = {name: Choices.model_fields[name].default for name in names}
     return [
-        f"not {name}" if TYPES[name] == "boolean" else f"{name} == {_written(_default(name))}"
-        for name in names
+        f"not {name}" if TYPES[name] == "boolean" else f"{name} == {_written(default)}"
+        for name, default in defaults.items()
     ]
-
-
-def _default(name: str) -> Scalar:
-    value: Scalar = Choices.model_fields[name].default
-    return value
 
 
 def _values(names: Sequence[str]) -> str:
@@ -71,7 +67,7 @@ def _values(names: Sequence[str]) -> str:
 
 
 def _remedy(names: Sequence[str]) -> str:
-    default = "false" if TYPES[names[0]] == "boolean" else _default(names[0])
+    default = "false" if TYPES[names[0]] == "boolean" else Choices.model_fields[names[0]].default
     if len(names) == 1:
         return f"set {names[0]}: {default}"
     return f"set {'both' if len(names) == 2 else 'all of them'} to {default}"

@@ -153,12 +153,9 @@ class Expression:
 
 
 def parse(text: str, types: Mapping[str, ValueType], *, any_type: bool = False) -> Expression:
-    """Compile an expression; raises ExpressionError.
+    """Compile an expression of names that have ``types``; raises ExpressionError.
 
-    Args:
-        text: of the expression.
-        types: of the names that it may use.
-        any_type: accept numbers and text, not only booleans.
+    ``any_type``: numbers and text are accepted, not only booleans.
     """
     text = " ".join(text.split())
     if not text:

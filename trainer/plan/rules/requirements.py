@@ -5,7 +5,6 @@ Those of ``requirements.yaml``, and those that fields declare (``trainer.plan.fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -15,17 +14,13 @@ from trainer.plan.rules.declared import counting
 from trainer.plan.rules.requirement import STATED, Requirement
 
 
-def requirements(own_axes: Sequence[str] = ()) -> tuple[Requirement, ...]:
+@cache
+def requirements(*own_axes: str) -> tuple[Requirement, ...]:
     """All conditions, in the order in which they are checked.
 
     ``own_axes``: further axes, of the built-in trainer (``trainer.plan.axes.registry``) or a
     user's.
     """
-    return _requirements(tuple(own_axes))
-
-
-@cache
-def _requirements(own_axes: tuple[str, ...]) -> tuple[Requirement, ...]:
     axes = beside_dp(own_axes)
     whole_replicas = Requirement(
         f"world_by_{'_'.join(axes)}",
