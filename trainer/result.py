@@ -109,7 +109,12 @@ def _speed(config: TrainConfig, world_size: int, measured: Sequence[float]) -> d
     dp = config.data_parallel(world_size)
     batch = config.mbs * config.gas * dp
     executed = executed_flops(
-        config.model, batch, config.recompute, config.keeps_products, config.recompute_every
+        config.model,
+        batch,
+        config.recompute,
+        config.keeps_products,
+        config.recompute_every,
+        config.chunked_loss,
     )
     return speed(config.model, world_size, dp, batch, measured, executed)
 

@@ -97,7 +97,7 @@ class StepLog:
         return result
 
 
-def steps_in(text: str, last: int = 0) -> list[StepReport]:
+def steps_in(text: str, last: int = -1) -> list[StepReport]:
     """The steps in a log behind the ``last`` known one, each once.
 
     Several ranks may have printed one, or an earlier part of the log may be repeated.

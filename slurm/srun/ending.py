@@ -72,8 +72,9 @@ class StepEnder:
                     srun.wait(_SRUN_S)
             srun.terminate()
 
+        once = replace(self.proof, deadline_s=0.0, patience_s=0.0)
+
         def free() -> bool:
-            once = replace(self.proof, deadline_s=0.0, patience_s=0.0)
             return stop.is_set() and not once.unproven(nodes, step.marks)
 
         if doubtful:
@@ -122,9 +123,9 @@ class StepEnder:
             gone = steps is None and self.allocation.state() is AllocationState.GONE
             if now > deadline or gone:  # with the job its steps are gone
                 return steps
-            if steps and now > began + _HURRIED_S and not waiting() and free():
-                return steps
             if now >= next_kill:
+                if steps and now > began + _HURRIED_S and not waiting() and free():
+                    return steps
                 for step in steps or []:
                     self.allocation.cancel(step)
                 if not steps and waiting():

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import fork_ranks
@@ -31,4 +30,4 @@ if __name__ == "__main__":
         return works(*arguments, **options)
 
     setattr(Group, name, fails)
-    print(json.dumps(fork_ranks.run([config] * 2, Path(logs), None)))
+    print(json.dumps(fork_ranks.run({"configs": [config] * 2, "logs": logs})))

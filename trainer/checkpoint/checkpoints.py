@@ -57,18 +57,28 @@ T = TypeVar("T")
 
 def on_first(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Run on rank 0; every rank gets its result, or raises its error."""
-    found: list[Any] = on_each(action if dist.get_rank() == 0 else lambda: None, group)
-    return found[0]
+    found: list[Any] = [None]
+    if dist.get_rank() == 0:
+        found = [_outcome(action)]
+    dist.broadcast_object_list(found, group=group)  # an answer may be long: gather none
+    return _raised(found)[0]
 
 
 def on_each(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
     """Run on every rank; each gets all results, or raises the first rank's error."""
     found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, _outcome(action), group)
+    return _raised(found)
+
+
+def _outcome(action: Callable[[], T]) -> T | Exception:
     try:
-        own: Any = action()
+        return action()
     except (OSError, ConfigError, CheckpointError) as error:
-        own = error
-    dist.all_gather_object(found, own, group)
+        return error
+
+
+def _raised(found: list[Any]) -> list[Any]:
     for each in found:
         if isinstance(each, Exception):
             raise each

@@ -35,7 +35,10 @@ class DeferredKernels(Kernels):
         """Forward passes through this rank's stages that the step still has."""
 
     def take_over(self, stages: Iterable[Stage], receive: Receive) -> None:
-        """Take the weights of all products from autograd; ``receive`` is given each gradient."""
+        """Take the weights of products from autograd; ``receive`` is given each gradient.
+
+        The output layer's stay where it computes the loss by chunks.
+        """
         self.receive = receive
         for stage in stages:
             kinds = (Linear,) if stage.chunked_loss else (Linear, Head)

@@ -28,12 +28,13 @@ _groups: dict[str, Group] = {}
 def split_sequences(stage: Stage, mesh: Mesh, opaque: bool) -> None:
     """Make a stage work on this rank's chunks of each sequence and attend to all chunks.
 
-    ``opaque``: attention is an operator for the compiler (``operators``).
+    ``opaque``: attention is an operator for the compiler, below.
     """
     group = mesh.cp.group
     assert group is not None
     name: str = group.handle.group_name
-    _groups[name] = group
+    if opaque:
+        _groups[name] = group
     stage.chunks = held_chunks(stage.model.seq_length, group.rank, group.size)
     if stage.positions is not None:
         stage.positions.chunks = stage.chunks
@@ -126,7 +127,10 @@ def _ring_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
 
 
 _ring.register_fake(
-    lambda query, *_: (query.new_empty(query.shape), query.new_empty(query.shape[:3]).float())
+    lambda query, *_: (
+        query.new_empty(query.shape),
+        query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32)),
+    )
 )
 _ring_backward.register_fake(lambda _, kept, group: tuple(x.new_empty(x.shape) for x in kept[:3]))
 _ring.register_autograd(

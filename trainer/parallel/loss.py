@@ -36,7 +36,7 @@ class _CrossEntropy(torch.autograd.Function):
         sums = torch.empty(2, logits.size(0), device=logits.device)
         for rows in _chunks(*logits.shape):
             torch.sum((logits[rows].float() - peak[rows, None]).exp_(), -1, out=sums[0, rows])
-        sums[1] = logits.gather(-1, local).squeeze(-1) * inside
+        sums[1] = logits.gather(-1, local).squeeze(-1).masked_fill_(~inside, 0)
         if group is not None:
             group.all_reduce(sums, "tensor")
         log_total = sums[0].log_().add_(peak)
@@ -77,7 +77,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         for words in _chunks(weight.size(0), whole.size(0)):
             logits = (whole @ weight[words].t()).to(wide)
             local, inside = _local(targets - words.start, logits.size(-1))
-            of_target += logits.gather(-1, local).squeeze(-1) * inside
+            of_target += logits.gather(-1, local).squeeze(-1).masked_fill_(~inside, 0)
             torch.logaddexp(log_total, logits.logsumexp(-1), out=log_total)
         if group is not None:
             peak = log_total.clone()

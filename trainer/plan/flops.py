@@ -44,18 +44,25 @@ def model_flops(model: Dimensions, global_batch: Size, trained: Size = 1) -> Siz
 
 
 def executed_flops(
-    model: Dimensions, global_batch: Size, recompute: str, keeps_products: bool, every: int = 1
+    model: Dimensions,
+    global_batch: Size,
+    recompute: str,
+    keeps_products: bool,
+    every: int = 1,
+    chunked_loss: bool = False,
 ) -> float:
     """FLOPs that one step of the built-in trainer executes.
 
     With ``keeps_products``, ``selective`` keeps attention and products, and so repeats neither. Of
-    ``every`` so many layers one recomputes.
+    ``every`` so many layers one recomputes. ``chunked_loss`` computes all logits twice.
     """
     useful = model_flops(model, global_batch)
+    useful += chunked_loss * global_batch * 2 * model.seq_length * table_weights(model)
     if recompute == "selective" and keeps_products:
         return float(useful)
     share = len(range(0, model.num_layers, every)) / model.num_layers
-    return float(useful + share * (hardware_flops(model, global_batch, recompute) - useful))
+    repeated = hardware_flops(model, global_batch, recompute) - model_flops(model, global_batch)
+    return float(useful + share * repeated)
 
 
 def hardware_flops(model: Dimensions, global_batch: Size, recompute: Size) -> Size:

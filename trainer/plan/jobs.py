@@ -201,7 +201,7 @@ class Options(Part):
         fp8, masks_documents: layers' products are in 8 bits; attention separates documents.
         bucket_elements: parameters per flat gradient bucket, if stated.
         fused_loss: fused cross entropy, which makes no float32 copies of the logits.
-        chunked_loss: likewise with the output layer, logits of few tokens at a time.
+        chunked_loss: likewise with the output layer, logits of few tokens or words at a time.
         flash_attention: scores never reach memory: 1, 0, or BY_HABIT.
         dispatcher: ALL_TO_ALL sends a token once per expert; FLEX once per node, and from there
             once per rank; BY_HABIT is the framework's own.

@@ -50,6 +50,7 @@ def test_the_first_words_do_not_wait_for_what_draws_them(
 
 
 def test_an_interrupt_that_a_library_swallows_is_not_lost() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever others have left
     reached = False
     with pytest.raises(KeyboardInterrupt), Working("reading"):
         with suppress(KeyboardInterrupt):
