@@ -24,10 +24,11 @@ pytestmark = pytest.mark.slurm
 STEPS, PATIENCE_S = 60, 400.0
 
 
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.heavy)])
 def test_a_training_goes_on_after_a_lost_node_and_in_another_allocation(
-    minicluster: Minicluster, allocate: Callable[[int], str], tmp_path: Path
+    minicluster: Minicluster, allocate: Callable[[int], str], tmp_path: Path, ranks: int
 ) -> None:
-    run, out, tokens = searched(tmp_path, 256, 1), tmp_path / "out", STEPS * BATCH * SEQ
+    run, out, tokens = searched(tmp_path, 256, ranks), tmp_path / "out", STEPS * BATCH * SEQ
     argv = [sys.executable, "-m", "workflows.cli.main", "train", str(run), "--elastic"]
     argv += ["--tokens", str(tokens), "--out", str(out)]
 

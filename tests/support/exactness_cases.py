@@ -170,6 +170,7 @@ COMPILED = [
         recompute="full",
     ),
 ]  # fmt: skip
+MORE_COMPILED = [job("compiled dp", "gpt", 2, zero_stage=3, mbs=4, gas=2, compile=True)]
 QUICK_SIXTEEN = [("bf16", 3), ("fp16", 2)]
 OTHER_SIXTEEN = [("bf16", 0), ("bf16", 1), ("bf16", 2), ("fp16", 0), ("fp16", 1), ("fp16", 3)]
 
@@ -217,6 +218,7 @@ SPECIAL = [
     job("buffers vpp", "deep-gpt", 4, {"buffers": True}, pp=4, vpp=2, mbs=1, gas=16),
 ]
 MORE_SPECIAL = [
+    *MORE_COMPILED,
     job("buckets pp", "llama", 4, ddp_bucket_size=5000, pp=2, vpp=2, mbs=4, gas=2),
     *(sixteen_bits(precision, zero) for precision, zero in OTHER_SIXTEEN),
 ]

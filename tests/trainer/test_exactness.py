@@ -101,13 +101,14 @@ def test_a_rare_schedule_trains_like_one_process(results: dict[str, Any], case: 
     equals(results[case], results[f"{case.split()[0]} reference"], 1e-5, FEW_STEPS)
 
 
-@pytest.mark.parametrize("case", [job["id"] for job in cases.COMPILED])
+@pytest.mark.parametrize("case", quick_and_heavy(cases.COMPILED, cases.MORE_COMPILED))
 def test_compiled_layers_train_like_one_process_each_in_one_graph(
-    results: dict[str, Any], case: str
+    results: dict[str, Any], case: dict[str, Any]
 ) -> None:
     """A layer that falls into several graphs is an error; all layers have the same one."""
-    equals(results[case], results[f"{case.split()[0]} reference"], 1e-5, FEW_STEPS)
-    assert results[case]["graphs"] == 1
+    found, model = results[case["id"]], case["id"].split()[0]
+    equals(found, results[f"{model} reference"], 1e-5, FEW_STEPS)
+    assert found["graphs"] == 1
 
 
 def test_without_clipping_a_layout_still_trains_like_one_process(results: dict[str, Any]) -> None:
