@@ -39,6 +39,11 @@ class Constants:
     def spreads(cls) -> Array:
         return np.array([f.metadata["spread"] for f in fields(cls)])
 
+    @classmethod
+    def covariance(cls, learnt: Array | None = None) -> Array:
+        """Covariance of the logarithms that was learnt, or else the prior's: the spreads'."""
+        return np.diag(cls.spreads() ** 2) if learnt is None else learnt
+
     def logs(self) -> Array:
         return np.log([getattr(self, name) for name in names(type(self))])
 
@@ -129,7 +134,7 @@ def fit(
 
     center = (prior or start).logs()
     free = type(start).spreads() > 0
-    wide = np.diag(type(start).spreads() ** 2) if covariance is None else covariance
+    wide = start.covariance(covariance)
     # In units of the prior: x is standard normal, and the logarithms are center + root x.
     root = np.zeros((len(center), int(free.sum())))
     root[free] = np.linalg.cholesky(wide[np.ix_(free, free)])
@@ -187,7 +192,7 @@ def integrated(
         of the logarithms of the constants thereafter.
     """
     logs = constants.logs()
-    wide = np.diag(type(constants).spreads() ** 2) if covariance is None else covariance
+    wide = constants.covariance(covariance)
     step = STEP * np.sqrt(np.diag(wide))
     moved = step > 0
     near = residuals(type(constants).from_logs(np.vstack([logs, logs + np.diag(step)[moved]])))
