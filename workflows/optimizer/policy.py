@@ -23,35 +23,24 @@ NUM_CANDIDATES = 10_000  # among which a policy looks for the best
 
 @dataclass(frozen=True)
 class Proposal:
-    """The next configuration, who chose it, why, and what is expected of it.
+    """The next configuration, who chose it, why, and what is expected of it."""
 
-    Attributes:
-        config: canonical.
-        by: the method, in a word or two.
-        why: for the reader of the report.
-        expected: of the trial, as the journal has it; empty where nobody says.
-    """
-
-    config: dict[str, Any]
-    by: str
-    why: str
+    config: dict[str, Any]  # canonical
+    by: str  # the method, in a word or two
+    why: str  # for the reader of the report
+    # of the trial, as the journal has it; empty where nobody says
     expected: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The problem that a policy chooses configurations for.
+    """The problem that a policy chooses configurations for."""
 
-    Attributes:
-        space: what is searched.
-        seed: equal seeds and histories must give equal proposals.
-        learned: prices by a model that has learned from earlier runs; default the space's own.
-        only: the configurations that may be proposed; default all valid ones.
-    """
-
-    space: SearchSpace
-    seed: int
+    space: SearchSpace  # what is searched
+    seed: int  # equal seeds and histories must give equal proposals
+    # prices by a model that has learned from earlier runs; default the space's own
     learned: Pricing | None = None
+    # the configurations that may be proposed; default all valid ones
     only: Sequence[Mapping[str, Any]] | None = None
 
     @cached_property
