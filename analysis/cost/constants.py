@@ -122,13 +122,11 @@ def fit(
     prior: few disturbed rows must not undo it.
 
     Args:
-        start: where to start from.
         residuals: of n rows, for given constants: logarithms of predicted over measured, of shape
             (n,), or (c, n) for c constants at once (see :meth:`Constants.from_logs`).
         noise: standard deviation that a good model would leave.
         prior: medians; default ``start``.
-        covariance: of the prior's logarithms, where it is learnt; default the constants' spreads,
-            and none between them.
+        covariance: of the prior's logarithms, where it is learnt.
     """
     from scipy.optimize import least_squares  # slow to import, and seldom needed
 
@@ -182,10 +180,7 @@ def integrated(
     The noise is known up to a scale, integrated out as well: a multivariate t distribution.
 
     Args:
-        constants: medians.
-        covariance: of their logarithms; None: their spreads'.
         residuals: measured less predicted logarithms; see :func:`fit`.
-        noise: their deviation.
 
     Returns:
         The logarithm of the evidence, less what is the same for all constants; mean and covariance
@@ -219,8 +214,6 @@ def log_sd(constants: C, covariance: Array, logarithm: Callable[[C], Array]) -> 
     shows. Of narrow ones it is the first order. Constants without a variance are left alone.
 
     Args:
-        constants: their medians.
-        covariance: of their logarithms.
         logarithm: of n rows, for one record of constants or for c at once; see ``from_logs``.
     """
     logs = constants.logs()

@@ -134,10 +134,8 @@ class MemoryModel:
 
         Args:
             jobs: what was run, to the end or until memory was short.
-            framework: whose.
             peak_bytes: as the framework reports it; nan where unknown.
             out_of_memory: failed for lack of memory, or for a reason unknown.
-            limit_bytes: memory of the device.
         """
         measured = np.isfinite(peak_bytes) & ~out_of_memory
         if self.doubts is not None:

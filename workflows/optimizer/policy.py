@@ -62,11 +62,7 @@ class Problem:
     ) -> list[dict[str, Any]]:
         """Raw configurations in random order that are valid, not proposed yet and fit.
 
-        Args:
-            run: whose trials may not come again.
-            max_nodes: the widest trial that may come.
-            rng: the source of the order.
-            size: how many at most; fewer come only where there are no more.
+        At most ``size``; fewer come only where there are no more.
         """
         known = [trial.config for trial in run.trials.values()]
         return self.candidates.draw(size, rng, known, max_nodes)
