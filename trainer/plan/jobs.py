@@ -168,7 +168,7 @@ class Options(Part):
     # parameters per flat gradient bucket, if stated
     bucket_elements: Array = column(BUCKET_ELEMENTS)
     fused_loss: Mask = mask()  # fused cross entropy, which makes no float32 copies of the logits
-    chunked_loss: Mask = mask()  # likewise with the output layer, logits of few tokens at a time
+    chunked_loss: Mask = mask()  # likewise with the output layer; few tokens or words at a time
     flash_attention: Array = column(BY_HABIT)  # scores never reach memory: 1, 0, or BY_HABIT
     # ALL_TO_ALL sends a token once per expert; FLEX once per node, and from there once per rank;
     # BY_HABIT is the framework's own
