@@ -36,7 +36,7 @@ def _history(run: Run, trial: Trial) -> Iterator[str]:
         yield _line("because", trial.why)
     if near := _nearest(run, trial):
         yield _line("nearest", f"{_named(run, near)}: {differences(near.config, trial.config)}")
-    yield _line("expected", _expected(run, trial))
+    yield _line("expected", expectation(run, trial) or "no prediction")
     yield _line("measured" if trial.ok else "ended", _result(run, trial))
     for attempt in trial.attempts:
         yield _line("", _attempt(run, attempt))
@@ -70,7 +70,8 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     return ", ".join(changes) or "the same configuration"
 
 
-def _expected(run: Run, trial: Trial) -> str:
+def expectation(run: Run, trial: Trial) -> str:
+    """A trial's prediction before it ran, in words; empty without one."""
     expected = trial.expected
     words = []
     if "objective" in expected:
@@ -81,11 +82,13 @@ def _expected(run: Run, trial: Trial) -> str:
             words[0] += f" (95 %: {low} to {high})"
     if "fits" in expected:
         words.append(f"probability to fit {percent(expected['fits'])}")
+    if "holds" in expected:
+        words.append(f"probability to satisfy the bounds {percent(expected['holds'])}")
     if "gain" in expected:
         words.append(f"this batch should gain {100 * expected['gain']:.2g} %")
     if "left" in expected:
         words.append(f"all untried configurations, {100 * expected['left']:.2g} %")
-    return "; ".join(words) or "no prediction"
+    return "; ".join(words)
 
 
 def _result(run: Run, trial: Trial) -> str:

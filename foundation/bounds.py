@@ -29,19 +29,12 @@ _UNITS: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True)
 class Bound:
-    """A limit of one metric.
+    """A limit of one metric."""
 
-    Attributes:
-        text: as it was written.
-        key: of the metric; dots reach inside the result.
-        sign: ``<``, ``<=``, ``>`` or ``>=``.
-        value: in the metric's own unit.
-    """
-
-    text: str
-    key: str
-    sign: str
-    value: float
+    text: str  # as it was written
+    key: str  # of the metric; dots reach inside the result
+    sign: str  # ``<``, ``<=``, ``>`` or ``>=``
+    value: float  # in the metric's own unit
 
     @classmethod
     def of(cls, text: str) -> Self:

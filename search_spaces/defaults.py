@@ -30,12 +30,7 @@ _ENDS = ("account_for_embedding", "account_for_loss")
 
 
 class SpaceArgumentError(SpaceError):
-    """An argument of ``default_space`` is wrong.
-
-    Attributes:
-        argument: which one.
-        what: was found, and what is accepted.
-    """
+    """An ``argument`` of ``default_space`` is wrong; ``what`` was found, and what is accepted."""
 
     def __init__(self, argument: str, what: str) -> None:
         super().__init__(f"{argument}: {what}")

@@ -19,19 +19,12 @@ DEGREES = (*ordered(), "vpp")  # of which 1 is no news
 
 @dataclass(frozen=True)
 class Export:
-    """Options, files and environment of a known trainer for one configuration.
+    """Options, files and environment of a known trainer for one configuration."""
 
-    Attributes:
-        arguments: options of its command line, each with its values.
-        files: text of its configuration files by name.
-        environment: of every rank.
-        unmapped: parameters that it has no option for, and why; a line each.
-    """
-
-    arguments: tuple[tuple[str, ...], ...]
-    files: Mapping[str, str]
-    environment: Mapping[str, str]
-    unmapped: tuple[str, ...]
+    arguments: tuple[tuple[str, ...], ...]  # options of its command line, each with its values
+    files: Mapping[str, str]  # text of its configuration files by name
+    environment: Mapping[str, str]  # of every rank
+    unmapped: tuple[str, ...]  # parameters that it has no option for, and why; a line each
 
     @classmethod
     def of(

@@ -48,20 +48,13 @@ class Span:
     Configurations are numbered (``SearchSpace.raw_columns``), so policies draw from a grid. It is
     fine enough that the next point would train alike, and its numbers are short: rounded to a
     hundredth of a step. A configuration from elsewhere may have any number in between.
-
-    Attributes:
-        low: the first number, and
-        high: the last one; both belong to the interval.
-        log: numbers are evenly spaced by their logarithm.
-        whole: only whole numbers.
-        points: of the grid; fewer where whole numbers would repeat.
     """
 
     low: float
-    high: float
-    log: bool = False
-    whole: bool = False
-    points: int = FINEST
+    high: float  # both ends belong to the interval
+    log: bool = False  # numbers are evenly spaced by their logarithm
+    whole: bool = False  # only whole numbers
+    points: int = FINEST  # of the grid; fewer where whole numbers would repeat
 
     @cached_property
     def grid(self) -> tuple[float, ...]:
@@ -121,19 +114,13 @@ class Span:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A name and the values it may take, in the order of the space file.
-
-    Attributes:
-        name: of the parameter.
-        values: that policies draw; of a continuous parameter the grid.
-        span: the interval of a continuous parameter.
-        ordered: whether the values' order is said by the file: of words that they have one, of
-            numbers that they have none. None: numbers have one, words and truth values have none.
-    """
+    """A name and the values it may take, in the order of the space file."""
 
     name: str
-    values: tuple[Scalar, ...]
-    span: Span | None = None
+    values: tuple[Scalar, ...]  # that policies draw; of a continuous parameter the grid
+    span: Span | None = None  # the interval of a continuous parameter
+    # whether the values' order is said by the file: of words that they have one, of numbers that
+    # they have none. None: numbers have one, words and truth values have none
     ordered: bool | None = None
 
     @property

@@ -41,10 +41,7 @@ def all_gather_s(
 ) -> Array:
     """Seconds to give every rank all of a tensor of which each has 1 / size.
 
-    Ring: size - 1 steps; (size - 1) / size of the bytes over every link.
-
-    Args:
-        num_bytes: of the whole, gathered tensor.
+    Ring: size - 1 steps; (size - 1) / size of the whole tensor's bytes over every link.
     """
     return _once_around(cluster, constants, group, num_bytes, "all_gather")
 
@@ -54,10 +51,7 @@ def reduce_scatter_s(
 ) -> Array:
     """Seconds to sum a tensor over the ranks and leave 1 / size of it with each.
 
-    The ring of an all-gather, backwards.
-
-    Args:
-        num_bytes: of the whole tensor, as each rank has it before.
+    The ring of an all-gather, backwards; ``num_bytes`` are the whole tensor's.
     """
     return _once_around(cluster, constants, group, num_bytes, "reduce_scatter")
 
@@ -72,9 +66,6 @@ def all_reduce_s(
     same two. The hierarchy sends 2 (N - 1) / N of the bytes out of each of N nodes and not
     2 (n - 1) / n, which is why two nodes can measure more than their adapters' bandwidth, and its
     latency grows with the logarithm of N.
-
-    Args:
-        num_bytes: of the tensor.
     """
     path = path_of(cluster, constants, group)
     size, num_bytes = group.size, np.asarray(num_bytes, np.float64)
@@ -239,13 +230,8 @@ def _interpolated_s(
     """Latency, and a transfer interpolated between the measured ones; of shape (..., n).
 
     The logarithm of the transfer is linear in the logarithm of the size; outside of the measured
-    sizes the nearest one's bandwidth holds.
-
-    Args:
-        entries: measurements of one group.
-        operation: what is sent.
-        latency_s: of shape (..., 1), of one constant or several.
-        num_bytes: of n transfers.
+    sizes the nearest one's bandwidth holds. ``entries`` are of one group, ``latency_s`` is of shape
+    (..., 1), of one constant or several.
     """
     entries = sorted(entries, key=lambda entry: entry.size_mib)
     sizes = np.array([entry.size_mib for entry in entries]) * MIB

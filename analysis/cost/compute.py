@@ -81,13 +81,7 @@ def smooth_max(a: Array, b: Array) -> Array:
 
 
 class Compute:
-    """Times of layers on a machine.
-
-    Args:
-        cluster: its peaks, memory rate and compute units.
-        framework: flash attention or not.
-        constants: what is reached of them.
-    """
+    """Times of layers on a machine."""
 
     def __init__(self, cluster: Cluster, framework: Framework, constants: ComputeConstants) -> None:
         self.framework, self.constants = framework, constants
@@ -201,15 +195,8 @@ class Compute:
     ) -> tuple[Array, Array]:
         """A mixture's feed-forward part in the mean over all layers.
 
-        Args:
-            jobs: of which.
-            mixture: theirs.
-            rate: of products.
-            dense: seconds of an ordinary feed-forward part's products.
-            dense_moved: elements that memory moves in it, for each token.
-
-        Returns:
-            Seconds of products, and bytes that memory moves beyond those of the dense one.
+        Seconds of products, and bytes that memory moves beyond those of an ordinary part, whose
+        products take ``dense`` seconds and move ``dense_moved`` elements for each token.
         """
         c, h, e = self.constants, jobs.model.hidden_size, jobs.options.element_bytes
         share = mixed_share(jobs, mixture)

@@ -39,6 +39,11 @@ class Constants:
     def spreads(cls) -> Array:
         return np.array([f.metadata["spread"] for f in fields(cls)])
 
+    @classmethod
+    def covariance(cls, learnt: Array | None = None) -> Array:
+        """Covariance of the logarithms that was learnt, or else the prior's: the spreads'."""
+        return np.diag(cls.spreads() ** 2) if learnt is None else learnt
+
     def logs(self) -> Array:
         return np.log([getattr(self, name) for name in names(type(self))])
 
@@ -117,19 +122,17 @@ def fit(
     prior: few disturbed rows must not undo it.
 
     Args:
-        start: where to start from.
         residuals: of n rows, for given constants: logarithms of predicted over measured, of shape
             (n,), or (c, n) for c constants at once (see :meth:`Constants.from_logs`).
         noise: standard deviation that a good model would leave.
         prior: medians; default ``start``.
-        covariance: of the prior's logarithms, where it is learnt; default the constants' spreads,
-            and none between them.
+        covariance: of the prior's logarithms, where it is learnt.
     """
     from scipy.optimize import least_squares  # slow to import, and seldom needed
 
     center = (prior or start).logs()
     free = type(start).spreads() > 0
-    wide = np.diag(type(start).spreads() ** 2) if covariance is None else covariance
+    wide = start.covariance(covariance)
     # In units of the prior: x is standard normal, and the logarithms are center + root x.
     root = np.zeros((len(center), int(free.sum())))
     root[free] = np.linalg.cholesky(wide[np.ix_(free, free)])
@@ -177,17 +180,14 @@ def integrated(
     The noise is known up to a scale, integrated out as well: a multivariate t distribution.
 
     Args:
-        constants: medians.
-        covariance: of their logarithms; None: their spreads'.
         residuals: measured less predicted logarithms; see :func:`fit`.
-        noise: their deviation.
 
     Returns:
         The logarithm of the evidence, less what is the same for all constants; mean and covariance
         of the logarithms of the constants thereafter.
     """
     logs = constants.logs()
-    wide = np.diag(type(constants).spreads() ** 2) if covariance is None else covariance
+    wide = constants.covariance(covariance)
     step = STEP * np.sqrt(np.diag(wide))
     moved = step > 0
     near = residuals(type(constants).from_logs(np.vstack([logs, logs + np.diag(step)[moved]])))
@@ -214,8 +214,6 @@ def log_sd(constants: C, covariance: Array, logarithm: Callable[[C], Array]) -> 
     shows. Of narrow ones it is the first order. Constants without a variance are left alone.
 
     Args:
-        constants: their medians.
-        covariance: of their logarithms.
         logarithm: of n rows, for one record of constants or for c at once; see ``from_logs``.
     """
     logs = constants.logs()

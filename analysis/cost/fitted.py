@@ -119,7 +119,7 @@ def _known() -> dict[str, Any]:
 
 
 def _written(constants: Constants, covariance: Array | None) -> dict[str, list[float]]:
-    spreads = type(constants).spreads() if covariance is None else np.sqrt(np.diag(covariance))
+    spreads = np.sqrt(np.diag(constants.covariance(covariance)))
     return {
         f.name: [float(f"{getattr(constants, f.name):.4g}"), float(f"{spread:.3g}")]
         for f, spread in zip(fields(constants), spreads, strict=True)

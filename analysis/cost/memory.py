@@ -110,13 +110,8 @@ def rank_state_bytes(
 ) -> dict[str, Array]:
     """Weights, secondary copy, gradients and optimizer states of a rank's parameters.
 
-    ``trainer.plan.states`` with the framework's habits.
-
-    Args:
-        parameters: on the rank.
-        jobs: whose.
-        framework: its habits.
-        holders: ranks with the same parameters; default those of dense ones.
+    ``trainer.plan.states`` with the framework's habits. ``holders`` are by default those of dense
+    parameters.
     """
     holders = holders or dense_holders(jobs)
     e, bits = jobs.options.element_bytes, jobs.placement.secondary_bits

@@ -70,8 +70,7 @@ class MemoryModel:
         habits = self.habits or (Hypothesis(framework, 1.0, self.constants),)
         weights = np.array([each.weight for each in habits])
         one = habits[rng.choice(len(habits), p=weights / weights.sum())]
-        spreads = np.diag(MemoryConstants.spreads() ** 2)
-        covariance = spreads if self.covariance is None else self.covariance
+        covariance = self.constants.covariance(self.covariance)
         logs = rng.multivariate_normal(one.rest.logs(), covariance, method="eigh")
         constants = MemoryConstants.from_logs(logs)
         return replace(self, constants=constants, habits=(replace(one, weight=1.0),))
@@ -103,10 +102,9 @@ class MemoryModel:
         near = (np.abs(margin) < NEAR).any(axis=0)
         if near.any():
             close = jobs[near]
-            spreads = MemoryConstants.spreads()
             spread = log_sd(
                 self.constants,
-                np.diag(spreads**2) if self.covariance is None else self.covariance,
+                self.constants.covariance(self.covariance),
                 lambda c: np.log(memory(close, likely[0].framework, c).total),
             )
             deviation[near] = np.hypot(self.log_sd, spread)
@@ -136,10 +134,8 @@ class MemoryModel:
 
         Args:
             jobs: what was run, to the end or until memory was short.
-            framework: whose.
             peak_bytes: as the framework reports it; nan where unknown.
             out_of_memory: failed for lack of memory, or for a reason unknown.
-            limit_bytes: memory of the device.
         """
         measured = np.isfinite(peak_bytes) & ~out_of_memory
         if self.doubts is not None:

@@ -68,8 +68,6 @@ class Network:
         """The hypotheses after runs.
 
         Args:
-            jobs: what ran.
-            cluster: where.
             told: logarithms of how much more probable the measured times are if the runs were
                 crowded; shape (n,).
         """
@@ -119,11 +117,7 @@ def likelier(calm: Array, late: Array, chance: Array, noise: float) -> Array:
 def expected_state(chance: Array, calm_s: Array, more_s: Array) -> Array:
     """1 where a crowded network is to be expected of a run, 0 where a calm one is.
 
-    The state that more of the throughput is expected from: it minimizes the relative error.
-
-    Args:
-        chance: of a crowded one.
-        calm_s: step time in a calm one.
-        more_s: by which it is longer in the other.
+    The state that more of the throughput is expected from: it minimizes the relative error. A step
+    takes ``calm_s`` in a calm one, ``more_s`` longer in a crowded one.
     """
     return np.asarray(chance * calm_s > (1 - chance) * (calm_s + more_s), np.float64)

@@ -92,10 +92,7 @@ def tuned_states(
 
     Args:
         states: of full training.
-        jobs: whose.
-        framework: its habits.
         parameters: of the rank before state sharding, ``tables`` of them the vocabulary's.
-        tables: see above.
         layers: of the rank's stage.
     """
     frozen, placement = freezes(jobs), jobs.placement

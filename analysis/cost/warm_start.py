@@ -46,7 +46,8 @@ def taken_over(model: CostModel, other: CostModel) -> CostModel:
     found = replace(model, constants=replace(model.constants, **values))
     if other.covariance is not None:
         covariance = np.zeros_like(other.covariance)
-        for kept, rows in ((_covariance(other), taken), (_covariance(model), ~taken)):
+        for one, rows in ((other, taken), (model, ~taken)):
+            kept = one.constants.covariance(one.covariance)
             covariance[np.ix_(rows, rows)] = kept[np.ix_(rows, rows)]
         found = replace(found, covariance=covariance)
     if model.framework.name == other.framework.name:
@@ -87,23 +88,19 @@ def discounted(model: CostModel, before: CostModel) -> CostModel:
 
     A calibration starts from constants wider than what is known (``TRANSFER``), for the run may be
     another case. So may the next one be: what this run says is taken for as wide again there, but
-    what it does not speak of stays as sure as it was.
-
-    Args:
-        model: after the run.
-        before: the model that was calibrated.
+    what it does not speak of stays as sure as it was. ``before`` is the model that was calibrated.
     """
     if model.others:
         pairs = zip(model.engines, before.engines, strict=True)
         return CostModel.of_engines(discounted(*pair) for pair in pairs)
     if model.covariance is not None and model.covariance is not before.covariance:
-        first = np.diag(TimeConstants.spreads() ** 2)
+        first = TimeConstants.covariance()
         known = first / TRANSFER**2 if before.covariance is None else before.covariance
         start = TRANSFER**2 * known
         model = replace(model, covariance=_more(known, start, model.covariance))
     own, old = model.memory.covariance, before.memory.covariance
     if own is not None and own is not old:
-        first = np.diag(MemoryConstants.spreads() ** 2)
+        first = MemoryConstants.covariance()
         known = first if old is None else old
         start = first if old is None else _no_wider(TRANSFER**2 * old, first)
         memory = replace(model.memory, covariance=_more(known, start, own))
@@ -119,9 +116,3 @@ def _more(known: Array, start: Array, after: Array) -> Array:
 
 def _no_wider(a: Array, b: Array) -> Array:
     return np.asarray(np.linalg.inv(np.linalg.inv(a) + np.linalg.inv(b)))
-
-
-def _covariance(model: CostModel) -> Array:
-    if model.covariance is None:
-        return np.diag(TimeConstants.spreads() ** 2)
-    return model.covariance

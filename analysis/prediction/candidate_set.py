@@ -25,9 +25,7 @@ class CandidateSet:
     """Some valid configurations of a space, with their jobs and features.
 
     Args:
-        pricing: of the space.
-        candidates: all valid configurations.
-        indices: of the members among them.
+        indices: of the members among all ``candidates``.
 
     Attributes:
         jobs: of the members, shape (n,).

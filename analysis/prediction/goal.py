@@ -36,9 +36,7 @@ class Goal:
         """The goal in the direction of some weights.
 
         Args:
-            weights: of the objectives.
             prediction: of candidates; those that likely fit count for the front.
-            successes: trials that succeeded.
         """
         predicted = self._merits(prediction)
         likely = predicted[prediction.fits > LIKELY]

@@ -70,16 +70,12 @@ class Posterior:
     """Distribution of the goal of candidates, given the trials so far; arrays of shape (m,).
 
     Args:
-        candidates: of the space.
         model: calibrated, or with constants drawn from their posterior.
-        observations: the trials.
         rows: members of ``candidates`` that are asked about; default all.
         goal: what is maximized; default the logarithm of the first objective.
         rng: draws which trials were disturbed; default the most probable assignment.
 
     Attributes:
-        pricing: of the space.
-        observations: as given.
         goal: in its unit are ``mean`` and ``deviation``; more is better.
         prediction: the model's, without the correction.
         residual: the correction.

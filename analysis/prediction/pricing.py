@@ -217,7 +217,6 @@ class Pricing:
         for log-normal with its mean and variance, to first order (Fenton 1960).
 
         Args:
-            prediction: of the trials asked about.
             trials: that have ended, from which start-up by the number of nodes is learned.
         """
         from scipy.special import ndtr  # slow to import, and a space is checked without it

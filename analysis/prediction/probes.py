@@ -36,12 +36,7 @@ def informative(
 ) -> list[int]:
     """Rows of the probes to run, the most informative first.
 
-    Args:
-        candidates: of the space that will be searched.
-        shallow: of the shallower model.
-        seconds: node-seconds of each probe; shape (n,).
-        count: how many probes at most.
-        seed: of the ensemble.
+    ``shallow`` are of the shallower model; ``seconds`` are node-seconds of each, of shape (n,).
     """
     rng = np.random.default_rng(seed)
     fits = shallow.pricing.model.fits(shallow.jobs)

@@ -130,9 +130,7 @@ class ResidualProcess:
 def features(of: Jobs, unpriced: Array) -> Array:
     """Features by which configurations differ, in doublings; shape (n, k).
 
-    Args:
-        of: the configurations as jobs.
-        unpriced: features of unpriced parameters, from :func:`unpriced_features`.
+    ``unpriced`` are those of unpriced parameters, from :func:`unpriced_features`.
     """
     layout, placement, options = of.layout, of.placement, of.options
     degrees = (layout.tp, layout.pp, layout.vpp, layout.dp, layout.mbs, layout.gas)
@@ -156,12 +154,8 @@ def unpriced_features(space: SearchSpace, raw: Mapping[str, Any], count: int) ->
     """The parameters in which the cost model sees no difference; shape (count, k).
 
     Every value is a vector of length 1, and the product of two says how alike they are: positive
-    numbers that have an order by their distance in doublings, any others not at all.
-
-    Args:
-        space: of the parameters.
-        raw: a column of values for each.
-        count: rows.
+    numbers that have an order by their distance in doublings, any others not at all. ``raw`` has a
+    column of values for each.
     """
     found: list[Array] = []
     for name in unpriced_parameters(space):
@@ -253,10 +247,7 @@ def _most_probable_split(among: Array, left: Array, noise: float, kept: Mask) ->
 def _log_odds_to_change(among: Array, left: Array, kept: Mask) -> Array:
     """Log odds of every trial to be on the other side, given where the others are.
 
-    Args:
-        among: covariance of the trials' measurements.
-        left: as above.
-        kept: the trials that are taken for undisturbed.
+    ``among`` is the covariance of their measurements; ``kept`` are taken for undisturbed.
     """
     inverse = np.linalg.inv(among[np.ix_(kept, kept)])
     # What the others predict of each trial; of those kept by the rule for leaving one out.

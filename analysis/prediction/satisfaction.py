@@ -28,8 +28,6 @@ class Satisfaction:
     """Judges candidates by the bounds of a space.
 
     Args:
-        pricing: of the space.
-        model: calibrated.
         trials: that succeeded.
         features_of: features of trials; shape (n, k).
         unpriced: the last columns of them that are of parameters without a price.

@@ -213,9 +213,7 @@ def _efficiency_log_sd(prediction: Prediction) -> Array:
     widens the interval of a step, is not known to widen that of a ratio.
     """
     model = _own_model(prediction)
-    covariance = model.covariance
-    if covariance is None:
-        covariance = np.diag(TimeConstants.spreads() ** 2)
+    covariance = model.constants.covariance(model.covariance)
 
     def logarithm(constants: TimeConstants) -> Array:
         logs = np.log(step(prediction.jobs, model.cluster, model.framework, constants).total)

@@ -7,11 +7,12 @@ from typing import Any
 import pandas as pd
 
 from analysis import units
+from analysis.explanation import expectation
 from analysis.metrics import Metrics
 from analysis.report.trajectory import ended_t, ranked_trials, succeeded
 from analysis.run.fold import Run
 from analysis.run.trial import Trial, meaning
-from foundation.quantities import config_text, number, percent
+from foundation.quantities import config_text
 
 LISTED = 1_000  # trials in the table of all; results.csv has every one
 TAIL_LINES = 20
@@ -54,6 +55,7 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
     running = trial.running
     last = trial.attempts[-1] if trial.attempts else None
     key = run.objective_key
+    expected = expectation(run, trial)
     return {
         "number": trial.number,
         # the filter reads trials that have ended from the page's data
@@ -77,7 +79,7 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
         "attempts": len(trial.attempts),
         "nodes": last.nodes if last else (),
         "by": trial.by,
-        "why": _why(trial, key),
+        "why": "; ".join(filter(None, [trial.why, expected and f"expected: {expected}"])),
         "message": "; ".join([*trial.violated, *filter(None, [trial.message])]),
         "tail": _tail(trial.stderr_tail),
         "links": [
@@ -86,24 +88,6 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
             if (folder / file).exists()
         ],
     }
-
-
-def _why(trial: Trial, key: str) -> str:
-    """Why a trial was chosen, and its prediction before it ran."""
-    expected = trial.expected
-    said = [trial.why] if trial.why else []
-    if {"objective", "low", "high"} <= expected.keys():
-        values = (units.scaled(key, expected[name]) for name in ("objective", "low", "high"))
-        what, low, high = (number(value) for value in values)
-        said.append(f"expected {what} ({low} to {high})")
-    if "fits" in expected:
-        said.append(f"runs with probability {percent(expected['fits'])}")
-    if "holds" in expected:
-        said.append(f"satisfies the bounds with probability {percent(expected['holds'])}")
-    if "gain" in expected and "left" in expected:
-        gain, left = expected["gain"], expected["left"]
-        said.append(f"expected gain of another batch {gain:.2%}, of all the rest {left:.2%}")
-    return "; ".join(said)
 
 
 def _scaled(key: str, value: float | None) -> float | None:

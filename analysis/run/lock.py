@@ -35,11 +35,9 @@ class RunBusyError(RunError):
 
 
 def lock(directory: Path, *, shared: bool = False) -> IO[bytes]:
-    """Lock a folder until the returned file is closed or the process ends.
+    """Lock a run's folder until the returned file is closed or the process ends.
 
-    Args:
-        directory: the run's.
-        shared: with others that share it, and with no driver.
+    ``shared``: with others that share it, and with no driver.
 
     Raises RunBusyError if another process holds it, RunError or OSError if the lock file cannot be
     made.

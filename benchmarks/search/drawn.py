@@ -312,7 +312,7 @@ def _truth(pricing: Pricing, rng: np.random.Generator) -> tuple[CostModel, str]:
     if rng.random() < 0.25:
         network = Network(np.array([np.exp(rng.normal(np.log(20), 0.7))]), np.ones(1))
     memory = model.memory
-    prior = np.diag(type(memory.constants).spreads() ** 2)
+    prior = memory.constants.covariance()
     seconds = _near(model.constants, model.covariance, between_machines(), wide, rng)
     memory = replace(memory, constants=_near(memory.constants, memory.covariance, prior, wide, rng))
     truth = replace(model, framework=framework, constants=seconds, memory=memory, network=network)

@@ -35,29 +35,20 @@ FAMILIES: dict[str, Shape] = {
 
 
 class Architecture(Record):
-    """One ``model_type``.
+    """One ``model_type``."""
 
-    Attributes:
-        family: of GPT or Llama: norms, activation, biases.
-        defaults: of keys that a file may leave out.
-        names: other names of a key in its files.
-        positions: unless the family's.
-        biases: flags of a file; linear layers have biases if all of them are true.
-        windows: layers with a sliding window, where a file has one and does not list them.
-        experts: key of the size of an expert; empty: a dense model.
-        parts: further properties: formulas of ``parts.yaml``, or functions here.
-        sets: what else its models' records say.
-    """
-
-    family: Literal["llama", "gpt"]
-    defaults: dict[str, Any]
-    names: dict[str, str] = Field(default={})
-    positions: Literal["learned"] | None = None
+    family: Literal["llama", "gpt"]  # its norms, activation, biases
+    defaults: dict[str, Any]  # of keys that a file may leave out
+    names: dict[str, str] = Field(default={})  # other names of a key in its files
+    positions: Literal["learned"] | None = None  # unless the family's
+    # flags of a file; linear layers have biases if all of them are true
     biases: list[str] = Field(default=[])
+    # layers with a sliding window, where a file has one and does not list them
     windows: Literal["none", "all", "later", "alternating", "three_of_four", "most"] = "none"
-    experts: str = ""
+    experts: str = ""  # key of the size of an expert; empty: a dense model
+    # further properties: formulas of ``parts.yaml``, or functions here
     parts: list[str] = Field(default=[])
-    sets: dict[str, Any] = Field(default={})
+    sets: dict[str, Any] = Field(default={})  # what else its models' records say
 
     def shape(self, keys: Keys) -> Shape:
         """The model that a file's keys describe; raises SpaceError where it has no record."""

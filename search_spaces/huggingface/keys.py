@@ -17,19 +17,12 @@ _ROPE = ("rope_parameters", "rope_scaling")  # since version 5 of transformers, 
 
 @dataclass(frozen=True)
 class Keys:
-    """Typed access; a mistake names file, line, key, value and what is accepted.
-
-    Attributes:
-        document: the file.
-        above: path to the language model's keys; empty: the top level.
-        defaults: of keys that the file leaves out.
-        names: what the file may call a key instead.
-    """
+    """Typed access; a mistake names file, line, key, value and what is accepted."""
 
     document: Document
-    above: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    names: Mapping[str, str] = field(default_factory=dict)
+    above: tuple[str, ...] = ()  # path to the language model's keys; empty: the top level
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that the file leaves out
+    names: Mapping[str, str] = field(default_factory=dict)  # what the file may call a key instead
 
     @property
     def values(self) -> dict[str, Any]:

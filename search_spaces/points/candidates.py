@@ -60,9 +60,6 @@ class Candidates:
         Args:
             size: how many at most; fewer are returned only where there are no more (exactly so in
                 a space whose valid configurations are listed, nearly so in a larger one).
-            rng: the source of the order.
-            exclude: configurations to leave out.
-            max_nodes: the widest trial, in nodes.
         """
         known = self.indices_of(exclude)
         if self._listed is not None:

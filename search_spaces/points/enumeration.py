@@ -33,20 +33,13 @@ class _Level:
 
     An edge leads from a state before the parameter, by one of its values, to a state after it.
     Edges are sorted by the state that they lead to.
-
-    Attributes:
-        stride: place value of the parameter's digit in a raw index.
-        digits: the value of each edge.
-        before: the state that each edge comes from.
-        ends: assignments up to and including each edge, cumulated.
-        starts: assignments before the first edge into each state, cumulated.
     """
 
-    stride: int
-    digits: NDArray[Any]
-    before: NDArray[Any]
-    ends: Indices
-    starts: Indices
+    stride: int  # place value of the parameter's digit in a raw index
+    digits: NDArray[Any]  # the value of each edge
+    before: NDArray[Any]  # the state that each edge comes from
+    ends: Indices  # assignments up to and including each edge, cumulated
+    starts: Indices  # assignments before the first edge into each state, cumulated
 
 
 class ValidConfigs:

@@ -29,25 +29,17 @@ DEFAULT_FRAMEWORK = "megatron-lm"  # most people's own trainers derive from it
 
 @dataclass(frozen=True)
 class TrialFacts:
-    """Facts of one trial, from which its trainer makes command and files.
+    """Facts of one trial, from which its trainer makes command and files."""
 
-    Attributes:
-        config: the canonical configuration.
-        facts: parameters, model, cluster and what follows from them (``dp``, ``world_size``, ...).
-        directory: the trial's folder, in which its ranks start.
-        warmup_steps, measured_steps: to train.
-        model: the model to train; None where the space names none.
-        data: tokens for the built-in trainer; None for another.
-        device: torch's name of the device that a rank drives; None where the cluster states none.
-    """
-
-    config: Mapping[str, Any]
+    config: Mapping[str, Any]  # the canonical configuration
+    # parameters, model, cluster and what follows from them (``dp``, ``world_size``, ...)
     facts: Mapping[str, Any]
-    directory: Path
-    warmup_steps: int
+    directory: Path  # the trial's folder, in which its ranks start
+    warmup_steps: int  # to train before the measured ones
     measured_steps: int
-    model: ModelConfig | None = None
-    data: str | None = None
+    model: ModelConfig | None = None  # None where the space names none
+    data: str | None = None  # tokens for the built-in trainer; None for another
+    # torch's name of the device that a rank drives; None where the cluster states none
     device: str | None = None
 
     @property

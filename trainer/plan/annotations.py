@@ -22,54 +22,37 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class Column:
-    """Column of the cost model's jobs that a field becomes.
+    """Column of the cost model's jobs that a field becomes."""
 
-    Attributes:
-        name: default the field's own.
-        codes: number per value; by default words count from 0 in the order of their type.
-        other: code of any other word, or of an unset value; None: the cost model decides.
-        mixtures: only models with experts have it.
-    """
-
-    name: str = ""
+    name: str = ""  # default the field's own
+    # number per value; by default words count from 0 in the order of their type
     codes: Mapping[Any, float] | None = None
+    # code of any other word, or of an unset value; None: the cost model decides
     other: float | str | None = 0.0
-    mixtures: bool = False
+    mixtures: bool = False  # only models with experts have it
 
 
 @dataclass(frozen=True)
 class Counts:
     """Condition under which a field has an effect; elsewhere only its default is valid, so that a
     search never tries one job twice. Fields with the same annotation form one requirement.
-
-    Attributes:
-        where: condition, in the constraint grammar.
-        rule: name of the requirement.
-        why: reason that a trainer gives for refusing another value; empty: it ignores the value.
-        builtin_only: for the built-in trainer; others may see an effect.
     """
 
-    where: str
-    rule: str
+    where: str  # condition, in the constraint grammar
+    rule: str  # name of the requirement
+    # reason that a trainer gives for refusing another value; empty: it ignores the value
     why: str = ""
-    builtin_only: bool = True
+    builtin_only: bool = True  # for the built-in trainer; others may see an effect
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A value that an engine cannot run; fields with the same annotation share one reason.
+    """A value that an engine cannot run; fields with the same annotation share one reason."""
 
-    Attributes:
-        why: the engine's reason.
-        rule: name of the space's rule, after the engine's; default the field's.
-        values: refused values; default all but the field's default.
-        remedy: default to set the field's default.
-    """
-
-    why: str
-    rule: str = ""
-    values: tuple[Scalar, ...] = ()
-    remedy: str = ""
+    why: str  # the engine's reason
+    rule: str = ""  # name of the space's rule, after the engine's; default the field's
+    values: tuple[Scalar, ...] = ()  # refused values; default all but the field's default
+    remedy: str = ""  # default to set the field's default
     engine: str = "deepspeed"
 
 

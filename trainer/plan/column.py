@@ -9,17 +9,11 @@ import numpy as np
 
 
 class ColumnType(NamedTuple):
-    """Declaration of a column.
+    """Declaration of a column."""
 
-    Attributes:
-        default: None: required.
-        kind: numbers are float64, so that products of sizes cannot overflow.
-        least: smallest accepted number.
-    """
-
-    default: Any = None
-    kind: type = float
-    least: float | None = None
+    default: Any = None  # None: required
+    kind: type = float  # numbers are float64, so that products of sizes cannot overflow
+    least: float | None = None  # smallest accepted number
 
     @property
     def dtype(self) -> Any:

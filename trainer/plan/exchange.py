@@ -49,20 +49,12 @@ def share_sent(ranks: Any) -> Any:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A collective, or a message from rank to rank.
+    """A collective, or a message from rank to rank."""
 
-    Attributes:
-        purpose: key in the trainer's traffic counters.
-        num_bytes: the whole tensor (gathered, or before scattering or summing), or the message.
-        times: per layer and micro-batch, or per step.
-        within: pass of the layer.
-        behind: computation that can hide it.
-    """
-
-    purpose: str
+    purpose: str  # key in the trainer's traffic counters
     operation: Operation
     group: RankGroup
-    num_bytes: Size
-    times: Size = 1
-    within: Pass = "forward"
-    behind: Work = ""
+    num_bytes: Size  # the whole tensor (gathered, or before scattering or summing), or the message
+    times: Size = 1  # per layer and micro-batch, or per step
+    within: Pass = "forward"  # pass of the layer
+    behind: Work = ""  # computation that can hide it

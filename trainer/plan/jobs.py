@@ -52,34 +52,24 @@ ADAPTED_TARGETS = codes_of(fields.OtherChoices, "lora_targets")
 
 @dataclass(frozen=True)
 class Shape(Part):
-    """Model shape, under the names of ``ModelConfig``.
-
-    Attributes:
-        num_heads: a, attention heads.
-        attention_size: channels of all queries: h unless heads have their own size; with latent
-            attention the mean of keys and values.
-        kv_heads: groups of grouped-query attention, else ``num_heads``.
-        ffn_size: f, inner size of the feed-forward part.
-        gated: SwiGLU: two projections up instead of one.
-        attended: keys per query, masked ones included: s, or less with sliding windows.
-        tied_embeddings: the output layer is the embedding.
-        mixture: experts; None if no job has any.
-        latent: latent attention; None if no job has it.
-    """
+    """Model shape, under the names of ``ModelConfig``."""
 
     num_layers: Array = column(least=1)
     hidden_size: Array = column(least=1)
-    num_heads: Array = column()
+    num_heads: Array = column()  # a, attention heads
+    # channels of all queries: h unless heads have their own size; with latent attention the mean of
+    # keys and values
     attention_size: Array = column()
-    kv_heads: Array = column()
-    ffn_size: Array = column()
-    gated: Mask = mask(None)
+    kv_heads: Array = column()  # groups of grouped-query attention, else ``num_heads``
+    ffn_size: Array = column()  # f, inner size of the feed-forward part
+    gated: Mask = mask(None)  # SwiGLU: two projections up instead of one
     vocab_size: Array = column()
     seq_length: Array = column()
+    # keys per query, masked ones included: s, or less with sliding windows
     attended: Array = column()
-    tied_embeddings: Mask = mask(None)
-    mixture: Mixture | None = None
-    latent: Latent | None = None
+    tied_embeddings: Mask = mask(None)  # the output layer is the embedding
+    mixture: Mixture | None = None  # experts; None if no job has any
+    latent: Latent | None = None  # None if no job has it
 
     @property
     def head_dim(self) -> Array:
@@ -89,39 +79,25 @@ class Shape(Part):
 
 @dataclass(frozen=True)
 class Layout(Part):
-    """Parallel degrees and batch sizes.
+    """Parallel degrees and batch sizes."""
 
-    Attributes:
-        world_size: GPUs, ``tp * cp * gy * gz * dp * pp``.
-        tp: tensor parallelism; the grid's first axis ``gx`` counts as it.
-        cp: context parallelism.
-        on_grid: ``tp`` is the grid's first axis.
-        gy, gz: the grid's second and third axis.
-        vpp: model chunks per pipeline rank.
-        dp: data-parallel replicas.
-        ep: expert parallelism, over ranks of ``dp`` and ``cp``: no factor of ``world_size``.
-        etp: tensor parallelism of experts.
-        mbs: sequences per micro-batch and replica.
-        gas: micro-batches per step and replica.
-        pp_inside: stages are numbered before ``cp`` and ``dp`` (see ``Axes``).
-        further: degrees of other axes of the mesh.
-    """
-
-    world_size: Array = column()
-    tp: Array = column(least=1)
+    world_size: Array = column()  # GPUs, ``tp * cp * gy * gz * dp * pp``
+    tp: Array = column(least=1)  # tensor parallelism; the grid's first axis ``gx`` counts as it
     cp: Array = column(1, least=1)
-    on_grid: Mask = mask()
+    on_grid: Mask = mask()  # ``tp`` is the grid's first axis
+    # the grid's second and third axis
     gy: Array = column(1, least=1)
     gz: Array = column(1, least=1)
     pp: Array = column(least=1)
-    vpp: Array = column(1, least=1)
-    dp: Array = column(least=1)
+    vpp: Array = column(1, least=1)  # model chunks per pipeline rank
+    dp: Array = column(least=1)  # data-parallel replicas
+    # expert parallelism, over ranks of ``dp`` and ``cp``: no factor of ``world_size``
     ep: Array = column(1, least=1)
-    etp: Array = column(least=1)
-    mbs: Array = column(least=1)
-    gas: Array = column(least=1)
-    pp_inside: Mask = mask()
-    further: Mapping[str, Array] = field(default_factory=dict)
+    etp: Array = column(least=1)  # tensor parallelism of experts
+    mbs: Array = column(least=1)  # sequences per micro-batch and replica
+    gas: Array = column(least=1)  # micro-batches per step and replica
+    pp_inside: Mask = mask()  # stages are numbered before ``cp`` and ``dp`` (see ``Axes``)
+    further: Mapping[str, Array] = field(default_factory=dict)  # degrees of other axes of the mesh
 
     @cached_property
     def axes(self) -> Axes:
@@ -147,84 +123,62 @@ class Layout(Part):
 
 @dataclass(frozen=True)
 class StatePlacement(Part):
-    """Sharding of training states over the ranks with the same weights.
+    """Sharding of training states over the ranks with the same weights."""
 
-    Attributes:
-        weight_shard, gradient_shard, optimizer_shard: degrees; 1: replicated.
-        secondary_shard: degree of the secondary copy (hpZ); 0: no copy.
-        gather_bits, reduce_bits, secondary_bits: bits per element in the collective or the copy,
-            scales included; 0: the framework's habit.
-        zero_stage: 0 to 3 if the job is stated as a ZeRO stage, else -1.
-        renews_copy: the secondary copy is refreshed in every micro-batch, not once a step.
-        reduces_once: sharded gradients are reduced once a step, not after each micro-batch.
-    """
-
+    # degrees; 1: replicated
     weight_shard: Array = column()
     gradient_shard: Array = column()
     optimizer_shard: Array = column()
-    secondary_shard: Array = column(0)
+    secondary_shard: Array = column(0)  # degree of the secondary copy (hpZ); 0: no copy
+    # bits per element in the collective or the copy, scales included; 0: the framework's habit
     gather_bits: Array = column(0)
     reduce_bits: Array = column(0)
     secondary_bits: Array = column(0)
-    zero_stage: Array = column(-1)
+    zero_stage: Array = column(-1)  # 0 to 3 if the job is stated as a ZeRO stage, else -1
+    # the secondary copy is refreshed in every micro-batch, not once a step
     renews_copy: Mask = mask()
+    # sharded gradients are reduced once a step, not after each micro-batch
     reduces_once: Mask = mask()
 
 
 @dataclass(frozen=True)
 class Stages(Part):
-    """Pipeline stage settings, as in ``trainer.plan.stages.StageSettings``.
+    """Pipeline stage settings, as in ``trainer.plan.stages.StageSettings``."""
 
-    Attributes:
-        first_stage_layers, last_stage_layers: 0: an equal share.
-        account_for_embedding, account_for_loss: layers that either counts as; -1: the framework's
-            habit.
-        pipeline_layout: layers of all stages as text, in place of the others; or ``none``.
-    """
-
-    first_stage_layers: Array = column(0)
+    first_stage_layers: Array = column(0)  # 0, here and below: an equal share
     last_stage_layers: Array = column(0)
+    # layers that either counts as; -1: the framework's habit
     account_for_embedding: Array = column(-1)
     account_for_loss: Array = column(-1)
+    # layers of all stages as text, in place of the others; or ``none``
     pipeline_layout: NDArray[np.str_] = column(NO_LAYOUT, str)
 
 
 @dataclass(frozen=True)
 class Options(Part):
-    """How to compute, beside the degrees.
+    """How to compute, beside the degrees."""
 
-    Attributes:
-        sequence_parallel: Korthikanti et al. 2022.
-        recompute: NONE, SELECTIVE (attention core) or FULL (all but a layer's input).
-        schedule: pipeline schedule; ONE_F_ONE_B is plain or interleaved.
-        element_bytes: of weights and activations in the computation: 2 or 4.
-        fp8, masks_documents: layers' products are in 8 bits; attention separates documents.
-        bucket_elements: parameters per flat gradient bucket, if stated.
-        fused_loss: fused cross entropy, which makes no float32 copies of the logits.
-        chunked_loss: likewise with the output layer, logits of few tokens or words at a time.
-        flash_attention: scores never reach memory: 1, 0, or BY_HABIT.
-        dispatcher: ALL_TO_ALL sends a token once per expert; FLEX once per node, and from there
-            once per rank; BY_HABIT is the framework's own.
-        overlaps_dispatch: token dispatch runs behind another micro-batch's layers.
-        graphs: CUDA graphs: NO_GRAPHS, LAYER_GRAPHS (layers without experts) or STEP_GRAPHS.
-        engine: index of the framework, where a space has several; see ``CostModel.others``.
-        further: other columns that the trainer's fields declare (``trainer.plan.fields``).
-    """
-
-    sequence_parallel: Mask = mask()
+    sequence_parallel: Mask = mask()  # Korthikanti et al. 2022
+    # NONE, SELECTIVE (attention core) or FULL (all but a layer's input)
     recompute: Array = column(NONE)
-    schedule: Array = column(ONE_F_ONE_B)
-    element_bytes: Array = column(2)
-    fp8: Mask = mask()
-    masks_documents: Mask = mask()
+    schedule: Array = column(ONE_F_ONE_B)  # pipeline schedule; ONE_F_ONE_B is plain or interleaved
+    element_bytes: Array = column(2)  # of weights and activations in the computation: 2 or 4
+    fp8: Mask = mask()  # layers' products are in 8 bits
+    masks_documents: Mask = mask()  # attention separates documents
+    # parameters per flat gradient bucket, if stated
     bucket_elements: Array = column(BUCKET_ELEMENTS)
-    fused_loss: Mask = mask()
-    chunked_loss: Mask = mask()
-    flash_attention: Array = column(BY_HABIT)
+    fused_loss: Mask = mask()  # fused cross entropy, which makes no float32 copies of the logits
+    chunked_loss: Mask = mask()  # likewise with the output layer; few tokens or words at a time
+    flash_attention: Array = column(BY_HABIT)  # scores never reach memory: 1, 0, or BY_HABIT
+    # ALL_TO_ALL sends a token once per expert; FLEX once per node, and from there once per rank;
+    # BY_HABIT is the framework's own
     dispatcher: Array = column(BY_HABIT)
-    overlaps_dispatch: Mask = mask()
+    overlaps_dispatch: Mask = mask()  # token dispatch runs behind another micro-batch's layers
+    # CUDA graphs: NO_GRAPHS, LAYER_GRAPHS (layers without experts) or STEP_GRAPHS
     graphs: Array = column(NO_GRAPHS)
+    # index of the framework, where a space has several; see ``CostModel.others``
     engine: Array = column(0)
+    # other columns that the trainer's fields declare (``trainer.plan.fields``)
     further: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> NDArray[Any]:

@@ -36,18 +36,12 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True)
 class Chunk:
-    """One stage of a layout: a model chunk of one pipeline rank.
+    """One stage of a layout: a model chunk of one pipeline rank."""
 
-    Attributes:
-        layers: transformer layers.
-        predictors: layers of multi-token prediction.
-        embedding, head: it has the embedding; the output layer and the loss.
-    """
-
-    layers: int
-    predictors: int
+    layers: int  # transformer layers
+    predictors: int  # layers of multi-token prediction
     embedding: bool
-    head: bool
+    head: bool  # the output layer and the loss
 
 
 @dataclass(frozen=True)

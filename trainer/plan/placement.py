@@ -35,15 +35,10 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Topology:
-    """Consecutive ranks on the machine.
-
-    Attributes:
-        ranks_per_node: ranks on one node.
-        ranks_per_pair: ranks on one card: 2 on MI250X, else 1.
-    """
+    """Consecutive ranks on the machine."""
 
     ranks_per_node: int
-    ranks_per_pair: int = 1
+    ranks_per_pair: int = 1  # of one card: 2 on MI250X, else 1
 
     def __post_init__(self) -> None:
         if self.ranks_per_node < 1 or self.ranks_per_pair < 1:
@@ -77,38 +72,23 @@ def shared_within(ranks: int, dp: Any, apart: Any) -> Any:
 
 @dataclass(frozen=True)
 class Share:
-    """One training state.
+    """One training state."""
 
-    Attributes:
-        degree: consecutive data-parallel ranks that it is sharded over.
-        format: in memory.
-    """
-
-    degree: int
-    format: Format
+    degree: int  # consecutive data-parallel ranks that it is sharded over
+    format: Format  # in memory
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Shard degrees and formats of all states over ``dp`` ranks.
+    """Shard degrees and formats of all states over ``dp`` ranks."""
 
-    Attributes:
-        dp: ranks with the same weights: data parallel times context parallel.
-        weights: weights of the forward and backward passes.
-        secondary: their copy on nearer ranks, gathered in place of ``weights`` (hpZ).
-        gradients: as accumulated over micro-batches.
-        optimizer: float32 master weights and AdamW's moments.
-        gather_format: of weights in collectives.
-        reduce_format: of gradients in collectives.
-    """
-
-    dp: int
-    weights: Share
-    gradients: Share
-    optimizer: Share
-    gather_format: Format
-    reduce_format: Format
-    secondary: Share | None = None
+    dp: int  # ranks with the same weights: data parallel times context parallel
+    weights: Share  # of the forward and backward passes
+    gradients: Share  # as accumulated over micro-batches
+    optimizer: Share  # float32 master weights and AdamW's moments
+    gather_format: Format  # of weights in collectives
+    reduce_format: Format  # of gradients in collectives
+    secondary: Share | None = None  # copy of weights on nearer ranks, gathered instead (hpZ)
 
     def __post_init__(self) -> None:
         degrees = {name: getattr(self, name) for name in ("dp", *DEGREES)}

@@ -47,17 +47,11 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class UnitLayout:
-    """Cuts of a unit's row for weights, gradients and optimizer states.
+    """Cuts of a unit's row for weights, gradients and optimizer states."""
 
-    Attributes:
-        placement: shard degrees and formats.
-        shapes: parameters on this rank, after tensor parallelism.
-        node_replicas: consecutive data-parallel ranks on one node.
-    """
-
-    placement: Placement
-    shapes: tuple[Shape, ...]
-    node_replicas: int = 1
+    placement: Placement  # shard degrees and formats
+    shapes: tuple[Shape, ...]  # parameters on this rank, after tensor parallelism
+    node_replicas: int = 1  # consecutive data-parallel ranks on one node
 
     @property
     def ranks(self) -> int:

@@ -11,41 +11,24 @@ Size = Any  # int, or a numpy column that broadcasts against the others
 
 
 class Mixture(NamedTuple):
-    """Mixture of experts.
+    """Mixture of experts."""
 
-    Attributes:
-        num_experts: routed experts per layer; 0 in a column: none.
-        experts_per_token: top-k of the router.
-        expert_ffn_size: f of one expert.
-        shared_ffn_size: f of all shared experts together; 0: none.
-        dense_layers: layers with an ordinary feed-forward part.
-        capacity: rows computed per routed token; 1: none dropped, none padded.
-    """
-
-    num_experts: Size
-    experts_per_token: Size
-    expert_ffn_size: Size
-    shared_ffn_size: Size
-    dense_layers: Size
-    capacity: Size
+    num_experts: Size  # routed experts per layer; 0 in a column: none
+    experts_per_token: Size  # top-k of the router
+    expert_ffn_size: Size  # f of one expert
+    shared_ffn_size: Size  # f of all shared experts together; 0: none
+    dense_layers: Size  # layers with an ordinary feed-forward part
+    capacity: Size  # rows computed per routed token; 1: none dropped, none padded
 
 
 class Latent(NamedTuple):
-    """Multi-head latent attention (DeepSeek-AI 2024, arXiv 2405.04434, section 2.1).
+    """Multi-head latent attention (DeepSeek-AI 2024, arXiv 2405.04434, section 2.1)."""
 
-    Attributes:
-        query_rank: low rank of queries; 0: one full matrix.
-        key_value_rank: low rank of keys and values; 0 in a column: no latent attention.
-        key_size: channels per head and key without rotary positions.
-        rotary_size: rotary channels; their key is shared by all heads.
-        value_size: channels per head and value.
-    """
-
-    query_rank: Size
-    key_value_rank: Size
-    key_size: Size
-    rotary_size: Size
-    value_size: Size
+    query_rank: Size  # low rank of queries; 0: one full matrix
+    key_value_rank: Size  # low rank of keys and values; 0 in a column: no latent attention
+    key_size: Size  # channels per head and key without rotary positions
+    rotary_size: Size  # rotary channels; their key is shared by all heads
+    value_size: Size  # channels per head and value
 
 
 class Dimensions(Protocol):
@@ -80,18 +63,12 @@ class Dimensions(Protocol):
 
 
 class Matrix(NamedTuple):
-    """One matrix of a transformer layer.
+    """One matrix of a transformer layer."""
 
-    Attributes:
-        name: in ``trainer.model.transformer``.
-        inputs, outputs: sizes.
-        splits_outputs: column-parallel in Megatron's terms; else row-parallel.
-    """
-
-    name: str
+    name: str  # in ``trainer.model.transformer``
     inputs: Size
     outputs: Size
-    splits_outputs: bool
+    splits_outputs: bool  # column-parallel in Megatron's terms; else row-parallel
 
 
 def layer_matrices(model: Dimensions) -> tuple[Matrix, ...]:

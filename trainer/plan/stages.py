@@ -19,19 +19,15 @@ Array = Any  # a number, or a numpy column
 
 @dataclass(frozen=True)
 class StageLayout:
-    """Pipeline stages, ``vpp`` on each of ``pp`` ranks, numbered in model order.
-
-    Attributes:
-        num_layers: layers of the whole model.
-        first_layers, last_layers: of the first and last pipeline rank; 0: an equal share.
-        folded: stages run over the ranks and back; the first rank also holds the last stage.
-    """
+    """Pipeline stages, ``vpp`` on each of ``pp`` ranks, numbered in model order."""
 
     pp: int
     vpp: int
-    num_layers: int
+    num_layers: int  # of the whole model
+    # of the first and last pipeline rank; 0: an equal share
     first_layers: int = 0
     last_layers: int = 0
+    # stages run over the ranks and back; the first rank also holds the last stage
     folded: bool = False
 
     def of_rank(self, pp_rank: int) -> tuple[int, ...]:
@@ -66,21 +62,16 @@ Split = Literal["even", "first_more", "last_fewer", "by_weight"]
 
 @dataclass(frozen=True)
 class StageSettings:
-    """Settings of pipeline stages; numbers, or columns that broadcast.
+    """Settings of pipeline stages; numbers, or columns that broadcast."""
 
-    Attributes:
-        first_stage_layers, last_stage_layers: layers of that stage; 0: an equal share.
-        account_for_embedding, account_for_loss: layers that the embedding, and the output layer
-            with the loss, count as when layers are shared out; ignored on a stage with given
-            layers.
-        pipeline_layout: text that assigns all layers (``trainer.plan.layouts``), in place of the
-            rest.
-    """
-
+    # layers of the first and of the last stage; 0: an equal share
     first_stage_layers: Array = 0.0
     last_stage_layers: Array = 0.0
+    # layers that the embedding, and the output layer with the loss, count as when layers are shared
+    # out; ignored on a stage with given layers
     account_for_embedding: Array = 0.0
     account_for_loss: Array = 0.0
+    # text that assigns all layers (``trainer.plan.layouts``), in place of the rest
     pipeline_layout: Array = NO_LAYOUT
 
 
@@ -106,19 +97,13 @@ class StageLayers:
     Stages without given layers share the rest, embedding and loss counted; the first ones take the
     remainder. With ``last_fewer`` each takes what the fullest needs until none are left
     (DeepSpeed's ``partition_balanced``).
-
-    Attributes:
-        num_layers: of the whole model.
-        pp, vpp: degrees; chunks do not change a stage's layers.
-        settings: stage settings.
-        split: the framework's rule; ``by_weight`` is read as ``first_more``.
     """
 
-    num_layers: Array
+    num_layers: Array  # of the whole model
     pp: Array
-    vpp: Array
+    vpp: Array  # chunks do not change a stage's layers
     settings: StageSettings
-    split: Split = "even"
+    split: Split = "even"  # the framework's rule; ``by_weight`` is read as ``first_more``
 
     @cached_property
     def first(self) -> Array:

@@ -23,13 +23,10 @@ from trainer.plan.states import PENDING_REDUCTIONS
 
 
 class BucketGradients(ABC):
-    """Gradients of the parameters in a bucket; ``numel`` includes its padding.
+    """Gradients of the parameters in a bucket; ``numel`` includes its padding."""
 
-    Attributes:
-        share: float32 mean over replicas and micro-batches that this rank updates with, final after
-            ``finish``; the whole bucket if optimizer states are replicated.
-    """
-
+    # float32 mean over replicas and micro-batches that this rank updates with, final after
+    # ``finish``; the whole bucket if optimizer states are replicated
     share: Tensor
 
     def __init__(self, parameters: Sequence[nn.Parameter], numel: int, holders: Holders) -> None:

@@ -25,22 +25,17 @@ from trainer.zero.secondary import SecondaryCopy
 
 @dataclass
 class HookContext:
-    """State shared by the hooks of all FSDP units of a rank.
-
-    Attributes:
-        sums_whole: gradients are summed whole, and reduced behind the last micro-batch only.
-        refresh_every_forward: renew secondary copies in each forward pass, not only once the
-            weights changed.
-        copying: where secondary copies are written and read, inside the work of ``gathering``.
-    """
+    """State shared by the hooks of all FSDP units of a rank."""
 
     device: torch.device
     dtype: torch.dtype
     micro_batches: int
-    sums_whole: bool
+    sums_whole: bool  # gradients are summed whole, and reduced behind the last micro-batch only
+    # renew secondary copies in each forward pass, not only once the weights changed
     refresh_every_forward: bool
     gathering: CommunicationStream
     reduction: CommunicationStream
+    # where secondary copies are written and read, inside the work of ``gathering``
     copying: InlineStream
     in_forward: bool = False
     _scratch: dict[torch.dtype, Tensor] = field(default_factory=dict)

@@ -40,10 +40,7 @@ class Suggestion:
 class ModelGuidedSearch:
     """Chooses among a space's candidates by the cost model.
 
-    Args:
-        pricing: of the space; its model is where every calibration starts from.
-        candidates: valid configurations.
-        seed: of the shortlist.
+    Every calibration starts from the model of ``pricing``; ``seed`` is of the shortlist.
     """
 
     def __init__(self, pricing: Pricing, candidates: Candidates, seed: int) -> None:

@@ -23,35 +23,24 @@ NUM_CANDIDATES = 10_000  # among which a policy looks for the best
 
 @dataclass(frozen=True)
 class Proposal:
-    """The next configuration, who chose it, why, and what is expected of it.
+    """The next configuration, who chose it, why, and what is expected of it."""
 
-    Attributes:
-        config: canonical.
-        by: the method, in a word or two.
-        why: for the reader of the report.
-        expected: of the trial, as the journal has it; empty where nobody says.
-    """
-
-    config: dict[str, Any]
-    by: str
-    why: str
+    config: dict[str, Any]  # canonical
+    by: str  # the method, in a word or two
+    why: str  # for the reader of the report
+    # of the trial, as the journal has it; empty where nobody says
     expected: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The problem that a policy chooses configurations for.
+    """The problem that a policy chooses configurations for."""
 
-    Attributes:
-        space: what is searched.
-        seed: equal seeds and histories must give equal proposals.
-        learned: prices by a model that has learned from earlier runs; default the space's own.
-        only: the configurations that may be proposed; default all valid ones.
-    """
-
-    space: SearchSpace
-    seed: int
+    space: SearchSpace  # what is searched
+    seed: int  # equal seeds and histories must give equal proposals
+    # prices by a model that has learned from earlier runs; default the space's own
     learned: Pricing | None = None
+    # the configurations that may be proposed; default all valid ones
     only: Sequence[Mapping[str, Any]] | None = None
 
     @cached_property
@@ -73,11 +62,7 @@ class Problem:
     ) -> list[dict[str, Any]]:
         """Raw configurations in random order that are valid, not proposed yet and fit.
 
-        Args:
-            run: whose trials may not come again.
-            max_nodes: the widest trial that may come.
-            rng: the source of the order.
-            size: how many at most; fewer come only where there are no more.
+        At most ``size``; fewer come only where there are no more.
         """
         known = [trial.config for trial in run.trials.values()]
         return self.candidates.draw(size, rng, known, max_nodes)

@@ -218,10 +218,10 @@ def test_every_trial_says_who_chose_it_why_and_what_was_expected(journal):
     page = Page(write_report(book.directory))
     assert "forest" in page.text
     assert (
-        "highest <bound>; expected 2 (1 to 4); runs with probability 99 %; expected gain of "
-        "another batch 2.00%, of all the rest 3.10%"
+        "highest <bound>; expected: 2 GiB (95 %: 1 to 4); probability to fit 99 %; this batch "
+        "should gain 2 %; all untried configurations, 3.1 %"
     ) in page.text
-    assert "runs with probability 50 %" in page.text
+    assert "expected: probability to fit 50 %" in page.text
 
 
 def test_parameters_that_never_varied_are_named(journal):

@@ -17,19 +17,13 @@ Cause = Literal["tensor", "context"]
 
 @dataclass(frozen=True)
 class Axis:
-    """One kind of parallelism within layers; ``mesh`` places it among the ranks.
+    """One kind of parallelism within layers; ``mesh`` places it among the ranks."""
 
-    Attributes:
-        name: of its degree.
-        cause: part of the step time that its exchanges count as.
-        layer_exchanges: exchanges of one layer on one micro-batch, all passes.
-        requirements: conditions on configurations with the axis.
-        host_calls: blocking collectives per forward pass of a layer that the host launches between
-            kernels; None: none.
-    """
-
-    name: str
-    cause: Cause
+    name: str  # of its degree
+    cause: Cause  # part of the step time that its exchanges count as
+    # exchanges of one layer on one micro-batch, all passes
     layer_exchanges: Callable[[Jobs, Habits], Exchanges]
-    requirements: tuple[Requirement, ...] = ()
+    requirements: tuple[Requirement, ...] = ()  # conditions on configurations with the axis
+    # blocking collectives per forward pass of a layer that the host launches between kernels; None:
+    # none
     host_calls: Callable[[Jobs, Habits], Array] | None = None

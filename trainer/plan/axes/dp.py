@@ -27,20 +27,13 @@ class Holders:
 
     Dense parameters are held by all ranks of dp and cp, experts by fewer
     (``trainer.plan.axes.ep``).
-
-    Attributes:
-        size: ranks with the same parameters.
-        stride: distance of neighbours in rank numbers.
-        divisor: ranks over which model parallelism splits a layer's parameters.
-        placement: shard degree of each state.
-        world: ranks of the job.
     """
 
-    size: Size
-    stride: Size
-    divisor: Size
-    placement: Shards
-    world: Size | None = None
+    size: Size  # ranks with the same parameters
+    stride: Size  # distance of neighbours in rank numbers
+    divisor: Size  # ranks over which model parallelism splits a layer's parameters
+    placement: Shards  # shard degree of each state
+    world: Size | None = None  # ranks of the job
 
     def group(self, size: Size, apart: Size = 1) -> RankGroup:
         """Groups of ``size`` holders, every ``apart``-th."""
@@ -90,22 +83,15 @@ def gathers_per_step(
 
 
 class StateExchanges(NamedTuple):
-    """Exchanges of the states of one parameter class per step.
+    """Exchanges of the states of one parameter class per step."""
 
-    Attributes:
-        weights: all-gather from the primary shards.
-        secondary: all-gather from the secondary copy.
-        gradients: reduce-scatter over the ranks that accumulate them.
-        gradient_scatter: once a step, reduce-scatter over the rest of the optimizer's sharding.
-        gradient_sum: all-reduce between ranks that update the same weights.
-        publish: all-gather of updated weights that are sharded less than the optimizer states.
-    """
-
-    weights: Exchange
-    secondary: Exchange
-    gradients: Exchange
+    weights: Exchange  # all-gather from the primary shards
+    secondary: Exchange  # all-gather from the secondary copy
+    gradients: Exchange  # reduce-scatter over the ranks that accumulate them
+    # once a step, reduce-scatter over the rest of the optimizer's sharding
     gradient_scatter: Exchange
-    gradient_sum: Exchange
+    gradient_sum: Exchange  # all-reduce between ranks that update the same weights
+    # all-gather of updated weights that are sharded less than the optimizer states
     publish: Exchange
 
 

@@ -102,22 +102,16 @@ def activation_bytes(jobs: Jobs, mixture: Mixture, fused: bool = False) -> Array
 
 
 class LayerExchanges(NamedTuple):
-    """Exchanges of a layer with experts on one micro-batch, all passes.
+    """Exchanges of a layer with experts on one micro-batch, all passes."""
 
-    Attributes:
-        plain: dispatch and combine, a token sent once per expert.
-        inside, across: the same with a token sent once per node, and from there to its ranks at the
-            same time (DeepSeek-AI 2024, section 3.2.2); nothing goes across within one node.
-        once: whether tokens are sent once per node.
-        hidden: fraction of micro-batches whose dispatch runs behind another one's layers.
-        split: all-gather of inputs and reduce-scatter of outputs over ``etp``.
-    """
-
-    plain: Exchange
+    plain: Exchange  # dispatch and combine, a token sent once per expert
+    # the same with a token sent once per node, and from there to its ranks at the
+    # same time (DeepSeek-AI 2024, section 3.2.2); nothing goes across within one node
     inside: Exchange
     across: Exchange
-    once: Mask
-    hidden: Array
+    once: Mask  # whether tokens are sent once per node
+    hidden: Array  # fraction of micro-batches whose dispatch runs behind another one's layers
+    # all-gather of inputs and reduce-scatter of outputs over ``etp``
     split: tuple[Exchange, Exchange]
 
 

@@ -60,18 +60,13 @@ def ranks_of_replica(degrees: Mapping[str, Size], own: Sequence[str] = ()) -> Si
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Ranks of one collective; numbers or columns.
-
-    Attributes:
-        size: ranks.
-        stride: distance of neighbours in rank numbers: 1 for tp, tp for dp, tp * dp for an
-            outermost pp.
-        world: ranks of the job, or None. A block of size * stride ranks that does not divide a node
-            straddles two of them somewhere, unless the job is on one node.
-    """
+    """Ranks of one collective; numbers or columns."""
 
     size: Size
+    # distance of neighbours in rank numbers: 1 for tp, tp for dp, tp * dp for an outermost pp
     stride: Size
+    # ranks of the job, or None. A block of size * stride ranks that does not divide a node
+    # straddles two of them somewhere, unless the job is on one node
     world: Size | None = None
 
     def of(self, rank: int) -> range:
@@ -83,15 +78,10 @@ class RankGroup:
 
 @dataclass(frozen=True)
 class Axes:
-    """Axes and their sizes, innermost first.
+    """Axes and their sizes, innermost first."""
 
-    Attributes:
-        sizes: by axis; rank numbers run through the first one fastest.
-        pp_inside: pp, the last axis, is numbered before cp and dp (``tp-pp-cp-dp``); one value or a
-            column.
-    """
-
-    sizes: Mapping[str, Size]
+    sizes: Mapping[str, Size]  # by axis; rank numbers run through the first one fastest
+    # pp, the last axis, is numbered before cp and dp (``tp-pp-cp-dp``); one value or a column
     pp_inside: Size = False
 
     @property

@@ -28,22 +28,15 @@ TYPES: dict[str, ValueType] = {
 
 @dataclass(frozen=True)
 class Requirement:
-    """One condition on configurations.
+    """One condition on configurations."""
 
-    Attributes:
-        name: as ``meshtune check`` lists it.
-        text: the condition.
-        refusal: the trainer's message, values in braces; empty if only a search leaves it out.
-        builtin_only, others_only: for the built-in trainer; for all others.
-        axes: degrees in the condition of axes that not every job has.
-    """
-
-    name: str
-    text: str
+    name: str  # as ``meshtune check`` lists it
+    text: str  # the condition
+    # the trainer's message, values in braces; empty if only a search leaves it out
     refusal: str = ""
-    builtin_only: bool = False
-    others_only: bool = False
-    axes: tuple[str, ...] = ()
+    builtin_only: bool = False  # for the built-in trainer
+    others_only: bool = False  # for all others
+    axes: tuple[str, ...] = ()  # degrees in the condition of axes that not every job has
 
     @cached_property
     def condition(self) -> Expression:
