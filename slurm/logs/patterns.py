@@ -132,7 +132,7 @@ class _Steps:
         self.total = (_number(run, "rate") or 0.0) * self.seconds
 
     def per_step(self) -> Sequence[_Step]:
-        """What was found, by line; a line of several steps has the mean of them."""
+        """The lines that were found; one of several steps has the mean of them."""
         if not self.total < MOST_STEPS or round(self.total) <= len(self.found):
             return self.found
         if self.found[0].seconds is not None:  # amounts: their rate is that of any steps
