@@ -37,7 +37,6 @@ USUAL_NAMES = {
     for other, names in grouped(record, OtherNames).items()
     for name, stem, ending in product(names, other.names.split(), _ENDINGS)
 }
-
 """Names in spaces of parameters, by what frameworks call them."""
 
 

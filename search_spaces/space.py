@@ -326,6 +326,8 @@ class SearchSpace:
         definition = self._definition()
         if self.model is not None and self.model_name:
             definition["model"] = {"name": self.model_name, **definition["model"]}
+        if self.trainer.made_by is not None:
+            definition["trainer"]["made_by"] = self.trainer.made_by
         content = {
             "version": definition.pop("version"),
             "name": self.name,
@@ -344,7 +346,9 @@ class SearchSpace:
             "model": self.model and self.model.model_dump(exclude_defaults=True),
             "cluster": self.cluster
             and self.cluster.model_dump(exclude_defaults=True, exclude={"source"}),
-            "trainer": self.trainer.model_dump(exclude_none=True, exclude_defaults=True),
+            "trainer": self.trainer.model_dump(
+                exclude_none=True, exclude_defaults=True, exclude={"made_by"}
+            ),
             "parameters": {n: p.as_file() for n, p in self.parameters.items()},
             "conditions": {name: e.text for name, e in self.conditions.items()},
             "constraints": [expression.text for expression in self.constraints],

@@ -9,7 +9,7 @@ from shlex import join, quote
 from analysis import Best, RunFolder, read_run
 from foundation.quantities import config_text, counted
 from foundation.writing import write_atomically
-from search_spaces import AdapterFile, Export, SpaceError, load_space
+from search_spaces import AdapterFile, Export, SearchSpace, SpaceError, load_space, shipped_records
 from trainer.plan.limits import ConfigError
 from workflows import launch_script
 
@@ -41,14 +41,19 @@ def of_best(source: Path, adapter: str | None, script: Path | None = None) -> tu
     except ValueError as error:
         raise SpaceError(f"{source}: {error}") from None
     what = f"{space.name}: {config_text(config)}; {nodes} of {space.ranks_per_node} ranks"
-    result = space.trainer.result
-    adapter = adapter or (result.format if result else None) or "no trainer with a record"
+    adapter = adapter or space.trainer.made_by or _logged_like(space) or "no trainer with a record"
     try:
         style = AdapterFile.named(adapter).options
         own = launch_script.read(script, style == "key=value").arguments if script else []
         return Export.of(space, config, adapter, own), what
     except SpaceError as error:
         raise SpaceError(f"--to: {error}") from None
+
+
+def _logged_like(space: SearchSpace) -> str | None:
+    """The adapter whose log the user's own command writes, if it says so."""
+    own = space.trainer.result and space.trainer.result.format
+    return own if own in shipped_records("adapter") else None
 
 
 def text(export: Export, what: str) -> Iterator[str]:

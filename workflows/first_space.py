@@ -119,7 +119,9 @@ def first_space(wanted: Wanted, file: str) -> First:
     nodes, time = space.widths[-1], own.time
     with suppress(BatchError):  # the limit is a variable
         if not time or BatchJob.time_limit_s(time) < least_s(space):
-            search_h = (Estimate.of(space).expected_node_hours or 0.0) / nodes
+            search_h = 0.0
+            with suppress(SpaceError):  # no configuration is valid: `meshtune check` says why
+                search_h = (Estimate.of(space).expected_node_hours or 0.0) / nodes
             time = f"{math.ceil(least_s(space) / 60 + 60 * search_h)}m"
     if time != own.time and own.time:
         shortest = math.ceil(least_s(space) / 60)

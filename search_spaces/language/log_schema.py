@@ -46,8 +46,9 @@ class PatternSpec(Described):
     since_start: bool = False
     """numbers count from the run's start: a step's is what was added"""
     whole: str = ""
-    """regular expression with groups 'rate' (steps per second) and 'seconds' of the whole run: by
-    them, a line may be of several steps"""
+    """regular expression with groups 'rate' (steps per second) and 'seconds' of the whole run: a
+    line may be of several steps. If both find 'progress', or the line its 'step', these are known;
+    else the metric is the run's mean step time"""
     unless: str | None = None
     """a metric beside which this pattern is left out"""
     only_if: str = ""

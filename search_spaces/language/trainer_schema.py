@@ -125,6 +125,8 @@ class TrainerSpec(Described):
     command: list[CommandEntry] | None = Field(default=None, min_length=1)
     """argv of every rank, without a shell: {tp} and {dp // cp} are replaced, and {when: EXPRESSION,
     args: [...]} adds arguments where the expression is true"""
+    made_by: str | None = Field(default=None, min_length=1)
+    """the adapter that a run's space has its command from"""
     use: str | None = Field(default=None, min_length=1)
     """name of an installed trainer"""
     options: dict[str, Any] = Field(default={})
@@ -176,6 +178,7 @@ class TrainerSpec(Described):
                 "a trainer of your own: the built-in one needs meshtune's own environment",
             ),
             ("options", self.use is not None, "'use'"),
+            ("made_by", self.command is not None, "'command'"),
             ("framework", own, "'command'; the built-in trainer is known"),
             ("axes", own_axes, "'command'; the built-in trainer has its own"),
             ("files", own, "'command'"),

@@ -90,8 +90,12 @@ class _Adapting:
         conditions = {**heeded, **self.file.conditions}
         chosen = list(self._chosen(known, conditions))
         files = self._files(chosen, model)
+        name = str(self.spec.adapter)
+        if name not in known_trainers("command"):
+            name = str((Path(self.document.name).parent / name).absolute())
         command = {
             "adapter": None,
+            "made_by": name,
             "entry": None,
             "args": [],
             "config": None,

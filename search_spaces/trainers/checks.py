@@ -244,7 +244,7 @@ class _Checks:
         for key, patterns in log_format(result).patterns.items():
             path = ("trainer", "result", "patterns", key)
             for pattern in patterns:
-                if self._groups(pattern.regex, path) == 0:
+                if self._regex(pattern.regex, path).groups == 0:
                     raise self.document.error(
                         path,
                         f"found {as_written(pattern.regex)}, accepted a regular expression with "
@@ -254,17 +254,18 @@ class _Checks:
                 try:
                     if pattern.unit:
                         check_unit(pattern.unit, key)
-                    if pattern.whole and self._groups(pattern.whole, path) < 2:
+                    groups = self._regex(pattern.whole, path).groupindex
+                    if pattern.whole and not {"rate", "seconds"} <= groups.keys():
                         raise QuantityError(f"whole of {key!r}: needs groups rate and seconds")
                 except QuantityError as error:
                     raise self.document.error(path, str(error), at_value=True) from None
         if result.pauses is not None:
-            self._groups(result.pauses, ("trainer", "result", "pauses"))
+            self._regex(result.pauses, ("trainer", "result", "pauses"))
 
-    def _groups(self, regex: str, path: Where) -> int:
-        """Number of groups in a regular expression; raises if it is none."""
+    def _regex(self, regex: str, path: Where) -> re.Pattern[str]:
+        """A compiled regular expression; raises if it is none."""
         try:
-            return re.compile(regex).groups
+            return re.compile(regex)
         except (re.error, RecursionError, OverflowError) as error:
             raise self.document.error(
                 path,

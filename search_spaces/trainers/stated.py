@@ -101,8 +101,9 @@ class StatedOptions:
                 found[name] = given[0]
         # A recipe's name, or that of a model's builder, says it: lora_finetune_distributed.
         recipe = f"{self.spec.entry or self.adapter.entry} {self.value('model._component_')}"
-        if "tuning" not in found and "lora" in recipe:
-            found["tuning"] = "qlora" if "qlora" in recipe else "lora"
+        words = re.findall(r"(?<![a-z])q?lora(?![a-z])", recipe)  # not of exploration/train.py
+        if words and "tuning" in self.adapter.settings and "tuning" not in found:
+            found["tuning"] = max(words, key=len)
         return found
 
     def batch(self) -> int | None:

@@ -10,7 +10,6 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from foundation.quantities import value_text
 from foundation.values import Scalar
 from search_spaces.parameters import value_type_of
 from trainer.plan.rules.expression import ValueType, constant, parse
@@ -44,7 +43,8 @@ def filled(text: str, values: Mapping[str, Scalar]) -> str:
             return "{" + found[1] + "}" if _is_expression(found[1]) else found[0]
         if not _is_expression(found[2]):
             return found[0]
-        return value_text(_computed(found[2], values))
+        value = _computed(found[2], values)
+        return str(value).lower() if isinstance(value, bool) else str(value)
 
     return _BRACES.sub(fill, text)
 

@@ -10,7 +10,8 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 from slurm.logs.quantities import Beside, QuantityError, quantity
@@ -30,6 +31,8 @@ PAUSES = (
     r"|evaluat(?:e|es|ed|ing|ion)\b|validation loss)"
 )
 """Lines after which the next step's time includes something else."""
+MOST_STEPS = 1e7
+"""Of a run: more are no credible totals."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _LOSS = re.compile(
@@ -55,7 +58,8 @@ class Pattern:
     # the numbers, and seconds, accumulate from the run's start; a step's are the differences
     since_start: bool = False
     # searched in each line: groups ``rate`` (steps per second) and ``seconds`` of the whole run
-    # tell of how many steps each line that matched is
+    # tell of how many steps each line that matched is, if it has its ``step``, or both have a
+    # ``progress``; else each line has the mean of the run, in seconds
     whole: str = ""
     # a metric that replaces this one where found: the times of single steps replace a mean of the
     # whole run
@@ -102,6 +106,8 @@ class _Step:
     number: int | None
     disturbed: bool
     seconds: float | None = None  # of an amount
+    progress: float | None = None  # in any unit
+    of: int = 1  # steps that the line is of: a logger may print every tenth
 
 
 @dataclass
@@ -116,12 +122,35 @@ class _Steps:
     disturbed: bool = False  # a pause came after it
     # the number and the seconds themselves, of a pattern ``since_start``
     so_far: tuple[float, float] = (0.0, 0.0)
-    total: float = 0.0  # steps of the whole run, where ``whole`` has told
+    # of the whole run, where ``whole`` has told
+    total: float = 0.0  # steps
+    seconds: float = 0.0
+    end: float = 0.0  # its progress
 
-    @property
-    def each(self) -> int:
-        """Steps that a line is of: a logger may print every tenth."""
-        return max(1, round(self.total / len(self.found))) if self.found else 1
+    def note_whole(self, run: re.Match[str]) -> None:
+        self.seconds, self.end = _number(run, "seconds") or 0.0, _number(run, "progress") or 0.0
+        self.total = (_number(run, "rate") or 0.0) * self.seconds
+
+    def per_step(self) -> Sequence[_Step]:
+        """The lines that were found; one of several steps has the mean of them."""
+        if not self.total < MOST_STEPS or round(self.total) <= len(self.found):
+            return self.found
+        if self.found[0].seconds is not None:  # amounts: their rate is that of any steps
+            return self.found
+        numbers = [n for s in self.found if (n := self._last_of(s)) is not None]
+        if len(numbers) < len(self.found):
+            return [replace(s, value=self.seconds / self.total) for s in self.found]
+        each = [max(1, last - before) for before, last in pairwise([0, *numbers])]
+        return [
+            replace(s, value=s.value / of, number=last, of=of)
+            for s, last, of in zip(self.found, numbers, each, strict=True)
+        ]
+
+    def _last_of(self, line: _Step) -> int | None:
+        """Number of a line's last step."""
+        if line.number is not None or line.progress is None or not 0 <= line.progress <= self.end:
+            return line.number
+        return round(line.progress / self.end * self.total) if self.end else None
 
 
 class LogMetrics:
@@ -148,7 +177,7 @@ class LogMetrics:
                 matched = True
                 self._note(steps, found)
             if (whole := steps.pattern.whole) and (run := re.search(whole, line)):
-                steps.total = float(run["rate"]) * float(run["seconds"])
+                steps.note_whole(run)
         if not matched and self._pauses and self._pauses.search(line):
             for steps in self._steps:
                 steps.disturbed = True
@@ -165,8 +194,8 @@ class LogMetrics:
         for steps in self._steps:
             metric, pattern = steps.metric, steps.pattern
             if metric not in found and steps.found and pattern.unless not in read:
-                counted = self._counted(pattern, steps.found, steps.each)
-                value = _reduced(pattern, counted) / steps.each
+                counted = self._counted(pattern, steps.per_step())
+                value = _reduced(pattern, [s for s in counted for _ in range(s.of)])
                 found[metric] = Reading(metric, value, len(steps.found), len(counted), steps.line)
         return list(found.values())
 
@@ -188,19 +217,20 @@ class LogMetrics:
             number = int(found["step"].replace(",", ""))
         if number is not None and steps.found and steps.found[-1].number == number:
             return  # the same step, printed by another rank
-        seconds = float(found["seconds"]) if "seconds" in groups else None
+        seconds = _number(found, "seconds")
         if pattern.since_start:
             before, steps.so_far = steps.so_far, (value, seconds or 0.0)
             value -= before[0]
             seconds = None if seconds is None else seconds - before[1]
-        steps.found.append(_Step(value, number, steps.disturbed, seconds))
+        progress = _number(found, "progress")
+        steps.found.append(_Step(value, number, steps.disturbed, seconds, progress))
         steps.line, steps.disturbed = line, False
 
-    def _counted(self, pattern: Pattern, steps: Sequence[_Step], each: int) -> list[_Step]:
+    def _counted(self, pattern: Pattern, steps: Sequence[_Step]) -> list[_Step]:
         """The steps after the warm-up; at least the last one."""
-        skip = -(-self._warmup // each) if pattern.skip is None else pattern.skip
+        skip = self._warmup if pattern.skip is None else pattern.skip
         if pattern.skip is None and steps[0].number is not None:
-            counted = [s for s in steps if s.number is not None and s.number > skip]
+            counted = [s for s in steps if s.number is not None and s.number - s.of >= skip]
         else:
             counted = list(steps[min(skip, len(steps) - 1) :])
         calm = [s for s in counted if not s.disturbed]
@@ -240,6 +270,15 @@ def metrics_of(
             f"no pattern matched ({', '.join(log.patterns)}); `meshtune try` shows what is read"
         )
     return result
+
+
+def _number(found: re.Match[str], group: str) -> float | None:
+    """The number in a group; None if there is no such group, or none was found."""
+    text = found[group] if group in found.re.groupindex else None
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise FoundNothingError(f"{group}: found {text!r}, which is no number") from None
 
 
 def _first_unnamed(regex: re.Pattern[str]) -> int:

@@ -224,6 +224,8 @@ OWN_EDITS = [
      ["patterns.seconds", "regular expression"]),
     ("regex_without_group", "parameters:", "  result: {patterns: {seconds: '[0-9]+'}}\nparameters:",
      "5:32", ["group"]),
+    ("whole_without_rate", "parameters:", "  result: {patterns: {seconds: {regex: '(.)', whole: "
+     "'(.)(?P<seconds>.)'}}}\nparameters:", "5:32", ["groups rate and seconds"]),
     ("pattern_number", "parameters:", "  result: {patterns: {seconds: 3}}\nparameters:", "5:32",
      ["found 3"]),
     ("float_tp", "tp: [1, 2, 4]", "tp: [1.0]", "6:8", ["found 1.0", "whole number"]),

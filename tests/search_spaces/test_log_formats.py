@@ -170,10 +170,10 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         "transformers",
         "5, with a line for every 10 steps",
         "".join(
-            f"{{'loss': '9.{i}', 'num_input_tokens_seen': {10240 * i}, "
+            f"{{'loss': '9.{i}', 'epoch': '{2 * i / 10}', 'num_input_tokens_seen': {10240 * i}, "
             f"'train_runtime': '{5 + 8.1 * i:.4g}'}}\n" for i in range(1, 6)
         ) + "{'train_runtime': '45.5', 'train_samples_per_second': '8.791', "
-        "'train_steps_per_second': '1.099', 'train_loss': '9.5'}\n",
+        "'train_steps_per_second': '1.099', 'train_loss': '9.5', 'epoch': '1'}\n",
         {"step_time_s": 0.81, "loss": 9.5},
     ),
     (
@@ -228,6 +228,36 @@ def test_the_mean_of_a_run_is_left_out_beside_its_steps() -> None:
     last = text.splitlines()[-1]
     alone = metrics_of(LOG_FORMATS["transformers"], [last, ""])
     assert alone == {"samples_per_second": 5.2, "loss": 9.5}
+
+
+@pytest.mark.parametrize(
+    ("logged", "steps", "warmup", "step_s"),
+    [
+        ((10, 20), 25, 0, (5.81 + 0.81) / 2),  # the last five have no line
+        ((8, 16, 24), 32, 8, 0.81),
+        ((1, 10, 20, 30), 36, 1, 0.81),  # logging_first_step
+        ((10, 20, 30), 30, 5, 0.81),  # a line that is partly of the warm-up does not count
+        ((10, 20, 30), 30, 0, 0.81),
+        ((1, 2, 3), 3, 1, 0.81),
+    ],
+)
+def test_the_steps_of_a_line_follow_from_how_far_the_run_was(
+    logged: tuple[int, ...], steps: int, warmup: int, step_s: float
+) -> None:
+    """The start takes 50 s, which are in the first step."""
+    rate = steps / (50 + 0.81 * steps)
+    text = "".join(
+        f"{{'loss': '9', 'epoch': '{step / steps:.4g}', 'num_input_tokens_seen': {512 * step}, "
+        f"'train_runtime': '{50 + 0.81 * step:.4g}'}}\n" for step in logged
+    ) + (
+        f"{{'train_runtime': '{50 + 0.81 * steps:.4g}', 'train_steps_per_second': '{rate:.3f}', "
+        "'epoch': '1'}\n"
+    )  # fmt: skip
+    found = metrics_of(LOG_FORMATS["transformers"], [text], warmup)
+    assert found["step_time_s"] == pytest.approx(step_s, rel=5e-3)
+    mean = metrics_of(LOG_FORMATS["transformers"], [text.replace("epoch", "x")], warmup)
+    if len(logged) < steps:  # nothing says which steps a line is of
+        assert mean["step_time_s"] == pytest.approx(1 / rate, rel=5e-3)
 
 
 @pytest.mark.parametrize("case", PUBLISHED, ids=[case["from"] for case in PUBLISHED])

@@ -55,6 +55,23 @@ def test_a_trainers_own_arguments_say_what_is_tuned(
 
 
 @pytest.mark.parametrize(
+    ("adapter", "entry", "tuning"),
+    [
+        ("transformers", "exploration/lora/train.py", None),  # has no such setting
+        ("trl", "exploration/train.py", None),
+        ("trl", "my_qlora_recipe.py", ("qlora",)),
+    ],
+)
+def test_a_scripts_name_says_lora_only_as_a_word(
+    load: Callable[[str], SearchSpace], adapter: str, entry: str, tuning: Any
+) -> None:
+    text = SPACE.replace("adapter: trl", f"adapter: {adapter}, entry: {entry}")
+    text = text.replace("tuning: {method: [full, lora], rank: 16, packing: [false, true]}\n", "")
+    parameter = load(text).parameters.get("tuning")
+    assert (parameter and parameter.values) == tuning
+
+
+@pytest.mark.parametrize(
     ("adapter", "content", "meant"),
     [
         (

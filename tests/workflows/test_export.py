@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from analysis import RunFolder
+from search_spaces import AdapterFile, load_space, shipped_records
 from workflows.cli.main import main
+from workflows.export import of_best
 
 SPACE = """\
 version: 1
@@ -90,3 +93,42 @@ def test_by_default_the_runs_own_trainer_takes_it(
     capsys.readouterr()
     assert main(["export", str(tmp_path / "run")]) == 0
     assert "--tensor-model-parallel-size" in capsys.readouterr().out
+
+
+def frozen(folder: Path, trainer: str) -> Path:
+    """The best.yaml of a run whose space is this one, frozen."""
+    for ending, empty in ((".yaml", "{}"), (".json", "{}"), (".toml", "")):
+        (folder / f"base{ending}").write_text(empty)
+    keys = "version: 1\ncluster: dgx_h100\nmodel: llama_8b\nobjective: {maximize: x}\n"
+    text = f"{keys}trainer: {trainer}\nparameters: {{num_nodes: [1], mbs: [1], gas: [8]}}\n"
+    (folder / "own.yaml").write_text(text)
+    RunFolder(folder / "run").create(load_space(folder / "own.yaml"))
+    best = folder / "run" / "report" / "best.yaml"
+    best.parent.mkdir(parents=True)
+    best.write_text(
+        "meshtune_best: 1\nnum_nodes: 1\nranks_per_node: 8\ncommand: [train]\n"
+        "parameters: {num_nodes: 1, mbs: 1, gas: 8}\n"
+    )
+    return best
+
+
+@pytest.mark.parametrize("adapter", shipped_records("adapter"))
+def test_by_default_it_is_the_adapter_of_the_space_that_takes_it(
+    adapter: str, tmp_path: Path
+) -> None:
+    file = AdapterFile.named(adapter).file
+    config = f", config: base{Path(file.name).suffix.replace('yml', 'yaml')}" if file else ""
+    more = f"entry: train.py{config}, result: {{patterns: {{x: 'x=(.)'}}}}"
+    best = frozen(tmp_path, f"{{adapter: {adapter}, {more}}}")
+    assert of_best(best, None) == of_best(best, adapter)
+
+
+def test_an_adapter_of_ones_own_takes_it_and_not_the_trainer_that_logs_alike(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "{name: mine, description: x, source: x, framework: fsdp, log: megatron-lm, "
+        "command: [train], settings: {mbs: {arguments: {rows: '{mbs}'}}}}"
+    )
+    best = frozen(tmp_path, "{adapter: mine.yaml, result: {patterns: {x: 'x=(.)'}}}")
+    assert ("--rows", "1") in of_best(best, None)[0].arguments

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from search_spaces import check, load_space
+from search_spaces import SpaceError, check, load_space
 from workflows import launch_script
 from workflows.cli.main import main
 from workflows.estimate import Estimate
+from workflows.submission import least_s
 
 SCRIPT = """\
 #!/bin/bash
@@ -236,6 +237,14 @@ def test_the_job_that_is_proposed_lasts_for_the_whole_search(
     space = load_space(here / "mine.yaml")
     search_h = Estimate.of(space).expected_node_hours
     assert search_h and int(line[2]) >= 60 * search_h / 2 + space.trial.timeout_s / 60 > 30
+    assert int(line[2]) <= 60 * search_h / 2 + least_s(space) / 60 + 1
+
+
+def test_a_space_without_a_valid_configuration_is_written_for_check_to_say_why(here: Path) -> None:
+    (here / "launch.sh").write_text(SCRIPT.replace("--bf16", "--bf16 --context-parallel-size 3"))
+    assert main(["init", "mine.yaml", *COMMON, "--nodes", "1", "--args", "launch.sh"]) == 0
+    with pytest.raises(SpaceError, match="no configuration is valid"):
+        check(load_space(here / "mine.yaml"))
 
 
 def test_a_batch_that_these_nodes_cannot_share_is_left(

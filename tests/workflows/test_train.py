@@ -150,6 +150,15 @@ def test_an_own_trainer_keeps_its_own_checkpoints(
     assert "--save-interval needs --save" in capsys.readouterr().err
 
 
+def test_a_file_with_the_name_of_the_default_folder_stops_no_dry_run(
+    searched: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train").write_text("")
+    best = str(searched[0] / "report" / "best.yaml")
+    assert main(["train", best, "--dry-run"]) == 0
+
+
 def test_a_file_that_is_no_best_yaml_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,6 +51,8 @@ class Parser(ArgumentParser):
             if (group := keys.pop("group", "")) not in places:
                 places[group] = self.add_argument_group(group)
             if "type" in keys:
+                if keys["type"] == "folder" and isinstance(keys.get("default"), str):
+                    keys["default"] = Path(keys["default"])  # checked where it is needed
                 keys["type"] = TYPES[keys["type"]]
             places[group].add_argument(name, **keys)
 

@@ -16,10 +16,10 @@ NAME_WIDTH = 28  # of the first column, unless a name is longer
 def show(arguments: Namespace) -> None:
     every = {arguments.kind} if arguments.kind else KINDS
     names = {kind: KINDS[kind]() for kind in every}
-    found = names.get(arguments.kind) or {kind: ", ".join(each) for kind, each in names.items()}
     if arguments.json:
-        print_json("list", {"kind": arguments.kind, "names": found})
+        print_json("list", {"kind": arguments.kind, "names": names.get(arguments.kind, names)})
         return
+    found = names.get(arguments.kind) or {kind: ", ".join(each) for kind, each in names.items()}
     width = max([NAME_WIDTH, *(len(name) for name in found)])
     for name, words in found.items():
         print(f"{name:{width}}  {words}".rstrip())

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from search_spaces import SearchSpace, SpaceError, check, notes
+from search_spaces.trainers import templates
 
 Load = Callable[[str], SearchSpace]
 SPACE = """\
@@ -24,6 +25,10 @@ parameters:
 objective: {{minimize: seconds}}
 """
 CONFIG = {"tp": 2, "pp": 1, "mbs": 1, "flag": True, "extra": ""}
+
+
+def test_a_value_is_filled_in_as_python_writes_it_and_not_as_it_is_shown() -> None:
+    assert templates.filled("{x} {y}", {"x": None, "y": True}) == "None true"  # type: ignore[dict-item]
 
 
 def test_expressions_are_computed_and_json_is_left_alone(load: Load) -> None:

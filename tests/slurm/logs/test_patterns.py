@@ -91,3 +91,20 @@ def test_amounts_so_far_and_their_seconds_make_one_rate() -> None:
     assert found["tokens_per_second"] == pytest.approx(2003 / 2, rel=1e-3)
     alone = metrics_of(log, ["tokens=600 t=3", ""])
     assert alone["tokens_per_second"] == 200
+
+
+WHOLE = r"all: (?P<rate>\S+) in (?P<seconds>\S+)"
+
+
+def test_lines_of_several_numbered_steps_count_by_the_steps_they_are_of() -> None:
+    pattern = Pattern(r"step (?P<step>\d+) at (?P<value>\S+)", since_start=True, whole=WHOLE)
+    text = "step 1 at 50\nstep 10 at 68\nstep 20 at 88\nstep 30 at 118\nall: 0.22 in 159\n"
+    found = metrics_of(LogFormat({"step_time_s": [pattern]}), [text], warmup_steps=10)
+    assert found == {"step_time_s": (2 + 3) / 2}
+
+
+@pytest.mark.parametrize("totals", ["all: 1.2.3 in 159", "all: 0.2 in ."])
+def test_totals_that_are_no_numbers_are_told(totals: str) -> None:
+    log = LogFormat({"step_time_s": [Pattern(r"at (\S+)", whole=WHOLE)]})
+    with pytest.raises(FoundNothingError, match="which is no number"):
+        metrics_of(log, [f"at 5\n{totals}\n"])

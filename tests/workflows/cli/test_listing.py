@@ -36,6 +36,9 @@ def test_without_a_kind_the_names_of_all_are_listed(capsys: pytest.CaptureFixtur
     assert main(["list"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert {kind: SOME[kind] in line for kind, line in lines.items()} == dict.fromkeys(SOME, True)
+    assert main(["list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["names"]
+    assert [kind for kind, name in SOME.items() if not listed[kind][name]] == []
 
 
 def test_every_name_is_told_on_one_short_line(capsys: pytest.CaptureFixture[str]) -> None:
