@@ -50,7 +50,7 @@ def as_predicted(unpriced: SearchSpace) -> Callable[[Mapping[str, Any]], float]:
 
 @pytest.fixture(scope="module")
 def searched(unpriced: SearchSpace, as_predicted: Callable[[Mapping[str, Any]], float]) -> Run:
-    return search(make_policy(unpriced, seed=0), 16, as_predicted)
+    return search(make_policy(unpriced, seed=0), 18, as_predicted)
 
 
 def degrees_of(run: Run) -> list[tuple[Any, ...]]:
