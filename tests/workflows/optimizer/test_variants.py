@@ -101,6 +101,26 @@ def test_what_was_slow_is_not_run_again_with_another_kernel(
     assert degrees_of(search(make_policy(unpriced, seed=0), 6, speed)).count(slow) == 1
 
 
+def test_a_kernel_that_always_crashes_is_tried_twice_at_most(
+    tmp_path: Path, as_predicted: Callable[[Mapping[str, Any]], float]
+) -> None:
+    """Once with other new values, and once where only the kernel can be to blame."""
+    path = tmp_path / "kernels.yaml"
+    path.write_text(
+        "version: 1\nmodel: llama_8b\ncluster: dgx_h100\ntrainer: {command: [train]}\n"
+        "parameters: {num_nodes: 2, tp: [1, 2, 4, 8], pp: [1, 2], mbs: 1, gas: 16, zero_stage: 1, "
+        "kernel: [eager, flash, fused], workers: [1, 2, 4, 8]}\n"
+        "objective: {maximize: tokens_per_second}\n"
+    )
+    run = search(
+        make_policy(load_space(str(path)), seed=0),
+        8,
+        lambda c: None if c["kernel"] == "flash" else as_predicted(c),
+        "crash",
+    )
+    assert 1 <= [t.config["kernel"] for t in run.trials.values()].count("flash") <= 2
+
+
 def test_a_search_does_not_end_among_variants_of_a_few_configurations(searched: Run) -> None:
     """Those that cannot be the best are left out, and what is left to gain is open till then."""
     tried = degrees_of(searched)
