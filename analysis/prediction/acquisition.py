@@ -100,7 +100,8 @@ def _first_variants(posterior: Posterior, best: Trial, gains: Array, least: floa
     run, objective = posterior.observations.run, best.objective or 0.0
     edge = best.expected.get("low" if run.maximize else "high", objective)
     slow = objective < edge if run.maximize else objective > edge
-    if slow or len(run.trials) > len(posterior.observations.completed):
+    going = [t.running or not t.attempts for t in run.trials.values() if not t.ended]
+    if slow or any(going):  # a trial that waits to be started again has an attempt that ended
         return np.zeros(len(gains), dtype=bool)
     elsewhere = gains[~posterior.is_variant].max(initial=0.0)
     first = posterior.is_variant & posterior.has_untried_value

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.prediction.pricing import Pricing
 from analysis.run.fold import Run
-from analysis.run.trial import Trial
+from analysis.run.trial import Attempt, Trial
 from search_spaces import SearchSpace, load_space
 from search_spaces.points.candidates import Candidates
 from support.guided_search import ask, search
@@ -119,6 +119,22 @@ def test_a_kernel_that_always_crashes_is_tried_twice_at_most(
         "crash",
     )
     assert 1 <= [t.config["kernel"] for t in run.trials.values()].count("flash") <= 2
+
+
+def test_trials_that_wait_for_another_start_do_not_keep_values_from_being_compared(
+    unpriced: SearchSpace, searched: Run
+) -> None:
+    """A trial was put aside or lost its node: its attempt has ended, and it has not."""
+    policy, run = make_policy(unpriced, seed=0), Run(Path())
+    waiting = Trial(4, {**searched.trials[16].config}, 0.0)
+    run.trials = {n: searched.trials[n] for n in range(1, 4)} | {4: waiting}
+    told = []
+    for ended_t in (None, 1.0):
+        waiting.attempts = [Attempt(1, "4.1", ("n1",), 0.0, ended_t, ended_t and "node_failure")]
+        proposal = ask(policy, run)
+        told.append([proposal.config[name] for name in DEGREES])
+    first = [run.trials[1].config[name] for name in DEGREES]
+    assert told[0] != first and told[1] == first
 
 
 def test_a_search_does_not_end_among_variants_of_a_few_configurations(searched: Run) -> None:
