@@ -72,12 +72,12 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
             reaches |= gain * counts >= least
         if len(observations.successes) >= FIRST_GAINS:
             value = gain * counts - FAILURE_PRICE * (1 - runs) + TIE * (value - measured)
-        if (first := _first_variants(posterior, best, gain * counts, least)).any():
+        reaches &= (posterior.eligibility >= LIKELY) | (value > 0)
+        if (first := reaches & _first_variants(posterior, best, gain * counts, least)).any():
             preferred.append(first)
         elif posterior.has_new_degrees:  # a variant that gains little is useless beside them
             preferred.append(~posterior.is_variant | (gain >= least))
-        risky = (posterior.eligibility < LIKELY) & (value <= 0)
-        preferred.append(reaches & ~risky)
+        preferred.append(reaches)
     kept = np.ones(len(runs), dtype=bool)
     for mask in preferred:
         kept = kept & mask if (kept & mask).any() else kept
