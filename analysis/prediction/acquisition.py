@@ -45,7 +45,7 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
     unsharded states) are doubted by UNTRIED_LOG_SD. First come candidates that run with SURE, if
     the latest FAILURES_IN_A_ROW trials failed; among them those that can win: their 95 % interval
     reaches the best trial, and they likely run or are worth the risk; and among them variants with
-    values that no success had, unless new degrees gain SHARED times as much.
+    untried values, unless new degrees gain SHARED times as much.
 
     Expected improvement times the probability of feasibility: Gardner et al. 2014; Gelbart et al.
     2014. GP-UCB: Srinivas et al. 2010. Discarding candidates whose upper bound is below a known

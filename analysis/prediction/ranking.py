@@ -161,12 +161,12 @@ class Ranking:
     def _after_failures(self, tokens: float, index: int) -> list[str]:
         """Lines on days, node-hours and checkpoints."""
         goodput = self.goodput
-        saved = state_bytes(self.prediction.jobs)[index] / 1e9
+        saved = number(state_bytes(self.prediction.jobs)[index] / 1e9)
         return [
             f"after failures: {number(goodput.days(tokens)[index])} days, "
             f"{goodput.node_hours(tokens)[index]:,.0f} node-hours: "
             f"{100 * goodput.share[index]:.3g} % of the time is useful",
-            f"  with a checkpoint of {number(saved)} GB every {duration(goodput.interval_s[index])} "
+            f"  with a checkpoint of {saved} GB every {duration(goodput.interval_s[index])} "
             f"of training, which takes {duration(goodput.save_s[index])}; a restart takes "
             f"{duration(goodput.restart_s[index])}",
             f"  {self.pricing.failures.basis()}",
