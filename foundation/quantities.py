@@ -18,6 +18,13 @@ def number(value: float) -> str:
     return f"{value:.3e}"
 
 
+def tokens_text(tokens: float) -> str:
+    """``5 million tokens``, ``300 billion tokens``, ``15 trillion tokens``."""
+    sizes = ((1e12, " trillion"), (1e9, " billion"), (1e6, " million"), (1.0, ""))
+    size, word = next((each for each in sizes if tokens >= each[0]), sizes[-1])
+    return f"{number(tokens / size)}{word} tokens"
+
+
 def measured(value: float, error: float) -> str:
     """``31.5 ± 0.7``: the error, if not too small, to one digit (two that begin with 1)."""
     if not (math.isfinite(value) and math.isfinite(error) and error > 5e-5 * abs(value)):

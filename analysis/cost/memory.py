@@ -32,7 +32,7 @@ from trainer.plan.sizes import (
     layer_weights,
     table_weights,
 )
-from trainer.plan.states import PENDING_REDUCTIONS, masters_are_weights, state_bytes
+from trainer.plan.states import DEGREES, PENDING_REDUCTIONS, masters_are_weights, state_bytes
 
 GIB = 2.0**30
 GATHERED_TENSORS = 2.0  # whole, beside a layer that sequence parallelism splits
@@ -204,8 +204,7 @@ def _stage_memory(
     each = ep.rank_parameters(jobs, stage.layers, _tables(stage, jobs), stage.embedding)
     held = [*zip(each, holders, strict=False)]
     every = np.asarray(sum(weights for weights, _ in held))
-    copies_of = 1 if framework.tensor_splits_states else jobs.layout.tp
-    states = {n: own * copies_of for n, own in _state_bytes(held, jobs, framework).items()}
+    states = _state_bytes(held, jobs, framework)
     tables = _tables(stage, jobs) * table_weights(jobs.model) / jobs.layout.layer_ranks
     states = tuning.tuned_states(states, jobs, framework, every, tables, stage.layers)
     one = constants.activation_scale * stage_bytes(stage, layer, jobs, framework)
@@ -261,6 +260,11 @@ def _state_bytes(
 ) -> dict[str, Array]:
     """States of all classes of parameters, dense ones first, with what jobs keep beside them."""
     each = [rank_state_bytes(weights, jobs, framework, holders) for weights, holders in held]
+    if not framework.tensor_splits_states:
+        for own, (_, holders) in zip(each, held, strict=True):
+            for name, degree in zip(own, DEGREES, strict=True):
+                shard = getattr(holders.placement, degree)
+                own[name] = own[name] * np.where(shard > 1, jobs.layout.tp, 1)
     states = {name: np.asarray(sum(one[name] for one in each)) for name in each[0]}
     parameters, dense = held[0]
     if jobs.placement.reduces_once.any():

@@ -45,7 +45,7 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
     unsharded states) are doubted by UNTRIED_LOG_SD. First come candidates that run with SURE, if
     the latest FAILURES_IN_A_ROW trials failed; among them those that can win: their 95 % interval
     reaches the best trial, and they likely run or are worth the risk; and among them variants with
-    values that no success had, unless new degrees gain SHARED times as much.
+    untried values, unless new degrees gain SHARED times as much.
 
     Expected improvement times the probability of feasibility: Gardner et al. 2014; Gelbart et al.
     2014. GP-UCB: Srinivas et al. 2010. Discarding candidates whose upper bound is below a known
@@ -72,12 +72,12 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
             reaches |= gain * counts >= least
         if len(observations.successes) >= FIRST_GAINS:
             value = gain * counts - FAILURE_PRICE * (1 - runs) + TIE * (value - measured)
-        if (first := _first_variants(posterior, best, gain * counts, least)).any():
+        reaches &= (posterior.eligibility >= LIKELY) | (value > 0)
+        if (first := reaches & _first_variants(posterior, best, gain * counts, least)).any():
             preferred.append(first)
         elif posterior.has_new_degrees:  # a variant that gains little is useless beside them
             preferred.append(~posterior.is_variant | (gain >= least))
-        risky = (posterior.eligibility < LIKELY) & (value <= 0)
-        preferred.append(reaches & ~risky)
+        preferred.append(reaches)
     kept = np.ones(len(runs), dtype=bool)
     for mask in preferred:
         kept = kept & mask if (kept & mask).any() else kept
@@ -100,7 +100,8 @@ def _first_variants(posterior: Posterior, best: Trial, gains: Array, least: floa
     run, objective = posterior.observations.run, best.objective or 0.0
     edge = best.expected.get("low" if run.maximize else "high", objective)
     slow = objective < edge if run.maximize else objective > edge
-    if slow or len(run.trials) > len(posterior.observations.completed):
+    going = [t.running or not t.attempts for t in run.trials.values() if not t.ended]
+    if slow or any(going):  # a trial that waits to be started again has an attempt that ended
         return np.zeros(len(gains), dtype=bool)
     elsewhere = gains[~posterior.is_variant].max(initial=0.0)
     first = posterior.is_variant & posterior.has_untried_value

@@ -30,7 +30,8 @@ from trainer.plan.jobs import Array, Indices, Mask
 
 REMEMBERED = 200  # successes that the Gaussian process learns from: its cost is their cube
 SLOW = 0.4  # logarithm of how much longer than expected a step takes that is slow
-NEVERTHELESS = 0.05  # probability that a variant of what ran out of memory runs
+NEVERTHELESS = 0.05  # probability to run of a variant of what ran out of memory, or of a value
+# that crashed where others ran
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,12 @@ def remembered(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
     best = sorted(trials, key=lambda t: -goal.measured(t))
     chosen = [*best[: REMEMBERED // 2], *trials[-REMEMBERED // 2 :]]
     return list({t.number: t for t in chosen}.values())
+
+
+def tried_before(values: Indices, others: Indices) -> Mask:
+    """Whether each value is among the others of its parameter; shapes (k, n) and (k, m)."""
+    pairs = zip(values, others, strict=True)
+    return np.array([np.isin(*pair) for pair in pairs], dtype=bool).reshape(values.shape)
 
 
 class Posterior:
@@ -194,12 +201,41 @@ class Posterior:
 
     @cached_property
     def has_untried_value(self) -> Mask:
-        """Mask of candidates with a value of an unpriced parameter that no success had."""
-        successes = [t.config for t in self.observations.successes]
-        own = self._candidates.unpriced_values(self._candidates.indices[self._rows])
-        tried = self._candidates.unpriced_values(self._candidates.candidates.indices_of(successes))
-        untried = [~np.isin(own[name], tried[name]) for name in own]
-        return np.asarray(np.any(untried, axis=0) & np.ones(len(self._rows), dtype=bool))
+        """Mask of candidates with a value of an unpriced parameter that no trial settled.
+
+        A success had it, or it failed at degrees at which another value ran.
+        """
+        told = [*(t for t in self.observations.completed if t.ok), *self._failed_variants]
+        own, tried = self._unpriced_values(), self._unpriced_values(told)
+        return np.asarray((~tried_before(own, tried)).any(axis=0))
+
+    def _unpriced_values(self, trials: Sequence[Trial] | None = None) -> Indices:
+        """Places of values of unpriced parameters, of trials or candidates; shape (k, n)."""
+        at = self._candidates.indices[self._rows]
+        if trials is not None:
+            at = self._candidates.candidates.indices_of([t.config for t in trials])
+        found = [*self._candidates.unpriced_values(at).values()]
+        return np.array(found, dtype=int).reshape(len(found), len(at))
+
+    @cached_property
+    def _failed_variants(self) -> list[Trial]:
+        """Failed trials of degrees at which a variant ran."""
+        completed = [t for t in self.observations.completed if t.completed]
+        degrees, ok = self._candidates.variants(completed)[1], np.array([t.ok for t in completed])
+        ran = np.isin(degrees, degrees[ok.astype(bool)])
+        return [t for t, here in zip(completed, ran, strict=True) if here and t.failed]
+
+    @cached_property
+    def _blamed(self) -> Mask:
+        """Mask of candidates with a value that alone explains a crash at degrees that ran."""
+        kinds = self.pricing.memory_failures
+        crashed = self._unpriced_values([t for t in self._failed_variants if t.kind not in kinds])
+        ran = self._unpriced_values([t for t in self.observations.completed if t.ok])
+        new = ~tried_before(crashed, ran)
+        new &= new.sum(axis=0) == 1
+        each = zip(self._unpriced_values(), crashed, new, strict=True)
+        alike = [np.isin(own, failed[alone]) for own, failed, alone in each]
+        return np.asarray(np.any(alike, axis=0))
 
     @property
     def has_new_degrees(self) -> bool:
@@ -289,7 +325,8 @@ class Posterior:
         memory = [t.kind in kinds for t in failed]
         fits = self._model.fits(pricing.jobs_of([t.config for t in failed]))
         groups, of_failed = self._candidates.variants([t for t in failed if t.kind in kinds])
-        alike = np.where(np.isin(groups[self._rows], of_failed), NEVERTHELESS, 1.0)
+        hopeless = np.isin(groups[self._rows], of_failed) | self._blamed
+        alike = np.where(hopeless, NEVERTHELESS, 1.0)
         return alike * survival(
             self._features,
             self._candidates.features_of(failed),

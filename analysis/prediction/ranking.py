@@ -18,7 +18,7 @@ from analysis.prediction.pricing import NotPricedError, Pricing
 from analysis.prediction.satisfaction import Satisfaction
 from analysis.prediction.start_up import StartUp
 from analysis.units import GIB
-from foundation.quantities import config_text, counted, duration
+from foundation.quantities import config_text, counted, duration, number, tokens_text
 from search_spaces import Candidates, CheckReport, SearchSpace, check, notes
 
 SAMPLED = 1_000_000  # configurations priced of a space too large to list
@@ -112,10 +112,10 @@ class Ranking:
                 row.insert(1, f"{predicted[i]:.5g}")
             rows.append(row)
         if tokens:
-            heads[-1:-1] = [f"days for {tokens / 1e9:,.6g} billion tokens", "node-hours"]
+            heads[-1:-1] = [f"days for {tokens_text(tokens)}", "node-hours"]
             columns = self.goodput.days(tokens), self.goodput.node_hours(tokens)
             for row, days, hours in zip(rows, *columns, strict=True):
-                row[-1:-1] = [f"{days:.4g}", f"{hours:,.0f}"]
+                row[-1:-1] = [number(days), f"{hours:,.0f}"]
         widths = [max(len(row[c]) for row in [heads, *rows]) for c in range(len(heads))]
         lines = []
         for row in [heads, *rows]:
@@ -147,26 +147,26 @@ class Ranking:
         lines.append(f"step: {step_s:.4g} s, 95 % between {low[index]:.4g} and {high[index]:.4g}")
         lines += _bars(prediction.time.as_dict(), index, step_s, 1.0, "s")
         each, days = prediction.tokens_per_node_hour[index], prediction.days_to_train(tokens)[index]
-        lines.append(f"{each / 1e6:,.4g} million tokens per node-hour")
-        lines.append(f"{days:,.4g} days for {tokens / 1e9:,.6g} billion tokens")
+        lines.append(f"{tokens_text(each)} per node-hour")
+        lines.append(f"{number(days)} days for {tokens_text(tokens)}")
         lines += self._after_failures(tokens, index)
         joules = float(prediction.joules_per_token[index])
         if np.isfinite(joules):
             lines.append(f"{joules:.4g} J per token at the GPUs' stated power")
         for key, column in self.goodput.bill(tokens).items():
-            said = f"{PRICES[key]} for {tokens / 1e9:,.6g} billion tokens after failures"
-            lines.append(f"{said}: {column[index]:,.4g}")
+            said = f"{PRICES[key]} for {tokens_text(tokens)} after failures"
+            lines.append(f"{said}: {number(column[index])}")
         return "\n".join(lines)
 
     def _after_failures(self, tokens: float, index: int) -> list[str]:
         """Lines on days, node-hours and checkpoints."""
         goodput = self.goodput
-        saved = state_bytes(self.prediction.jobs)[index] / 1e9
+        saved = number(state_bytes(self.prediction.jobs)[index] / 1e9)
         return [
-            f"after failures: {goodput.days(tokens)[index]:.4g} days, "
+            f"after failures: {number(goodput.days(tokens)[index])} days, "
             f"{goodput.node_hours(tokens)[index]:,.0f} node-hours: "
             f"{100 * goodput.share[index]:.3g} % of the time is useful",
-            f"  with a checkpoint of {saved:,.4g} GB every {duration(goodput.interval_s[index])} "
+            f"  with a checkpoint of {saved} GB every {duration(goodput.interval_s[index])} "
             f"of training, which takes {duration(goodput.save_s[index])}; a restart takes "
             f"{duration(goodput.restart_s[index])}",
             f"  {self.pricing.failures.basis()}",

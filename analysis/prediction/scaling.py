@@ -15,7 +15,7 @@ from analysis.cost.time_constants import TimeConstants
 from analysis.prediction.goodput import PRICES, Goodput
 from analysis.prediction.pricing import Pricing
 from analysis.units import GIB
-from foundation.quantities import config_text, duration
+from foundation.quantities import config_text, duration, tokens_text
 from search_spaces import Parameter, SearchSpace
 from trainer.plan.jobs import Array
 
@@ -108,9 +108,7 @@ class Scaled:
             "efficiency %": _ranges(100 * self.efficiency, spread, spread),
             "useful %": [f"{100 * share:.3g}" for share in goodput.share],
             "save every": [duration(each) for each in goodput.interval_s],
-            f"days for {tokens / 1e9:,.6g} billion tokens": _ranges(
-                goodput.days(tokens), less, more
-            ),
+            f"days for {tokens_text(tokens)}": _ranges(goodput.days(tokens), less, more),
             "node-hours": [_digits(hours) for hours in goodput.node_hours(tokens)],
         }
         if np.all(np.isfinite(prediction.joules_per_token)):

@@ -35,6 +35,17 @@ def test_numbers_have_four_digits(value, text):
 
 
 @pytest.mark.parametrize(
+    ("tokens", "text"),
+    [
+        (800, "800"), (5e6, "5 million"), (3e11, "300 billion"), (1.5e13, "15 trillion"),
+        (1.152e10, "11.52 billion"), (1e15, "1,000 trillion"),
+    ],
+)  # fmt: skip
+def test_tokens_are_counted_in_words(tokens, text):
+    assert quantities.tokens_text(tokens) == f"{text} tokens"
+
+
+@pytest.mark.parametrize(
     ("value", "error", "text"),
     [
         (31.4713, 0.7132, "31.5 ± 0.7"), (211_923.4, 1_523.0, "211,900 ± 1,500"),

@@ -27,6 +27,8 @@ class RankServer:
 
     def run(self, jobs: Jobs, timeout_s: float = 1_160) -> dict[str, dict[str, Any]]:
         """Results by job id; ranks see this process's environment as it is now."""
+        if self._process is not None and self._process.poll() is not None:
+            self.close()  # it died since the last request
         process = self._process or self._start()
         assert process.stdin is not None
         process.stdin.write(json.dumps({"jobs": jobs, "environ": dict(os.environ)}) + "\n")

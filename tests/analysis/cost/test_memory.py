@@ -279,6 +279,10 @@ def test_states_that_tensor_parallelism_does_not_split_are_those_of_whole_layers
     for each in (two, four):
         assert [*each.optimizer, *each.gradients] == pytest.approx([*one.optimizer, *one.gradients])
     assert two.activations < one.activations
+    # What is not sharded at all is of the rank's part: ZeRO-2's weights.
+    one, two = (memory(gpt(tp=tp, dp=8, zero_stage=2), fsdp, MemoryConstants()) for tp in (1, 2))
+    assert two.weights[0] == pytest.approx(one.weights[0] / 2, rel=0.01)
+    assert [*two.optimizer, *two.gradients] == pytest.approx([*one.optimizer, *one.gradients])
 
 
 def test_parts_sum_to_the_total_and_cover_whatever_a_row_asks_for() -> None:

@@ -146,7 +146,7 @@ def test_no_trial_is_proposed_that_cannot_win_while_an_untried_configuration_can
 
 
 def test_a_candidate_that_may_win_comes_before_a_certain_one_that_cannot(
-    space: SearchSpace, searched: Run
+    space: SearchSpace, searched: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = first(searched, 8)
     posterior, best = posterior_of(space, run), run.best
@@ -160,6 +160,9 @@ def test_a_candidate_that_may_win_comes_before_a_certain_one_that_cannot(
     gain, _ = improvement(posterior, best)
     worth = gain * posterior.feasibility > FAILURE_PRICE * (1 - posterior.feasibility)
     assert np.isneginf(value[~likely & ~worth]).all()
+    # Nor does a rule that prefers only others bring them.
+    monkeypatch.setattr("analysis.prediction.acquisition._first_variants", lambda *_: ~reaches)
+    assert np.isneginf(acquisition(posterior, best)[~reaches]).all()
 
 
 def test_after_two_failures_in_a_row_only_what_surely_runs_comes(

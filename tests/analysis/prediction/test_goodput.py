@@ -13,6 +13,7 @@ from analysis.prediction.pricing import Pricing
 from analysis.prediction.ranking import Ranking
 from analysis.run.fold import Run
 from analysis.run.trial import Attempt, Trial
+from foundation.quantities import number
 from search_spaces import load_space
 
 RECIPE = {"num_nodes": 16, "tp": 4, "pp": 16, "vpp": 1, "mbs": 1, "gas": 320, "zero_stage": 1}
@@ -78,11 +79,13 @@ def test_a_run_measures_its_checkpoints_and_its_starts(pricing: Pricing) -> None
 def test_the_days_are_those_after_failures(pricing: Pricing) -> None:
     ranking = Ranking.of_one(pricing, RECIPE)
     days = float(ranking.prediction.days_to_train(1e12)[0] / ranking.goodput.share[0])
-    assert f"after failures: {days:.4g} days, {days * 24 * 16:,.0f} node-hours" in (
+    assert f"after failures: {number(days)} days, {days * 24 * 16:,.0f} node-hours" in (
         ranking.explanation(1e12)
     )
     head, row, *_ = ranking.table(1e12).splitlines()
-    assert "days for 1,000 billion tokens  node-hours" in head and f"{days:.4g}" in row.split()
+    assert "days for 1 trillion tokens  node-hours" in head and number(days) in row.split()
+    long = ranking.explanation(5e15) + ranking.table(5e15)
+    assert "days for 5,000 trillion tokens" in long and "e+" not in long
     assert "days" not in ranking.table()
 
 

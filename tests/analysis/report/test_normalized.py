@@ -72,7 +72,13 @@ def test_parameters_have_types_by_their_values() -> None:
     assert [lr["numbers"][i] for i in lr["of"]] == frame["p:lr"].tolist()
 
 
-def test_what_is_drawn_is_written_with_four_digits_and_the_objective_with_six() -> None:
-    record = {"objective": [211922.9], "metrics": {"mfu": {"of": [0.123456789, 8, np.nan]}}}
-    written = '{"objective":[211923.0],"metrics":{"mfu":{"of":[0.1235,8,null]}}}'
+def test_what_is_drawn_is_written_with_four_digits_and_what_filters_compare_with_six() -> None:
+    record = {
+        "objective": [211922.9],
+        "metrics": {"mfu": {"of": [0.123456789, 8, np.nan]}},
+        "expected": [211922.9],
+    }
+    written = (
+        '{"objective":[211923.0],"metrics":{"mfu":{"of":[0.123457,8,null]}},"expected":[211900.0]}'
+    )
     assert figures.embedded(record) == written

@@ -52,7 +52,7 @@ def test_the_command_prints_a_table_and_draws(
     command = ["predict", "llama_8b_dgx_h100", "--scaling", "strong", "--nodes", "1,2,4"]
     assert main([*command, "--tokens", "15e12", "--picture", str(picture)]) == 0
     out = capsys.readouterr().out
-    assert "strong scaling of" in out and "days for 15,000 billion tokens" in out
+    assert "strong scaling of" in out and "days for 15 trillion tokens" in out
     assert picture.stat().st_size > 1000
 
 

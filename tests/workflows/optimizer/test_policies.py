@@ -21,7 +21,7 @@ from workflows.optimizer.builtin import (
     RandomPolicy,
 )
 from workflows.optimizer.optuna import OptunaPolicy
-from workflows.optimizer.policy import Problem
+from workflows.optimizer.policy import Policy, Problem
 from workflows.optimizer.registry import POLICIES, make_policy
 from workflows.optimizer.sobol import SobolPolicy
 
@@ -48,6 +48,23 @@ class TestSobol(PolicyContract):
 
 class TestRandom(PolicyContract):
     policy = RandomPolicy
+
+
+class SecondSeed(PolicyContract):
+    """As a suite that makes a policy in its own way; its games are its own."""
+
+    policy = RandomPolicy
+
+    def make(self, space: SearchSpace, seed: int = 0, **more: Any) -> Policy:
+        return super().make(space, seed + 1, **more)
+
+
+def test_suites_of_one_policy_play_games_of_their_own(space: SearchSpace) -> None:
+    first, second = (
+        [trial.config for trial in suite.played(space, 3).trials.values()]
+        for suite in (TestRandom(), SecondSeed())
+    )
+    assert first != second
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.prediction.pricing import Pricing
 from analysis.run.fold import Run
-from analysis.run.trial import Trial
+from analysis.run.trial import Attempt, Trial
 from search_spaces import SearchSpace, load_space
 from search_spaces.points.candidates import Candidates
 from support.guided_search import ask, search
@@ -50,7 +50,7 @@ def as_predicted(unpriced: SearchSpace) -> Callable[[Mapping[str, Any]], float]:
 
 @pytest.fixture(scope="module")
 def searched(unpriced: SearchSpace, as_predicted: Callable[[Mapping[str, Any]], float]) -> Run:
-    return search(make_policy(unpriced, seed=0), 16, as_predicted)
+    return search(make_policy(unpriced, seed=0), 18, as_predicted)
 
 
 def degrees_of(run: Run) -> list[tuple[Any, ...]]:
@@ -99,6 +99,42 @@ def test_what_was_slow_is_not_run_again_with_another_kernel(
         return as_predicted(config) * (0.3 if at == slow else 1.0)
 
     assert degrees_of(search(make_policy(unpriced, seed=0), 6, speed)).count(slow) == 1
+
+
+def test_a_kernel_that_always_crashes_is_tried_twice_at_most(
+    tmp_path: Path, as_predicted: Callable[[Mapping[str, Any]], float]
+) -> None:
+    """Once with other new values, and once where only the kernel can be to blame."""
+    path = tmp_path / "kernels.yaml"
+    path.write_text(
+        "version: 1\nmodel: llama_8b\ncluster: dgx_h100\ntrainer: {command: [train]}\n"
+        "parameters: {num_nodes: 2, tp: [1, 2, 4, 8], pp: [1, 2], mbs: 1, gas: 16, zero_stage: 1, "
+        "kernel: [eager, flash, fused], workers: [1, 2, 4, 8]}\n"
+        "objective: {maximize: tokens_per_second}\n"
+    )
+    run = search(
+        make_policy(load_space(str(path)), seed=0),
+        8,
+        lambda c: None if c["kernel"] == "flash" else as_predicted(c),
+        "crash",
+    )
+    assert 1 <= [t.config["kernel"] for t in run.trials.values()].count("flash") <= 2
+
+
+def test_trials_that_wait_for_another_start_do_not_keep_values_from_being_compared(
+    unpriced: SearchSpace, searched: Run
+) -> None:
+    """A trial was put aside or lost its node: its attempt has ended, and it has not."""
+    policy, run = make_policy(unpriced, seed=0), Run(Path())
+    waiting = Trial(4, {**searched.trials[16].config}, 0.0)
+    run.trials = {n: searched.trials[n] for n in range(1, 4)} | {4: waiting}
+    told = []
+    for ended_t in (None, 1.0):
+        waiting.attempts = [Attempt(1, "4.1", ("n1",), 0.0, ended_t, ended_t and "node_failure")]
+        proposal = ask(policy, run)
+        told.append([proposal.config[name] for name in DEGREES])
+    first = [run.trials[1].config[name] for name in DEGREES]
+    assert told[0] != first and told[1] == first
 
 
 def test_a_search_does_not_end_among_variants_of_a_few_configurations(searched: Run) -> None:
