@@ -72,6 +72,7 @@ def test_a_second_caller_for_a_rank_and_one_too_many_are_not_taken(
 ) -> None:
     launch = make(2)
     first = socket.socket(fileno=handshake.call(0, told()))
+    wait_for(lambda: launch._called, "the first is taken")  # by another thread than the next
     other = socket.socket(fileno=handshake.call(rank, told()))
     other.settimeout(60)
     assert other.recv(1) == b""
