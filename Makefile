@@ -14,7 +14,7 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH_INDEX ?=
 export OMP_NUM_THREADS ?= 1
 # Processes that `make test` shares files of tests out to: many tests wait, for Slurm or for ranks.
-WORKERS ?= 6
+WORKERS ?= 4
 # Or each of the many processes that tests start would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 

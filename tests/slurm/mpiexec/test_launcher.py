@@ -234,7 +234,7 @@ def test_a_host_that_dies_takes_its_trial_along_and_no_other(
     hosts.strike("node1")
     striking.join()
     assert [o.kind for o in outcomes] == [Kind.NODE_FAILURE], outcomes
-    assert outcomes[0].lost_nodes == ("node1",)
+    assert outcomes[0].lost_nodes == ("node1",), outcomes
     assert_gone(struck)
     (spared.directory / "go").touch()
     sparing.join()
