@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +16,7 @@ from foundation.writing import write_atomically
 from trainer.data.batches import Dataset
 from trainer.optimizer import StepReport
 from trainer.plan.config import TrainConfig
-from trainer.plan.limits import ConfigError
+from trainer.plan.limits import ConfigError, optional
 from trainer.plan.sections import Metrics
 from trainer.result import rates
 from trainer.runtime.device import Device, attention_backends
@@ -225,7 +224,9 @@ class MetricsWriter:
         self.others: list[Callable[[int, Mapping[str, float]], None]] = []
         self.ends: list[Callable[[], None]] = [self.file.close]
         if metrics.enable_tensorboard:
-            module = _package("torch.utils.tensorboard", "tensorboard")
+            module = optional(
+                "torch.utils.tensorboard", "metrics.enable_tensorboard", ", or set it to false"
+            )
             board = module.SummaryWriter(str(folder / "tb"), purge_step=first + 1)
 
             def scalars(step: int, figures: Mapping[str, float]) -> None:
@@ -235,7 +236,9 @@ class MetricsWriter:
             self.others.append(scalars)
             self.ends.append(board.close)
         if metrics.enable_wandb:
-            run = _package("wandb", "wandb").init(config=dict(config), dir=str(folder))
+            run = optional("wandb", "metrics.enable_wandb", ", or set it to false").init(
+                config=dict(config), dir=str(folder)
+            )
             self.others.append(lambda step, figures: run.log(dict(figures), step=step))
             self.ends.append(run.finish)
 
@@ -268,13 +271,3 @@ def _lines_until(path: Path, step: int) -> list[str]:
         if earlier:
             kept.append(line + "\n")
     return kept
-
-
-def _package(module: str, name: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(
-            f"metrics.enable_{name}: the package {name} is not installed; pip install {name}, or "
-            f"set enable_{name}: false"
-        ) from error

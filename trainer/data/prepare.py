@@ -6,7 +6,6 @@ Torch-free.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import stat
 import sysconfig
@@ -14,13 +13,13 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
 from foundation.files import explained
 from trainer.data.indexed import DTYPES, HEADER, INT32, MAGIC, UINT16, VERSION
-from trainer.plan.limits import ConfigError
+from trainer.plan.limits import ConfigError, optional
 
 END_OF_DOCUMENT = 256
 """End-of-document token of the byte-level tokenizer; its other ids are the 256 bytes."""
@@ -47,7 +46,7 @@ def tokenizer_named(name: str) -> Tokenizer:
     """
     if Path(name).is_file():
         return _of_file(name)
-    module = _package("transformers", name)
+    module = optional("transformers", f"tokenizer {name!r}: no such file", ", or take `bytes`")
     try:
         found = module.AutoTokenizer.from_pretrained(name)
     except Exception as error:  # of many kinds: the network's, the hub's, the file's
@@ -63,7 +62,7 @@ def tokenizer_named(name: str) -> Tokenizer:
 
 
 def _of_file(name: str) -> Tokenizer:
-    module = _package("tokenizers", name)
+    module = optional("tokenizers", f"tokenizer {name!r}")
     try:
         found = module.Tokenizer.from_file(name)
     except Exception as error:  # it raises Exception itself
@@ -79,18 +78,6 @@ def _of_file(name: str) -> Tokenizer:
         int(ends[0]),
         int(found.get_vocab_size()),
     )
-
-
-def _package(name: str, tokenizer: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(
-            f"tokenizer {tokenizer!r}: no such file, and the package {name} is not installed; "
-            f"`bytes` needs none, else pip install {name}"
-            if name == "transformers"
-            else f"tokenizer {tokenizer!r}: the package {name} is not installed; pip install {name}"
-        ) from error
 
 
 def prepare_data(files: Sequence[Path], out: Path, tokenizer: str = "bytes") -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import importlib
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -19,3 +20,14 @@ Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 class ConfigError(ValueError):
     """A training configuration that no run can satisfy; the message names the remedy."""
+
+
+def optional(module: str, asked: str, otherwise: str = "") -> Any:
+    """Import a package that need not be installed; raises ConfigError, which names what asked."""
+    name = module.rpartition(".")[2]
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"{asked}: the package {name} is not installed; pip install {name}{otherwise}"
+        ) from error
