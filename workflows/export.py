@@ -41,7 +41,10 @@ def of_best(source: Path, adapter: str | None, script: Path | None = None) -> tu
     except ValueError as error:
         raise SpaceError(f"{source}: {error}") from None
     what = f"{space.name}: {config_text(config)}; {nodes} of {space.ranks_per_node} ranks"
-    adapter = adapter or space.trainer.made_by or _logged_like(space) or "no trainer with a record"
+    adapter = adapter or space.trainer.made_by or _logged_like(space)
+    if adapter is None:
+        known = ", ".join(sorted(shipped_records("adapter")))
+        raise SpaceError(f"--to missing: the run's own trainer has no record; name one of {known}")
     try:
         style = AdapterFile.named(adapter).options
         own = launch_script.read(script, style == "key=value").arguments if script else []
