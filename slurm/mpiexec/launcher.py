@@ -194,13 +194,14 @@ class MpiexecLauncher(Launcher):
     def _end(self, spec: TrialSpec, lease: Lease, agents: MpiAgents) -> Swept:
         """End what is left of a trial, and its mpiexec.
 
-        Its hosts are asked unless all agents have said that nothing is left there.
+        Its hosts are asked unless all agents have said that nothing is left there, and mpiexec ends
+        with 0 as they do: on a host that is going down, an agent may live to see its ranks end.
         """
         if not agents.channel.over:
             agents.end_ranks(signal.SIGKILL, _GONE_S)
         gone = agents.channel.all_gone
         agents.let_go(_ORDERLY_END_S)
-        if gone and agents.program.poll() is not None:
+        if gone and agents.program.poll() == 0:
             return Swept()
         for number, wait_s in ((signal.SIGTERM, _ORDERLY_END_S), (signal.SIGKILL, None)):
             if agents.alive:
@@ -209,7 +210,7 @@ class MpiexecLauncher(Launcher):
                     agents.program.wait(wait_s)
         # On this host, which need not be leased: ssh, and agents that outlive a killed mpiexec.
         end_trials({spec.name})
-        swept = Swept() if gone else self.sweep(lease.nodes, {spec.name})
+        swept = self.sweep(lease.nodes, {spec.name})
         self._silent.update(swept.silent)
         return swept
 

@@ -126,18 +126,18 @@ log = run / "driver.log"
 def note(text):
     with log.open("a") as file:
         print(text, file=file)
-def ended(number, _):
-    note(signal.Signals(number).name)
+# Waited for: a handler would miss a signal that comes just before it sleeps.
+awaited = {signal.SIGUSR1, signal.SIGTERM}
+signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+note("started")
+if log.read_text().count("started") > 1:
+    sys.exit(0)
+if info := signal.sigtimedwait(awaited, 120):
+    note(signal.Signals(info.si_signo).name)
     with (run / "journal.jsonl").open("a") as file:
         print('{"event": "ended", "final": true}', file=file)
     time.sleep(0.3)  # a driver takes its time: bash must not take the signal for its end
     sys.exit(3)
-for number in (signal.SIGUSR1, signal.SIGTERM):
-    signal.signal(number, ended)
-note("started")
-if log.read_text().count("started") > 1:
-    sys.exit(0)
-time.sleep(120)
 """
 
 
