@@ -18,7 +18,7 @@ def kill_node(cluster: Minicluster, name: str) -> None:
     assert not left, f"node {name}: processes {sorted(left)} do not die"
 
 
-def revive_node(cluster: Minicluster, name: str, deadline_s: float = 30.0) -> None:
+def revive_node(cluster: Minicluster, name: str, deadline_s: float = 120.0) -> None:
     """Start a killed node again; returns when the controller has it back."""
     assert name in cluster.nodes
     daemons.start_slurmd(cluster.config, name)

@@ -86,14 +86,14 @@ def test_a_failing_process_is_reported_with_what_it_printed(tmp_path: Path) -> N
 
     with (
         pytest.raises(ProcessError, match=r"1: 3(.|\n)*no such luck"),
-        Processes([lambda: 0, fail], tmp_path, timeout_s=30.0) as both,
+        Processes([lambda: 0, fail], tmp_path, timeout_s=250.0) as both,
     ):
         assert list(both.lines()) == []
         both.wait()
 
 
 def test_a_process_is_under_its_quota_until_it_is_lifted(tmp_path: Path) -> None:
-    child = subprocess.Popen(["sleep", "60"])
+    child = subprocess.Popen(["sleep", "600"])
     try:
         shares = CpuShares(1, 0.1).__enter__()
     except CpuShareError as error:

@@ -83,7 +83,7 @@ def test_a_rank_started_by_slurm_is_the_built_in_trainer(project: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": f"{project}{os.pathsep}{ROOT}"}
     done = subprocess.run(
         [sys.executable, "-m", "meshtune.run_module", "trainer", "--help"],
-        cwd=project, env=environ, capture_output=True, text=True, timeout=120,
+        cwd=project, env=environ, capture_output=True, text=True, timeout=250,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "CONFIG.json" in done.stdout

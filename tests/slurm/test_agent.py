@@ -220,8 +220,8 @@ def test_a_rank_is_ended_on_order_and_the_server_serves_on(server: Server) -> No
 
 def test_a_signal_from_outside_is_told_and_reaches_the_rank(server: Server) -> None:
     """Slurm signals the task alone, which is the agent; the rank may end in an orderly way."""
-    leaves = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(5));"
-    server.start("t", "-c", f"{leaves} {PID} time.sleep(600)")
+    block = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [15]);"
+    server.start("t", "-c", f"{block} {PID} raise SystemExit(signal.sigwait([15]) // 3)")
     server.pid()
     server.process.send_signal(signal.SIGTERM)
     assert server.code() == 5
@@ -256,7 +256,7 @@ def test_with_its_orders_end_the_server_and_all_it_has_started(server: Server) -
     pid = server.pid()
     assert server.process.stdin is not None
     server.process.stdin.close()
-    server.process.wait(60)
+    server.process.wait(250)
     assert not processes.is_running(pid)
 
 

@@ -31,7 +31,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
     yield launch
     for one in made:
-        one.let_go(60.0)
+        one.let_go(250.0)
         one.finish()
 
 
@@ -56,7 +56,7 @@ def test_an_order_is_sent_when_all_have_called_and_then_nobody_can_call_any_more
         ends[0].recv(1)
     ends.append(socket.socket(fileno=handshake.call(1, told())))
     for rank, end in enumerate(ends):
-        end.settimeout(60)
+        end.settimeout(250)
         assert end.recv(100) == b'{"ping": 7}\n'
         end.sendall(b"%d hello %d 7\n" % (rank, agent.VERSION))
     wait_for(lambda: launch.channel.greeted == {0, 1}, "both are heard")
@@ -74,7 +74,7 @@ def test_a_second_caller_for_a_rank_and_one_too_many_are_not_taken(
     first = socket.socket(fileno=handshake.call(0, told()))
     wait_for(lambda: launch._called, "the first is taken")  # by another thread than the next
     other = socket.socket(fileno=handshake.call(rank, told()))
-    other.settimeout(60)
+    other.settimeout(250)
     assert other.recv(1) == b""
     assert set(launch._called) == {0}
     first.close()
@@ -86,7 +86,7 @@ def test_a_caller_without_the_secret_learns_and_gets_nothing(
 ) -> None:
     launch = make(1)
     port, secret, _ = told().split()
-    with socket.create_connection(("127.0.0.1", int(port)), 60) as caller:
+    with socket.create_connection(("127.0.0.1", int(port)), 250) as caller:
         caller.sendall(bytes(handshake.HELLO_BYTES))
         said = handshake.take(caller, handshake.NONCE_BYTES + handshake.PROOF_BYTES)
         assert bytes.fromhex(secret) not in said

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,15 +22,21 @@ def forgetting(cluster: Minicluster, job: str) -> Iterator[None]:
     It saves its state every five seconds at most, so this happens to whatever was done since.
     """
     state = Path(cluster.config.directory) / "state"
-    mark = secrets.token_hex(8)
-    cluster.run("scontrol", "update", f"jobid={job}", f"comment={mark}")
-    wait_for(lambda: mark.encode() in (state / SAVED).read_bytes(), f"job {job} is saved")
-    kept = shutil.copy(state / SAVED, state / "kept")
+    mark, kept = secrets.token_hex(8).encode(), b""
+
+    def saved() -> bool:
+        nonlocal kept
+        with contextlib.suppress(FileNotFoundError):  # it is being replaced, in two steps
+            kept = (state / SAVED).read_bytes()
+        return mark in kept
+
+    cluster.run("scontrol", "update", f"jobid={job}", f"comment={mark.decode()}")
+    wait_for(saved, f"job {job} is saved")
     yield
     config = cluster.config
     assert not processes.end_all(lambda: daemons.controller(config))
     for name in (SAVED, f"{SAVED}.old"):
-        shutil.copy(kept, state / name)
+        (state / name).write_bytes(kept)
     daemons.start_daemon(config, "slurmctld", "-f", str(config.conf))
     wait_for(lambda: _answers(cluster), "the controller is back")
     assert job in cluster.run("squeue", "-h", "-o", "%i").split()

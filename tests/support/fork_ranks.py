@@ -3,8 +3,8 @@
 Reads one JSON object per line: ``configs`` (one path per rank), ``logs`` (a folder), ``kill``
 (rank to kill when the line that follows appears in rank 0's log, if any, by the signal that follows
 that, or SIGKILL), ``environ`` (more of it), ``slurm_shortest_s`` (instead of ``energy``'s own).
-Answers with ``codes``, negative for a signal; null for a rank that was still there 60 s after the
-first had gone, or at the deadline.
+Answers with ``codes``, negative for a signal; null for a rank that was still there two minutes
+after the first had gone, or at the deadline.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ports import free_port
 from foundation import energy
 from trainer.__main__ import main
 
-DEADLINE_S = 300.0
-LEAVE_S = 60.0
+DEADLINE_S = 600.0
+LEAVE_S = 120.0
 
 
 def become_rank(rank: int, job: dict[str, Any], port: int) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 
 # Between those of trials (``slurm.trial``) and those that the kernel gives to connections: of
-# the latter, any connection may take the port before the ranks do.
-_PORTS = range(30000, 32768)
+# the latter, any connection may take the port before the ranks do. Each of pytest's workers has
+# its own.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_PORTS = range(30000, 32768)[_WORKER::_WORKERS]
 
 
 def free_port() -> int:

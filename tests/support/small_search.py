@@ -12,14 +12,15 @@ from analysis.run.fold import read_run
 from analysis.run.lines import Lines
 from slurm import processes
 
-# A trainer of the user's: notes that it lives, takes a moment, prints its result.
+# A trainer of the user's: notes that it lives, takes a moment, or as long as it is held, prints its
+# result.
 TRAINER = """
 import os, sys, time
 tp, mbs, pids = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 with open(os.path.join(pids, str(os.getpid())), "w"):
     pass
 deadline = time.monotonic() + 0.3
-while time.monotonic() < deadline:
+while time.monotonic() < deadline or os.path.exists(pids + ".held"):
     time.sleep(0.02)
 if mbs == 8:
     raise MemoryError("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_for(condition: Callable[[], object], what: str, deadline_s: float = 120.0) -> None:
+def wait_for(condition: Callable[[], object], what: str, deadline_s: float = 300.0) -> None:
     """Return when ``condition`` holds.
 
     Raises:

@@ -28,5 +28,5 @@ def test_a_server_that_died_between_requests_is_started_anew(
         for _ in range(2):
             pids.append(server.run([{"id": "job"}])["job"]["pid"])
             assert server._process is not None
-            server._process.wait(60)
+            server._process.wait(250)
     assert len({*pids}) == 2

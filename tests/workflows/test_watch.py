@@ -214,7 +214,7 @@ def test_who_asks_nothing_is_not_waited_for(book: RunBook, monkeypatch: pytest.M
     monkeypatch.setattr("workflows.watch.ANSWERED_S", 0.2)
     with serving(site(book.directory)) as address:
         host, port = address.split("/")[2].split(":")
-        with socket.create_connection((host, int(port)), timeout=30) as connection:
+        with socket.create_connection((host, int(port)), timeout=250) as connection:
             assert connection.recv(1) == b""
 
 

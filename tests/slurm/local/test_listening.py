@@ -34,12 +34,12 @@ def test_ranks_of_the_built_in_trainer_listen_on_loopback_only(
     trial = threading.Thread(target=lambda: outcomes.append(launcher.run(spec, lease, stop)))
     trial.start()
     try:
-        wait_for(lambda: "step " in log(spec) or outcomes, "the first step", 100)
+        wait_for(lambda: "step " in log(spec) or outcomes, "the first step")
         assert not outcomes, log(spec, "stderr.log")
         found = listening(processes.descendants(os.getpid()))
         assert found, "no rank listens: this test sees nothing"
         assert only_loopback(found), found
     finally:
         stop.set()
-        trial.join(60)
+        trial.join()
     assert len(outcomes) == 1

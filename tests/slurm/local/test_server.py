@@ -189,20 +189,19 @@ def test_a_killed_or_stopped_agent_leaves_nothing_blames_nobody_and_costs_no_res
     number: signal.Signals,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if number == signal.SIGSTOP:  # its limits find it silent
-        monkeypatch.setattr("slurm.channel.ANSWER_S", 0.5)
     run(launcher, make(*SPEAK))
     server = fork_servers()
     spec = make(
         "sh",
         "-c",
         f"{result}(setsid sleep 1001 &); echo up; exec sleep 1000",
-        no_progress_timeout_s=3.0,
+        no_progress_timeout_s=10.0 if number == signal.SIGSTOP else None,  # finds it silent
     )
     outcomes: list[Outcome] = []
     thread = threading.Thread(target=lambda: outcomes.append(run(launcher, spec)))
     thread.start()
     wait_for(lambda: log(spec).count("up") == 2, "both ranks run")
+    monkeypatch.setattr("slurm.channel.ANSWER_S", 0.5)
     processes.send(fork_servers() - server, number)
     thread.join()
     assert outcomes[0].kind is kind, outcomes

@@ -250,7 +250,7 @@ def test_it_comes_up_where_no_cgroups_are_mounted_at_all(directory: Path) -> Non
     if subprocess.run([*hidden, "true"], capture_output=True).returncode:
         pytest.skip("this container forbids to hide its cgroups")
     command = [*hidden, sys.executable, "-c", UP_AND_DOWN, str(directory)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.stdout.startswith("memory is not limited: no cgroups"), done.stderr
     assert "it runs" in done.stdout
 

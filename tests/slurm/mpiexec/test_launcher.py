@@ -191,12 +191,11 @@ def test_every_rank_of_a_trial_that_is_ended_has_all_the_grace_to_say_goodbye(
 ) -> None:
     """Open MPI itself grants a second, and less to the others when one rank has ended."""
     code = (
-        "import os, signal, sys, time\n"
-        "rank = int(os.environ['RANK'])\n"
-        "def bye(*_):\n"
-        "    time.sleep(rank)\n"
-        "    open(f'bye{rank}', 'w').close(); sys.exit(1)\n"
-        "signal.signal(signal.SIGTERM, bye)\n" + HANG + SLEEP
+        "import signal, sys\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n" + HANG + "\n"
+        "signal.sigwait([signal.SIGTERM])\n"
+        "time.sleep(int(os.environ['RANK']))\n"
+        "open('bye' + os.environ['RANK'], 'w').close(); sys.exit(1)\n"
     )
     spec = trial(tmp_path, "bye", code, num_nodes=2, grace_s=30.0)
     launcher, stop = make_launcher(), threading.Event()

@@ -53,7 +53,7 @@ def test_a_new_kind_is_one_row(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, program],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{repository}"},
-        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        cwd=tmp_path, capture_output=True, text=True, timeout=250,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,9 @@ def agents_of(spec: TrialSpec) -> list[int]:
     """Agents of the trial's ranks."""
     found = []
     for pid in sorted(marked(spec) | processes.with_environ(lambda env: "SLURM_STEP_ID" in env)):
-        line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        line: list[bytes] = []
+        with suppress(OSError):  # another test's, which has ended
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         mine = f"MESHTUNE_TRIAL={spec.kept.mark if spec.kept else spec.name}".encode()
         if processes.AGENT.encode() in line and any(word.startswith(mine) for word in line):
             found.append(pid)
@@ -87,13 +90,13 @@ def test_an_agent_or_srun_that_is_killed_or_stopped_blames_nobody_and_leaves_not
     whom: str,
     number: signal.Signals,
 ) -> None:
-    for limit in ("SILENCE_S", "ANSWER_S"):
-        monkeypatch.setattr(f"slurm.channel.{limit}", 3.0 if limit == "SILENCE_S" else 1.0)
     spec = trial(tmp_path, f"{whom}{int(number)}", HANG + SLEEP)
     thread, outcomes = in_thread(lambda: run_on(launcher, spec))
     wait_for(lambda: len(pids(spec)) == 2, "both ranks run")
     victims = set(agents_of(spec)[:1]) if whom == "agent" else sruns_of(spec)
     assert victims
+    for limit, seconds in (("SILENCE_S", 3.0), ("ANSWER_S", 1.0)):
+        monkeypatch.setattr(f"slurm.channel.{limit}", seconds)
     processes.send(victims, number)
     thread.join()
     assert [o.kind for o in outcomes] == [Kind.PREEMPTED], outcomes

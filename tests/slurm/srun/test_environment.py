@@ -124,7 +124,7 @@ def test_a_job_searches_from_an_environment_that_it_sent_to_its_nodes(
         script(run, space=str(space), site=site, nodes=2, meshtune=None), run
     )
     try:
-        wait_for(lambda: job not in shell.run(["squeue", "-h", "-o", "%A"]), "its end", 120)
+        wait_for(lambda: job not in shell.run(["squeue", "-h", "-o", "%A"]), "its end")
     finally:
         shell.run(["scancel", job])
     log = (run / f"slurm-{job}.log").read_text()

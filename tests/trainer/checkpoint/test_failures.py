@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,13 @@ def test_a_rank_killed_at_any_moment_of_saving_costs_no_complete_checkpoint(
         assert len(left) == len(complete(tmp_path / name)) == 2
 
 
+def being_saved(folder: Path) -> int:
+    """The step whose data are being written, if any are."""
+    with suppress(FileNotFoundError):  # it was just made complete
+        return max((int(p.parent.name[5:13]) for p in folder.glob("*.partial/*.distcp")), default=0)
+    return 0
+
+
 def test_all_ranks_killed_at_once_while_saving_leave_what_the_next_run_goes_on_from(
     run_phases: RunPhases, tmp_path: Path
 ) -> None:
@@ -92,15 +100,15 @@ def test_all_ranks_killed_at_once_while_saving_leave_what_the_next_run_goes_on_f
     endless = {"save": str(tmp_path / "a"), "save_interval": 1, "measured_steps": 10_000}
     with start_worker() as worker:
         ask(worker, [[job_of(2, "train", **values, **endless)]])
-        deadline = time.monotonic() + 200
-        while not list((tmp_path / "a").glob("step-00000003.*.partial/*.distcp")):
+        deadline = time.monotonic() + 600
+        while (step := being_saved(tmp_path / "a")) < 3:
             assert worker.poll() is None and time.monotonic() < deadline
             time.sleep(0.001)
         worker.kill()  # and with it, by PR_SET_PDEATHSIG, its ranks
         assert worker.stdout is not None
         worker.stdout.read()  # until the last rank is gone
     latest = max(complete(tmp_path / "a"))
-    assert latest in (2, 3)
+    assert latest >= step - 1
     go_on = {"load": str(tmp_path / "a"), "measured_steps": 2}
     answers = run_phases(
         [

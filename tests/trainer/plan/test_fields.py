@@ -42,7 +42,7 @@ def test_a_boolean_field_from_outside_is_known_without_another_edit(tmp_path: Pa
     done = subprocess.run(
         [sys.executable, program],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{repository}"},
-        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        cwd=tmp_path, capture_output=True, text=True, timeout=250,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 

@@ -22,7 +22,7 @@ def in_a_process(script: str) -> dict[str, object]:
         [sys.executable, "-c", textwrap.dedent(script)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     answer: dict[str, object] = json.loads(done.stdout.splitlines()[-1])

@@ -24,6 +24,7 @@ from workflows.search.listening import Notice
 MakeDriver = Callable[..., Driver]
 TRAINER = """
 import os, sys, time
+open(sys.argv[1] + ".up", "w").close()
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.01)
 print("x" * 5000, 'MESHTUNE_RESULT {"speed": 7}', sep="\\n")
@@ -35,7 +36,7 @@ cluster: {{name: toy, gpus_per_node: 1, memory_gib: 1, peak_fp32_tflops: 0.1}}
 trainer: {{command: [{python}, {trainer}, {go}, "{{mbs}}"]}}
 parameters: {{mbs: {{range: [1, 8]}}}}
 objective: {{maximize: speed}}
-trial: {{timeout: 60s}}
+trial: {{timeout: 600s}}
 budget: {{trials: 3}}
 finalists: false
 """
@@ -59,11 +60,12 @@ def command(tmp_path: Path, disk: SmallDisk) -> list[str]:
 
 def started(command: list[str], tmp_path: Path, disk: SmallDisk) -> subprocess.Popen[bytes]:
     """The search, when it waits for room to write how its first trial has ended."""
-    said, go = tmp_path / "said", tmp_path / "go"
-    go.unlink(missing_ok=True)
+    said, go, up = (tmp_path / name for name in ("said", "go", "go.up"))
+    for sign in (go, up):
+        sign.unlink(missing_ok=True)
     with said.open("w") as output:
         driver = subprocess.Popen(command, stdout=output, stderr=output)
-    wait_for(lambda: "trial    1" in said.read_text(), "the first trial is started")
+    wait_for(up.exists, "the first trial runs")
     disk.fill()
     go.touch()
     wait_for(lambda: "the search waits" in said.read_text(), "the search says that it waits")
@@ -75,12 +77,12 @@ def test_a_search_waits_for_room_and_loses_nothing(
 ) -> None:
     driver = started(command, tmp_path, disk)
     driver.send_signal(signal.SIGTERM)
-    assert driver.wait(120) == 3, (tmp_path / "said").read_text()
+    assert driver.wait(250) == 3, (tmp_path / "said").read_text()
     disk.free()
     driver = started(command, tmp_path, disk)
     disk.free()
     said = tmp_path / "said"
-    assert driver.wait(120) == 0, said.read_text()
+    assert driver.wait(250) == 0, said.read_text()
     assert "No space left on device" in said.read_text()
     assert "the search continues" in said.read_text()
     run = read_run(disk.path / "run")

@@ -67,12 +67,14 @@ def test_a_killed_driver_loses_nothing(place: Path, event: str, count: int, when
 
 
 def test_a_killed_driver_leaves_no_process_behind(place: Path) -> None:
+    (place / "pids.held").touch()
     driver = subprocess.Popen(search(place), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_for(lambda: living(place), "a rank runs")
     finally:
         driver.kill()
         driver.wait()
+    (place / "pids.held").unlink()
     wait_for(lambda: not living(place), "the ranks died with their driver")
     finish(place)
     check_accounts(place)
