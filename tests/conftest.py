@@ -39,7 +39,8 @@ settings.register_profile(
 )
 settings.load_profile("steady")
 
-# Files that take the longest begin first: the last to begin would end alone.
+# Files that take the longest begin first, those of one long test among them: the last to begin
+# would end alone.
 BEGIN = (
     "slurm/test_search.py", "workflows/optimizer/test_policies.py", "slurm/test_elastic.py",
     "slurm/mpiexec/test_launcher.py", "trainer/zero/test_exactness.py", "trainer/test_main.py",
@@ -49,6 +50,11 @@ BEGIN = (
     "trainer/checkpoint/test_checkpoints.py",
     "slurm/minicluster/test_cluster.py", "workflows/search/test_session.py",
     "workflows/test_train.py", "workflows/search/test_scripts.py",
+    "search_spaces/test_placement_search.py", "workflows/search/test_grid_search.py",
+    "slurm/test_chaos.py", "trainer/checkpoint/test_failures.py", "workflows/test_watch_browser.py",
+    "slurm/test_train.py", "docs/test_site.py", "trainer/test_pretended_gpu.py",
+    "trainer/verify/test_checks.py", "trainer/preflight/test_main.py",
+    "slurm/mpiexec/test_search.py", "slurm/local/test_listening.py",
 )  # fmt: skip
 Jobs = list[dict[str, Any]]
 RunRanks = Callable[[Jobs], dict[str, dict[str, Any]]]

@@ -151,6 +151,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     prepare()
+    gc.freeze()  # or each case would look through all of torch's objects
     found = []
     for name in args.names or (LAYERS if args.table else CASES):
         found.append(run(name))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from workflows import main
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide"
 QUOTE = re.compile(r"^```console\n\$ meshtune ([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -18,13 +18,17 @@ FIRST_SPACE = re.search(r"```yaml\n(.*?)```", (GUIDE / "spaces.md").read_text(),
 
 @pytest.mark.parametrize(("arguments", "quoted"), QUOTES, ids=[q[0] for q in QUOTES])
 def test_a_command_prints_what_the_guide_quotes(
-    arguments: str, quoted: str, tmp_path: Path
+    arguments: str,
+    quoted: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert FIRST_SPACE is not None
     (tmp_path / "llama.yaml").write_text(FIRST_SPACE[1])
-    command = [sys.executable, "-m", "meshtune", *arguments.split()]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert shown.stdout == quoted
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments.split()) == 0
+    assert capsys.readouterr().out == quoted
 
 
 def test_the_guide_quotes_the_first_steps() -> None:

@@ -65,11 +65,12 @@ def search(
     return [*command, "--run-dir", str(place / "run"), "--launcher", "local", *options, *more]
 
 
-def finish(place: Path, options: tuple[str, ...] = QUICK) -> None:
-    """Search until nothing is left."""
+def finish(place: Path, options: tuple[str, ...] = QUICK) -> str:
+    """Search until nothing is left; what was said."""
     command = search(place, options=options)
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def check_accounts(place: Path) -> None:

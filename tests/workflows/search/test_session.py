@@ -17,7 +17,7 @@ from support.waiting import wait_for
 
 
 def test_a_search_runs_to_its_report(place: Path) -> None:
-    finish(place, options=())
+    assert f"report: {place / 'run'}/report/index.html" in finish(place, options=())
     check_accounts(place)
     assert (place / "run" / "report" / "index.html").stat().st_size > 1000
     assert (place / "run" / "results.csv").exists()
