@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 import re
+import textwrap
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,19 +45,28 @@ class Record(BaseModel):
 
 
 class Described(Record):
-    """A record whose fields are described by the text below each."""
+    """A record whose fields are described by the text below each, read when it is asked for."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
+    @classmethod
+    def descriptions(cls) -> dict[str, str]:
+        """The description of each field on one line; the source is slow to read."""
+        found = {n: f.description for n, f in cls.model_fields.items() if f.description}
+        for each in cls.__mro__[: cls.__mro__.index(Described)]:
+            body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0].body  # type: ignore[attr-defined]
+            for field, text in itertools.pairwise(body):
+                match field, text:
+                    case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(said))):
+                        found.setdefault(name, " ".join(said.split()))
+        return found
 
     @classmethod
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """The schema with every description on one line."""
         schema = handler(core_schema)
-        for field in handler.resolve_ref_schema(schema).get("properties", {}).values():
-            if "description" in field:
-                field["description"] = " ".join(field["description"].split())
+        fields = handler.resolve_ref_schema(schema).get("properties", {})
+        for name, said in cls.descriptions().items():
+            fields[cls.model_fields[name].alias or name]["description"] = said
         return schema
 
 
