@@ -55,6 +55,8 @@ BEGIN = (
     "slurm/test_train.py", "docs/test_site.py", "trainer/test_pretended_gpu.py",
     "trainer/verify/test_checks.py", "trainer/preflight/test_main.py",
     "slurm/mpiexec/test_search.py", "slurm/local/test_listening.py",
+    "workflows/test_beside_torch.py", "workflows/search/test_full_disk.py",
+    "slurm/srun/test_full_disk.py", "workflows/search/test_misbehaving_trainers.py",
 )  # fmt: skip
 Jobs = list[dict[str, Any]]
 RunRanks = Callable[[Jobs], dict[str, dict[str, Any]]]

@@ -89,7 +89,8 @@ def test_by_default_the_runs_own_trainer_takes_it(
     own = SPACE.replace("  zero_stage: [2]\n  workers: [1, 2]\nconstraints: [zero_stage > 0]\n", "")
     (tmp_path / "own.yaml").write_text(own)
     search = ["search", str(tmp_path / "own.yaml"), "--launcher", "simulate", "--trials", "1"]
-    assert main([*search, "--run-dir", str(tmp_path / "run"), "--policy", "random"]) == 0
+    search += ["--policy", "random", "--no-report"]
+    assert main([*search, "--run-dir", str(tmp_path / "run")]) == 0
     capsys.readouterr()
     assert main(["export", str(tmp_path / "run")]) == 0
     assert "--tensor-model-parallel-size" in capsys.readouterr().out

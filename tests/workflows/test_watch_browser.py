@@ -89,7 +89,7 @@ def test_what_ends_meanwhile_comes_in_place_and_nothing_that_was_set_is_lost(
         wait_for(lambda: window.run(SHOWN) == [4, 2, 1], "the trial that ended")
         assert window.run(SETTINGS) == before
         assert window.run("return data.trials.number.filter((_, i) => kept[i])") == [1, 2, 4]
-        assert "0 running" in window.run(row)
+        wait_for(lambda: "0 running" in window.run(row), "word that nothing runs")
         assert window.complaints() == []
 
 
@@ -106,7 +106,7 @@ def test_runs_are_compared_on_a_page_with_their_courses(book: RunBook, window: B
         assert "NaN" not in window.run("return document.querySelector('figure').innerHTML")
         window.run("document.querySelector('input[name=run]').checked = false")
         window.run("document.querySelector('form button').click()")
-        assert window.run(marks) == 1
+        wait_for(lambda: window.run(marks) == 1, "the page of the other run alone")
         assert window.complaints() == []
 
 
