@@ -10,7 +10,7 @@ import torch
 from trainer.data.batches import Batches, BatchesAhead
 from trainer.plan.limits import ConfigError
 
-DEADLINE_S = 60.0
+DEADLINE_S = 250.0
 
 
 def numbered(step: int) -> Batches:

@@ -18,7 +18,7 @@ from trainer.data.prepare import prepare_data
 from trainer.runtime.exit_codes import EXIT_OUT_OF_MEMORY, EXIT_PEER_FAILED
 from trainer.zero.background import InlineStream, ThreadStream
 
-WAIT_S = 60
+WAIT_S = 250
 
 
 @pytest.fixture
