@@ -169,7 +169,7 @@ def test_up_finds_a_cluster_that_is_up(minicluster: mini.Minicluster) -> None:
 @needs_slurm
 def test_status_shows_nodes_and_jobs(minicluster: mini.Minicluster) -> None:
     job = minicluster.run("sbatch", "--parsable", "-N2", "-Jwaiter", "-o/dev/null",
-                          "--wrap=sleep 100").strip()  # fmt: skip
+                          "--wrap=sleep 1000").strip()  # fmt: skip
     wait_for(lambda: "RUNNING" in str(mini.status(minicluster.conf.parent)), "the job runs")
     state = mini.status(minicluster.conf.parent)
     assert state is not None

@@ -14,13 +14,18 @@ import pytest
 from analysis.run.fold import read_run
 from support.small_search import check_accounts, finish, living, search
 from support.waiting import wait_for
+from workflows.cli.main import main
 
 
-def test_a_search_runs_to_its_report(place: Path) -> None:
+def test_a_search_runs_to_its_report(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"report: {place / 'run'}/report/index.html" in finish(place, options=())
     check_accounts(place)
     assert (place / "run" / "report" / "index.html").stat().st_size > 1000
     assert (place / "run" / "results.csv").exists()
+    assert main(["status", str(place / "run")]) == 0
+    status = capsys.readouterr().out
+    assert "6 of 6 done, 0 running" in status
+    assert "budget: 6 trials" in status
     # A finished search, started again, has nothing to do and loses nothing.
     finish(place)
     check_accounts(place)
@@ -119,24 +124,25 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(place: Path) -> None:
     check_accounts(place)
 
 
-def test_a_changed_space_does_not_continue_an_old_run(place: Path) -> None:
+def test_a_changed_space_does_not_continue_an_old_run(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     finish(place)
     text = (place / "space.yaml").read_text()
     (place / "space.yaml").write_text(text.replace("[1, 8]", "[1, 4]"))
-    refused = subprocess.run(search(place), capture_output=True, text=True, timeout=250)
-    assert refused.returncode == 2
-    assert "choose another --run-dir" in refused.stderr
+    assert main(search(place, program=())[1:]) == 2
+    assert "choose another --run-dir" in capsys.readouterr().err
     (place / "space.yaml").write_text(text.replace("trials: 6", "trials: 8"))
     raised = subprocess.run(search(place), capture_output=True, text=True, timeout=250)
     assert raised.returncode == 0, raised.stderr
     assert len(read_run(place / "run").trials) == 8
 
 
-def test_a_dry_run_prints_commands_and_touches_nothing(place: Path) -> None:
-    dry = subprocess.run(
-        search(place, "--dry-run"), capture_output=True, text=True, timeout=250, check=True
-    )
-    assert f"{sys.executable} {place / 'train.py'} " in dry.stdout
+def test_a_dry_run_prints_commands_and_touches_nothing(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(search(place, "--dry-run", program=())[1:]) == 0
+    assert f"{sys.executable} {place / 'train.py'} " in capsys.readouterr().out
     assert not (place / "run").exists()
     assert not list((place / "pids").iterdir())
 
@@ -155,22 +161,11 @@ def test_a_second_driver_is_refused(place: Path) -> None:
     assert not living(place)
 
 
-def test_status_tells_how_a_run_stands(place: Path) -> None:
-    finish(place)
-    command = [sys.executable, "-m", "workflows.cli.main", "status", str(place / "run")]
-    status = subprocess.run(command, capture_output=True, text=True, timeout=250, check=True)
-    assert "6 of 6 done, 0 running" in status.stdout
-    assert "budget: 6 trials" in status.stdout
-
-
 @pytest.mark.parametrize("command", ["status", "report"])
-def test_a_folder_without_a_run_is_a_clear_error(tmp_path: Path, command: str) -> None:
-    asked = subprocess.run(
-        [sys.executable, "-m", "workflows.cli.main", command, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert asked.returncode == 2
-    assert "journal.jsonl" in asked.stderr
-    assert "Traceback" not in asked.stderr
+def test_a_folder_without_a_run_is_a_clear_error(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "journal.jsonl" in said
+    assert "Traceback" not in said
