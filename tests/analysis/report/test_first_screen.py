@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from analysis.prediction.pricing import Pricing
-from analysis.report import drivers, forests, model_sensitivity
+from analysis.report import drivers
 from analysis.report.page import write_report
 from analysis.report.sections import SECTIONS
 from analysis.run.fold import Run, read_run
@@ -20,6 +20,8 @@ from analysis.run.folder import RunFolder
 from foundation.quantities import number, value_text
 from search_spaces import Candidates, load_space
 from support.run_book import RunBook
+
+pytestmark = pytest.mark.usefixtures("quick_forests")
 
 
 def written(folder: Path, count: int, failed: int = 0, repeated: bool = False) -> Path:
@@ -127,14 +129,6 @@ def check(run: Run, page: str) -> None:
         assert f"{ratio:.2f} × better than the median success" in cards(page)
     else:
         assert "×" not in cards(page) and "likely" not in text and "winner" not in text
-
-
-@pytest.fixture(autouse=True)
-def small_forests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How sure rankings are matters elsewhere."""
-    monkeypatch.setattr(forests, "NUM_TREES", 20)
-    for module in (forests, model_sensitivity):
-        monkeypatch.setattr(module, "NUM_REFITS", 2)
 
 
 def test_the_first_screen_says_what_the_trials_say(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from analysis.report.page import write_report
 from analysis.run.fold import Run, read_run
 from support.run_book import RunBook
 
+pytestmark = pytest.mark.usefixtures("quick_forests")
 GOALS = [{"maximize": "tokens_per_second"}, {"minimize": "num_nodes"}]
 # Tokens per second and nodes of trials 1, 2, ...: 1, 3 and 5 are the front, 4 equals 3.
 FIGURES = [(100.0, 1), (90.0, 1), (150.0, 2), (150.0, 2), (400.0, 8), (390.0, 16), None]

@@ -28,6 +28,7 @@ from search_spaces.known import framework_named
 from trainer.plan.jobs import jobs
 from trainer.plan.model import ModelConfig
 
+pytestmark = pytest.mark.usefixtures("quick_forests")
 MESHTUNE = framework_named("meshtune")
 
 VOID = {"meta", "img", "br", "hr", "link", "input", "wbr"}

@@ -15,6 +15,8 @@ from analysis.report.sections import SECTIONS
 from analysis.run.fold import read_run
 from analysis.run.frame import frame_of
 
+pytestmark = pytest.mark.usefixtures("quick_forests")
+
 
 def node_hours(content: Content) -> str:
     """A body made of a run's own figures."""
