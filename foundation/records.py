@@ -6,7 +6,6 @@ import ast
 import inspect
 import itertools
 import re
-import textwrap
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -52,7 +51,7 @@ class Described(Record):
         """The description of each field on one line; the source is slow to read."""
         found = {n: f.description for n, f in cls.model_fields.items() if f.description}
         for each in cls.__mro__[: cls.__mro__.index(Described)]:
-            body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0].body  # type: ignore[attr-defined]
+            body = ast.parse(inspect.getsource(each)).body[0].body  # type: ignore[attr-defined]
             for field, text in itertools.pairwise(body):
                 match field, text:
                     case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(said))):
@@ -120,12 +119,10 @@ def _without_echoes(
     record: type[BaseModel], mistakes: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
     """Leave out the missing key where a misspelt one next to it is reported anyway."""
-    misspelt = set()
-    for mistake in mistakes:
-        if mistake["type"] == "extra_forbidden":
-            *above, name = mistake["loc"]
-            close = closest(str(name), _fields(record, above))
-            misspelt.add((*above, close))
+    misspelt = {
+        (*above, closest(str(name), _fields(record, above)))
+        for *above, name in (m["loc"] for m in mistakes if m["type"] == "extra_forbidden")
+    }
     return [m for m in mistakes if m["type"] != "missing" or m["loc"] not in misspelt]
 
 
@@ -162,15 +159,14 @@ def wrong_value(mistake: Mapping[str, Any]) -> str:
         return f"found {as_written(value)}, accepted {expected}{hint}"
     if kind == "string_pattern_mismatch":
         return f"found {as_written(value)}, accepted letters, digits, '.', '_' and '-'"
-    accepted = _ACCEPTED.get(kind)
-    if accepted is None:
+    if kind not in _ACCEPTED:
         return f"found {as_written(value)}: {mistake['msg']}"
-    accepted = accepted.format(**context)
+    accepted = _ACCEPTED[kind].format(**context)
     if kind in ("too_short", "too_long"):
         accepted += " item" if accepted.endswith(" 1") else " items"
-    unquoted = kind == "string_type" and isinstance(value, int | float)
-    hint = "; put text in quotes" if unquoted else ""
-    return f"found {as_written(value)}, accepted {accepted}{hint}"
+    if kind == "string_type" and isinstance(value, int | float):
+        accepted += "; put text in quotes"
+    return f"found {as_written(value)}, accepted {accepted}"
 
 
 def _fields(record: type[BaseModel], steps: Sequence[str | int]) -> list[str]:
@@ -180,10 +176,8 @@ def _fields(record: type[BaseModel], steps: Sequence[str | int]) -> list[str]:
         if isinstance(current, type) and issubclass(current, BaseModel):
             by_key = {(f.alias or n): f.annotation for n, f in current.model_fields.items()}
             current = by_key.get(str(step))
-        elif get_origin(current) is dict:
-            current = get_args(current)[1]
-        elif get_origin(current) is list:
-            current = get_args(current)[0]
+        elif get_origin(current) in (dict, list):
+            current = get_args(current)[-1]
         current = _member(current, step)
     if isinstance(current, type) and issubclass(current, BaseModel):
         return [field.alias or name for name, field in current.model_fields.items()]

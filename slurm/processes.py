@@ -26,37 +26,32 @@ def environ(pid: int) -> dict[str, str]:
     An agent hides its own, and has variables that name its trial as arguments.
     """
     folder = _PROC / str(pid)
-    try:
+    raw = b""
+    with contextlib.suppress(OSError):
         try:
             raw = (folder / "environ").read_bytes()
         except PermissionError:
-            raw = (folder / "cmdline").read_bytes()
-            if AGENT.encode() not in raw.split(b"\0"):
-                return {}
-    except OSError:
-        return {}
+            told = (folder / "cmdline").read_bytes()
+            raw = told if AGENT.encode() in told.split(b"\0") else b""
     items = raw.decode(errors="surrogateescape").split("\0")
     return dict(item.split("=", 1) for item in items if "=" in item)
 
 
 def name(pid: int) -> str:
     """Name of the program, at most 15 characters; empty if it is gone."""
-    try:
+    with contextlib.suppress(OSError):
         return (_PROC / str(pid) / "comm").read_text().strip()
-    except OSError:
-        return ""
+    return ""
 
 
 def open_files(pid: int) -> set[str]:
     """Paths that a process holds open; empty if it is gone or another user's."""
     folder = _PROC / str(pid) / "fd"
     paths = set()
-    try:
+    with contextlib.suppress(OSError):
         for entry in folder.iterdir():
             with contextlib.suppress(OSError):  # closed meanwhile
                 paths.add(str(entry.readlink()))
-    except OSError:
-        return set()
     return paths
 
 

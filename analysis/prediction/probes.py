@@ -83,8 +83,7 @@ def lessons(pricing: Pricing) -> Iterator[str]:
         if np.isfinite(ratios).any():
             yield f"{what} {np.nanmedian(ratios):.2f} times what was assumed, in the median"
     for name, (value, chance) in pricing.calibrated([]).memory.settled.items():
-        said = Framework.descriptions()[name]
-        yield f"{name}: {as_written(value)} ({100 * chance:.0f} %): {said}"
+        yield f"{name}: {as_written(value)} ({100 * chance:.0f} %): {Framework.descriptions()[name]}"
 
 
 def drawn(model: CostModel, rng: np.random.Generator) -> CostModel:
