@@ -9,9 +9,8 @@ from analysis.report import forests, model_sensitivity
 
 @pytest.fixture(scope="module")
 def quick_forests() -> Iterator[None]:
-    """Few trees and refits, where it does not matter how sure rankings are."""
+    """Few refits, where it does not matter how sure rankings are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forests, "NUM_TREES", 20)
         for module in (forests, model_sensitivity):
             patch.setattr(module, "NUM_REFITS", 2)
         yield
