@@ -98,7 +98,9 @@ def damage_and_repair(world: World, planned: Planned) -> None:
     if code != 2 or f":{hit + 1}:" not in said or "meshtune repair" not in said:
         world.violate(f"line {hit + 1} is damaged; the driver ended with {code}: {said[-1000:]}")
     code, said = world.ask(sys.executable, "-m", "meshtune", "repair", str(world.run_dir))
-    if code:
+    if code == 2 and "move it away" in said and len(lines) == 2:  # its only line is damaged
+        world.journal.rename(world.root / "journal.damaged")
+    elif code:
         world.violate(f"meshtune repair ended with {code}: {said[-1000:]}")
 
 
