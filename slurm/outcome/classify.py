@@ -175,7 +175,10 @@ def _out_of_memory(evidence: Evidence) -> _Verdict | None:
     unknown = evidence.exit_code is None or not evidence.failed_on
     if unknown and (found := evidence.texts.host_oom.search(evidence.said)):
         return _Verdict(Kind.HOST_OOM, _line_of(found))
-    return _said(evidence, Before.LAUNCH)
+    verdict = _said(evidence, Before.LAUNCH)
+    # A trainer that others have ended may have handled it; torch names the rank if none has.
+    uncaught = verdict is not None and verdict.message.startswith("[rank")
+    return verdict if uncaught or not evidence.severed else None
 
 
 def _launch_failure(evidence: Evidence) -> _Verdict | None:

@@ -67,7 +67,12 @@ _BROKEN_DEVICE = LogText(
     Before.RESULT,
     stderr_only=True,
 )
-_ADDRESS_IN_USE = LogText(re.compile(r"EADDRINUSE|[Aa]ddress already in use"), Before.TIMEOUT)
+# Lines that call themselves a warning are no cause of an end.
+_NO_WARNING = r"(?m)^(?!\[W|(?>.*?(?:WARN|[Ww]arning)))"
+_ADDRESS_IN_USE = LogText(
+    re.compile(_NO_WARNING + r".*(?:EADDRINUSE|[Aa]ddress already in use|\[Errno 98\])"),
+    Before.TIMEOUT,
+)
 _INDIVISIBLE = LogText(
     re.compile(
         r"(?im)^(?>.*?(?=error))"
@@ -78,10 +83,20 @@ _INDIVISIBLE = LogText(
 )
 _DISK_FULL = LogText(
     re.compile(  # not of what is memory in truth
-        r"(?m)^(?!.*(?:/dev/shm|/torch_|shared memory))"
-        r".*(?:No space left on device|Disk quota exceeded).*"
+        _NO_WARNING + r"(?!.*(?:/dev/shm|/torch_|shared memory))"
+        r".*(?:No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]).*"
     ),
     Before.TIMEOUT,
+)
+# What torchrun, accelerate, DeepSpeed's launcher and torch's loader say of a process that others
+# have killed; where the kernel did, for want of memory, that is known before.
+_CHILD_KILLED = LogText(
+    re.compile(
+        r"died with <Signals\.SIG(?:KILL|TERM): |Signal (?:9|15) \(SIG(?:KILL|TERM)\) received by PID"
+        r"|DataLoader worker \(pid[^)\n]{1,200}\) is killed by signal: (?:Killed|Terminated)"
+    ),
+    Before.CRASH,
+    stderr_only=True,
 )
 
 
@@ -127,7 +142,7 @@ class Kind(enum.StrEnum):
         "disk_full",
         Consequences("found the disk full", "machine", text=_DISK_FULL, stops_search=True),
     )
-    PREEMPTED = "preempted", Consequences("preempted", "machine")
+    PREEMPTED = "preempted", Consequences("preempted", "machine", text=_CHILD_KILLED)
     CANCELLED = "cancelled", Consequences("stopped with the search", "driver")
 
     @property
