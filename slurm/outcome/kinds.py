@@ -92,7 +92,8 @@ _DISK_FULL = LogText(
 # have killed; where the kernel did, for want of memory, that is known before.
 _CHILD_KILLED = LogText(
     re.compile(
-        r"died with <Signals\.SIG(?:KILL|TERM): |Signal (?:9|15) \(SIG(?:KILL|TERM)\) received by PID"
+        r"died with <Signals\.SIG(?:KILL|TERM): "
+        r"|Signal (?:9|15) \(SIG(?:KILL|TERM)\) received by PID"
         r"|DataLoader worker \(pid[^)\n]{1,200}\) is killed by signal: (?:Killed|Terminated)"
     ),
     Before.CRASH,
