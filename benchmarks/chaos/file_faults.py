@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import shutil
@@ -93,6 +94,10 @@ def damage_and_repair(world: World, planned: Planned) -> None:
     damaged = bytearray(lines[hit])
     damaged[at] ^= 1 << (at % 3)  # no character becomes an end of line
     world.finished = finished_in(lines[:hit] + lines[hit + 1 : -1])
+    event = json.loads(lines[hit])
+    folder = f"{event.get('trial', 0):04d}"  # a repair reads there what was proposed
+    if event["event"] == "proposed" and not (world.run_dir / "trials" / folder).exists():
+        world.finished.pop(event["trial"], None)
     world.journal.write_bytes(b"\n".join([*lines[:hit], bytes(damaged), *lines[hit + 1 :]]))
     code, said = world.ask(*world.command())
     if code != 2 or f":{hit + 1}:" not in said or "meshtune repair" not in said:
