@@ -93,7 +93,8 @@ _DISK_FULL = LogText(
 _CHILD_KILLED = LogText(
     re.compile(
         r"died with <Signals\.SIG(?:KILL|TERM): "
-        r"|Signal (?:9|15) \(SIG(?:KILL|TERM)\) received by PID"
+        r"|Root Cause \(first observed failure\):\n(?:.{0,300}\n){1,8}?"
+        r".{0,30}(?P<message>Signal (?:9|15) \(SIG(?:KILL|TERM)\) received by PID.*)"
         r"|DataLoader worker \(pid[^)\n]{1,200}\) is killed by signal: (?:Killed|Terminated)"
     ),
     Before.CRASH,

@@ -104,6 +104,8 @@ HANDLED_OOM = (
 TORCHRUN_KILLED = """\
 Root Cause (first observed failure):
 [0]:
+  time      : 2026-11-28_08:00:00
+  host      : n1
   rank      : 0 (local_rank: 0)
   exitcode  : -9 (pid: 71)
   error_file: <N/A>
@@ -241,6 +243,7 @@ def evidence(
         # A process of the trainer's own launcher.
         (evidence(TORCHRUN_KILLED), Kind.PREEMPTED, "Signal 9 (SIGKILL) received"),
         (evidence(TORCHRUN_KILLED, oom_kills=1), Kind.HOST_OOM, ""),
+        (evidence("[1]: Signal 15 (SIGTERM) received by PID 7: another's end"), Kind.CRASH, ""),
         (evidence("Command '['python']' died with <Signals.SIGKILL: 9>."), Kind.PREEMPTED, ""),
         (evidence("Command '['python']' died with <Signals.SIGSEGV: 11>."), Kind.CRASH, ""),
         (
