@@ -35,6 +35,11 @@ class JobStep:
     def job(self) -> str:
         return self.id.partition(".")[0]
 
+    @property
+    def is_launched(self) -> bool:
+        """Whether an srun has asked for it: not the job's own ``batch`` or ``interactive``."""
+        return self.id.rpartition(".")[2].isdecimal()
+
 
 class Allocation:
     """A Slurm job, asked through Slurm's own commands; ``left_out`` nodes cannot be used.

@@ -57,9 +57,15 @@ class StepEnder:
         a message says so: somebody may have killed the step daemon that its ranks waited for.
         """
         srun, nodes = step.srun, step.lease.nodes
+        nested = False  # there may be a step that the trial itself has started, by srun
 
         def own() -> list[JobStep]:
-            return [s for s in self.allocation.steps() if s.name == step.name]
+            nonlocal nested
+            steps = self.allocation.steps()
+            others = [s for s in steps if s.is_launched and not s.name.startswith("meshtune-")]
+            there = (self.allocation.hostnames(other.nodes) for other in others)
+            nested = any(set(names) & set(nodes) for names in there)
+            return [s for s in steps if s.name == step.name]
 
         def end_waiting() -> None:
             nonlocal doubtful
@@ -88,7 +94,8 @@ class StepEnder:
         if listed == [] and not doubtful and srun.returncode > 0 and REFUSED.search(said()):
             return (), ""  # there never was a step
         # srun says when it gives up waiting for the step's end; then the step may run on.
-        if listed == [] and not (doubtful or GAVE_UP.search(said()) or self.proof.needed()):
+        known = not (doubtful or nested or GAVE_UP.search(said()) or self.proof.needed())
+        if listed == [] and known:
             return (), ""
         stuck = self.proof.unproven(nodes, step.marks)
         undead = f"Slurm could not end its step {listed[0].id}" if listed and not stuck else ""
