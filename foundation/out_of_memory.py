@@ -17,12 +17,11 @@ from collections.abc import Iterable
 DEVICE_OOM = (
     # torch; "driver": expandable segments; "Error": Transformer Engine
     r"(?:CUDA|HIP) (?:driver |runtime )?[Ee]rror(?: \(\S{1,200}\)| in \w{1,40})?: out of memory",
-    r"cuBLAS Error: the resource allocation failed",  # Transformer Engine
     r"hipErrorOutOfMemory|cudaErrorMemoryAllocation",  # the runtimes' names
     r"Triton Error \[(?:CUDA|HIP)\]: [^\n]{0,60}out of memory",
     r"(?:(?:CU|HIP)(?:BLAS|SPARSE)|CUSOLVER|CUDNN|MIOPEN)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED",
     r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED|CURAND_STATUS_ALLOCATION_FAILED",
-    r"rocblas_status_memory_error|miopenStatusAllocFailed",
+    r"rocblas_status_memory_error|miopenStatusAllocFailed|cuBLAS Error: the resource allocation",
     r"(?:Cuda|CUDA|HIP|hip) (?:failure|error)(?: \d+)?:? 'out of memory'",  # NCCL, RCCL
 )
 """Memory of the accelerator, in exceptions and in logs."""
@@ -31,8 +30,7 @@ DEVICE_OOM_IN_LOGS = (
     # An exception has a type; a trainer may log the bare words and go on with smaller batches.
     r"torch(?:\.\w{2,4})?\.OutOfMemoryError|(?:CUDA|HIP|XPU|NPU) out of memory\. Tried to allocate",
     r"(?m:^Error out of memory at line \d{1,6} in file )",  # bitsandbytes, which then exits
-    # NCCL and RCCL, in the error that torch raises; without "Last error" it is a warning.
-    r"Last error:\s{1,4}Failed to (?:CUDA|HIP|Cuda|hip) (?:host )?[mc]?alloc",
+    r"Last error:\s{1,4}Failed to (?:CUDA|HIP|Cuda|hip) (?:host )?[mc]?alloc",  # else a warning
     r"(?:UR|ZE)_RESULT_ERROR_OUT_OF_DEVICE_MEMORY|MODULE:PT_DEVMEM Allocation failed",  # XPU, HPU
     # XLA and TensorFlow warn with the same words; an exception begins its line.
     r"(?m:^(?:\[rank\d+\]: *)?[\w.]{1,100}Error: (?>.{0,80}?RESOURCE_EXHAUSTED: )?(?:\w{3,4} )?"
@@ -43,8 +41,7 @@ DEVICE_OOM_IN_ERRORS = (
     r"(?:CUDA|HIP) out of memory",
     # XLA logs it while it tries again with a smaller pool.
     r"CUDA_ERROR_OUT_OF_MEMORY",
-    # NCCL and RCCL.
-    r"Failed to (?:CUDA|HIP|Cuda|hip) (?:host )?[mc]?alloc",
+    r"Failed to (?:CUDA|HIP|Cuda|hip) (?:host )?[mc]?alloc",  # NCCL and RCCL
     # ROCm's runtime, which says it of queues and signals, too.
     r"HSA_STATUS_ERROR_OUT_OF_RESOURCES[^\n]{0,200}(?:memory|allocat)",
 )

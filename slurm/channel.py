@@ -29,7 +29,6 @@ _ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
 # own doing.
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 _SENT = (*_ENDING, signal.SIGKILL, signal.SIGUSR1, signal.SIGUSR2)
-_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # a rank, or its program by a shell's word
 
 
 @dataclass
@@ -170,7 +169,7 @@ class Channel:
         """How others have ended the first rank that failed, by a signal; "" if they have not."""
         with self._lock:
             failed = first_failed(self._said.codes)
-            if failed is None or (failed[1] in _KILLED and self._said.oom_kills):
+            if failed is None or (failed[1] in (-9, 137) and self._said.oom_kills):
                 return ""
             number, uid = self._said.signals.get(failed[0], (0, -1))
             ended = failed[1] - 128 if failed[1] > 128 else -failed[1]  # a shell adds 128

@@ -99,7 +99,7 @@ def classify(evidence: Evidence) -> Outcome:
         or _stopped(evidence)
         or _out_of_memory(evidence)
         or _launch_failure(evidence)
-        or _severed(evidence)
+        or (_from_outside(evidence, evidence.severed) if evidence.severed else None)
         or _timeout(evidence)
         or _cancelled_by_others(evidence)
         or _crash(evidence)
@@ -221,10 +221,6 @@ def _cancelled_by_others(evidence: Evidence) -> _Verdict | None:
     if cancelled and not evidence.failed_on:
         return _from_outside(evidence, f"cancelled from outside: {_line_of(cancelled)}")
     return None
-
-
-def _severed(evidence: Evidence) -> _Verdict | None:
-    return _from_outside(evidence, evidence.severed) if evidence.severed else None
 
 
 def _from_outside(evidence: Evidence, why: str) -> _Verdict:

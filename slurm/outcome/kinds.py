@@ -67,12 +67,9 @@ _BROKEN_DEVICE = LogText(
     Before.RESULT,
     stderr_only=True,
 )
-# Lines that call themselves a warning are no cause of an end.
-_NO_WARNING = r"(?m)^(?!\[W|(?>.*?(?:WARN|[Ww]arning)))"
-_ADDRESS_IN_USE = LogText(
-    re.compile(_NO_WARNING + r".*(?:EADDRINUSE|[Aa]ddress already in use|\[Errno 98\])"),
-    Before.TIMEOUT,
-)
+_LINE = r"(?m)^(?!\[W|(?>.*?(?:WARN|[Ww]arning)))"  # a warning is no cause of an end
+_IN_USE = re.compile(_LINE + r".*(?:EADDRINUSE|[Aa]ddress already in use|\[Errno 98\])")
+_ADDRESS_IN_USE = LogText(_IN_USE, Before.TIMEOUT)
 _INDIVISIBLE = LogText(
     re.compile(
         r"(?im)^(?>.*?(?=error))"
@@ -83,14 +80,12 @@ _INDIVISIBLE = LogText(
 )
 _DISK_FULL = LogText(
     re.compile(  # not of what is memory in truth
-        _NO_WARNING + r"(?!.*(?:/dev/shm|/torch_|shared memory))"
+        _LINE + r"(?!.*(?:/dev/shm|/torch_|shared memory))"
         r".*(?:No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]).*"
     ),
     Before.TIMEOUT,
 )
-# What torchrun, accelerate, DeepSpeed's launcher and torch's loader say of a process that others
-# have killed; where the kernel did, for want of memory, that is known before.
-_CHILD_KILLED = LogText(
+_CHILD_KILLED = LogText(  # a process of the trainer's own launcher or loader, by others
     re.compile(
         r"died with <Signals\.SIG(?:KILL|TERM): "
         r"|Root Cause \(first observed failure\):\n(?:.{0,300}\n){1,8}?"
@@ -98,7 +93,6 @@ _CHILD_KILLED = LogText(
         r"|DataLoader worker \(pid[^)\n]{1,200}\) is killed by signal: (?:Killed|Terminated)"
     ),
     Before.CRASH,
-    stderr_only=True,
 )
 
 

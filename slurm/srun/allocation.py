@@ -35,11 +35,6 @@ class JobStep:
     def job(self) -> str:
         return self.id.partition(".")[0]
 
-    @property
-    def is_launched(self) -> bool:
-        """Whether an srun has asked for it: not the job's own ``batch`` or ``interactive``."""
-        return self.id.rpartition(".")[2].isdecimal()
-
 
 class Allocation:
     """A Slurm job, asked through Slurm's own commands; ``left_out`` nodes cannot be used.
@@ -103,8 +98,8 @@ class Allocation:
         except SlurmError:
             return AllocationState.SILENT
         # squeue still knows a job that ended lately; a requeued one has no nodes yet.
-        held = state in _HELD and nodes and not self.over
-        return AllocationState.HELD if held else AllocationState.GONE
+        gone = state not in _HELD or not nodes or self.over
+        return AllocationState.GONE if gone else AllocationState.HELD
 
     def steps(self, *, of_user: bool = False) -> list[JobStep]:
         """Listed steps of the job, or of all jobs of this user."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -22,6 +23,7 @@ _SRUN_S = 5.0  # for an srun to notice that its ranks are gone
 _REPEAT_KILL_S = 5.0
 _HURRIED_S = 10.0  # that a step may stay in Slurm's list if somebody waits for the search to end
 _FIRST_POLL_S, _LAST_POLL_S = 0.1, 2.0
+_OTHERS = re.compile(r"\d+\.\d+ (?!meshtune-)")  # steps, but for the job's own ``batch``
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,8 @@ class StepEnder:
         def own() -> list[JobStep]:
             nonlocal nested
             steps = self.allocation.steps()
-            others = [s for s in steps if s.is_launched and not s.name.startswith("meshtune-")]
-            there = (self.allocation.hostnames(other.nodes) for other in others)
-            nested = any(set(names) & set(nodes) for names in there)
+            others = [s.nodes for s in steps if _OTHERS.match(f"{s.id} {s.name}")]
+            nested = any(set(nodes) & set(self.allocation.hostnames(other)) for other in others)
             return [s for s in steps if s.name == step.name]
 
         def end_waiting() -> None:
@@ -94,8 +95,8 @@ class StepEnder:
         if listed == [] and not doubtful and srun.returncode > 0 and REFUSED.search(said()):
             return (), ""  # there never was a step
         # srun says when it gives up waiting for the step's end; then the step may run on.
-        known = not (doubtful or nested or GAVE_UP.search(said()) or self.proof.needed())
-        if listed == [] and known:
+        doubtful = doubtful or nested or bool(GAVE_UP.search(said()))
+        if listed == [] and not (doubtful or self.proof.needed()):
             return (), ""
         stuck = self.proof.unproven(nodes, step.marks)
         undead = f"Slurm could not end its step {listed[0].id}" if listed and not stuck else ""
