@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from slurm.launcher import AllocationState
 from slurm.srun.allocation import Allocation, JobStep
@@ -55,18 +56,12 @@ class StepEnder:
         been stopped. Once ``stop`` is set, nodes are asked soon, and what Slurm lists is not waited
         for if they are free.
 
-        Returns the nodes that are not proven free. If all are free and Slurm still lists the step,
-        a message says so: somebody may have killed the step daemon that its ranks waited for.
+        Returns the nodes not proven free. If all are, and Slurm still lists the step, a message
+        says so: somebody may have killed the step daemon that its ranks waited for.
         """
         srun, nodes = step.srun, step.lease.nodes
-        nested = False  # there may be a step that the trial itself has started, by srun
-
-        def own() -> list[JobStep]:
-            nonlocal nested
-            steps = self.allocation.steps()
-            others = [s.nodes for s in steps if _OTHERS.match(f"{s.id} {s.name}")]
-            nested = any(set(nodes) & set(self.allocation.hostnames(other)) for other in others)
-            return [s for s in steps if s.name == step.name]
+        nested: set[str] = set()  # nodes of steps that the trial itself may have started, by srun
+        own = partial(self._own, step, nested)
 
         def end_waiting() -> None:
             nonlocal doubtful
@@ -95,12 +90,20 @@ class StepEnder:
         if listed == [] and not doubtful and srun.returncode > 0 and REFUSED.search(said()):
             return (), ""  # there never was a step
         # srun says when it gives up waiting for the step's end; then the step may run on.
-        doubtful = doubtful or nested or bool(GAVE_UP.search(said()))
+        doubtful = doubtful or bool(nested or GAVE_UP.search(said()))
         if listed == [] and not (doubtful or self.proof.needed()):
             return (), ""
         stuck = self.proof.unproven(nodes, step.marks)
         undead = f"Slurm could not end its step {listed[0].id}" if listed and not stuck else ""
         return stuck, undead
+
+    def _own(self, step: Step, nested: set[str]) -> list[JobStep]:
+        """Its step as Slurm lists it; ``nested`` gets its nodes that have steps of others."""
+        steps = self.allocation.steps()
+        others = [s.nodes for s in steps if _OTHERS.match(f"{s.id} {s.name}")]
+        nested.clear()
+        nested.update(*(set(step.lease.nodes) & {*self.allocation.hostnames(o)} for o in others))
+        return [s for s in steps if s.name == step.name]
 
     def until_gone(
         self,
