@@ -77,8 +77,9 @@ class Hosts:
     def strike(self, host: str) -> None:
         """The host dies with all that is on it, and answers no more."""
         (self.folder / f"down.{host}").touch()
-        # All at once: an agent that outlives its rank by a moment could still say how it ended. What
-        # was started last is killed first, as the kernel wakes stopped groups whose parent ends.
+        # All at once: an agent that outlives its rank by a moment could still say how it ended.
+        # What was started last is killed first, as the kernel wakes stopped groups whose parent
+        # ends.
         struck = sorted(self.processes_on(host), reverse=True)
         processes.send(struck, signal.SIGSTOP)
         processes.send(struck, signal.SIGKILL)
