@@ -101,7 +101,6 @@ class StepEnder:
         """Its step as Slurm lists it; ``nested`` gets its nodes that have steps of others."""
         steps = self.allocation.steps()
         others = [s.nodes for s in steps if _OTHERS.match(f"{s.id} {s.name}")]
-        nested.clear()
         nested.update(*(set(step.lease.nodes) & {*self.allocation.hostnames(o)} for o in others))
         return [s for s in steps if s.name == step.name]
 
