@@ -15,25 +15,33 @@ import re
 from collections.abc import Iterable
 
 DEVICE_OOM = (
-    r"(?:CUDA|HIP) (?:driver )?error: out of memory",  # torch; "driver": expandable segments
+    # torch; "driver": expandable segments; "Error": Transformer Engine
+    r"(?:CUDA|HIP) (?:driver |runtime )?[Ee]rror(?: \(\S{1,200}\)| in \w{1,40})?: out of memory",
     r"hipErrorOutOfMemory|cudaErrorMemoryAllocation",  # the runtimes' names
     r"Triton Error \[(?:CUDA|HIP)\]: [^\n]{0,60}out of memory",
-    r"(?:(?:CU|HIP)BLAS|CUSOLVER|CUDNN|MIOPEN)_STATUS_ALLOC_FAILED|rocblas_status_memory_error",
+    r"(?:(?:CU|HIP)(?:BLAS|SPARSE)|CUSOLVER|CUDNN|MIOPEN)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED",
+    r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED|CURAND_STATUS_ALLOCATION_FAILED",
+    r"rocblas_status_memory_error|miopenStatusAllocFailed|cuBLAS Error: the resource allocation",
     r"(?:Cuda|CUDA|HIP|hip) (?:failure|error)(?: \d+)?:? 'out of memory'",  # NCCL, RCCL
 )
 """Memory of the accelerator, in exceptions and in logs."""
 
 DEVICE_OOM_IN_LOGS = (
     # An exception has a type; a trainer may log the bare words and go on with smaller batches.
-    r"torch(?:\.cuda)?\.OutOfMemoryError|(?:CUDA|HIP) out of memory\. Tried to allocate",
+    r"torch(?:\.\w{2,4})?\.OutOfMemoryError|(?:CUDA|HIP|XPU|NPU) out of memory\. Tried to allocate",
+    r"(?m:^Error out of memory at line \d{1,6} in file )",  # bitsandbytes, which then exits
+    r"Last error:\s{1,4}Failed to (?:CUDA|HIP|Cuda|hip) (?:host )?[mc]?alloc",  # else a warning
+    r"(?:UR|ZE)_RESULT_ERROR_OUT_OF_DEVICE_MEMORY|MODULE:PT_DEVMEM Allocation failed",  # XPU, HPU
+    # XLA and TensorFlow warn with the same words; an exception begins its line.
+    r"(?m:^(?:\[rank\d+\]: *)?[\w.]{1,100}Error: (?>.{0,80}?RESOURCE_EXHAUSTED: )?(?:\w{3,4} )?"
+    r"(?:[Oo]ut of memory|OOM when allocating|Error allocating device buffer))",
 )
 
 DEVICE_OOM_IN_ERRORS = (
     r"(?:CUDA|HIP) out of memory",
     # XLA logs it while it tries again with a smaller pool.
     r"CUDA_ERROR_OUT_OF_MEMORY",
-    # NCCL and RCCL, in the error that torch raises; in a log it is a warning.
-    r"Failed to (?:CUDA|HIP|Cuda|hip) (?:host )?[mc]?alloc",
+    r"Failed to (?:CUDA|HIP|Cuda|hip) (?:host )?[mc]?alloc",  # NCCL and RCCL
     # ROCm's runtime, which says it of queues and signals, too.
     r"HSA_STATUS_ERROR_OUT_OF_RESOURCES[^\n]{0,200}(?:memory|allocat)",
 )
@@ -46,8 +54,9 @@ HOST_OOM = (
 """Memory of the host, which a process has no more of or may have no more of; in both."""
 
 HOST_OOM_IN_LOGS = (
-    r"(?m:^(?:\[rank\d+\]: *)?(?:[\w.]+\._Array)?MemoryError\b)",  # Python, numpy: an exception
-    r"\[Errno 12\] Cannot allocate memory",  # has a type or an errno
+    # Python, numpy, Arrow: an exception has a type or an errno, and words of any language.
+    r"(?m:^(?:\[rank\d+\]: *)?(?:[\w.]+\.(?:_Array|Arrow))?MemoryError\b)|\[Errno 12\] ",
+    r"\bmemory allocation of \d{1,20} bytes failed",  # Rust, so tokenizers
     r"cannot allocate memory for thread-local data|cannot map zero-fill pages",  # the loader
     r"OpenBLAS error: Memory allocation",
 )

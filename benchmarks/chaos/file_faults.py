@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import shutil
@@ -93,12 +94,18 @@ def damage_and_repair(world: World, planned: Planned) -> None:
     damaged = bytearray(lines[hit])
     damaged[at] ^= 1 << (at % 3)  # no character becomes an end of line
     world.finished = finished_in(lines[:hit] + lines[hit + 1 : -1])
+    event = json.loads(lines[hit])
+    folder = f"{event.get('trial', 0):04d}"  # a repair reads there what was proposed
+    if event["event"] == "proposed" and not (world.run_dir / "trials" / folder).exists():
+        world.finished.pop(event["trial"], None)
     world.journal.write_bytes(b"\n".join([*lines[:hit], bytes(damaged), *lines[hit + 1 :]]))
     code, said = world.ask(*world.command())
     if code != 2 or f":{hit + 1}:" not in said or "meshtune repair" not in said:
         world.violate(f"line {hit + 1} is damaged; the driver ended with {code}: {said[-1000:]}")
     code, said = world.ask(sys.executable, "-m", "meshtune", "repair", str(world.run_dir))
-    if code:
+    if code == 2 and "move it away" in said and len(lines) == 2:  # its only line is damaged
+        world.journal.rename(world.root / "journal.damaged")
+    elif code:
         world.violate(f"meshtune repair ended with {code}: {said[-1000:]}")
 
 

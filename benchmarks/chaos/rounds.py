@@ -125,6 +125,8 @@ def _search(world: World, injector: Injector) -> None:
     while world.sessions < most:
         world.start_driver()
         assert world.driver is not None
+        if world.violations:  # by what was done before this driver, which is ended with its world
+            return
         while world.driver.poll() is None:
             now = time.monotonic()
             left_s, seen = left_s - min(now - seen, 2 * TICK_S), now

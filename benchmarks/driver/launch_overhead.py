@@ -5,6 +5,9 @@
 The trial does nothing but the least that every trainer does: import torch, make the process group
 (gloo), one all-reduce, end. Next to it a trial of `true`, which shows what the launcher alone
 costs. Start-ups of bare processes are measured in the same run, for comparison.
+
+With --kept, only trials in a kept step, in seconds of CPU: of its agents, fork servers and ranks,
+of srun and of the driver. A machine with other work says nearly as much by them as a quiet one.
 """
 
 from __future__ import annotations
@@ -25,15 +28,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from foundation.python import module_argv
+from slurm import processes
 from slurm.launcher import Launcher
 from slurm.local.launcher import LocalLauncher
 from slurm.minicluster import cluster as minicluster
 from slurm.srun.allocation import Allocation
 from slurm.srun.launcher import SrunLauncher
 from slurm.srun.site import Site
-from slurm.trial import Kept, Lease, TrialSpec
+from slurm.trial import TRIAL_VARIABLE, Kept, Lease, TrialSpec
 
 MODULE = "meshtune_nothing"
+MARK = "meshtune-bench-ranks"
 IMPORTED = "import torch.distributed\n"
 EXECUTED = """\
 import torch
@@ -53,11 +58,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--kept", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="meshtune-bench-") as folder:
         write_module(Path(folder))
         os.environ["PYTHONPATH"] = folder
         print(machine(), "\n")
+        if args.kept:
+            with minicluster_launcher(Path(folder)) as srun:
+                kept = Kept(MARK, (MODULE, f"{MODULE}.__main__"))
+                print_cpu(args.repeats, trial(srun, NOTHING, args, folder, kept))
+                srun.close()
+            return
         print(f"| {args.ranks} ranks | first (s) | median (s) | min..max (s) |")
         print("|---|---|---|---|")
         measure("import torch, one bare process", args.repeats, import_torch)
@@ -72,7 +84,7 @@ def main() -> None:
         with minicluster_launcher(Path(folder)) as srun:
             measure("`true`, srun launcher", args.repeats, trial(srun, ("true",), args, folder))
             measure("nothing, srun launcher", args.repeats, trial(srun, NOTHING, args, folder))
-            kept = Kept("meshtune-bench-ranks", (MODULE, f"{MODULE}.__main__"))
+            kept = Kept(MARK, (MODULE, f"{MODULE}.__main__"))
             measure(
                 "nothing, srun launcher, in a kept step",
                 args.repeats,
@@ -123,6 +135,33 @@ def measure(what: str, repeats: int, run: Trial) -> None:
         f"| {min(later_s):.2f}..{max(later_s):.2f} |",
         flush=True,
     )
+
+
+def print_cpu(repeats: int, run: Trial) -> None:
+    """CPU seconds of trials after the first, whose processes stay."""
+    run()
+    spent_s = []
+    for _ in range(repeats):
+        before = _cpu_s()
+        run()
+        spent_s.append(_cpu_s() - before)
+    print(
+        f"a kept launch: {statistics.median(spent_s):.2f} s of CPU in the median "
+        f"({min(spent_s):.2f}..{max(spent_s):.2f}, {repeats} launches)"
+    )
+
+
+def _cpu_s() -> float:
+    """CPU time of this process, of all processes of the kept step, and of their ended children."""
+    marks = (MARK, "srun-")  # the step's, of its ranks' trials
+    own = processes.with_environ(lambda env: env.get(TRIAL_VARIABLE, "").startswith(marks))
+    pids = {os.getpid(), *own}
+    ticks = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def import_torch() -> None:

@@ -99,7 +99,7 @@ def classify(evidence: Evidence) -> Outcome:
         or _stopped(evidence)
         or _out_of_memory(evidence)
         or _launch_failure(evidence)
-        or _severed(evidence)
+        or (_from_outside(evidence, evidence.severed) if evidence.severed else None)
         or _timeout(evidence)
         or _cancelled_by_others(evidence)
         or _crash(evidence)
@@ -175,7 +175,10 @@ def _out_of_memory(evidence: Evidence) -> _Verdict | None:
     unknown = evidence.exit_code is None or not evidence.failed_on
     if unknown and (found := evidence.texts.host_oom.search(evidence.said)):
         return _Verdict(Kind.HOST_OOM, _line_of(found))
-    return _said(evidence, Before.LAUNCH)
+    verdict = _said(evidence, Before.LAUNCH)
+    # A trainer that others have ended may have handled it; torch names the rank if none has.
+    uncaught = verdict is not None and verdict.message.startswith("[rank")
+    return verdict if uncaught or not evidence.severed else None
 
 
 def _launch_failure(evidence: Evidence) -> _Verdict | None:
@@ -218,10 +221,6 @@ def _cancelled_by_others(evidence: Evidence) -> _Verdict | None:
     if cancelled and not evidence.failed_on:
         return _from_outside(evidence, f"cancelled from outside: {_line_of(cancelled)}")
     return None
-
-
-def _severed(evidence: Evidence) -> _Verdict | None:
-    return _from_outside(evidence, evidence.severed) if evidence.severed else None
 
 
 def _from_outside(evidence: Evidence, why: str) -> _Verdict:

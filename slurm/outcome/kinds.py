@@ -67,7 +67,9 @@ _BROKEN_DEVICE = LogText(
     Before.RESULT,
     stderr_only=True,
 )
-_ADDRESS_IN_USE = LogText(re.compile(r"EADDRINUSE|[Aa]ddress already in use"), Before.TIMEOUT)
+_LINE = r"(?m)^(?!\[W|(?>.*?(?:WARN|[Ww]arning)))"  # a warning is no cause of an end
+_IN_USE = re.compile(_LINE + r".*(?:EADDRINUSE|[Aa]ddress already in use|\[Errno 98\])")
+_ADDRESS_IN_USE = LogText(_IN_USE, Before.TIMEOUT)
 _INDIVISIBLE = LogText(
     re.compile(
         r"(?im)^(?>.*?(?=error))"
@@ -78,10 +80,19 @@ _INDIVISIBLE = LogText(
 )
 _DISK_FULL = LogText(
     re.compile(  # not of what is memory in truth
-        r"(?m)^(?!.*(?:/dev/shm|/torch_|shared memory))"
-        r".*(?:No space left on device|Disk quota exceeded).*"
+        _LINE + r"(?!.*(?:/dev/shm|/torch_|shared memory))"
+        r".*(?:No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]).*"
     ),
     Before.TIMEOUT,
+)
+_CHILD_KILLED = LogText(  # a process of the trainer's own launcher or loader, by others
+    re.compile(
+        r"died with <Signals\.SIG(?:KILL|TERM): "
+        r"|Root Cause \(first observed failure\):\n(?:.{0,300}\n){1,8}?"
+        r".{0,30}(?P<message>Signal (?:9|15) \(SIG(?:KILL|TERM)\) received by PID.*)"
+        r"|DataLoader worker \(pid[^)\n]{1,200}\) is killed by signal: (?:Killed|Terminated)"
+    ),
+    Before.CRASH,
 )
 
 
@@ -127,7 +138,7 @@ class Kind(enum.StrEnum):
         "disk_full",
         Consequences("found the disk full", "machine", text=_DISK_FULL, stops_search=True),
     )
-    PREEMPTED = "preempted", Consequences("preempted", "machine")
+    PREEMPTED = "preempted", Consequences("preempted", "machine", text=_CHILD_KILLED)
     CANCELLED = "cancelled", Consequences("stopped with the search", "driver")
 
     @property

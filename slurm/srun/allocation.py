@@ -60,6 +60,7 @@ class Allocation:
         self.cpus_per_node = max(1, int(cpus) // int(num_nodes))
         self._addresses: dict[str, str] = {}
         self._end_t: float | None = None  # on the monotonic clock
+        self.over = False  # it takes no further step
         self._note_time_left(left)
 
     @classmethod
@@ -97,7 +98,8 @@ class Allocation:
         except SlurmError:
             return AllocationState.SILENT
         # squeue still knows a job that ended lately; a requeued one has no nodes yet.
-        return AllocationState.HELD if state in _HELD and nodes else AllocationState.GONE
+        gone = state not in _HELD or not nodes or self.over
+        return AllocationState.GONE if gone else AllocationState.HELD
 
     def steps(self, *, of_user: bool = False) -> list[JobStep]:
         """Listed steps of the job, or of all jobs of this user."""

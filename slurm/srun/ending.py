@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from slurm.launcher import AllocationState
 from slurm.srun.allocation import Allocation, JobStep
@@ -22,6 +24,7 @@ _SRUN_S = 5.0  # for an srun to notice that its ranks are gone
 _REPEAT_KILL_S = 5.0
 _HURRIED_S = 10.0  # that a step may stay in Slurm's list if somebody waits for the search to end
 _FIRST_POLL_S, _LAST_POLL_S = 0.1, 2.0
+_OTHERS = re.compile(r"\d+\.\d+ (?!meshtune-)")  # steps, but for the job's own ``batch``
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,12 @@ class StepEnder:
         been stopped. Once ``stop`` is set, nodes are asked soon, and what Slurm lists is not waited
         for if they are free.
 
-        Returns the nodes that are not proven free. If all are free and Slurm still lists the step,
-        a message says so: somebody may have killed the step daemon that its ranks waited for.
+        Returns the nodes not proven free. If all are, and Slurm still lists the step, a message
+        says so: somebody may have killed the step daemon that its ranks waited for.
         """
         srun, nodes = step.srun, step.lease.nodes
-
-        def own() -> list[JobStep]:
-            return [s for s in self.allocation.steps() if s.name == step.name]
+        nested: set[str] = set()  # nodes of steps that the trial itself may have started, by srun
+        own = partial(self._own, step, nested)
 
         def end_waiting() -> None:
             nonlocal doubtful
@@ -88,11 +90,19 @@ class StepEnder:
         if listed == [] and not doubtful and srun.returncode > 0 and REFUSED.search(said()):
             return (), ""  # there never was a step
         # srun says when it gives up waiting for the step's end; then the step may run on.
-        if listed == [] and not (doubtful or GAVE_UP.search(said()) or self.proof.needed()):
+        doubtful = doubtful or bool(nested or GAVE_UP.search(said()))
+        if listed == [] and not (doubtful or self.proof.needed()):
             return (), ""
         stuck = self.proof.unproven(nodes, step.marks)
         undead = f"Slurm could not end its step {listed[0].id}" if listed and not stuck else ""
         return stuck, undead
+
+    def _own(self, step: Step, nested: set[str]) -> list[JobStep]:
+        """Its step as Slurm lists it; ``nested`` gets its nodes that have steps of others."""
+        steps = self.allocation.steps()
+        others = [s.nodes for s in steps if _OTHERS.match(f"{s.id} {s.name}")]
+        nested.update(*(set(step.lease.nodes) & {*self.allocation.hostnames(o)} for o in others))
+        return [s for s in steps if s.name == step.name]
 
     def until_gone(
         self,

@@ -31,7 +31,7 @@ from slurm.srun.command import contained, srun_argv, srun_environment, started_c
 from slurm.srun.containers import FILE_NAME
 from slurm.srun.ending import Step, StepEnder
 from slurm.srun.site import Site
-from slurm.srun.texts import SRUN_TEXTS
+from slurm.srun.texts import OVER, SRUN_TEXTS
 from slurm.trial import Lease, TrialSpec, rendezvous_environment
 
 
@@ -199,6 +199,7 @@ class Launches:
         evidence = kept.evidence(
             spec, lease, watched, severed, texts, down_nodes=down, stuck_nodes=stuck
         )
+        self._allocation.over = self._allocation.over or bool(OVER.search(evidence.said))
         if kept.requirements is not None and clean:
             self._waiting.give_back(kept)
         return evidence

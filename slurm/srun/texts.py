@@ -7,5 +7,5 @@ from pathlib import Path
 from slurm.outcome.texts import LauncherTexts, read_patterns
 
 _PATTERNS = read_patterns(Path(__file__).with_suffix(".yaml"))
-REFUSED, GAVE_UP = (_PATTERNS.pop(name) for name in ("refused", "gave_up"))
+OVER, REFUSED, GAVE_UP = (_PATTERNS.pop(name) for name in ("over", "refused", "gave_up"))
 SRUN_TEXTS = LauncherTexts(**_PATTERNS)

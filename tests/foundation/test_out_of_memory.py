@@ -33,6 +33,29 @@ def test_unmistakable_words_count_in_exceptions_and_in_logs(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: common/util/cuda_runtime.cpp:12 in function f: CUDA Error: out of memory",
+        "RuntimeError: gemm.cu:321 in function f: cuBLAS Error: the resource allocation failed",
+        "CUDA error (/src/flash_api.cpp:123): out of memory",
+        "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "Error out of memory at line 380 in file /src/csrc/pythonInterface.c",
+        "RuntimeError: XPU out of memory. Tried to allocate 2.00 GiB",
+        "RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 32.00 GiB total",
+        "RuntimeError: UR backend returns:39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)",
+        "ncclUnhandledCudaError: Call failed.\nLast error:\nFailed to CUDA calloc 6291456 bytes",
+        "jaxlib.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1",
+        "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,000,000,000 bytes",
+        "[rank3]: RuntimeError: CUDA out of memory.",
+        "OSError: [Errno 12] Nicht genügend Hauptspeicher verfügbar",
+        "memory allocation of 8589934592 bytes failed",
+    ],
+)
+def test_a_log_that_ends_by_any_frameworks_words_says_out_of_memory(text: str) -> None:
+    assert LOGS.search(text)
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "CUDA out of memory, going on with micro-batches of 4",
@@ -40,6 +63,9 @@ def test_unmistakable_words_count_in_exceptions_and_in_logs(text: str) -> None:
         "NCCL WARN Failed to CUDA host alloc 1024 bytes",
         "HSA_STATUS_ERROR_OUT_OF_RESOURCES: no more signals in memory",
         "handled MemoryError in the data loader",
+        "W0000 bfc_allocator.cc:482: Allocator (GPU_0_bfc) ran out of memory; RESOURCE_EXHAUSTED",
+        "grpc: RESOURCE_EXHAUSTED: Received message larger than max",
+        "ValueError: the help says what to do when out of memory",
         "memory: 71.2 GiB of 80 GiB",
     ],
 )

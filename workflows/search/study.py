@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from analysis import Journal, Opened, ResultsFile, Run, RunFolder, Started, Trial
+from analysis import Journal, Opened, ResultsFile, Run, RunError, RunFolder, Started, Trial
 from foundation.arguments import (
     ArgumentError,
     checked_path,
@@ -21,6 +21,7 @@ from foundation.arguments import (
     checked_whole,
     refused,
 )
+from foundation.files import explained
 from foundation.messages import shown
 from search_spaces import SearchSpace, load_space
 from slurm import Kind, Outcome
@@ -156,13 +157,16 @@ class Study:
         Raises:
             ArgumentError: for fewer than 1 node.
             ClosedError: after ``close``, and in a forked process.
-            RunError, OSError: if the journal cannot be written; call again.
+            RunError, OSError: if a file cannot be written or read; call again.
         """
         max_nodes = checked_whole("max_nodes", max_nodes, 1)
         with self._call() as run:
             number = self._left_over(run, max_nodes)
             if number is None:
-                proposal = self._policy.propose(run, max_nodes)
+                try:
+                    proposal = self._policy.propose(run, max_nodes)
+                except ImportError as error:  # of a module that is needed now, by no free file
+                    raise RunError(explained(error)) from error
                 if proposal is None:
                     return None
                 event = proposed(run, proposal)

@@ -43,6 +43,13 @@ def test_shap_values_add_up_to_the_prediction_of_both_forests(frame):
         assert result.shap.shape == (result.n, len(result.encoded.values.columns))
 
 
+def test_one_absurd_figure_among_others_is_explained():
+    frame = table(24, lambda row: 1e30 if row["p:x"] == 11 else 100.0 + row["p:x"], x=range(24))
+    result = objective_sensitivity(frame)
+    total = result.base + result.shap.sum(axis=1)
+    np.testing.assert_allclose(total, result.prediction, atol=1e-9 * result.base)
+
+
 def test_failures_are_driven_by_the_parameters_of_the_memory_rule(frame):
     result = failure_sensitivity(frame)
     assert set(result.mean_abs.index[:2]) == {"tp", "pp"}

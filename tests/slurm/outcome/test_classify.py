@@ -98,6 +98,19 @@ CUDA_OOM = (
     "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "
     "total capacity of 39.39 GiB\nsrun: error: n1: task 0: Exited with exit code 1\n"
 )
+HANDLED_OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB; trying batches of 4\n"
+)
+TORCHRUN_KILLED = """\
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-28_08:00:00
+  host      : n1
+  rank      : 0 (local_rank: 0)
+  exitcode  : -9 (pid: 71)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 71
+"""
 
 
 def evidence(
@@ -225,6 +238,24 @@ def evidence(
         (evidence(exit_code=-9, severed="srun was killed"), Kind.PREEMPTED, "srun was killed"),
         (evidence(exit_code=-9, severed="s", result=OK, complete=True), Kind.OK, ""),
         (evidence(CUDA_OOM, exit_code=-9, severed="s"), Kind.OOM, ""),
+        (evidence(HANDLED_OOM, exit_code=-9, severed="s"), Kind.PREEMPTED, "s"),
+        (evidence(HANDLED_OOM), Kind.OOM, ""),
+        # A process of the trainer's own launcher.
+        (evidence(TORCHRUN_KILLED), Kind.PREEMPTED, "Signal 9 (SIGKILL) received"),
+        (evidence(TORCHRUN_KILLED, oom_kills=1), Kind.HOST_OOM, ""),
+        (evidence("[1]: Signal 15 (SIGTERM) received by PID 7: another's end"), Kind.CRASH, ""),
+        (evidence("Command '['python']' died with <Signals.SIGKILL: 9>."), Kind.PREEMPTED, ""),
+        (evidence("Command '['python']' died with <Signals.SIGSEGV: 11>."), Kind.CRASH, ""),
+        (
+            evidence("RuntimeError: DataLoader worker (pid 71) is killed by signal: Killed. "),
+            Kind.PREEMPTED,
+            "",
+        ),
+        # A warning is no cause.
+        (evidence("[W socket.cpp:464] (errno: 98 - Address already in use)."), Kind.CRASH, ""),
+        (evidence("wandb: WARNING No space left on device"), Kind.CRASH, ""),
+        (evidence("OSError: [Errno 98] Adresse wird bereits verwendet"), Kind.LAUNCH_FAILURE, ""),
+        (evidence("OSError: [Errno 28] Auf dem Gerät ist kein Platz"), Kind.DISK_FULL, ""),
         (evidence(termination=Termination.NO_PROGRESS, severed="s"), Kind.PREEMPTED, "s"),
         (evidence(exit_code=-9, severed="s", termination=Termination.STOPPED), Kind.CANCELLED, ""),
         # The launch.

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.power_cuts import kill_node, revive_node
 from slurm import processes
+from slurm.launcher import AllocationState
 from slurm.minicluster.cluster import Minicluster
 from slurm.outcome.kinds import Kind
 from slurm.srun import shell
@@ -25,6 +26,7 @@ from support.launched_trials import HANG, NEVER, SLEEP, in_thread, pids, run_on,
 from support.slurm_controller import FakeController
 from support.srun_trials import assert_gone, sruns_of, start_srun, step_names
 from support.waiting import wait_for
+from workflows.search.attempts import Attempts, Running
 
 needs_slurm = pytest.mark.slurm
 
@@ -210,3 +212,25 @@ def test_a_trial_that_is_stopped_while_it_waits_for_its_turn_never_starts(tmp_pa
     stopped.set()
     outcome = launcher.run(trial(tmp_path, "t", SAY_WHO), Lease("1", ("n1",)), stopped)
     assert outcome.kind is Kind.CANCELLED
+
+
+def test_an_allocation_that_takes_no_further_step_is_over_before_slurm_lists_it_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a preemption's grace time; as a retry each refusal would cost a healthy trial."""
+    srun = tmp_path / "bin" / "srun"
+    srun.parent.mkdir()
+    refusal = "Unable to create step for job 7: Job/step already completing or completed"
+    srun.write_text(f"#!/bin/sh\necho 'srun: error: {refusal}' >&2; exit 1\n")
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", str(srun.parent), prepend=":")
+    launcher = SrunLauncher(Site.load("generic"), Allocation("7", FakeController([""])))
+    attempts = Attempts(launcher)
+    before = launcher.allocation_state()
+    spec = trial(tmp_path, "t", SAY_WHO)
+    attempts.start(Running(1, 1, Lease("1", ("n1",)), 0), spec, None)
+    ended = attempts.next_end(30.0)
+    assert ended is not None
+    assert (ended[1].kind, ended[1].excused) == (Kind.PREEMPTED, True)
+    states = (before, launcher.allocation_state())
+    assert states == (AllocationState.HELD, AllocationState.GONE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from slurm.minicluster.cluster import Minicluster
 from slurm.outcome.kinds import Kind
 from slurm.srun import shell
 from slurm.srun.allocation import Allocation
+from slurm.srun.ending import Step, StepEnder
 from slurm.srun.launcher import SrunLauncher
 from slurm.srun.proof import NodeProof
 from slurm.srun.site import Site
@@ -214,6 +216,39 @@ def test_a_step_that_slurm_lists_for_ever_costs_no_node_that_says_that_it_is_fre
     assert set(controller.cancelled) == {"7.1"}
     with pytest.raises(LauncherError, match=r"7\.1 on n1"):
         settle("")
+
+
+@pytest.mark.parametrize(
+    ("listed", "asked"),
+    [
+        ("7.4|sleep|n1", [["n1"]]),  # what an srun within the trial has started outlives that
+        ("7.4|sleep|n2", []),  # on other nodes it is another's
+        ("7.batch|batch|n1", []),
+        ("7.5|meshtune-1-0002-1|n1", []),
+    ],
+)
+def test_nodes_are_asked_where_a_trial_may_have_started_a_step(
+    listed: str, asked: list[Sequence[str]]
+) -> None:
+    class Controller(FakeController):
+        def __call__(self, argv: list[str]) -> str:
+            return argv[-1] if argv[0] == "scontrol" and "show" in argv else super().__call__(argv)
+
+    found: list[Sequence[str]] = []
+
+    def run(argv: Sequence[str], *_: object) -> str:
+        found.append([a.partition("=")[2] for a in argv if a.startswith("--nodelist=")])
+        return clean(["n1"])
+
+    allocation = Allocation("7", Controller([listed]))
+    proof = NodeProof(GENERIC, allocation, deadline_s=0.2, patience_s=0.2, run=run)
+    proof.needed = lambda: False  # type: ignore[method-assign]
+    ender = StepEnder(allocation, proof, gone_deadline_s=5.0, patience_s=0.0)
+    with subprocess.Popen(["true"]) as srun:
+        srun.wait()
+        step = Step("t-1", Lease("1", ("n1",)), frozenset({"t-1"}), srun)
+        assert ender.end(step, str, threading.Event()) == ((), "")
+    assert found == asked
 
 
 def test_silence_of_the_controller_proves_nothing_and_stops_nothing() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import meshtune
+from analysis import RunError
 from meshtune import Study
 from search_spaces import SearchSpace
 
@@ -179,3 +180,17 @@ def test_a_trial_can_be_told_by_the_number_that_a_table_has(space: SearchSpace) 
         study.tell(np.int64(1), {"speed": 1.0})
         with pytest.raises(ValueError, match="trial=None: accepted"):
             study.tell(None, "oom")  # type: ignore[arg-type]
+
+
+def test_a_module_that_cannot_be_read_for_a_moment_is_a_documented_error(
+    space: SearchSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def propose(*_: object) -> None:
+        raise ImportError("_pcg64.so: cannot open shared object file: Too many open files")
+
+    with Study(space, policy="random") as study:
+        with monkeypatch.context() as patched:
+            patched.setattr(study._policy, "propose", propose)
+            with pytest.raises(RunError, match="Too many open files"):
+                study.ask()
+        assert study.ask() is not None
