@@ -25,7 +25,7 @@ DISTURBED_SHARE = 0.1  # share of trials on a shared machine
 PRIOR_RUNS = 10.0  # that such a share is as sure as, before any trial
 PRIOR_TRIALS = 4.0  # that the residual's scale is as sure as, before any trial
 EFFECT_LOG_SD = 0.15  # of what a parameter without a price does by itself
-INTERACTION_LOG_SD = 0.1  # of what it does at some degrees, or beside others of its kind, alone
+INTERACTION_LOG_SD = 0.05  # of what it does at some degrees, or beside others of its kind, alone
 MEAN_SLOWDOWN = 5.0  # mean of their log slow-down, in deviations of the residual
 UNDISTURBED = float(np.log(1 - DISTURBED_SHARE) - 0.5 * np.log(2 * np.pi))  # log density at 0
 
