@@ -203,19 +203,25 @@ class Posterior:
     def has_untried_value(self) -> Mask:
         """Mask of candidates with a value of an unpriced parameter that no trial settled.
 
-        A success had it, or it failed at degrees at which another value ran.
+        A success or a probe had it, or it failed at degrees at which another value ran.
         """
-        told = [*(t for t in self.observations.completed if t.ok), *self._failed_variants]
+        probes = self.pricing.probes[1] if self.pricing.probes else ()
+        told = [t for t in (*self.observations.completed, *probes) if t.ok] + self._failed_variants
         own, tried = self._unpriced_values(), self._unpriced_values(told)
         return np.asarray((~tried_before(own, tried)).any(axis=0))
 
     def _unpriced_values(self, trials: Sequence[Trial] | None = None) -> Indices:
         """Places of values of unpriced parameters, of trials or candidates; shape (k, n)."""
-        at = self._candidates.indices[self._rows]
-        if trials is not None:
-            at = self._candidates.candidates.indices_of([t.config for t in trials])
-        found = [*self._candidates.unpriced_values(at).values()]
-        return np.array(found, dtype=int).reshape(len(found), len(at))
+        own = self._candidates.unpriced_values(self._candidates.indices[self._rows])
+        if trials is None:
+            return np.array([*own.values()], dtype=int).reshape(len(own), len(self._rows))
+        parameters = [self._candidates.candidates.space.parameters[name] for name in own]
+        said = [[t.config.get(p.name) for t in trials] for p in parameters]
+        found = [
+            [p.place(p.pinned if value is None else value) for value in values]
+            for p, values in zip(parameters, said, strict=True)
+        ]
+        return np.array(found, dtype=int).reshape(len(found), len(trials))
 
     @cached_property
     def _failed_variants(self) -> list[Trial]:

@@ -234,7 +234,7 @@ def cases(
         "unknown and unpriced": lambda landscape, seed: unknown(
             with_unpriced(landscape, seed), seed
         ),
-        "unknown, unpriced, probed": lambda landscape, seed: unknown(
+        "unknown and unpriced with probes": lambda landscape, seed: unknown(
             with_unpriced(landscape, seed), seed, with_unpriced(small, seed)
         ),
         "noise 5 %": lambda landscape, seed: played(
