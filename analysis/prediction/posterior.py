@@ -21,7 +21,13 @@ from analysis.prediction.candidate_set import CandidateSet, features_of, switch_
 from analysis.prediction.foretold import residual_log_sd
 from analysis.prediction.goal import Goal
 from analysis.prediction.pricing import Pricing
-from analysis.prediction.residual import DISTURBED_SHARE, ResidualProcess, survival
+from analysis.prediction.residual import (
+    DISTURBED_SHARE,
+    INTERACTION_LOG_SD,
+    PROBED_LOG_SD,
+    ResidualProcess,
+    survival,
+)
 from analysis.prediction.satisfaction import Satisfaction
 from analysis.prediction.telling import telling
 from analysis.run.fold import Run
@@ -203,25 +209,19 @@ class Posterior:
     def has_untried_value(self) -> Mask:
         """Mask of candidates with a value of an unpriced parameter that no trial settled.
 
-        A success or a probe had it, or it failed at degrees at which another value ran.
+        A success had it, or it failed at degrees at which another value ran.
         """
-        probes = self.pricing.probes[1] if self.pricing.probes else ()
-        told = [t for t in (*self.observations.completed, *probes) if t.ok] + self._failed_variants
+        told = [*(t for t in self.observations.completed if t.ok), *self._failed_variants]
         own, tried = self._unpriced_values(), self._unpriced_values(told)
         return np.asarray((~tried_before(own, tried)).any(axis=0))
 
     def _unpriced_values(self, trials: Sequence[Trial] | None = None) -> Indices:
         """Places of values of unpriced parameters, of trials or candidates; shape (k, n)."""
-        own = self._candidates.unpriced_values(self._candidates.indices[self._rows])
-        if trials is None:
-            return np.array([*own.values()], dtype=int).reshape(len(own), len(self._rows))
-        parameters = [self._candidates.candidates.space.parameters[name] for name in own]
-        said = [[t.config.get(p.name) for t in trials] for p in parameters]
-        found = [
-            [p.place(p.pinned if value is None else value) for value in values]
-            for p, values in zip(parameters, said, strict=True)
-        ]
-        return np.array(found, dtype=int).reshape(len(found), len(trials))
+        at = self._candidates.indices[self._rows]
+        if trials is not None:
+            at = self._candidates.candidates.indices_of([t.config for t in trials])
+        found = [*self._candidates.unpriced_values(at).values()]
+        return np.array(found, dtype=int).reshape(len(found), len(at))
 
     @cached_property
     def _failed_variants(self) -> list[Trial]:
@@ -292,6 +292,7 @@ class Posterior:
             self.goal.scale * NOISE_LOG_SD,
             self._candidates.num_unpriced,
             rng,
+            alone_log_sd=PROBED_LOG_SD if pricing.probes else INTERACTION_LOG_SD,
         )
 
     def _of_probes(self, shallow: Pricing, trials: Sequence[Trial]) -> tuple[Array, Array]:
