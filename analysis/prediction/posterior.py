@@ -21,13 +21,7 @@ from analysis.prediction.candidate_set import CandidateSet, features_of, switch_
 from analysis.prediction.foretold import residual_log_sd
 from analysis.prediction.goal import Goal
 from analysis.prediction.pricing import Pricing
-from analysis.prediction.residual import (
-    DISTURBED_SHARE,
-    INTERACTION_LOG_SD,
-    PROBED_LOG_SD,
-    ResidualProcess,
-    survival,
-)
+from analysis.prediction.residual import DISTURBED_SHARE, ResidualProcess, survival
 from analysis.prediction.satisfaction import Satisfaction
 from analysis.prediction.telling import telling
 from analysis.run.fold import Run
@@ -292,7 +286,6 @@ class Posterior:
             self.goal.scale * NOISE_LOG_SD,
             self._candidates.num_unpriced,
             rng,
-            alone_log_sd=PROBED_LOG_SD if pricing.probes else INTERACTION_LOG_SD,
         )
 
     def _of_probes(self, shallow: Pricing, trials: Sequence[Trial]) -> tuple[Array, Array]:

@@ -26,7 +26,6 @@ PRIOR_RUNS = 10.0  # that such a share is as sure as, before any trial
 PRIOR_TRIALS = 4.0  # that the residual's scale is as sure as, before any trial
 EFFECT_LOG_SD = 0.15  # of what a parameter without a price does by itself
 INTERACTION_LOG_SD = 0.1  # of what it does at some degrees, or beside others of its kind, alone
-PROBED_LOG_SD = 0.05  # the same, where probes told what it does
 MEAN_SLOWDOWN = 5.0  # mean of their log slow-down, in deviations of the residual
 UNDISTURBED = float(np.log(1 - DISTURBED_SHARE) - 0.5 * np.log(2 * np.pi))  # log density at 0
 
@@ -40,7 +39,6 @@ class ResidualProcess:
         log_sd: of the residual far from every trial.
         noise_log_sd: of an undisturbed measurement.
         unpriced: the last columns of ``features`` that are of parameters without a price.
-        alone_log_sd: of what their values do at some degrees, or beside others of the kind, alone.
         rng: draws which trials were disturbed, by how probable that is; default the most probable.
         robust: whether a trial may have been disturbed at all.
     """
@@ -54,9 +52,7 @@ class ResidualProcess:
         unpriced: int = 0,
         rng: np.random.Generator | None = None,
         robust: bool = True,
-        alone_log_sd: float = INTERACTION_LOG_SD,
     ) -> None:
-        self._apart = min(1.0, (alone_log_sd / log_sd) ** 2)
         self._log_sd, self._noise_log_sd, self._unpriced = log_sd, noise_log_sd, unpriced
         noise = noise_log_sd / log_sd
         kept = np.arange(len(left))
@@ -92,7 +88,8 @@ class ResidualProcess:
     def _alike(self, a: Array, b: Array) -> Array:
         """Covariance between configurations, over that of the residual; shape (len(a), len(b))."""
         at = a.shape[1] - self._unpriced
-        own = 1 - self._apart * (1 - kernel(a[:, at:], b[:, at:]))
+        apart = min(1.0, (INTERACTION_LOG_SD / self._log_sd) ** 2)
+        own = 1 - apart * (1 - kernel(a[:, at:], b[:, at:]))
         return kernel(a[:, :at], b[:, :at]) * own + self._effects(a, b, "ik,jk->ij")
 
     def _effects(self, a: Array, b: Array, which: str) -> Array:
