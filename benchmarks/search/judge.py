@@ -167,7 +167,7 @@ def row(name: str, games: Sequence[Game]) -> str:
     ends = statistics.median(g.ended_after for g in games)
     coverage = f"{100 * np.mean(inside):.0f} %" if inside else "-"
     return (
-        f"| {name} | {geometric:.2f} / {max(to5)} | {ends:g} "
+        f"| {name} | {geometric:.2f} / {max(to5):g} | {ends:g} "
         f"| {sum(r > NEARER for r in regrets)} of {len(games)}, {100 * np.mean(regrets):.2g} %, "
         f"{100 * max(regrets):.2g} % | {coverage} "
         f"| {100 * np.mean(stated[ran] < 0.5):.2g} % | {bins(stated, ran)} "
