@@ -28,6 +28,7 @@ PROBED = 400  # configurations of the shallower model among which probes are cho
 TOP = 1_000  # configurations of the space, best first, that are looked at
 PROMISING = 24  # configurations of each member that are promising by it
 RUNS = 0.9  # probability to fit that a probe has: its failure would tell little
+ROOM = 0.5  # of the memory that a probe needs at most, where one needs so little
 NOISE = 0.04  # of a probe, for what no constant explains of a shallower model
 
 
@@ -39,8 +40,10 @@ def informative(
     ``shallow`` are of the shallower model; ``seconds`` are node-seconds of each, of shape (n,).
     """
     rng = np.random.default_rng(seed)
-    fits = shallow.pricing.model.fits(shallow.jobs)
-    rows = np.flatnonzero(fits >= RUNS)
+    runs = shallow.pricing.model.fits(shallow.jobs) >= RUNS
+    limit = ROOM * shallow.pricing.model.memory_limit_bytes
+    easy = shallow.pricing.model.predict(shallow.jobs).peak_bytes <= limit
+    rows = np.flatnonzero(runs & easy if (runs & easy).any() else runs)
     rows = rows[rng.permutation(len(rows))[:PROBED]]
     if not len(rows):
         return []

@@ -22,7 +22,7 @@ from analysis.cost.network import Network
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.start_up import StartUp
 from analysis.run.trial import Trial
-from benchmarks.search.judge import STEPS
+from benchmarks.search.probed import STEPS
 from search_spaces import SearchSpace, load_space
 from search_spaces.known import FRAMEWORKS, framework_named
 from search_spaces.points.candidates import Candidates

@@ -3,8 +3,9 @@
 ``python -m benchmarks.search.judge --truth DIR`` plays searches to their end by the stop rule, and
 on until one trial is within 5 %, on every second landscape of the sweeps that tell failures: with
 what is known of the framework, without any of it, with a cost model turned upside down, beside
-parameters that have no price, and with runs that scatter; and by others, for comparison. With
-``--near`` a search ends with the first trial within 5 %, and figures at the stop are of that one.
+parameters that have no price, with and without probes of their values, and with runs that scatter;
+and by others, for comparison. With ``--near`` a search ends with the first trial within 5 %, and
+figures at the stop are of that one. Probes count by their node-hours, in trials.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from analysis.sweeps.record import Table
 from benchmarks.published.read import read_table
 from benchmarks.search.games import REPLAYED, LeftOut, Unseen, forgotten
 from benchmarks.search.oppa import OppaPolicy
+from benchmarks.search.probed import STEPS, node_seconds, size, told_by_probes
 from benchmarks.search.varied import disturbed, with_unpriced
 from benchmarks.search.wrong_models import inverted, wrong
 from workflows.optimizer.policy import Policy, Problem, Proposal
@@ -38,7 +40,6 @@ from workflows.search.budget import Budget
 
 MOST_TRIALS = 60  # after which a search counts as if it had ended
 FIRST = 16  # trials whose failures are counted
-STEPS = 10.0  # of a trial that runs; one that fails for memory does so in its first
 BINS = (0.0, 0.02, 0.2, 0.5, 0.8, 0.98, 1.0)  # of the stated probability to fit
 
 
@@ -77,6 +78,7 @@ class Game:
         nodes_s: share of the first trials' time that failures took.
         stated, fits: of every configuration, before any trial: the probability to fit, and whether
             it did.
+        for_probes: node-seconds of the probes before it, in those of its own mean trial.
     """
 
     key: str
@@ -85,17 +87,20 @@ class Game:
     nodes_s: float
     stated: np.ndarray
     fits: np.ndarray
+    for_probes: float = 0.0
 
     def __str__(self) -> str:
         shares = " ".join(f"{100 * share:.0f}" for share in self.played.shares)
         return (
-            f"{self.key}: {self.trials} trials to 5 %; ended after {self.ended_after}, "
+            f"{self.key}: {self.trials:g} trials to 5 %; ended after {self.ended_after}, "
             f"{100 * self.regret:.1f} % from the best; {shares}"
         )
 
     @property
-    def trials(self) -> int:
-        return self.played.trials_to(NEAR) or len(self.played.shares) + 1
+    def trials(self) -> float:
+        """Until one was near the best, and what the probes cost in trials."""
+        near = self.played.trials_to(NEAR) or len(self.played.shares) + 1
+        return round(near + self.for_probes, 2)
 
     @property
     def regret(self) -> float:
@@ -111,13 +116,18 @@ def game(
     model_of: ModelOf,
     policy: str = "meshtune",
     until_good: bool = False,
+    probes_on: Landscape | None = None,
 ) -> Game:
-    """Play one search to its end, or until a trial is good."""
+    """Play one search to its end, or until a trial is good.
+
+    ``probes_on`` has the answers to its probes.
+    """
     model = model_of(landscape, seed)
     if policy == "oppa":
         inner: Policy = OppaPolicy(Problem(landscape.space, seed, only=landscape.configs))
     else:
         inner = policy_for(landscape, policy, seed, model)
+    probes_s = told_by_probes(inner.problem, probes_on) if probes_on else 0.0
     chosen = ToTheEnd(inner, landscape, until_good=until_good)
     played = play(landscape, chosen, seed, until=None, max_trials=MOST_TRIALS)
     ended = chosen.ended_after or len(played.shares)
@@ -126,7 +136,9 @@ def game(
         pricing.learn_from(model)
     stated = pricing.supposing().predict(landscape.configs).fits
     fits = np.array([tuple(c.items()) in landscape.medians for c in landscape.configs])
-    return Game(landscape.key, played, ended, _failed_time(landscape, played), stated, fits)
+    trial_s = node_seconds(landscape, played.run.trials.values()).mean()
+    spent = _failed_time(landscape, played)
+    return Game(landscape.key, played, ended, spent, stated, fits, probes_s / trial_s)
 
 
 def _failed_time(landscape: Landscape, played: Played) -> float:
@@ -155,7 +167,7 @@ def row(name: str, games: Sequence[Game]) -> str:
     ends = statistics.median(g.ended_after for g in games)
     coverage = f"{100 * np.mean(inside):.0f} %" if inside else "-"
     return (
-        f"| {name} | {geometric:.2f} / {max(to5)} | {ends:g} "
+        f"| {name} | {geometric:.2f} / {max(to5):g} | {ends:g} "
         f"| {sum(r > NEARER for r in regrets)} of {len(games)}, {100 * np.mean(regrets):.2g} %, "
         f"{100 * max(regrets):.2g} % | {coverage} "
         f"| {100 * np.mean(stated[ran] < 0.5):.2g} % | {bins(stated, ran)} "
@@ -199,6 +211,7 @@ def cases(
     played = partial(game, until_good=until_good)
     models, unseen = LeftOut(table), Unseen.among(table, tables)
     framework = str(table.framework[0])
+    small = min(landscapes(table), key=size)  # of one table, so that it is the same trainer
     with forgotten(framework):
         nameless = Unseen.among(table, tables)
 
@@ -208,9 +221,9 @@ def cases(
     def upside_down(landscape: Landscape, seed: int) -> CostModel:
         return wrong(landscape, inverted, seed, models.without(landscape.model))
 
-    def unknown(landscape: Landscape, seed: int) -> Game:
+    def unknown(landscape: Landscape, seed: int, probes_on: Landscape | None = None) -> Game:
         with forgotten(framework):
-            return played(landscape, seed, lambda *_: nameless.model)
+            return played(landscape, seed, lambda *_: nameless.model, probes_on=probes_on)
 
     return {
         "known": lambda landscape, seed: played(landscape, seed, left_out),
@@ -220,6 +233,9 @@ def cases(
         "unpriced": lambda landscape, seed: played(with_unpriced(landscape, seed), seed, left_out),
         "unknown and unpriced": lambda landscape, seed: unknown(
             with_unpriced(landscape, seed), seed
+        ),
+        "unknown and unpriced with probes": lambda landscape, seed: unknown(
+            with_unpriced(landscape, seed), seed, with_unpriced(small, seed)
         ),
         "noise 5 %": lambda landscape, seed: played(
             disturbed(landscape, 0.05, seed), seed, left_out

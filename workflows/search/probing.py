@@ -111,8 +111,9 @@ def shallower(space: SearchSpace, nodes: int = WIDEST) -> SearchSpace:
     return found
 
 
-def plan(space: SearchSpace, count: int, nodes: int, seed: int = 0) -> Plan:
-    """The ``count`` most informative probes on at most so many nodes.
+def plan(space: SearchSpace, count: int | None, nodes: int, seed: int = 0) -> Plan:
+    """The ``count`` most informative probes on at most so many nodes, and one for each further
+    value of a parameter without a price; None: USUAL, or one beside such values.
 
     Raises:
         ProbeError: if there are none.
@@ -133,8 +134,9 @@ def plan(space: SearchSpace, count: int, nodes: int, seed: int = 0) -> Plan:
             f"{counted(min(nodes, WIDEST), 'node')}"
         )
     seconds = _node_seconds(small, probes.jobs)
+    count = (1 if small.unpriced else USUAL) if count is None else count
     rows = informative(every, probes, seconds, count, seed)
-    chosen = [*_alike_but_for_one(small, few.configs(indices[rows]))]
+    chosen = [*alike_but_for_one(small, few.configs(indices[rows]))]
     return Plan(
         space=shallow,
         configs=[shallow.canonical(config) for config in chosen],
@@ -143,7 +145,7 @@ def plan(space: SearchSpace, count: int, nodes: int, seed: int = 0) -> Plan:
     )
 
 
-def _alike_but_for_one(
+def alike_but_for_one(
     pricing: Pricing, configs: Sequence[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """Raw configurations with one value of each unpriced parameter, then the first of them with
@@ -173,7 +175,7 @@ def wanted(space: SearchSpace, nodes: int) -> Plan | None:
     if nodes < WIDEST or space.widths[-1] < WIDEST:
         return None
     try:
-        found = plan(space, USUAL, nodes)
+        found = plan(space, None, nodes)
     except ProbeError:
         return None
     return found if found.configs and found.node_s < found.trial_node_s else None

@@ -109,6 +109,9 @@ def test_a_plan_is_cheaper_than_a_trial_and_differs_in_what_it_asks() -> None:
     found = plan(space(), 4, 4)
     assert len({tuple(config.items()) for config in found.configs}) == 4
     assert found.node_s < found.trial_node_s
+    pricing = Pricing(found.space)
+    needed = pricing.model.predict(pricing.jobs_of(found.configs)).peak_bytes
+    assert needed.max() <= 0.5 * pricing.model.memory_limit_bytes, "no failure is risked"
     assert max(found.space.num_nodes(config) for config in found.configs) <= 2
     asked = [{config[name] for config in found.configs} for name in ("tp", "mbs", "recompute")]
     assert any(len(values) > 1 for values in asked), "all the same degrees"
@@ -175,3 +178,5 @@ def test_every_value_without_a_price_is_probed_at_the_same_degrees() -> None:
     assert first.pop("attention_kernel") == second["attention_kernel"] == "eager"
     assert [config.pop("attention_kernel") for config in others] == ["flash", "fused"]
     assert all(config == first for config in others)
+    by_itself = wanted(space(parameters=kernels, trainer=trainer, budget={"probes": "auto"}), 8)
+    assert by_itself is not None and len(by_itself.configs) == 3, "one, and each other value"
