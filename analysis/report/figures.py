@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,9 @@ COUNTERS = {  # of a framework's reported memory: what each counts
     "reserved": "reserved by torch",
     "device": "of the whole GPU",
 }
-# Digits of what is only drawn: as many as the page shows. Filters compare metrics: all six.
-ROUGHLY = dict.fromkeys(("expected", "parts", "border"), 4)
+# Digits of what is only drawn: as many as the page shows. Filters compare metrics: six; factors
+# that metrics follow by: all.
+DIGITS = {**dict.fromkeys(("expected", "parts", "border"), 4), "times": 17}
 SHOWN_SHARE = 0.01  # of the longest bar: thinner parts are drawn as one
 
 
@@ -55,7 +57,7 @@ def digits(value: float, count: int = 6) -> float:
 def _clean(value: Any, count: int = 6) -> Any:
     """Printable text, finite numbers with so many digits, None for the others."""
     if isinstance(value, dict):
-        return {printable(str(n)): _clean(x, ROUGHLY.get(n, count)) for n, x in value.items()}
+        return {printable(str(n)): _clean(x, DIGITS.get(n, count)) for n, x in value.items()}
     if isinstance(value, list | tuple):
         return [_clean(item, count) for item in value]
     if isinstance(value, str):
@@ -69,8 +71,8 @@ def _clean(value: Any, count: int = 6) -> Any:
 def trials(run: Run, frame: pd.DataFrame, pricing: Pricing | None) -> dict[str, Any]:
     """The ended trials in the order in which they ended, in columns of equal length.
 
-    ``frame`` is :func:`analysis.run.frame.frame_of` the run. ``time_h`` and ``hours`` (node-hours)
-    are sums up to the trial's end; ``log``: the objectives span decades.
+    ``frame`` is :func:`analysis.run.frame.frame_of` the run. ``time_h`` is up to the trial's end;
+    ``log``: the objectives span decades.
     """
     ended = in_order(run)
     key = run.objective_key
@@ -101,7 +103,6 @@ def trials(run: Run, frame: pd.DataFrame, pricing: Pricing | None) -> dict[str, 
         },
         "expected": {i: e for i, t in enumerate(ended) if (e := _expected(run, t))},
         "time_h": [run.search_s(ended_t(t)) / 3600 for t in ended],
-        "hours": (np.cumsum([t.node_seconds for t in ended]) / 3600).tolist(),
     }
 
 
@@ -112,6 +113,38 @@ def _expected(run: Run, trial: Trial) -> list[float] | None:
     return [
         units.scaled(run.objective_key, trial.expected[n]) for n in ("objective", "low", "high")
     ]
+
+
+def packed(trials: dict[str, Any]) -> dict[str, Any]:
+    """The trials as the page has them: codes below 36 as a text of one sign each, predictions in
+    columns, and a metric that follows from another one by its factor alone.
+    """
+    known, metrics = {"objective": np.array(trials["objective"], float)}, {}
+    for name, metric in trials["metrics"].items():
+        own = np.array(metric["of"], float)
+        metrics[name] = metric | ({"of": found} if (found := _follows(own, known)) else {})
+        known |= {} if found else {name: own}
+    expected, missing = trials["expected"], (None,) * 3
+    rows = [expected.get(i, missing) for i in range(len(trials["number"]))] if expected else []
+    codes = {name: _signs(trials[name]) for name in ("kind", "by")}
+    columns = {n: c | {"of": _signs(c["of"])} for n, c in trials["parameters"].items()}
+    more = {"parameters": columns, "metrics": metrics, "expected": list(zip(*rows, strict=True))}
+    return trials | codes | more
+
+
+def _signs(codes: Sequence[int]) -> str | Sequence[int]:
+    return codes if max(codes, default=0) > 35 else "".join(map(np.base_repr, codes, repeat(36)))
+
+
+def _follows(values: Array, known: Mapping[str, Array]) -> dict[str, Any] | None:
+    """The known column from which one follows as ``times * column ** power``; None without."""
+    told = np.isfinite(values)
+    for name, column in known.items():
+        for power in (1, -1) if (np.isfinite(column) == told).all() and column[told].all() else ():
+            times = values[told] / column[told] ** power
+            if np.ptp(times) <= 1e-9 * abs(times[0]):
+                return {"name": name, "power": power, "times": times[0]}
+    return None
 
 
 def nodes(run: Run) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def _write(
     content: Content, sections: Sequence[Section], folder: Path, tell: Callable[[str], object]
 ) -> Path:
     run, best = content.run, content.run.best
-    drawn, data = [], {"trials": content.trials}
+    drawn, data = [], {"trials": figures.packed(content.trials)}
     for section in sections:
         if section.condition(content):
             title = section.heading(content)

@@ -6,7 +6,8 @@ function choice(figure, name) { return figure.querySelector(`select[name=${name}
 drawn.history = function (figure) {
   const t = data.trials, by = choice(figure, "by"), rows = keptRows();
   const [unit, each] = clock(t.time_h[t.time_h.length - 1] || 0);
-  const xs = by === "trials" ? t.number.map((_, i) => i + 1) : by === "time" ? t.time_h.map((h) => each * h) : t.hours;
+  let hours = 0;
+  const xs = by === "trials" ? t.number.map((_, i) => i + 1) : by === "time" ? t.time_h.map((h) => each * h) : t.metrics.node_hours.of.map((h) => hours += h);
   const names = { trials: "trials that have ended", time: `search time (${unit})`, nodes: "node-hours" };
   const failed = t.kinds.map((kind, k) => [kind, rows.filter((i) => t.kind[i] === k && t.objective[i] === null)]).filter(([, those]) => those.length);
   const none = !rows.some((i) => t.objective[i] !== null), under = none ? 10 : failed.length ? 280 : 258;  // no empty axis
