@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from analysis.prediction.pricing import Pricing
-from analysis.report import forests, model_sensitivity, section, tables
+from analysis.report import figures, forests, model_sensitivity, section, tables
 from analysis.report.page import write_report
 from analysis.report.sections import SECTIONS
 from analysis.run.fold import read_run
 from analysis.run.folder import RunFolder
+from analysis.run.frame import frame_of
 from search_spaces import Candidates, load_space
 from support.browser import MISSING, Browser, browser, installed
 from support.run_book import RunBook
@@ -33,14 +34,15 @@ SHOWN = (
 )
 
 
-def write_run(folder: Path) -> None:
+def write_run(folder: Path, name: str = "tiny_cpu", count: int = TRIALS) -> None:
     """A run of a shipped space: every tenth trial out of memory, the others near what is priced."""
-    space = load_space("tiny_cpu")
+    space = load_space(name)
     rng = np.random.default_rng(0)
     candidates = Candidates(space)
-    configs = candidates.configs(candidates.indices(TRIALS, rng, [], max_nodes=2**31))
+    configs = candidates.configs(candidates.indices(count, rng, [], max_nodes=2**31))
     prediction = Pricing(space).predict(configs)
-    speeds = prediction.tokens_per_second * np.exp(rng.normal(0, 0.02, TRIALS))
+    spread = np.exp(rng.normal(0, 0.02, count))
+    speeds = spread * getattr(prediction, next(iter(space.objective.as_dict().values())))
     book = RunBook(folder, space.objective.as_dict())
     RunFolder(folder).space_file.write_text(space.frozen())
     for number, raw in enumerate(configs):
@@ -52,8 +54,13 @@ def write_run(folder: Path) -> None:
         if prediction.fits[number] < 0.99 or number % 10 == 3:
             book.end(number, "oom", message="out of memory")
         else:
-            median_s = float(prediction.step_time_s[number])
-            result = {"tokens_per_second": speed, "step_time_s": {"median": median_s}}
+            median_s = float(prediction.step_time_s[number] / spread[number])
+            result = {
+                "tokens_per_second": float(prediction.tokens_per_second[number] * spread[number]),
+                "tflops_per_gpu": float(prediction.tflops_per_gpu[number] * spread[number]),
+                "peak_memory_bytes": float(prediction.peak_bytes[number]),
+                "step_time_s": {"median": median_s},
+            }
             book.end(number, "ok", speed, result=result)
 
 
@@ -99,13 +106,49 @@ def test_a_page_of_ten_thousand_trials_has_at_most_2500_kilobytes(
     folder: Path, window: Browser
 ) -> None:
     page = (folder / "run/report/index.html").read_text()
-    each = window.run("return JSON.stringify(data.trials).length") / TRIALS
+    record = "JSON.parse(document.getElementById('data').textContent).trials"
+    each = window.run(f"return JSON.stringify({record}).length") / TRIALS
     rows = sum(
         len(body) for title, body in re.findall(r"<h2>(.*?)</h2>(.*?)</section>", page, re.DOTALL)
         if title in ("Every trial", "What the cost model says")
     ) / TRIALS  # fmt: skip
     rest = len(page.encode()) - (each + rows) * TRIALS
     assert 10_000 * each + tables.LISTED * rows + rest < 2_500_000 and rest < 200_000
+
+
+def test_the_page_unpacks_what_the_run_has_to_six_digits(folder: Path, window: Browser) -> None:
+    run = read_run(folder / "run")
+    pricing = Pricing.of_run(run.folder)
+    told = figures.trials(run, frame_of(run), pricing)
+    assert "of" in told["metrics"]["us_per_token"] and len(told["expected"]) == TRIALS
+    packed = figures.packed(told)["metrics"]
+    assert packed["us_per_token"]["of"]["name"] == "objective"
+    page = window.run("return data.trials")
+    for name in ("kind", "by", "number", "objective"):
+        assert page[name] == pytest.approx(told[name], rel=1e-5), name
+    for name, column in told["parameters"].items():
+        assert page["parameters"][name]["of"] == column["of"], name
+    for name, metric in told["metrics"].items():
+        known = [None if np.isnan(value) else value for value in metric["of"]]
+        assert page["metrics"][name]["of"] == pytest.approx(known, rel=1e-5), name
+    assert {int(i): e for i, e in page["expected"].items()} == {
+        i: pytest.approx(e, rel=1e-3) for i, e in told["expected"].items()
+    }
+
+
+@pytest.mark.heavy
+def test_a_page_of_ten_thousand_trials_is_drawn_within_three_seconds_of_its_thread(
+    window: Browser, tmp_path: Path
+) -> None:
+    write_run(tmp_path / "run", "gpt_22b_frontier", 10_000)
+    page = write_report(tmp_path / "run")
+    assert page.stat().st_size < 2_500_000
+    window.clock()
+    window.open(page)
+    window.run("document.querySelectorAll('[data-draw]').forEach(f => drawn[f.dataset.draw](f))")
+    window.run("return document.body.offsetHeight")
+    assert window.clock() < 3
+    assert window.complaints() == []
 
 
 EXPORTED = """
