@@ -81,7 +81,7 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
         "by": trial.by,
         "why": "; ".join(filter(None, [trial.why, expected and f"expected: {expected}"])),
         "message": "; ".join([*trial.violated, *filter(None, [trial.message])]),
-        "tail": _tail(trial.stderr_tail),
+        "tail": "\n".join(trial.stderr_tail[-TAIL_CHARACTERS:].splitlines()[-TAIL_LINES:]),
         "links": [
             (name, f"../trials/{folder.name}/{file}")
             for name, file in LINKS.items()
@@ -92,7 +92,3 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
 
 def _scaled(key: str, value: float | None) -> float | None:
     return None if value is None else units.scaled(key, value)
-
-
-def _tail(text: str) -> str:
-    return "\n".join(text[-TAIL_CHARACTERS:].splitlines()[-TAIL_LINES:])

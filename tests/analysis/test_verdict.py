@@ -46,7 +46,7 @@ def test_one_configuration_alone_is_not_said_to_be_the_best_of_any(book: RepeatB
     ((label, words),) = verdict_lines(book.run({1: [100.0, 101.0]}), 0.5)
     assert label == "winner"
     assert re.fullmatch(
-        r"trial 1, 100 ± 2 speed, measured twice; no other configuration was", words
+        r"trial 1, 100\.5 ± 1\.7 speed, measured twice; no other configuration was", words
     )
 
 

@@ -59,6 +59,11 @@ class Browser:
         command = {"cmd": "Emulation.setEmulatedMedia", "params": {"features": [preferred]}}
         self._post("goog/cdp/execute", command)
 
+    def media(self, name: str) -> None:
+        """What the page is shown on: ``print``, or as it is."""
+        command = {"cmd": "Emulation.setEmulatedMedia", "params": {"media": name}}
+        self._post("goog/cdp/execute", command)
+
     def picture(self) -> bytes:
         """The whole page, as a PNG file."""
         params = {"captureBeyondViewport": True}

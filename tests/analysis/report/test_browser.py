@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from analysis.prediction.pricing import Pricing
-from analysis.report import figures, forests, model_sensitivity, section, tables
+from analysis.report import forests, model_sensitivity, section, tables
 from analysis.report.page import write_report
 from analysis.report.sections import SECTIONS
 from analysis.run.fold import read_run
 from analysis.run.folder import RunFolder
-from analysis.run.frame import frame_of
+from foundation.quantities import value_text
 from search_spaces import Candidates, load_space
 from support.browser import MISSING, Browser, browser, installed
 from support.run_book import RunBook
@@ -116,24 +116,25 @@ def test_a_page_of_ten_thousand_trials_has_at_most_2500_kilobytes(
     assert 10_000 * each + tables.LISTED * rows + rest < 2_500_000 and rest < 200_000
 
 
-def test_the_page_unpacks_what_the_run_has_to_six_digits(folder: Path, window: Browser) -> None:
-    run = read_run(folder / "run")
-    pricing = Pricing.of_run(run.folder)
-    told = figures.trials(run, frame_of(run), pricing)
-    assert "of" in told["metrics"]["us_per_token"] and len(told["expected"]) == TRIALS
-    packed = figures.packed(told)["metrics"]
-    assert packed["us_per_token"]["of"]["name"] == "objective"
-    page = window.run("return data.trials")
-    for name in ("kind", "by", "number", "objective"):
-        assert page[name] == pytest.approx(told[name], rel=1e-5), name
-    for name, column in told["parameters"].items():
-        assert page["parameters"][name]["of"] == column["of"], name
-    for name, metric in told["metrics"].items():
-        known = [None if np.isnan(value) else value for value in metric["of"]]
-        assert page["metrics"][name]["of"] == pytest.approx(known, rel=1e-5), name
-    assert {int(i): e for i, e in page["expected"].items()} == {
-        i: pytest.approx(e, rel=1e-3) for i, e in told["expected"].items()
-    }
+def test_the_page_unpacks_what_the_run_has_to_five_digits(folder: Path, window: Browser) -> None:
+    run, page = read_run(folder / "run"), window.run("return data.trials")
+    ended = [trial for _, trial in sorted(run.trials.items())]
+    assert page["number"] == [trial.number for trial in ended]
+    assert [page["kinds"][code][0] for code in page["kind"]] == [trial.kind for trial in ended]
+    for name, column in page["parameters"].items():
+        told = [column["values"][code] for code in column["of"]]
+        configs = [trial.config.get(name) for trial in ended]
+        assert told == ["–" if value is None else value_text(value) for value in configs]
+    speeds = [trial.result.get("tokens_per_second") for trial in ended]
+    of = {name: metric["of"] for name, metric in page["metrics"].items()}
+    assert of["tokens_per_second"] == pytest.approx(speeds, rel=1e-5)
+    assert of["us_per_token"] == pytest.approx([s and 1e6 / s for s in speeds], rel=1e-5)
+    hours = [trial.node_seconds / 3600 for trial in ended]
+    assert of["node_hours"] == pytest.approx(hours, rel=1e-5)
+    foretold = [[t.expected[name] for name in ("objective", "low", "high")] for t in ended]
+    assert [page["expected"][str(i)] for i in range(TRIALS)] == [
+        pytest.approx(each, rel=1e-3) for each in foretold
+    ]
 
 
 @pytest.mark.heavy
@@ -342,6 +343,43 @@ def test_on_paper_every_figure_is_drawn_and_no_row_is_missing(window: Browser) -
     assert after[1:] == before[1:] and 700 not in after[0]
     assert len(window.pdf()) > 50_000
     assert window.complaints() == []
+
+
+LONG = """
+const table = document.getElementById('top');
+table.classList.add('wide');
+for (const row of table.rows) for (let k = 0; k < 8; k += 1) {
+  const cell = row.insertBefore(row.cells[3].cloneNode(), row.cells[3]);
+  cell.textContent = k + (row.parentNode === table.tHead ? '_param_gather_with_optimizer_step' : ',123,456');
+}
+"""
+BROKEN = """
+return [...document.querySelectorAll('td.n')].filter((cell) => {
+  const range = document.createRange();
+  range.selectNodeContents(cell);
+  const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
+  return lines.size > 1 && !cell.textContent.includes(' ');
+}).map((cell) => cell.textContent)
+"""
+
+
+def test_on_paper_no_number_is_broken_no_table_is_cut_and_a_figure_fits_a_page(
+    window: Browser,
+) -> None:
+    wide, high = 704, 1000  # pixels of an A4 page within its margins
+    window.width(wide)
+    window.media("print")
+    window.run(LONG + "dispatchEvent(new Event('beforeprint'))")
+    assert window.run(BROKEN) == []
+    assert window.run(
+        "return Math.max(...[...document.querySelectorAll('table')].map((t) => t.scrollWidth))"
+    ) <= wide  # fmt: skip
+    assert window.run(
+        "return Math.max(...[...document.querySelectorAll('figure')].map((f) => f.offsetHeight))"
+    ) < high  # fmt: skip
+    window.media("")
+    window.run("location.reload()")
+    window.width(1440)
 
 
 def test_the_keyboard_sorts_the_table_by_numbers(window: Browser) -> None:
