@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from analysis.prediction.probes import lessons
+from analysis.prediction.telling import SUCCESSES
 from analysis.report import figures, front, tables
 from analysis.report.drivers import (
     doubt,
@@ -53,7 +54,7 @@ def _next(content: Content) -> str:
     return content.html(
         "next.html",
         found=found,
-        trained=len(outlook.observations.successes) if outlook else 0,
+        trained=min(SUCCESSES, len(outlook.observations.successes)) if outlook else 0,
         pending=[tables.trial_row(run, trial) for trial in pending[:TOP]],
         left=expected_left(run),
         goes_on=resumption(run, content.home, budget, len(run.trials) + len(found) + NEXT),

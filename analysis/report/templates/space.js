@@ -97,7 +97,7 @@ drawn.dependence = function (figure) {
   const x = scale(-0.4, a.values.length - 0.6, box[0], box[2]), side = x(1) - x(0);
   across(svg, a.values, x(0) - side / 2, side, box[3] + 15);
   node("line", { x1: box[0], x2: box[2], y1: y(0), y2: y(0), class: "even" }, svg);
-  const most = Math.max(8, Math.floor((width - box[2] - 12) / 7.8)), by = names[1];
+  const most = Math.max(8, Math.floor((width - box[2] - 12) / 7)), by = names[1];
   node("text", { x: box[2] + 12, y: 18, class: "name" }, svg, by.length > most ? by.slice(0, most - 1) + "…" : by);
   const step = Math.min(18, 250 / b.values.length);
   b.values.forEach((value, j) => {
