@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from analysis import units
-from analysis.finalists import EQUAL, median_variance, noise_of, verdict
+from analysis.finalists import EQUAL, FINAL_WEIGHT, median_variance, noise_of, verdict
 from analysis.run.fold import Run
 from foundation.quantities import counted, number, percent
 
@@ -84,7 +84,7 @@ def _early_stops(run: Run) -> list[tuple[str, str]]:
 
 def standard_errors(run: Run) -> dict[int, float]:
     """The relative standard error of the median, by trial that was measured more than once."""
-    noise = noise_of(run).log_sd
+    noise = noise_of(run, FINAL_WEIGHT).log_sd
     counts = {t.number: len(t.measurements) for t in run.trials.values()}
     return {
         n: noise * math.sqrt(median_variance(count)) for n, count in counts.items() if count > 1

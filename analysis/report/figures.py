@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,6 @@ from analysis.run.trial import Attempt, Trial, meaning
 from foundation.messages import printable
 from trainer.plan.jobs import Array
 
-WIDE = 8.0  # ratio of largest to smallest value above which an axis is logarithmic
 LANES = 48  # nodes with a line of their own; for more the number of busy ones is drawn
 MOMENTS = 400  # at which busy nodes are counted
 MAX_PARAMETERS = 15  # whose effects are drawn
@@ -34,8 +34,9 @@ COUNTERS = {  # of a framework's reported memory: what each counts
     "reserved": "reserved by torch",
     "device": "of the whole GPU",
 }
-# Digits of what is only drawn: as many as the page shows. Filters compare metrics: all six.
-ROUGHLY = dict.fromkeys(("expected", "parts", "border"), 4)
+# Digits of what is only drawn: as many as the page shows. Filters compare metrics: six; factors
+# that metrics follow by: all.
+DIGITS = {**dict.fromkeys(("expected", "parts", "border"), 4), "times": 17}
 SHOWN_SHARE = 0.01  # of the longest bar: thinner parts are drawn as one
 
 
@@ -55,7 +56,7 @@ def digits(value: float, count: int = 6) -> float:
 def _clean(value: Any, count: int = 6) -> Any:
     """Printable text, finite numbers with so many digits, None for the others."""
     if isinstance(value, dict):
-        return {printable(str(n)): _clean(x, ROUGHLY.get(n, count)) for n, x in value.items()}
+        return {printable(str(n)): _clean(x, DIGITS.get(n, count)) for n, x in value.items()}
     if isinstance(value, list | tuple):
         return [_clean(item, count) for item in value]
     if isinstance(value, str):
@@ -69,8 +70,9 @@ def _clean(value: Any, count: int = 6) -> Any:
 def trials(run: Run, frame: pd.DataFrame, pricing: Pricing | None) -> dict[str, Any]:
     """The ended trials in the order in which they ended, in columns of equal length.
 
-    ``frame`` is :func:`analysis.run.frame.frame_of` the run. ``time_h`` and ``hours`` (node-hours)
-    are sums up to the trial's end; ``log``: the objectives span decades.
+    ``frame`` is :func:`analysis.run.frame.frame_of` the run. ``time_h`` is up to the trial's end.
+    Codes below 36 are texts of one sign each; a metric that follows from another one has its name,
+    power and factor in place of values.
     """
     ended = in_order(run)
     key = run.objective_key
@@ -78,40 +80,47 @@ def trials(run: Run, frame: pd.DataFrame, pricing: Pricing | None) -> dict[str, 
     policies = list(dict.fromkeys(t.by for t in ended))
     encoded = encode(frame.set_index("trial").loc[[t.number for t in ended]])
     objective = [units.scaled(key, t.objective or 0.0) if succeeded(t) else None for t in ended]
-    reached = [x for x in objective if x is not None]
+    parameters = {str(name): encoded.levels(str(name)) for name in encoded.values}
+    metrics = normalized(run, ended, pricing)
+    if key in metrics and np.array_equal(metrics[key]["of"], np.array(objective, float), True):
+        metrics[key]["of"] = {"name": "objective", "power": 1, "times": 1}
     return {
         "label": units.label(key),
         "unit": units.unit(key) or units.name(key),
         "maximize": run.maximize,
-        "parameters": {str(name): encoded.levels(str(name)) for name in encoded.values},
-        "metrics": normalized(run, ended, pricing),
+        "parameters": {n: c | {"of": _signs(c["of"])} for n, c in parameters.items()},
+        "metrics": metrics,
         "kinds": [[kind, *meaning(kind)] for kind in kinds],
         "number": [t.number for t in ended],
-        "kind": [kinds.index(str(t.kind)) for t in ended],
+        "kind": _signs([kinds.index(str(t.kind)) for t in ended]),
         "policies": policies,
-        "by": [policies.index(t.by) for t in ended],
+        "by": _signs([policies.index(t.by) for t in ended]),
         "objective": objective,
-        "positive": bool(reached) and min(reached) > 0,
-        "log": bool(reached) and min(reached) > 0 and max(reached) > WIDE * min(reached),
         "early": [i for i, t in enumerate(ended) if t.stopped_early],
         "repeats": {
             i: [units.scaled(key, x) for x in t.measurements]
             for i, t in enumerate(ended)
             if len(t.measurements) > 1
         },
-        "expected": {i: e for i, t in enumerate(ended) if (e := _expected(run, t))},
+        "expected": _expected(run, ended),
         "time_h": [run.search_s(ended_t(t)) / 3600 for t in ended],
-        "hours": (np.cumsum([t.node_seconds for t in ended]) / 3600).tolist(),
     }
 
 
-def _expected(run: Run, trial: Trial) -> list[float] | None:
-    """The prediction before the trial ran, and its 95 % interval; None without one."""
-    if not {"objective", "low", "high"} <= trial.expected.keys():
-        return None
-    return [
-        units.scaled(run.objective_key, trial.expected[n]) for n in ("objective", "low", "high")
+def _expected(run: Run, ended: Sequence[Trial]) -> list[tuple[float | None, ...]]:
+    """The predictions before trials ran, and both ends of their 95 % intervals; [] without any."""
+    told = ("objective", "low", "high")
+    rows = [
+        [t.expected.get(n) for n in told] if {*told} <= t.expected.keys() else [None] * 3
+        for t in ended
     ]
+    shown = [[x if x is None else units.scaled(run.objective_key, x) for x in row] for row in rows]
+    return [*zip(*shown, strict=True)] if any(row[0] is not None for row in rows) else []
+
+
+def _signs(codes: Sequence[int]) -> str | Sequence[int]:
+    """Codes below 36 as a text of one sign each."""
+    return codes if max(codes, default=0) > 35 else "".join(map(np.base_repr, codes, repeat(36)))
 
 
 def nodes(run: Run) -> dict[str, Any]:

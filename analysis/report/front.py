@@ -6,10 +6,10 @@ from collections.abc import Collection
 from typing import Any
 
 from analysis import units
-from analysis.report.figures import WIDE
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 
+WIDE = 8.0  # ratio of largest to smallest value above which an axis is logarithmic
 NAMED = 12  # points of the front that are labelled with their trial
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from analysis.cost.groups import MissingFactError
 from analysis.cost.model import LIKELY
 from analysis.prediction.columns import unpriced_parameters
+from analysis.prediction.telling import SUCCESSES
 from analysis.report.encoding import encode
 from analysis.report.forests import (
     NUM_REFITS,
@@ -71,5 +72,5 @@ def model_sensitivity(outlook: Outlook, seed: int = 0) -> ModelSensitivity:
     found = folded(fitted(encoded, target, seed, draws()), parents(space))
     unseen = tuple(n for n in unpriced_parameters(space) if n in encoded.values)
     return ModelSensitivity(
-        found, len(outlook.observations.successes), float(likely.mean()), unseen
+        found, min(SUCCESSES, len(outlook.observations.successes)), float(likely.mean()), unseen
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.finalists import noise_of
+from analysis.finalists import FINAL_WEIGHT, noise_of
 from analysis.prediction.pricing import Pricing
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
@@ -54,7 +54,7 @@ def one_changes(run: Run, pricing: Pricing | None) -> list[OneChange]:
     for name in dict.fromkeys(name for trial in done for name in trial.config):
         for pair in _pairs(name, done, batches, pricing is not None):
             found[(name, *(repr(trial.config.get(name)) for trial in pair))].append(pair)
-    noise = float(np.sqrt(2) * noise_of(run).log_sd)
+    noise = float(np.sqrt(2) * noise_of(run, FINAL_WEIGHT).log_sd)
     changes = [
         OneChange(
             name,

@@ -103,9 +103,9 @@ def _write(
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    """Counts and sums for the head of the page; times in seconds."""
-    ended, done, hours = run.ended, ranked_trials(run), run.node_hours
-    failed = [trial for trial in ended if not trial.ok]
+    """Counts and shares for the head of the page."""
+    done, hours = ranked_trials(run), run.node_hours
+    failed = [trial for trial in run.ended if not trial.ok]
     middle = float(pd.Series([t.objective for t in done], dtype=float).median()) if done else 0.0
     best = run.best.objective if run.best and run.best.objective is not None else 0.0
     ratio = (
@@ -114,16 +114,10 @@ def _facts(run: Run) -> dict[str, Any]:
         else None
     )
     return {
-        "ended": len(ended),
         "ok": len(done),
         "failed": len(failed),
-        "unfinished": len(run.trials) - len(ended),
-        "sessions": len(run.opened_t),
-        "search_s": run.search_s(run.last_t),
-        "node_hours": hours,
         "failed_share": sum(t.node_seconds for t in failed) / 3600 / hours if hours else 0.0,
         "over_median": ratio,
-        "timed": bool(run.opened_t),
         # Others' clocks start anywhere.
         "as_of": "" if run.origin else f"{datetime.fromtimestamp(run.last_t, UTC):%F %H:%M} UTC",
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from analysis.prediction.probes import lessons
+from analysis.prediction.telling import SUCCESSES
 from analysis.report import figures, front, tables
 from analysis.report.drivers import (
     doubt,
@@ -35,7 +36,6 @@ def _best(content: Content) -> str:
         "best.html",
         best=run.best,
         measured=len(ranked_trials(run)),
-        alone=run.best is not None and len(run.best.measurements) == 1,
         lines=[line for line in verdict_lines(run) if line[0] != "headroom"],  # it is told below
         changes=changes[:CHANGES],
         more=len(changes) - CHANGES,
@@ -54,7 +54,7 @@ def _next(content: Content) -> str:
     return content.html(
         "next.html",
         found=found,
-        trained=len(outlook.observations.successes) if outlook else 0,
+        trained=min(SUCCESSES, len(outlook.observations.successes)) if outlook else 0,
         pending=[tables.trial_row(run, trial) for trial in pending[:TOP]],
         left=expected_left(run),
         goes_on=resumption(run, content.home, budget, len(run.trials) + len(found) + NEXT),
@@ -83,16 +83,15 @@ def _listed(content: Content) -> set[int]:
 
 
 def _history(content: Content) -> str:
-    run = content.run
-    ended = any(trial.ended for trial in run.trials.values())
-    by = ["trials", *(["time"] if run.opened_t else []), *(["nodes"] if _on_nodes(content) else [])]
-    return content.html("history.html", ended=ended, by=by)
+    by = {"trials": True, "time": content.run.opened_t, "nodes": _on_nodes(content)}
+    return content.html("history.html", by=[name for name, known in by.items() if known])
 
 
-def _predicted(content: Content) -> list[tuple[float, list[float]]]:
+def _predicted(content: Content) -> list[tuple[float, tuple[float, ...]]]:
     """Measured objective of each predicted trial, and the prediction with its interval."""
     expected, measured = content.trials["expected"], content.trials["objective"]
-    return [(measured[i], each) for i, each in expected.items() if measured[i] is not None]
+    pairs = zip(measured, zip(*expected, strict=True), strict=True) if expected else ()
+    return [(x, each) for x, each in pairs if x is not None and each[0] is not None]
 
 
 def _expected(content: Content) -> str:

@@ -53,6 +53,8 @@ def failure_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
     Raises NotEnough with fewer than MIN_TRIALS trials, fewer than MIN_PER_CLASS successes or
     failures, or no parameter varied.
     """
+    others = int((~frame["kind"].isin(COMPLETED)).sum())
+    aside = f", beside {others} that ended for other reasons" if others else ""
     frame = frame[frame["kind"].isin(COMPLETED)]
     failed = (frame["kind"] != Kind.OK.value).to_numpy(bool)
     if len(frame) and not failed.any():
@@ -61,12 +63,12 @@ def failure_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
         advice = "look for what they have in common (the trainer, its environment) first."
         if set(frame["kind"]) <= {Kind.OOM.value, Kind.HOST_OOM.value}:
             advice = "none fits into memory; smaller micro-batches, more sharding or recomputation."
-        raise NotEnough(f"All {counted(len(frame), 'trial')} failed: {advice}")
+        raise NotEnough(f"All {counted(len(frame), 'trial')} failed{aside}: {advice}")
     encoded = _enough(frame, "trial")
     rarer = min(int(failed.sum()), int((~failed).sum()))
     if rarer < MIN_PER_CLASS:
         raise NotEnough(
-            f"{failed.sum()} of {len(frame)} trials failed; "
+            f"{failed.sum()} of {len(frame)} trials failed{aside}; "
             f"telling failures from successes needs at least {MIN_PER_CLASS} of each."
         )
     found = fitted(encoded, failed, seed, resampled(failed, seed))

@@ -52,18 +52,16 @@ def metric_columns(run: Run, frame: pd.DataFrame) -> list[dict[str, str]]:
 
 def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
     folder = run.folder.trial(trial.number)
-    running = trial.running
-    last = trial.attempts[-1] if trial.attempts else None
     key = run.objective_key
     expected = expectation(run, trial)
     return {
         "number": trial.number,
         # the filter reads trials that have ended from the page's data
-        "words": f"trial {trial.number} {'running' if running else 'pending'} {trial.by} "
+        "words": f"trial {trial.number} {'running' if trial.running else 'pending'} {trial.by} "
         + config_text(trial.config)
         if not trial.ended
         else "",
-        "state": (trial.kind or ("running" if running else "pending"))
+        "state": (trial.kind or ("running" if trial.running else "pending"))
         + (", beyond a bound" if trial.violated else ""),
         "early": trial.stopped_early,
         "measurements": [
@@ -77,11 +75,11 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
         "elapsed_s": trial.elapsed_s or None,
         "ended_t": ended_t(trial),
         "attempts": len(trial.attempts),
-        "nodes": last.nodes if last else (),
+        "nodes": trial.attempts[-1].nodes if trial.attempts else (),
         "by": trial.by,
         "why": "; ".join(filter(None, [trial.why, expected and f"expected: {expected}"])),
         "message": "; ".join([*trial.violated, *filter(None, [trial.message])]),
-        "tail": _tail(trial.stderr_tail),
+        "tail": "\n".join(trial.stderr_tail[-TAIL_CHARACTERS:].splitlines()[-TAIL_LINES:]),
         "links": [
             (name, f"../trials/{folder.name}/{file}")
             for name, file in LINKS.items()
@@ -92,7 +90,3 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
 
 def _scaled(key: str, value: float | None) -> float | None:
     return None if value is None else units.scaled(key, value)
-
-
-def _tail(text: str) -> str:
-    return "\n".join(text[-TAIL_CHARACTERS:].splitlines()[-TAIL_LINES:])

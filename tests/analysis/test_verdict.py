@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.finalists import median_variance, noise_of
+from analysis.finalists import FINAL_WEIGHT, median_variance, noise_of
 from analysis.verdict import (
     standard_errors,
     verdict_lines,
@@ -38,7 +38,7 @@ def test_the_verdict_is_told_with_its_runner_up(book: RepeatBook) -> None:
     assert verdict_lines(run, 0.9999)[0][1].endswith("(confidence 0.9999 not reached)")
     assert set(standard_errors(run)) == {1, 2}
     assert standard_errors(run)[1] == pytest.approx(
-        noise_of(run).log_sd * median_variance(2) ** 0.5
+        noise_of(run, FINAL_WEIGHT).log_sd * median_variance(2) ** 0.5
     )
 
 
@@ -46,7 +46,7 @@ def test_one_configuration_alone_is_not_said_to_be_the_best_of_any(book: RepeatB
     ((label, words),) = verdict_lines(book.run({1: [100.0, 101.0]}), 0.5)
     assert label == "winner"
     assert re.fullmatch(
-        r"trial 1, 100 ± 2 speed, measured twice; no other configuration was", words
+        r"trial 1, 100\.5 ± 1\.7 speed, measured twice; no other configuration was", words
     )
 
 

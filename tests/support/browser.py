@@ -59,6 +59,11 @@ class Browser:
         command = {"cmd": "Emulation.setEmulatedMedia", "params": {"features": [preferred]}}
         self._post("goog/cdp/execute", command)
 
+    def media(self, name: str) -> None:
+        """What the page is shown on: ``print``, or as it is."""
+        command = {"cmd": "Emulation.setEmulatedMedia", "params": {"media": name}}
+        self._post("goog/cdp/execute", command)
+
     def picture(self) -> bytes:
         """The whole page, as a PNG file."""
         params = {"captureBeyondViewport": True}
@@ -83,6 +88,13 @@ class Browser:
         """The page as it is printed."""
         command = {"cmd": "Page.printToPDF", "params": {"preferCSSPageSize": True}}
         return b64decode(self._post("goog/cdp/execute", command)["data"])
+
+    def clock(self) -> float:
+        """CPU seconds of the page's thread since it was opened; 0 before the first call."""
+        params = {"timeDomain": "threadTicks"}
+        self._post("goog/cdp/execute", {"cmd": "Performance.enable", "params": params})
+        told = self._post("goog/cdp/execute", {"cmd": "Performance.getMetrics", "params": {}})
+        return float({m["name"]: m["value"] for m in told["metrics"]}["TaskDuration"])
 
     def complaints(self) -> list[str]:
         """Errors and warnings on the console since the last call."""

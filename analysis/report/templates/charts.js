@@ -6,7 +6,8 @@ function choice(figure, name) { return figure.querySelector(`select[name=${name}
 drawn.history = function (figure) {
   const t = data.trials, by = choice(figure, "by"), rows = keptRows();
   const [unit, each] = clock(t.time_h[t.time_h.length - 1] || 0);
-  const xs = by === "trials" ? t.number.map((_, i) => i + 1) : by === "time" ? t.time_h.map((h) => each * h) : t.hours;
+  let hours = 0;
+  const xs = by === "trials" ? t.number.map((_, i) => i + 1) : by === "time" ? t.time_h.map((h) => each * h) : t.metrics.node_hours.of.map((h) => hours += h);
   const names = { trials: "trials that have ended", time: `search time (${unit})`, nodes: "node-hours" };
   const failed = t.kinds.map((kind, k) => [kind, rows.filter((i) => t.kind[i] === k && t.objective[i] === null)]).filter(([, those]) => those.length);
   const none = !rows.some((i) => t.objective[i] !== null), under = none ? 10 : failed.length ? 280 : 258;  // no empty axis
@@ -163,7 +164,7 @@ drawn.parallel = function (figure) {
   }
   names.concat(t.unit).forEach((name, k) => {
     node("line", { x1: x(k), x2: x(k), y1: 34, y2: 250, class: "rail" }, svg);
-    const most = Math.min(k ? 16 : 9, Math.floor(2 * (x(1) - x(0)) / 7.2));  // two rows of names
+    const most = Math.min(k ? 16 : 9, Math.floor(2 * (x(1) - x(0)) / 8.2));  // two rows of names
     const label = node("text", { x: x(k), y: k % 2 ? 284 : 270, "text-anchor": "middle", class: "name" }, svg, name.length > most ? name.slice(0, most - 1) + "…" : name);
     if (name.length > most) hover(label, name);
     const ends = k === columns ? reached.ticks : own[name].ticks, some = Math.ceil(ends.length / 9);
@@ -208,18 +209,19 @@ function across(svg, values, left, side, y) {
 drawn.slices = function (figure) {
   const t = data.trials, names = Object.keys(t.parameters), rows = keptRows(), name = choice(figure, "of");
   const column = name === "objective" ? t.objective : t.metrics[name].of, label = name === "objective" ? t.label : t.metrics[name].label;
-  const place = figure.querySelector(".plot").clientWidth || 900, each = Math.max(1, Math.min(names.length, Math.floor((drawingFor.width || place) / 280)));
-  const { svg, width } = blank(figure, 218 * Math.ceil(names.length / each) + 20, `${label} over each parameter`);
+  const place = figure.querySelector(".plot").clientWidth || 900, [least, high] = drawingFor.width ? [225, 170] : [280, 218];  // on paper a page has all
+  const each = Math.max(1, Math.min(names.length, Math.floor((drawingFor.width || place) / least)));
+  const { svg, width } = blank(figure, high * Math.ceil(names.length / each) + 20, `${label} over each parameter`);
   const done = rows.filter((i) => column[i] !== null), log = filtering.log && done.every((i) => column[i] > 0), lg = log ? Math.log10 : (v) => v;
-  const [low, high] = extent(done.map((i) => lg(column[i]))), pad = (high - low) * 0.06, one = width / each;
+  const [low, top] = extent(done.map((i) => lg(column[i]))), pad = (top - low) * 0.06, one = width / each, most = Math.floor(one / 7.4);
   const thin = done.length > 1500 ? Math.ceil(done.length / 1500) : 1;
   names.forEach((parameter, k) => {
-    const c = t.parameters[parameter], scaled = measured(c), box = [one * (k % each) + 60, 26 + 218 * Math.floor(k / each), one * (k % each + 1) - 16, 170 + 218 * Math.floor(k / each), one * (k % each)];
-    const [, y] = axes(svg, box, [0, 1], [low - pad, high + pad], "", k % each ? "" : label, [false, log], true);
+    const c = t.parameters[parameter], scaled = measured(c), box = [one * (k % each) + 60, 26 + high * Math.floor(k / each), one * (k % each + 1) - 16, high * (1 + Math.floor(k / each)) - 48, one * (k % each)];
+    const [, y] = axes(svg, box, [0, 1], [low - pad, top + pad], "", k % each ? "" : label, [false, log], true);
     const x = scale(0, 1, box[0] + 10, box[2] - 10);
     let last = -Infinity;
     for (const [at, value] of scaled.ticks) if (x(at) - 3.4 * value.length > last + 4) { last = x(at) + 3.4 * value.length; node("text", { x: x(at), y: box[3] + 15, "text-anchor": "middle" }, svg, value); }
-    node("text", { x: (box[0] + box[2]) / 2, y: box[3] + 32, "text-anchor": "middle", class: "name" }, svg, parameter);
+    node("text", { x: (box[0] + box[2]) / 2, y: box[3] + 32, "text-anchor": "middle", class: "name" }, svg, parameter.length > most ? parameter.slice(0, most - 1) + "…" : parameter);
     done.forEach((i, n) => {
       const at = { cx: x(scaled.of(c.of[i])), cy: y(lg(column[i])), r: 2.6, class: "ok" };
       spot(svg, i, at.cx, at.cy);

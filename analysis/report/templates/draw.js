@@ -15,7 +15,7 @@ function node(name, attributes, parent, text) {
 function shown(x) {
   if (x === null || x === undefined) return "–";
   const size = Math.abs(x);
-  if (size && (size < 1e-4 || size >= 1e12)) return x.toExponential(3);
+  if (size && (size < 1e-4 || size >= 1e12)) return Number(x.toPrecision(4)).toExponential();
   const digits = size ? Math.max(0, 3 - Math.floor(Math.log10(size))) : 0;
   return Number(x.toFixed(digits)).toLocaleString("en", { maximumFractionDigits: 8 });
 }

@@ -1,3 +1,18 @@
+// The trials as figures read them: each sign of a text is a code; a metric that follows from another has its factor.
+const WIDE = 8;  // ratio of largest to smallest objective above which axes are logarithmic
+function unpack(t) {
+  const codes = (of) => typeof of === "string" ? Array.from(of, (sign) => parseInt(sign, 36)) : of;
+  const follows = ({ name, power, times }) => (name === "objective" ? t.objective : t.metrics[name].of).map((x) => x === null || (power < 0 && !x) ? null : Number((times * (power > 0 ? x : 1 / x)).toPrecision(6)));
+  for (const name of ["kind", "by"]) t[name] = codes(t[name]);
+  for (const column of Object.values(t.parameters)) column.of = codes(column.of);
+  for (const metric of Object.values(t.metrics)) if (!Array.isArray(metric.of)) metric.of = follows(metric.of);
+  const [middle = [], low, high] = t.expected, reached = t.objective.filter((x) => x !== null), [least, most] = extent(reached);
+  t.positive = reached.length > 0 && least > 0;
+  t.log = t.positive && most > WIDE * least;
+  t.expected = Object.fromEntries(middle.map((x, i) => [i, [x, low[i], high[i]]]).filter(([, [x]]) => x !== null));
+}
+unpack(data.trials);
+
 // One filter for the page: the terms that the reader types and the trials that a brush marks.
 // Every figure of trials and the table of trials show what is kept.
 const filtering = { terms: [], marked: null, log: data.trials.log };

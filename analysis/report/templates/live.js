@@ -39,6 +39,7 @@ function exchange(text) {
   const next = JSON.parse(fresh.getElementById("data").textContent);
   for (const name of Object.keys(data)) delete data[name];
   Object.assign(data, next);
+  unpack(data.trials);
   place = new Map(data.trials.number.map((number, i) => [number, i]));
   filtering.marked = marked && new Set(marked.map((number) => place.get(number)).filter((i) => i !== undefined));
   let waits = false, turned = 0;

@@ -24,11 +24,12 @@ drawn.front = function (figure) {
     const path = points.map(([px, py], i) => i ? `H${px}V${py}` : `M${px} ${py}`).join("");
     node("path", { d: path + `H${f.up[1] ? box[0] : box[2]}`, class: "best" }, svg);
   }
-  const [low, high] = extent(f.front.map((p) => p.length > 3 ? p[3] : null));
+  const [low, high] = extent(f.front.map((p) => p.length > 3 ? p[3] : null)), names = [];
   f.front.forEach((p, i) => {
     const style = p.length > 3 ? `fill: ${tone((p[3] - low) / (high - low || 1))}` : "";
     mark(svg, place.get(p[0]), "circle", { ...at(p), r: 5.5, class: "ok optimal", style }, told(p));
-    if (i < f.named) node("text", { x: at(p).cx, y: at(p).cy - 9, "text-anchor": "middle" }, svg, p[0]);
+    const { cx, cy } = at(p), free = i < f.named && names.every(([nx, ny]) => Math.abs(nx - cx) > 30 || Math.abs(ny - cy) > 14);
+    if (free) { names.push([cx, cy]); node("text", { x: cx, y: cy - 9, "text-anchor": "middle" }, svg, p[0]); }
   });
   if (width > 500) node("text", { x: box[2], y: 14, "text-anchor": "end" }, svg, `${f.counts[0]} Pareto-optimal, ${f.counts[1]} dominated`);
 };
@@ -96,7 +97,8 @@ drawn.dependence = function (figure) {
   const x = scale(-0.4, a.values.length - 0.6, box[0], box[2]), side = x(1) - x(0);
   across(svg, a.values, x(0) - side / 2, side, box[3] + 15);
   node("line", { x1: box[0], x2: box[2], y1: y(0), y2: y(0), class: "even" }, svg);
-  node("text", { x: box[2] + 12, y: 18, class: "name" }, svg, names[1]);
+  const most = Math.max(8, Math.floor((width - box[2] - 12) / 7)), by = names[1];
+  node("text", { x: box[2] + 12, y: 18, class: "name" }, svg, by.length > most ? by.slice(0, most - 1) + "…" : by);
   const step = Math.min(18, 250 / b.values.length);
   b.values.forEach((value, j) => {
     const colour = tone(b.values.length > 1 ? j / (b.values.length - 1) : 0.5);

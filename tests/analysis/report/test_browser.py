@@ -16,6 +16,7 @@ from analysis.report.page import write_report
 from analysis.report.sections import SECTIONS
 from analysis.run.fold import read_run
 from analysis.run.folder import RunFolder
+from foundation.quantities import value_text
 from search_spaces import Candidates, load_space
 from support.browser import MISSING, Browser, browser, installed
 from support.run_book import RunBook
@@ -33,14 +34,15 @@ SHOWN = (
 )
 
 
-def write_run(folder: Path) -> None:
+def write_run(folder: Path, name: str = "tiny_cpu", count: int = TRIALS) -> None:
     """A run of a shipped space: every tenth trial out of memory, the others near what is priced."""
-    space = load_space("tiny_cpu")
+    space = load_space(name)
     rng = np.random.default_rng(0)
     candidates = Candidates(space)
-    configs = candidates.configs(candidates.indices(TRIALS, rng, [], max_nodes=2**31))
+    configs = candidates.configs(candidates.indices(count, rng, [], max_nodes=2**31))
     prediction = Pricing(space).predict(configs)
-    speeds = prediction.tokens_per_second * np.exp(rng.normal(0, 0.02, TRIALS))
+    spread = np.exp(rng.normal(0, 0.02, count))
+    speeds = spread * getattr(prediction, next(iter(space.objective.as_dict().values())))
     book = RunBook(folder, space.objective.as_dict())
     RunFolder(folder).space_file.write_text(space.frozen())
     for number, raw in enumerate(configs):
@@ -52,8 +54,13 @@ def write_run(folder: Path) -> None:
         if prediction.fits[number] < 0.99 or number % 10 == 3:
             book.end(number, "oom", message="out of memory")
         else:
-            median_s = float(prediction.step_time_s[number])
-            result = {"tokens_per_second": speed, "step_time_s": {"median": median_s}}
+            median_s = float(prediction.step_time_s[number] / spread[number])
+            result = {
+                "tokens_per_second": float(prediction.tokens_per_second[number] * spread[number]),
+                "tflops_per_gpu": float(prediction.tflops_per_gpu[number] * spread[number]),
+                "peak_memory_bytes": float(prediction.peak_bytes[number]),
+                "step_time_s": {"median": median_s},
+            }
             book.end(number, "ok", speed, result=result)
 
 
@@ -99,13 +106,52 @@ def test_a_page_of_ten_thousand_trials_has_at_most_2500_kilobytes(
     folder: Path, window: Browser
 ) -> None:
     page = (folder / "run/report/index.html").read_text()
-    each = window.run("return JSON.stringify(data.trials).length") / TRIALS
+    record = "JSON.parse(document.getElementById('data').textContent).trials"
+    each = window.run(f"return JSON.stringify({record}).length") / TRIALS
     rows = sum(
         len(body) for title, body in re.findall(r"<h2>(.*?)</h2>(.*?)</section>", page, re.DOTALL)
         if title in ("Every trial", "What the cost model says")
     ) / TRIALS  # fmt: skip
     rest = len(page.encode()) - (each + rows) * TRIALS
     assert 10_000 * each + tables.LISTED * rows + rest < 2_500_000 and rest < 200_000
+
+
+def test_the_page_unpacks_what_the_run_has_to_five_digits(folder: Path, window: Browser) -> None:
+    run, page = read_run(folder / "run"), window.run("return data.trials")
+    ended = [trial for _, trial in sorted(run.trials.items())]
+    assert page["number"] == [trial.number for trial in ended]
+    assert [page["kinds"][code][0] for code in page["kind"]] == [trial.kind for trial in ended]
+    for name, column in page["parameters"].items():
+        told = [column["values"][code] for code in column["of"]]
+        configs = [trial.config.get(name) for trial in ended]
+        assert told == ["–" if value is None else value_text(value) for value in configs]
+    speeds = np.array([trial.result.get("tokens_per_second") for trial in ended], float)
+    of = {name: metric["of"] for name, metric in page["metrics"].items()}
+    for name, values in (("tokens_per_second", speeds), ("us_per_token", 1e6 / speeds)):
+        assert np.array(of[name], float) == pytest.approx(values, rel=1e-5, nan_ok=True)
+    hours = [trial.node_seconds / 3600 for trial in ended]
+    assert of["node_hours"] == pytest.approx(hours, rel=1e-5)
+    foretold = [[t.expected[name] for name in ("objective", "low", "high")] for t in ended]
+    assert [page["expected"][str(i)] for i in range(TRIALS)] == [
+        pytest.approx(each, rel=1e-3) for each in foretold
+    ]
+
+
+@pytest.mark.heavy
+def test_a_page_of_ten_thousand_trials_is_drawn_within_three_seconds_of_its_thread(
+    window: Browser, tmp_path: Path
+) -> None:
+    write_run(tmp_path / "run", "gpt_22b_frontier", 10_000)
+    page = write_report(tmp_path / "run")
+    text = page.read_text()
+    assert len(text.encode()) < 2_500_000
+    assert "calibrated with 2,000 measured trials" in text  # of thousands, evenly over the run
+    window.clock()
+    window.open(page)
+    window.run("document.querySelectorAll('[data-draw]').forEach(f => drawn[f.dataset.draw](f))")
+    window.run("return document.body.offsetHeight")
+    assert window.clock() < 3
+    assert window.complaints() == []
 
 
 EXPORTED = """
@@ -299,6 +345,43 @@ def test_on_paper_every_figure_is_drawn_and_no_row_is_missing(window: Browser) -
     assert after[1:] == before[1:] and 700 not in after[0]
     assert len(window.pdf()) > 50_000
     assert window.complaints() == []
+
+
+LONG = """
+const table = document.getElementById('top');
+table.classList.add('wide');
+for (const row of table.rows) for (let k = 0; k < 8; k += 1) {
+  const cell = row.insertBefore(row.cells[3].cloneNode(), row.cells[3]);
+  const head = row.parentNode === table.tHead;
+  cell.textContent = head ? k + '_param_gather_with_optimizer_step' : k + ',123';
+}
+"""
+BROKEN = """
+return [...document.querySelectorAll('td.n')].filter((cell) => {
+  const range = document.createRange();
+  range.selectNodeContents(cell);
+  const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
+  return lines.size > 1 && !cell.textContent.includes(' ');
+}).map((cell) => cell.textContent)
+"""
+
+
+def test_on_paper_no_number_is_broken_no_table_is_cut_and_a_figure_fits_a_page(
+    window: Browser,
+) -> None:
+    wide, high = 704, 1000  # pixels of an A4 page within its margins
+    window.width(wide)
+    window.media("print")
+    window.run(LONG + "dispatchEvent(new Event('beforeprint'))")
+    assert window.run(BROKEN) == []
+    tables = "return [...document.querySelectorAll('table')].map((t) => [t.id, t.scrollWidth])"
+    assert {name for name, across in window.run(tables) if across > wide} == set()
+    assert window.run(
+        "return Math.max(...[...document.querySelectorAll('figure')].map((f) => f.offsetHeight))"
+    ) < high  # fmt: skip
+    window.media("")
+    window.run("location.reload()")
+    window.width(1440)
 
 
 def test_the_keyboard_sorts_the_table_by_numbers(window: Browser) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analysis.finalists import NOISE_LOG_SD
 from analysis.prediction.pricing import Pricing
 from analysis.report import drivers
 from analysis.report.page import write_report
@@ -124,6 +125,14 @@ def check(run: Run, page: str) -> None:
     plural = "configuration" if len(done) == 1 else "configurations"
     assert f"Trial {best.number} is the {among} measured {plural}." in text
     assert ("It was measured once" in text) == (len(best.measurements) == 1)
+    chance = re.search(r"configuration differ by ([\d.]+) % \(standard deviation(, assumed)?", text)
+    assert bool(chance) == ("What one change did" in text)
+    if chance:
+        repeated = any(len(t.measurements) > 1 for t in done)
+        noise = re.search(r"noise : ([\d.]+) % between runs", text)
+        assert bool(chance[2]) != repeated and bool(noise) == repeated
+        spread = float(noise[1]) if noise else 100 * NOISE_LOG_SD
+        assert float(chance[1]) == pytest.approx(2**0.5 * spread, abs=0.13)
     if len(done) > 1:
         ratio = (best.objective or 0.0) / statistics.median(t.objective or 0.0 for t in done)
         assert f"{ratio:.2f} × better than the median success" in cards(page)

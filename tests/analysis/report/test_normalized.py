@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,16 @@ from analysis.report.encoding import encode
 from analysis.run.frame import frame_of
 from search_spaces import Candidates, load_space
 from support.run_book import RunBook
+
+
+def unpacked(told: dict[str, Any]) -> dict[str, list[float]]:
+    """The metrics' columns, as the page's script has them."""
+    known = {"objective": [np.nan if x is None else x for x in told["objective"]]}
+    for name, metric in told["metrics"].items():
+        known[name] = of = metric["of"]
+        if isinstance(of, dict):
+            known[name] = [of["times"] * x ** of["power"] for x in known[of["name"]]]
+    return known
 
 
 def test_metrics_are_those_of_the_plan_and_the_results(tmp_path: Path) -> None:
@@ -35,7 +46,7 @@ def test_metrics_are_those_of_the_plan_and_the_results(tmp_path: Path) -> None:
             book.end(n, "ok", 1e4 * (n + 1), result=result)
     run = book.read()
     told = figures.trials(run, frame_of(run), pricing)
-    metrics = {name: metric["of"] for name, metric in told["metrics"].items()}
+    metrics = unpacked(told)
     assert told["number"] == [0, 1, 2, 3, 4, 5]
     ran = [0, 1, 2, 4, 5]
     assert pricing.space.cluster is not None and pricing.space.cluster.peak_bf16_tflops
@@ -48,7 +59,7 @@ def test_metrics_are_those_of_the_plan_and_the_results(tmp_path: Path) -> None:
         assert metrics["intensity"][n] == pytest.approx(roof.intensity[row])
         assert metrics["attained"][n] == pytest.approx(roof.flops[row] / (2 + n) / 1e12)
     assert all(np.isnan(metrics[name][3]) for name in ("us_per_token", "mfu", "attained"))
-    assert metrics["node_hours"] == [1.0] * 6 and told["hours"][-1] == 6.0
+    assert metrics["node_hours"] == [1.0] * 6
     assert told["metrics"]["attained"]["limits"]["peak_tflops"] == peak
 
 

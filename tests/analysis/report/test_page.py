@@ -16,7 +16,7 @@ from analysis.cost.model import CostModel
 from analysis.prediction.held_out import CrossValidation
 from analysis.report import tables
 from analysis.report.drivers import doubt
-from analysis.report.figures import embedded, seen
+from analysis.report.figures import COUNTERS, embedded, seen, stacks
 from analysis.report.page import write_report
 from analysis.report.sections import SECTIONS
 from analysis.report.trajectory import ranked_trials
@@ -239,7 +239,7 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def forecast(measured_over_predicted: float = 1.0) -> CrossValidation:
+def forecast(measured_over_predicted: float = 1.0, reports: str = "allocated") -> CrossValidation:
     """Of trials 0 to 2 of a 22B model: two that ran, and one that was out of memory."""
     shape = ModelConfig(
         num_layers=48, hidden_size=6144, num_heads=48, vocab_size=51200, seq_length=2048
@@ -253,7 +253,8 @@ def forecast(measured_over_predicted: float = 1.0) -> CrossValidation:
         links=[Link(level="node", gpus=8, gb_per_s=100)], nic=Nic(count=4, gb_per_s=25),
     )  # fmt: skip
     rows = jobs({k: np.array(v) for k, v in columns.items()}, shape)
-    found = CostModel(cluster, MESHTUNE).predict(rows)
+    framework = MESHTUNE.model_copy(update={"reports": reports})
+    found = CostModel(cluster, framework).predict(rows)
     ran = np.array([1.0, 1.0, np.nan])
     return CrossValidation(
         trials=(0, 1, 2),
@@ -358,6 +359,20 @@ def test_a_run_without_prices_has_no_word_of_the_model(priced):
     page = Page(write_report(priced, validate=lambda run: None))
     assert "cost model" not in page.text
     assert "stacks" not in page.all("figure", "data-draw")
+
+
+@pytest.mark.parametrize("reports", ["allocated", "reserved", "device"])
+def test_memory_bars_count_what_the_measured_mark_beside_them_counts(reports: str) -> None:
+    one = forecast(reports=reports)
+    bars = stacks(one, [0, 1])
+    sums = np.sum(list(bars["memory"]["parts"].values()), axis=0)
+    every = {name: part[:2] / 2**30 for name, part in one.prediction.memory.as_dict().items()}
+    outside = every.pop("framework")  # torch's own counters know nothing of it
+    assert outside.min() > 0
+    assert sums == pytest.approx(sum(every.values()) + (outside if reports == "device" else 0))
+    assert bars["counted"] == COUNTERS[reports]
+    assert bars["limit"] == (64 if reports == "device" else 0)  # all of the GPU's, only there
+    assert bars["memory"]["measured"] == pytest.approx((one.measured_bytes[:2] / 2**30).tolist())
 
 
 def test_parts_that_nobody_could_see_are_drawn_as_one():
