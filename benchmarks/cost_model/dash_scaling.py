@@ -4,8 +4,8 @@
 
 The paper has the efficiencies in its text. Of strong scaling it says that a replica spans more GPUs
 as their number grows, not how, nor where it begins; its Table V is of other batches. Prints, in
-Markdown, weak scaling; strong scaling from one replica, by how the layout changes on the way, with what the
-step consists of at its end; and the joules for 20 tokens a parameter.
+Markdown, weak scaling; strong scaling from one replica, by how the layout changes on the way, with
+what the step consists of at its end; and the joules for 20 tokens a parameter.
 """
 
 from __future__ import annotations
@@ -59,9 +59,12 @@ class Frontier:
         known = {name: [float(row[name])] if row[name] else [1.0, 2.0, 4.0, 8.0]
                  for name in ("tp", "pp", "mbs")} | changed  # fmt: skip
         made = candidates(
-            gpt_shape(layers, hidden, heads, 2048), **known, dp=[float(2**n) for n in range(8)] + [3.0, 6.0],
-            gas=[1.0], zero_stage=[1.0],
-        )  # fmt: skip
+            gpt_shape(layers, hidden, heads, 2048),
+            **known,
+            dp=[1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0, 64.0],
+            gas=[1.0],
+            zero_stage=[1.0],
+        )
         made = made[made.layout.world_size == gpus]
         gas = batch / (made.layout.mbs * made.layout.dp)
         made = replace(made, layout=replace(made.layout, gas=gas))
