@@ -123,13 +123,18 @@ class Training:
         wait_for(lambda: not self.cluster.run("squeue", "-h"), "the job is gone")
 
     def disturb(self) -> str:
-        """Interrupt what runs; returns how."""
+        """Interrupt what runs; returns how, or "" if it has no ranks yet."""
         assert self.driver is not None
         how = self.draw.choice(["node", "node", "rank", "rank", "driver", "job"])
         nodes, run = self.nodes(), self.read()
-        assert run is not None
-        self.struck = max(run.trials)
-        if how == "node" and nodes:
+        if not nodes or run is None:
+            return ""
+        latest = max(run.trials)
+        name = run.trials[latest].attempts[-1].name
+        ranks = processes.with_environ(
+            lambda env: env.get("MESHTUNE_TRIAL") == name and "RANK" in env
+        )
+        if how == "node":
             node = self.draw.choice(nodes)
             kill_node(self.cluster, node)
             self.dead.add(node)
@@ -137,15 +142,11 @@ class Training:
             self.end_job()
         elif how == "driver":
             self.driver.send_signal(signal.SIGKILL)
+        elif ranks:
+            processes.send({self.draw.choice(sorted(ranks))}, signal.SIGKILL)
         else:
-            how = "rank"
-            ranks = processes.with_environ(
-                lambda env: (
-                    env.get("MESHTUNE_TRIAL", "").startswith("meshtune-train") and "RANK" in env
-                )
-            )
-            if ranks:
-                processes.send({self.draw.choice(sorted(ranks))}, signal.SIGKILL)
+            return ""
+        self.struck = latest
         return how
 
     def interrupt(self, count: int) -> None:
@@ -159,8 +160,9 @@ class Training:
                 time.sleep(0.2)
                 now = time.monotonic()
                 left_s, before = left_s - (now - before) * len(self.nodes()), now
-            self.done.append(self.disturb())
-            print(f"#   {self.out.name}: {len(self.done):2d} {self.done[-1]}", flush=True)
+            if how := self.disturb():
+                self.done.append(how)
+                print(f"#   {self.out.name}: {len(self.done):2d} {how}", flush=True)
         steps = self.saved()
         wait_for(lambda: self._alive() and self.saved() > steps, "it goes on", 600)
         self.driver.send_signal(signal.SIGTERM)
