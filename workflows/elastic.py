@@ -248,8 +248,8 @@ class _Training:
             elapsed_s = max(0.0, ended_t - attempt.started_t)
             stepped_s = _took_s(StepLog.reported(self.out))
             times = {"start_up_s": max(0.0, elapsed_s - stepped_s), "tail_s": 0.0}
-            outcome = Outcome(Kind.PREEMPTED, elapsed_s=elapsed_s)
-            self._ended(number, outcome, times if stepped_s else {})
+            ended = Outcome(Kind.PREEMPTED, elapsed_s=elapsed_s)
+            self._ended(number, ended, times if stepped_s else {})
 
     def _start(self, plan: TrainingPlan, nodes: Sequence[str], finished: int, last: int) -> Outcome:
         """Train until the last step, or until something ends it; journals both ends."""
@@ -289,8 +289,7 @@ class _Training:
     def _ended(self, number: int, outcome: Outcome, times: Mapping[str, float]) -> None:
         """Journal the end of a start: its times, and those of its steps as a trial's."""
         steps: Sequence[StepReport] = StepLog.reported(self.out)
-        result: dict[str, Any] = {**times, "elapsed_s": outcome.elapsed_s}
-        result["saved"] = self.finished()
+        result: dict[str, Any] = {**times, "elapsed_s": outcome.elapsed_s, "saved": self.finished()}
         if steps:
             warmup = min(self.searched.space.trial.warmup_steps, len(steps) - 1)
             saved = [s["checkpoint_s"] for s in steps if "checkpoint_s" in s]

@@ -79,12 +79,9 @@ class Goodput:
         """Likewise, of nodes."""
         return self.days(tokens) * 24 * self.prediction.num_nodes
 
-    def bill(self, tokens: float) -> dict[str, Array]:
-        """Money, and kg of CO2, for so many tokens."""
-        return bill(self.prediction, tokens, self.share)
-
     def columns(self, tokens: float) -> dict[str, Array]:
         """By name, for programs."""
+        spent = bill(self.prediction, tokens, self.share)
         return {
             "useful_share": self.share,
             "checkpoint_interval_s": self.interval_s,
@@ -92,7 +89,7 @@ class Goodput:
             "restart_s": self.restart_s,
             "days_to_train": self.days(tokens),
             "node_hours_to_train": self.node_hours(tokens),
-            **{f"{PRICES[key]}_to_train": column for key, column in self.bill(tokens).items()},
+            **{f"{PRICES[key]}_to_train": column for key, column in spent.items()},
         }
 
 
@@ -209,6 +206,5 @@ def _saved_gb_per_s(space: SearchSpace, trials: Iterable[Trial]) -> dict[int, fl
         save_s = metrics.get("checkpoint_s.median")
         weights = metrics.get("parameters") or (space.model and space.model.num_parameters)
         if whole and save_s and weights:
-            nodes = len(whole.nodes)
-            rates[nodes].append(STATE_BYTES * weights / 1e9 / nodes / save_s)
+            rates[len(whole.nodes)].append(STATE_BYTES * weights / 1e9 / len(whole.nodes) / save_s)
     return {nodes: statistics.median(every) for nodes, every in rates.items()}

@@ -25,13 +25,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from analysis import Pricing, Run, RunFolder, read_run
 from analysis.prediction import goodput
 from analysis.prediction.goodput import DAY_S
+from benchmarks.elastic import virtual
 from benchmarks.power_cuts import kill_node, revive_node
 from benchmarks.printing import machine
 from slurm import processes
@@ -261,6 +262,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--interruptions", type=int, default=12, help="of each seed")
     parser.add_argument("--mean", type=float, default=120.0, help="seconds between failures of one")
+    parser.add_argument("--virtual", action="store_true", help="on a virtual clock")
     parser.add_argument("--out", type=Path, required=True, help="an empty folder")
     given = parser.parse_args()
     out: Path = given.out.absolute()
@@ -268,15 +270,41 @@ def main() -> int:
     begin_s = time.perf_counter()
     text = SPACE.replace("PER_DAY", f"{DAY_S / given.mean:g}").replace("BATCH", str(BATCH))
     (out / "space.yaml").write_text(text.replace("SEQ", str(SEQ)))
-    run = out / "run"
+    run, how = out / "run", "simulate" if given.virtual else "local"
     search = [*MESHTUNE, "search", str(out / "space.yaml"), "--run-dir", str(run)]
-    subprocess.run([*search, "--launcher", "local", "--no-report"], check=True)
-    trainings = []
+    subprocess.run([*search, "--launcher", how, "--no-report"], check=True)
+    if given.virtual:
+        in_virtual_time(run, given.seeds, given.interruptions, given.mean)
+    else:
+        on_slurm(run, given.seeds, given.interruptions, given.mean)
+    print(f"\n{machine([f'{time.perf_counter() - begin_s:.0f} s'])}")
+    return 0
+
+
+def in_virtual_time(run: Path, seeds: int, interruptions: int, mean_s: float) -> None:
+    best = read_run(run).best
+    assert best is not None
+    one_s = best.result["step_time_s"]["median"] * best.config["num_nodes"] ** virtual.SPEED_UP
+    print("\n| training | interruptions | useful: measured | by what it measured | planned |")
+    print("|---" * 5 + "|")
+    for seed in range(seeds):
+        out = run.parent / f"virtual-{seed}"
+        with Path(f"{out}.log").open("w") as log, redirect_stdout(log), redirect_stderr(log):
+            done = virtual.train(run, out, one_s, mean_s, interruptions, random.Random(seed))
+        training = read_run(out)
+        last = training.trials[max(training.trials)].result["saved"]
+        shares = useful_share(training, last), told(training, run), planned(training)
+        cells = [out.name, f"{len(done)}", *(f"{100 * (share or 0.0):.1f} %" for share in shares)]
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def on_slurm(run: Path, seeds: int, interruptions: int, mean_s: float) -> None:
+    out, trainings = run.parent, list[Training]()
     with slurm() as cluster:
-        for seed in range(given.seeds):
+        for seed in range(seeds):
             draw = random.Random(seed)
-            training = Training(cluster, run, out / f"seed-{seed}", given.mean, draw)
-            training.interrupt(given.interruptions)
+            training = Training(cluster, run, out / f"seed-{seed}", mean_s, draw)
+            training.interrupt(interruptions)
             trainings.append(training)
     most = max(training.saved() for training in trainings)
     whole = out / "undisturbed"
@@ -292,9 +320,6 @@ def main() -> int:
     print("|---" * 11 + "|")
     for training in trainings:
         print(f"| {' | '.join(report(training, reference))} |", flush=True)
-    print(f"\n{RunFolder(run).path}")
-    print(f"\n{machine([f'{time.perf_counter() - begin_s:.0f} s'])}")
-    return 0
 
 
 if __name__ == "__main__":
