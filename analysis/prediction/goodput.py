@@ -123,7 +123,7 @@ class Failures:
     def learned(self, space: SearchSpace, trials: Iterable[Trial]) -> Self:
         """The same after trials of a space: their start-ups and checkpoints."""
         trials = list(trials)
-        saved = self.saved_gb_per_s | _saved_gb_per_s(space, trials)
+        saved = {**self.saved_gb_per_s, **_saved_gb_per_s(space, trials)}
         return replace(self, start_up=StartUp.learned(space, trials), saved_gb_per_s=saved)
 
     def observed(self, starts: Iterable[Trial]) -> Self:

@@ -38,8 +38,8 @@ from benchmarks.printing import machine
 from slurm import processes
 from slurm.minicluster import cluster as mini
 from slurm.minicluster.folders import runtime_folder
-from workflows.elastic import useful_share
-from workflows.training_plan import as_trials
+from workflows.elastic import BASE_NAME, useful_share
+from workflows.training_plan import as_trials, layouts
 
 NODES, BATCH, SEQ = 4, 24, 64
 SPACE = """
@@ -197,8 +197,10 @@ def losses(out: Path) -> list[tuple[int, float]]:
 
 def told(run: Run, searched: Path) -> float:
     """Share by the formula, from what the whole training has measured, at the intervals it had."""
-    space = RunFolder(run.directory).frozen_space()
     starts = [trial for trial in run.trials.values() if trial.ended]
+    base = json.loads((run.directory / BASE_NAME).read_text())
+    space = RunFolder(run.directory).frozen_space()
+    space = layouts(space, base, NODES, [start.config for start in starts])
     trials = [*read_run(searched).trials.values(), *as_trials(space, starts)]
     known = Pricing(space).failures.learned(space, trials).observed(starts)
     assert known.seen and known.lost_s is not None
