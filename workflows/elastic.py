@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import math
 import signal
-import statistics
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 from analysis import (
@@ -161,7 +161,6 @@ class _Training:
     left_out: set[str] = field(default_factory=set)  # nodes under suspicion
     avoided: set[str] = field(default_factory=set)  # one of them failed, and nobody knows which
     vain: int = 0  # starts in a row without a new checkpoint
-    last_step_t: float | None = None  # of the start before, or when a later session began
 
     def stop_on(self, number: int, _: Any) -> None:
         self.code = INTERRUPTED if number == signal.SIGINT else CONTINUE
@@ -177,8 +176,6 @@ class _Training:
             )
         self._open()
         launcher = self.launcher
-        if self.journal.run.trials:
-            self.last_step_t = self.journal.run.last_t
         while True:
             finished, down = self.finished(), launcher.down_nodes()
             up = [node for node in launcher.nodes() if node not in down]
@@ -249,7 +246,10 @@ class _Training:
             log = self.out / STDOUT_NAME
             ended_t = log.stat().st_mtime if log.exists() else attempt.started_t
             elapsed_s = max(0.0, ended_t - attempt.started_t)
-            self._ended(number, Outcome(Kind.PREEMPTED, elapsed_s=elapsed_s), {})
+            stepped_s = _took_s(StepLog.reported(self.out))
+            times = {"start_up_s": max(0.0, elapsed_s - stepped_s), "tail_s": 0.0}
+            ended = Outcome(Kind.PREEMPTED, elapsed_s=elapsed_s)
+            self._ended(number, ended, times if stepped_s else {})
 
     def _start(self, plan: TrainingPlan, nodes: Sequence[str], finished: int, last: int) -> Outcome:
         """Train until the last step, or until something ends it; journals both ends."""
@@ -276,12 +276,11 @@ class _Training:
         print(f"on {', '.join(nodes)}; logs in {self.out}", flush=True)
         seen = _Seen(self.launcher)
         outcome = self.launcher.run(spec, Lease(spec.name, tuple(nodes)), self.stop, seen)
+        ended_t = self.journal.clock()
         seen(StepLog.reported(self.out))
         if seen.first_t is not None:
             times["start_up_s"] = max(0.0, seen.first_t - run.trials[number].attempts[0].started_t)
-            if self.last_step_t is not None:
-                times["restart_s"] = max(0.0, seen.first_t - self.last_step_t)
-        self.last_step_t = seen.last_t
+            times["tail_s"] = max(0.0, ended_t - seen.last_t)
         if peak := Metrics(outcome.result or {}).get("peak_memory_bytes"):
             times["peak_memory_bytes"] = peak
         self._ended(number, outcome, times)
@@ -290,19 +289,15 @@ class _Training:
     def _ended(self, number: int, outcome: Outcome, times: Mapping[str, float]) -> None:
         """Journal the end of a start: its times, and those of its steps as a trial's."""
         steps: Sequence[StepReport] = StepLog.reported(self.out)
-        result: dict[str, Any] = {**times, "elapsed_s": outcome.elapsed_s}
-        result["saved"] = self.finished()
+        result: dict[str, Any] = {**times, "elapsed_s": outcome.elapsed_s, "saved": self.finished()}
         if steps:
             warmup = min(self.searched.space.trial.warmup_steps, len(steps) - 1)
             saved = [s["checkpoint_s"] for s in steps if "checkpoint_s" in s]
             result["finished_before"] = steps[0]["finished_steps"] - 1
             step_s = [s["step_time_s"] for s in steps[warmup:]]
-            result["step_time_s"] = {
-                "median": statistics.median(step_s),
-                "mean": statistics.fmean(step_s),
-            }
+            result["step_time_s"] = {"median": median(step_s), "mean": fmean(step_s)}
             if saved:
-                result["checkpoint_s"] = {"median": statistics.median(saved)}
+                result["checkpoint_s"] = {"median": median(saved)}
         self.journal.write(
             Ended(
                 trial=number,
@@ -353,14 +348,17 @@ class _Seen(Steps):
     def __init__(self, launcher: Launcher) -> None:
         self._clock = launcher.clock
         self.first_t: float | None = None
-        self.last_t: float | None = None
+        self.last_t = 0.0
 
     def __call__(self, steps: Sequence[StepReport]) -> None:
         if len(steps) > self.printed:
             self.last_t = self._clock.time()
-            own_s = sum(s["step_time_s"] + s.get("checkpoint_s", 0.0) for s in steps)
-            self.first_t = self.first_t or self.last_t - own_s
+            self.first_t = self.first_t or self.last_t - _took_s(steps)
         super().__call__(steps)
+
+
+def _took_s(steps: Sequence[StepReport]) -> float:
+    return float(sum(step["step_time_s"] + step.get("checkpoint_s", 0.0) for step in steps))
 
 
 def useful_share(training: Run, finished: int) -> float | None:

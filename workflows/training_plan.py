@@ -7,7 +7,6 @@ with what the search and the run itself have measured.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -18,7 +17,6 @@ from analysis import CandidateSet, Metrics, Observations, Posterior, Pricing, Ru
 from foundation.documents import parse_document
 from foundation.quantities import config_text, counted, duration
 from search_spaces import Candidates, SearchSpace, SpaceError, check, load_space
-from slurm import BLAMELESS
 from trainer.plan.fields import Choices, OtherChoices
 
 # Choices that change the numbers of a step, not only where they are computed.
@@ -74,7 +72,7 @@ class TrainingPlan:
         wide = layouts(space, base, nodes, [trial.config for trial in (*trials, *starts)])
         pricing = Pricing(wide).probed(searched.folder)
         speeds = _as_speeds(Pricing(space), trials)
-        every = [*speeds, *_as_trials(wide, starts)]
+        every = [*speeds, *as_trials(wide, starts)]
         numbered = dict(enumerate(every))
         run = replace(searched, objective={}, objectives=[], subject_to=(), trials=numbered)
         candidates = Candidates(wide)
@@ -83,8 +81,7 @@ class TrainingPlan:
         chosen = CandidateSet.shortlist(pricing, candidates, seed=0)
         observations = Observations.of(run)
         posterior = Posterior(chosen, observations.calibrated(pricing), observations)
-        failures = pricing.failures.learned(wide, every)
-        failures = failures.observed(*_observed(starts)) if starts else failures
+        failures = pricing.failures.learned(wide, every).observed(starts)
         goodput = failures.goodput(posterior.prediction)
         rate = np.exp(posterior.mean)
         best = int(np.argmax(rate * goodput.share * posterior.at_speed))
@@ -200,7 +197,7 @@ def _as_speeds(pricing: Pricing, trials: Sequence[Trial]) -> list[Trial]:
     return found
 
 
-def _as_trials(space: SearchSpace, starts: Iterable[Trial]) -> Iterator[Trial]:
+def as_trials(space: SearchSpace, starts: Iterable[Trial]) -> Iterator[Trial]:
     """Starts of a training as trials of its space: as long as a trial would have been.
 
     One that made steps is a success, whatever ended it.
@@ -242,13 +239,3 @@ def _slow_nodes(
         if has.sum() > 1 and not has.all() and off[has].min() - off[~has].max() > 2 * model.log_sd:
             slow[node] = float(np.exp(np.median(off[has]) - np.median(off[~has])))
     return slow
-
-
-def _observed(starts: Iterable[Trial]) -> tuple[int, float, float | None]:
-    """Failures, node-days and the mean time of a restart that a training has seen."""
-    ended = [start for start in starts if start.attempts]
-    restarts_s = [s.result["restart_s"] for s in ended if "restart_s" in s.result]
-    node_s = sum(len(s.attempts[-1].nodes) * s.result.get("elapsed_s", 0.0) for s in ended)
-    # A configuration that cannot run says nothing of nodes.
-    count = sum(s.kind in BLAMELESS or (s.failed and "step_time_s" in s.result) for s in ended)
-    return count, node_s / DAY_S, statistics.fmean(restarts_s) if restarts_s else None

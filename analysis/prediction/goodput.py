@@ -12,8 +12,9 @@ order (Young 1974). A lost node is taken to be replaced at once.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -24,6 +25,7 @@ from analysis.metrics import Metrics
 from analysis.prediction.start_up import StartUp
 from analysis.run.trial import Trial
 from search_spaces import SearchSpace
+from slurm import BLAMELESS
 from trainer.plan.jobs import Array, Jobs
 from trainer.plan.sizes import model_weights, table_weights
 
@@ -77,12 +79,9 @@ class Goodput:
         """Likewise, of nodes."""
         return self.days(tokens) * 24 * self.prediction.num_nodes
 
-    def bill(self, tokens: float) -> dict[str, Array]:
-        """Money, and kg of CO2, for so many tokens."""
-        return bill(self.prediction, tokens, self.share)
-
     def columns(self, tokens: float) -> dict[str, Array]:
         """By name, for programs."""
+        spent = bill(self.prediction, tokens, self.share)
         return {
             "useful_share": self.share,
             "checkpoint_interval_s": self.interval_s,
@@ -90,7 +89,7 @@ class Goodput:
             "restart_s": self.restart_s,
             "days_to_train": self.days(tokens),
             "node_hours_to_train": self.node_hours(tokens),
-            **{f"{PRICES[key]}_to_train": column for key, column in self.bill(tokens).items()},
+            **{f"{PRICES[key]}_to_train": column for key, column in spent.items()},
         }
 
 
@@ -103,11 +102,11 @@ class Failures:
     start_up: StartUp  # from launch to first step
     # names of those above that the cluster states; the others are priors
     stated: frozenset[str] = frozenset()
-    # of a node's state over the time for which checkpoints were seen to stop training; None before
-    # any. More than ``storage_gb_per_s`` if they are asynchronous
-    saved_gb_per_s: float | None = None
-    # from a failure to the next step, as it was seen; None before any
-    restarted_s: float | None = None
+    # of a node's state over the time for which checkpoints were seen to stop training, by number of
+    # nodes. More than ``storage_gb_per_s`` if they are asynchronous
+    saved_gb_per_s: Mapping[int, float] = field(default_factory=dict)
+    # from a failure to the next step without start-up, in the mean as it was seen; None before any
+    lost_s: float | None = None
     seen: int | None = None  # failures that the run itself has had; None before it
 
     @classmethod
@@ -124,25 +123,36 @@ class Failures:
     def learned(self, space: SearchSpace, trials: Iterable[Trial]) -> Self:
         """The same after trials of a space: their start-ups and checkpoints."""
         trials = list(trials)
-        saved = _saved_gb_per_s(space, trials) or self.saved_gb_per_s
+        saved = {**self.saved_gb_per_s, **_saved_gb_per_s(space, trials)}
         return replace(self, start_up=StartUp.learned(space, trials), saved_gb_per_s=saved)
 
-    def observed(self, failures: int, node_days: float, restarted_s: float | None = None) -> Self:
-        """The same after a run's own failures in so many node-days.
+    def observed(self, starts: Iterable[Trial]) -> Self:
+        """The same after a training's starts, with what each result has of its time.
 
         The rate known before counts as one failure in the time that it takes on average.
         """
-        rate = (1 + failures) / (1 / self.per_node_day + node_days)
-        return replace(self, per_node_day=rate, seen=failures, restarted_s=restarted_s)
+        ended = [start for start in starts if start.attempts]
+        if not ended:
+            return self
+        node_s = sum(len(s.attempts[-1].nodes) * s.result.get("elapsed_s", 0.0) for s in ended)
+        # A configuration that cannot run says nothing of nodes.
+        hit = [s for s in ended if s.kind in BLAMELESS or (s.failed and "step_time_s" in s.result)]
+        tails_s = [start.result["tail_s"] for start in hit if "tail_s" in start.result]
+        idle_s = [start.result["idle_s"] for start in ended[1:] if "idle_s" in start.result]
+        lost_s = statistics.fmean(tails_s) + statistics.fmean(idle_s or [0.0]) if tails_s else None
+        rate = (1 + len(hit)) / (1 / self.per_node_day + node_s / DAY_S)
+        return replace(self, per_node_day=rate, seen=len(hit), lost_s=lost_s)
 
     def goodput(self, prediction: Prediction) -> Goodput:
         """Goodput of predicted jobs, each with the checkpoint interval that is best for it."""
         nodes = prediction.num_nodes
         node_gb = state_bytes(prediction.jobs) / 1e9 / nodes
-        save_s = node_gb / (self.saved_gb_per_s or self.storage_gb_per_s)
-        restart_s = DETECTION_S + self.start_up.seconds(nodes) + node_gb / self.storage_gb_per_s
-        if self.restarted_s is not None:
-            restart_s = np.full_like(restart_s, self.restarted_s)
+        rates = self.saved_gb_per_s or {1: self.storage_gb_per_s}
+        widths, nearest = np.array([*rates]), np.log(nodes)[:, None]
+        rate = np.array([*rates.values()])[np.abs(np.log(widths) - nearest).argmin(axis=1)]
+        save_s, read_s = node_gb / rate, node_gb / self.storage_gb_per_s
+        restart_s = self.start_up.seconds(nodes)
+        restart_s = restart_s + (DETECTION_S + read_s if self.lost_s is None else self.lost_s)
         mtbf_s = DAY_S / (nodes * self.per_node_day)
         interval_s = np.maximum(best_interval_s(mtbf_s, save_s), prediction.step_time_s)
         return Goodput(
@@ -157,13 +167,13 @@ class Failures:
         """A line of text on what the figures rest on."""
         source = {True: "stated", False: "prior"}
         rate, stored = (source[n in self.stated] for n in ("per_node_day", "storage_gb_per_s"))
-        if self.saved_gb_per_s:
-            written = f"{self.saved_gb_per_s:.3g} GB/s (measured)"
+        if rates := self.saved_gb_per_s.values():
+            written = f"{statistics.median(rates):.3g} GB/s (measured)"
         else:
             written = f"{self.storage_gb_per_s:.3g} GB/s ({stored})"
         if self.seen is not None:
             rate = f"{rate} and {self.seen} of this run"
-        starts = "measured" if self.start_up.widths or self.restarted_s is not None else "prior"
+        starts = "measured" if self.start_up.widths or self.lost_s is not None else "prior"
         return (
             f"{self.per_node_day:.3g} failures per node and day ({rate}), checkpoints at {written} "
             f"per node, start-up {starts}"
@@ -188,13 +198,13 @@ def state_bytes(jobs: Jobs) -> Array:
     return np.asarray(STATE_BYTES * trained_share(jobs) * (model_weights(jobs.model) + tables))
 
 
-def _saved_gb_per_s(space: SearchSpace, trials: Iterable[Trial]) -> float | None:
-    """Median over the trials that saved checkpoints; None without any."""
-    rates = []
+def _saved_gb_per_s(space: SearchSpace, trials: Iterable[Trial]) -> dict[int, float]:
+    """Median over the trials of each number of nodes that saved checkpoints."""
+    rates = defaultdict[int, list[float]](list)
     for trial in trials:
         metrics, whole = Metrics(trial.result), trial.measured
         save_s = metrics.get("checkpoint_s.median")
         weights = metrics.get("parameters") or (space.model and space.model.num_parameters)
         if whole and save_s and weights:
-            rates.append(STATE_BYTES * weights / 1e9 / len(whole.nodes) / save_s)
-    return statistics.median(rates) if rates else None
+            rates[len(whole.nodes)].append(STATE_BYTES * weights / 1e9 / len(whole.nodes) / save_s)
+    return {nodes: statistics.median(every) for nodes, every in rates.items()}

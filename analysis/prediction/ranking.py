@@ -13,7 +13,7 @@ import numpy as np
 from analysis.cost.groups import MissingFactError
 from analysis.cost.model import LIKELY, Prediction
 from analysis.prediction.columns import unpriced_axes, unpriced_parameters
-from analysis.prediction.goodput import PRICES, Goodput, state_bytes
+from analysis.prediction.goodput import PRICES, Goodput, bill, state_bytes
 from analysis.prediction.pricing import NotPricedError, Pricing
 from analysis.prediction.satisfaction import Satisfaction
 from analysis.prediction.start_up import StartUp
@@ -153,7 +153,7 @@ class Ranking:
         joules = float(prediction.joules_per_token[index])
         if np.isfinite(joules):
             lines.append(f"{joules:.4g} J per token at the GPUs' stated power")
-        for key, column in self.goodput.bill(tokens).items():
+        for key, column in bill(prediction, tokens, self.goodput.share).items():
             said = f"{PRICES[key]} for {tokens_text(tokens)} after failures"
             lines.append(f"{said}: {number(column[index])}")
         return "\n".join(lines)

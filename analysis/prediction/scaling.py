@@ -12,7 +12,7 @@ from analysis.cost.constants import EDGE, log_sd
 from analysis.cost.model import LIKELY, CostModel, Prediction
 from analysis.cost.step import step
 from analysis.cost.time_constants import TimeConstants
-from analysis.prediction.goodput import PRICES, Goodput
+from analysis.prediction.goodput import PRICES, Goodput, bill
 from analysis.prediction.pricing import Pricing
 from analysis.units import GIB
 from foundation.quantities import config_text, duration, tokens_text
@@ -113,7 +113,7 @@ class Scaled:
         }
         if np.all(np.isfinite(prediction.joules_per_token)):
             columns["J/token"] = _ranges(prediction.joules_per_token, less, more)
-        for key, column in goodput.bill(tokens).items():
+        for key, column in bill(prediction, tokens, goodput.share).items():
             columns[PRICES[key]] = [_digits(value) for value in column]
         columns["fits"] = [f"{100 * fits:.0f} %" for fits in prediction.fits]
         rows = [list(columns), *zip(*columns.values(), strict=True)]

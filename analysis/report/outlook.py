@@ -6,8 +6,10 @@ views of the whole space start from here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +18,7 @@ from analysis import units
 from analysis.cost.model import LIKELY
 from analysis.prediction.acquisition import remaining_deviation
 from analysis.prediction.candidate_set import CandidateSet
+from analysis.prediction.goodput import Goodput
 from analysis.prediction.posterior import Observations, Posterior
 from analysis.prediction.pricing import Pricing
 from analysis.report.forests import NotEnough
@@ -62,6 +65,11 @@ class Outlook:
         columns = pricing.space.columns(self.candidates.columns(self.indices))
         self.fits = self.model.fits(pricing.jobs(columns, len(self.indices)))
         self.num_nodes = np.broadcast_to(columns.columns["num_nodes"], self.indices.shape)
+
+    def kept(self, config: Mapping[str, Any]) -> Goodput:
+        """A configuration in a run of weeks."""
+        failures = self.pricing.failures.learned(self.pricing.space, self.run.trials.values())
+        return failures.goodput(self.model.predict(self.pricing.jobs_of([config])))
 
     @cached_property
     def shortlist(self) -> CandidateSet:

@@ -35,6 +35,7 @@ def _best(content: Content) -> str:
     return content.html(
         "best.html",
         best=run.best,
+        kept=content.outlook.kept(run.best.config) if run.best and content.outlook else None,
         measured=len(ranked_trials(run)),
         lines=[line for line in verdict_lines(run) if line[0] != "headroom"],  # it is told below
         changes=changes[:CHANGES],

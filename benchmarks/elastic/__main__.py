@@ -2,39 +2,44 @@
 
     python -m benchmarks.elastic --seeds 3 --interruptions 12 --out FOLDER
 
-Each seed is a training of its own, of the best of one search. After memoryless times one of its
-nodes is killed, a rank or its driver, or its job is cancelled; then it goes on with what is left,
-or in a new job of one to four nodes. Prints for each seed the largest difference of a loss from a
-training that nothing disturbs, steps counted twice or missing, and the share of the time that was
-training and is kept: measured; by the formula, as planned at each start; and by the formula's rules
-with the interruptions when they were (losing all since the last checkpoint, then a restart).
+Each seed is a training of its own, of the best of one search. After memoryless times, the shorter
+the more nodes it is on, one of its nodes is killed, a rank or its driver, or its job is cancelled;
+then it goes on with what is left, or in a new job of one to four nodes. Prints for each seed the
+largest difference of a loss from a training that nothing disturbs, steps counted twice or missing,
+and the share of the time that was training and is kept: measured; by the formula, from what the
+training has measured of failures, restarts and checkpoints; and by the formula as each start was
+planned, from what was measured until then (without the starts before the first measured restart).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import random
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from analysis import Run, RunFolder, read_run
+from analysis import Pricing, Run, RunFolder, read_run
+from analysis.prediction import goodput
+from analysis.prediction.goodput import DAY_S
+from benchmarks.elastic import virtual
 from benchmarks.power_cuts import kill_node, revive_node
 from benchmarks.printing import machine
 from slurm import processes
 from slurm.minicluster import cluster as mini
 from slurm.minicluster.folders import runtime_folder
-from workflows.elastic import useful_share
+from workflows.elastic import BASE_NAME, useful_share
+from workflows.training_plan import as_trials, layouts
 
 NODES, BATCH, SEQ = 4, 24, 64
 SPACE = """
@@ -75,11 +80,11 @@ class Training:
     cluster: mini.Minicluster
     run: Path
     out: Path
-    mean_s: float  # between interruptions of a node
+    mean_s: float  # between failures of one node
     draw: random.Random
     dead: set[str] = field(default_factory=set)
     done: list[str] = field(default_factory=list)  # interruptions
-    at_t: list[float] = field(default_factory=list)  # when each was
+    struck: int = 0  # the latest start that was interrupted
     job: str = ""
     driver: subprocess.Popen[str] | None = None
 
@@ -89,9 +94,10 @@ class Training:
         return None
 
     def nodes(self) -> tuple[str, ...]:
-        """Nodes of the start that is on."""
+        """Nodes of the start that is on, unless it has been interrupted already."""
         run = self.read()
-        attempt = run.trials[max(run.trials)].running if run and run.trials else None
+        latest = max(run.trials, default=0) if run else 0
+        attempt = run.trials[latest].running if run and latest > self.struck else None
         return attempt.nodes if attempt else ()
 
     def begin(self) -> None:
@@ -118,11 +124,18 @@ class Training:
         wait_for(lambda: not self.cluster.run("squeue", "-h"), "the job is gone")
 
     def disturb(self) -> str:
-        """Interrupt what runs; returns how."""
+        """Interrupt what runs; returns how, or "" if it has no ranks yet."""
         assert self.driver is not None
         how = self.draw.choice(["node", "node", "rank", "rank", "driver", "job"])
-        nodes = self.nodes()
-        if how == "node" and nodes:
+        nodes, run = self.nodes(), self.read()
+        if not nodes or run is None:
+            return ""
+        latest = max(run.trials)
+        name = run.trials[latest].attempts[-1].name
+        ranks = processes.with_environ(
+            lambda env: env.get("MESHTUNE_TRIAL") == name and "RANK" in env
+        )
+        if how == "node":
             node = self.draw.choice(nodes)
             kill_node(self.cluster, node)
             self.dead.add(node)
@@ -130,15 +143,11 @@ class Training:
             self.end_job()
         elif how == "driver":
             self.driver.send_signal(signal.SIGKILL)
+        elif ranks:
+            processes.send({self.draw.choice(sorted(ranks))}, signal.SIGKILL)
         else:
-            how = "rank"
-            ranks = processes.with_environ(
-                lambda env: (
-                    env.get("MESHTUNE_TRIAL", "").startswith("meshtune-train") and "RANK" in env
-                )
-            )
-            if ranks:
-                processes.send({self.draw.choice(sorted(ranks))}, signal.SIGKILL)
+            return ""
+        self.struck = latest
         return how
 
     def interrupt(self, count: int) -> None:
@@ -146,24 +155,21 @@ class Training:
         self.begin()
         assert self.driver is not None
         while len(self.done) < count:
-            end = time.monotonic() + self.draw.expovariate(1.0) * self.mean_s
-            while time.monotonic() < end:
-                if self.driver.poll() is not None:
-                    self._next()
+            left_s, before = self.draw.expovariate(1.0) * self.mean_s, time.monotonic()
+            while left_s > 0:  # seconds of one node
+                self._alive()
                 time.sleep(0.2)
-            wait_for(self._starts, "a start")
-            self.at_t.append(time.time())
-            self.done.append(self.disturb())
-            print(f"#   {self.out.name}: {len(self.done):2d} {self.done[-1]}", flush=True)
+                now = time.monotonic()
+                left_s, before = left_s - (now - before) * len(self.nodes()), now
+            if how := self.disturb():
+                self.done.append(how)
+                print(f"#   {self.out.name}: {len(self.done):2d} {how}", flush=True)
         steps = self.saved()
         wait_for(lambda: self._alive() and self.saved() > steps, "it goes on", 600)
         self.driver.send_signal(signal.SIGTERM)
         self.driver.wait(300)
         if self.job:
             self.end_job()
-
-    def _starts(self) -> bool:
-        return self._alive() and bool(self.nodes())
 
     def _alive(self) -> bool:
         if self.driver is None or self.driver.poll() is not None:
@@ -189,30 +195,35 @@ def losses(out: Path) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in lines]
 
 
-def replayed(run: Run) -> float:
-    """Share by the formula's rules: the whole intervals that each start had room for."""
-    kept_s = whole_s = 0.0
-    for trial in run.trials.values():
-        result = trial.result
-        lasted_s = result.get("elapsed_s", 0.0) + result.get("idle_s", 0.0)
-        whole_s += lasted_s
-        interval_s, save_s = (
-            trial.expected["checkpoint_interval_s"],
-            result.get("checkpoint_s", {"median": 0.0})["median"],
-        )
-        if "step_time_s" in result:
-            steps = max(1, round(interval_s / trial.expected["step_time_s"]))
-            trained_s = lasted_s - result.get("idle_s", 0.0) - result.get("start_up_s", 0.0)
-            each_s = steps * result["step_time_s"]["mean"]
-            kept_s += math.floor(max(0.0, trained_s) / (each_s + save_s)) * each_s
-    return kept_s / whole_s
+def told(run: Run, searched: Path) -> float:
+    """Share by the formula, from what the whole training has measured, at the intervals it had."""
+    starts = [trial for trial in run.trials.values() if trial.ended]
+    base = json.loads((run.directory / BASE_NAME).read_text())
+    space = RunFolder(run.directory).frozen_space()
+    space = layouts(space, base, NODES, [start.config for start in starts])
+    trials = [*read_run(searched).trials.values(), *as_trials(space, starts)]
+    known = Pricing(space).failures.learned(space, trials).observed(starts)
+    assert known.seen and known.lost_s is not None
+    saves_s = [s.result["checkpoint_s"]["median"] for s in starts if "checkpoint_s" in s.result]
+    node_s = sum(len(s.attempts[-1].nodes) * s.result["elapsed_s"] for s in starts)
+    shares = []
+    for start in starts:
+        nodes, expected, result = len(start.attempts[-1].nodes), start.expected, start.result
+        steps = max(1, round(expected["checkpoint_interval_s"] / expected["step_time_s"]))
+        save_s = result.get("checkpoint_s", {"median": statistics.median(saves_s)})["median"]
+        step_s = result.get("step_time_s", {"mean": expected["step_time_s"]})["mean"]
+        restart_s = known.lost_s + known.start_up.seconds(nodes)
+        mtbf_s = node_s / known.seen / nodes
+        shares.append(float(goodput.useful_share(mtbf_s, steps * step_s, save_s, restart_s)))
+    return statistics.fmean(shares, [start.result["elapsed_s"] for start in starts])
 
 
 def planned(run: Run) -> float:
     """Mean of the shares that were expected at each start, by how long it lasted."""
-    rows = [(t.result.get("elapsed_s", 0.0), t.expected["useful_share"]) for t in
-            run.trials.values()]  # fmt: skip
-    return sum(s * share for s, share in rows) / sum(s for s, _ in rows)
+    starts = [trial for trial in run.trials.values() if trial.ended]
+    known = next(n for n, start in enumerate(starts, 1) if "tail_s" in start.result)
+    rows = [(start.expected["useful_share"], start.result["elapsed_s"]) for start in starts[known:]]
+    return statistics.fmean(*zip(*rows, strict=True))
 
 
 @contextmanager
@@ -244,7 +255,7 @@ def report(training: Training, reference: dict[int, float]) -> list[str]:
         training.out.name, f"{len(training.done)}", ", ".join(f"{n} {h}" for h, n in kinds.items()),
         f"{len(run.trials)}", f"{len(layouts)} on {min(nodes)} to {max(nodes)} nodes", f"{saved:,}",
         f"{twice} twice, {missing} missing", f"{off:.1e}", f"{100 * measured:.1f} %",
-        f"{100 * planned(run):.1f} %", f"{100 * replayed(run):.1f} %",
+        f"{100 * told(run, training.run):.1f} %", f"{100 * planned(run):.1f} %",
     ]  # fmt: skip
 
 
@@ -252,23 +263,50 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--interruptions", type=int, default=12, help="of each seed")
-    parser.add_argument("--mean", type=float, default=60.0, help="seconds between interruptions")
+    parser.add_argument("--mean", type=float, default=120.0, help="seconds between failures of one")
+    parser.add_argument("--virtual", action="store_true", help="on a virtual clock")
     parser.add_argument("--out", type=Path, required=True, help="an empty folder")
     given = parser.parse_args()
     out: Path = given.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     begin_s = time.perf_counter()
-    text = SPACE.replace("PER_DAY", f"{86400 / given.mean / 2:g}").replace("BATCH", str(BATCH))
+    text = SPACE.replace("PER_DAY", f"{DAY_S / given.mean:g}").replace("BATCH", str(BATCH))
     (out / "space.yaml").write_text(text.replace("SEQ", str(SEQ)))
-    run = out / "run"
+    run, how = out / "run", "simulate" if given.virtual else "local"
     search = [*MESHTUNE, "search", str(out / "space.yaml"), "--run-dir", str(run)]
-    subprocess.run([*search, "--launcher", "local", "--no-report"], check=True)
-    trainings = []
+    subprocess.run([*search, "--launcher", how, "--no-report"], check=True)
+    if given.virtual:
+        in_virtual_time(run, given.seeds, given.interruptions, given.mean)
+    else:
+        on_slurm(run, given.seeds, given.interruptions, given.mean)
+    print(f"\n{machine([f'{time.perf_counter() - begin_s:.0f} s'])}")
+    return 0
+
+
+def in_virtual_time(run: Path, seeds: int, interruptions: int, mean_s: float) -> None:
+    best = read_run(run).best
+    assert best is not None
+    one_s = best.result["step_time_s"]["median"] * best.config["num_nodes"] ** virtual.SPEED_UP
+    print("\n| training | interruptions | useful: measured | by what it measured | planned |")
+    print("|---" * 5 + "|")
+    for seed in range(seeds):
+        out = run.parent / f"virtual-{seed}"
+        with Path(f"{out}.log").open("w") as log, redirect_stdout(log), redirect_stderr(log):
+            done = virtual.train(run, out, one_s, mean_s, interruptions, random.Random(seed))
+        training = read_run(out)
+        last = training.trials[max(training.trials)].result["saved"]
+        shares = useful_share(training, last), told(training, run), planned(training)
+        cells = [out.name, f"{len(done)}", *(f"{100 * (share or 0.0):.1f} %" for share in shares)]
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def on_slurm(run: Path, seeds: int, interruptions: int, mean_s: float) -> None:
+    out, trainings = run.parent, list[Training]()
     with slurm() as cluster:
-        for seed in range(given.seeds):
+        for seed in range(seeds):
             draw = random.Random(seed)
-            training = Training(cluster, run, out / f"seed-{seed}", given.mean, draw)
-            training.interrupt(given.interruptions)
+            training = Training(cluster, run, out / f"seed-{seed}", mean_s, draw)
+            training.interrupt(interruptions)
             trainings.append(training)
     most = max(training.saved() for training in trainings)
     whole = out / "undisturbed"
@@ -279,14 +317,11 @@ def main() -> int:
     reference = dict(losses(whole))
     print(
         "\n| training | interruptions | of them | starts | layouts | steps saved | in the record | "
-        "largest relative difference of a loss | useful: measured | planned | replayed |"
+        "largest relative difference of a loss | useful: measured | by what it measured | planned |"
     )
     print("|---" * 11 + "|")
     for training in trainings:
         print(f"| {' | '.join(report(training, reference))} |", flush=True)
-    print(f"\n{RunFolder(run).path}")
-    print(f"\n{machine([f'{time.perf_counter() - begin_s:.0f} s'])}")
-    return 0
 
 
 if __name__ == "__main__":

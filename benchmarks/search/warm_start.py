@@ -1,6 +1,6 @@
 """Gain of warm starts from earlier runs.
 
-    python -m benchmarks.search.warm_start --truth DIR [--json FILE]
+    python -m benchmarks.search.warm_start --truth DIR [--target TEXT] [--sample N] [--no-warm]
 
 Each landscape of a recorded sweep is searched cold, with ``--warm-start`` from the first trials of
 a search of another landscape, and with these in the archive, from which its own trials choose. The
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from workflows.replay.landscape import Landscape
 from workflows.replay.landscapes import landscapes
 from workflows.replay.play import NEAR, Played, play, policy_for
 
+HOWS = ("cold", "warm", "archive")
 EARLIER = 16  # trials of the run that is learnt from
 NODES, MODEL, MACHINE = "other nodes", "other model", "other machine"
 
@@ -82,12 +84,8 @@ class Compared:
     target: str
     source: str
     seed: int
-    cold_trials: int
-    warm_trials: int
-    offered_trials: int
-    cold_failed_share: float
-    warm_failed_share: float
-    offered_failed_share: float
+    trials: Mapping[str, int]  # by how it started
+    failed_share: Mapping[str, float]
 
 
 def pairs(known: Sequence[Known]) -> Iterator[Pair]:
@@ -122,6 +120,7 @@ class Searches:
     """Plays searches, each cold one once."""
 
     seed: int
+    hows: Sequence[str] = HOWS
     cold: dict[tuple[str, frozenset[str]], Played] = field(default_factory=dict)
 
     def compare(self, pair: Pair) -> Compared:
@@ -132,19 +131,18 @@ class Searches:
         earlier.trials = {number: trial for number, trial in first.items() if number <= EARLIER}
         cold = self._cold(target, held)
         lesson = [(earlier, source.landscape.space)]
-        warm, offered = self._play(target, held, lesson), self._play(target, held, [], lesson)
+        ways = {"warm": (lesson, []), "archive": ([], lesson)}
+        played = {"cold": cold} | {
+            how: self._play(target, held, *way) for how, way in ways.items() if how in self.hows
+        }
         size = len(target.landscape.configs)
         return Compared(
             pair.differs,
             target.landscape.key,
             source.landscape.key,
             self.seed,
-            cold.trials_to(NEAR) or size + 1,
-            warm.trials_to(NEAR) or size + 1,
-            offered.trials_to(NEAR) or size + 1,
-            cold.failed_share(),
-            warm.failed_share(),
-            offered.failed_share(),
+            {how: one.trials_to(NEAR) or size + 1 for how, one in played.items()},
+            {how: one.failed_share() for how, one in played.items()},
         )
 
     def _cold(self, known: Known, held: frozenset[str]) -> Played:
@@ -167,22 +165,21 @@ class Searches:
 
 def lines(compared: Sequence[Compared]) -> Iterator[str]:
     """One row for each way in which the earlier run was another one, and one for all."""
-    yield (
-        "| earlier run of | pairs | trials to 5 %, cold: geometric mean / worst | warm | archive "
-        "| warm - cold: median, mean, worst | archive - cold | failed of 16: cold, warm, archive |"
-    )
-    yield "|---" * 8 + "|"
+    hows = [*compared[0].trials]
+    more = [f"{how} - cold: median, mean, worst" for how in hows[1:]]
+    head = ["earlier run of", "pairs", "trials to 5 %, cold: geometric mean / worst", *hows[1:]]
+    yield f"| {' | '.join([*head, *more])} | failed of 16: {', '.join(hows)} |"
+    yield "|---" * (4 + 2 * len(more)) + "|"
     for differs in (NODES, MODEL, MACHINE, "all"):
         some = [c for c in compared if differs in (c.differs, "all")]
         if some:
-            yield f"| {differs} | {len(some)} | {_row(some)} |"
+            yield f"| {differs} | {len(some)} | {_row(some, hows)} |"
 
 
-def _row(some: Sequence[Compared]) -> str:
-    hows = ("cold", "warm", "offered")
-    trials = {how: np.array([getattr(c, f"{how}_trials") for c in some]) for how in hows}
+def _row(some: Sequence[Compared], hows: Sequence[str]) -> str:
+    trials = {how: np.array([one.trials[how] for one in some]) for how in hows}
     more = [trials[how] - trials["cold"] for how in hows[1:]]
-    failed = [np.mean([getattr(c, f"{how}_failed_share") for c in some]) for how in hows]
+    failed = [np.mean([one.failed_share[how] for one in some]) for how in hows]
     cells = [
         *(_trials(trials[how]) for how in hows),
         *(f"{np.median(m):+g}, {m.mean():+.2f}, {m.max():+d}" for m in more),
@@ -217,21 +214,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--truth", type=Path, required=True, metavar="DIR")
     parser.add_argument("--seeds", type=int, default=1, metavar="N")
+    parser.add_argument("--target", default="", metavar="TEXT", help="in a landscape's name")
+    parser.add_argument("--sample", type=int, metavar="N", help="so many pairs, drawn")
+    parser.add_argument("--no-warm", action="store_true", help="cold and with the archive only")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     print(machine([f"{arguments.seeds} seed(s)"]), flush=True)
     known = [*sweeps(arguments.truth)]
+    every = [pair for pair in pairs(known) if arguments.target in pair.target.landscape.key]
+    if arguments.sample:
+        every = random.Random(0).sample(every, min(arguments.sample, len(every)))
+    hows = [how for how in HOWS if how != "warm" or not arguments.no_warm]
     compared = []
     for seed in range(arguments.seeds):
-        searches = Searches(seed)
-        for pair in pairs(known):
+        searches = Searches(seed, hows)
+        for pair in every:
             compared.append(one := searches.compare(pair))
-            print(
-                f"{one.target} after {one.source}: {one.cold_trials} cold, {one.warm_trials} "
-                f"warm, {one.offered_trials} offered",
-                flush=True,
-            )
+            told = ", ".join(f"{trials} {how}" for how, trials in one.trials.items())
+            print(f"{one.target} after {one.source}: {told}", flush=True)
     if not compared:
         parser.error(f"--truth {arguments.truth}: no recorded sweep there")
     print("", *lines(compared), sep="\n")

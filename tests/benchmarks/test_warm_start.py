@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.search.warm_start import MODEL, NODES, Compared, lines, main, pairs, sweeps
+from benchmarks.search.warm_start import (
+    MODEL,
+    NODES,
+    Compared,
+    Pair,
+    Searches,
+    lines,
+    main,
+    pairs,
+    sweeps,
+)
 
 
 def test_a_landscape_is_paired_with_its_nearest_in_one_respect(
@@ -31,7 +42,10 @@ def test_a_landscape_is_paired_with_its_nearest_in_one_respect(
 
 def test_the_rows_have_the_differences_of_each_kind_and_of_all() -> None:
     def compared(differs: str, cold: int, warm: int, offered: int) -> Compared:
-        return Compared(differs, "t", "s", 0, cold, warm, offered, 0.25, 0.0, 0.125)
+        trials = {"cold": cold, "warm": warm, "archive": offered}
+        return Compared(
+            differs, "t", "s", 0, trials, dict(zip(trials, (0.25, 0.0, 0.125), strict=True))
+        )
 
     some = [compared(NODES, 4, 1, 4), compared(NODES, 1, 4, 2), compared(MODEL, 2, 9, 3)]
     _, _, *found = lines(some)
@@ -40,6 +54,29 @@ def test_the_rows_have_the_differences_of_each_kind_and_of_all() -> None:
     )
     assert found[1].startswith(f"| {MODEL} | 1 | 2.00 / 2 | 9.00 / 9 | 3.00 / 3 | +7, +7.00, +7 |")
     assert found[2].startswith("| all | 3 |") and found[2].endswith("| 25.0, 0.0, 12.5 % |")
+    few = [replace(one, trials={n: one.trials[n] for n in ("cold", "archive")}) for one in some]
+    assert [*lines(few)][2].startswith(f"| {NODES} | 2 | 2.00 / 4 | 2.83 / 4 | +0.5, +0.50, +1 |")
+
+
+def test_a_sample_is_drawn_and_a_landscape_named(
+    truth: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compare(self: Searches, pair: Pair) -> Compared:
+        of = dict.fromkeys(self.hows, 1)
+        keys = pair.target.landscape.key, pair.source.landscape.key
+        return Compared(pair.differs, *keys, self.seed, of, of)
+
+    monkeypatch.setattr(Searches, "compare", compare)
+    folder = str(truth((16, 1), (16, 2), (16, 4)))
+    for options, count in (["--sample", "3"], 3), (["--sample", "9"], 4), ([], 4):
+        assert main(["--truth", folder, "--no-warm", *options]) == 0
+        said = capsys.readouterr().out
+        assert f"| all | {count} |" in said and said.count("1 cold, 1 archive") == count
+    [*every] = pairs([*sweeps(Path(folder))])
+    own = every[0].target.landscape.key
+    assert main(["--truth", folder, "--target", own]) == 0
+    said = capsys.readouterr().out
+    assert said.count("1 cold, 1 warm, 1 archive") == said.count(f"{own} after ") > 0
 
 
 @pytest.mark.heavy
@@ -55,9 +92,9 @@ def test_every_pair_is_searched_cold_and_warm_and_written_down(
     assert len(written) == 2
     for one in written:
         assert one["target"] != one["source"]
-        assert all(1 <= one[f"{how}_trials"] <= 37 for how in ("cold", "warm", "offered"))
+        assert all(1 <= one["trials"][how] <= 37 for how in ("cold", "warm", "archive"))
     # The source is of the same truth, and the constants know nothing of it otherwise.
-    assert sum(one["warm_trials"] - one["cold_trials"] for one in written) <= 0
+    assert sum(one["trials"]["warm"] - one["trials"]["cold"] for one in written) <= 0
 
 
 def test_a_folder_without_sweeps_is_refused(tmp_path: Path) -> None:

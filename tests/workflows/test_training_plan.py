@@ -81,7 +81,7 @@ def test_a_trainings_own_failures_and_times_replace_the_priors(
     before = TrainingPlan.of(searched, space, base, 8)
     assert before.expected["restart_s"] > 300  # until Slurm calls a node dead
     times = {"step_time_s": {"median": before.expected["step_time_s"]}, "elapsed_s": 86400.0}
-    training = started(before.config, 8, "node_failure", restart_s=20.0, start_up_s=9.0, **times)
+    training = started(before.config, 8, "node_failure", tail_s=11.0, start_up_s=9.0, **times)
     training.trials[1].result |= {"checkpoint_s": {"median": 7.0}}
     after = TrainingPlan.of(searched, space, base, 8, training)
     assert after.expected["restart_s"] == 20.0

@@ -11,6 +11,7 @@ import pytest
 from analysis.prediction.goodput import DAY_S, best_interval_s, state_bytes, useful_share
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.ranking import Ranking
+from analysis.prediction.start_up import StartUp
 from analysis.run.fold import Run
 from analysis.run.trial import Attempt, Trial
 from foundation.quantities import number
@@ -74,6 +75,38 @@ def test_a_run_measures_its_checkpoints_and_its_starts(pricing: Pricing) -> None
     assert after.save_s == pytest.approx(before / 8, rel=0.01)
     assert after.restart_s == pytest.approx(300 + 500 + before, rel=0.01)
     assert "(measured) per node, start-up measured" in pricing.failures.basis()
+
+
+def test_a_training_measures_what_a_failure_costs_at_each_number_of_nodes(pricing: Pricing) -> None:
+    def start(number: int, count: int, kind: str, **result: float) -> Trial:
+        nodes = tuple(f"n{node}" for node in range(count))
+        attempt = Attempt(1, "", nodes, 0.0, 3600.0, kind)
+        return Trial(number, RECIPE, 0.0, kind=kind, attempts=[attempt], result=result)
+
+    starts = [
+        start(1, 16, "node_failure", elapsed_s=3600.0, tail_s=50.0, idle_s=900.0),
+        start(2, 12, "node_failure", elapsed_s=100.0, idle_s=4.0),  # before its first step
+        start(3, 16, "preempted", elapsed_s=3600.0, tail_s=10.0, idle_s=6.0),
+        start(4, 16, "cancelled", elapsed_s=3600.0, tail_s=99.0),  # no failure
+    ]
+    config = [RECIPE | {"num_nodes": nodes, "gas": gas} for nodes, gas in ((16, 320), (12, 20))]
+    prediction = pricing.predict(config)
+    known = replace(
+        pricing.failures,
+        start_up=StartUp.through([(4, 40.0), (8, 80.0), (16, 160.0)]) or pricing.failures.start_up,
+    )
+    after = known.observed(starts)
+    assert after.seen == 3
+    found = after.goodput(prediction)
+    wide, narrow = found.restart_s
+    assert wide == pytest.approx(30 + 5 + known.start_up.seconds(16))
+    assert wide - narrow == pytest.approx(4 * known.start_up.per_node_s) and wide - narrow > 20
+    # A checkpoint stops training as long as seen on the nearest number of nodes.
+    for rates, nearest in (({16: 2.0, 4: 1.0}, [2.0, 2.0]), ({16: 2.0, 11: 1.0}, [2.0, 1.0])):
+        save_s = replace(after, saved_gb_per_s=rates).goodput(prediction).save_s
+        node_gb = state_bytes(prediction.jobs) / 1e9 / prediction.num_nodes
+        assert save_s == pytest.approx(node_gb / np.array(nearest))
+    assert known.observed([]) == known
 
 
 def test_the_days_are_those_after_failures(pricing: Pricing) -> None:

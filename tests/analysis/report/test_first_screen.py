@@ -121,6 +121,11 @@ def check(run: Run, page: str) -> None:
     assert number(best.objective or 0.0) in cards(page) and f"trial {best.number}" in cards(page)
     for name, value in best.config.items():
         assert f"{name} = {value_text(value)}" in text
+    said = re.search(r"run of weeks , by the model: ([\d.,]+) days and ([\d.,]+) node-hours", text)
+    assert said, text
+    days, node_hours = (float(word.replace(",", "")) for word in said.groups())
+    assert node_hours == pytest.approx(24 * days, rel=0.01)  # on one node
+    assert days == pytest.approx(1e12 / 86400 / (best.objective or 0.0), rel=0.2)
     among = "only" if len(done) == 1 else f"best of {len(done)}"
     plural = "configuration" if len(done) == 1 else "configurations"
     assert f"Trial {best.number} is the {among} measured {plural}." in text
