@@ -26,15 +26,15 @@ OTHER_CPUS := \
 ON_OTHER_CPUS := tests/trainer/test_exactness.py tests/trainer/deepspeed/test_engine.py \
   tests/trainer/test_main.py tests/trainer/model tests/trainer/quantization
 
-.PHONY: demo test test-all test-cpus lint docs slurm browser older-torch clean
+.PHONY: demo test test-all test-cpus lint docs slurm pyxis browser older-torch clean
 
 demo: $(VENV)/.installed
 	$(BIN)/meshtune search tiny_cpu
 
-test: $(VENV)/.installed-dev slurm browser older-torch
+test: $(VENV)/.installed-dev slurm pyxis browser older-torch
 	$(BIN)/python -m pytest -m "not heavy" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
-test-all: $(VENV)/.installed-dev slurm browser older-torch
+test-all: $(VENV)/.installed-dev slurm pyxis browser older-torch
 	$(BIN)/python -m pytest $(PYTEST)
 
 test-cpus: $(VENV)/.installed-dev
@@ -108,6 +108,25 @@ slurm:
 	    || echo "could not install them: the tests that need them will be skipped"; \
 	else \
 	  echo "no right to install Slurm, Open MPI and strace: their tests will be skipped"; \
+	fi
+
+# Containers are tested with pyxis and enroot where their sources are at hand, and Apptainer's line with
+# bubblewrap in its place: make test PYXIS_SOURCES=FOLDER, which has pyxis-*.tar.gz and enroot-*.tar.gz
+PYXIS_SOURCES ?=
+PYXIS := $(abspath $(VENV))/pyxis
+PYXIS_PACKAGES := bubblewrap libslurm-dev libbsd-dev jq parallel squashfs-tools zstd gcc make
+
+pyxis: slurm
+	@if [ -f $(PYXIS)/plugstack.conf ]; then :; \
+	elif [ -z "$(PYXIS_SOURCES)" ]; then \
+	  echo "no PYXIS_SOURCES: the tests of containers by pyxis will be skipped"; \
+	else \
+	  echo "building pyxis and enroot; from the distribution: $(PYXIS_PACKAGES)"; \
+	  rm -rf $(PYXIS) && mkdir -p $(PYXIS)/src && \
+	  $(AS_ROOT) env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(PYXIS_PACKAGES) >/dev/null && \
+	  for each in $(PYXIS_SOURCES)/*.tar.gz; do tar -xzf $$each -C $(PYXIS)/src || exit 1; done && \
+	  sh tests/support/build_pyxis.sh $(PYXIS)/src/pyxis $(PYXIS)/src/enroot $(PYXIS) 2>/dev/null \
+	    || { rm -rf $(PYXIS); echo "could not build them: their tests will be skipped"; }; \
 	fi
 
 # The report's page is tested in a real browser, where there is one or it may be installed.

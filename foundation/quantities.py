@@ -47,7 +47,7 @@ def percent(share: float) -> str:
     if not math.isfinite(share):
         return "–"
     digits = 1 if abs(share) < 0.0995 else 0
-    return f"{100 * share:.{digits}f} %"
+    return f"{100 * share:z.{digits}f} %"
 
 
 def duration(seconds: float) -> str:

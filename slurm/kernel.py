@@ -122,6 +122,8 @@ def execute(argv: Sequence[str], env: Mapping[str, str]) -> None:
     except OSError as error:
         if error.errno == errno.ENOEXEC:  # a script without a first line that names its shell
             os.execve("/bin/sh", ["sh", *argv], dict(env))
+        if error.errno == errno.ENOENT and argv[0] == "python":  # many images have python3 alone
+            os.execvpe("python3", ["python3", *argv[1:]], dict(env))
         raise
 
 

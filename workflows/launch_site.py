@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from workflows.launch_script import Launched
 from workflows.slurm_options import WORDS, options_and_rest
 
 _OURS, _PYXIS, _OF_OUR_LINE = WORDS["ours"], WORDS["pyxis"], WORDS["of our line"]
+_PYTHON = re.compile(r"([^\s=:]+)/(?:python[\d.]*|torchrun|accelerate)")  # an environment's own
 
 
 @dataclass
@@ -72,6 +74,11 @@ def site_part(launched: Launched, cluster: str) -> SitePart:
         part.profile[key] = [*before, *options]
     part.profile["modules"] = list(launched.modules) or (list(base.modules) if base else [])
     part.profile["setup"] = list(launched.set_up)
+    if named := next(filter(None, map(_PYTHON.fullmatch, reversed(launched.launcher))), None):
+        if part.image:
+            part.left_out.append(f"{named[0]} (the image's python on its PATH is started)")
+        else:  # a trial's python is the first on the PATH
+            part.profile["setup"].append(f'export PATH="{named[1]}:$PATH"')
     part.profile = {key: value for key, value in part.profile.items() if value}
     if base is not None and part.profile == base.model_dump(
         exclude_defaults=True, exclude={"source"}

@@ -164,6 +164,14 @@ def _interleaved_experts(keys: Keys, shape: Shape) -> Shape:
     }
 
 
+def _lightning_layers(keys: Keys, shape: Shape) -> Shape:
+    """MiniMax: layers with linear attention, as listed or every second; a window of its block."""
+    kinds, codes = keys.words("layer_types"), keys.items("attn_type_list", "0 and 1")
+    linear = kinds.count("linear_attention") if kinds else codes.count(0) if codes else None
+    linear = shape["num_layers"] // 2 if linear is None else linear
+    return {"windowed_layers": linear, "window_size": keys.count("block_size")}
+
+
 def tower_parameters(keys: Keys, width: int) -> int:
     """Parameters of what reads pictures: its blocks, and the products to the layers' width.
 
@@ -203,5 +211,6 @@ _BY_CODE: dict[str, Callable[[Keys, Shape], Shape]] = {
     "sparse_layers": _sparse_layers,
     "embedding_width": _embedding_width,
     "key_value_groups": _key_value_groups,
+    "lightning_layers": _lightning_layers,
     "interleaved_experts": _interleaved_experts,
 }

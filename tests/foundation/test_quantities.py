@@ -68,7 +68,13 @@ def test_durations_are_in_two_units(seconds, text):
 
 @pytest.mark.parametrize(
     ("share", "text"),
-    [(0.123, "12 %"), (-0.0123, "-1.2 %"), (0.0996, "10 %"), (1e999 - 1e999, "–")],
+    [
+        (0.123, "12 %"),
+        (-0.0123, "-1.2 %"),
+        (-1e-9, "0.0 %"),
+        (0.0996, "10 %"),
+        (1e999 - 1e999, "–"),
+    ],
 )
 def test_a_share_has_two_digits(share, text):
     assert quantities.percent(share) == text

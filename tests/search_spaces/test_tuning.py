@@ -134,3 +134,16 @@ def test_a_trainer_that_starts_its_own_processes_has_one_per_node_and_no_prices(
     with pytest.raises(NotPricedError, match="starts its own processes"):
         Pricing(space)
     assert not load(VERL.replace("trial: {ranks_per_node: 1}\n", "")).starts_its_own
+
+
+@pytest.mark.parametrize(("stated", "of_a_weight"), [("true", 0.5159), ("false", 0.5625)])
+def test_a_trainers_own_file_says_whether_the_scales_of_nf4_are_quantized(
+    load: Callable[[str], SearchSpace], tmp_path: Path, stated: str, of_a_weight: float
+) -> None:
+    """0.5 + 1/64 + 4/16384 bytes a parameter, or 0.5 + 4/64."""
+    (tmp_path / "job.yaml").write_text(f"double_quantization: {stated}")
+    text = SPACE.replace("adapter: trl, args: --model_name_or_path m --dataset_name d",
+                         "adapter: llama-factory, config: job.yaml")  # fmt: skip
+    text = text.replace(", zero_stage: [3]", "").replace("packing: [false, true]", "packing: false")
+    space = load(text.replace("[full, lora]", "[lora, qlora]"))
+    assert space.program.habits.quantized_bytes == of_a_weight

@@ -370,3 +370,12 @@ def test_a_rank_that_is_to_end_before_its_program_has_begun_was_not_started(
         assert not server.channel.codes
         lease = Lease("1", tuple(f"n{rank}" for rank in range(4)))
         assert "no program" in server.channel.no_program(server.spec, lease)[0]
+
+
+def test_a_rank_whose_image_has_python3_alone_is_started(tmp_path: Path) -> None:
+    (tmp_path / "python3").symlink_to("/bin/echo")
+    done = subprocess.run(
+        isolated_argv(agent.__file__, "--", "python", "train.py"),
+        env={"PATH": str(tmp_path), "RANK": "0"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout == "train.py\n", done.stderr

@@ -127,6 +127,20 @@ def test_a_pyxis_script_becomes_a_container_and_a_site(here: Path) -> None:
     assert site.batch_options == ["--account=me", "--partition=batch", "--gpus-per-node=8"]
 
 
+@pytest.mark.parametrize("started", ["/opt/venv/bin/python3.12 -u", "$VENV/bin/torchrun --nproc 8"])
+def test_a_python_that_is_named_by_its_path_is_the_first_on_the_path_of_trials(
+    started: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    init(f"srun -N2 {started} pretrain_gpt.py {MODEL}\n", "dgx_h100")
+    folder = started.split()[0].rpartition("/")[0]
+    assert Site.load("mine-site.yaml").setup == [f'export PATH="{folder}:$PATH"']
+    Path("mine.yaml").unlink()
+    Path("mine-site.yaml").unlink()
+    init(APPTAINER.replace("python", started))
+    assert f"left out: {started.split()[0]} (the image's" in capsys.readouterr().out
+    assert not Site.load("mine-site.yaml").setup
+
+
 def test_a_shipped_profile_is_what_a_script_adds_to() -> None:
     init(FRONTIER, "frontier")
     site, shipped = Site.load("mine-site.yaml"), Site.load("frontier")

@@ -98,4 +98,4 @@ def test_published_peaks_are_predicted() -> None:
     lora = [abs(row.error) for row in rows if row.method == "lora"]
     qlora = [abs(row.error) for row in rows if row.method == "qlora"]
     assert len(lora) == 6 and max(lora) < 0.1
-    assert len(qlora) == 3 and np.median(qlora) < 0.1
+    assert len(qlora) == 3 and max(qlora) < 0.15

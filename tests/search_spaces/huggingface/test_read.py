@@ -50,7 +50,7 @@ def stated(said: str) -> tuple[float, float]:
 def test_every_architecture_has_a_published_model_and_its_defaults_in_the_table() -> None:
     kinds = {entry["config"]["model_type"] for entry in PUBLISHED.values()}
     beside = {"gemma3", "qwen3_vl", "qwen3_vl_text", "kimi_k2", "qwen3_next", "gemma3n"}
-    beside |= {"gemma3n_text"}  # counted below
+    beside |= {"gemma3n_text", "minimax", "minimax_text_01", "minimax_m1"}  # counted below
     assert kinds == architectures().keys() - beside
     assert {f"default {kind}" for kind in kinds} <= PUBLISHED.keys()
 
@@ -126,6 +126,23 @@ def test_heads_for_further_tokens_count_and_kimi_is_deepseeks_shape(tmp_path: Pa
     kimi = PUBLISHED["moonshotai/Kimi-K2-Base"]
     renamed = read(tmp_path, {**kimi["config"], "model_type": "kimi_k2"})
     assert matrices(renamed) == kimi["matrices"]
+
+
+def test_linear_attention_counts_in_the_layers_that_a_file_lists(tmp_path: Path) -> None:
+    """MiniMax-Text-01, by transformers' names and by its authors'; and transformers' default."""
+    sizes = {"hidden_size": 6144, "num_hidden_layers": 80, "num_attention_heads": 64}
+    sizes |= {"head_dim": 128, "intermediate_size": 9216, "num_local_experts": 32}
+    sizes |= {"vocab_size": 200064, "max_position_embeddings": 10240000}
+    kinds = [*7 * ["linear_attention"], "full_attention"] * 10
+    for named in (
+        {"model_type": "minimax", "layer_types": kinds},
+        {"model_type": "minimax_text_01", "attn_type_list": [*7 * [0], 1] * 10},
+    ):
+        model = read(tmp_path, {**sizes, **named})
+        assert model.num_parameters == pytest.approx(456_089_655_296, rel=1e-5)
+        assert model.windowed_layers == 70
+    default = read(tmp_path, {"model_type": "minimax"})
+    assert default.num_parameters == pytest.approx(47_373_946_880, rel=1e-5)
 
 
 @pytest.mark.heavy

@@ -18,7 +18,7 @@ cluster: {{name: two, gpus_per_node: 2, memory_gib: 80, peak_bf16_tflops: 900}}
 {model}
 trainer: {{{trainer}}}
 parameters: {{num_nodes: [1, 2], mbs: [1, 2, 4], gas: [1, 4], {more}}}
-objective: {{minimize: step_time_s}}
+objective: {{minimize: step_time_s.median}}
 """
 SHARDED = "zero_stage: [0, 2, 3], precision: [fp32, bf16], recompute: [none, full]"
 OFF = {"lora_rank": 8, "lora_targets": "linear"}  # without adapters
@@ -58,11 +58,11 @@ def test_deepspeed_reads_its_file(load: Load, tmp_path: Path) -> None:
 def test_accelerate_reads_its_environment(
     load: Load, monkeypatch: pytest.MonkeyPatch, stage: int, version: int
 ) -> None:
-    accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
     more = f"{SHARDED}, fsdp_version: [1, 2]"
     space, _, _ = trial(load, "adapter: accelerate, entry: /x.py", more)
     config = CONFIG | {"zero_stage": stage, "recompute": "full", "fsdp_version": version}
     environment = space.environment(config, "/t")
+    accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert environment["ACCELERATE_USE_FSDP"] == "true"
@@ -81,9 +81,9 @@ def test_accelerate_reads_its_environment(
 
 @pytest.mark.parametrize("zero_stage", [0, 2, 3])
 def test_transformers_reads_its_arguments(load: Load, zero_stage: int) -> None:
-    transformers = pytest.importorskip("transformers", reason="needs transformers")
     trainer = "adapter: transformers, entry: /x.py"
     _, options, _ = trial(load, trainer, precision="fp32", zero_stage=zero_stage)
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
     options += ["--use_cpu"]
     parser = transformers.HfArgumentParser(transformers.TrainingArguments)
     (read,) = parser.parse_args_into_dataclasses(options)
@@ -94,14 +94,14 @@ def test_transformers_reads_its_arguments(load: Load, zero_stage: int) -> None:
 
 @pytest.mark.parametrize("tuning", ["full", "lora", "qlora"])
 def test_trl_reads_its_arguments(load: Load, tuning: str) -> None:
-    pytest.importorskip("trl", reason="needs trl")
-    from trl.scripts.sft import make_parser
-
     trainer = "adapter: trl, args: --model_name_or_path m --dataset_name d"
     more = "tuning: [full, lora, qlora], lora_rank: [8, 32], lora_targets: [linear, attention]"
     tuned = {"tuning": tuning} if tuning != "full" else {"tuning": tuning, **OFF}
     more = f"{SHARDED}, {more}, packing: [false, true]"
     _, options, _ = trial(load, trainer, more, precision="fp32", zero_stage=3, **tuned)
+    pytest.importorskip("trl", reason="needs trl")
+    from trl.scripts.sft import make_parser
+
     parsed = make_parser().parse_args_and_config([*options, "--use_cpu", "true"])
     read = {name: value for record in parsed for name, value in vars(record).items()}
     assert (read["per_device_train_batch_size"], read["gradient_accumulation_steps"]) == (4, 4)
@@ -128,14 +128,14 @@ def test_transformers_writes_deepspeeds_file_where_there_is_one(load: Load, tmp_
 
 @pytest.mark.parametrize("zero_stage", [0, 2])
 def test_lightnings_command_line_reads_its_options(load: Load, zero_stage: int) -> None:
-    lightning = pytest.importorskip("lightning.pytorch", reason="needs lightning")
-    pytest.importorskip("jsonargparse", reason="needs jsonargparse")
-    from lightning.pytorch.cli import LightningArgumentParser
-
     own = "args: [--trainer.accelerator, cpu, --data.batch_size, '1']"
     trainer = f"adapter: lightning, entry: /x.py, {own}"
     more = "zero_stage: [0, 2, 3], precision: [fp32, bf16]"
     space, options, _ = trial(load, trainer, more, mbs=1, zero_stage=zero_stage)
+    lightning = pytest.importorskip("lightning.pytorch", reason="needs lightning")
+    pytest.importorskip("jsonargparse", reason="needs jsonargparse")
+    from lightning.pytorch.cli import LightningArgumentParser
+
     parser = LightningArgumentParser()
     parser.add_argument("--data.batch_size", type=int)
     parser.add_lightning_class_args(lightning.Trainer, "trainer")
@@ -157,10 +157,10 @@ def test_lightnings_command_line_reads_its_options(load: Load, zero_stage: int) 
 
 @pytest.mark.parametrize("pp", [1, 2])
 def test_torchtitan_reads_its_options(load: Load, pp: int) -> None:
-    config = pytest.importorskip("torchtitan.config", reason="needs torchtitan")
     trainer = "adapter: torchtitan, args: [--module, llama3, --config, llama3_8b]"
     more = f"tp: [1, 2], pp: {pp}, {SHARDED}"
     _, options, _ = trial(load, trainer, more, "model: llama_8b", tp=1)
+    config = pytest.importorskip("torchtitan.config", reason="needs torchtitan")
     read = config.ConfigManager().parse_args(options)
     assert read.parallelism.pipeline_parallel_degree == pp
     assert read.training.local_batch_size == (4 if pp == 1 else 16)
