@@ -27,7 +27,7 @@ NEXT = 0.25  # of a habit, that it is a value no record has, if it is not as the
 SWEEPS = 2  # of Gibbs sampling over all habits, from the record that explains the evidence best
 NOTHING = 1e-3  # logarithms of evidence that are none
 HARDLY = 1e-3  # weight of a hypothesis that is left out
-LIKELIEST, DRAWN = 8, 8  # hypotheses that are kept: the most probable, and draws from the others
+LIKELIEST, DRAWN = 8, 12  # hypotheses that are kept: the most probable, and draws from the others
 
 T = TypeVar("T")
 
@@ -41,10 +41,12 @@ ALTERNATIVES: dict[str, tuple[Any, ...]] = {
 SINCE_THEN: dict[str, tuple[float, Any, Callable[[Any, Any], bool]]] = {
     "flash_attention": (0.7, True, operator.lt),
     "logits_bytes": (0.5, 4.0, operator.gt),
+    "expandable_segments": (0.5, True, operator.lt),
 }
-"""Probability that a framework like a record of before has a fused kernel, what it has with it, and
-how that differs: attention, and the loss, which leaves a logit and its gradient in 16 bits. Such
-losses came with FlashAttention's and Liger's kernels; records are of what programs have unasked."""
+"""Probability that a framework like a record of before has what came since, what it has then, and
+how that differs: attention; the loss, which leaves a logit and its gradient in 16 bits; and blocks
+of the allocator that torch's errors of memory advise. Such losses came with FlashAttention's and
+Liger's kernels; records are of what programs have unasked."""
 
 TIMING = frozenset(
     {
