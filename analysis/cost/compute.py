@@ -23,10 +23,10 @@ COMPUTE_UNITS = 120  # likewise
 TILE = 128
 ALIGNMENT = 8  # elements: 16 bytes, what tensor cores load at once
 BACKWARD_LAUNCHES = 1.5  # of the forward pass: gradients, but no Python of the model
-# Bytes of an element that kernels of one operation each move beyond fused ones, in the mean of three
-# passes as long as the forward one: of the hidden size in both norms, of queries and keys, of the
-# gate. Transformers' Llama has (84, 20, 10) forward and (218, 26, 18) backward, of which fused
-# kernels would move (20, 4, 6) and (24, 4, 10); a test counts them.
+# Bytes of an element that kernels of single operations move beyond fused ones, a third of both
+# passes: of the hidden size in both norms, of queries and keys, of the gate. Transformers' Llama
+# has (84, 20, 10) forward and (218, 26, 18) backward, of which fused kernels would move (20, 4, 6)
+# and (24, 4, 10); a test counts them.
 ALONE = 86.0, 12.7, 4.0
 UNALIGNED_HEADS = 10.0  # times slower: attention's products for head sizes that it does not divide
 
