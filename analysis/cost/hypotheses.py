@@ -41,12 +41,13 @@ ALTERNATIVES: dict[str, tuple[Any, ...]] = {
 SINCE_THEN: dict[str, tuple[float, Any, Callable[[Any, Any], bool]]] = {
     "flash_attention": (0.7, True, operator.lt),
     "logits_bytes": (0.5, 4.0, operator.gt),
+    "fused_layers": (0.5, True, operator.lt),
     "expandable_segments": (0.5, True, operator.lt),
 }
 """Probability that a framework like a record of before has what came since, what it has then, and
-how that differs: attention; the loss, which leaves a logit and its gradient in 16 bits; and blocks
-of the allocator that torch's errors of memory advise. Such losses came with FlashAttention's and
-Liger's kernels; records are of what programs have unasked."""
+how that differs: attention; the loss, which leaves a logit and its gradient in 16 bits; gates and
+rotation; and blocks of the allocator that torch's errors of memory advise. Such losses and layers
+came with FlashAttention's and Liger's kernels; records are of what programs have unasked."""
 
 TIMING = frozenset(
     {
