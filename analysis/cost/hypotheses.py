@@ -27,7 +27,7 @@ NEXT = 0.25  # of a habit, that it is a value no record has, if it is not as the
 SWEEPS = 2  # of Gibbs sampling over all habits, from the record that explains the evidence best
 NOTHING = 1e-3  # logarithms of evidence that are none
 HARDLY = 1e-3  # weight of a hypothesis that is left out
-LIKELIEST, DRAWN = 8, 12  # hypotheses that are kept: the most probable, and draws from the others
+LIKELIEST, DRAWN = 8, 8  # hypotheses that are kept: the most probable, and draws from the others
 
 T = TypeVar("T")
 
@@ -41,13 +41,10 @@ ALTERNATIVES: dict[str, tuple[Any, ...]] = {
 SINCE_THEN: dict[str, tuple[float, Any, Callable[[Any, Any], bool]]] = {
     "flash_attention": (0.7, True, operator.lt),
     "logits_bytes": (0.5, 4.0, operator.gt),
-    "fused_layers": (0.5, True, operator.lt),
-    "expandable_segments": (0.5, True, operator.lt),
 }
-"""Probability that a framework like a record of before has what came since, what it has then, and
-how that differs: attention; the loss, which leaves a logit and its gradient in 16 bits; gates and
-rotation; and blocks of the allocator that torch's errors of memory advise. Such losses and layers
-came with FlashAttention's and Liger's kernels; records are of what programs have unasked."""
+"""Probability that a framework like a record of before has a fused kernel, what it has with it, and
+how that differs: attention, and the loss, which leaves a logit and its gradient in 16 bits. Such
+losses came with FlashAttention's and Liger's kernels; records are of what programs have unasked."""
 
 TIMING = frozenset(
     {
@@ -62,7 +59,7 @@ MEMORY = (
     - (TIMING - {"reduce_bytes"})
     - {"split", "counts_ends", "stage_settings", "fills_pipeline", "fp8_copy_bytes", "own_kernels"}
     - {"adapter_bytes", "quantized_bytes", "unquantized_bytes", "compiled_layers"}
-    - {"tensor_splits_states"}
+    - {"tensor_splits_states", "expandable_segments"}
     - {"source", "choices", "fitted_as", "fine_tunes", "stated"}
 )
 """What memory is asked about; the rest is told by a job, its log or its errors."""

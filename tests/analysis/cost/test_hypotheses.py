@@ -68,7 +68,7 @@ def share(model: MemoryModel, **habits: object) -> float:
 def test_hypotheses_are_a_handful_whose_weights_are_probabilities(name: str) -> None:
     habits = before(name).habits
     assert sum(one.weight for one in habits) == pytest.approx(1)
-    assert len(habits) <= 20 and habits[0].weight == max(one.weight for one in habits)
+    assert len(habits) <= 16 and habits[0].weight == max(one.weight for one in habits)
     assert {one.framework.name for one in habits} == {name}  # it is itself, with other habits
 
 
@@ -199,7 +199,7 @@ def test_habits_without_an_effect_are_asked_for_once_and_keep_their_prior() -> N
     assert isinstance(found[0], Hypothesis)
     assert sum(one.weight for one in found if one.framework.gradient_bytes == 2) > 0.6
     assert len(asked) < 80
-    assert 0 < sum(one.weight for one in found if one.framework.masked_dropout) < 0.5
+    assert 0 < sum(one.weight for one in found if one.framework.fused_layers) < 0.5
 
 
 def test_step_times_tell_which_records_constants_a_trainer_has(tried: Jobs) -> None:
