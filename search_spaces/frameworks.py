@@ -165,6 +165,10 @@ class Habits(Described):
     """A compiled layer computes elementwise results again in its backward pass, where its adapters'
     inputs are such. Source: the partitioner of torch.compile.
     """
+    expandable_segments: bool = False
+    """The allocator's blocks need not be contiguous: none is too small. Source: torch's
+    PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
+    """
     step_graph_bytes: Bytes = 0
     """Memory that CUDA graphs of a whole step hold beside what the step needs without them."""
 

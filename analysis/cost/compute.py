@@ -23,6 +23,11 @@ COMPUTE_UNITS = 120  # likewise
 TILE = 128
 ALIGNMENT = 8  # elements: 16 bytes, what tensor cores load at once
 BACKWARD_LAUNCHES = 1.5  # of the forward pass: gradients, but no Python of the model
+# Bytes of an element that kernels of single operations move beyond fused ones, a third of both
+# passes: of the hidden size in both norms, of queries and keys, of the gate. Transformers' Llama
+# has (84, 20, 10) forward and (218, 26, 18) backward, of which fused kernels would move (20, 4, 6)
+# and (24, 4, 10); a test counts them.
+ALONE = 86.0, 12.7, 4.0
 UNALIGNED_HEADS = 10.0  # times slower: attention's products for head sizes that it does not divide
 
 
@@ -146,6 +151,13 @@ class Compute:
         # Read and written: two norms, two residuals, the products' inputs and outputs.
         moved = jobs.options.element_bytes * tokens * (12 * h / split + (3 * qkv + 2 * up) / tp)
         moved = moved + tuning.moved_bytes(jobs, self.framework)
+        if self.framework.autocast_layers:
+            norms, rotation, gate = ALONE
+            rotated = (queries + jobs.model.kv_heads * head) * rotation
+            alone = norms * h / split + (rotated + gate * jobs.model.ffn_size) / tp
+            # Kernels that never hold the logits are Liger's, which fuse layers as well.
+            some = jobs.model.gated & ~jobs.options.chunked_loss
+            moved = moved + np.where(some, jobs.tokens * alone, 0.0)
         if jobs.model.mixture is not None:
             ffn, more = self._experts(jobs, jobs.model.mixture, rate, ffn, 2 * up / tp)
             moved = moved + more

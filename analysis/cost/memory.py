@@ -237,7 +237,7 @@ def _stage_memory(
     else:
         free = activations + working + logits
         buffers = buffers + np.maximum(np.maximum(flat, applied) - free, 0.0)
-    if state == "short":
+    if state == "short" and not framework.expandable_segments:
         buffers = buffers + constants.hole_share * activations * passing
     degrees = jobs.layout.axes.sizes.values()
     groups = np.asarray(sum(np.where(degree > 1, 1.0, 0.0) for degree in degrees))

@@ -166,6 +166,11 @@ def _table(
     dp = num_gpus / (tp * cp * pp)
     precision = frame["precision"].str.upper()
     gas = batch / (mbs * dp)
+    vpp = np.where(pp > 1, vpp, 1)
+    # Where layers alone cannot be dealt out, recipes count both ends (llama31_405b's settings
+    # account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split).
+    layers, chunks = np.asarray(shape["num_layers"]), pp * vpp
+    ends = ((layers % chunks > 0) & ((layers + 2) % chunks == 0)).astype(float)
     j = jobs(
         {
             **shape,
@@ -175,7 +180,9 @@ def _table(
             "dp": dp,
             "mbs": mbs,
             "gas": gas,
-            "vpp": np.where(pp > 1, vpp, 1),
+            "vpp": vpp,
+            "account_for_embedding": ends,
+            "account_for_loss": ends,
             "ep": np.minimum(ep, num_gpus),
             # Recipes split no expert's matrices where there are enough ranks to deal them out to.
             "etp": np.where(ep > 1, 1, tp),

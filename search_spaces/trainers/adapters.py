@@ -126,6 +126,8 @@ class _Adapting:
         said = {**self.spec.env, **self.stated.paths, **self.stated.options}
         of_framework = record(usual).stated_habits(said, absent=False)
         found = {**of_framework, **self.adapter.stated_habits(said, absent=True)}
+        if any("expandable_segments:True" in value for value in self.spec.env.values()):
+            found["expandable_segments"] = True
         if isinstance(own, StatedHabits):
             found, own = {**found, **own.stated}, own.base
         base = own or usual

@@ -138,3 +138,11 @@ def test_launch_lines_and_files_state_habits(
 def test_an_option_with_another_value_says_nothing(load: Load) -> None:
     line = "args: --attention-backend auto --transformer-impl transformer_engine"
     assert "flash_attention" not in stated(space_of(load, "adapter: megatron-lm", line))
+
+
+def test_the_environment_states_how_the_allocator_grows(load: Load) -> None:
+    own = ["adapter: accelerate", "entry: train.py"]
+    env = "env: {PYTORCH_CUDA_ALLOC_CONF: 'max_split_size_mb:512,expandable_segments:True'}"
+    assert stated(space_of(load, *own, env)) == {"expandable_segments": True}
+    off = "env: {PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:False'}"
+    assert stated(space_of(load, *own, off)) == {}

@@ -147,7 +147,7 @@ def test_sending_tokens_hides_behind_the_layers_of_another_micro_batch() -> None
     shown, hidden = model().predict(alone).time.experts
     assert shown == hidden  # there is no other one
     kept = model().predict(both).memory.activations
-    assert kept[1] == pytest.approx(2 * kept[0], rel=0.05)  # at pp 1: two of them at once
+    assert kept[1] == pytest.approx(kept[0] * (1 + 1 / 48), rel=0.01)  # one comes as one goes
 
 
 def test_the_host_launches_every_local_expert_unless_a_graph_does() -> None:

@@ -235,6 +235,14 @@ def test_graphs_of_a_whole_step_hold_what_is_stated() -> None:
     assert total - total[0] == pytest.approx([0, 0, 38e9])
 
 
+def test_segments_that_grow_leave_no_block_too_small() -> None:
+    habits, jobs = framework_named("megatron-lm"), gpt(num_layers=4, tp=4, sequence_parallel=1)
+    constants = MemoryConstants(hole_share=0.2)
+    grows = memory(jobs, habits.with_habits(expandable_segments=True), constants)
+    saved = memory(jobs, habits, constants).buffers - grows.buffers
+    assert saved == pytest.approx(0.2 * grows.activations * 3 / 4)
+
+
 def test_torchtitan_keeps_every_second_product_and_a_pipelines_weights() -> None:
     habits = framework_named("torchtitan")
     llama = {

@@ -80,8 +80,10 @@ def in_flight(jobs: Jobs, stage: Array | int) -> Array:
     kept = np.where(jobs.options.schedule == ZERO_BUBBLE, np.maximum(kept, jobs.layout.pp), kept)
     kept = np.where(jobs.options.schedule == ZERO_BUBBLE_V, jobs.layout.pp, kept)
     kept = np.where(jobs.options.schedule == BREADTH_FIRST, jobs.layout.gas, kept)
-    # A forward pass that hides another micro-batch's dispatch starts before that has ended.
-    kept = kept + np.where(jobs.options.overlaps_dispatch, 1 / jobs.layout.vpp, 0.0)
+    # A forward pass that hides another micro-batch's dispatch goes layer by layer with that one's
+    # backward pass: a layer more (Megatron Core, combined_1f1b and model_chunk_schedule_plan).
+    more = jobs.layout.pp / jobs.model.num_layers
+    kept = kept + np.where(jobs.options.overlaps_dispatch, more, 0.0)
     return np.maximum(np.minimum(kept, jobs.layout.gas), np.minimum(jobs.layout.gas, 1))
 
 
