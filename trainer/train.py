@@ -76,6 +76,7 @@ def build_stages(
 def _repeats_keys(config: TrainConfig, device: Device) -> bool:
     """Whether keys are repeated, since the device has no kernel for grouped queries."""
     masked = config.documents is not None and config.documents.reset_attention_mask
+    masked = masked or config.model.is_windowed
     dtype = COMPUTE_DTYPE[config.precision]
     return not device.has_grouped_attention(dtype, config.model.head_dim, masked)
 

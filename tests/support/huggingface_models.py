@@ -96,11 +96,12 @@ def _shapes(c: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return {**found, "model.norm.weight": (h,), "lm_head.weight": (c["vocab_size"], h)}
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _attention(query: Tensor, key: Tensor, value: Tensor, window: int = 0) -> Tensor:
     """Of (batch, heads, sequence, head), one head of queries at a time."""
     shared = query.size(1) // key.size(1)
     length = query.size(2)
-    hidden = torch.full((length, length), -math.inf, dtype=query.dtype).triu(1)
+    hidden = torch.full((length, length), -math.inf, dtype=query.dtype)
+    hidden = hidden.triu(1) + (hidden.tril(-window) if window else 0.0)
     found = []
     for head in range(query.size(1)):
         k, v = key[:, head // shared], value[:, head // shared]
@@ -154,7 +155,9 @@ def _llama(c: dict[str, Any], t: Tensors, tokens: Tensor) -> Tensor:
         q, k, v = (_heads(product(y, f"self_attn.{p}_proj"), size) for p in "qkv")
         if c["model_type"] == "qwen3":
             q, k = norm(q, f"{at}.self_attn.q_norm"), norm(k, f"{at}.self_attn.k_norm")
-        x = x + product(_attention(turned(q), turned(k), v), "self_attn.o_proj")
+        near = "layer_types" in c and c["layer_types"][n] == "sliding_attention"
+        seen = _attention(turned(q), turned(k), v, near * (c.get("sliding_window") or 0))
+        x = x + product(seen, "self_attn.o_proj")
         y = norm(x, f"{at}.post_attention_layernorm")
         gate = F.silu(product(y, "mlp.gate_proj"))
         x = x + product(gate * product(y, "mlp.up_proj"), "mlp.down_proj")

@@ -1,4 +1,4 @@
-"""Our parameters as tensors of ``transformers``, for Llama, Qwen 2 and 3, and GPT-2.
+"""Our parameters as tensors of ``transformers``: Llama, Mistral, Qwen 2 and 3, and GPT-2.
 
 Ours stack what is multiplied with the same input: queries, keys and values, and the two
 projections of SwiGLU. GPT-2's matrices are transposed there.
@@ -7,7 +7,7 @@ projections of SwiGLU. GPT-2's matrices are transposed there.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -72,7 +72,16 @@ def config_of(model: ModelConfig) -> dict[str, Any]:
         **found.fixed,
         "torch_dtype": "float32",
         **({"rope_scaling": rope} if len(rope) > 1 else {}),
+        **_windows_of(model, found.defaults),
     }
+
+
+def _windows_of(model: ModelConfig, keys: Container[str]) -> dict[str, Any]:
+    """The layers' windows, in those of ``keys`` that an architecture has for them."""
+    found: dict[str, Any] = {"use_sliding_window": model.is_windowed}
+    if model.is_windowed:
+        found |= {"sliding_window": model.window_size, "layer_types": model.layer_types}
+    return {key: value for key, value in found.items() if key in keys}
 
 
 def rope_of(model: ModelConfig) -> dict[str, Any]:
@@ -99,12 +108,14 @@ def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: if it is not; names the keys and both values.
     """
-    wanted = config_of(model) | rope_of(model)
+    wanted = config_of(model) | rope_of(model) | {"layer_types": model.layer_types}
     there = _architectures().get(str(given.get("model_type")))
     known = {**(there.defaults if there else {}), **given}
     rope = known.get("rope_parameters") or known.get("rope_scaling") or {}
     known["rope_type"] = rope.get("type", "default")
     known |= rope
+    if not known.get("layer_types"):
+        known["layer_types"] = _layer_types(known, model.num_layers)
     heads = known.get("num_attention_heads")
     if known.get("head_dim") is None and isinstance(heads, int) and heads > 0:
         known["head_dim"] = known.get("hidden_size", 0) // heads
@@ -129,3 +140,11 @@ def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
         wrong.append(f"{key} is {theirs!r} there and {ours!r} here")
     if wrong:
         raise ConfigError(f"is of another model: {'; '.join(wrong)}")
+
+
+def _layer_types(known: Mapping[str, Any], layers: int) -> list[str]:
+    """Each layer's kind of attention, for a file that does not list them."""
+    slides = known.get("sliding_window") and known.get("use_sliding_window", True)
+    first = known.get("max_window_layers", 0)
+    kinds = ("full_attention", "sliding_attention")
+    return [kinds[bool(slides and layer >= first)] for layer in range(layers)]

@@ -63,6 +63,17 @@ class TrainConfig(Settings, Choices):
             self.model.model_type()  # refuses other models before the first step
         for reason in refused_settings(self, self.engine).values():
             raise ValueError(f"engine {self.engine}: {reason}")
+        model, masks = self.model, self.documents and self.documents.reset_attention_mask
+        if model.is_windowed and masks:
+            raise ValueError(
+                f"windowed_layers {model.windowed_layers} beside documents: the mask of a window "
+                "tells none apart; set documents' reset_attention_mask: false"
+            )
+        if model.layer_types.count("sliding_attention") != model.windowed_layers:
+            raise ValueError(
+                f"windowed_layers {model.windowed_layers} of num_layers {model.num_layers}: the "
+                "last of every so many layers sees all; set the others' number"
+            )
         if self.cp > 1 and self.splits_samples:
             raise ValueError(
                 f"documents with cp {self.cp}: ring attention sees whole samples; set cp: 1, or "
