@@ -335,6 +335,7 @@ class Stage(nn.Module):
         self.tied = model.tied_embeddings and self.is_last
         self.table: tuple[Tensor, Tensor] | None = None
         self.near: Tensor | None = None
+        self.window: int | None = None  # of the layers that have one
         self.chunks: Sequence[range] = ()  # of each sequence, if not all of it
         self.resets_attention = self.resets_positions = True  # where documents are told apart
         self.embedding = Embedding(model) if self.is_first else None
@@ -344,7 +345,8 @@ class Stage(nn.Module):
         share = model.num_layers // num_stages
         for layer in layers or range(index * share, (index + 1) * share):
             again = recompute if layer % recompute_every == 0 else "none"
-            self.blocks[str(layer)] = Block(model, again, compiled, layer)
+            block = self.blocks[str(layer)] = Block(model, again, compiled, layer)
+            self.window = self.window or block.attention.window
         self.norm = norm_layer(model) if self.is_last else None
         own_weight = not (self.tied and self.is_first)
         self.head = Head(model, own_weight) if self.is_last else None
@@ -373,10 +375,11 @@ class Stage(nn.Module):
         seen = None
         if starts is not None and self.resets_attention:
             seen = own_document(starts, x.dtype)
+        if self.window is not None and self.near is None:
+            self.near = near_mask(self.window, x)
+        places = Places(table, seen, self.near)
         for block in self.blocks.values():
-            if block.attention.window is not None and self.near is None:
-                self.near = near_mask(block.attention.window, x)
-            x = block(x, Places(table, seen, self.near))
+            x = block(x, places)
         if self.norm is not None and self.head is not None:
             tied = self.embedding.weight if self.tied and self.embedding is not None else None
             wanted = (targets,) if self.chunked_loss else ()
