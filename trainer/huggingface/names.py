@@ -1,4 +1,5 @@
-"""Our parameters as tensors of ``transformers``: Llama, Mistral, Qwen 2 and 3, and GPT-2.
+"""Our parameters as tensors of ``transformers``: Llama, Mistral, Mixtral, Qwen 2 and 3,
+and GPT-2.
 
 Ours stack what is multiplied with the same input: queries, keys and values, and the two
 projections of SwiGLU. GPT-2's matrices are transposed there.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,14 +34,22 @@ class Architecture:
     fixed: Mapping[str, Any]
     defaults: Mapping[str, Any]
     transposed: bool = False
+    experts: int = 0
 
     def sources(self, name: str) -> list[str]:
-        """Their names for one of our parameters, in the order of its rows."""
+        """Their names for one of our parameters, in the order of its rows.
+
+        None for a router's bias, which they do not have.
+        """
         found = _LAYER.fullmatch(name)
         if found is None:
             return [self.top[name]]
         layer, module, part = found.groups()
-        return [f"{self.layers}{layer}.{theirs}.{part}" for theirs in self.inside[module]]
+        if name.endswith(".router.bias"):
+            return []
+        count = self.experts if "experts" in module else 1
+        every = (theirs.format(n) for n in range(count) for theirs in self.inside[module])
+        return [f"{self.layers}{layer}.{theirs}.{part}" for theirs in every]
 
     def is_transposed(self, name: str) -> bool:
         """Whether our parameter is theirs the other way round."""
@@ -55,7 +64,7 @@ def _architectures() -> Mapping[str, Architecture]:
 
 def architecture_of(model: ModelConfig) -> Architecture:
     """See ``ModelConfig.model_type``."""
-    return _architectures()[model.model_type()]
+    return replace(_architectures()[model.model_type()], experts=model.num_experts)
 
 
 def config_of(model: ModelConfig) -> dict[str, Any]:
@@ -123,6 +132,7 @@ def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
     for key, other, factor in (
         ("n_inner", "n_embd", 4),
         ("num_key_value_heads", "num_attention_heads", 1),
+        ("num_experts", "num_local_experts", 1),
     ):
         if known.get(key) is None and isinstance(known.get(other), int):
             known[key] = factor * known[other]

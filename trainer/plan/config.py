@@ -61,6 +61,11 @@ class TrainConfig(Settings, Choices):
                 raise ValueError(f"{said} needs a folder: set save")
         if self.last_save_in_hf:
             self.model.model_type()  # refuses other models before the first step
+            if rate := self.moe_router_bias_update_rate:
+                raise ValueError(
+                    f"last_save_in_hf beside moe_router_bias_update_rate {rate}: mixtures there "
+                    "choose experts without a bias; set it to 0"
+                )
         for reason in refused_settings(self, self.engine).values():
             raise ValueError(f"engine {self.engine}: {reason}")
         model, masks = self.model, self.documents and self.documents.reset_attention_mask

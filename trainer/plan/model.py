@@ -208,24 +208,21 @@ class ModelConfig(Record):
         """SwiGLU: two projections up instead of one."""
         return self.activation == "swiglu"
 
-    def model_type(self) -> Literal["llama", "mistral", "ministral", "qwen2", "qwen3", "gpt2"]:
+    def model_type(self) -> str:
         """Name that ``transformers`` has for a model of this shape.
 
         Raises:
             ConfigError: if it is none of these.
         """
         parts = (self.norm, self.positions, self.activation, self.linear_bias)
-        if self.num_experts:
-            raise ConfigError(
-                f"num_experts {self.num_experts}: Hugging Face weights are those of dense models "
-                "here (Llama, GPT-2)"
-            )
         own = self.qk_norm or self.qkv_bias
         if parts == ("rmsnorm", "rotary", "swiglu", False) and not (self.qk_norm and self.qkv_bias):
+            if self.num_experts:
+                return self._mixture_type()
             if own or not self.is_windowed:
                 return "qwen3" if self.qk_norm else "qwen2" if self.qkv_bias else "llama"
             return "mistral" if self.windowed_layers == self.num_layers else "ministral"
-        own = own or self.is_windowed or self.head_size is not None
+        own = own or self.is_windowed or self.head_size is not None or self.num_experts > 0
         whole = self.tied_embeddings and self.kv_heads == self.num_heads and not own
         if parts == ("layernorm", "learned", "gelu", True) and whole:
             return "gpt2"
@@ -236,6 +233,18 @@ class ModelConfig(Record):
             "(likewise, with qkv_bias), Qwen 3 (with qk_norm) or GPT-2 (layernorm, learned, gelu, "
             "biases, tied embeddings)"
         )
+
+    def _mixture_type(self) -> str:
+        """``model_type`` of a mixture with the norms and activation functions of Llama."""
+        further = ("shared_ffn_hidden_size", "dense_layers", "windowed_layers", "qkv_bias")
+        found = [f"{name} {getattr(self, name)}" for name in further if getattr(self, name)]
+        found += [] if self.router_score == "softmax" else [f"router_score {self.router_score}"]
+        if found:
+            raise ConfigError(
+                f"num_experts {self.num_experts} with {', '.join(found)}: Hugging Face weights of "
+                "mixtures are those of Mixtral here, and of Qwen 3 (with qk_norm)"
+            )
+        return "qwen3_moe" if self.qk_norm else "mixtral"
 
     @property
     def num_parameters(self) -> int:

@@ -11,6 +11,9 @@ from trainer.plan.limits import ConfigError
 
 MODEL = {"num_layers": 1, "hidden_size": 8, "num_heads": 1, "vocab_size": 8, "seq_length": 8}
 WINDOWS = {**MODEL, "num_layers": 4, "windowed_layers": 2, "window_size": 4}
+LLAMA = {"norm": "rmsnorm", "positions": "rotary", "activation": "swiglu", "linear_bias": False}
+EXPERTS = {"num_experts": 2, "experts_per_token": 1, "expert_ffn_hidden_size": 8}
+MIXTURE = {**MODEL, **LLAMA, **EXPERTS}
 
 
 @pytest.mark.parametrize(
@@ -27,6 +30,15 @@ WINDOWS = {**MODEL, "num_layers": 4, "windowed_layers": 2, "window_size": 4}
         (
             {"last_save_in_hf": True, "save": "x", "model": {**MODEL, "activation": "swiglu"}},
             "activation swiglu, .* Hugging Face weights are those of Llama",
+        ),
+        (
+            {"last_save_in_hf": True, "save": "x", "model": {**MIXTURE, "dense_layers": 1}},
+            "num_experts 2 with dense_layers 1: Hugging Face weights of mixtures are those of",
+        ),
+        (
+            {"last_save_in_hf": True, "save": "x", "model": MIXTURE}
+            | {"moe_router_bias_update_rate": 0.1},
+            "last_save_in_hf beside moe_router_bias_update_rate 0.1: .* set it to 0",
         ),
         ({"initial_load_path": "x", "engine": "deepspeed"}, "here; remove initial_load_path"),
         ({"time_communication": True, "engine": "deepspeed"}, "set time_communication: false"),
@@ -45,5 +57,5 @@ def test_masking_the_ends_of_documents_alone_works_with_split_sequences() -> Non
 
 def test_windows_do_not_go_round_a_ring() -> None:
     config = TrainConfig.parse({"model": WINDOWS, "data": "x", "cp": 2})
-    with pytest.raises(ConfigError, match="windowed_layers 2 beside cp 2.* set cp: 1"):
+    with pytest.raises(ConfigError, match=r"windowed_layers 2 beside cp 2.* set cp: 1"):
         config.check(2)
