@@ -8,7 +8,7 @@ projections of SwiGLU. GPT-2's matrices are transposed there.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -71,6 +71,9 @@ def config_of(model: ModelConfig) -> dict[str, Any]:
     """The ``config.json`` of a model."""
     found = architecture_of(model)
     rope = rope_of(model) if "rope_theta" in found.fields else {}
+    windows: dict[str, Any] = {"use_sliding_window": model.windowed_layers > 0}
+    if model.windowed_layers:
+        windows |= {"sliding_window": model.window_size, "layer_types": model.layer_types}
     return {
         "architectures": [found.class_name],
         "model_type": model.model_type(),
@@ -81,16 +84,8 @@ def config_of(model: ModelConfig) -> dict[str, Any]:
         **found.fixed,
         "torch_dtype": "float32",
         **({"rope_scaling": rope} if len(rope) > 1 else {}),
-        **_windows_of(model, found.defaults),
+        **{key: value for key, value in windows.items() if key in found.defaults},
     }
-
-
-def _windows_of(model: ModelConfig, keys: Container[str]) -> dict[str, Any]:
-    """The layers' windows, in those of ``keys`` that an architecture has for them."""
-    found: dict[str, Any] = {"use_sliding_window": model.is_windowed}
-    if model.is_windowed:
-        found |= {"sliding_window": model.window_size, "layer_types": model.layer_types}
-    return {key: value for key, value in found.items() if key in keys}
 
 
 def rope_of(model: ModelConfig) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class TrainConfig(Settings, Choices):
         for reason in refused_settings(self, self.engine).values():
             raise ValueError(f"engine {self.engine}: {reason}")
         model, masks = self.model, self.documents and self.documents.reset_attention_mask
-        if model.is_windowed and masks:
+        if model.windowed_layers and masks:
             raise ValueError(
                 f"windowed_layers {model.windowed_layers} beside documents: the mask of a window "
                 "tells none apart; set documents' reset_attention_mask: false"

@@ -174,14 +174,8 @@ class ModelConfig(Record):
     @property
     def layer_types(self) -> list[str]:
         """Each layer's kind of attention, as ``transformers`` names it."""
-        return [
-            "full_attention" if self.window(layer) is None else "sliding_attention"
-            for layer in range(self.num_layers)
-        ]
-
-    @property
-    def is_windowed(self) -> bool:
-        return self.windowed_layers > 0
+        kinds = ("full_attention", "sliding_attention")
+        return [kinds[self.window(n) is not None] for n in range(self.num_layers)]
 
     @property
     def mixture(self) -> Mixture | None:
@@ -215,14 +209,14 @@ class ModelConfig(Record):
             ConfigError: if it is none of these.
         """
         parts = (self.norm, self.positions, self.activation, self.linear_bias)
-        own = self.qk_norm or self.qkv_bias
+        own: object = self.qk_norm or self.qkv_bias
         if parts == ("rmsnorm", "rotary", "swiglu", False) and not (self.qk_norm and self.qkv_bias):
             if self.num_experts:
                 return self._mixture_type()
-            if own or not self.is_windowed:
+            if own or not self.windowed_layers:
                 return "qwen3" if self.qk_norm else "qwen2" if self.qkv_bias else "llama"
             return "mistral" if self.windowed_layers == self.num_layers else "ministral"
-        own = own or self.is_windowed or self.head_size is not None or self.num_experts > 0
+        own = own or self.head_size or self.windowed_layers or self.num_experts
         whole = self.tied_embeddings and self.kv_heads == self.num_heads and not own
         if parts == ("layernorm", "learned", "gelu", True) and whole:
             return "gpt2"
