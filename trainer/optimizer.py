@@ -168,5 +168,7 @@ def _row_norms(grad: Tensor) -> Iterator[Tensor]:
     """Norms of parts: on CPU a float32 norm of 16 million numbers at once is wrong by 1e-3."""
     flat = grad.view(-1)
     whole = flat.numel() // ROW * ROW
-    yield torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=-1)
-    yield torch.linalg.vector_norm(flat[whole:]).view(1)
+    if whole:
+        yield torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=-1)
+    if whole < flat.numel():
+        yield torch.linalg.vector_norm(flat[whole:]).view(1)

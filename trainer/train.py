@@ -75,7 +75,8 @@ def build_stages(
 
 def _repeats_keys(config: TrainConfig, device: Device) -> bool:
     """Whether keys are repeated, since the device has no kernel for grouped queries."""
-    masked = config.documents is not None and config.documents.reset_attention_mask
+    documents = config.documents is not None and config.documents.reset_attention_mask
+    masked = documents or config.model.windowed_layers > 0
     dtype = COMPUTE_DTYPE[config.precision]
     return not device.has_grouped_attention(dtype, config.model.head_dim, masked)
 

@@ -6,11 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.model.transformer import Attend, Block, Stage, attend
+from trainer.model.attention import Attend, attend
+from trainer.model.transformer import Block, Stage
 
 
 class CachedAttention:
-    """``transformer.attend`` of new tokens to all tokens so far."""
+    """``attention.attend`` of new tokens to all tokens so far."""
 
     def __init__(self) -> None:
         self.keys: Tensor | None = None

@@ -17,16 +17,12 @@ Count = Annotated[int, Field(ge=1, le=10_000_000)]
 _TOGETHER = {
     "num_experts": ((), ("capacity_factor",)),
     "kv_lora_rank": (("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), ("q_lora_rank",)),
-    "windowed_layers": (("window_size",), ()),
 }
 
 
 class ModelShape(ModelConfig, Described):
     """Shape of a decoder-only transformer, under the names that public configurations use."""
 
-    windowed_layers: Some = 0
-    """layers whose tokens attend to the last window_size tokens only"""
-    window_size: Count | None = None
     capacity_factor: float | None = Field(default=None, gt=0, le=1000)
     """rows of an expert, of its mean share; tokens beyond are dropped, and too few are padded;
     default: no token is dropped"""
@@ -45,10 +41,6 @@ class ModelShape(ModelConfig, Described):
     def _whole_shape(self) -> ModelShape:
         """Refuse further keys without the others that they need."""
         self.check_together(_TOGETHER)
-        if self.windowed_layers > self.num_layers:
-            raise ValueError(
-                f"windowed_layers {self.windowed_layers} is more than num_layers {self.num_layers}"
-            )
         if self.head_size and self.kv_lora_rank:
             raise ValueError("head_size beside kv_lora_rank: remove it")
         return self
@@ -70,15 +62,6 @@ class ModelShape(ModelConfig, Described):
             both = latent.key_size + latent.rotary_size + latent.value_size
             return int(self.num_heads * both) // 2
         return super().attention_size
-
-    @property
-    def attended(self) -> int:
-        if not self.windowed_layers or self.window_size is None:
-            return self.seq_length
-        # Causal masking halves a full attention matrix, but not a window.
-        window = min(self.seq_length, 2 * self.window_size)
-        whole = self.num_layers - self.windowed_layers
-        return (whole * self.seq_length + self.windowed_layers * window) // self.num_layers
 
     @property
     def mixture(self) -> Mixture | None:

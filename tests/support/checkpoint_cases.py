@@ -63,6 +63,17 @@ MODELS["llama 3.1"] = {
     "rope_factor": 8.0,
     "rope_original_length": 8,
 }
+# Blocks of windows that end before, with and behind the sequence.
+MODELS["mistral"] = {**MODELS["llama"], "windowed_layers": 4, "window_size": 5}
+MODELS["ministral"] = {**MODELS["llama"], "windowed_layers": 3, "window_size": 3}
+MODELS["windows"] = {**MODELS["qwen3"], "windowed_layers": 2, "window_size": 4}
+MODELS["mixtral"] = {
+    **MODELS["llama"],
+    "num_experts": 3,
+    "experts_per_token": 2,
+    "expert_ffn_hidden_size": 20,
+}
+MODELS["qwen3 moe"] = {**MODELS["mixtral"], "qk_norm": True, "head_size": 14}
 MODELS["moe"] = {
     **MODELS["llama"],
     "num_experts": 8,

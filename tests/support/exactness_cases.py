@@ -35,7 +35,8 @@ SHALLOW: dict[str, dict[str, Any]] = {
     },
 }
 DEEP = {f"deep-{name}": {**shape, "num_layers": 8} for name, shape in SHALLOW.items()}
-MODELS = SHALLOW | DEEP
+WINDOWS = {**SHALLOW["llama"], "windowed_layers": 2, "window_size": 5}
+MODELS = SHALLOW | DEEP | {"windows": WINDOWS}
 LAYOUTS = [
     (tp, pp, 8 // tp // pp) for tp in (1, 2, 4, 8) for pp in (1, 2, 4, 8) if tp * pp in (1, 2, 4, 8)
 ]
@@ -87,6 +88,7 @@ QUICK = [
     layout("llama", 1, 2, 2, 1, recompute="full", pipeline_schedule="InterleavedZeroBubble"),
     layout("llama", 2, 2, 1, 0, vpp=2, gas=4, pipeline_schedule="ZBVZeroBubble"),
     layout("gpt", 1, 1, 2, 1, cp=2, recompute="selective"),
+    layout("windows", 2, 2, 1, 1, sequence_parallel=True, recompute="selective"),
     layout(
         "llama", 2, 1, 1, 3, cp=2, recompute="full", sequence_parallel=True, chunked_loss=True
     ),
@@ -122,6 +124,10 @@ def every_schedule() -> list[dict[str, Any]]:
         layout(
             "deep-llama", 1, 4, 2, 0, recompute="full", pipeline_schedule="InterleavedZeroBubble"
         ),
+        layout("windows", 1, 1, 2, 3, recompute="full"),
+        layout("windows", 1, 1, 2, 3),
+        job("grid", "windows", 4, gx=2, gy=2, mbs=8, gas=2, recompute="selective"),
+        layout("windows", 2, 1, 1, 0, compile=True, recompute="selective"),
     ]  # fmt: skip
 
 

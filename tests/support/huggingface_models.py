@@ -78,16 +78,21 @@ def _shapes(c: dict[str, Any]) -> dict[str, tuple[int, ...]]:
                 found[f"transformer.h.{n}.{name}.weight"] = shape
                 found[f"transformer.h.{n}.{name}.bias"] = shape[-1:]
         return {**found, "transformer.ln_f.weight": (h,), "transformer.ln_f.bias": (h,)}
-    h, ffn = c["hidden_size"], c["intermediate_size"]
+    h, ffn = c["hidden_size"], c.get("intermediate_size", 0)
     heads, kv = (c["head_dim"] * c[f"num_{n}_heads"] for n in ("attention", "key_value"))
     found = {"model.embed_tokens.weight": (c["vocab_size"], h)}
     for n in range(c["num_hidden_layers"]):
         inner = {"input_layernorm": (h,), "post_attention_layernorm": (h,)}
         inner |= {"self_attn.q_proj": (heads, h), "self_attn.k_proj": (kv, h)}
         inner |= {"self_attn.v_proj": (kv, h), "self_attn.o_proj": (h, heads)}
-        if c["model_type"] == "qwen3":
+        if "qwen3" in c["model_type"]:
             inner |= {f"self_attn.{p}_norm": (c["head_dim"],) for p in "qk"}
-        inner |= {"mlp.gate_proj": (ffn, h), "mlp.up_proj": (ffn, h), "mlp.down_proj": (h, ffn)}
+        if experts := _experts(c):
+            router, *each = experts
+            inner[router] = (len(each), h)
+            ffn = c.get("moe_intermediate_size", ffn)
+        for gate, up, down in experts[1:] or [[f"mlp.{p}_proj" for p in ("gate", "up", "down")]]:
+            inner |= {gate: (ffn, h), up: (ffn, h), down: (h, ffn)}
         found |= {f"model.layers.{n}.{name}.weight": shape for name, shape in inner.items()}
         if c["model_type"] == "qwen2":
             for p in "qkv":
@@ -96,11 +101,24 @@ def _shapes(c: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return {**found, "model.norm.weight": (h,), "lm_head.weight": (c["vocab_size"], h)}
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _experts(c: dict[str, Any]) -> list[Any]:
+    """The router's name, and for each expert those of gate, up and down; none of a dense model."""
+    if c["model_type"] == "mixtral":
+        at, names, count = "block_sparse_moe", ("w1", "w3", "w2"), c["num_local_experts"]
+    elif c["model_type"] == "qwen3_moe":
+        at, names, count = "mlp", ("gate_proj", "up_proj", "down_proj"), c["num_experts"]
+    else:
+        return []
+    each = [[f"{at}.experts.{n}.{name}" for name in names] for n in range(count)]
+    return [f"{at}.gate", *each]
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, window: int = 0) -> Tensor:
     """Of (batch, heads, sequence, head), one head of queries at a time."""
     shared = query.size(1) // key.size(1)
     length = query.size(2)
-    hidden = torch.full((length, length), -math.inf, dtype=query.dtype).triu(1)
+    hidden = torch.full((length, length), -math.inf, dtype=query.dtype)
+    hidden = hidden.triu(1) + (hidden.tril(-window) if window else 0.0)
     found = []
     for head in range(query.size(1)):
         k, v = key[:, head // shared], value[:, head // shared]
@@ -152,12 +170,28 @@ def _llama(c: dict[str, Any], t: Tensors, tokens: Tensor) -> Tensor:
 
         y = norm(x, f"{at}.input_layernorm")
         q, k, v = (_heads(product(y, f"self_attn.{p}_proj"), size) for p in "qkv")
-        if c["model_type"] == "qwen3":
+        if "qwen3" in c["model_type"]:
             q, k = norm(q, f"{at}.self_attn.q_norm"), norm(k, f"{at}.self_attn.k_norm")
-        x = x + product(_attention(turned(q), turned(k), v), "self_attn.o_proj")
+        near = "layer_types" not in c or c["layer_types"][n] == "sliding_attention"
+        seen = _attention(turned(q), turned(k), v, near * (c.get("sliding_window") or 0))
+        x = x + product(seen, "self_attn.o_proj")
         y = norm(x, f"{at}.post_attention_layernorm")
-        gate = F.silu(product(y, "mlp.gate_proj"))
-        x = x + product(gate * product(y, "mlp.up_proj"), "mlp.down_proj")
+
+        def ffn(y: Tensor, gate: str, up: str, down: str, product: Any = product) -> Tensor:
+            return product(F.silu(product(y, gate)) * product(y, up), down)
+
+        if experts := _experts(c):
+            router, *each = experts
+            scores = product(y, router)
+            least = scores.topk(c["num_experts_per_tok"]).values[..., -1:]
+            shares = scores.masked_fill(scores < least, -math.inf).softmax(-1)
+            every = (
+                share[..., None] * ffn(y, *of)
+                for share, of in zip(shares.unbind(-1), each, strict=True)
+            )
+            x = x + sum(every)
+        else:
+            x = x + ffn(y, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
     last = "model.embed_tokens" if c["tie_word_embeddings"] else "lm_head"
     return norm(x, "model.norm") @ t[f"{last}.weight"].t()
 

@@ -126,7 +126,11 @@ def test_what_a_mixture_cannot_be_trained_with_is_refused_with_a_remedy(
         ({"moe_aux_loss_coeff": 0.1, "model": {**cases.SHAPE, "num_experts": 0}}, "num_experts"),
         ({"model": {**cases.SHAPE, "experts_per_token": 9}}, "is more than num_experts 8"),
         ({"model": {**cases.SHAPE, "expert_ffn_hidden_size": None}}, "must be, too"),
-        ({"last_save_in_hf": True, "save": "x"}, "num_experts 8: Hugging Face weights"),
+        (
+            {"last_save_in_hf": True, "save": "x"}
+            | {"model": {**cases.SHAPE, "router_score": "sigmoid"}},
+            "num_experts 8 with router_score sigmoid: Hugging Face weights",
+        ),
     ],
 )
 def test_settings_of_experts_that_contradict_each_other_are_refused(

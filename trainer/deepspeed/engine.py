@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from trainer.data.batches import Dataset, micro_batches
 from trainer.deepspeed.rules import unsupported, zero_stage
+from trainer.model.attention import Places
 from trainer.model.initialize import initialize
 from trainer.model.precision import COMPUTE_DTYPE
-from trainer.model.transformer import Places, Stage
+from trainer.model.transformer import Stage
 from trainer.optimizer import StepReport
 from trainer.parallel.collectives import Traffic
 from trainer.parallel.loss import cross_entropy

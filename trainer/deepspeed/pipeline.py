@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from torch import Tensor
 
+from trainer.model.attention import Places, near_mask
 from trainer.model.initialize import initialize
 from trainer.model.transformer import (
     Block,
     Embedding,
     Head,
-    Places,
     Positions,
     norm_layer,
     rotary_table,
@@ -30,15 +30,17 @@ from trainer.plan.model import ModelConfig
 class PipedBlock(Block):
     """A block that makes its own rotary table: only hidden states pass between stages."""
 
-    def __init__(self, model: ModelConfig) -> None:
-        super().__init__(model, "none")
+    def __init__(self, model: ModelConfig, layer: int) -> None:
+        super().__init__(model, "none", layer=layer)
         self.model = model
         self.table: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # one tensor passes
         if self.model.positions == "rotary" and self.table is None:
             self.table = rotary_table(self.model, x)
-        return super().forward(x, Places(self.table, None))
+        window = self.attention.window
+        near = None if window is None else near_mask(window, x)
+        return super().forward(x, Places(self.table, None, near))
 
 
 class PipedEmbedding(Embedding):
@@ -73,7 +75,7 @@ def build_pipeline(config: TrainConfig) -> PipelineModule:
     if model.positions == "learned":
         specs.append(("positions.", LayerSpec(Positions, model)))
     for layer in range(model.num_layers):
-        specs.append((f"blocks.{layer}.", LayerSpec(PipedBlock, model)))
+        specs.append((f"blocks.{layer}.", LayerSpec(PipedBlock, model, layer)))
     norm = norm_layer(model)
     last = LayerSpec(type(norm), norm.normalized_shape, eps=norm.eps)
     specs += [("norm.", last), ("head.", head)]

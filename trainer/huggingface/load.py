@@ -60,6 +60,8 @@ class Weights:
         before = 0  # rows of the tensors that come first
         done = 0
         sources = self.architecture.sources(name)
+        if not sources:
+            return
         tensors = [self._tensor(theirs) for theirs in sources]
         turned = self.architecture.is_transposed(name) and columns
         wholes = [tensor.t() if turned else tensor for tensor in tensors]

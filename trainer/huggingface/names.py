@@ -1,4 +1,5 @@
-"""Our parameters as tensors of ``transformers``, for Llama, Qwen 2 and 3, and GPT-2.
+"""Our parameters as tensors of ``transformers``: Llama, Mistral, Mixtral, Qwen 2 and 3,
+and GPT-2.
 
 Ours stack what is multiplied with the same input: queries, keys and values, and the two
 projections of SwiGLU. GPT-2's matrices are transposed there.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,14 +34,22 @@ class Architecture:
     fixed: Mapping[str, Any]
     defaults: Mapping[str, Any]
     transposed: bool = False
+    experts: int = 0
 
     def sources(self, name: str) -> list[str]:
-        """Their names for one of our parameters, in the order of its rows."""
+        """Their names for one of our parameters, in the order of its rows.
+
+        None for a router's bias, which they do not have.
+        """
         found = _LAYER.fullmatch(name)
         if found is None:
             return [self.top[name]]
         layer, module, part = found.groups()
-        return [f"{self.layers}{layer}.{theirs}.{part}" for theirs in self.inside[module]]
+        if name.endswith(".router.bias"):
+            return []
+        count = self.experts if "experts" in module else 1
+        every = (theirs.format(n) for n in range(count) for theirs in self.inside[module])
+        return [f"{self.layers}{layer}.{theirs}.{part}" for theirs in every]
 
     def is_transposed(self, name: str) -> bool:
         """Whether our parameter is theirs the other way round."""
@@ -55,13 +64,16 @@ def _architectures() -> Mapping[str, Architecture]:
 
 def architecture_of(model: ModelConfig) -> Architecture:
     """See ``ModelConfig.model_type``."""
-    return _architectures()[model.model_type()]
+    return replace(_architectures()[model.model_type()], experts=model.num_experts)
 
 
 def config_of(model: ModelConfig) -> dict[str, Any]:
     """The ``config.json`` of a model."""
     found = architecture_of(model)
     rope = rope_of(model) if "rope_theta" in found.fields else {}
+    windows: dict[str, Any] = {"use_sliding_window": model.windowed_layers > 0}
+    if model.windowed_layers:
+        windows |= {"sliding_window": model.window_size, "layer_types": model.layer_types}
     return {
         "architectures": [found.class_name],
         "model_type": model.model_type(),
@@ -72,6 +84,7 @@ def config_of(model: ModelConfig) -> dict[str, Any]:
         **found.fixed,
         "torch_dtype": "float32",
         **({"rope_scaling": rope} if len(rope) > 1 else {}),
+        **{key: value for key, value in windows.items() if key in found.defaults},
     }
 
 
@@ -99,12 +112,14 @@ def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: if it is not; names the keys and both values.
     """
-    wanted = config_of(model) | rope_of(model)
+    wanted = config_of(model) | rope_of(model) | {"layer_types": model.layer_types}
     there = _architectures().get(str(given.get("model_type")))
     known = {**(there.defaults if there else {}), **given}
     rope = known.get("rope_parameters") or known.get("rope_scaling") or {}
     known["rope_type"] = rope.get("type", "default")
     known |= rope
+    if not known.get("layer_types"):
+        known["layer_types"] = _layer_types(known, model.num_layers)
     heads = known.get("num_attention_heads")
     if known.get("head_dim") is None and isinstance(heads, int) and heads > 0:
         known["head_dim"] = known.get("hidden_size", 0) // heads
@@ -112,6 +127,7 @@ def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
     for key, other, factor in (
         ("n_inner", "n_embd", 4),
         ("num_key_value_heads", "num_attention_heads", 1),
+        ("num_experts", "num_local_experts", 1),
     ):
         if known.get(key) is None and isinstance(known.get(other), int):
             known[key] = factor * known[other]
@@ -129,3 +145,11 @@ def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
         wrong.append(f"{key} is {theirs!r} there and {ours!r} here")
     if wrong:
         raise ConfigError(f"is of another model: {'; '.join(wrong)}")
+
+
+def _layer_types(known: Mapping[str, Any], layers: int) -> list[str]:
+    """Each layer's kind of attention, for a file that does not list them."""
+    slides = known.get("sliding_window") and known.get("use_sliding_window", True)
+    first = known.get("max_window_layers", 0)
+    kinds = ("full_attention", "sliding_attention")
+    return [kinds[bool(slides and layer >= first)] for layer in range(layers)]

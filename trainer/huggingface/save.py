@@ -18,6 +18,7 @@ from trainer.checkpoint.folders import read_record
 from trainer.checkpoint.integrity import SafeReader
 from trainer.huggingface.names import Architecture, architecture_of, config_of
 from trainer.huggingface.safetensors import SINGLE, write_file
+from trainer.plan.limits import ConfigError
 from trainer.plan.model import ModelConfig
 
 
@@ -64,6 +65,11 @@ def _tensors(
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             dcp.load({f"model.{name}": whole}, storage_reader=reader, no_dist=True)
         parts = _parts(architecture, model, name, tuple(whole.shape))
+        if not parts and whole.any():
+            raise ConfigError(
+                f"{name} is not 0: {architecture.class_name} chooses experts without a bias; train "
+                "with moe_router_bias_update_rate: 0"
+            )
         turned = whole.dim() > 1 and architecture.is_transposed(name)
         begin = 0
         for theirs, shape in parts:
@@ -78,8 +84,8 @@ def _parts(
 ) -> list[tuple[str, tuple[int, ...]]]:
     """Their tensors and shapes that one of our parameters becomes."""
     sources = architecture.sources(name)
-    rows = [whole[0] // len(sources)] * len(sources)
-    if len(sources) == 3:
+    rows = [whole[0] // len(sources)] * len(sources) if sources else []
+    if len(sources) == 3 and ".qkv." in name:
         keys = model.kv_heads * model.head_dim
         rows = [whole[0] - 2 * keys, keys, keys]
     turned = len(whole) > 1 and architecture.is_transposed(name)

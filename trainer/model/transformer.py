@@ -9,22 +9,29 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from trainer.model.attention import (
+    Attend,
+    Places,
+    attend,
+    for_each_query,
+    joined,
+    near_blocks,
+    near_mask,
+    own_document,
+)
 from trainer.model.experts import MixtureMlp, kept_routes
 from trainer.model.recompute import computed_again, recomputed, rms_norm, rotated, swiglu
 from trainer.plan.fields import Recompute
 from trainer.plan.model import ModelConfig
 
 NORM_EPS = 1e-5
-Attend = Callable[..., Tensor]
-"""Attention: queries, keys and values (sequence, batch, heads, head), and a mask ``Places.seen``
-unless attention is simply causal, to the joined heads (sequence, batch, heads * head)."""
 
 
 class SplitProduct(Protocol):
@@ -96,49 +103,12 @@ def _stretched(frequency: Tensor, model: ModelConfig) -> Tensor:
     return frequency * (kept + (1 - kept) / model.rope_factor)
 
 
-def for_each_query(query: Tensor, shared: Tensor) -> Tensor:
-    """Keys or values repeated, for kernels that have no grouped queries."""
-    return shared.repeat_interleave(query.size(2) // shared.size(2), 2)
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Causal attention; (sequence, batch, heads, head) in, heads joined out."""
-    query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-    grouped = query.size(1) != key.size(1)
-    context = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=seen, is_causal=seen is None, enable_gqa=grouped
-    )
-    return context.permute(2, 0, 1, 3).flatten(2)
-
-
-class Places(NamedTuple):
-    """Positions of tokens, and which keys each may see."""
-
-    table: tuple[Tensor, Tensor] | None
-    """Rotary positions, see ``rotary_table``; (sequence, batch or 1, 1, head/2) each."""
-    seen: Tensor | None
-    """Added to scores: 0 where a query sees a key, else -inf; (batch, 1, sequence, sequence).
-
-    None: it sees all before it. In the number format of the queries: torch's kernels turn another
-    one into it, and each layer would keep the result for its backward pass.
-    """
-
-
-def own_document(starts: Tensor, dtype: torch.dtype) -> Tensor:
-    """Mask that lets tokens see those before them in their document; see ``Places.seen``.
-
-    ``starts``: where each token's document begins in its sample, (batch, sequence).
-    """
-    same = starts[:, :, None] == starts[:, None, :]
-    seen = torch.zeros(same.shape, dtype=dtype, device=starts.device)
-    return seen.masked_fill_(~same.tril_(), -torch.inf)[:, None]
-
-
 class Attention(nn.Module):
-    """Grouped-query causal self-attention."""
+    """Grouped-query causal self-attention, to the last ``window`` tokens if there is one."""
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, window: int | None = None) -> None:
         super().__init__()
+        self.window = window
         size, kv_size = model.attention_size, model.kv_heads * model.head_dim
         self.head_dim = model.head_dim
         self.group = model.num_heads // model.kv_heads
@@ -154,21 +124,25 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, places: Places) -> Tensor:
         heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
-        table, seen = places  # a plain tuple, where DeepSpeed's hooks have passed it on
+        table, seen, near = places  # a plain tuple, where DeepSpeed's hooks have passed it on
         mask = () if seen is None else (seen,)
         with computed_again(self.repeats, self._inputs, heads, table) as inputs:
-            if self.recompute:
-                context = checkpoint(
-                    self.attend, *inputs, *mask, use_reentrant=False, preserve_rng_state=False
-                )
+            if self.window is not None:
+                attended = [self.attend(*inputs[:3])]
+                attended += [self.attend(*inputs[3:], near)] if len(inputs) > 3 else []
+            elif self.recompute:
+                again = {"use_reentrant": False, "preserve_rng_state": False}
+                attended = [checkpoint(self.attend, *inputs, *mask, **again)]
             else:
-                context = self.attend(*inputs, *mask)
-        return self.out(context)
+                attended = [self.attend(*inputs, *mask)]
+        several = self.repeats and len(attended) > 1
+        with computed_again(several, joined, heads.size(0), *attended) as context:
+            return self.out(context)
 
-    def _inputs(
-        self, heads: Tensor, table: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of all heads together."""
+    def _inputs(self, heads: Tensor, table: tuple[Tensor, Tensor] | None) -> tuple[Tensor, ...]:
+        """Queries, keys and values of all heads together; of a window's first block, and of the
+        others.
+        """
         kv_heads = heads.size(2) // (self.group + 2)  # of this tensor-parallel rank
         both, value = heads.split((heads.size(2) - kv_heads, kv_heads), dim=2)
         if self.query_norm is not None and self.key_norm is not None:
@@ -181,7 +155,10 @@ class Attention(nn.Module):
         # A CPU's kernel repeats keys itself, and would keep them.
         if self.group > 1 and (self.repeats_keys or (self.repeats and heads.device.type == "cpu")):
             key, value = for_each_query(query, key), for_each_query(query, value)
-        return query, key, value
+        if self.window is None or query.size(0) <= self.window:
+            return query, key, value
+        first = (x[: self.window] for x in (query, key, value))
+        return *first, *near_blocks(query, key, value, self.window)
 
 
 class Mlp(nn.Module):
@@ -232,7 +209,9 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.attention_norm = norm_layer(model)
-        self.attention = Attention(model)
+        window = model.window(layer)
+        hides = window is not None and window < model.seq_length
+        self.attention = Attention(model, window if hides else None)
         self.mlp_norm = norm_layer(model)
         self.mlp = feed_forward(model, layer)
         self.recompute = recompute
@@ -240,6 +219,8 @@ class Block(nn.Module):
         # The compiler takes torch's own way, whose dispatch costs the host more than the layer.
         self.repeats = recompute == "selective" and not compiled
         self.attention.repeats = self.mlp.repeats = self.repeats
+        if recompute == "none" and not compiled:
+            self._repeat_blocks()
         if model.num_experts:
             self.repeat_attention_only()
 
@@ -251,6 +232,11 @@ class Block(nn.Module):
         if self.recompute == "selective":
             self.recompute, self.attention.recompute = "none", True
             self.repeats = self.attention.repeats = self.mlp.repeats = False
+            self._repeat_blocks()
+
+    def _repeat_blocks(self) -> None:
+        """Keep no copies of keys that two blocks of a window see."""
+        self.attention.repeats = self.attention.window is not None and not self.compiled
 
     def compute(self, x: Tensor, places: Places) -> Tensor:
         repeats = self.repeats
@@ -348,6 +334,8 @@ class Stage(nn.Module):
         self.is_last = index == num_stages - 1
         self.tied = model.tied_embeddings and self.is_last
         self.table: tuple[Tensor, Tensor] | None = None
+        self.near: Tensor | None = None
+        self.window: int | None = None  # of the layers that have one
         self.chunks: Sequence[range] = ()  # of each sequence, if not all of it
         self.resets_attention = self.resets_positions = True  # where documents are told apart
         self.embedding = Embedding(model) if self.is_first else None
@@ -357,7 +345,8 @@ class Stage(nn.Module):
         share = model.num_layers // num_stages
         for layer in layers or range(index * share, (index + 1) * share):
             again = recompute if layer % recompute_every == 0 else "none"
-            self.blocks[str(layer)] = Block(model, again, compiled, layer)
+            block = self.blocks[str(layer)] = Block(model, again, compiled, layer)
+            self.window = self.window or block.attention.window
         self.norm = norm_layer(model) if self.is_last else None
         own_weight = not (self.tied and self.is_first)
         self.head = Head(model, own_weight) if self.is_last else None
@@ -386,7 +375,9 @@ class Stage(nn.Module):
         seen = None
         if starts is not None and self.resets_attention:
             seen = own_document(starts, x.dtype)
-        places = Places(table, seen)
+        if self.window is not None and self.near is None:
+            self.near = near_mask(self.window, x)
+        places = Places(table, seen, self.near)
         for block in self.blocks.values():
             x = block(x, places)
         if self.norm is not None and self.head is not None:

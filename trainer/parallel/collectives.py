@@ -127,15 +127,16 @@ class Group:
     def _reduce_scatter(
         self, share: Tensor, whole: Tensor, op: dist.ReduceOp.RedOpType, wait: bool
     ) -> dist.Work | None:
-        if op != dist.ReduceOp.SUM or not self.on_gloo:
+        average, far = op == dist.ReduceOp.AVG, self.level is Level.INTER_NODE
+        if not self.on_gloo or (average and far):
             return dist.reduce_scatter_single(share, whole, op, self.handle, not wait)
-        if not wait:
-            return _scatter_directly(share, whole, self.handle)
-        if self.level is Level.INTER_NODE:
+        if wait and far:
             _scatter_in_ring(share, whole, self.handle)
-        else:
-            _scatter_directly(share, whole, self.handle).wait()
-        return None
+            return None
+        work = _scatter_directly(share, whole, self.handle, average)
+        if wait:
+            work.wait()
+        return work
 
     def all_reduce(
         self,
@@ -214,7 +215,9 @@ class _Done(dist.Work):
 _DONE = _Done()
 
 
-def _scatter_directly(share: Tensor, whole: Tensor, group: dist.ProcessGroup) -> dist.Work:
+def _scatter_directly(
+    share: Tensor, whole: Tensor, group: dist.ProcessGroup, average: bool
+) -> dist.Work:
     """Begin a reduce-scatter by one all-to-all; wait before reading ``share``, contiguous.
 
     gloo's own reduces everything on every rank, which sends twice the bytes. Inside a node one
@@ -222,19 +225,19 @@ def _scatter_directly(share: Tensor, whole: Tensor, group: dist.ProcessGroup) ->
     """
     received = torch.empty_like(whole)
     work = dist.all_to_all_single(received, whole, group=group, async_op=True)
-    return _Sum(work, received, share, group.size())
+    return _Sum(work, received.view(group.size(), -1), share.view(-1), average)
 
 
 class _Sum(dist.Work):
-    """Handle that sums what the all-to-all has received."""
+    """Handle that sums, or averages, the rows that the all-to-all has received."""
 
-    def __init__(self, work: Any, received: Tensor, share: Tensor, size: int) -> None:
+    def __init__(self, work: Any, received: Tensor, share: Tensor, average: bool) -> None:
         super().__init__()
-        self.work, self.received, self.share, self.size = work, received, share, size
+        self.work, self.received, self.share, self.average = work, received, share, average
 
     def wait(self, timeout: Any = None) -> bool:
         self.work.wait()
-        torch.sum(self.received.view(self.size, -1), 0, out=self.share.view(-1))
+        (torch.mean if self.average else torch.sum)(self.received, 0, out=self.share)
         return True
 
 

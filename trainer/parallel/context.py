@@ -45,7 +45,7 @@ def split_sequences(stage: Stage, mesh: Mesh, opaque: bool) -> None:
 
 
 def ring_attention(query: Tensor, key: Tensor, value: Tensor, group: Group | str) -> Tensor:
-    """``transformer.attend`` over sequences of which each rank holds its chunks."""
+    """``attention.attend`` over sequences of which each rank holds its chunks."""
     query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
     ring = _RingAttention.apply if isinstance(group, Group) else lambda *args: _ring(*args)[0]
     context: Tensor = ring(query, key, value, group)

@@ -26,31 +26,29 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, group: Group | None) -> Tensor:
-        size = logits.size(-1)
         counts = (targets >= 0).float()
-        peak = logits.amax(-1).float()
         if group is not None:
-            group.all_reduce(peak, "tensor", dist.ReduceOp.MAX)
-            targets = targets - group.rank * size
-        local, inside = _local(targets, size)
+            targets = targets - group.rank * logits.size(-1)
+        local, inside = _local(targets, logits.size(-1))
         sums = torch.empty(2, logits.size(0), device=logits.device)
         for rows in _chunks(*logits.shape):
-            torch.sum((logits[rows].float() - peak[rows, None]).exp_(), -1, out=sums[0, rows])
+            torch.logsumexp(logits[rows].float(), -1, out=sums[0, rows])
         sums[1] = logits.gather(-1, local).squeeze(-1).masked_fill_(~inside, 0)
-        if group is not None:
-            group.all_reduce(sums, "tensor")
-        log_total = sums[0].log_().add_(peak)
+        log_total, of_target = _joined(sums, group)
         ctx.save_for_backward(logits, log_total, local, inside, counts)
-        return ((log_total - sums[1]) * counts).mean()
+        return ((log_total - of_target) * counts).mean()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         logits, log_total, local, inside, counts = ctx.saved_tensors
         share = (grad / logits.size(0) * counts)[:, None]
         for rows in _chunks(*logits.shape):
-            part = (logits[rows].float() - log_total[rows, None]).exp_()
+            part = logits[rows].float()  # in float32 the logits themselves
+            part.sub_(log_total[rows, None]).exp_()
             part.scatter_add_(-1, local[rows], -inside[rows].to(part.dtype)[:, None])
-            logits[rows] = part.mul_(share[rows])
+            part.mul_(share[rows])
+            if part.dtype != logits.dtype:
+                logits[rows] = part
         return logits, None, None
 
 
@@ -79,12 +77,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             local, inside = _local(targets - words.start, logits.size(-1))
             of_target += logits.gather(-1, local).squeeze(-1).masked_fill_(~inside, 0)
             torch.logaddexp(log_total, logits.logsumexp(-1), out=log_total)
-        if group is not None:
-            peak = log_total.clone()
-            group.all_reduce(peak, "tensor", dist.ReduceOp.MAX)
-            log_total.sub_(peak).exp_()
-            group.all_reduce(sums, "tensor")
-            log_total.log_().add_(peak)
+        _joined(sums, group)
         ctx.save_for_backward(x, weight, targets, log_total, counts)
         return ((log_total - of_target) * counts).mean()
 
@@ -108,6 +101,18 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         elif ctx.group is not None:
             ctx.group.all_reduce(of_x, "tensor")
         return of_x, of_weight, None, None, None
+
+
+def _joined(sums: Tensor, group: Group | None) -> Tensor:
+    """Each token's log-sum of exponentials, and its target's logit, over all ranks' words."""
+    if group is not None:
+        log_total = sums[0]
+        peak = log_total.clone()
+        group.all_reduce(peak, "tensor", dist.ReduceOp.MAX)
+        log_total.sub_(peak).exp_()
+        group.all_reduce(sums, "tensor")
+        log_total.log_().add_(peak)
+    return sums
 
 
 def _local(targets: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -61,8 +61,24 @@ class TrainConfig(Settings, Choices):
                 raise ValueError(f"{said} needs a folder: set save")
         if self.last_save_in_hf:
             self.model.model_type()  # refuses other models before the first step
+            if rate := self.moe_router_bias_update_rate:
+                raise ValueError(
+                    f"last_save_in_hf beside moe_router_bias_update_rate {rate}: mixtures there "
+                    "choose experts without a bias; set it to 0"
+                )
         for reason in refused_settings(self, self.engine).values():
             raise ValueError(f"engine {self.engine}: {reason}")
+        model, masks = self.model, self.documents and self.documents.reset_attention_mask
+        if model.windowed_layers and masks:
+            raise ValueError(
+                f"windowed_layers {model.windowed_layers} beside documents: the mask of a window "
+                "tells none apart; set documents' reset_attention_mask: false"
+            )
+        if model.layer_types.count("sliding_attention") != model.windowed_layers:
+            raise ValueError(
+                f"windowed_layers {model.windowed_layers} of num_layers {model.num_layers}: the "
+                "last of every so many layers sees all; set the others' number"
+            )
         if self.cp > 1 and self.splits_samples:
             raise ValueError(
                 f"documents with cp {self.cp}: ring attention sees whole samples; set cp: 1, or "

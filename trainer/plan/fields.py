@@ -306,7 +306,7 @@ class Settings(Described):
     """folder with checkpoints: go on from the latest complete one, in any layout, for warmup_steps
     + measured_steps more"""
     initial_load_path: Annotated[str | None, _CHECKPOINTS] = None
-    """folder of Hugging Face weights (Llama, GPT-2; safetensors) to begin from, where load has no
+    """folder of Hugging Face weights (safetensors) to begin from, where load has no
     checkpoint yet"""
     last_save_in_hf: bool = False
     """at the end also write the weights so, as hf in the folder save"""

@@ -27,7 +27,8 @@ TOGETHER: Together = {
     "num_experts": (
         ("experts_per_token", "expert_ffn_hidden_size"),
         ("shared_ffn_hidden_size", "dense_layers"),
-    )
+    ),
+    "windowed_layers": (("window_size",), ()),
 }
 
 
@@ -68,6 +69,10 @@ class ModelConfig(Record):
     rope_original_length: Tokens = Field(
         default=8192, description="positions before they were stretched"
     )
+    windowed_layers: Some = Field(
+        default=0, description="layers whose tokens attend to the last window_size tokens only"
+    )
+    window_size: Width | None = None
     num_experts: Some = Field(
         default=0, description="of a layer, in place of its feed-forward part; 0: a dense model"
     )
@@ -93,10 +98,9 @@ class ModelConfig(Record):
                 f"experts_per_token {self.experts_per_token} is more than num_experts "
                 f"{self.num_experts}"
             )
-        if self.dense_layers > self.num_layers:
-            raise ValueError(
-                f"dense_layers {self.dense_layers} is more than num_layers {self.num_layers}"
-            )
+        for name in ("dense_layers", "windowed_layers"):
+            if (layers := getattr(self, name)) > self.num_layers:
+                raise ValueError(f"{name} {layers} is more than num_layers {self.num_layers}")
         if not self.head_size and not self.is_latent and self.hidden_size % self.num_heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not divisible by num_heads {self.num_heads}; "
@@ -150,8 +154,28 @@ class ModelConfig(Record):
 
     @property
     def attended(self) -> int:
-        """Keys of each query, masked ones included."""
-        return self.seq_length
+        """Keys of each query, masked ones included; the mean of all layers."""
+        if not self.windowed_layers or self.window_size is None:
+            return self.seq_length
+        # Causal masking halves a full attention matrix, but not a window.
+        window = min(self.seq_length, 2 * self.window_size)
+        whole = self.num_layers - self.windowed_layers
+        return (whole * self.seq_length + self.windowed_layers * window) // self.num_layers
+
+    def window(self, layer: int) -> int | None:
+        """Last tokens that a layer's tokens attend to; None: all before them.
+
+        The last of every so many layers sees all, as in Gemma 2 and 3.
+        """
+        whole = self.num_layers - self.windowed_layers
+        sees_all = whole > 0 and (layer + 1) % (self.num_layers // whole) == 0
+        return None if sees_all else self.window_size
+
+    @property
+    def layer_types(self) -> list[str]:
+        """Each layer's kind of attention, as ``transformers`` names it."""
+        kinds = ("full_attention", "sliding_attention")
+        return [kinds[self.window(n) is not None] for n in range(self.num_layers)]
 
     @property
     def mixture(self) -> Mixture | None:
@@ -178,21 +202,21 @@ class ModelConfig(Record):
         """SwiGLU: two projections up instead of one."""
         return self.activation == "swiglu"
 
-    def model_type(self) -> Literal["llama", "qwen2", "qwen3", "gpt2"]:
+    def model_type(self) -> str:
         """Name that ``transformers`` has for a model of this shape.
 
         Raises:
             ConfigError: if it is none of these.
         """
         parts = (self.norm, self.positions, self.activation, self.linear_bias)
-        if self.num_experts:
-            raise ConfigError(
-                f"num_experts {self.num_experts}: Hugging Face weights are those of dense models "
-                "here (Llama, GPT-2)"
-            )
+        own: object = self.qk_norm or self.qkv_bias
         if parts == ("rmsnorm", "rotary", "swiglu", False) and not (self.qk_norm and self.qkv_bias):
-            return "qwen3" if self.qk_norm else "qwen2" if self.qkv_bias else "llama"
-        own = self.head_size or self.qk_norm or self.qkv_bias
+            if self.num_experts:
+                return self._mixture_type()
+            if own or not self.windowed_layers:
+                return "qwen3" if self.qk_norm else "qwen2" if self.qkv_bias else "llama"
+            return "mistral" if self.windowed_layers == self.num_layers else "ministral"
+        own = own or self.head_size or self.windowed_layers or self.num_experts
         whole = self.tied_embeddings and self.kv_heads == self.num_heads and not own
         if parts == ("layernorm", "learned", "gelu", True) and whole:
             return "gpt2"
@@ -203,6 +227,18 @@ class ModelConfig(Record):
             "(likewise, with qkv_bias), Qwen 3 (with qk_norm) or GPT-2 (layernorm, learned, gelu, "
             "biases, tied embeddings)"
         )
+
+    def _mixture_type(self) -> str:
+        """``model_type`` of a mixture with the norms and activation functions of Llama."""
+        further = ("shared_ffn_hidden_size", "dense_layers", "windowed_layers", "qkv_bias")
+        found = [f"{name} {getattr(self, name)}" for name in further if getattr(self, name)]
+        found += [] if self.router_score == "softmax" else [f"router_score {self.router_score}"]
+        if found:
+            raise ConfigError(
+                f"num_experts {self.num_experts} with {', '.join(found)}: Hugging Face weights of "
+                "mixtures are those of Mixtral here, and of Qwen 3 (with qk_norm)"
+            )
+        return "qwen3_moe" if self.qk_norm else "mixtral"
 
     @property
     def num_parameters(self) -> int:

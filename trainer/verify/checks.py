@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foundation.files import finite
+from trainer.model.attention import attend, for_each_query, own_document
 from trainer.model.initialize import initialize
-from trainer.model.transformer import Stage, attend, for_each_query, own_document
+from trainer.model.transformer import Stage
 from trainer.plan.config import TrainConfig
 from trainer.plan.flops import model_flops
 from trainer.plan.formats import Format

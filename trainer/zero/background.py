@@ -78,5 +78,23 @@ class _ThreadWork(dist.Work):
         return True
 
 
+class Pending:
+    """Collectives under way; adding one ends the oldest where there are more than ``bound``."""
+
+    def __init__(self, bound: int) -> None:
+        self.bound = bound
+        self.ends: deque[Callable[[], None]] = deque()
+
+    def add(self, end: Callable[[], None]) -> None:
+        """Add a collective that has begun, by what waits for it and takes its result."""
+        self.ends.append(end)
+        while len(self.ends) > self.bound:
+            self.ends.popleft()()
+
+    def finish(self) -> None:
+        while self.ends:
+            self.ends.popleft()()
+
+
 CommunicationStream = DeviceStream | ThreadStream
 """Runs collectives one after another, beside the caller."""

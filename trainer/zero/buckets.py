@@ -22,8 +22,10 @@ from trainer.model.transformer import Stage
 from trainer.parallel.mesh import Holders, Mesh
 from trainer.plan.config import TrainConfig
 from trainer.plan.shards import ROW, Traits, fill, padded
+from trainer.plan.states import PENDING_REDUCTIONS
 from trainer.runtime.phase import phase
-from trainer.zero.gradients import BucketGradients, Reductions, SplitGradients, WholeGradients
+from trainer.zero.background import Pending
+from trainer.zero.gradients import BucketGradients, SplitGradients, WholeGradients
 
 
 class Bucket:
@@ -39,7 +41,7 @@ class Bucket:
         holders: Holders,
         dtype: torch.dtype,
         device: torch.device,
-        reductions: Reductions | None,
+        reductions: Pending | None,
         in_place: bool,
     ) -> None:
         self.traits = members[0].traits
@@ -121,7 +123,7 @@ class WholeWeights:
         self.sequence_parallel = config.sequence_parallel and mesh.tp.size > 1
         dtype = COMPUTE_DTYPE[config.precision]
         split = mesh.placement.gradients.degree > 1 and not config.sums_whole_gradients
-        self.reductions = Reductions() if split else None
+        self.reductions = Pending(PENDING_REDUCTIONS) if split else None
         for holders in (mesh.dense, mesh.experts):  # a stage may have no experts: as on all ranks
             shares = holders.placement.optimizer.degree
             holders.replicas(shares, 1, "main")
@@ -137,6 +139,7 @@ class WholeWeights:
             for mine in reversed(held)  # each stage has backward passes of its own
             for members in fill(reversed(mine), config.ddp_bucket_size)
         ]
+        self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         for stage, mine in zip(stages, held, strict=True):
             paths = {module: f"{path}." for path, module in stage.named_modules()}
             for module in dict.fromkeys(slot.module for slot in mine):
@@ -148,12 +151,11 @@ class WholeWeights:
 
     def _wait_before_use(self, stage: Stage) -> None:
         """Make each part of a stage wait for its own weights, if they are still being gathered."""
-        holder = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
         blocks = stage.blocks.values()
         others = (m for m in stage.children() if m is not stage.blocks)
         for module in (*blocks, *others):
-            held = (parameter for parameter in module.parameters() if parameter in holder)
-            needed = {holder[parameter]: None for parameter in held}
+            held = (p for p in module.parameters() if p in self.bucket_of)
+            needed = {self.bucket_of[parameter]: None for parameter in held}
             module.register_forward_pre_hook(functools.partial(_wait, [*needed]))
 
     def pieces(self) -> Iterator[Piece]:
@@ -163,8 +165,7 @@ class WholeWeights:
 
     def receive(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Take a micro-batch's gradient of a parameter that autograd was not given."""
-        every = (bucket.gradients for bucket in self.buckets)
-        next(one for one in every if parameter in one.ends).receive(parameter, gradient)
+        self.bucket_of[parameter].gradients.receive(parameter, gradient)
 
     def start_step(self) -> None:
         """Forget the last step's gradients."""

@@ -7,6 +7,7 @@ reduce-scattered after every micro-batch, or once a step, if memory allows.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,10 +23,16 @@ from trainer.model.precision import COMPUTE_DTYPE, WIRE_DTYPE
 from trainer.model.transformer import Stage
 from trainer.parallel.mesh import Holders, Mesh
 from trainer.plan.config import TrainConfig
-from trainer.plan.placement import Placement
+from trainer.plan.placement import Level, Placement
 from trainer.plan.shards import Shape, Traits, UnitLayout
 from trainer.runtime.phase import phase
-from trainer.zero.background import DeviceStream, InlineStream, ThreadStream
+from trainer.zero.background import (
+    CommunicationStream,
+    DeviceStream,
+    InlineStream,
+    Pending,
+    ThreadStream,
+)
 from trainer.zero.buckets import WholeWeights
 from trainer.zero.hooks import HookContext
 from trainer.zero.unit import FsdpUnit, unit_groups
@@ -43,7 +50,7 @@ class ShardedWeights:
         self.mesh = mesh
         self.device = device
         self.sequence_parallel = config.sequence_parallel and mesh.tp.size > 1
-        self.context = _hook_context(config, device)
+        self.context = _hook_context(config, mesh, device)
         self.whole: WholeWeights | None = None
         """Experts of few holders: FSDP2 over one rank calls no hooks."""
         if not mesh.experts.placement.fully_sharded:
@@ -225,7 +232,8 @@ class ShardedWeights:
 
     def publish(self) -> None:
         """Copy updated weights to the shards that passes gather from, and free gathered weights."""
-        self.context.gathering.finish()
+        if self.context.gathering is not None:
+            self.context.gathering.finish()
         if self.whole is not None:
             self.whole.publish()
         with torch.no_grad():
@@ -234,15 +242,25 @@ class ShardedWeights:
                 unit.module.reshard()  # whole weights, kept or left over from an evaluation
 
 
-def _hook_context(config: TrainConfig, device: torch.device) -> HookContext:
+def _hook_context(config: TrainConfig, mesh: Mesh, device: torch.device) -> HookContext:
     on_host = device.type == "cpu"
+    gathering: CommunicationStream | None = DeviceStream()
+    reduction: CommunicationStream | Pending = DeviceStream()
+    if on_host:  # all ranks choose alike, or they would not begin collectives in one order
+        places = (mesh.dense.placement, mesh.experts.placement)
+        single = not any(p.gather_format.quantized or p.secondary for p in places)
+        gathering = None if single else ThreadStream("gather", 2)
+        single = not any(p.reduce_format.quantized for p in places)
+        near = mesh.world.level is not Level.INTER_NODE  # a ring takes several
+        threads = functools.partial(ThreadStream, "reduce")
+        reduction = (Pending if single and near else threads)(PENDING_UNITS)
     return HookContext(
         device,
         COMPUTE_DTYPE[config.precision],
         config.gas,
         config.sums_whole_gradients,
         refresh_every_forward=config.refresh_secondary == "micro_batch",
-        gathering=ThreadStream("gather", 2) if on_host else DeviceStream(),
-        reduction=ThreadStream("reduce", PENDING_UNITS) if on_host else DeviceStream(),
+        gathering=gathering,
+        reduction=reduction,
         copying=InlineStream() if on_host else DeviceStream(),
     )

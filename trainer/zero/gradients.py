@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from trainer.model.precision import WIRE_DTYPE
 from trainer.parallel.mesh import Holders
 from trainer.plan.shards import ROW
-from trainer.plan.states import PENDING_REDUCTIONS
+from trainer.zero.background import Pending
 
 
 class BucketGradients(ABC):
@@ -31,7 +30,9 @@ class BucketGradients(ABC):
 
     def __init__(self, parameters: Sequence[nn.Parameter], numel: int, holders: Holders) -> None:
         self.numel = numel
-        self.count = len(parameters)
+        self.parameters = parameters
+        self.parts: dict[Tensor, Tensor] = {}
+        """Views of the parameters' gradients in the bucket."""
         self.missing = 0
         shares = holders.placement.optimizer.degree
         self.sharing = holders.replicas(shares, 1, "main")
@@ -48,18 +49,15 @@ class BucketGradients(ABC):
             assert gradients is not None  # whoever runs a backward pass keeps the buckets
             gradients._take(parameter)
 
-        self.ends: dict[Tensor, int] = {}
-        end = 0
         for parameter in parameters:
-            end += parameter.numel()
-            self.ends[parameter] = end
             parameter.register_post_accumulate_grad_hook(arrived)
-        self.used = end
 
-    def part(self, whole: Tensor, parameter: Tensor) -> Tensor:
-        """View of one parameter's gradient in the bucket."""
-        end = self.ends[parameter]
-        return whole[end - parameter.numel() : end].view(parameter.shape)
+    def _set_parts(self, whole: Tensor) -> Tensor:
+        """Set ``parts`` to those of the bucket; returns its padding."""
+        sizes = [parameter.numel() for parameter in self.parameters]
+        *parts, padding = whole.split([*sizes, len(whole) - sum(sizes)])
+        self.parts = {p: g.view(p.shape) for p, g in zip(self.parameters, parts, strict=True)}
+        return padding
 
     @abstractmethod
     def start_step(self, micro_batches: int) -> None:
@@ -105,6 +103,7 @@ class WholeGradients(BucketGradients):
     ) -> None:
         super().__init__(parameters, numel, holders)
         self.whole = torch.zeros(numel, device=parameters[0].device)
+        self._set_parts(self.whole)
         shares = holders.placement.optimizer.degree
         share = numel // shares
         begin = holders.rank % shares * share
@@ -117,14 +116,13 @@ class WholeGradients(BucketGradients):
         for parameter in self.begun:
             parameter.grad = None
         self.begun.clear()
-        self.missing = micro_batches * self.count
+        self.missing = micro_batches * len(self.parameters)
 
     def receive(self, parameter: Tensor, gradient: Tensor) -> None:
-        part = self.part(self.whole, parameter)
         if parameter in self.begun:
-            part.add_(gradient)
+            self.parts[parameter].add_(gradient)
         else:
-            part.copy_(gradient)
+            self.parts[parameter].copy_(gradient)
             self.begun.add(parameter)
         self._count()
 
@@ -135,7 +133,7 @@ class WholeGradients(BucketGradients):
         assert parameter.grad is not None
         gradient, parameter.grad = parameter.grad, None
         if self.in_place:
-            parameter.grad = self.part(self.whole, parameter)
+            parameter.grad = self.parts[parameter]
         self.receive(parameter, gradient)
 
     def _count(self) -> None:
@@ -172,23 +170,6 @@ class WholeGradients(BucketGradients):
         self._average_summed()
 
 
-class Reductions:
-    """Pending reductions of split gradients, oldest first."""
-
-    def __init__(self) -> None:
-        self.pending: deque[Callable[[], None]] = deque()
-
-    def add(self, arrive: Callable[[], None]) -> None:
-        """Add a reduction; wait for the oldest if there are too many."""
-        self.pending.append(arrive)
-        while len(self.pending) > PENDING_REDUCTIONS:
-            self.pending.popleft()()
-
-    def finish(self) -> None:
-        while self.pending:
-            self.pending.popleft()()
-
-
 class SplitGradients(BucketGradients):
     """Gradients reduced after each micro-batch, and accumulated in float32 as shares.
 
@@ -200,7 +181,7 @@ class SplitGradients(BucketGradients):
         parameters: Sequence[nn.Parameter],
         numel: int,
         holders: Holders,
-        reductions: Reductions,
+        reductions: Pending,
     ) -> None:
         super().__init__(parameters, numel, holders)
         assert self.sharing is not None  # or nothing is split
@@ -217,13 +198,14 @@ class SplitGradients(BucketGradients):
     def receive(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         if self.whole is None:
             self.whole = torch.empty(self.numel, dtype=self.wire, device=self.device)
-            self.whole[self.used :].zero_()
-            self.missing = self.count
-        self.part(self.whole, parameter).copy_(gradient)
+            self._set_parts(self.whole).zero_()
+            self.missing = len(self.parameters)
+        self.parts[parameter].copy_(gradient)
         self.missing -= 1
         if self.missing == 0:
             self._reduce(self.whole)
             self.whole = None
+            self.parts.clear()
 
     def _take(self, parameter: Tensor) -> None:
         assert isinstance(parameter, nn.Parameter) and parameter.grad is not None

@@ -7,7 +7,7 @@ FSDP2 keeps a unit's weights as one row per rank. It calls the first hook with t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from trainer.model.precision import WIRE_DTYPE
 from trainer.parallel.collectives import Group
 from trainer.parallel.quantized import quantized_all_gather, quantized_reduce_scatter
 from trainer.plan.shards import UnitLayout, sum_format
-from trainer.zero.background import CommunicationStream, InlineStream
+from trainer.zero.background import CommunicationStream, InlineStream, Pending
 from trainer.zero.secondary import SecondaryCopy
 
 
@@ -33,8 +33,9 @@ class HookContext:
     sums_whole: bool  # gradients are summed whole, and reduced behind the last micro-batch only
     # renew secondary copies in each forward pass, not only once the weights changed
     refresh_every_forward: bool
-    gathering: CommunicationStream
-    reduction: CommunicationStream
+    # where a host's collectives are single ones, gloo's own threads do: None, and ``Pending``
+    gathering: CommunicationStream | None
+    reduction: CommunicationStream | Pending
     # where secondary copies are written and read, inside the work of ``gathering``
     copying: InlineStream
     in_forward: bool = False
@@ -77,8 +78,11 @@ class GatherWeights:
         copy, context = self.secondary, self.context
         renew = context.refresh_every_forward and context.in_forward
         if copy is not None and self.fresh and not renew:
+            assert context.gathering is not None
             return context.gathering.run(lambda: copy.gather(output_tensor))
         self.fresh = True
+        if context.gathering is None:
+            return self.group.all_gather(output_tensor, input_tensor, "weights", async_op=True)
         return context.gathering.run(lambda: self._gather(output_tensor, input_tensor))
 
     def _gather(self, whole: Tensor, row: Tensor) -> None:
@@ -149,36 +153,42 @@ class ReduceGradients:
         first = self.seen == 0
         self.seen += 1
         last = self.seen == self.context.micro_batches
-        self.context.reduction.run(lambda: self._take(input_tensor, first, last))
+        reduction = self.context.reduction
+        if isinstance(reduction, Pending):
+            reduction.add(self._begin(input_tensor, first, last, async_op=True))
+        else:
+            reduction.run(lambda: self._begin(input_tensor, first, last)())
         return None
 
-    def _take(self, gradients: Tensor, first: bool, last: bool) -> None:
-        if not self.context.sums_whole:
-            self._reduce(gradients, first)
-        elif first:
-            self.whole.copy_(gradients)
-        else:
-            self.whole.add_(gradients)
-        if last:
-            if self.context.sums_whole:
-                self._reduce(self.whole, first=True)
-            self._finish()
-
-    def _reduce(self, gradients: Tensor, first: bool) -> None:
-        """Sum gradients of all ranks into this one's piece."""
+    def _begin(
+        self, gradients: Tensor, first: bool, last: bool, async_op: bool = False
+    ) -> Callable[[], None]:
+        """Begin to sum gradients of all ranks into this one's piece; the result ends it."""
+        if self.context.sums_whole:
+            self.whole.copy_(gradients) if first else self.whole.add_(gradients)
+            if not last:
+                return lambda: None
+            gradients, first = self.whole, True
         rows = self._by_rank(gradients)
         if self.wire.quantized:
             quantized_reduce_scatter(
                 self.piece, rows, self.hops, self.wire, "gradients", accumulate=not first
             )
-        else:
-            (group,) = self.hops
-            rows = rows.to(WIRE_DTYPE[self.wire])
-            direct = first and rows.dtype == self.piece.dtype
-            out = self.piece if direct else rows.new_empty(self.unit.piece)
-            group.reduce_scatter(out, rows.view(-1), "gradients")
+            return self._finish if last else lambda: None
+        (group,) = self.hops
+        rows = rows.to(WIRE_DTYPE[self.wire])
+        direct = first and rows.dtype == self.piece.dtype
+        out = self.piece if direct else rows.new_empty(self.unit.piece)
+        work = group.reduce_scatter(out, rows.view(-1), "gradients", async_op=async_op)
+
+        def end() -> None:
+            work.wait()
             if not direct:
                 self.piece.copy_(out) if first else self.piece.add_(out)
+            if last:
+                self._finish()
+
+        return end
 
     def _by_rank(self, gradients: Tensor) -> Tensor:
         """One row for each rank that accumulates, in the order of ranks: (degree, piece)."""

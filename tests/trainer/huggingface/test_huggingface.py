@@ -20,6 +20,7 @@ from trainer.huggingface.safetensors import read_folder
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
 from trainer.runtime.device import Device
+from trainer.runtime.exit_codes import EXIT_INVALID
 from trainer.train import Trainer
 
 EXACT = {"rtol": 0, "atol": 1e-5}
@@ -214,6 +215,15 @@ def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
 def test_a_model_that_transformers_has_no_name_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"those of Llama .* or GPT-2"):
         made("llama", initial_load_path=str(tmp_path), shape={"linear_bias": True})
+
+
+def test_a_bias_that_chooses_experts_is_not_left_out_of_their_weights(tmp_path: Path) -> None:
+    trainer = made("mixtral", save=str(tmp_path))
+    trainer.stages[0].get_submodule("blocks.1.mlp.router").bias[1] = 0.5
+    trainer.checkpoints.save(trainer, 1)
+    trainer.checkpoints.wait()
+    assert main([str(tmp_path / "step-00000001"), str(tmp_path / "out")]) == EXIT_INVALID
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("model", KINDS)

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trainer.model.attention import Places
 from trainer.model.experts import MixtureMlp
 from trainer.model.initialize import initialize
-from trainer.model.transformer import Block, Places, feed_forward, rotary_table
+from trainer.model.transformer import Block, feed_forward, rotary_table
 from trainer.plan.model import ModelConfig
 
 SHAPE: dict[str, Any] = {

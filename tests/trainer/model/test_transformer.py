@@ -14,6 +14,9 @@ from support.models import LLAMA, MODELS, whole
 from trainer.model.transformer import Stage
 from trainer.plan.model import ModelConfig
 
+# Two of four layers have windows, which end neither with the sequence nor with one another.
+WINDOWS = LLAMA.model_copy(update={"windowed_layers": LLAMA.num_layers // 2, "window_size": 3})
+
 
 def tokens(model: ModelConfig, batch: int = 2) -> Tensor:
     generator = torch.Generator().manual_seed(1)
@@ -52,7 +55,9 @@ class SlowModel:
     def attention(self, x: Tensor, block: str) -> Tensor:
         model, head = self.model, self.model.head_dim
         kv_size = model.kv_heads * head
-        mask = torch.full((model.seq_length, model.seq_length), -math.inf).triu(1)
+        mask = torch.full((model.seq_length, model.seq_length), -math.inf)
+        windowed = model.windowed_layers and int(block.split(".")[1]) % 2 == 0
+        mask = mask.triu(1) + (mask.tril(-model.window_size) if windowed else 0.0)
         qkv = self.linear(self.norm(x, f"{block}.attention_norm"), f"{block}.attention.qkv")
         q, k, v = qkv.split((model.hidden_size, kv_size, kv_size), -1)
         heads = []
@@ -86,7 +91,7 @@ class SlowModel:
         return self.norm(x, "norm") @ self.weights[last].T
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [*MODELS, WINDOWS])
 def test_the_model_computes_the_papers_formulas(model: ModelConfig) -> None:
     stage = whole(model)
     with torch.no_grad():
@@ -108,14 +113,15 @@ def test_a_later_token_changes_no_earlier_logit(model: ModelConfig) -> None:
     assert not torch.allclose(first[7:], second[7:])
 
 
+@pytest.mark.parametrize("model", [LLAMA, WINDOWS])
 @pytest.mark.parametrize("recompute", ["selective", "full"])
-def test_recomputing_changes_no_gradient(recompute: str) -> None:
-    # To the bit, but for the sums that a CPU's RMSNorm adds in another order.
-    tolerance = 1e-13 if recompute == "selective" else 0.0
+def test_recomputing_changes_no_gradient(recompute: str, model: ModelConfig) -> None:
+    # To the bit, but for sums of a CPU's RMSNorm and of repeated keys, in another order.
+    tolerance = 1e-13 if recompute == "selective" or model.windowed_layers else 0.0
     gradients = []
     for mode in ("none", recompute):
-        stage = whole(LLAMA, recompute=mode).double()
-        stage(tokens(LLAMA)).square().sum().backward()
+        stage = whole(model, recompute=mode).double()
+        stage(tokens(model)).square().sum().backward()
         gradients.append([parameter.grad for parameter in stage.parameters()])
     for plain, again in zip(*gradients, strict=True):
         torch.testing.assert_close(plain, again, rtol=tolerance, atol=tolerance)
@@ -129,6 +135,12 @@ def test_recomputing_keeps_less_for_the_backward_pass() -> None:
     everything = kept["none", 1]
     assert kept["full", 1] < kept["selective", 1] < 0.7 * everything
     assert kept["selective", 2] == (everything + kept["selective", 1]) / 2
+
+
+def test_keys_that_two_blocks_of_a_window_see_are_kept_once() -> None:
+    for mode in ("none", "selective"):
+        kept = [activation_bytes(whole(model, recompute=mode)) for model in (WINDOWS, LLAMA)]
+        assert kept[0] <= kept[1] + 4 * 2 * 3**2  # one mask, of so many keys for three queries
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

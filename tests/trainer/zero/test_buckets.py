@@ -96,7 +96,7 @@ def test_whole_split_gradients_exist_only_while_they_are_filled_and_leave(precis
     def note(_: object) -> None:
         assert weights.reductions is not None
         filling.append(sum(one.whole is not None for one in every))
-        leaving.append(len(weights.reductions.pending))
+        leaving.append(len(weights.reductions.ends))
 
     for bucket in weights.buckets:
         for parameter in bucket.parameters:
@@ -104,7 +104,7 @@ def test_whole_split_gradients_exist_only_while_they_are_filled_and_leave(precis
     training.step(0, ConstantTokens())
     assert len(every) > kinds + PENDING_REDUCTIONS
     assert 0 < max(filling) <= kinds and max(leaving) == PENDING_REDUCTIONS
-    assert not weights.reductions.pending and all(one.whole is None for one in every)
+    assert not weights.reductions.ends and all(one.whole is None for one in every)
     assert all(p.grad is None for bucket in weights.buckets for p in bucket.parameters)
 
 
