@@ -335,8 +335,7 @@ def plot(
         effect: what the SHAP values are, with the objective's unit, for the axes.
         width: inches; 3.3 is a column, 6.9 a page.
 
-    Raises:
-        ArgumentError: for an unusable argument.
+    Raises ArgumentError for an unusable argument.
     """
     from analysis import Sensitivity, plot, read_run
 

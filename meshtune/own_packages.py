@@ -38,8 +38,7 @@ class _OwnPackages:
 def install() -> None:
     """Make these names resolve to meshtune's packages in this process.
 
-    Raises:
-        HiddenPackageError: if another module of such a name has been imported already.
+    Raises HiddenPackageError if another module of such a name has been imported already.
     """
     for name in PACKAGES:
         module = sys.modules.get(name)
@@ -59,8 +58,7 @@ def install() -> None:
 def check_installed() -> None:
     """Check that no other distribution has overwritten a package of an installed meshtune.
 
-    Raises:
-        HiddenPackageError: if one has.
+    Raises HiddenPackageError if one has.
     """
     for record in ROOT.glob("meshtune-*.dist-info/RECORD"):
         with record.open(newline="") as file:

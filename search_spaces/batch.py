@@ -24,8 +24,7 @@ def with_gas(
 
     ``defaults`` are the trainer's own settings, which may fix ``mbs`` or ``gas``.
 
-    Raises:
-        SpaceError: if the sizes are no positive whole numbers, or there is no ``mbs``.
+    Raises SpaceError if the sizes are no positive whole numbers, or there is no ``mbs``.
     """
     if BATCH not in parameters:
         return dict(parameters), []

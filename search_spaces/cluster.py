@@ -174,8 +174,7 @@ class Cluster(_Record):
     def read(cls, path: Path) -> Cluster:
         """The cluster that a file describes, such as ``meshtune preflight`` writes.
 
-        Raises:
-            SpaceError: if it cannot be read, or a fact is missing, unknown or out of range.
+        Raises SpaceError if it cannot be read, or a fact is missing, unknown or out of range.
         """
         return validate(cls, read_document(path, SpaceError))
 

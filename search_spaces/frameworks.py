@@ -293,7 +293,6 @@ class Framework(RecordedHabits):
     def with_habits(self, **habits: Any) -> Framework:
         """The same framework with some habits replaced.
 
-        Raises:
-            ValidationError: for an unknown habit, or a value that it cannot have.
+        Raises ValidationError for an unknown habit, or a value that it cannot have.
         """
         return Framework(**{**dict(self), **habits})

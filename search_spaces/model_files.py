@@ -19,8 +19,7 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?<!\.json)(?<!\.yaml)(?<!\.ym
 def model_of(given: ModelFile | BasedModel | str | None, document: Document) -> ModelFile | None:
     """The model that a space gives under its key ``model``.
 
-    Raises:
-        SpaceError: if there is no such model, or something is wrong with its file.
+    Raises SpaceError if there is no such model, or something is wrong with its file.
     """
     if given is None or isinstance(given, ModelFile):
         return given
@@ -51,8 +50,7 @@ def downloaded(name: str) -> str:
 
     Nothing is downloaded.
 
-    Raises:
-        SpaceError: if the cache has no such model.
+    Raises SpaceError if the cache has no such model.
     """
     if not _HUB_NAME.fullmatch(name) or Path(name).exists():
         return name

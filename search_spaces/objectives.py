@@ -37,8 +37,7 @@ def objectives_of(
 
     ``found`` are keys of every result; None: any.
 
-    Raises:
-        SpaceError: for a repeated one, one that never varies, or one that is never reported.
+    Raises SpaceError for a repeated one, one that never varies, or one that is never reported.
     """
     given = file.objective
     several = isinstance(given, list)
@@ -67,8 +66,7 @@ def bounds_of(
 
     ``facts`` are known before a trial runs, ``found`` are keys of every result; None: any.
 
-    Raises:
-        SpaceError: for text that is none, or a metric that is never reported.
+    Raises SpaceError for text that is none, or a metric that is never reported.
     """
     bounds = []
     for index, text in enumerate(file.subject_to):
@@ -169,9 +167,8 @@ def check_sources(document: Document, space: SearchSpace, found: Collection[str]
     """Refuse an objective of tokens that nothing in the trainer's log would count, or without a
     price; ``found`` are keys of every result, None: any.
 
-    Raises:
-        SpaceError: where lengths vary, and the log's patterns have no real tokens; or the cluster
-            states no price, or one of energy that nothing measures.
+    Raises SpaceError where lengths vary, and the log's patterns have no real tokens; or the cluster
+    states no price, or one of energy that nothing measures.
     """
     patterns = space.program.log.patterns
     uncounted = space.uneven_lengths and patterns and _COUNTED.isdisjoint(patterns)

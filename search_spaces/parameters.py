@@ -146,8 +146,7 @@ class Parameter:
     def member(self, value: Any) -> Scalar:
         """The value of this parameter that equals ``value`` (of any numeric type).
 
-        Raises:
-            ValueError: if there is none.
+        Raises ValueError if there is none.
         """
         if isinstance(value, np.generic):
             value = value.item()

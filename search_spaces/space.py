@@ -160,9 +160,8 @@ class SearchSpace:
     def raw(self, config: Mapping[str, Any]) -> dict[str, Scalar]:
         """A value for every parameter: inactive ones, left out or None, get their first value.
 
-        Raises:
-            ValueError: for a value that the parameter does not have, or a missing parameter
-                without a condition.
+        Raises ValueError for a value that the parameter does not have, or a missing parameter
+        without a condition.
         """
         raw: dict[str, Scalar] = {}
         for name, parameter in self.parameters.items():
@@ -228,8 +227,7 @@ class SearchSpace:
         """The content of a trial's ``config.json``: for the built-in trainer, what
         ``TrainConfig.parse`` accepts, reading the tokens at ``data``.
 
-        Raises:
-            ValueError: if the built-in trainer gets no data.
+        Raises ValueError if the built-in trainer gets no data.
         """
         return self.program.config_file(self._trial(config, Path(), data))
 

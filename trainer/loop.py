@@ -63,8 +63,7 @@ def train(
         (``Meter.used``), ``communication`` per measured step (``Traffic.report``; empty with
         DeepSpeed) and ``kernels`` (``Tuning.report``, or None).
 
-    Raises:
-        ConfigError: if the configuration cannot run on so many ranks.
+    Raises ConfigError if the configuration cannot run on so many ranks.
     """
     device = Device.of_this_rank(config.device)
     engine: Engine
@@ -206,8 +205,7 @@ class MetricsWriter:
 
     Lines after step ``first``, from a run that died after its last checkpoint, are removed.
 
-    Raises:
-        ConfigError: if a package is not installed, or the file cannot be written.
+    Raises ConfigError if a package is not installed, or the file cannot be written.
     """
 
     def __init__(

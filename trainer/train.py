@@ -84,8 +84,7 @@ def _repeats_keys(config: TrainConfig, device: Device) -> bool:
 class Trainer:
     """A model under training on this rank.
 
-    Raises:
-        ConfigError: if the configuration cannot run on so many ranks.
+    Raises ConfigError if the configuration cannot run on so many ranks.
     """
 
     def __init__(self, config: TrainConfig, device: Device) -> None:

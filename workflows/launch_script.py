@@ -67,8 +67,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         key_value: the trainer's options are ``key=value``, not ``--key value``.
         together: options of which none is of use if one that is given has to be left out.
 
-    Raises:
-        FileError: if the file cannot be read, or a quote in it is not closed.
+    Raises FileError if the file cannot be read, or a quote in it is not closed.
     """
     here = str(path.parent.absolute())
     shell = _Shell(texts={"PWD": here, "SLURM_SUBMIT_DIR": here})

@@ -107,8 +107,7 @@ def path_of(cluster: Cluster, constants: LinkConstants, group: RankGroup) -> Pat
     Inside a node, measured bandwidth goes before the nominal link's, for the part of a wider group
     that the node has, too.
 
-    Raises:
-        MissingFactError: if a group crosses links that the cluster's facts do not state.
+    Raises MissingFactError if a group crosses links that the cluster's facts do not state.
     """
     members = members_per_node(cluster, group)
     nodes = np.ceil(group.size / members)

@@ -82,8 +82,7 @@ class Pricing:
         offered: models to start from instead, if they make the trials more probable, by name.
         start: name of the one that was started from; empty: ``model``.
 
-    Raises:
-        NotPricedError: if the space has no model, or lacks a parameter that a price needs.
+    Raises NotPricedError if the space has no model, or lacks a parameter that a price needs.
     """
 
     def __init__(self, space: SearchSpace) -> None:
@@ -137,8 +136,7 @@ class Pricing:
     def of_run(cls, folder: RunFolder) -> Pricing | None:
         """Prices of a run's space, which learn from its probes as well; None: no word for it.
 
-        Raises:
-            SpaceError: if the space cannot be read.
+        Raises SpaceError if the space cannot be read.
         """
         pricing = cls.of(load_space(folder.space_file, frozen=True))
         return pricing and pricing.probed(folder)
@@ -248,8 +246,7 @@ class Pricing:
             run: its trials count as far as they ran or were out of memory.
             of: fresh prices of that run's own space, which start from what is known; default this.
 
-        Raises:
-            NotPricedError: if that run has nothing in common with this space.
+        Raises NotPricedError if that run has nothing in common with this space.
         """
         trials = run.trials.values()
         self.failures = self.failures.learned((of or self).space, trials)

@@ -46,8 +46,7 @@ class Ranking:
         Ranked by what they promise (see ``Pricing.promise``), times the probabilities to fit and to
         end in time; by memory where none is expected to fit.
 
-        Raises:
-            SpaceError: if no configuration is valid; it names the rules that remove the most.
+        Raises SpaceError if no configuration is valid; it names the rules that remove the most.
         """
         space = pricing.space
         candidates = Candidates(space)
@@ -202,8 +201,7 @@ class Ranking:
 def search_warnings(space: SearchSpace, pricing: Pricing | None) -> tuple[str, ...]:
     """Warnings before a search: lines of text on what its trials cannot do.
 
-    Raises:
-        SpaceError: if no configuration is valid; it names the rules that remove the most.
+    Raises SpaceError if no configuration is valid; it names the rules that remove the most.
     """
     candidates = Candidates(space)
     indices = candidates.indices(COUNTED, np.random.default_rng(0), [], max_nodes=2**31)

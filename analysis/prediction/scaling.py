@@ -60,8 +60,7 @@ class Scaled:
 
         ``nodes`` are by default its own, halved and doubled again and again.
 
-        Raises:
-            ValueError: if no number of nodes can be had; it says why.
+        Raises ValueError if no number of nodes can be had; it says why.
         """
         space = pricing.space
         counts = sorted(set(nodes)) or _doubled(

@@ -52,8 +52,7 @@ def read_config(path: Path, seq_length: int | None = None) -> ModelFile:
     ``seq_length`` are tokens of a training sequence; default 8192, or as many as the model was made
     for, if fewer.
 
-    Raises:
-        SpaceError: if it is no such file, or a model's record cannot describe it.
+    Raises SpaceError if it is no such file, or a model's record cannot describe it.
     """
     try:
         text = read_text(path, MAX_BYTES)

@@ -140,8 +140,7 @@ class LogRecord(Described):
     def resolved(self, formats: Mapping[str, LogFormat]) -> ResultPatterns:
         """The same patterns as a space states them; this log may share those of known trainers.
 
-        Raises:
-            SpaceError: if a log that is shared has no patterns of the metric.
+        Raises SpaceError if a log that is shared has no patterns of the metric.
         """
         found: dict[str, PatternsSpec] = {
             metric: [one for spec in specs for one in self._filled(spec, metric, formats)]

@@ -80,8 +80,7 @@ def check(space: SearchSpace, max_edges: int = MAX_EDGES) -> CheckReport:
 
     Where ``max_edges`` of ``ValidConfigs`` are too few, the counts are estimates.
 
-    Raises:
-        SpaceError: if no configuration is valid; it names the rules that remove the most.
+    Raises SpaceError if no configuration is valid; it names the rules that remove the most.
     """
     valid = ValidConfigs(space, max_edges=max_edges)
     counts = _counted(space, max_edges) if valid.exact else None

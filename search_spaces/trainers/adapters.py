@@ -43,8 +43,7 @@ def adapted(
     Where the space names no model, the trainer's arguments or file describe it. ``facts`` are names
     that templates can use besides parameters and fields of the model.
 
-    Raises:
-        SpaceError: if the trainer needs something that the space lacks, or two models are stated.
+    Raises SpaceError if the trainer needs something that the space lacks, or two models are stated.
     """
     if file.trainer.adapter is None:
         return file, model

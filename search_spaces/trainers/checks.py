@@ -89,8 +89,7 @@ def _beside(folder: Path, entry: str | Flags, workdir: str | None) -> str | Flag
 def with_workdir(document: Document, file: SpaceFile, *, there: bool) -> SpaceFile:
     """The file with the absolute path of its trainer's working folder.
 
-    Raises:
-        SpaceError: if it has to be ``there`` and is not.
+    Raises SpaceError if it has to be ``there`` and is not.
     """
     if file.trainer.workdir is None:
         return file
@@ -108,8 +107,7 @@ def with_workdir(document: Document, file: SpaceFile, *, there: bool) -> SpaceFi
 def with_image(document: Document, file: SpaceFile, *, there: bool) -> SpaceFile:
     """The file with the absolute path of its container's image, if that is a file.
 
-    Raises:
-        SpaceError: if one beside the space has to be ``there`` and is not.
+    Raises SpaceError if one beside the space has to be ``there`` and is not.
     """
     container = file.trainer.container
     if container is None or container.file is None or container.file.is_absolute():

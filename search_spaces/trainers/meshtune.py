@@ -33,8 +33,7 @@ class MeshtuneTrainer(Trainer):
         Where the space leaves the device open, it is the cluster's: ranks that find no GPU where
         the cluster has them fail, instead of training on the CPU.
 
-        Raises:
-            ValueError: if no data is given.
+        Raises ValueError if no data is given.
         """
         assert self.spec.builtin is not None and trial.model is not None  # the schema requires both
         if trial.data is None:

@@ -26,8 +26,7 @@ _IS = re.compile(r"(?P<name>\w+)(?: == '?(?P<value>[^']+?)'?)?")  # sequence_par
 class StatedOptions:
     """Options that a user states for a known trainer, on its command line and in its file.
 
-    Raises:
-        SpaceError: if the file is missing or cannot be read.
+    Raises SpaceError if the file is missing or cannot be read.
 
     Attributes:
         file: content of the user's configuration file.
@@ -51,8 +50,7 @@ class StatedOptions:
     def of(cls, trainer: Mapping[str, Any]) -> StatedOptions:
         """The options of a space's trainer, given as ``{adapter: ..., args: ..., config: ...}``.
 
-        Raises:
-            SpaceError: if there is no such adapter, or its file cannot be read.
+        Raises SpaceError if there is no such adapter, or its file cannot be read.
         """
         document = document_of({"trainer": dict(trainer)}, "space", SpaceError)
         return cls(document, TrainerSpec(**trainer), AdapterFile.named(trainer["adapter"]))
@@ -148,8 +146,7 @@ class StatedOptions:
     def model(self, model: ModelConfig | None) -> ModelConfig | None:
         """The model that is trained: the space's, or else the one that the options describe.
 
-        Raises:
-            SpaceError: if they describe another one than the space.
+        Raises SpaceError if they describe another one than the space.
         """
         keys = self.adapter.model
         path = ("trainer", "args" if self.adapter.model_in == "arguments" else "config")

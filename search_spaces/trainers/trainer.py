@@ -62,8 +62,7 @@ class Trainer(ABC):
     Args:
         spec: the space's ``trainer`` section; ``spec.options`` are a trainer's own.
 
-    Raises:
-        ValueError: for wrong options; the message says what is accepted.
+    Raises ValueError for wrong options; the message says what is accepted.
     """
 
     framework: str | StatedHabits = DEFAULT_FRAMEWORK

@@ -184,9 +184,8 @@ class Checkpoints:
 
         With ``async_save`` a copy is written while training goes on; see ``wait``.
 
-        Raises:
-            CheckpointError: if this one, or the one before it, cannot be written; earlier ones
-                stay.
+        Raises CheckpointError if this one, or the one before it, cannot be written; earlier ones
+        stay.
         """
         assert self.folder is not None
         self.wait()

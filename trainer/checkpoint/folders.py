@@ -40,8 +40,7 @@ class Record(StrictRecord):
 def read_record(folder: Path) -> Record:
     """Read a checkpoint's record.
 
-    Raises:
-        CheckpointError: if there is none, or it is wrong; the message names key and value.
+    Raises CheckpointError if there is none, or it is wrong; the message names key and value.
     """
     try:
         return Record.model_validate(read_json(folder / RECORD_NAME))
@@ -62,8 +61,7 @@ def identity(config: TrainConfig) -> dict[str, Any]:
 def check_same(record: Record, config: TrainConfig, path: Path) -> None:
     """Check that a checkpoint has this run's model and seed.
 
-    Raises:
-        ConfigError: if it is not; the message names the fields and both values.
+    Raises ConfigError if it is not; the message names the fields and both values.
     """
     here = identity(config)
     pairs: list[tuple[str, Any, Any]] = [("seed", record.seed, here["seed"])]

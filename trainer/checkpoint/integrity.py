@@ -43,8 +43,7 @@ def checksum(file: Path) -> str:
 def read_checksums(folder: Path) -> dict[str, str]:
     """Checksums by file name, from when the checkpoint was saved.
 
-    Raises:
-        CheckpointError: if the list is missing or malformed.
+    Raises CheckpointError if the list is missing or malformed.
     """
     file = folder / CHECKSUMS_NAME
     if not file.exists():
@@ -61,8 +60,7 @@ def read_checksums(folder: Path) -> dict[str, str]:
 def read_json(file: Path) -> Any:
     """The content of a JSON file of at most ``MAX_BYTES``.
 
-    Raises:
-        CheckpointError: if there is no such file, or it is not JSON.
+    Raises CheckpointError if there is no such file, or it is not JSON.
     """
     try:
         return parse_json(read_bytes(file, MAX_BYTES), file.name)

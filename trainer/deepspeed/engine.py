@@ -43,8 +43,7 @@ def load_deepspeed(config: TrainConfig, device: Device) -> ModuleType:
 
     It takes seconds. Call it before memory is counted and limited, as it is part of start-up.
 
-    Raises:
-        ConfigError: if it is not installed.
+    Raises ConfigError if it is not installed.
     """
     os.environ["DS_ACCELERATOR"] = device.type
     if device.type == "cpu":
@@ -217,8 +216,7 @@ def _check_visible(ranks_per_node: int) -> None:
 class DeepSpeedTrainer:
     """A model under training by DeepSpeed on this rank; ``train.Trainer``'s counterpart.
 
-    Raises:
-        ConfigError: if DeepSpeed cannot train it on so many ranks, or is not installed.
+    Raises ConfigError if DeepSpeed cannot train it on so many ranks, or is not installed.
     """
 
     def __init__(self, config: TrainConfig, device: Device) -> None:

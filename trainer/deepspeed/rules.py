@@ -36,8 +36,7 @@ def unsupported(
 
     Whatever its ``engine``. ``local_world_size``: ranks per node, unless it says.
 
-    Raises:
-        ConfigError: if the degrees do not fit the ranks, whatever the engine.
+    Raises ConfigError if the degrees do not fit the ranks, whatever the engine.
     """
     facts = config.facts(world_size, local_world_size)
     settings = [*refused_settings(config, "deepspeed").values()]

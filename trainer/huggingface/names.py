@@ -109,8 +109,7 @@ _NO_MATTER = ("architectures", "torch_dtype", "rope_scaling")
 def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
     """Check that a ``config.json`` is of this model.
 
-    Raises:
-        ConfigError: if it is not; names the keys and both values.
+    Raises ConfigError if it is not; names the keys and both values.
     """
     wanted = config_of(model) | rope_of(model) | {"layer_types": model.layer_types}
     there = _architectures().get(str(given.get("model_type")))

@@ -29,8 +29,7 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
 
     They are in ``model.safetensors``, or in several files that have an index.
 
-    Raises:
-        ConfigError: if there is none, or a file is not what it should be.
+    Raises ConfigError if there is none, or a file is not what it should be.
     """
     try:
         if not (folder / TABLE).exists():

@@ -163,8 +163,7 @@ def build_mesh(
 ) -> Mesh:
     """Arrange all ranks of the default process group; every rank must call it.
 
-    Raises:
-        ConfigError: if the configuration cannot run on so many ranks.
+    Raises ConfigError if the configuration cannot run on so many ranks.
     """
     world_size = dist.get_world_size()
     config.check(world_size, local_world_size)

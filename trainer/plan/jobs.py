@@ -296,8 +296,7 @@ def jobs(columns: Mapping[str, Any], model: ModelConfig | None = None) -> Jobs:
             ``dp`` and ``world_size`` follows from the other.
         model: supplies the shape where the columns do not.
 
-    Raises:
-        ValueError: if a column is missing, or a degree is below 1; names it.
+    Raises ValueError if a column is missing, or a degree is below 1; names it.
     """
     given = {name: one.default for name, one in _EVERY.items() if one.default is not None}
     if model is not None:

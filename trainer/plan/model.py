@@ -205,8 +205,7 @@ class ModelConfig(Record):
     def model_type(self) -> str:
         """Name that ``transformers`` has for a model of this shape.
 
-        Raises:
-            ConfigError: if it is none of these.
+        Raises ConfigError if it is none of these.
         """
         parts = (self.norm, self.positions, self.activation, self.linear_bias)
         own: object = self.qk_norm or self.qkv_bias

@@ -144,8 +144,7 @@ def place(
         cp: context-parallel ranks, which hold the same weights.
         gz: ranks along the grid's third axis, which gather weights too.
 
-    Raises:
-        PlacementError: if the degrees break a requirement.
+    Raises PlacementError if the degrees break a requirement.
     """
     wished = {name: wish for name, wish in wishes.items() if wish is not None}
     said, given = {"zero_stage": 0, "placement": preset, **wished}, {"placement", *wished}

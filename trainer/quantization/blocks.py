@@ -44,8 +44,7 @@ def quantize(rows: Tensor, fmt: Format, out: Tensor | None = None) -> Tensor:
         rows: (r, n), contiguous, float32, bfloat16 or float16.
         out: (r, ``fmt.num_bytes(n)``) uint8, contiguous; default a new tensor.
 
-    Raises:
-        ValueError: if a tensor or the format does not fit.
+    Raises ValueError if a tensor or the format does not fit.
     """
     _check_numbers("rows", rows, rank=2)
     _check(rows.is_contiguous(), "rows must be contiguous, but have strides", rows.stride())
@@ -66,8 +65,7 @@ def dequantize(packed: Tensor, fmt: Format, out: Tensor) -> Tensor:
         packed: (r, ``fmt.num_bytes(n)``) uint8, contiguous.
         out: (r, n), float32, bfloat16 or float16; each row contiguous.
 
-    Raises:
-        ValueError: if a tensor or the format does not fit.
+    Raises ValueError if a tensor or the format does not fit.
     """
     _check_numbers("out", out, rank=2)
     contiguous = out.shape[1] <= 1 or out.stride(1) == 1
@@ -87,8 +85,7 @@ def dequantize_sum(packed: Tensor, fmt: Format, out: Tensor, accumulate: bool = 
         out: (n,) float32, contiguous.
         accumulate: add to ``out``.
 
-    Raises:
-        ValueError: if a tensor or the format does not fit.
+    Raises ValueError if a tensor or the format does not fit.
     """
     _check_numbers("out", out, rank=1)
     _check(out.dtype == torch.float32, "out must be float32, but is", out.dtype)

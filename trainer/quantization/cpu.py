@@ -97,8 +97,7 @@ def compiled_library() -> ctypes.CDLL | None:
 def build() -> Path:
     """The library's file, compiled unless an earlier process has.
 
-    Raises:
-        OSError: if there is no compiler, or it fails.
+    Raises OSError if there is no compiler, or it fails.
     """
     compiler = _compiler()
     flags = FLAGS + (X86_FLAGS if platform.machine() == "x86_64" else ())

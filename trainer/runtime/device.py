@@ -24,9 +24,8 @@ from trainer.runtime import memory
 class Device:
     """This rank's device; ``auto`` prefers an accelerator.
 
-    Raises:
-        ConfigError: if ``cuda`` is asked for and missing, or ``auto`` finds accelerators on the
-            node that torch cannot use.
+    Raises ConfigError if ``cuda`` is asked for and missing, or ``auto`` finds accelerators on the
+    node that torch cannot use.
     """
 
     def __init__(self, name: str, local_rank: int = 0, local_world_size: int = 1) -> None:

@@ -60,8 +60,7 @@ class RankEnvironment:
 def rank_environment(environ: Mapping[str, str]) -> RankEnvironment:
     """Read torch's variables (``RANK`` ...), else those of a Slurm step, else a single process.
 
-    Raises:
-        ConfigError: if variables are missing, are not numbers, or contradict each other.
+    Raises ConfigError if variables are missing, are not numbers, or contradict each other.
     """
     if "RANK" in environ:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")

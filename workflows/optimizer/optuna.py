@@ -134,8 +134,7 @@ def _sampler(module: Any, problem: Problem) -> Any:
 def imported() -> Any:
     """Optuna, silent.
 
-    Raises:
-        PolicyError: if it is not installed.
+    Raises PolicyError if it is not installed.
     """
     try:
         import optuna

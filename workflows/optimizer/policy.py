@@ -90,8 +90,7 @@ class Policy(ABC):
     Args:
         problem: what it chooses from.
 
-    Raises:
-        PolicyError: if it cannot search such a space; the message names the remedy.
+    Raises PolicyError if it cannot search such a space; the message names the remedy.
     """
 
     def __init__(self, problem: Problem) -> None:

@@ -51,8 +51,7 @@ def recorded(where: Path | str, columns: Sequence[str] = (), study: str = "") ->
             form.
         study: the Optuna study, if the storage has several.
 
-    Raises:
-        TableError: if there is nothing to replay; the message says why.
+    Raises TableError if there is nothing to replay; the message says why.
     """
     if "://" in str(where):
         return _of_search(columns, shown(where), of_results(read_results(str(where), study)))

@@ -74,9 +74,8 @@ class Plan:
 def shallower(space: SearchSpace, nodes: int = WIDEST) -> SearchSpace:
     """The space with a model of few layers, on few nodes, with any global batch.
 
-    Raises:
-        ProbeError: if its trainer cannot be told the number of layers, or no such configuration is
-            valid.
+    Raises ProbeError if its trainer cannot be told the number of layers, or no such configuration
+    is valid.
     """
     model, reads = space.model, space.program.reads
     if model is None:
@@ -115,8 +114,7 @@ def plan(space: SearchSpace, count: int | None, nodes: int, seed: int = 0) -> Pl
     """The ``count`` most informative probes on at most so many nodes, and one for each further
     value of a parameter without a price; None: USUAL, or one beside such values.
 
-    Raises:
-        ProbeError: if there are none.
+    Raises ProbeError if there are none.
     """
     shallow = shallower(space, min(nodes, WIDEST))
     rng = np.random.default_rng(seed)
@@ -166,8 +164,7 @@ def wanted(space: SearchSpace, nodes: int) -> Plan | None:
     By itself it has none on one node, where a probe takes as long as a trial, and none that cost
     more than a trial together.
 
-    Raises:
-        ProbeError: if the space asks for probes and cannot have them.
+    Raises ProbeError if the space asks for probes and cannot have them.
     """
     count = space.budget.probes
     if count != "auto":
@@ -201,8 +198,7 @@ def begin_with_probes(search: Search, launch: Launch, flags: str = "", always: b
     Returns:
         The exit code if they were stopped, else 0.
 
-    Raises:
-        ProbeError: if the space asks for probes and cannot have them.
+    Raises ProbeError if the space asks for probes and cannot have them.
     """
     folder = search.folder
     if folder.started and read_run(folder.path).trials:

@@ -141,8 +141,7 @@ class Expression:
     def value(self, row: Mapping[str, Scalar]) -> Scalar:
         """The value for one row; a whole number is an int.
 
-        Raises:
-            ZeroDivisionError: if it divides by zero.
+        Raises ZeroDivisionError if it divides by zero.
         """
         with np.errstate(all="ignore"):
             result = self._evaluate({name: constant(row[name]) for name in self.names})
