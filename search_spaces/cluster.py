@@ -182,8 +182,7 @@ class Cluster(_Record):
     def named(cls, name: str) -> Cluster:
         """A shipped cluster by its name, or the one that a file (``*.yaml``) describes.
 
-        Raises:
-            SpaceError: that begins with ``found``, if there is none.
+        Raises SpaceError that begins with ``found``, if there is none.
         """
         return read_named(cls, "cluster", name)
 

@@ -60,8 +60,7 @@ def default_space(
         settings: parameters that the trainer has options for; default all.
         batch_is_stated: the trainer's own options state the batch, which then determines ``gas``.
 
-    Raises:
-        SpaceArgumentError: that names the argument, the value and what is accepted.
+    Raises SpaceArgumentError that names the argument, the value and what is accepted.
     """
     file, machine = _read(model, cluster, framework, seq_length)
     world = _world(machine, nodes)

@@ -43,8 +43,7 @@ class Export:
             arguments: of the user's own command line, which tell the trainer's version; default
                 those of the space, if its trainer is the same.
 
-        Raises:
-            SpaceError: that begins with ``found``, if there is none.
+        Raises SpaceError that begins with ``found``, if there is none.
         """
         record = AdapterFile.named(adapter)
         stated = StatedOptions.in_arguments(record, arguments)

@@ -30,8 +30,7 @@ def load_space(
         frozen: the space of a run, which can be read where its trainer's folder does not exist.
         cluster: in place of the space's own: a shipped one, or a file.
 
-    Raises:
-        SpaceError: with a complete message, for anything that is wrong with the input.
+    Raises SpaceError with a complete message, for anything that is wrong with the input.
     """
     if isinstance(reference, Mapping):
         document = document_of(reference, str(reference.get("name", "space")), SpaceError)

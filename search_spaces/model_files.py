@@ -37,8 +37,7 @@ def read_model(name: str, seq_length: int | None = None) -> ModelFile:
 
     ``seq_length`` are tokens of a training sequence; default the model's own.
 
-    Raises:
-        SpaceError: that begins with ``found``.
+    Raises SpaceError that begins with ``found``.
     """
     read = partial(read_config, seq_length=seq_length)
     found = read_named(ModelFile, "model", downloaded(name), read_json=read)

@@ -197,8 +197,7 @@ def check_layouts(
 
     Those that are not ``written`` in it are in its trainer's own arguments or file.
 
-    Raises:
-        SpaceError: at the first one that is no layout, or none of the model or of its pipelines.
+    Raises SpaceError at the first one that is no layout, or none of the model or of its pipelines.
     """
     parameter = own.get(LAYOUT)
     if parameter is None:

@@ -92,8 +92,7 @@ def read_named(
         read_json: reads a file ``*.json``, which is accepted, too.
         others: what else is accepted, for a message.
 
-    Raises:
-        SpaceError: that begins with ``found``; the caller adds the place.
+    Raises SpaceError that begins with ``found``; the caller adds the place.
     """
     endings = (".yaml", ".yml", *((".json",) if read_json else ()))
     if value.endswith(endings):

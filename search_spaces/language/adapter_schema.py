@@ -185,8 +185,7 @@ class AdapterFile(KnownTrainer):
     def named(cls, name: str, folder: Path = Path()) -> AdapterFile:
         """An adapter by its shipped name, or that of a file (``*.yaml``).
 
-        Raises:
-            SpaceError: that begins with ``found``, if there is none.
+        Raises SpaceError that begins with ``found``, if there is none.
         """
         return read_named(cls, "adapter", name, folder)
 
