@@ -33,7 +33,8 @@ DEVICE_OOM_IN_LOGS = (
     r"Last error:\s{1,4}Failed to (?:CUDA|HIP|Cuda|hip) (?:host )?[mc]?alloc",  # else a warning
     r"(?:UR|ZE)_RESULT_ERROR_OUT_OF_DEVICE_MEMORY|MODULE:PT_DEVMEM Allocation failed",  # XPU, HPU
     # XLA and TensorFlow warn with the same words; an exception begins its line.
-    r"(?m:^(?:\[rank\d+\]: *)?[\w.]{1,100}Error: (?>.{0,80}?RESOURCE_EXHAUSTED: )?(?:\w{3,4} )?"
+    r"(?m:^(?:\[rank\d+\]: *)?(?:[\w.]{0,100}OutOfMemoryError: |[\w.]{1,100}Error: (?:(?>.{0,80}?"
+    r"RESOURCE_EXHAUSTED: )(?:\w{3,4} )?|(?:CUDA|HIP|XPU|NPU|HPU|HBM|GPU) ))"
     r"(?:[Oo]ut of memory|OOM when allocating|Error allocating device buffer))",
 )
 

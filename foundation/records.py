@@ -6,8 +6,10 @@ import ast
 import inspect
 import itertools
 import re
+import textwrap
 import types
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -48,15 +50,20 @@ class Described(Record):
 
     @classmethod
     def descriptions(cls) -> dict[str, str]:
-        """The description of each field on one line; the source is slow to read."""
+        """The description of each field on one line, of those whose source is there.
+
+        The source is slow to read.
+        """
         found = {n: f.description for n, f in cls.model_fields.items() if f.description}
         for each in cls.__mro__[: cls.__mro__.index(Described)]:
-            body = ast.parse(inspect.getsource(each)).body[0].body  # type: ignore[attr-defined]
-            for field, text in itertools.pairwise(body):
-                match field, text:
-                    case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(said))):
-                        found.setdefault(name, " ".join(said.split()))
-        return found
+            with suppress(OSError, SyntaxError):  # it may be gone, or another version's
+                source = textwrap.dedent(inspect.getsource(each))
+                body = ast.parse(source).body[0].body  # type: ignore[attr-defined]
+                for field, text in itertools.pairwise(body):
+                    match field, text:
+                        case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(said))):
+                            found.setdefault(name, " ".join(said.split()))
+        return {name: said for name, said in found.items() if name in cls.model_fields}
 
     @classmethod
     def __get_pydantic_json_schema__(

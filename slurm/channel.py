@@ -169,10 +169,13 @@ class Channel:
         """How others have ended the first rank that failed, by a signal; "" if they have not."""
         with self._lock:
             failed = first_failed(self._said.codes)
-            if failed is None or (failed[1] in (-9, 137) and self._said.oom_kills):
+            if failed is None:
+                return ""
+            # A shell adds 128. Other codes above it may be a program's own.
+            ended = signal.SIGKILL if failed[1] == 128 + signal.SIGKILL else -failed[1]
+            if ended == signal.SIGKILL and self._said.oom_kills:
                 return ""
             number, uid = self._said.signals.get(failed[0], (0, -1))
-            ended = failed[1] - 128 if failed[1] > 128 else -failed[1]  # a shell adds 128
             if number not in (*_ENDING, ended):  # one that it has taken, and gone on
                 number, uid = (ended if ended in _SENT else 0), -1
         if not number:

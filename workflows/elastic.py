@@ -12,7 +12,7 @@ import math
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -247,9 +247,8 @@ class _Training:
             ended_t = log.stat().st_mtime if log.exists() else attempt.started_t
             elapsed_s = max(0.0, ended_t - attempt.started_t)
             stepped_s = _took_s(StepLog.reported(self.out))
-            times = {"start_up_s": max(0.0, elapsed_s - stepped_s), "tail_s": 0.0}
-            ended = Outcome(Kind.PREEMPTED, elapsed_s=elapsed_s)
-            self._ended(number, ended, times if stepped_s else {})
+            times = {"start_up_s": max(0.0, elapsed_s - stepped_s)} if stepped_s else {}
+            self._ended(number, Outcome(Kind.PREEMPTED, elapsed_s=elapsed_s), times)
 
     def _start(self, plan: TrainingPlan, nodes: Sequence[str], finished: int, last: int) -> Outcome:
         """Train until the last step, or until something ends it; journals both ends."""
@@ -274,7 +273,7 @@ class _Training:
         self.journal.write(Started(trial=number, attempt=1, name=spec.name, nodes=nodes))
         print(printable(f"start {number} after {counted(finished, 'step')} of {last}: {plan}"))
         print(f"on {', '.join(nodes)}; logs in {self.out}", flush=True)
-        seen = _Seen(self.launcher)
+        seen = _Seen(self.journal.clock)
         outcome = self.launcher.run(spec, Lease(spec.name, tuple(nodes)), self.stop, seen)
         ended_t = self.journal.clock()
         seen(StepLog.reported(self.out))
@@ -345,14 +344,14 @@ class _Training:
 class _Seen(Steps):
     """Prints steps, and notes when the first one began and the last one ended."""
 
-    def __init__(self, launcher: Launcher) -> None:
-        self._clock = launcher.clock
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock  # the journal's, as other times of a start are
         self.first_t: float | None = None
         self.last_t = 0.0
 
     def __call__(self, steps: Sequence[StepReport]) -> None:
         if len(steps) > self.printed:
-            self.last_t = self._clock.time()
+            self.last_t = self._clock()
             self.first_t = self.first_t or self.last_t - _took_s(steps)
         super().__call__(steps)
 

@@ -168,7 +168,8 @@ class Failures:
         source = {True: "stated", False: "prior"}
         rate, stored = (source[n in self.stated] for n in ("per_node_day", "storage_gb_per_s"))
         if rates := self.saved_gb_per_s.values():
-            written = f"{statistics.median(rates):.3g} GB/s (measured)"
+            ends = dict.fromkeys(f"{rate:.3g}" for rate in (min(rates), max(rates)))
+            written = f"{' to '.join(ends)} GB/s (measured)"
         else:
             written = f"{self.storage_gb_per_s:.3g} GB/s ({stored})"
         if self.seen is not None:
@@ -205,6 +206,6 @@ def _saved_gb_per_s(space: SearchSpace, trials: Iterable[Trial]) -> dict[int, fl
         metrics, whole = Metrics(trial.result), trial.measured
         save_s = metrics.get("checkpoint_s.median")
         weights = metrics.get("parameters") or (space.model and space.model.num_parameters)
-        if whole and save_s and weights:
+        if whole and whole.nodes and save_s and weights:
             rates[len(whole.nodes)].append(STATE_BYTES * weights / 1e9 / len(whole.nodes) / save_s)
     return {nodes: statistics.median(every) for nodes, every in rates.items()}

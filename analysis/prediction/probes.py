@@ -86,7 +86,7 @@ def lessons(pricing: Pricing) -> Iterator[str]:
         if np.isfinite(ratios).any():
             yield f"{what} {np.nanmedian(ratios):.2f} times what was assumed, in the median"
     for name, (value, p) in pricing.calibrated([]).memory.settled.items():
-        yield f"{name}: {as_written(value)} ({100 * p:.0f} %): {Framework.descriptions()[name]}"
+        yield f"{name}: {as_written(value)} ({100 * p:.0f} %): {Framework.descriptions().get(name, '')}"
 
 
 def drawn(model: CostModel, rng: np.random.Generator) -> CostModel:

@@ -131,7 +131,8 @@ def second_driver(world: World, planned: Planned) -> Course:
         while other.poll() is None:
             yield 0.1
     # The first may be done, and write its report; a third has perhaps begun since.
-    done = "closed" in [event["event"] for event in events_of(world.journal)[before - 1 :]]
+    events = [event["event"] for event in events_of(world.journal)]
+    done = "closed" in (*events[before:], events[-1])
     if first and first.poll() is None and not done and other.returncode != 2:
         world.violate(f"a second driver on the same folder ended with {other.returncode}, not 2")
 

@@ -9,6 +9,7 @@ part of the evidence (:class:`slurm.outcome.texts.LauncherTexts`).
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,10 +176,13 @@ def _out_of_memory(evidence: Evidence) -> _Verdict | None:
     unknown = evidence.exit_code is None or not evidence.failed_on
     if unknown and (found := evidence.texts.host_oom.search(evidence.said)):
         return _Verdict(Kind.HOST_OOM, _line_of(found))
-    verdict = _said(evidence, Before.LAUNCH)
-    # A trainer that others have ended may have handled it; torch names the rank if none has.
-    uncaught = verdict is not None and verdict.message.startswith("[rank")
-    return verdict if uncaught or not evidence.severed else None
+    if (verdict := _said(evidence, Before.LAUNCH)) is None or not evidence.severed:
+        return verdict
+    # A trainer that others have ended may have handled it; torch names the rank if none has. A
+    # shell's exit code is weaker: a script may kill its other ranks.
+    stated = verdict.message in _result_message(evidence.result)
+    weak = evidence.exit_code == 128 + signal.SIGKILL
+    return verdict if stated or weak or verdict.message.startswith("[rank") else None
 
 
 def _launch_failure(evidence: Evidence) -> _Verdict | None:
@@ -232,7 +236,12 @@ def _from_outside(evidence: Evidence, why: str) -> _Verdict:
 
 def _crash(evidence: Evidence) -> _Verdict:
     if verdict := _said(evidence, Before.CRASH):
-        return verdict
+        if verdict.kind is not Kind.PREEMPTED:
+            return verdict
+        if found := evidence.texts.host_oom.search(evidence.said):
+            return _Verdict(Kind.HOST_OOM, _line_of(found))
+        if evidence.exit_code != 0:
+            return _from_outside(evidence, verdict.message)
     if evidence.exit_code == 0:
         if _status(evidence) is None:
             return _Verdict(Kind.CRASH, f"exit code 0, but {evidence.no_result or 'no result'}")

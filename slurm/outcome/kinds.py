@@ -67,8 +67,10 @@ _BROKEN_DEVICE = LogText(
     Before.RESULT,
     stderr_only=True,
 )
-_LINE = r"(?m)^(?!\[W|(?>.*?(?:WARN|[Ww]arning)))"  # a warning is no cause of an end
-_IN_USE = re.compile(_LINE + r".*(?:EADDRINUSE|[Aa]ddress already in use|\[Errno 98\])")
+# What begins a line and is no warning, which is no cause of an end: torch's own begin with [W.
+_NO_WARNING = r"(?:(?!\bWARN(?:ING)?\b|\b[Ww]arning:).)*?"
+_LINE = rf"(?m)^(?!(?:\[rank\d+\]: ?)?\[W[\d ]){_NO_WARNING}"
+_IN_USE = re.compile(_LINE + r"(?:EADDRINUSE|[Aa]ddress already in use|\[Errno 98\])")
 _ADDRESS_IN_USE = LogText(_IN_USE, Before.TIMEOUT)
 _INDIVISIBLE = LogText(
     re.compile(
@@ -80,17 +82,15 @@ _INDIVISIBLE = LogText(
 )
 _DISK_FULL = LogText(
     re.compile(  # not of what is memory in truth
-        _LINE + r"(?!.*(?:/dev/shm|/torch_|shared memory))"
-        r".*(?:No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]).*"
+        r"(?m)^(?!.*(?:/dev/shm|/torch_|shared memory))" + _LINE.removeprefix("(?m)")
+        + r"(?:No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]).*"
     ),
     Before.TIMEOUT,
 )
-_CHILD_KILLED = LogText(  # a process of the trainer's own launcher or loader, by others
+_CHILD_KILLED = LogText(  # torchrun's first process that failed, by others
     re.compile(
-        r"died with <Signals\.SIG(?:KILL|TERM): "
-        r"|Root Cause \(first observed failure\):\n(?:.{0,300}\n){1,8}?"
+        r"Root Cause \(first observed failure\):\n(?:.{0,300}\n){1,8}?"
         r".{0,30}(?P<message>Signal (?:9|15) \(SIG(?:KILL|TERM)\) received by PID.*)"
-        r"|DataLoader worker \(pid[^)\n]{1,200}\) is killed by signal: (?:Killed|Terminated)"
     ),
     Before.CRASH,
 )

@@ -24,7 +24,7 @@ _SRUN_S = 5.0  # for an srun to notice that its ranks are gone
 _REPEAT_KILL_S = 5.0
 _HURRIED_S = 10.0  # that a step may stay in Slurm's list if somebody waits for the search to end
 _FIRST_POLL_S, _LAST_POLL_S = 0.1, 2.0
-_OTHERS = re.compile(r"\d+\.\d+ (?!meshtune-)")  # steps, but for the job's own ``batch``
+_OTHERS = re.compile(r"[\d_+]+\.\d+ (?!meshtune-)")  # steps, but for the job's own ``batch``
 
 
 @dataclass(frozen=True)

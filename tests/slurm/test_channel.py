@@ -93,6 +93,7 @@ def test_noise_of_any_kind_is_never_an_error(spec: TrialSpec) -> None:
         (b"1 end 137 0\n", "rank 1 on n1 was sent signal 9 from outside"),  # as a shell says it
         (b"1 end 137 1\n", ""),
         (b"1 end 139 0\n", ""),
+        (b"1 end 143 0\n", ""),  # a program's own, unless its agent was sent the signal
         (b"1 sig 10 0\n1 end 3 0\n", ""),  # it took SIGUSR1, and failed later
         (b"0 end 3 0\n1 sig 15 0\n1 end -15 0\n", ""),  # the first is to blame
         (b"0 end 0 0\n1 sig 15 0\n1 end 0 0\n", ""),

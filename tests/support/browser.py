@@ -89,13 +89,6 @@ class Browser:
         command = {"cmd": "Page.printToPDF", "params": {"preferCSSPageSize": True}}
         return b64decode(self._post("goog/cdp/execute", command)["data"])
 
-    def clock(self) -> float:
-        """CPU seconds of the page's thread since it was opened; 0 before the first call."""
-        params = {"timeDomain": "threadTicks"}
-        self._post("goog/cdp/execute", {"cmd": "Performance.enable", "params": params})
-        told = self._post("goog/cdp/execute", {"cmd": "Performance.getMetrics", "params": {}})
-        return float({m["name"]: m["value"] for m in told["metrics"]}["TaskDuration"])
-
     def complaints(self) -> list[str]:
         """Errors and warnings on the console since the last call."""
         return [entry["message"] for entry in self._post("se/log", {"type": "browser"})]

@@ -244,13 +244,29 @@ def evidence(
         (evidence(TORCHRUN_KILLED), Kind.PREEMPTED, "Signal 9 (SIGKILL) received"),
         (evidence(TORCHRUN_KILLED, oom_kills=1), Kind.HOST_OOM, ""),
         (evidence("[1]: Signal 15 (SIGTERM) received by PID 7: another's end"), Kind.CRASH, ""),
-        (evidence("Command '['python']' died with <Signals.SIGKILL: 9>."), Kind.PREEMPTED, ""),
-        (evidence("Command '['python']' died with <Signals.SIGSEGV: 11>."), Kind.CRASH, ""),
+        (evidence(TORCHRUN_KILLED, result=OK, complete=True), Kind.OK, ""),
+        (evidence(TORCHRUN_KILLED, exit_code=0), Kind.CRASH, "no result"),
+        # A loader's worker dies with its rank; a handled end of another process is none.
         (
-            evidence("RuntimeError: DataLoader worker (pid 71) is killed by signal: Killed. "),
-            Kind.PREEMPTED,
+            evidence("RuntimeError: DataLoader worker (pid 71) is killed by signal: Terminated. "),
+            Kind.CRASH,
             "",
         ),
+        # Of the memory of a shell's program that was killed, its own words are better evidence.
+        (evidence(HANDLED_OOM, exit_code=137, severed="s"), Kind.OOM, ""),
+        (
+            evidence(
+                exit_code=-9,
+                severed="s",
+                result={"status": "error", "message": "torch.OutOfMemoryError: CUDA out of memory"},
+            ),
+            Kind.OOM,
+            "",
+        ),
+        (evidence("MemoryError: Out of memory while decompressing"), Kind.HOST_OOM, ""),
+        (evidence("sqlite3.OperationalError: out of memory"), Kind.CRASH, ""),
+        (evidence("OSError: [Errno 28] No space left: '/early_warning/a'"), Kind.DISK_FULL, ""),
+        (evidence("[Worker 0] [Errno 98] Address already in use"), Kind.LAUNCH_FAILURE, ""),
         # A warning is no cause.
         (evidence("[W socket.cpp:464] (errno: 98 - Address already in use)."), Kind.CRASH, ""),
         (evidence("wandb: WARNING No space left on device"), Kind.CRASH, ""),
