@@ -19,7 +19,7 @@ cluster: {name: toy, gpu: cpu, gpus_per_node: GPUS, memory_gib: 1, memory_gb_per
           peak_fp32_tflops: 0.05, overlap: 0.02, node_failures_per_day: 4, storage_gb_per_s: 1000,
           LINKS
           nic: {count: 1, gb_per_s: 1, latency_us: 500}}
-trainer: {builtin: {data: DATA, precision: fp32, device: cpu, optimizer: {lr: 1.0e-3},
+trainer: {builtin: {data: DATA, precision: fp32, device: cpu, optimizer: {lr: 1.0e-4},
                     lr_scheduler: {warmup_steps: 4, total_steps: 100}}}
 parameters: {num_nodes: [1, 2], tp: [1, 2], pp: [1, 2], mbs: [1, 2], gas: [1, 2, 4],
              zero_stage: [0, 1, 3]}
