@@ -85,8 +85,9 @@ def lessons(pricing: Pricing) -> Iterator[str]:
     for what, ratios in (("steps took", took_s), ("memory needed was", needed)):
         if np.isfinite(ratios).any():
             yield f"{what} {np.nanmedian(ratios):.2f} times what was assumed, in the median"
+    said = Framework.descriptions()
     for name, (value, p) in pricing.calibrated([]).memory.settled.items():
-        yield f"{name}: {as_written(value)} ({100 * p:.0f} %): {Framework.descriptions().get(name, '')}"
+        yield f"{name}: {as_written(value)} ({100 * p:.0f} %): {said.get(name, '')}"
 
 
 def drawn(model: CostModel, rng: np.random.Generator) -> CostModel:

@@ -203,8 +203,8 @@ class BudgetSection(Described):
     """share of the trials that are chosen to learn what drives the objective, not to be the best"""
     probes: Annotated[int, Field(ge=0)] | Literal["auto"] = 0
     """short trials of a shallower model, before the others, from which the cost model learns what
-    this trainer does on this machine; auto: 4, or 1 and each further unpriced value, if cheaper than
-    a trial"""
+    this trainer does on this machine; auto: 4, or 1 and each further unpriced value, if cheaper
+    than a trial"""
 
 
 class FinalistsSection(Described):

@@ -82,7 +82,8 @@ _INDIVISIBLE = LogText(
 )
 _DISK_FULL = LogText(
     re.compile(  # not of what is memory in truth
-        r"(?m)^(?!.*(?:/dev/shm|/torch_|shared memory))" + _LINE.removeprefix("(?m)")
+        r"(?m)^(?!.*(?:/dev/shm|/torch_|shared memory))"
+        + _LINE.removeprefix("(?m)")
         + r"(?:No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]).*"
     ),
     Before.TIMEOUT,
