@@ -11,8 +11,7 @@ Array = NDArray[np.float64]
 def non_dominated(points: Array) -> NDArray[np.bool_]:
     """Mask of rows that no other row dominates (as good in every column, better in one).
 
-    Args:
-        points: shape (n, k); more is better in every column. Of equal rows all are kept.
+    ``points`` has shape (n, k); more is better in every column. Of equal rows all are kept.
     """
     kept = np.ones(len(points), dtype=bool)
     # A dominating row has a greater sum: in this order good rows come first and remove many.

@@ -60,10 +60,7 @@ class Channel:
     """
 
     def __init__(
-        self,
-        agents: Iterable[int],
-        num_ranks: int,
-        order: Callable[[Mapping[str, object]], None],
+        self, agents: Iterable[int], num_ranks: int, order: Callable[[Mapping[str, object]], None]
     ) -> None:
         self.void = ""  # why nothing counts any more
         self.order = order

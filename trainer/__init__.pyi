@@ -4,10 +4,4 @@ from .data.prepare import prepare_data, python_source_files
 from .deepspeed.rules import deepspeed_requirements
 from .result import FIGURES
 
-__all__ = [
-    "FIGURES",
-    "deepspeed_requirements",
-    "prepare_data",
-    "python_source_files",
-    "verify",
-]
+__all__ = ["FIGURES", "deepspeed_requirements", "prepare_data", "python_source_files", "verify"]

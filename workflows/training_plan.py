@@ -129,10 +129,7 @@ def tokens_per_step(space: SearchSpace, config: Mapping[str, Any]) -> int:
 
 
 def layouts(
-    space: SearchSpace,
-    base: Mapping[str, Any],
-    nodes: int,
-    tried: Iterable[Mapping[str, Any]] = (),
+    space: SearchSpace, base: Mapping[str, Any], nodes: int, tried: Iterable[Mapping[str, Any]] = ()
 ) -> SearchSpace:
     """The space of all layouts that train what ``base`` trains, on at most so many nodes.
 

@@ -91,8 +91,7 @@ def all_to_all_s(
 
     Inside the node and between nodes at the same time; one message for each peer.
 
-    Args:
-        num_bytes: of the tensor that each rank has.
+    ``num_bytes`` are those of the tensor that each rank has.
     """
     path = path_of(cluster, constants, group)
     size, num_bytes = group.size, np.asarray(num_bytes, np.float64)

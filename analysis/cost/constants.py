@@ -170,10 +170,7 @@ def fit(
 
 
 def integrated(
-    constants: C,
-    covariance: Array | None,
-    residuals: Callable[[C], Array],
-    noise: float,
+    constants: C, covariance: Array | None, residuals: Callable[[C], Array], noise: float
 ) -> tuple[float, Array, Array]:
     """Evidence of residuals with the constants integrated out, which are linear in them.
 

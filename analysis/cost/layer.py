@@ -175,8 +175,7 @@ def dispatch_s(
 
     Experts wait for their tokens unless they compute for another micro-batch meanwhile.
 
-    Args:
-        device_s: of both passes of one layer on the device.
+    ``device_s`` is that of both passes of one layer on the device.
     """
     mixture = jobs.model.mixture
     if mixture is None:

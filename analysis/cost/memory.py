@@ -26,12 +26,7 @@ from search_spaces import Framework
 from trainer.plan.axes import cp, ep, grid
 from trainer.plan.axes.dp import Holders, dense_holders, in_buckets
 from trainer.plan.jobs import NONE, STEP_GRAPHS, Array, Jobs
-from trainer.plan.sizes import (
-    expert_weights,
-    ffn_weights,
-    layer_weights,
-    table_weights,
-)
+from trainer.plan.sizes import expert_weights, ffn_weights, layer_weights, table_weights
 from trainer.plan.states import DEGREES, PENDING_REDUCTIONS, masters_are_weights, state_bytes
 
 GIB = 2.0**30

@@ -321,8 +321,7 @@ class CostModel:
     def supposing(self, suspected: Mapping[str, TimeConstants]) -> CostModel:
         """The model of a framework that may have other habits than its record says.
 
-        Args:
-            suspected: constants of time if it is like another record, by that one's name.
+        ``suspected`` are constants of time if it is like another record, by that one's name.
         """
         memory = self.memory.supposing(Doubts(self.framework))
         return replace(self, memory=memory, suspected=suspected)

@@ -67,9 +67,8 @@ class Network:
     def after(self, jobs: Jobs, cluster: Cluster, told: Array) -> Network:
         """The hypotheses after runs.
 
-        Args:
-            told: logarithms of how much more probable the measured times are if the runs were
-                crowded; shape (n,).
+        ``told`` has shape (n,): logarithms of how much more probable the measured times are if the
+        runs were crowded.
         """
         odds = np.exp(np.clip(told, -_CERTAIN, _CERTAIN))
         each = np.log1p(self._each(jobs, cluster) * (odds - 1)).sum(axis=1)

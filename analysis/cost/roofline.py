@@ -49,8 +49,7 @@ class Roofline:
 def roofline(model: CostModel, jobs: Jobs) -> Roofline:
     """The roofline of jobs.
 
-    Raises:
-        MissingFactError: the cluster lacks the rate of its memory.
+    Raises MissingFactError if the cluster lacks the rate of its memory.
     """
     cluster = model.cluster
     if cluster.memory_gb_per_s is None:

@@ -63,8 +63,7 @@ def exposed_state_s(
     Behind a layer's pass the next layer's weights are gathered and the last one's gradients
     reduced: an exchange hides behind its own pass only, and shares it with those on its links.
 
-    Args:
-        forward, backward: of the device, passes of one micro-batch on the slowest stage.
+    ``forward`` and ``backward`` are of the device: passes of one micro-batch on the slowest stage.
     """
     whole = price(cluster, c)
     by_layer = price(one_adapter(cluster), c) if framework.one_adapter else whole

@@ -65,8 +65,7 @@ def step(
     step takes the time of all their work, or of the longest path at the speed of a rank alone, if
     that is longer.
 
-    Args:
-        crowded: 1 for runs that meet a crowded network, 0 for calm ones; shape (n,).
+    ``crowded`` has shape (n,): 1 for runs that meet a crowded network, 0 for calm ones.
     """
     c, jobs = constants or TimeConstants(), as_run(jobs, framework)
     compute = Compute(cluster, framework, c)

@@ -24,8 +24,7 @@ SHORTLIST = 8_000  # of them, the best by the uncalibrated model
 class CandidateSet:
     """Some valid configurations of a space, with their jobs and features.
 
-    Args:
-        indices: of the members among all ``candidates``.
+    ``indices`` are those of the members among all ``candidates``.
 
     Attributes:
         jobs: of the members, shape (n,).

@@ -35,8 +35,7 @@ class Goal:
     def towards(self, weights: Array, prediction: Prediction, successes: Sequence[Trial]) -> Self:
         """The goal in the direction of some weights.
 
-        Args:
-            prediction: of candidates; those that likely fit count for the front.
+        ``prediction`` is of candidates; those that likely fit count for the front.
         """
         predicted = self._merits(prediction)
         likely = predicted[prediction.fits > LIKELY]

@@ -28,14 +28,7 @@ from analysis.prediction.start_up import StartUp
 from analysis.run.fold import Run, read_run
 from analysis.run.folder import RunFolder
 from analysis.run.trial import Trial
-from search_spaces import (
-    Cluster,
-    Facts,
-    Framework,
-    SearchSpace,
-    framework_named,
-    load_space,
-)
+from search_spaces import Cluster, Facts, Framework, SearchSpace, framework_named, load_space
 from slurm import Kind
 from trainer.plan.axes.mesh import FURTHER_AXES, ordered
 from trainer.plan.jobs import Array, Jobs, joined
@@ -214,8 +207,7 @@ class Pricing:
         prediction in either state of the network, with the model's own spread. Their sum is taken
         for log-normal with its mean and variance, to first order (Fenton 1960).
 
-        Args:
-            trials: that have ended, from which start-up by the number of nodes is learned.
+        ``trials`` have ended; start-up by the number of nodes is learned from them.
         """
         from scipy.special import ndtr  # slow to import, and a space is checked without it
 

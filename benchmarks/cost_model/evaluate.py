@@ -82,10 +82,7 @@ def score(table: Table, predicted: Predicted) -> Scores:
     samples = table.jobs.global_batch  # a landscape may hold several batch sizes
     errors = metrics.relative_errors(predicted.step_time_s, table.step_time_s)
     ranked = metrics.rankings(
-        table.landscape,
-        predicted.promised_s / samples,
-        predicted.fits,
-        table.step_time_s / samples,
+        table.landscape, predicted.promised_s / samples, predicted.fits, table.step_time_s / samples
     )
     fitting = fitting_memory = None
     if table.failed.any() and np.isfinite(predicted.fits).any():

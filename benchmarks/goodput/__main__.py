@@ -17,11 +17,7 @@ from pathlib import Path
 
 from scipy.special import bdtr
 
-from analysis.prediction.goodput import (
-    DAY_S,
-    best_interval_s,
-    useful_share,
-)
+from analysis.prediction.goodput import DAY_S, best_interval_s, useful_share
 from benchmarks.goodput.trace import FaultTrace
 from benchmarks.printing import machine
 

@@ -28,13 +28,7 @@ from pathlib import Path
 import pandas as pd
 from scipy.stats import spearmanr
 
-from analysis import (
-    CostModel,
-    NotEnough,
-    Pricing,
-    Run,
-    objective_sensitivity,
-)
+from analysis import CostModel, NotEnough, Pricing, Run, objective_sensitivity
 from analysis.report.model_sensitivity import ModelSensitivity, model_sensitivity
 from analysis.report.outlook import Outlook
 from analysis.run.frame import frame_of

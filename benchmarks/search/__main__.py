@@ -43,10 +43,7 @@ QUICK_LANDSCAPES = 7  # of a table
 
 
 def table_figures(
-    recorded: Sequence[Landscape],
-    models: LeftOut,
-    tables: Sequence[Table],
-    seeds: int,
+    recorded: Sequence[Landscape], models: LeftOut, tables: Sequence[Table], seeds: int
 ) -> dict[str, Any]:
     """All policies on the landscapes of one table.
 

@@ -125,10 +125,7 @@ class SlowNetwork:
         outputs = [
             _run("tc", *where, "-s", "qdisc", "show", "dev", device)
             for node in range(self.num_nodes)
-            for where, device in (
-                ((), self._name(node)),
-                (("-n", self._name(node)), INTERFACE),
-            )
+            for where, device in (((), self._name(node)), (("-n", self._name(node)), INTERFACE))
         ]
         return sum(int(n) for out in outputs for n in re.findall(r"dropped (\d+)", out))
 

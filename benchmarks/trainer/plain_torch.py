@@ -51,10 +51,7 @@ class PlainTrainer:
         for micro_batch in range(config.gas):
             first = (number * self.dp + dist.get_rank()) * config.gas + micro_batch
             tokens, targets = dataset.samples(
-                first * config.mbs,
-                config.mbs,
-                seq_length=config.model.seq_length,
-                seed=config.seed,
+                first * config.mbs, config.mbs, seq_length=config.model.seq_length, seed=config.seed
             )
             with self._synchronized(micro_batch == config.gas - 1):
                 loss = self._loss(tokens, targets)

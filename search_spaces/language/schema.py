@@ -164,8 +164,7 @@ class ObjectiveSpec(Described):
 
 
 Objectives = OneOrSeveral[
-    ObjectiveSpec,
-    Annotated[list[ObjectiveSpec], Field(min_length=2, max_length=MAX_OBJECTIVES)],
+    ObjectiveSpec, Annotated[list[ObjectiveSpec], Field(min_length=2, max_length=MAX_OBJECTIVES)]
 ]
 
 

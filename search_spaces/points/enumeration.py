@@ -193,12 +193,7 @@ class ValidConfigs:
         return before[kept], digits[kept]
 
     def _level(
-        self,
-        name: str,
-        before: NDArray[Any],
-        digits: NDArray[Any],
-        edges: Digits,
-        ways: Indices,
+        self, name: str, before: NDArray[Any], digits: NDArray[Any], edges: Digits, ways: Indices
     ) -> tuple[_Level, Digits]:
         """The level, and the states after it; edges with equal kept values lead to one state."""
         key = np.zeros(len(digits), dtype=np.int64)

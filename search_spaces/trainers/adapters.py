@@ -219,8 +219,7 @@ class _Adapting:
         entry = self.spec.entry or self.adapter.entry
         if not entry and any("{entry}" in text for text in self.adapter.command):
             raise self.document.error(
-                ("trainer",),
-                f"key 'entry' is missing: the script that {self.adapter.name} starts",
+                ("trainer",), f"key 'entry' is missing: the script that {self.adapter.name} starts"
             )
         beside = Path(self.document.name).parent / entry
         if entry and beside.is_file():

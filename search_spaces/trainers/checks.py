@@ -148,8 +148,7 @@ def check_launcher(document: Document, spec: TrainerSpec, ranks_per_node: int, n
     With one process per node ``torchrun --nnodes`` may start the node's ranks. ``nodes``: the most
     that a trial has.
 
-    Raises:
-        SpaceError: each of the ranks would start a training of its own.
+    Raises SpaceError if each of the ranks would start a training of its own.
     """
     launcher = _launcher(spec.words)
     alone = launcher is not None and "--standalone" in spec.words and nodes > 1

@@ -59,8 +59,7 @@ class Trainer(ABC):
     Its metrics are found in ``result.json`` in the trial's folder, in a line ``MESHTUNE_RESULT
     {json}`` of its standard output, or in its logs by ``log``.
 
-    Args:
-        spec: the space's ``trainer`` section; ``spec.options`` are a trainer's own.
+    ``spec`` is the space's ``trainer`` section; ``spec.options`` are a trainer's own.
 
     Raises ValueError for wrong options; the message says what is accepted.
     """

@@ -26,11 +26,7 @@ class Dialect:
     export_list: bool = False
 
     def argv(
-        self,
-        program: str,
-        hosts: Sequence[str],
-        ranks_per_host: int,
-        exported: Sequence[str] = (),
+        self, program: str, hosts: Sequence[str], ranks_per_host: int, exported: Sequence[str] = ()
     ) -> list[str]:
         """The line up to the command of the ranks. Rank 0 is on the first host.
 

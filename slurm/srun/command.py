@@ -77,11 +77,7 @@ def srun_argv(spec: TrialSpec, lease: Lease, site: Site, cpus_per_node: int) -> 
 
 
 def srun_environment(
-    spec: TrialSpec,
-    site: Site,
-    master_addr: str,
-    environ: Mapping[str, str],
-    cpus_per_node: int,
+    spec: TrialSpec, site: Site, master_addr: str, environ: Mapping[str, str], cpus_per_node: int
 ) -> dict[str, str]:
     """The environment that srun is started with and hands to every rank.
 

@@ -45,7 +45,7 @@ def _regex(text: str) -> str:
 
 
 _PLACEHOLDERS = {
-    *("image", "workdir", "file", "mounts", "mount", "names", "name", "value", "options"),
+    *("image", "workdir", "file", "mounts", "mount", "names", "name", "value", "options")
 }
 
 

@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from analysis.finalists import FINAL_WEIGHT, median_variance, noise_of
-from analysis.verdict import (
-    standard_errors,
-    verdict_lines,
-)
+from analysis.verdict import standard_errors, verdict_lines
 from support.run_book import RepeatBook, RunBook
 
 

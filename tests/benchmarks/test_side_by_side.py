@@ -179,10 +179,7 @@ def test_its_own_runs_are_a_table(checkout: Path) -> None:
             j.layout.gas,
             strict=True,
         )
-    ] == [
-        (2, 2, 1, 1, 2, 8),
-        (1, 1, 2, 4, 4, 8),
-    ]
+    ] == [(2, 2, 1, 1, 2, 8), (1, 1, 2, 4, 4, 8)]
     assert j.model.seq_length.tolist() == [
         32768,
         4096,

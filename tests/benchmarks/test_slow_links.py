@@ -13,12 +13,7 @@ import pytest
 
 from benchmarks.slow_links import paper
 from benchmarks.slow_links.cpu_share import CpuShareError, CpuShares
-from benchmarks.slow_links.network import (
-    NetworkError,
-    SlowNetwork,
-    check_machine,
-    remove_stale,
-)
+from benchmarks.slow_links.network import NetworkError, SlowNetwork, check_machine, remove_stale
 from benchmarks.slow_links.processes import ProcessError, Processes
 from benchmarks.slow_links.selfcheck import transfer_mbit_per_s
 

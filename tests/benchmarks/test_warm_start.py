@@ -22,9 +22,7 @@ from benchmarks.search.warm_start import (
 )
 
 
-def test_a_landscape_is_paired_with_its_nearest_in_one_respect(
-    truth: Callable[..., Path],
-) -> None:
+def test_a_landscape_is_paired_with_its_nearest_in_one_respect(truth: Callable[..., Path]) -> None:
     found: dict[tuple[str, int, str], list[tuple[str, int]]] = {}
     for pair in pairs([*sweeps(truth((16, 1), (16, 2), (16, 4), (24, 2)))]):
         at = (pair.target.model.split("x")[0], pair.target.nodes, pair.differs)

@@ -98,10 +98,7 @@ def test_a_value_that_cannot_be_is_named_and_nothing_is_made(
     ],
 )
 def test_what_is_not_there_is_said_in_one_line_and_nothing_is_made(
-    call: Callable[[], Any],
-    error: type[Exception],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[[], Any], error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error) as refusal:

@@ -337,9 +337,7 @@ def test_a_script_is_the_main_module_for_its_helpers_too(
         assert said.count("pickled True") == number
 
 
-def test_trials_do_not_share_what_is_random(
-    make: Callable[..., Server],
-) -> None:
+def test_trials_do_not_share_what_is_random(make: Callable[..., Server]) -> None:
     server = make("random,numpy")
     for trial in ("a", "b"):
         code = "import random, numpy; print(random.random(), numpy.random.random())"

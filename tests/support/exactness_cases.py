@@ -12,13 +12,7 @@ FEW_STEPS = 3
 GLOBAL_BATCH = 16
 GRAD_CLIP = 0.5
 SHALLOW: dict[str, dict[str, Any]] = {
-    "gpt": {
-        "num_layers": 4,
-        "hidden_size": 32,
-        "num_heads": 8,
-        "vocab_size": 64,
-        "seq_length": 16,
-    },
+    "gpt": {"num_layers": 4, "hidden_size": 32, "num_heads": 8, "vocab_size": 64, "seq_length": 16},
     "llama": {
         "num_layers": 4,
         "hidden_size": 64,

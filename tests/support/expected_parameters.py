@@ -131,10 +131,7 @@ def _block(model: ModelConfig, layer: int, ranks: Ranks) -> list[list[Parameter]
         return [[*attention, *norms, *up, *down]]
     hidden, size = model.hidden_size, mixture.expert_ffn_size
     routed = []
-    for part, rows, columns in (
-        ("up", (1 + model.gated) * size, hidden),
-        ("down", hidden, size),
-    ):
+    for part, rows, columns in (("up", (1 + model.gated) * size, hidden), ("down", hidden, size)):
         number = mixture.num_experts // ranks.ep
         split = tuple(axis for axis in ("ep", "tp") if getattr(ranks, axis) > 1)
         traits = Traits(split, True, False, False)

@@ -277,12 +277,7 @@ _SPACE_COMMANDS = (
 )
 _SEARCH = ("search", "space.yaml", "--launcher", "local", "--dry-run")
 _ADAPTED = (("check", "space.yaml"), _SEARCH)
-_OF_ADAPTER = {
-    **_SHAPES,
-    "space.yaml": ADAPTED,
-    "adapter.yaml": ADAPTER,
-    "own.json": ADAPTED_BASE,
-}
+_OF_ADAPTER = {**_SHAPES, "space.yaml": ADAPTED, "adapter.yaml": ADAPTER, "own.json": ADAPTED_BASE}
 _RANDOM = ("--policy", "random", "--seeds", "1")
 _REPLAY = ("replay", "table.csv", *_RANDOM)
 _TOKENS = {"tokens.idx": _megatron(".idx"), "tokens.bin": _megatron(".bin")}

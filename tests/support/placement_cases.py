@@ -29,13 +29,7 @@ PLAIN = {"quantize_weights": False, "quantize_gradients": False}
 
 
 MODELS: dict[str, dict[str, Any]] = {
-    "gpt": {
-        "num_layers": 2,
-        "hidden_size": 32,
-        "num_heads": 4,
-        "vocab_size": 64,
-        "seq_length": 8,
-    },
+    "gpt": {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 64, "seq_length": 8},
     "llama": {
         "num_layers": 4,
         "hidden_size": 32,

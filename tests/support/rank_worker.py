@@ -109,10 +109,7 @@ def reference(config: TrainConfig, global_batch: int) -> dict[str, Any]:
     validations: dict[str, float] = {}
     for step in range(config.steps):
         tokens, targets = data.samples(
-            step * global_batch,
-            global_batch,
-            seq_length=config.model.seq_length,
-            seed=config.seed,
+            step * global_batch, global_batch, seq_length=config.model.seq_length, seed=config.seed
         )
         if config.goldfish is not None:
             targets = without(tokens, targets, config.goldfish)

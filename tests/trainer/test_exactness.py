@@ -44,12 +44,7 @@ def results(run_ranks) -> dict[str, Any]:
         *cases.PACKED,
         *cases.SPECIAL,
     ]
-    more = [
-        *cases.MORE_SCHEDULES,
-        *cases.MORE_PACKED,
-        *cases.MORE_VALIDATIONS,
-        *cases.MORE_SPECIAL,
-    ]
+    more = [*cases.MORE_SCHEDULES, *cases.MORE_PACKED, *cases.MORE_VALIDATIONS, *cases.MORE_SPECIAL]
     groups = (cases.in_few_steps(quick), cases.in_few_steps(more))
     return LongSweep(run_ranks, references, *groups, timeout_s=1_160)
 

@@ -119,10 +119,7 @@ def test_what_a_mixture_cannot_be_trained_with_is_refused_with_a_remedy(
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        (
-            {"moe_aux_loss_coeff": 0.1, "goldfish": {}},
-            "tokens that are left out of the loss",
-        ),
+        ({"moe_aux_loss_coeff": 0.1, "goldfish": {}}, "tokens that are left out of the loss"),
         ({"moe_aux_loss_coeff": 0.1, "model": {**cases.SHAPE, "num_experts": 0}}, "num_experts"),
         ({"model": {**cases.SHAPE, "experts_per_token": 9}}, "is more than num_experts 8"),
         ({"model": {**cases.SHAPE, "expert_ffn_hidden_size": None}}, "must be, too"),

@@ -70,10 +70,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_training_goes_on_under_another_layout_as_if_nothing_had_happened(
-    run: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slurm.outcome.watch._LONGEST_POLL_S", 0.01)  # to strike before the end
     tokens, out = STEPS * BATCH * SEQ - 1, tmp_path / "out"

@@ -13,15 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from foundation.records import Described
-from trainer.plan.annotations import (
-    Column,
-    Counts,
-    Open,
-    OtherNames,
-    Refused,
-    columns,
-    value_types,
-)
+from trainer.plan.annotations import Column, Counts, Open, OtherNames, Refused, columns, value_types
 from trainer.plan.formats import Format
 from trainer.plan.limits import Layers, Ranks, Sequences, Steps, Width
 from trainer.plan.optimizer import LRScheduler, OptimizerConfig

@@ -177,11 +177,7 @@ class SplitGradients(BucketGradients):
     """
 
     def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        numel: int,
-        holders: Holders,
-        reductions: Pending,
+        self, parameters: Sequence[nn.Parameter], numel: int, holders: Holders, reductions: Pending
     ) -> None:
         super().__init__(parameters, numel, holders)
         assert self.sharing is not None  # or nothing is split

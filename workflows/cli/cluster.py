@@ -7,11 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 
 import trainer
-from workflows.cli.arguments import (
-    UsageError,
-    check_site,
-    launched,
-)
+from workflows.cli.arguments import UsageError, check_site, launched
 
 
 def preflight(arguments: Namespace) -> int:

@@ -75,10 +75,7 @@ def of_scaling(scaled: Scaled, tokens: float) -> dict[str, Any]:
     """A configuration on several numbers of nodes."""
     rows = _rows(scaled.prediction.columns() | scaled.goodput.columns(tokens))
     for i, row in enumerate(rows):
-        row |= {
-            "num_nodes": scaled.prediction.num_nodes[i],
-            "efficiency": scaled.efficiency[i],
-        }
+        row |= {"num_nodes": scaled.prediction.num_nodes[i], "efficiency": scaled.efficiency[i]}
     return {
         "scaling": scaled.mode,
         "config": scaled.config,

@@ -12,9 +12,7 @@ import search_spaces
 import slurm
 from foundation.quantities import counted
 from foundation.writing import write_atomically
-from workflows.cli.arguments import (
-    UsageError,
-)
+from workflows.cli.arguments import UsageError
 from workflows.cli.json_output import of_check, of_ranking, of_scaling, print_json, remarks
 from workflows.cli.model_space import check_model_options, default_space_of
 from workflows.cli.working import Working

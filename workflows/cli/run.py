@@ -12,11 +12,7 @@ import search_spaces
 import slurm
 from foundation.messages import printable, shown
 from foundation.quantities import counted
-from workflows.cli.arguments import (
-    UsageError,
-    check_site,
-    launched,
-)
+from workflows.cli.arguments import UsageError, check_site, launched
 from workflows.cli.json_output import of_run, print_json
 
 

@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING
 
 import analysis
 import slurm
-from workflows.cli.arguments import (
-    check_site,
-    launcher_options,
-)
+from workflows.cli.arguments import check_site, launcher_options
 from workflows.cli.working import Working
 
 if TYPE_CHECKING:

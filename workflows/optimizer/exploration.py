@@ -15,14 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis import (
-    MissingFactError,
-    NotEnough,
-    Outlook,
-    Run,
-    Trial,
-    trusted,
-)
+from analysis import MissingFactError, NotEnough, Outlook, Run, Trial, trusted
 from trainer.plan.jobs import Array
 from workflows.optimizer.policy import Policy, Problem, Proposal
 

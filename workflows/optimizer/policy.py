@@ -87,8 +87,7 @@ class Problem:
 class Policy(ABC):
     """Chooses configurations of a problem's space.
 
-    Args:
-        problem: what it chooses from.
+    ``problem`` is what it chooses from.
 
     Raises PolicyError if it cannot search such a space; the message names the remedy.
     """

@@ -12,17 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from analysis import (
-    Closed,
-    Ended,
-    Event,
-    Opened,
-    Run,
-    Started,
-    Trial,
-    read_run,
-    verdict_lines,
-)
+from analysis import Closed, Ended, Event, Opened, Run, Started, Trial, read_run, verdict_lines
 from foundation.messages import printable
 from foundation.quantities import clock_text, config_text, counted, number
 from workflows.search.budget import Budget, node_hours, wall_time_s

@@ -21,15 +21,7 @@ from support.gpt_jobs import gpt
 from trainer.model.experts import MixtureMlp
 from trainer.model.transformer import Head
 from trainer.parallel import loss
-from trainer.plan.jobs import (
-    BREADTH_FIRST,
-    FULL,
-    NONE,
-    ONE_F_ONE_B,
-    SELECTIVE,
-    ZERO_BUBBLE,
-    jobs,
-)
+from trainer.plan.jobs import BREADTH_FIRST, FULL, NONE, ONE_F_ONE_B, SELECTIVE, ZERO_BUBBLE, jobs
 from trainer.plan.model import ModelConfig
 
 GIB = 2.0**30

@@ -223,9 +223,7 @@ def test_a_measured_send_goes_before_the_formula_where_as_many_ranks_send() -> N
 
 
 @pytest.mark.parametrize("name", ["perlmutter", "frontier"])
-def test_bandwidths_that_axonns_authors_publish_are_the_clusters_and_equation_7s(
-    name: str,
-) -> None:
+def test_bandwidths_that_axonns_authors_publish_are_the_clusters_and_equation_7s(name: str) -> None:
     """Singh et al. 2024: inside a node as measured, between nodes beta_inter / min(G_node, inner).
 
     The authors round beta_inter to 80 and 40 GB/s.

@@ -83,9 +83,7 @@ def test_a_full_host_is_no_failure_that_the_gpus_memory_should_explain(
     assert forecast.out_of_memory.sum() == sum(t.kind == "oom" for t in made.trials.values())
 
 
-def test_a_trials_own_time_does_not_reach_the_model_that_judges_it(
-    run: Callable[..., Run],
-) -> None:
+def test_a_trials_own_time_does_not_reach_the_model_that_judges_it(run: Callable[..., Run]) -> None:
     calm = cross_validated(run())
     assert calm is not None
     slow = int(np.flatnonzero(~calm.out_of_memory)[0])

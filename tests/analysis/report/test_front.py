@@ -23,9 +23,7 @@ FIGURES = [(100.0, 1), (90.0, 1), (150.0, 2), (150.0, 2), (400.0, 8), (390.0, 16
 
 
 def write_run(
-    directory: Path,
-    goals: list[dict[str, str]],
-    figures: list[tuple[float, ...] | None],
+    directory: Path, goals: list[dict[str, str]], figures: list[tuple[float, ...] | None]
 ) -> Path:
     """A run of these trials; None failed."""
     book = RunBook(directory, *goals)

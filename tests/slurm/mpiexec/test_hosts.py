@@ -63,9 +63,7 @@ def test_a_file_without_hosts_or_none_at_all_is_an_error(tmp_path: Path) -> None
         find_hosts(tmp_path / "absent", {})
 
 
-def test_pbs_lists_a_host_once_for_each_of_its_cores_which_limits_no_trial(
-    tmp_path: Path,
-) -> None:
+def test_pbs_lists_a_host_once_for_each_of_its_cores_which_limits_no_trial(tmp_path: Path) -> None:
     path = tmp_path / "nodes"
     path.write_text("r1i0n2\nr1i0n2\nr1i0n1\nr1i0n1\n")
     hosts = find_hosts(None, {"PBS_NODEFILE": str(path)})

@@ -161,11 +161,7 @@ def evidence(
         (evidence("hipErrorOutOfMemory"), Kind.OOM, ""),
         (evidence("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), Kind.OOM, ""),
         (evidence("RuntimeError: CUDA driver error: out of memory"), Kind.OOM, ""),
-        (
-            evidence("Triton Error [HIP]:  Code: 2, Messsage: out of memory"),
-            Kind.OOM,
-            "",
-        ),
+        (evidence("Triton Error [HIP]:  Code: 2, Messsage: out of memory"), Kind.OOM, ""),
         (evidence("Failed to bind NVLS memory: CUDA error 2 'out of memory'"), Kind.OOM, ""),
         (evidence("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), Kind.OOM, ""),
         (evidence("NCCL WARN Cuda failure 'out of memory'"), Kind.OOM, ""),
@@ -320,11 +316,7 @@ def evidence(
             Kind.LAUNCH_FAILURE,
             "in use",
         ),
-        (
-            evidence(result={"status": "error", "message": "EADDRINUSE"}),
-            Kind.LAUNCH_FAILURE,
-            "",
-        ),
+        (evidence(result={"status": "error", "message": "EADDRINUSE"}), Kind.LAUNCH_FAILURE, ""),
         # Stopped by us.
         (
             evidence(SCANCELLED, termination=Termination.STOPPED, exit_code=137),

@@ -112,8 +112,7 @@ def outcome_of(folder: Path, log: LogFormat | None = None) -> Outcome:
 
 # What a progress bar writes, and the beginnings of what means something.
 @pytest.mark.parametrize(
-    "piece",
-    ["step 7 [==>  ] error 0 world_size 4\r", "MESHTUNE_RESULT {", "MESHTUNE_STEP { "],
+    "piece", ["step 7 [==>  ] error 0 world_size 4\r", "MESHTUNE_RESULT {", "MESHTUNE_STEP { "]
 )
 def test_an_outcome_takes_linear_time_whatever_is_in_the_logs(tmp_path: Path, piece: str) -> None:
     def time_s(length: int, tries: int) -> float:

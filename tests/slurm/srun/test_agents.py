@@ -79,10 +79,7 @@ def test_a_signal_to_all_of_a_step_blames_nobody(
     launcher.close()
 
 
-@pytest.mark.parametrize(
-    ("whom", "number"),
-    [("agent", signal.SIGKILL), ("srun", signal.SIGSTOP)],
-)
+@pytest.mark.parametrize(("whom", "number"), [("agent", signal.SIGKILL), ("srun", signal.SIGSTOP)])
 def test_an_agent_or_srun_that_is_killed_or_stopped_blames_nobody_and_leaves_nothing(
     launcher: SrunLauncher,
     tmp_path: Path,

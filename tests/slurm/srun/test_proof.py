@@ -66,10 +66,7 @@ def test_steps_that_slurm_has_forgotten_are_ended_before_their_nodes_are_leased_
 
 @pytest.mark.slurm
 def test_a_step_of_an_earlier_job_that_slurm_lists_for_ever_keeps_no_other_job_from_its_search(
-    launcher: SrunLauncher,
-    minicluster: Minicluster,
-    allocate: Callable[[int], str],
-    tmp_path: Path,
+    launcher: SrunLauncher, minicluster: Minicluster, allocate: Callable[[int], str], tmp_path: Path
 ) -> None:
     earlier = SrunLauncher(GENERIC, Allocation(allocate(1)))
     spec = trial(tmp_path, "left", HANG + SLEEP)

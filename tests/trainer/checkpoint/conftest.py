@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.checkpoint_cases import (
-    Job,
-    RunPhases,
-    ask,
-    start_worker,
-)
+from support.checkpoint_cases import Job, RunPhases, ask, start_worker
 
 
 @pytest.fixture(scope="session")

@@ -189,10 +189,7 @@ def test_every_layout_begins_from_the_same_weights_of_transformers(
 
 
 def test_a_schedule_goes_on_where_it_stopped(run_phases: RunPhases, tmp_path: Path) -> None:
-    schedule = {
-        "lr_scheduler": {"warmup_steps": 2, "total_steps": 6, "decay_ratio": 0.5},
-        "gas": 2,
-    }
+    schedule = {"lr_scheduler": {"warmup_steps": 2, "total_steps": 6, "decay_ratio": 0.5}, "gas": 2}
     answers = run_phases(
         [
             job("whole", 1, "train", {}, measured_steps=6, **schedule),

@@ -9,15 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.checkpoint_cases import (
-    Job,
-    RunPhases,
-    ask,
-    assert_same,
-    contents,
-    job,
-    start_worker,
-)
+from support.checkpoint_cases import Job, RunPhases, ask, assert_same, contents, job, start_worker
 from trainer.checkpoint.folders import complete
 
 
@@ -114,7 +106,7 @@ def test_all_ranks_killed_at_once_while_saving_leave_what_the_next_run_goes_on_f
         [
             job_of(1, "train", **values, measured_steps=latest + 2),
             job_of(2, "go_on", tp=2, **go_on, **values | {"zero_stage": 0}),
-        ],
+        ]
     )
     assert answers["go_on 2"]["first"] == latest
     whole = answers["train 1"]["losses"]

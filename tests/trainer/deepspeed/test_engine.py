@@ -43,11 +43,7 @@ FLOAT32 = [
     job("zero 0"),
     job("zero 0 no clip", optimizer=NO_CLIP),
     job(
-        "llama zero 3 hpz recompute",
-        model=LLAMA,
-        zero_stage=3,
-        secondary_shard=2,
-        recompute="full",
+        "llama zero 3 hpz recompute", model=LLAMA, zero_stage=3, secondary_shard=2, recompute="full"
     ),
     job("zero 1 pp", pp=2, zero_stage=1),
     job("llama zero 1 pp recompute", model=LLAMA, pp=2, zero_stage=1, recompute="full"),
@@ -65,8 +61,7 @@ HIDDEN = {**job("hidden"), "ranks": 1, "hide": True}
 
 MISSING = importlib.util.find_spec("deepspeed") is None
 installed = pytest.mark.skipif(
-    MISSING,
-    reason="DeepSpeed is not installed: pip install 'meshtune[deepspeed]'",
+    MISSING, reason="DeepSpeed is not installed: pip install 'meshtune[deepspeed]'"
 )
 
 

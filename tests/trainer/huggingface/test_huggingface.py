@@ -148,10 +148,7 @@ WRONG = {
     "another width": ({"hidden_size": 80}, "hidden_size is 80 there and 40 here"),
     "another norm": ({"rms_norm_eps": 1e-6}, "rms_norm_eps is 1e-06 there and 1e-05 here"),
     "other frequencies": ({"rope_scaling": {"rope_type": "llama3"}}, "rope_type is 'llama3' there"),
-    "fewer positions": (
-        {"max_position_embeddings": 8},
-        "embeddings is 8 there and 12",
-    ),
+    "fewer positions": ({"max_position_embeddings": 8}, "embeddings is 8 there and 12"),
     "another kind": ({"model_type": "qwen3"}, "model_type is 'qwen3' there and 'llama' here"),
     "another head": ({"head_dim": 16}, "head_dim is 16 there and 10 here"),
 }

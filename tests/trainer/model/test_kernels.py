@@ -39,10 +39,7 @@ def job(name: str, ranks: int, **values: Any) -> dict[str, Any]:
     return {"id": name, "ranks": ranks, "config": config}
 
 
-LIGHT = [
-    job("tensor", 2, tp=2, sequence_parallel=True),
-    job("grid", 2, gy=2),
-]
+LIGHT = [job("tensor", 2, tp=2, sequence_parallel=True), job("grid", 2, gy=2)]
 HEAVY = [
     job("whole", 4, zero_stage=3, recompute="selective"),
     job("pipeline", 4, pp=2, gas=4, model={**MODEL, "num_layers": 2}),

@@ -56,13 +56,7 @@ def test_a_block_is_attention_with_the_sum_that_joins_it_to_others(
         torch.testing.assert_close(one.float(), leaf.grad, **tolerance)
 
 
-MODEL = {
-    "num_layers": 2,
-    "hidden_size": 16,
-    "num_heads": 4,
-    "vocab_size": 32,
-    "seq_length": 12,
-}
+MODEL = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "vocab_size": 32, "seq_length": 12}
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,7 @@ from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.plan.config import TrainConfig
 
 DESERTED = Path(__file__).parents[2] / "support/deserted_groups.py"
-MODEL = {
-    "num_layers": 4,
-    "hidden_size": 16,
-    "num_heads": 4,
-    "vocab_size": 32,
-    "seq_length": 8,
-}
+MODEL = {"num_layers": 4, "hidden_size": 16, "num_heads": 4, "vocab_size": 32, "seq_length": 8}
 Build = Callable[..., Mesh]
 # Fake groups never wait.
 pytestmark = pytest.mark.filterwarnings("ignore:Set timeout is now only supported")

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.placement_cases import (
-    job,
-)
+from support.placement_cases import job
 
 COLLECTIVES = {
     **job("gpt", "zero3", name="collectives"),

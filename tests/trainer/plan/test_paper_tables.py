@@ -57,10 +57,7 @@ def papers(scheme: str, nodes: int) -> Placement:
 def test_presets_have_the_sharding_factors_of_table_iv(
     preset: Preset, scheme: str, nodes: int
 ) -> None:
-    ours, theirs = (
-        place(preset, {}, 8 * nodes, 1, FRONTIER, Format.BF16),
-        papers(scheme, nodes),
-    )
+    ours, theirs = (place(preset, {}, 8 * nodes, 1, FRONTIER, Format.BF16), papers(scheme, nodes))
     for state in ("weights", "gradients", "optimizer", "secondary"):
         found, expected = getattr(ours, state), getattr(theirs, state)
         assert (found and found.degree) == (expected and expected.degree), state

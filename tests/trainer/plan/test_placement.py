@@ -46,15 +46,9 @@ def degrees(placement: Placement) -> tuple[int, int, int, int]:
 @pytest.mark.parametrize(
     ("wishes", "said"),
     [
-        (
-            {"gradient_shard": 8},
-            "weight_shard 16 does not divide gradient_shard 8; .*or change",
-        ),
+        ({"gradient_shard": 8}, "weight_shard 16 does not divide gradient_shard 8; .*or change"),
         ({"optimizer_shard": 8}, "gradient_shard 16 does not divide optimizer_shard 8"),
-        (
-            {"weight_shard": 32},
-            "weight_shard 32 does not divide dp 16; make weight_shard",
-        ),
+        ({"weight_shard": 32}, "weight_shard 32 does not divide dp 16; make weight_shard"),
         ({"weight_shard": 3}, "weight_shard 3 does not divide dp 16"),
         ({"weight_shard": 2, "gradient_shard": 6}, "gradient_shard 6 does not divide dp 16"),
         (

@@ -19,10 +19,7 @@ MIB = 1 << 20
 def in_a_process(script: str) -> dict[str, object]:
     """What a fresh process prints as JSON on its last line; limits are for a process's life."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=250,
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr
     answer: dict[str, object] = json.loads(done.stdout.splitlines()[-1])

@@ -23,13 +23,7 @@ from trainer.plan.placement import Level
 from trainer.runtime.device import Device
 from trainer.train import Trainer
 
-GPT = {
-    "num_layers": 4,
-    "hidden_size": 64,
-    "num_heads": 8,
-    "vocab_size": 128,
-    "seq_length": 16,
-}
+GPT = {"num_layers": 4, "hidden_size": 64, "num_heads": 8, "vocab_size": 128, "seq_length": 16}
 ODD = {
     "num_layers": 4,
     "hidden_size": 36,

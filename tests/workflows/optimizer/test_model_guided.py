@@ -320,9 +320,7 @@ def test_equal_histories_give_equal_proposals_also_after_a_restart(
     assert ask(make_policy(space, seed=0), run) == ask(unbroken, run)
 
 
-def test_no_proposal_is_wider_than_what_is_free(
-    make_space: Callable[..., SearchSpace],
-) -> None:
+def test_no_proposal_is_wider_than_what_is_free(make_space: Callable[..., SearchSpace]) -> None:
     space = make_space(
         model="tiny",
         cluster="dgx_h100",

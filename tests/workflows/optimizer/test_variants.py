@@ -66,9 +66,7 @@ def test_parameters_without_a_price_are_settled_in_five_trials(
     assert max(searched.trials[n].objective or 0 for n in range(1, 6)) > 0.95 * best
 
 
-def test_values_without_a_price_are_compared_at_the_same_degrees_first(
-    searched: Run,
-) -> None:
+def test_values_without_a_price_are_compared_at_the_same_degrees_first(searched: Run) -> None:
     """At others an error of the model would be taken for theirs; three trials have all kernels."""
     first = [searched.trials[n].config for n in range(1, 4)]
     assert len(set(degrees_of(searched)[:3])) == 1

@@ -63,11 +63,7 @@ def landscape(seed: int, *bounds: str) -> Landscape:
         for config, speed, peak, loss, fits in zip(
             configs, speeds, peaks, losses, prediction.fits, strict=True
         ):
-            result = {
-                "tokens_per_second": speed,
-                "peak_memory_bytes": peak,
-                "val_loss": loss,
-            }
+            result = {"tokens_per_second": speed, "peak_memory_bytes": peak, "val_loss": loss}
             runs = fits > 0.5
             yield config, Answer(speed if runs else np.nan, "ok" if runs else "oom", result)
 

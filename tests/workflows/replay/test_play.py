@@ -223,8 +223,7 @@ def test_what_cannot_be_replayed_is_a_clear_error(
 
 
 def test_a_row_that_says_neither_how_fast_it_ran_nor_that_it_failed_is_no_answer(
-    made: Any,
-    tmp_path: Path,
+    made: Any, tmp_path: Path
 ) -> None:
     rows = [row for row in made.rows() if row.endswith(",0")]
     (whole,) = recorded(made.write(tmp_path / "whole.csv", rows)).landscapes

@@ -110,10 +110,7 @@ def test_no_trial_is_wider_than_what_is_free(space: SearchSpace) -> None:
 
 @pytest.mark.parametrize(
     ("result", "complaint"),
-    [
-        ({"velocity": 3.0}, "no number 'speed'"),
-        ("slow", "result='slow': accepted oom"),
-    ],
+    [({"velocity": 3.0}, "no number 'speed'"), ("slow", "result='slow': accepted oom")],
 )
 def test_a_wrong_result_is_an_error_and_not_a_result(
     space: SearchSpace, result: object, complaint: str

@@ -95,10 +95,7 @@ def test_one_figure_of_speed_tells_the_others(
         ),
         ({"tokens_per_second": 8192.0 * 60}, ["tokens_per_second 491,520", "TFLOP/s per GPU"]),
         ({"tflops_per_gpu": 150e3}, ["tflops_per_gpu 150,000", "has at most"]),
-        (
-            {"step_time_s": STEP_S, "tflops_per_gpu": 2000.0},
-            ["tflops_per_gpu", "its own is 2,000"],
-        ),
+        ({"step_time_s": STEP_S, "tflops_per_gpu": 2000.0}, ["tflops_per_gpu", "its own is 2,000"]),
     ],
 )
 def test_figures_that_cannot_both_be_true_are_a_crash_that_names_them(
