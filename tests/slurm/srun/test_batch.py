@@ -119,7 +119,7 @@ def test_the_job_runs_the_meshtune_it_was_submitted_with() -> None:
 # ---- what bash makes of it: a driver that records signals, and commands that record calls ----
 
 DRIVER = """\
-import signal, sys, time
+import os, signal, sys, time
 from pathlib import Path
 run = Path(sys.argv[sys.argv.index("--run-dir") + 1])
 log = run / "driver.log"
@@ -129,6 +129,10 @@ def note(text):
 # Waited for: a handler would miss a signal that comes just before it sleeps.
 awaited = {signal.SIGUSR1, signal.SIGTERM}
 signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+# Bash does not act on a signal that comes just before it waits until the driver has ended.
+bash = Path(f"/proc/{os.getppid()}/stat")
+while bash.read_text().rpartition(")")[2].split()[0] != "S":
+    time.sleep(0.01)
 note("started")
 if log.read_text().count("started") > 1:
     sys.exit(0)
