@@ -225,7 +225,7 @@ def test_running_out_of_memory_is_told_with_its_place(
     assert f"rank {rank}: oom in {where}" in ended.stderr
     limit = f"limit {limit_bytes / 2**20:.1f} MiB"
     assert re.search(rf"\(private memory since start-up: peak .* MiB, {limit}\)", ended.stderr)
-    # Pages of files that the kernel has taken back since the peak count as private.
+    # It was 1.1 MB above the limit once, under load, and 1 to 2 below else; why is not known.
     assert 0 <= ended.result["peak_memory_bytes"] <= limit_bytes + 4 * MB
     assert "Traceback" not in ended.stderr
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import meshtune
 from analysis import RunFolder
 from foundation.python import module_argv
 from support.scripted_launcher import ScriptedLauncher, ok
@@ -101,6 +102,7 @@ def test_a_killed_report_changes_neither_the_exit_code_nor_the_results(tmp_path:
     last = said.splitlines()[-1]
     assert last.startswith("the report was not written (killed by SIGKILL); `meshtune report")
     assert (run / "results.csv").read_text().count("\n") == 7
+    assert meshtune.report(run).stat().st_size > 1000
 
 
 def test_a_killed_driver_takes_its_report_along(tmp_path: Path) -> None:
