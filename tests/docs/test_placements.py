@@ -62,4 +62,4 @@ def test_every_setting_and_name_of_a_placement_is_there() -> None:
     settings = {name for name in TrainConfig.model_fields if about.search(name)}
     assert [name for name in settings if f"| `{name}` |" not in REFERENCE] == []
     assert len(REFUSED) >= 9
-    assert all(f"| `{preset}` |" in GUIDE for preset in PRESETS)
+    assert all(f"| `{preset}` |" in MECHANISM for preset in PRESETS)

@@ -24,7 +24,7 @@ GUIDE = ROOT / "docs" / "guide"
 YAML = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = (
     *(ROOT / "README.md", GUIDE / "spaces.md", GUIDE / "own-trainer.md", GUIDE / "training.md"),
-    *(GUIDE / "faq.md", GUIDE / "plugins.md", GUIDE / "first-search.md"),
+    *(GUIDE / "faq.md", ROOT / "docs" / "how-it-works" / "plugins.md", GUIDE / "first-search.md"),
 )
 EXAMPLES = {page.name: YAML.findall(page.read_text()) for page in PAGES}
 REFERENCE = (GUIDE / "reference.md").read_text()
