@@ -280,6 +280,10 @@ class _Training:
         if seen.first_t is not None:
             times["start_up_s"] = max(0.0, seen.first_t - run.trials[number].attempts[0].started_t)
             times["tail_s"] = max(0.0, ended_t - seen.last_t)
+            stepped_s = max(
+                seen.last_t - seen.first_t, took_s := _took_s(StepLog.reported(self.out))
+            )
+            times["between_share"] = 1 - took_s / stepped_s if stepped_s else 0.0
         if peak := Metrics(outcome.result or {}).get("peak_memory_bytes"):
             times["peak_memory_bytes"] = peak
         self._ended(number, outcome, times)

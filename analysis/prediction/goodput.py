@@ -107,6 +107,9 @@ class Failures:
     saved_gb_per_s: Mapping[int, float] = field(default_factory=dict)
     # from a failure to the next step without start-up, in the mean as it was seen; None before any
     lost_s: float | None = None
+    # of the time from a start's first step to its last: neither a step nor a checkpoint, but logs
+    # and validation
+    between_share: float = 0.0
     seen: int | None = None  # failures that the run itself has had; None before it
 
     @classmethod
@@ -141,7 +144,10 @@ class Failures:
         idle_s = [start.result["idle_s"] for start in ended[1:] if "idle_s" in start.result]
         lost_s = statistics.fmean(tails_s) + statistics.fmean(idle_s or [0.0]) if tails_s else None
         rate = (1 + len(hit)) / (1 / self.per_node_day + node_s / DAY_S)
-        return replace(self, per_node_day=rate, seen=len(hit), lost_s=lost_s)
+        stepped = [s.result for s in ended if "between_share" in s.result]
+        shares = [result["between_share"] for result in stepped]
+        between = statistics.fmean(shares, [r["elapsed_s"] for r in stepped]) if shares else 0.0
+        return replace(self, per_node_day=rate, seen=len(hit), lost_s=lost_s, between_share=between)
 
     def goodput(self, prediction: Prediction) -> Goodput:
         """Goodput of predicted jobs, each with the checkpoint interval that is best for it."""
@@ -157,7 +163,7 @@ class Failures:
         interval_s = np.maximum(best_interval_s(mtbf_s, save_s), prediction.step_time_s)
         return Goodput(
             prediction=prediction,
-            share=useful_share(mtbf_s, interval_s, save_s, restart_s),
+            share=useful_share(mtbf_s, interval_s, save_s, restart_s) * (1 - self.between_share),
             interval_s=interval_s,
             save_s=save_s,
             restart_s=restart_s,

@@ -215,7 +215,8 @@ def told(run: Run, searched: Path) -> float:
         restart_s = known.lost_s + known.start_up.seconds(nodes)
         mtbf_s = node_s / known.seen / nodes
         shares.append(float(goodput.useful_share(mtbf_s, steps * step_s, save_s, restart_s)))
-    return statistics.fmean(shares, [start.result["elapsed_s"] for start in starts])
+    share = statistics.fmean(shares, [start.result["elapsed_s"] for start in starts])
+    return share * (1 - known.between_share)
 
 
 def planned(run: Run) -> float:

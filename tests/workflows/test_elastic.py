@@ -84,6 +84,7 @@ def test_a_training_goes_on_under_another_layout_as_if_nothing_had_happened(
     assert all(0 < start.result["finished_before"] < STEPS for start in others)
     took_s = first.result["elapsed_s"] - first.result["start_up_s"] - first.result["tail_s"]
     assert took_s > 0 and first.result["start_up_s"] > 0 and first.result["tail_s"] >= 0
+    assert 0 <= first.result["between_share"] < 1
     found, whole = losses(out), losses(tmp_path / "whole")
     assert len(found) == STEPS
     assert list(found.values()) == pytest.approx(list(whole.values()), rel=1e-6)

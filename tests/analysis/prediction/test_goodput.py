@@ -86,7 +86,7 @@ def test_a_training_measures_what_a_failure_costs_at_each_number_of_nodes(pricin
     starts = [
         start(1, 16, "node_failure", elapsed_s=3600.0, tail_s=50.0, idle_s=900.0),
         start(2, 12, "node_failure", elapsed_s=100.0, idle_s=4.0),  # before its first step
-        start(3, 16, "preempted", elapsed_s=3600.0, tail_s=10.0, idle_s=6.0),
+        start(3, 16, "preempted", elapsed_s=3600.0, tail_s=10.0, idle_s=6.0, between_share=0.2),
         start(4, 16, "cancelled", elapsed_s=3600.0, tail_s=99.0),  # no failure
     ]
     config = [RECIPE | {"num_nodes": nodes, "gas": gas} for nodes, gas in ((16, 320), (12, 20))]
@@ -100,6 +100,9 @@ def test_a_training_measures_what_a_failure_costs_at_each_number_of_nodes(pricin
     found = after.goodput(prediction)
     wide, narrow = found.restart_s
     assert wide == pytest.approx(30 + 5 + known.start_up.seconds(16))
+    # What is neither a step nor a checkpoint is lost as well.
+    whole = replace(after, between_share=0.0).goodput(prediction).share
+    assert found.share == pytest.approx(0.8 * whole)
     assert wide - narrow == pytest.approx(4 * known.start_up.per_node_s) and wide - narrow > 20
     # A checkpoint stops training as long as seen on the nearest number of nodes.
     for rates, nearest in (({16: 2.0, 4: 1.0}, [2.0, 2.0]), ({16: 2.0, 11: 1.0}, [2.0, 1.0])):
