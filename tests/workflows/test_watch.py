@@ -26,7 +26,7 @@ from search_spaces import load_space
 from support.run_book import RunBook
 from support.toy_space import SPACE
 from support.waiting import wait_for
-from workflows.cli.watch import _compared, watch
+from workflows.cli.report import _compared, watch
 from workflows.watch import PageError, Pages, Site, serving
 
 

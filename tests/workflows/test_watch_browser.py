@@ -18,7 +18,7 @@ from support.browser import MISSING, Browser, browser, installed
 from support.run_book import RunBook
 from support.toy_space import SPACE
 from support.waiting import wait_for
-from workflows.cli.watch import _compared
+from workflows.cli.report import _compared
 from workflows.watch import Site, serving
 
 pytestmark = pytest.mark.skipif(not installed(), reason=MISSING)

@@ -11,7 +11,7 @@ import search_spaces
 from foundation.messages import shown
 from foundation.writing import write_atomically
 from workflows.cli.arguments import UsageError
-from workflows.cli.model_space import option
+from workflows.cli.predict import option
 
 ASKED = {
     "adapter": "trainer",

@@ -38,7 +38,7 @@ def asked(
     if not arguments.warm_start:
         pricing = None if arguments.no_archive else _with_archive(space, folder, arguments)
         return space, folder, pricing
-    from workflows.cli.prices import calibrated
+    from workflows.cli.predict import calibrated
 
     otherwise = "--warm-start has nothing to learn from"
     return space, folder, calibrated(space, arguments.warm_start, otherwise)[0]
