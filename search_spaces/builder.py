@@ -19,7 +19,7 @@ from search_spaces.language.schema import ModelFile, SpaceFile
 from search_spaces.model_files import assumed
 from search_spaces.objectives import bounds_of, check_sources, keys_found, objectives_of
 from search_spaces.parameters import COARSEST, FINEST, Parameter
-from search_spaces.rules import facts, placements, rule as rules, stages, trainers
+from search_spaces.rules import facts, placements, rule as rules, trainers
 from search_spaces.space import SearchSpace
 from search_spaces.trainers.adapters import adapted
 from search_spaces.trainers.checks import (
@@ -172,7 +172,7 @@ class Builder:
         if self.own_trainer:
             framework = self.program.habits
             uneven = "uneven_layers" in self.file.allow
-            builtin += stages.rules(framework, own, types.keys(), uneven=uneven)
+            builtin += trainers.of_stages(framework, own, types.keys(), uneven=uneven)
             builtin += trainers.of_experts(self.model, own, axes, types)
         if "tp_across_nodes" not in self.file.allow and {"tp", "gpus_on_links"} <= types.keys():
             within = parse("gpus_on_links % tp == 0", types)
@@ -207,7 +207,7 @@ class Builder:
                 "first_stage_layers and last_stage_layers",
             )
         if self.own_trainer:
-            allowed.add("uneven_layers")  # rules.stages has what its framework requires
+            allowed.add("uneven_layers")  # trainers.of_stages has what its framework requires
         cluster = self.cluster
         if cluster is not None and cluster.domain_gpus > cluster.gpus_per_node:
             allowed.add("tp_across_nodes")  # tp_within_links has how far links reach

@@ -26,19 +26,17 @@ from slurm.minicluster.config import (
     MAX_GPUS,
     MAX_NODES,
     MiniclusterConfig,
-    cgroup_conf,
-    gres_conf,
-    slurm_conf,
-)
-from slurm.minicluster.daemons import missing
-from slurm.minicluster.folders import (
     MiniclusterError,
+    cgroup_conf,
     check_name,
     default_directory,
+    gres_conf,
     make_private,
     read_config,
+    slurm_conf,
     write_config,
 )
+from slurm.minicluster.daemons import missing
 
 START_S = 30.0
 _REACHABLE = (
