@@ -82,7 +82,6 @@ class Builder:
         return file.model_copy(update={"tuning": None, "parameters": {**file.parameters, **own}})
 
     def build(self, name: str) -> SearchSpace:
-        """The space of the file, under that name."""
         self._model_and_cluster()
         self._facts()
         self._axes()
@@ -98,11 +97,14 @@ class Builder:
         )
         check_trainer(self.document, self.file.trainer, types)
         if not self.frozen:
-            check_launcher(self.document, self.file.trainer, self.ranks, self._most_nodes(own))
+            nodes = own["num_nodes"].values if "num_nodes" in own else (1,)
+            check_launcher(self.document, self.file.trainer, self.ranks, max(map(int, nodes)))
         self._timeouts()
-        found = self._keys_found(types)
-        objectives = objectives_of(self.document, self.file, own, found)
         file = self.file
+        found = None  # any metric: the trials of a run have shown theirs
+        if not self.frozen:
+            found = keys_found(file.trainer, self.program.log.patterns, types, bool(self.model))
+        objectives = objectives_of(self.document, file, own, found)
         space = SearchSpace(
             file=self.document.name,
             name=name,
@@ -325,18 +327,6 @@ class Builder:
                 f"conditions name each other in a circle: {' -> '.join(circle)}",
             ) from None
         return conditions
-
-    @staticmethod
-    def _most_nodes(own: Mapping[str, Parameter]) -> int:
-        nodes = own.get("num_nodes")
-        return max((int(n) for n in nodes.values), default=1) if nodes else 1
-
-    def _keys_found(self, types: Mapping[str, ValueType]) -> set[str] | None:
-        """Keys that results can have; any in a run, whose trials have shown it."""
-        if self.frozen:
-            return None
-        has_model = self.model is not None
-        return keys_found(self.file.trainer, self.program.log.patterns, types, has_model)
 
     def _timeouts(self) -> None:
         trial = self.file.trial

@@ -90,7 +90,6 @@ def default_space(
 
 
 def _world(machine: Cluster, nodes: int) -> int:
-    """GPUs of so many nodes."""
     most = min(MAX_NODES, machine.num_nodes or MAX_NODES)
     if not 1 <= nodes <= most:
         raise SpaceArgumentError(
@@ -191,7 +190,6 @@ def _divisors(number: int, most: int) -> list[int]:
 def _others(
     model: ModelConfig, cluster: Cluster, framework: str, degrees: Degrees
 ) -> dict[str, Sequence[Any]]:
-    """Parameters besides parallel degrees and micro-batches."""
     others: dict[str, Sequence[Any]] = {
         "zero_stage": FRAMEWORKS[framework].choices.zero_stages,
         "recompute": ["none", "selective", "full"],

@@ -89,7 +89,6 @@ def _put(part: Path, entry: Path, before: Path) -> None:
 
 
 def name_of(run: Run, space: SearchSpace) -> str:
-    """The name of a run's entry."""
     told = f"{run.fingerprint} {run.opened_t[:1]}".encode()
     return f"{space.name}-{hashlib.sha256(told).hexdigest()[:8]}"
 

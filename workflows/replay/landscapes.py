@@ -185,7 +185,6 @@ def _answer(table: Table, row: int) -> Answer:
 
 
 def _check_same(key: str, table: Table) -> None:
-    """Raise if rows differ in model, machine or framework."""
     numbers = table.jobs.columns()
     columns: dict[str, Any] = {name: numbers[name] for name in _SAME}
     columns |= {"gpu": table.cluster, "framework": table.framework}

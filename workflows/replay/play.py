@@ -153,7 +153,6 @@ def _row(key: str, games: Sequence[Played], size: int) -> dict[str, Any]:
 
 
 def text(metrics: Mapping[str, Any]) -> str:
-    """The metrics as a printed table."""
     lines = [
         f"{'landscape':<44} {'configs':>7} {'to 5 %':>7} {'to 1 %':>7} {'best of 8':>9} "
         f"{'of 16':>6} {'failed':>7}"

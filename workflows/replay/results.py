@@ -59,7 +59,6 @@ def of_results(run: Run) -> Landscape:
 
 
 def _check_combinations(where: str, values: Mapping[str, int]) -> None:
-    """Raise if there are too many combinations to number them."""
     if math.prod(values.values()) <= SearchSpace.MAX_CONFIGS:
         return
     widest = sorted(values, key=lambda name: -values[name])[:SHOWN]

@@ -289,7 +289,6 @@ class Study:
 
 
 def _name(number: int, attempt: int) -> str:
-    """An attempt's name, to which the worker's is added."""
     return f"{LAUNCHER}-{number}-{attempt}"
 
 

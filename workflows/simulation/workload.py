@@ -136,7 +136,6 @@ class SpaceWorkload:
         return {"status": "ok", **told, **memory, **energy}
 
     def step(self, config: Mapping[str, Any], number: int, step_time_s: float) -> dict[str, Any]:
-        """The built-in trainer's report of a step."""
         told = self._speed(config, [step_time_s])
         return {"step": number, **told, "step_time_s": step_time_s}
 
