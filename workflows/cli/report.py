@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ def watch(arguments: Namespace) -> None:
     port = arguments.port or 0
     if port > 65535:
         raise UsageError(f"--port {port}: accepted a port up to 65535")
-    site = Site.of(arguments.runs, analysis.write_report, _compared)
+    site = Site(arguments.runs, analysis.write_report)
     with serving(site, port) as address:
         print(f"{address}\n(reachable from this machine only; Ctrl-C stops it)", flush=True)
         said: dict[str, str] = {}  # errors that last are printed once
@@ -98,8 +98,3 @@ def watch(arguments: Namespace) -> None:
                         said[name] = text
                         print(f"meshtune: {printable(said[name])}", file=sys.stderr)
             time.sleep(LOOKED_S)
-
-
-def _compared(runs: Mapping[str, Path], every: Sequence[str]) -> str:
-    read = {name: analysis.read_run(folder) for name, folder in runs.items()}
-    return analysis.Comparison(list(read.values())).page(list(read), every)
