@@ -9,14 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis import Closed, Ended, Event, Opened, Run, Started
-from foundation.arguments import (
-    checked_columns,
-    checked_path,
-    checked_seed,
-    checked_text,
-    checked_whole,
-    refused,
-)
+from foundation.arguments import checked_columns, checked_path, checked_text, checked_whole, refused
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -104,7 +97,7 @@ def search(
 
     space = _searched(space, trials)
     folder = _run_folder(space, launcher, run_dir)
-    seed = None if seed is None else checked_seed(seed)
+    seed = None if seed is None else checked_whole("seed", seed, 0)
     checked_text("policy", policy)
     tell = _listener(listen)
     with _opened(launcher, space, folder, simulate) as opened:
@@ -279,7 +272,7 @@ def sensitivity(
 
     if not isinstance(frame, pd.DataFrame):
         raise refused("frame", frame, "a DataFrame, such as meshtune.load gives")
-    seed = checked_seed(seed)
+    seed = checked_whole("seed", seed, 0)
     if objective == "fails" and "fails" not in frame:
         return _failures(frame, parameters, seed)
     checked_columns("objective", [objective], frame)

@@ -21,16 +21,8 @@ from search_spaces.objectives import bounds_of, check_sources, keys_found, objec
 from search_spaces.parameters import COARSEST, FINEST, Parameter
 from search_spaces.rules import facts, placements, rule as rules, trainers
 from search_spaces.space import SearchSpace
+from search_spaces.trainers import checks
 from search_spaces.trainers.adapters import adapted
-from search_spaces.trainers.checks import (
-    check_launcher,
-    check_trainer,
-    parsed,
-    standing_alone,
-    with_image,
-    with_known_axes,
-    with_workdir,
-)
 from search_spaces.trainers.command import TRIAL_PLACEHOLDERS
 from search_spaces.trainers.trainer import Trainer, make_trainer
 from trainer.plan.axes.mesh import ordered
@@ -61,9 +53,9 @@ class Builder:
         self.written = file.parameters.keys()
         file, self.model = adapted(document, file, model.config() if model else None, names)
         file = with_batch(document, file)
-        file = with_workdir(document, with_known_axes(file), there=not frozen)
-        file = with_image(document, file, there=not frozen)
-        self.file = file = standing_alone(document, file)
+        file = checks.with_workdir(document, checks.with_known_axes(file), there=not frozen)
+        file = checks.with_image(document, file, there=not frozen)
+        self.file = file = checks.standing_alone(document, file)
         self.program = self._program()
         self.static = facts.static_facts(self.model, cluster, ranks)
         self.defaults = facts.defaults(file.trainer)
@@ -82,31 +74,30 @@ class Builder:
         return file.model_copy(update={"tuning": None, "parameters": {**file.parameters, **own}})
 
     def build(self, name: str) -> SearchSpace:
+        document, file = self.document, self.file
         self._model_and_cluster()
         self._facts()
         self._axes()
         own = self._parameters()
         if LAYOUT in self.program.habits.stage_settings:
             layers = self.model.num_layers if self.model else None
-            parameter_values.check_layouts(self.document, own, self.written, layers)
+            parameter_values.check_layouts(document, own, self.written, layers)
         types = facts.types(own, self.static, self.defaults)
         conditions = self._conditions(own, types)
         constraints = tuple(
-            parsed(self.document, text, ("constraints", index), types)
-            for index, text in enumerate(self.file.constraints)
+            checks.parsed(document, text, ("constraints", index), types)
+            for index, text in enumerate(file.constraints)
         )
-        check_trainer(self.document, self.file.trainer, types)
-        if not self.frozen:
-            nodes = own["num_nodes"].values if "num_nodes" in own else (1,)
-            check_launcher(self.document, self.file.trainer, self.ranks, max(map(int, nodes)))
-        self._timeouts()
-        file = self.file
+        checks.check_trainer(document, file.trainer, types)
         found = None  # any metric: the trials of a run have shown theirs
         if not self.frozen:
+            nodes = own["num_nodes"].values if "num_nodes" in own else (1,)
+            checks.check_launcher(document, file.trainer, self.ranks, max(map(int, nodes)))
             found = keys_found(file.trainer, self.program.log.patterns, types, bool(self.model))
-        objectives = objectives_of(self.document, file, own, found)
+        self._timeouts()
+        objectives = objectives_of(document, file, own, found)
         space = SearchSpace(
-            file=self.document.name,
+            file=document.name,
             name=name,
             description=file.description,
             model=self.model,
@@ -124,10 +115,10 @@ class Builder:
             failure_penalty=file.failure_penalty,
             allow=tuple(sorted(set(file.allow))),
             more_objectives=objectives[1:],
-            subject_to=bounds_of(self.document, file, types, found),
+            subject_to=bounds_of(document, file, types, found),
             assumed=self.assumed,
         )
-        check_sources(self.document, space, found)
+        check_sources(document, space, found)
         return space
 
     def _model_and_cluster(self) -> None:
@@ -193,7 +184,7 @@ class Builder:
         ]
         needed = [
             rules.expressed(
-                f"trainer_{number}", parsed(self.document, text, ("trainer", "use"), types)
+                f"trainer_{number}", checks.parsed(self.document, text, ("trainer", "use"), types)
             )
             for number, text in enumerate(self.program.constraints, start=1)
         ]
@@ -317,7 +308,7 @@ class Builder:
                     f"not a parameter of this space, accepted: {', '.join(own)}"
                     f"{nearest(name, own)}",
                 )
-            conditions[name] = parsed(self.document, text, ("conditions", name), usable)
+            conditions[name] = checks.parsed(self.document, text, ("conditions", name), usable)
         try:
             facts.condition_order(conditions)
         except CycleError as error:

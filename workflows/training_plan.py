@@ -56,9 +56,7 @@ class TrainingPlan:
 
         Args:
             searched: the search's run, whose trials count.
-            space: its space.
             base: the configuration whose global batch and number formats stay.
-            nodes: that are there.
             training: until now, whose starts count as trials; see ``workflows.elastic``.
 
         Raises:

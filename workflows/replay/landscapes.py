@@ -18,8 +18,7 @@ from foundation.messages import listed, shown
 from search_spaces import SearchSpace, SpaceError, load_space
 from trainer.plan.axes.mesh import beside_dp
 from trainer.plan.jobs import BY_HABIT, RECOMPUTE
-from workflows.replay.landscape import Answer, Landscape
-from workflows.replay.results import of_results
+from workflows.replay.landscape import Answer, Landscape, of_results
 
 _VARIED = (*beside_dp(), "vpp", "mbs", "gas", "zero_stage", "sequence_parallel", "recompute")
 _MODEL = ("num_layers", "hidden_size", "num_heads", "kv_heads", "ffn_size", "vocab_size")
