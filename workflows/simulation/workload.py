@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, SupportsFloat, get_args
+from typing import TYPE_CHECKING, Any, SupportsFloat, get_args, get_type_hints
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from analysis import MissingMetricError, StartUp
 from foundation.documents import plain_scalar
 from foundation.messages import nearest
-from foundation.records import Record, wrong_value
-from foundation.values import Duration
+from foundation.records import wrong_value
 from search_spaces import SearchSpace, ValidConfigs
 from slurm import Price, SimulatedCluster, SimulatedLauncher
 from trainer.plan.fields import Recompute
@@ -29,34 +28,12 @@ if TYPE_CHECKING:
 Answers = Callable[[Sequence[Mapping[str, Any]]], tuple[Sequence[SupportsFloat], ...]]
 
 TRIED = 500  # configurations drawn to check that the model can price the space
-MOST_NODES = 200_000  # no cluster has more; each has a name and a speed, which take memory
 DEFAULT_TRIALS = 8  # widest trials at once: with more, none would learn from another
 _TRUTH = ("model_error", "misfit")  # distance from the cost model
-Share = Annotated[float, Field(ge=0, le=1)]
-Rate = Annotated[float, Field(ge=0)]
 
 
 class SimulationError(ValueError):
     """Unusable simulation settings; the message names the remedy."""
-
-
-class _Settings(Record):
-    """Settings by their keys; those that are not given are the cluster's own."""
-
-    nodes: int = Field(default=1, ge=1, le=MOST_NODES)
-    seed: int = Field(default=0, ge=0)
-    start_up_s: Duration = Field(default=0.0, alias="start_up")
-    noise: Rate = 0.0
-    node_noise: Rate = 0.0
-    crash: Share = 0.0
-    hang: Share = 0.0
-    launch_failure: Share = 0.0
-    node_failures_per_day: Rate = 0.0
-    repair_s: Duration = Field(default=0.0, alias="repair")
-    time_s: Duration = Field(default=0.0, alias="time")
-    max_concurrent: int = Field(default=1, ge=1)
-    model_error: Rate = 0.0
-    misfit: Rate = 0.0
 
 
 def parse_options(space: SearchSpace, text: str) -> tuple[SimulatedCluster, dict[str, float]]:
@@ -71,19 +48,21 @@ def parse_options(space: SearchSpace, text: str) -> tuple[SimulatedCluster, dict
     nodes = min(known or most, most)
     fields: dict[str, Any] = {"nodes": nodes, "start_up_s": StartUp.expected(space).base_s}
     fields |= dict.fromkeys(_TRUTH, 0.0)
-    keys = [field.alias or name for name, field in _Settings.model_fields.items()]
+    types = get_type_hints(SimulatedCluster, include_extras=True)
+    types |= dict.fromkeys(_TRUTH, types["noise"])
+    names = {name.removesuffix("_s"): name for name in types}
     for item in filter(None, text.split(",")):
         key, _, value = item.partition("=")
-        if key not in keys:
+        if key not in names:
             raise SimulationError(
-                f"--simulate {item}: accepted KEY=VALUE,... with {', '.join(keys)}"
-                f"{nearest(key, keys)}"
+                f"--simulate {item}: accepted KEY=VALUE,... with {', '.join(names)}"
+                f"{nearest(key, names)}"
             )
         try:
-            found = _Settings.model_validate({key: plain_scalar(value)})
+            kind = TypeAdapter[Any](types[names[key]], config=ConfigDict(allow_inf_nan=False))
+            fields[names[key]] = kind.validate_python(plain_scalar(value), strict=True)
         except ValidationError as error:
             raise SimulationError(f"--simulate {item}: {wrong_value(error.errors()[0])}") from None
-        fields |= found.model_dump(exclude_unset=True)
     truth = {key: fields.pop(key) for key in _TRUTH}
     return SimulatedCluster(**fields), truth
 
