@@ -268,29 +268,21 @@ def sensitivity(
     """
     import pandas as pd
 
-    from analysis import objective_sensitivity
+    from analysis import failure_sensitivity, objective_sensitivity
 
     if not isinstance(frame, pd.DataFrame):
         raise refused("frame", frame, "a DataFrame, such as meshtune.load gives")
     seed = checked_whole("seed", seed, 0)
+    own = [str(name) for name in frame if str(name).startswith("p:")]
     if objective == "fails" and "fails" not in frame:
-        return _failures(frame, parameters, seed)
+        checked_columns("frame", ["trial", "kind"], frame)
+        parameters = checked_columns("parameters", parameters or own, frame)
+        return failure_sensitivity(frame[["trial", "kind", *parameters]], seed)
     checked_columns("objective", [objective], frame)
     if parameters is None:
-        own = [str(name) for name in frame if str(name).startswith("p:")]
         parameters = own or [*frame.columns.drop(objective)]
     parameters = checked_columns("parameters", parameters, frame)
     return objective_sensitivity(_trials(frame, objective, parameters), seed)
-
-
-def _failures(frame: pd.DataFrame, parameters: Sequence[str] | None, seed: int) -> Sensitivity:
-    """Contributions of parameters to the failures in a run's table."""
-    from analysis import failure_sensitivity
-
-    checked_columns("frame", ["trial", "kind"], frame)
-    own = [str(name) for name in frame if str(name).startswith("p:")]
-    chosen = checked_columns("parameters", parameters or own, frame)
-    return failure_sensitivity(frame[["trial", "kind", *chosen]], seed)
 
 
 def _trials(frame: pd.DataFrame, objective: str, parameters: Sequence[Any]) -> pd.DataFrame:

@@ -217,14 +217,9 @@ def _space(
 ) -> SearchSpace:
     jobs = table.jobs
     has_own_heads = jobs.model.attention_size[0] != jobs.model.hidden_size[0]
+    numbers, names = jobs.columns(), {"kv_heads": "num_kv_heads", "ffn_size": "ffn_hidden_size"}
     model = {
-        "num_layers": int(jobs.model.num_layers[0]),
-        "hidden_size": int(jobs.model.hidden_size[0]),
-        "num_heads": int(jobs.model.num_heads[0]),
-        "num_kv_heads": int(jobs.model.kv_heads[0]),
-        "ffn_hidden_size": int(jobs.model.ffn_size[0]),
-        "vocab_size": int(jobs.model.vocab_size[0]),
-        "seq_length": int(jobs.model.seq_length[0]),
+        **{names.get(n, n): int(numbers[n][0]) for n in (*_MODEL, "seq_length")},
         **({"head_size": int(jobs.model.head_dim[0])} if has_own_heads else {}),
         "activation": "swiglu" if jobs.model.gated[0] else "gelu",
         "tied_embeddings": bool(jobs.model.tied_embeddings[0]),
