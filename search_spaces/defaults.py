@@ -16,7 +16,6 @@ from search_spaces.errors import SpaceError
 from search_spaces.known import FRAMEWORKS
 from search_spaces.language.schema import ModelFile
 from search_spaces.model_files import read_model
-from search_spaces.shipped import read_named
 from trainer.plan.limits import MAX_NODES
 from trainer.plan.model import ModelConfig
 
@@ -153,7 +152,7 @@ def _read(
     except SpaceError as error:
         raise SpaceArgumentError("model", str(error)) from None
     try:
-        return file, read_named(Cluster, "cluster", cluster)
+        return file, Cluster.named(cluster)
     except SpaceError as error:
         raise SpaceArgumentError("cluster", str(error)) from None
 
