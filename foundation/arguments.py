@@ -38,11 +38,6 @@ def checked_whole(name: str, value: Any, least: int) -> int:
     return number
 
 
-def checked_seed(value: Any) -> int:
-    """A seed of random numbers: a whole number of 0 or more."""
-    return checked_whole("seed", value, 0)
-
-
 def checked_text(name: str, value: Any, accepted: str = "a text") -> str:
     """A text, which may be empty."""
     if not isinstance(value, str):

@@ -59,7 +59,6 @@ class Node:
     depth: int = 1  # levels in it
 
     def plain(self) -> Any:
-        """The value without positions."""
         if isinstance(self.value, dict):
             return {key: child.plain() for key, (_, child) in self.value.items()}
         if isinstance(self.value, list):
@@ -304,7 +303,6 @@ class _Builder:
 
 
 def _above(value: Any, mark: Mark, children: Sequence[Node]) -> Node:
-    """The node of a list or mapping."""
     size = 1 + sum(child.size for child in children)
     return Node(value, mark, size, 1 + max((child.depth for child in children), default=0))
 

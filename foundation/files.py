@@ -88,7 +88,6 @@ def read_text(path: Path, most: int) -> str:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a regular file."""
     with open_regular(path) as file:
         return os.fstat(file.fileno()).st_size
 

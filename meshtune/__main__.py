@@ -8,7 +8,6 @@ from meshtune.own_packages import HiddenPackageError, check_installed, install
 
 
 def main() -> int:
-    """Run the command; returns the exit code."""
     try:
         install()
         check_installed()

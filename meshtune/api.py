@@ -9,14 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis import Closed, Ended, Event, Opened, Run, Started
-from foundation.arguments import (
-    checked_columns,
-    checked_path,
-    checked_seed,
-    checked_text,
-    checked_whole,
-    refused,
-)
+from foundation.arguments import checked_columns, checked_path, checked_text, checked_whole, refused
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -104,7 +97,7 @@ def search(
 
     space = _searched(space, trials)
     folder = _run_folder(space, launcher, run_dir)
-    seed = None if seed is None else checked_seed(seed)
+    seed = None if seed is None else checked_whole("seed", seed, 0)
     checked_text("policy", policy)
     tell = _listener(listen)
     with _opened(launcher, space, folder, simulate) as opened:
@@ -275,29 +268,21 @@ def sensitivity(
     """
     import pandas as pd
 
-    from analysis import objective_sensitivity
+    from analysis import failure_sensitivity, objective_sensitivity
 
     if not isinstance(frame, pd.DataFrame):
         raise refused("frame", frame, "a DataFrame, such as meshtune.load gives")
-    seed = checked_seed(seed)
+    seed = checked_whole("seed", seed, 0)
+    own = [str(name) for name in frame if str(name).startswith("p:")]
     if objective == "fails" and "fails" not in frame:
-        return _failures(frame, parameters, seed)
+        checked_columns("frame", ["trial", "kind"], frame)
+        parameters = checked_columns("parameters", parameters or own, frame)
+        return failure_sensitivity(frame[["trial", "kind", *parameters]], seed)
     checked_columns("objective", [objective], frame)
     if parameters is None:
-        own = [str(name) for name in frame if str(name).startswith("p:")]
         parameters = own or [*frame.columns.drop(objective)]
     parameters = checked_columns("parameters", parameters, frame)
     return objective_sensitivity(_trials(frame, objective, parameters), seed)
-
-
-def _failures(frame: pd.DataFrame, parameters: Sequence[str] | None, seed: int) -> Sensitivity:
-    """Contributions of parameters to the failures in a run's table."""
-    from analysis import failure_sensitivity
-
-    checked_columns("frame", ["trial", "kind"], frame)
-    own = [str(name) for name in frame if str(name).startswith("p:")]
-    chosen = checked_columns("parameters", parameters or own, frame)
-    return failure_sensitivity(frame[["trial", "kind", *chosen]], seed)
 
 
 def _trials(frame: pd.DataFrame, objective: str, parameters: Sequence[Any]) -> pd.DataFrame:

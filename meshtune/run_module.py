@@ -11,7 +11,6 @@ import sys
 
 
 def main() -> None:
-    """Run the module named by the first argument as the main program."""
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

@@ -19,18 +19,10 @@ from search_spaces.language.schema import ModelFile, SpaceFile
 from search_spaces.model_files import assumed
 from search_spaces.objectives import bounds_of, check_sources, keys_found, objectives_of
 from search_spaces.parameters import COARSEST, FINEST, Parameter
-from search_spaces.rules import facts, placements, rule as rules, stages, trainers
+from search_spaces.rules import facts, placements, rule as rules, trainers
 from search_spaces.space import SearchSpace
+from search_spaces.trainers import checks
 from search_spaces.trainers.adapters import adapted
-from search_spaces.trainers.checks import (
-    check_launcher,
-    check_trainer,
-    parsed,
-    standing_alone,
-    with_image,
-    with_known_axes,
-    with_workdir,
-)
 from search_spaces.trainers.command import TRIAL_PLACEHOLDERS
 from search_spaces.trainers.trainer import Trainer, make_trainer
 from trainer.plan.axes.mesh import ordered
@@ -61,9 +53,9 @@ class Builder:
         self.written = file.parameters.keys()
         file, self.model = adapted(document, file, model.config() if model else None, names)
         file = with_batch(document, file)
-        file = with_workdir(document, with_known_axes(file), there=not frozen)
-        file = with_image(document, file, there=not frozen)
-        self.file = file = standing_alone(document, file)
+        file = checks.with_workdir(document, checks.with_known_axes(file), there=not frozen)
+        file = checks.with_image(document, file, there=not frozen)
+        self.file = file = checks.standing_alone(document, file)
         self.program = self._program()
         self.static = facts.static_facts(self.model, cluster, ranks)
         self.defaults = facts.defaults(file.trainer)
@@ -82,29 +74,30 @@ class Builder:
         return file.model_copy(update={"tuning": None, "parameters": {**file.parameters, **own}})
 
     def build(self, name: str) -> SearchSpace:
-        """The space of the file, under that name."""
+        document, file = self.document, self.file
         self._model_and_cluster()
         self._facts()
         self._axes()
         own = self._parameters()
         if LAYOUT in self.program.habits.stage_settings:
             layers = self.model.num_layers if self.model else None
-            parameter_values.check_layouts(self.document, own, self.written, layers)
+            parameter_values.check_layouts(document, own, self.written, layers)
         types = facts.types(own, self.static, self.defaults)
         conditions = self._conditions(own, types)
         constraints = tuple(
-            parsed(self.document, text, ("constraints", index), types)
-            for index, text in enumerate(self.file.constraints)
+            checks.parsed(document, text, ("constraints", index), types)
+            for index, text in enumerate(file.constraints)
         )
-        check_trainer(self.document, self.file.trainer, types)
+        checks.check_trainer(document, file.trainer, types)
+        found = None  # any metric: the trials of a run have shown theirs
         if not self.frozen:
-            check_launcher(self.document, self.file.trainer, self.ranks, self._most_nodes(own))
+            nodes = own["num_nodes"].values if "num_nodes" in own else (1,)
+            checks.check_launcher(document, file.trainer, self.ranks, max(map(int, nodes)))
+            found = keys_found(file.trainer, self.program.log.patterns, types, bool(self.model))
         self._timeouts()
-        found = self._keys_found(types)
-        objectives = objectives_of(self.document, self.file, own, found)
-        file = self.file
+        objectives = objectives_of(document, file, own, found)
         space = SearchSpace(
-            file=self.document.name,
+            file=document.name,
             name=name,
             description=file.description,
             model=self.model,
@@ -122,10 +115,10 @@ class Builder:
             failure_penalty=file.failure_penalty,
             allow=tuple(sorted(set(file.allow))),
             more_objectives=objectives[1:],
-            subject_to=bounds_of(self.document, file, types, found),
+            subject_to=bounds_of(document, file, types, found),
             assumed=self.assumed,
         )
-        check_sources(self.document, space, found)
+        check_sources(document, space, found)
         return space
 
     def _model_and_cluster(self) -> None:
@@ -172,7 +165,7 @@ class Builder:
         if self.own_trainer:
             framework = self.program.habits
             uneven = "uneven_layers" in self.file.allow
-            builtin += stages.rules(framework, own, types.keys(), uneven=uneven)
+            builtin += trainers.of_stages(framework, own, types.keys(), uneven=uneven)
             builtin += trainers.of_experts(self.model, own, axes, types)
         if "tp_across_nodes" not in self.file.allow and {"tp", "gpus_on_links"} <= types.keys():
             within = parse("gpus_on_links % tp == 0", types)
@@ -191,7 +184,7 @@ class Builder:
         ]
         needed = [
             rules.expressed(
-                f"trainer_{number}", parsed(self.document, text, ("trainer", "use"), types)
+                f"trainer_{number}", checks.parsed(self.document, text, ("trainer", "use"), types)
             )
             for number, text in enumerate(self.program.constraints, start=1)
         ]
@@ -207,7 +200,7 @@ class Builder:
                 "first_stage_layers and last_stage_layers",
             )
         if self.own_trainer:
-            allowed.add("uneven_layers")  # rules.stages has what its framework requires
+            allowed.add("uneven_layers")  # trainers.of_stages has what its framework requires
         cluster = self.cluster
         if cluster is not None and cluster.domain_gpus > cluster.gpus_per_node:
             allowed.add("tp_across_nodes")  # tp_within_links has how far links reach
@@ -315,7 +308,7 @@ class Builder:
                     f"not a parameter of this space, accepted: {', '.join(own)}"
                     f"{nearest(name, own)}",
                 )
-            conditions[name] = parsed(self.document, text, ("conditions", name), usable)
+            conditions[name] = checks.parsed(self.document, text, ("conditions", name), usable)
         try:
             facts.condition_order(conditions)
         except CycleError as error:
@@ -325,18 +318,6 @@ class Builder:
                 f"conditions name each other in a circle: {' -> '.join(circle)}",
             ) from None
         return conditions
-
-    @staticmethod
-    def _most_nodes(own: Mapping[str, Parameter]) -> int:
-        nodes = own.get("num_nodes")
-        return max((int(n) for n in nodes.values), default=1) if nodes else 1
-
-    def _keys_found(self, types: Mapping[str, ValueType]) -> set[str] | None:
-        """Keys that results can have; any in a run, whose trials have shown it."""
-        if self.frozen:
-            return None
-        has_model = self.model is not None
-        return keys_found(self.file.trainer, self.program.log.patterns, types, has_model)
 
     def _timeouts(self) -> None:
         trial = self.file.trial

@@ -16,7 +16,6 @@ from search_spaces.errors import SpaceError
 from search_spaces.known import FRAMEWORKS
 from search_spaces.language.schema import ModelFile
 from search_spaces.model_files import read_model
-from search_spaces.shipped import read_named
 from trainer.plan.limits import MAX_NODES
 from trainer.plan.model import ModelConfig
 
@@ -90,7 +89,6 @@ def default_space(
 
 
 def _world(machine: Cluster, nodes: int) -> int:
-    """GPUs of so many nodes."""
     most = min(MAX_NODES, machine.num_nodes or MAX_NODES)
     if not 1 <= nodes <= most:
         raise SpaceArgumentError(
@@ -154,7 +152,7 @@ def _read(
     except SpaceError as error:
         raise SpaceArgumentError("model", str(error)) from None
     try:
-        return file, read_named(Cluster, "cluster", cluster)
+        return file, Cluster.named(cluster)
     except SpaceError as error:
         raise SpaceArgumentError("cluster", str(error)) from None
 
@@ -191,7 +189,6 @@ def _divisors(number: int, most: int) -> list[int]:
 def _others(
     model: ModelConfig, cluster: Cluster, framework: str, degrees: Degrees
 ) -> dict[str, Sequence[Any]]:
-    """Parameters besides parallel degrees and micro-batches."""
     others: dict[str, Sequence[Any]] = {
         "zero_stage": FRAMEWORKS[framework].choices.zero_stages,
         "recompute": ["none", "selective", "full"],

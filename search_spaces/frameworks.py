@@ -284,7 +284,6 @@ class Framework(RecordedHabits):
 
     @staticmethod
     def is_habit(name: str, value: Any) -> bool:
-        """Whether a habit can have a value."""
         try:
             return bool(Habits.model_validate({name: value}))
         except ValidationError:

@@ -15,7 +15,7 @@ from foundation.records import validate
 from search_spaces.errors import SpaceError
 from search_spaces.frameworks import Framework, StatedHabits
 from search_spaces.language.adapter_schema import AdapterFile, KnownTrainer
-from search_spaces.language.log_schema import ResultPatterns
+from search_spaces.language.log_schema import TOKEN_FACTS, ResultPatterns
 from search_spaces.shipped import known_file, known_trainers
 from slurm.logs.patterns import LogFormat
 
@@ -91,7 +91,5 @@ def log_format(result: ResultPatterns | None, stated: str | None = None) -> LogF
     return LogFormat(
         patterns=patterns | result.own_patterns(),
         pauses=base.pauses if result.pauses is None else result.pauses,
-        rows_vary=base.rows_vary or result.rows_vary,
-        padded_by=result.padded_by or base.padded_by,
-        real_if=result.real_if or base.real_if,
+        **{key: getattr(result, key) or getattr(base, key) for key in TOKEN_FACTS},
     )

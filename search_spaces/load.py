@@ -46,7 +46,9 @@ def load_space(
     elif isinstance(own, str):
         own = named(Cluster, ("cluster",), own, document)
     builder = Builder(document, file, model, own, frozen)
-    return builder.build(file.name or _default_name(Path(document.name)))
+    # A space's name is that of folders and jobs, too.
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(document.name).stem).lstrip("._-")
+    return builder.build(file.name or plain or "space")
 
 
 def _file(reference: str | Path) -> Path:
@@ -67,8 +69,3 @@ def _file(reference: str | Path) -> Path:
                 f"{path}: found a directory, accepted a file; this run's space is {frozen}"
             )
     return path
-
-
-def _default_name(path: Path) -> str:
-    """The file's name in the characters that a space's name may have: it names folders and jobs."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem).lstrip("._-") or "space"

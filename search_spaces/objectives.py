@@ -138,7 +138,18 @@ def _check_key(
     document: Document, file: SpaceFile, key: str, where: Where, found: Collection[str] | None
 ) -> None:
     """Refuse an expression, and a metric that no result of the trainer has."""
-    _known_figure(document, file, key, where)
+    root = key.split(".")[0]
+    known = (*FIGURES, "num_nodes", "node_seconds_per_token", *ENERGY_FIGURES, "cost")
+    builtin = file.trainer.builtin is not None and not root.startswith("communication_")
+    if builtin and (root not in known or key == "step_time_s"):
+        often = ("tflops_per_gpu", "tokens_per_second", "step_time_s.median")
+        names = [*often, *(name for name in known if name != "step_time_s")]
+        raise document.error(
+            where,
+            f"found {as_written(key)}, accepted a figure of the built-in trainer, such as "
+            f"{', '.join(often)}{nearest(key, names)}",
+            at_value=True,
+        )
     if not _KEY.fullmatch(key):
         raise document.error(
             where,
@@ -189,20 +200,3 @@ _PRICES = {
     "cost": "price_per_node_hour (or price_per_kwh, if the trainer measures energy)",
     "co2": "co2_grams_per_kwh, if the trainer measures energy,",
 }
-
-
-def _known_figure(document: Document, file: SpaceFile, key: str, where: Where) -> None:
-    """Refuse a metric that the built-in trainer does not report."""
-    root = key.split(".")[0]
-    if file.trainer.builtin is None or root.startswith("communication_"):
-        return
-    known = (*FIGURES, "num_nodes", "node_seconds_per_token", *ENERGY_FIGURES, "cost")
-    if root not in known or key == "step_time_s":
-        often = ("tflops_per_gpu", "tokens_per_second", "step_time_s.median")
-        names = [*often, *(name for name in known if name != "step_time_s")]
-        raise document.error(
-            where,
-            f"found {as_written(key)}, accepted a figure of the built-in trainer, such as "
-            f"{', '.join(often)}{nearest(key, names)}",
-            at_value=True,
-        )

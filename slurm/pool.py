@@ -54,10 +54,6 @@ class NodePool:
         """Nodes that nobody holds, in Slurm's order."""
         return tuple(n for n in self._order if n in self._free)
 
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
-
     def request(self, trial: str, width: int, avoided: Iterable[str] = ()) -> None:
         """Ask for ``width`` nodes; :meth:`grants` gives them when they are there.
 

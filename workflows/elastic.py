@@ -147,8 +147,6 @@ def train_elastic(
 
 @dataclass
 class _Training:
-    """One session of an elastic training."""
-
     searched: Searched
     launcher: Launcher
     journal: Journal

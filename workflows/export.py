@@ -9,7 +9,7 @@ from shlex import join, quote
 from analysis import Best, RunFolder, read_run
 from foundation.quantities import config_text, counted
 from foundation.writing import write_atomically
-from search_spaces import AdapterFile, Export, SearchSpace, SpaceError, load_space, shipped_records
+from search_spaces import AdapterFile, Export, SpaceError, load_space, shipped_records
 from trainer.plan.limits import ConfigError
 from workflows import launch_script
 
@@ -41,22 +41,18 @@ def of_best(source: Path, adapter: str | None, script: Path | None = None) -> tu
     except ValueError as error:
         raise SpaceError(f"{source}: {error}") from None
     what = f"{space.name}: {config_text(config)}; {nodes} of {space.ranks_per_node} ranks"
-    adapter = adapter or space.trainer.made_by or _logged_like(space)
+    known = shipped_records("adapter")
+    logged = space.trainer.result and space.trainer.result.format
+    adapter = adapter or space.trainer.made_by or (logged if logged in known else None)
     if adapter is None:
-        known = ", ".join(sorted(shipped_records("adapter")))
-        raise SpaceError(f"--to missing: the run's own trainer has no record; name one of {known}")
+        names = ", ".join(sorted(known))
+        raise SpaceError(f"--to missing: the run's own trainer has no record; name one of {names}")
     try:
         style = AdapterFile.named(adapter).options
         own = launch_script.read(script, style == "key=value").arguments if script else []
         return Export.of(space, config, adapter, own), what
     except SpaceError as error:
         raise SpaceError(f"--to: {error}") from None
-
-
-def _logged_like(space: SearchSpace) -> str | None:
-    """The adapter whose log the user's own command writes, if it says so."""
-    own = space.trainer.result and space.trainer.result.format
-    return own if own in shipped_records("adapter") else None
 
 
 def text(export: Export, what: str) -> Iterator[str]:

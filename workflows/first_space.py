@@ -52,8 +52,6 @@ class Wanted:
 
 @dataclass(frozen=True)
 class First:
-    """A first space and what goes with it."""
-
     space: str  # text of the file
     notes: list[str]  # on it, and on what it leaves out
     site: str = ""  # text of a site profile; empty where none is needed

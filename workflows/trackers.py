@@ -19,8 +19,6 @@ class TrackerError(Exception):
 
 @dataclass(frozen=True)
 class Logged:
-    """A trial as a tracker's run."""
-
     name: str  # shown by the tracker
     parameters: dict[str, Any]  # the configuration, without inactive parameters
     # objectives, other measurements, predictions and node-hours; all of them finite
@@ -31,7 +29,6 @@ class Logged:
 
 
 def logged(run: Run, trial: Trial) -> Logged:
-    """The record of a trial that has ended."""
     measured = Metrics(trial.result).all() if trial.ok else {}
     for key, _ in run.goals:
         value = trial.objectives.get(key, trial.objective)
@@ -184,7 +181,6 @@ def _complete(mlflow: Any, client: Any, run_id: str, what: Logged, ok: bool) -> 
 
 
 def _name(key: str) -> str:
-    """A key with the characters that MLflow accepts."""
     return _NO_NAME.sub("_", key)
 
 

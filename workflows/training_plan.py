@@ -33,8 +33,6 @@ LONGEST = "365d"
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """A layout, and what is expected of it."""
-
     space: SearchSpace  # of all layouts that were compared
     config: Mapping[str, Any]  # the chosen one, canonical
     # ``tokens_per_day`` after failures, ``step_time_s``, the probability to fit (``fits``), and of
@@ -58,9 +56,7 @@ class TrainingPlan:
 
         Args:
             searched: the search's run, whose trials count.
-            space: its space.
             base: the configuration whose global batch and number formats stay.
-            nodes: that are there.
             training: until now, whose starts count as trials; see ``workflows.elastic``.
 
         Raises:
@@ -106,7 +102,6 @@ class TrainingPlan:
 
     @property
     def save_interval(self) -> int:
-        """Steps between checkpoints."""
         each_s = self.expected["step_time_s"]
         return max(1, round(self.expected["checkpoint_interval_s"] / each_s))
 
@@ -123,7 +118,6 @@ class TrainingPlan:
 
 
 def tokens_per_step(space: SearchSpace, config: Mapping[str, Any]) -> int:
-    """Tokens of a configuration's global batch."""
     facts: dict[str, Any] = space.facts(config)
     return int(facts["global_batch_size"] * facts["seq_length"])
 

@@ -57,9 +57,13 @@ def verify(
             continue
         if results.get(check.name, {}).get("status") not in ("ok", "refused"):
             begin_s = time.monotonic()
-            results[check.name] = _run(check, device, results, out)
+            if check.kind in ("search", "layouts"):
+                results[check.name] = _search(check, device, facts, out)
+            else:
+                results[check.name] = _in_process(check, device)
             results[check.name]["took_s"] = round(time.monotonic() - begin_s, 1)
-            _write(out, results)
+            content = {"verify_gpu": _VERSION, "checks": results}
+            write_atomically(out, json.dumps(content, indent=1) + "\n")
         say(_line(check, results[check.name]))
     return [
         f"{check.name}: {results[check.name]['message']}\n    remedy: {check.remedy}"
@@ -69,7 +73,6 @@ def verify(
 
 
 def _line(check: Check, result: Result) -> str:
-    """The line shown of a result."""
     shown = {
         "seconds": "{:.3f} s a step",
         "tflops": "{:.0f} TFLOP/s",
@@ -90,21 +93,10 @@ def _read(out: Path) -> dict[str, Result]:
     return found
 
 
-def _write(out: Path, results: dict[str, Result]) -> None:
-    content = {"verify_gpu": _VERSION, "checks": results}
-    write_atomically(out, json.dumps(content, indent=1) + "\n")
-
-
 def _count() -> int:
     """GPUs of this node, as a process of its own sees them."""
     argv = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
     return int(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
-
-
-def _run(check: Check, device: str, results: dict[str, Result], out: Path) -> Result:
-    if check.kind in ("search", "layouts"):
-        return _search(check, device, results["device"], out)
-    return _in_process(check, device)
 
 
 def _in_process(check: Check, device: str) -> Result:

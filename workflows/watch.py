@@ -13,7 +13,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote
 
-from analysis import Run, RunError, RunFolder, read_run, verdict_lines
+from analysis import Comparison, Run, RunError, RunFolder, read_run, verdict_lines
 from foundation.files import FileError, read_end
 from foundation.messages import printable
 from foundation.quantities import clock_text, config_text, counted, duration
@@ -168,44 +168,33 @@ HTML = "text/html; charset=utf-8"
 
 
 class Site:
-    """The pages of several runs by name, and an index that sets them side by side.
+    """The pages of run folders by name, and an index that sets them side by side.
 
-    Args:
-        pages: by name.
-        compare: gives a page of runs, given their names.
+    Of equal names the later ones get a number. ``write`` makes the page of a copy of the folder
+    ``home``.
     """
 
-    def __init__(self, pages: Mapping[str, Pages], compare: Callable[[Sequence[str]], str]) -> None:
-        self.pages, self._compare = pages, compare
-
-    @classmethod
-    def of(cls, folders: Sequence[Path], write: Callable[..., Path], compare: Compare) -> Site:
-        """The site of run folders; of equal names the later ones get a number.
-
-        ``write`` makes the page of a copy of the folder ``home``.
-        """
-        names: dict[str, Path] = {}
+    def __init__(self, folders: Sequence[Path], write: Callable[..., Path]) -> None:
+        self._folders: dict[str, Path] = {}
         for folder in folders:
             own = name = folder.absolute().name
             for number in range(2, len(folders) + 1):
-                name = f"{own}-{number}" if name in names else name
-            names[name] = folder
-        pages = {name: Pages(own, partial(write, home=own)) for name, own in names.items()}
-        return cls(pages, lambda chosen: compare({n: names[n] for n in chosen}, list(names)))
+                name = f"{own}-{number}" if name in self._folders else name
+            self._folders[name] = folder
+        named = self._folders.items()
+        self.pages = {name: Pages(own, partial(write, home=own)) for name, own in named}
 
     def answer(self, path: str) -> tuple[str, bytes] | None:
         """Type and content of a path below the token; None if there is nothing."""
         path, _, query = path.partition("?")
+        every = list(self.pages)
         if not path:
-            asked = [n for n in parse_qs(query).get("run", []) if n in self.pages]
-            return HTML, self._compare(asked or list(self.pages)).encode("utf-8", "replace")
+            asked = [n for n in parse_qs(query).get("run", []) if n in every] or every
+            compared = Comparison([read_run(self._folders[name]) for name in asked])
+            return HTML, compared.page(asked, every).encode("utf-8", "replace")
         name, _, rest = path.partition("/")
         pages = self.pages.get(unquote(name))
         return pages.answer(rest) if pages else None
-
-
-Compare = Callable[[Mapping[str, Path], Sequence[str]], str]
-"""Gives a page of some runs by name, among all names."""
 
 
 class _Server(ThreadingHTTPServer):

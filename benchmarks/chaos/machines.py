@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.power_cuts import revive_node
 from slurm import processes
 from slurm.minicluster import cluster as mini, daemons
-from slurm.minicluster.folders import MiniclusterError
+from slurm.minicluster.config import MiniclusterError
 
 NODES = 3  # of a round's allocation
 _PREEMPTION = """

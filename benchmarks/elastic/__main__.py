@@ -37,7 +37,7 @@ from benchmarks.power_cuts import kill_node, revive_node
 from benchmarks.printing import machine
 from slurm import processes
 from slurm.minicluster import cluster as mini
-from slurm.minicluster.folders import runtime_folder
+from slurm.minicluster.config import runtime_folder
 from workflows.elastic import BASE_NAME, useful_share
 from workflows.training_plan import as_trials, layouts
 

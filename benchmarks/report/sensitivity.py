@@ -34,11 +34,11 @@ from analysis.report.outlook import Outlook
 from analysis.run.frame import frame_of
 from benchmarks.printing import machine
 from benchmarks.published.read import read_table
-from benchmarks.search.games import LeftOut
+from benchmarks.search.games import LeftOut, policy_for
 from search_spaces import Candidates
 from workflows.replay.landscape import Landscape
 from workflows.replay.landscapes import landscapes
-from workflows.replay.play import play, policy_for
+from workflows.replay.play import play
 
 TABLES = {
     "h100_nanotron_sweep.csv": ("1B 4 ", "1B 16 ", "1B 32 ", "8B 8 ", "8B 32 "),

@@ -15,13 +15,17 @@ from typing import Any
 import numpy as np
 
 from analysis.cost.model import CostModel, Measurements
+from analysis.prediction.pricing import Pricing
 from analysis.run.fold import Run
 from analysis.sweeps.record import Table
 from benchmarks.cost_model.transfer import parts_of, transferred
 from benchmarks.search.wrong_models import wrong
+from search_spaces import SearchSpace
 from search_spaces.known import FRAMEWORKS, framework_named
+from workflows.optimizer.policy import Policy
+from workflows.optimizer.registry import make_policy
 from workflows.replay.landscape import Landscape
-from workflows.replay.play import NEAR, Played, play, policy_for, summary
+from workflows.replay.play import NEAR, Played, play, summary
 from workflows.search.budget import Budget
 
 REPLAYED = ("sweep", "vtrain")  # forms of tables in which configurations compete
@@ -46,6 +50,32 @@ class LeftOut:
             measurements = Measurements(rest.jobs, rest.step_time_s, rest.peak_bytes, rest.failed)
             self.fitted[held] = model.calibrated(measurements) if len(rest) else model
         return self.fitted[held]
+
+
+def policy_for(
+    landscape: Landscape,
+    policy: str,
+    seed: int,
+    model: CostModel | None = None,
+    earlier: Sequence[tuple[Run, SearchSpace]] = (),
+    offered: Sequence[tuple[Run, SearchSpace]] = (),
+) -> Policy:
+    """A policy of ``meshtune search`` on a landscape.
+
+    Args:
+        model: replaces the cost model's constants, such as by a fit without the landscape's
+            model; its machine and framework are replaced.
+        earlier: runs, and their spaces, that the cost model learns from first.
+        offered: likewise, as far as they make the trials more probable.
+    """
+    if pricing := Pricing.of(landscape.space):
+        if model is not None:
+            pricing.learn_from(model)
+        for run, space in earlier:
+            pricing.learn(run, Pricing(space))
+        for run, space in offered:
+            pricing.offer(space.name, run, Pricing(space))
+    return make_policy(landscape.space, seed, policy, pricing=pricing, only=landscape.configs)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from analysis.prediction.start_up import StartUp
 from analysis.run.fold import Run
 from analysis.sweeps.record import Table
 from benchmarks.published.read import read_table
-from benchmarks.search.games import REPLAYED, LeftOut, Unseen, forgotten
+from benchmarks.search.games import REPLAYED, LeftOut, Unseen, forgotten, policy_for
 from benchmarks.search.oppa import OppaPolicy
 from benchmarks.search.probed import STEPS, node_seconds, size, told_by_probes
 from benchmarks.search.varied import disturbed, with_unpriced
@@ -35,7 +35,7 @@ from benchmarks.search.wrong_models import inverted, wrong
 from workflows.optimizer.policy import Policy, Problem, Proposal
 from workflows.replay.landscape import Landscape
 from workflows.replay.landscapes import landscapes
-from workflows.replay.play import NEAR, NEARER, Played, play, policy_for
+from workflows.replay.play import NEAR, NEARER, Played, play
 from workflows.search.budget import Budget
 
 MOST_TRIALS = 60  # after which a search counts as if it had ended

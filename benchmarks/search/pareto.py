@@ -26,11 +26,10 @@ from analysis.run.trial import Trial
 from analysis.sweeps.read import read_tables
 from benchmarks.printing import machine
 from benchmarks.published.read import read_table
-from benchmarks.search.games import REPLAYED, LeftOut
+from benchmarks.search.games import REPLAYED, LeftOut, policy_for
 from search_spaces import Objective
 from workflows.replay.landscape import Answer, Landscape
 from workflows.replay.landscapes import landscapes
-from workflows.replay.play import policy_for
 
 POLICIES: tuple[str, ...] = ("meshtune", "deephyper", "random")
 AFTER = (8, 16, 32)  # trials

@@ -22,11 +22,11 @@ import numpy as np
 from analysis.run.fold import Run
 from benchmarks.printing import machine
 from benchmarks.published.read import read_table
-from benchmarks.search.games import REPLAYED, LeftOut
+from benchmarks.search.games import REPLAYED, LeftOut, policy_for
 from search_spaces import SearchSpace
 from workflows.replay.landscape import Landscape
 from workflows.replay.landscapes import landscapes
-from workflows.replay.play import NEAR, Played, play, policy_for
+from workflows.replay.play import NEAR, Played, play
 
 HOWS = ("cold", "warm", "archive")
 EARLIER = 16  # trials of the run that is learnt from

@@ -108,7 +108,6 @@ def architectures() -> Mapping[str, Architecture]:
 
 
 def _sizes(keys: Keys) -> Shape:
-    """Sizes under the usual keys."""
     shape: Shape = {
         "num_layers": keys.count("num_hidden_layers", most=100_000),
         "hidden_size": keys.count("hidden_size"),

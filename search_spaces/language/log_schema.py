@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 else:
     FormatName = Literal[known_trainers("log")]
 REDUCTION_NAMES = tuple(REDUCTIONS)
+TOKEN_FACTS = ("rows_vary", "padded_by", "real_if")  # keys that say which tokens a log counts
 _PLACEHOLDERS = {
     # 1,234.5, 1.2e3, 34.5K
     "{number}": r"(?P<value>[\d.,]+(?:[eE][-+]?\d+)?(?:[KMGB](?![A-Za-z]))?)",
@@ -146,12 +147,8 @@ class LogRecord(Described):
             metric: [one for spec in specs for one in self._filled(spec, metric, formats)]
             for metric, specs in self.patterns.items()
         }
-        pauses = self._text(self.pauses)
-        return ResultPatterns(
-            patterns=found,
-            pauses=pauses,
-            **{key: getattr(self, key) for key in ("rows_vary", "padded_by", "real_if")},
-        )
+        facts = {key: getattr(self, key) for key in TOKEN_FACTS}
+        return ResultPatterns(patterns=found, pauses=self._text(self.pauses), **facts)
 
     def _filled(
         self, spec: str | PatternSpec | LikePattern, metric: str, formats: Mapping[str, LogFormat]

@@ -238,7 +238,6 @@ class TuningSection(Described):
     """a reference model, as DPO has it"""
 
     def parameters(self) -> dict[str, Any]:
-        """The parameters of a space that it stands for."""
         names = {"rank": "lora_rank", "targets": "lora_targets", "dropout": "lora_dropout"}
         names |= {"method": "tuning", "packing": "packing", "reference": "reference_model"}
         given = {key: getattr(self, key) for key in type(self).model_fields}

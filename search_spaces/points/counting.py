@@ -114,7 +114,6 @@ def _counted(space: SearchSpace, max_edges: int) -> tuple[RuleCount, ...] | None
 
 
 def _estimated(space: SearchSpace) -> tuple[RuleCount, ...]:
-    """Counts estimated from a random sample."""
     generator = np.random.default_rng(0)
     sample = min(SAMPLE, affordable(sum(map(terms, space.rules))))
     raw = {name: generator.choice(p.array, sample) for name, p in space.parameters.items()}

@@ -17,7 +17,7 @@ from search_spaces.errors import SpaceError
 from search_spaces.frameworks import StatedHabits
 from search_spaces.known import LOG_FORMATS, record
 from search_spaces.language.adapter_schema import AdapterFile, Setting, WrittenFile
-from search_spaces.language.log_schema import ResultPatterns
+from search_spaces.language.log_schema import TOKEN_FACTS, ResultPatterns
 from search_spaces.language.schema import SpaceFile
 from search_spaces.language.trainer_schema import ConfigFile, FileCase, Flags
 from search_spaces.parameter_values import listed
@@ -262,16 +262,10 @@ class _Adapting:
             raise self.document.error(("trainer", "adapter"), str(error), at_value=True) from None
         if own is None:
             return usual
-        pauses = usual.pauses if own.pauses is None else own.pauses
-        patterns = {**usual.patterns, **own.patterns}
-        return usual.model_copy(
-            update={
-                "patterns": patterns,
-                "pauses": pauses,
-                "rows_vary": own.rows_vary or usual.rows_vary,
-                "padded_by": own.padded_by or usual.padded_by,
-            }
-        )
+        both = {key: getattr(own, key) or getattr(usual, key) for key in TOKEN_FACTS}
+        both["patterns"] = {**usual.patterns, **own.patterns}
+        both["pauses"] = usual.pauses if own.pauses is None else own.pauses
+        return usual.model_copy(update=both)
 
 
 def _where(condition: str | None, setting: Setting) -> Setting:

@@ -221,7 +221,6 @@ class _Checks:
             self._template(text, ("trainer", "env", name))
 
     def _template(self, text: str, path: tuple[str | int, ...]) -> None:
-        """Check the expressions between braces."""
         for expression in templates.expressions(text):
             name = expression.strip()
             if name.isidentifier() and name not in self.known:

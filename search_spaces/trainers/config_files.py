@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -75,7 +76,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 def without(content: dict[str, Any], paths: Iterable[str]) -> dict[str, Any]:
     """A copy of a file's content without these dotted paths."""
-    content = json.loads(json.dumps(content))
+    content = deepcopy(content)
     for path in paths:
         *parents, last = path.split(".")
         place: Any = content
@@ -88,7 +89,7 @@ def without(content: dict[str, Any], paths: Iterable[str]) -> dict[str, Any]:
 
 def check_paths(name: str, file: ConfigFile) -> None:
     """Raise SpaceError if a path that a file sets leads through a value of its base."""
-    content = _copy(file)
+    content = deepcopy(file.content or {})
     for paths in (file.set, *(case.set for case in file.cases)):
         for path in paths:
             _set(content, path, None, name)
@@ -130,7 +131,7 @@ def rendered(name: str, file: ConfigFile, values: Mapping[str, Scalar]) -> str:
         SpaceError: if a path leads through something that has no parts.
         ExpressionError, ZeroDivisionError: see ``templates.filled``.
     """
-    content = _copy(file)
+    content = deepcopy(file.content or {})
     cases = [case.set for case in file.cases if templates.holds(case.when, values)]
     for settings in (file.set, *cases):
         for path, value in settings.items():
@@ -143,10 +144,6 @@ def rendered(name: str, file: ConfigFile, values: Mapping[str, Scalar]) -> str:
         text: str = tomli_w.dumps(content)
         return text
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-
-
-def _copy(file: ConfigFile) -> Any:
-    return json.loads(json.dumps(file.content or {}))
 
 
 def _set(content: Any, path: str, value: Any, name: str) -> None:

@@ -158,7 +158,6 @@ def _pattern(name: str, template: str) -> re.Pattern[str]:
 
 
 def _default(key: ModelKey, fields: Mapping[str, Scalar]) -> Any:
-    """A field's default in the trainer."""
     value = _case(key.default, fields)
     if isinstance(key.default, Mapping) and isinstance(value, str):
         return templates.value(value, fields) if templates.names(value) <= fields.keys() else None

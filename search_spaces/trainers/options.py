@@ -51,9 +51,9 @@ def read(arguments: Sequence[str | Flags], style: str) -> dict[str, Any]:
             options[key] = plain_scalar(value) if sign else True
             key = "" if sign else key
         elif key:
-            earlier = options[key]
-            this = plain_scalar(entry)
-            options[key] = this if earlier is True else [*_several(earlier), this]
+            earlier, this = options[key], plain_scalar(entry)
+            several = earlier if isinstance(earlier, list) else [earlier]
+            options[key] = this if earlier is True else [*several, this]
     return options
 
 
@@ -68,7 +68,6 @@ def first(arguments: Sequence[str | Flags], style: str) -> int:
 def without(
     arguments: Sequence[str | Flags], names: Collection[str], style: str
 ) -> list[str | Flags]:
-    """Arguments without those options and their values."""
     kept: list[str | Flags] = []
     left_out = False
     for entry in arguments:
@@ -91,10 +90,6 @@ def _unquoted(value: str) -> Any:
     """A value as Hydra reads it: quoted values are text."""
     quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
     return value[1:-1] if quoted else plain_scalar(value)
-
-
-def _several(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def _text(value: Any) -> str:

@@ -118,17 +118,14 @@ class StatedOptions:
         if (stated := self.batch()) is not None or rule is None:
             return stated
         first, *more = (self.value(key) for key in rule.of)
-        times = {None: 1.0, "ranks": ranks, "replicas": self._replicas(ranks)}[rule.times]
+        degrees = self.parameters()
+        split = prod(int(degrees.get(name, 1)) for name in ("tp", "pp", "cp"))
+        replicas = ranks // split if split and ranks % split == 0 else 0  # 0: not divided
+        times = {None: 1.0, "ranks": ranks, "replicas": replicas}[rule.times]
         sizes = [first, times, *(1 if each is None else each for each in more)]
         numbers = [each for each in sizes if isinstance(each, (int, float)) and each > 0]
         size = prod(numbers)
         return int(size) if len(numbers) == len(sizes) and size == int(size) else None
-
-    def _replicas(self, ranks: int) -> float:
-        """Replicas on so many ranks; 0 where the stated degrees do not divide them."""
-        degrees = self.parameters()
-        split = prod(int(degrees.get(name, 1)) for name in ("tp", "pp", "cp"))
-        return ranks // split if split and ranks % split == 0 else 0
 
     def value(self, key: str) -> Any:
         """The value of an option, or else of a path of the file; None if neither is stated."""
@@ -185,7 +182,6 @@ class StatedOptions:
         return named(ModelFile, ("model",), record, self.document).config()
 
     def _read(self) -> dict[str, Any]:
-        """The content of the user's own configuration file."""
         file, path = self.adapter.file, ("trainer", "config")
         if self.spec.config is None:
             if file is not None and file.required:
@@ -219,16 +215,12 @@ def _value(
                 continue
             heeded = templates.names(f"{{{setting.when or ''}}}")
             if template == f"{{{name}}}" and (heeded <= {name} or name not in heeded):
-                return _scalar(value)
+                return value if isinstance(value, (bool, int, float, str)) else None
             means = _IS.fullmatch(setting.when or "")
             if means and means["name"] == name and value == template:
                 meant: Scalar = plain_scalar(means["value"]) if means["value"] else True
                 return meant
     return None
-
-
-def _scalar(value: Any) -> Scalar | None:
-    return value if isinstance(value, (bool, int, float, str)) else None
 
 
 def _prefixes(keys: Collection[str]) -> set[str]:

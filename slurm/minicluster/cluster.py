@@ -21,24 +21,9 @@ from pathlib import Path
 
 from foundation.messages import shown
 from foundation.quantities import counted
-from slurm.minicluster import daemons
-from slurm.minicluster.config import (
-    MAX_GPUS,
-    MAX_NODES,
-    MiniclusterConfig,
-    cgroup_conf,
-    gres_conf,
-    slurm_conf,
-)
+from slurm.minicluster import config as miniconf, daemons
+from slurm.minicluster.config import MAX_GPUS, MAX_NODES, MiniclusterConfig, MiniclusterError
 from slurm.minicluster.daemons import missing
-from slurm.minicluster.folders import (
-    MiniclusterError,
-    check_name,
-    default_directory,
-    make_private,
-    read_config,
-    write_config,
-)
 
 START_S = 30.0
 _REACHABLE = (
@@ -128,7 +113,7 @@ def up(
 
     Raises MiniclusterError if the machine lacks something, or the arguments make no sense.
     """
-    directory = (directory or default_directory()).absolute()
+    directory = (directory or miniconf.default_directory()).absolute()
     if reason := missing():
         raise MiniclusterError(f"cannot start a minicluster: {reason}")
     if not 1 <= num_nodes <= MAX_NODES or not 0 <= gpus_per_node <= MAX_GPUS:
@@ -159,8 +144,8 @@ def up(
 
 def down(directory: Path | None = None) -> bool:
     """Stop the minicluster in ``directory`` and remove the folder; False if there was none."""
-    directory = (directory or default_directory()).absolute()
-    config = read_config(directory)
+    directory = (directory or miniconf.default_directory()).absolute()
+    config = miniconf.read_config(directory)
     if config is None:
         return False
     cluster = Minicluster(config)
@@ -174,7 +159,7 @@ def down(directory: Path | None = None) -> bool:
 
 def status(directory: Path | None = None) -> Status | None:
     """State of the minicluster in ``directory``; None if none is up."""
-    cluster = _find((directory or default_directory()).absolute())
+    cluster = _find((directory or miniconf.default_directory()).absolute())
     if cluster is None:
         return None
     jobs = cluster.run("squeue", "-o", "%i %j %T %M %D %N").splitlines()
@@ -182,7 +167,7 @@ def status(directory: Path | None = None) -> Status | None:
 
 
 def _find(directory: Path) -> Minicluster | None:
-    config = read_config(directory)
+    config = miniconf.read_config(directory)
     if config is None or not daemons.controller(config):
         return None
     return Minicluster(config)
@@ -197,15 +182,15 @@ def _parse_memory_mib(text: str) -> int:
 
 def _make_folder(config: MiniclusterConfig) -> None:
     directory = Path(config.directory)
-    stale = read_config(directory)
+    stale = miniconf.read_config(directory)
     if stale is not None:  # its controller is gone: a reboot, or somebody killed it
         daemons.stop(stale)
         shutil.rmtree(directory)
     if directory.exists() and any(directory.iterdir()):
         raise MiniclusterError(f"{directory} is not empty, and no minicluster; choose another")
-    check_name(config)
-    make_private(directory)
-    write_config(config)  # first of all: with it the folder is ours to remove
+    miniconf.check_name(config)
+    miniconf.make_private(directory)
+    miniconf.write_config(config)  # first of all: with it the folder is ours to remove
     for sub in ("log", "spool", "state"):
         (directory / sub).mkdir()
     for i in range(config.gpus_per_node):
@@ -218,11 +203,11 @@ def _make_folder(config: MiniclusterConfig) -> None:
 def _start(config: MiniclusterConfig, start_s: float, *notices: str) -> Minicluster:
     """Start all daemons and see a step run on every node; stops them if that fails."""
     directory = Path(config.directory)
-    write_config(config)
-    config.conf.write_text(slurm_conf(config, config.clients_on_loopback))
-    config.daemons_conf.write_text(slurm_conf(config, config.daemons_on_loopback))
-    (directory / "cgroup.conf").write_text(cgroup_conf(config))
-    (directory / "gres.conf").write_text(gres_conf(config))
+    miniconf.write_config(config)
+    config.conf.write_text(miniconf.slurm_conf(config, config.clients_on_loopback))
+    config.daemons_conf.write_text(miniconf.slurm_conf(config, config.daemons_on_loopback))
+    (directory / "cgroup.conf").write_text(miniconf.cgroup_conf(config))
+    (directory / "gres.conf").write_text(miniconf.gres_conf(config))
     if not config.daemons_on_loopback:
         notices = (*notices, _REACHABLE)
     cluster = Minicluster(config, "\n".join(notices))

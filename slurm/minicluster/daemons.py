@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from slurm import processes
-from slurm.minicluster.config import MAX_NODES, MiniclusterConfig
-from slurm.minicluster.folders import MiniclusterError, runtime_folder
+from slurm.minicluster.config import MAX_NODES, MiniclusterConfig, MiniclusterError, runtime_folder
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sinfo", "squeue", "scancel", "munged")
 LOOPBACK, LOOPBACK_NAME = "127.0.0.1", "localhost"

@@ -7,8 +7,11 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
+from pydantic import BeforeValidator, Field
+
+from foundation.values import Duration, seconds
 from slurm.launcher import Launcher
 from slurm.outcome.evidence import Evidence
 from slurm.outcome.step_log import StepReport
@@ -20,23 +23,27 @@ START_UP_SPREAD = 0.1  # standard deviation of the logarithm
 LAUNCH_FAILURE_S = 5.0  # until srun gives a launch up
 OOM_EXIT_CODE = CRASH_EXIT_CODE = 1
 INVALID_EXIT_CODE = 2
+MOST_NODES = 200_000  # no cluster has more; each has a name and a speed, which take memory
+Share = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(ge=0)]
 
 
 @dataclass(frozen=True)
 class SimulatedCluster:
-    nodes: int  # how many there are
-    seed: int = 0  # of all random numbers
-    start_up_s: float = 60.0  # from the launch of a trial to its first step, in the median
+    nodes: Annotated[int, Field(ge=1, le=MOST_NODES)]  # how many there are
+    seed: Annotated[int, Field(ge=0)] = 0  # of all random numbers
+    start_up_s: Duration = 60.0  # from the launch of a trial to its first step, in the median
     # standard deviation of the logarithm of a trial's speed, and of each of its steps'
-    noise: float = 0.02
-    node_noise: float = 0.01  # of a node's speed; a trial is as slow as its slowest node
-    crash: float = 0.005  # share of the attempts that crash, at any moment
-    hang: float = 0.005  # share that stop making progress, at any moment
-    launch_failure: float = 0.005  # share that srun cannot launch
-    node_failures_per_day: float = 0.0005  # of one node; it takes its trial along
-    repair_s: float = 14_400.0  # until a node that failed is up again, for the next session
-    time_s: float | None = None  # until the allocation ends; None: never
-    max_concurrent: int = Launcher.max_concurrent  # trials that may run at once
+    noise: Rate = 0.02
+    node_noise: Rate = 0.01  # of a node's speed; a trial is as slow as its slowest node
+    crash: Share = 0.005  # share of the attempts that crash, at any moment
+    hang: Share = 0.005  # share that stop making progress, at any moment
+    launch_failure: Share = 0.005  # share that srun cannot launch
+    node_failures_per_day: Rate = 0.0005  # of one node; it takes its trial along
+    repair_s: Duration = 14_400.0  # until a node that failed is up again, for the next session
+    # until the allocation ends; None: never
+    time_s: Annotated[float | None, BeforeValidator(seconds)] = None
+    max_concurrent: Annotated[int, Field(ge=1)] = Launcher.max_concurrent  # trials at once
 
 
 class Price(NamedTuple):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm.minicluster import cluster as mini
-from slurm.minicluster.folders import runtime_folder
+from slurm.minicluster.config import runtime_folder
 
 
 @pytest.fixture(scope="session")

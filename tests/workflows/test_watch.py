@@ -26,7 +26,7 @@ from search_spaces import load_space
 from support.run_book import RunBook
 from support.toy_space import SPACE
 from support.waiting import wait_for
-from workflows.cli.watch import _compared, watch
+from workflows.cli.report import watch
 from workflows.watch import PageError, Pages, Site, serving
 
 
@@ -126,7 +126,7 @@ def test_a_page_is_served_with_its_own_version(tmp_path: Path) -> None:
 
 def site(*folders: Path) -> Site:
     """Of runs whose pages are not made."""
-    return Site.of(folders, lambda copy, home: copy, _compared)
+    return Site(folders, lambda copy, home: copy)
 
 
 def test_a_head_is_answered_without_the_page(book: RunBook) -> None:

@@ -18,7 +18,6 @@ from support.browser import MISSING, Browser, browser, installed
 from support.run_book import RunBook
 from support.toy_space import SPACE
 from support.waiting import wait_for
-from workflows.cli.watch import _compared
 from workflows.watch import Site, serving
 
 pytestmark = pytest.mark.skipif(not installed(), reason=MISSING)
@@ -57,7 +56,7 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def test_what_ends_meanwhile_comes_in_place_and_nothing_that_was_set_is_lost(
     book: RunBook, window: Browser
 ) -> None:
-    site = Site.of([book.directory], analysis.write_report, _compared)
+    site = Site([book.directory], analysis.write_report)
     pages = site.pages["run"]
     assert pages.refresh()
     with serving(site) as address:
@@ -94,7 +93,7 @@ def test_what_ends_meanwhile_comes_in_place_and_nothing_that_was_set_is_lost(
 
 
 def test_runs_are_compared_on_a_page_with_their_courses(book: RunBook, window: Browser) -> None:
-    with serving(Site.of([book.directory] * 2, lambda copy, home: copy, _compared)) as address:
+    with serving(Site([book.directory] * 2, lambda copy, home: copy)) as address:
         window.visit(address)
         marks = "return document.querySelectorAll('#figure-courses path.line').length"
         assert window.run(marks) == 2
@@ -123,10 +122,9 @@ def test_runs_are_compared_by_what_mattered_and_by_their_fronts(
             book.run_one(number, config, "ok", [90.0 / config[strong], 1.0 + number])
         book.close()
     drawn = [s for s in SECTIONS if s.anchor in ("front", "drivers")]
-    site = Site.of(
+    site = Site(
         [tmp_path / "one", tmp_path / "two"],
         lambda copy, home: analysis.write_report(copy, drawn, lambda _: None),
-        _compared,
     )
     assert all(pages.refresh() for pages in site.pages.values())
     with serving(site) as address:

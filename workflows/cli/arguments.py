@@ -104,7 +104,6 @@ def folder(text: str) -> Path:
 
 
 def share(text: str) -> float:
-    """A share: from 0 to less than 1."""
     value = _number(text)
     if not 0 <= value < 1:
         raise ArgumentTypeError(f"'{shown(text, 60)}' is not a share: from 0 to less than 1")
@@ -117,14 +116,12 @@ def source(text: str) -> str:
 
 
 def positive(text: str) -> int:
-    """A count: from 1 to ``MOST``."""
     if not text.isdecimal() or len(text) > DIGITS or not 1 <= int(text) <= MOST:
         raise ArgumentTypeError(f"'{shown(text, 60)}' is not a positive whole number up to {MOST}")
     return int(text)
 
 
 def counts(text: str) -> list[int]:
-    """Counts with commas between them."""
     return [positive(item) for item in text.split(",")]
 
 

@@ -11,7 +11,7 @@ from workflows.cli.arguments import UsageError
 from workflows.launching import LaunchError
 from workflows.optimizer.registry import PolicyError
 from workflows.search.storage import NoRoomError
-from workflows.simulation.options import SimulationError
+from workflows.simulation.workload import SimulationError
 from workflows.trackers import TrackerError
 
 EXIT_CODES: dict[int, tuple[type[Exception], ...]] = {

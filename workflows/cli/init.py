@@ -11,7 +11,7 @@ import search_spaces
 from foundation.messages import shown
 from foundation.writing import write_atomically
 from workflows.cli.arguments import UsageError
-from workflows.cli.model_space import option
+from workflows.cli.predict import option
 
 ASKED = {
     "adapter": "trainer",
@@ -51,7 +51,6 @@ def init(arguments: Namespace) -> None:
 
 
 def _ask(arguments: Namespace) -> None:
-    """Ask for missing options on a terminal."""
     missing = [name for name in ASKED if getattr(arguments, name) is None]
     if arguments.arguments is not None or arguments.config:  # either has the model
         missing = [name for name in missing if name != "model"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from foundation.quantities import counted
 from foundation.writing import write_atomically
 from workflows.cli.arguments import UsageError
 from workflows.cli.json_output import of_check, of_ranking, of_scaling, print_json, remarks
-from workflows.cli.model_space import check_model_options, default_space_of
 from workflows.cli.working import Working
 
 DEFAULT_TOKENS = 1e12  # to train on
+FRAMEWORK = "megatron-lm"  # the default
+OF_A_MODEL = ("cluster", "framework", "global_batch_size", "seq_length")
+LONGEST = "365d"  # of a trial: none is run
 _FORMS = (".png", ".svg", ".pdf")
 
 
@@ -92,8 +95,6 @@ def _asked(arguments: Namespace) -> tuple[search_spaces.SearchSpace, dict[str, A
 
 def _pricing(space: search_spaces.SearchSpace, calibrate: Path | None) -> analysis.Pricing:
     """The space's prices, by a model that is calibrated with a run if one is given."""
-    from workflows.cli.prices import calibrated
-
     pricing, runs = calibrated(
         space,
         [calibrate] if calibrate else [],
@@ -136,6 +137,73 @@ def _scale(arguments: Namespace, pricing: analysis.Pricing, config: dict[str, An
         print_json("predict", of_scaling(scaled, tokens))
     else:
         print(scaled.table(tokens))
+
+
+def calibrated(
+    space: search_spaces.SearchSpace, runs: Iterable[Path], otherwise: str
+) -> tuple[analysis.Pricing, list[tuple[analysis.Run, analysis.Pricing]]]:
+    """Prices by a cost model that has learnt from runs, and each run with its own prices.
+
+    Raises UsageError if the cost model cannot price the space or a run's; ends in ``otherwise``.
+    """
+    where, learnt = space.file, []
+    try:
+        pricing = analysis.Pricing(space)
+        for folder in runs:
+            where = str(analysis.RunFolder(folder).space_file)
+            own = analysis.Pricing(search_spaces.load_space(where))
+            run = analysis.read_run(folder)
+            pricing.learn(run, own)
+            learnt.append((run, own))
+    except (analysis.NotPricedError, analysis.MissingFactError) as error:
+        raise UsageError(f"{where}: {error}: {otherwise}") from error
+    return pricing, learnt
+
+
+def check_model_options(arguments: Namespace) -> None:
+    """Raise UsageError if they do not fit together."""
+    given = [name for name in OF_A_MODEL if getattr(arguments, name) is not None]
+    if arguments.model is None and arguments.space is not None and "cluster" in given:
+        given.remove("cluster")  # in place of the space's own
+    if arguments.space is not None and (given or arguments.model is not None):
+        first = "model" if arguments.model is not None else given[0]
+        raise UsageError(
+            f"{option(first)} and the space {arguments.space} exclude each other; leave out one "
+            "of them"
+        )
+    if arguments.space is None and (arguments.model is None or arguments.cluster is None):
+        missing = [name for name in ("model", "cluster") if getattr(arguments, name) is None]
+        raise UsageError(
+            f"{' and '.join(option(name) for name in missing)} missing: accepted a space, or "
+            "--model MODEL --cluster CLUSTER"
+        )
+    if arguments.model is not None and len(arguments.nodes or ()) > 1 and not arguments.scaling:
+        raise UsageError("--nodes: several numbers go with --scaling weak or --scaling strong")
+
+
+def default_space_of(arguments: Namespace) -> search_spaces.SearchSpace:
+    """The space that the options stand for; prints what it assumes."""
+    try:
+        content = search_spaces.default_space(
+            arguments.model,
+            arguments.cluster,
+            (arguments.nodes or [1])[0],
+            arguments.framework or FRAMEWORK,
+            seq_length=arguments.seq_length,
+            global_batch_size=arguments.global_batch_size,
+        )
+    except search_spaces.SpaceArgumentError as error:
+        raise UsageError(f"{option(error.argument)}: {error.what}") from None
+    print(content["description"])
+    free = [name for name in OF_A_MODEL if getattr(arguments, name) is None]
+    if free:
+        print(f"(assumed; set with {', '.join(option(name) for name in free)})")
+    print()
+    return search_spaces.load_space({**content, "trial": {"timeout": LONGEST}})
+
+
+def option(argument: str) -> str:
+    return f"--{argument.replace('_', '-')}"
 
 
 def schema(_: Namespace) -> None:

@@ -1,14 +1,17 @@
-"""``meshtune report`` and ``explain``: the results of a search, and the reasons."""
+"""``meshtune report``, ``explain`` and ``watch``: the results of a search, and the reasons."""
 
 from __future__ import annotations
 
 import re
+import sys
+import time
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import analysis
+from foundation.files import explained
 from foundation.messages import printable, shown
 from workflows.cli.arguments import UsageError
 from workflows.cli.json_output import of_explanation, of_run, print_json
@@ -70,3 +73,28 @@ def _as_json(run: analysis.Run) -> dict[str, Any]:
         return of_run(run, Budget(), run.last_t, "ended", running=False)
     driver, budget = run.folder.driver, Budget.of(run.folder.frozen_space())
     return of_run(run, budget, run.last_t, state_of(run, driver), bool(driver))
+
+
+def watch(arguments: Namespace) -> None:
+    from workflows.watch import LOOKED_S, PageError, Site, serving
+
+    for run in arguments.runs:
+        analysis.read_run(run)  # an error now
+    port = arguments.port or 0
+    if port > 65535:
+        raise UsageError(f"--port {port}: accepted a port up to 65535")
+    site = Site(arguments.runs, analysis.write_report)
+    with serving(site, port) as address:
+        print(f"{address}\n(reachable from this machine only; Ctrl-C stops it)", flush=True)
+        said: dict[str, str] = {}  # errors that last are printed once
+        while True:
+            for name, pages in site.pages.items():
+                try:
+                    if pages.refresh():
+                        said.pop(name, None)
+                except (PageError, OSError) as error:  # being written, moved, repaired
+                    text = explained(error) if isinstance(error, OSError) else str(error)
+                    if text != said.get(name):
+                        said[name] = text
+                        print(f"meshtune: {printable(said[name])}", file=sys.stderr)
+            time.sleep(LOOKED_S)

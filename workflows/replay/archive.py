@@ -33,10 +33,7 @@ _PATH = re.compile(r"[/\\]|^~")
 def add(archive: Path, directory: Path, whole: bool = False) -> Path:
     """Put a run into an archive, in place of an earlier state of the same run; returns the entry.
 
-    Args:
-        archive: its folder, which is made if need be.
-        directory: the run's.
-        whole: keep the space and the journal as they are, with commands, paths and hosts.
+    ``whole`` keeps the space and the journal as they are, with commands, paths and hosts.
 
     Raises:
         FileError: if no trial has succeeded, or a parameter's values are paths.
@@ -89,7 +86,6 @@ def _put(part: Path, entry: Path, before: Path) -> None:
 
 
 def name_of(run: Run, space: SearchSpace) -> str:
-    """The name of a run's entry."""
     told = f"{run.fingerprint} {run.opened_t[:1]}".encode()
     return f"{space.name}-{hashlib.sha256(told).hexdigest()[:8]}"
 

@@ -33,11 +33,7 @@ _EXPERTS = ("experts", "experts_per_token", "expert_ffn", "shared_ffn", "dense_l
 def export(run: Run, space: SearchSpace, licence: str, path: Path) -> int:
     """Write the completed trials of a run, and its cluster's facts beside them; returns how many.
 
-    Args:
-        run: of the space.
-        space: with a model and a cluster.
-        licence: chosen by the owner of the measurements.
-        path: of the CSV file.
+    The ``licence`` is chosen by the owner of the measurements.
 
     Raises:
         FileError: if the general form cannot say what was varied, or a file exists.

@@ -18,8 +18,7 @@ from foundation.messages import listed, shown
 from search_spaces import SearchSpace, SpaceError, load_space
 from trainer.plan.axes.mesh import beside_dp
 from trainer.plan.jobs import BY_HABIT, RECOMPUTE
-from workflows.replay.landscape import Answer, Landscape
-from workflows.replay.results import of_results
+from workflows.replay.landscape import Answer, Landscape, of_results
 
 _VARIED = (*beside_dp(), "vpp", "mbs", "gas", "zero_stage", "sequence_parallel", "recompute")
 _MODEL = ("num_layers", "hidden_size", "num_heads", "kv_heads", "ffn_size", "vocab_size")
@@ -185,7 +184,6 @@ def _answer(table: Table, row: int) -> Answer:
 
 
 def _check_same(key: str, table: Table) -> None:
-    """Raise if rows differ in model, machine or framework."""
     numbers = table.jobs.columns()
     columns: dict[str, Any] = {name: numbers[name] for name in _SAME}
     columns |= {"gpu": table.cluster, "framework": table.framework}
@@ -219,14 +217,9 @@ def _space(
 ) -> SearchSpace:
     jobs = table.jobs
     has_own_heads = jobs.model.attention_size[0] != jobs.model.hidden_size[0]
+    numbers, names = jobs.columns(), {"kv_heads": "num_kv_heads", "ffn_size": "ffn_hidden_size"}
     model = {
-        "num_layers": int(jobs.model.num_layers[0]),
-        "hidden_size": int(jobs.model.hidden_size[0]),
-        "num_heads": int(jobs.model.num_heads[0]),
-        "num_kv_heads": int(jobs.model.kv_heads[0]),
-        "ffn_hidden_size": int(jobs.model.ffn_size[0]),
-        "vocab_size": int(jobs.model.vocab_size[0]),
-        "seq_length": int(jobs.model.seq_length[0]),
+        **{names.get(n, n): int(numbers[n][0]) for n in (*_MODEL, "seq_length")},
         **({"head_size": int(jobs.model.head_dim[0])} if has_own_heads else {}),
         "activation": "swiglu" if jobs.model.gated[0] else "gelu",
         "tied_embeddings": bool(jobs.model.tied_embeddings[0]),

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis import CostModel, Pricing, Run, Trial
+from analysis import Pricing, Run, Trial
 from foundation.quantities import counted
-from search_spaces import SearchSpace
 from workflows.optimizer.policy import Policy
 from workflows.optimizer.registry import make_policy
 from workflows.replay.landscape import Landscape
@@ -41,8 +40,8 @@ class Played:
     def best_of(self, count: int) -> float:
         return max(self.shares[:count], default=0.0)
 
-    def failed_share(self, count: int = 16) -> float:
-        first = self.shares[:count]
+    def failed_share(self) -> float:
+        first = self.shares[:16]
         return sum(share == 0 for share in first) / max(len(first), 1)
 
     def in_interval(self) -> list[bool]:
@@ -55,28 +54,9 @@ class Played:
 
 
 def policy_for(
-    landscape: Landscape,
-    policy: str,
-    seed: int,
-    model: CostModel | None = None,
-    earlier: Sequence[tuple[Run, SearchSpace]] = (),
-    offered: Sequence[tuple[Run, SearchSpace]] = (),
+    landscape: Landscape, policy: str, seed: int, pricing: Pricing | None = None
 ) -> Policy:
-    """A policy of ``meshtune search`` on a landscape.
-
-    Args:
-        model: replaces the cost model's constants, such as by a fit without the landscape's
-            model; its machine and framework are replaced.
-        earlier: runs, and their spaces, that the cost model learns from first.
-        offered: likewise, as far as they make the trials more probable.
-    """
-    if pricing := Pricing.of(landscape.space):
-        if model is not None:
-            pricing.learn_from(model)
-        for run, space in earlier:
-            pricing.learn(run, Pricing(space))
-        for run, space in offered:
-            pricing.offer(space.name, run, Pricing(space))
+    """A policy of ``meshtune search`` on a landscape, with its space's prices or with others."""
     return make_policy(landscape.space, seed, policy, pricing=pricing, only=landscape.configs)
 
 
@@ -173,7 +153,6 @@ def _row(key: str, games: Sequence[Played], size: int) -> dict[str, Any]:
 
 
 def text(metrics: Mapping[str, Any]) -> str:
-    """The metrics as a printed table."""
     lines = [
         f"{'landscape':<44} {'configs':>7} {'to 5 %':>7} {'to 1 %':>7} {'best of 8':>9} "
         f"{'of 16':>6} {'failed':>7}"

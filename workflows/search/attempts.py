@@ -18,8 +18,6 @@ _DOUBTFUL = {kind for kind in Kind if kind.retried} - {Kind.CANCELLED} | {Kind.C
 
 @dataclass
 class Running:
-    """A running attempt, and the nodes that it holds."""
-
     trial: int
     attempt: int
     lease: Lease

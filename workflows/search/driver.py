@@ -194,7 +194,7 @@ class Driver:
                 code = FAILED if self.launcher.allocation_state() is None else CONTINUE
                 self._ending = Ending("no usable node is left", code)
                 break
-            if not self.pool.num_free or len(self._waiting) >= LOOKAHEAD:
+            if not self.pool.free or len(self._waiting) >= LOOKAHEAD:
                 return None
             started = {*self.running, *self._waiting}
             number = self._schedule.next(started, last=self._launches.trials)

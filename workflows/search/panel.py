@@ -154,7 +154,6 @@ class Panel:
         self._seen += len(numbers)
 
     def _config(self, config: Mapping[str, Any]) -> str:
-        """The parameters that vary between trials."""
         varied = {name: config.get(name) for name in self._first if name in self._varied}
         return config_text(varied if self._varied else config)
 

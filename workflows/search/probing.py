@@ -54,8 +54,6 @@ class ProbeError(SpaceError):
 
 @dataclass(frozen=True)
 class Plan:
-    """The probes of a space."""
-
     space: SearchSpace  # of the shallower model
     configs: Sequence[Mapping[str, Any]]  # canonical, the most informative first
     node_s: float  # expected node-seconds of all of them

@@ -37,7 +37,8 @@ def report_line(folder: RunFolder, launcher: Launcher, ending: Ending) -> str:
     later = f"`meshtune report {shlex.quote(str(folder.path))}` writes it"
     if ending.code == CONTINUE:
         return f"the report is written when the search is done; {later} now"
-    limit_s = _limit_s(launcher)
+    left_s = None if launcher.simulated else launcher.time_left_s()
+    limit_s = LONGEST_S if left_s is None else min(LONGEST_S, left_s - MARGIN_S)
     if limit_s < SHORTEST_S:
         return f"no time is left for the report; {later}"
     argv = module_argv("workflows.search.reporting", str(folder.path), str(os.getpid()))
@@ -89,11 +90,6 @@ def handling(handlers: Mapping[signal.Signals, SignalHandler]) -> Iterator[None]
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _limit_s(launcher: Launcher) -> float:
-    left_s = None if launcher.simulated else launcher.time_left_s()
-    return LONGEST_S if left_s is None else min(LONGEST_S, left_s - MARGIN_S)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -78,7 +78,6 @@ class Schedule:
         return None
 
     def _propose(self, started: Collection[int]) -> int | Ending:
-        """The number of a new trial, or why there is none."""
         if spent := self._budget.spent(self._run, self._journal.clock()):
             return Ending(spent, DONE)
         proposal = self._policy.propose(self._run, self._pool.size)
@@ -113,7 +112,6 @@ class Schedule:
         return other or (proposal if nothing_yet else None)
 
     def _affordable(self, config: Mapping[str, Any], started: Collection[int]) -> bool:
-        """Whether a trial should end within the node-hours left."""
         return self._node_hours.affords(self._run, self._journal.clock(), started, config)
 
     def next_repeat(self, started: Collection[int] = ()) -> int | None:

@@ -29,9 +29,8 @@ from workflows.optimizer.policy import Policy
 from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
 from workflows.search.budget import Budget
 from workflows.search.driver import Driver, Listener
-from workflows.search.progress import Progress
+from workflows.search.progress import Progress, Screen
 from workflows.search.reporting import handling, report_line
-from workflows.search.screen import Screen
 from workflows.search.stopping import CONTINUE, INTERRUPTED, Ending
 from workflows.search.trials import TrialFactory, data_prefix, make_data
 

@@ -36,10 +36,7 @@ class RepeatedFailures:
     def note(self, kind: Kind, message: str, run: Run, on: Collection[str] = ()) -> Ending | None:
         """Why the search should end after this attempt; None if it should not.
 
-        Args:
-            kind, message: of the attempt's end.
-            run: with the attempt.
-            on: nodes that the failure is held against; a program may be missing there alone.
+        The failure is held against the nodes ``on``; a program may be missing there alone.
         """
         if kind.row.cause == "driver":
             return None

@@ -13,14 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from analysis import Journal, Opened, ResultsFile, Run, RunError, RunFolder, Started, Trial
-from foundation.arguments import (
-    ArgumentError,
-    checked_path,
-    checked_seed,
-    checked_text,
-    checked_whole,
-    refused,
-)
+from foundation.arguments import ArgumentError, checked_path, checked_text, checked_whole, refused
 from foundation.files import explained
 from foundation.messages import shown
 from search_spaces import SearchSpace, load_space
@@ -97,7 +90,7 @@ class Study:
         seed: int | None = None,
     ) -> None:
         where = None if folder is None else checked_path("folder", folder)
-        seed = None if seed is None else checked_seed(seed)
+        seed = None if seed is None else checked_whole("seed", seed, 0)
         self.space = space_of(space)
         POLICIES.get(checked_text("policy", policy))  # an error now, while nothing is made
         self._temporary = None if where else tempfile.TemporaryDirectory(prefix="meshtune-")
@@ -289,7 +282,6 @@ class Study:
 
 
 def _name(number: int, attempt: int) -> str:
-    """An attempt's name, to which the worker's is added."""
     return f"{LAUNCHER}-{number}-{attempt}"
 
 

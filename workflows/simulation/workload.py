@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, SupportsFloat, get_args
+from typing import TYPE_CHECKING, Any, SupportsFloat, get_args, get_type_hints
 
 import numpy as np
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from analysis import MissingMetricError
+from analysis import MissingMetricError, StartUp
+from foundation.documents import plain_scalar
+from foundation.messages import nearest
+from foundation.records import wrong_value
 from search_spaces import SearchSpace, ValidConfigs
-from slurm import Price, SimulatedLauncher
+from slurm import Price, SimulatedCluster, SimulatedLauncher
 from trainer.plan.fields import Recompute
 from trainer.plan.flops import executed_flops, speed
 from workflows.search.objectives import bounded_values, objective_values
-from workflows.simulation.options import SimulationError, parse_options
 
 if TYPE_CHECKING:
     from analysis import Pricing
@@ -25,6 +28,43 @@ if TYPE_CHECKING:
 Answers = Callable[[Sequence[Mapping[str, Any]]], tuple[Sequence[SupportsFloat], ...]]
 
 TRIED = 500  # configurations drawn to check that the model can price the space
+DEFAULT_TRIALS = 8  # widest trials at once: with more, none would learn from another
+_TRUTH = ("model_error", "misfit")  # distance from the cost model
+
+
+class SimulationError(ValueError):
+    """Unusable simulation settings; the message names the remedy."""
+
+
+def parse_options(space: SearchSpace, text: str) -> tuple[SimulatedCluster, dict[str, float]]:
+    """The cluster set by ``text``, with defaults for a space, and its errors by name.
+
+    The errors are its distance from the cost model, ``model_error`` and ``misfit``.
+
+    Raises SimulationError for an unknown key or a value that does not fit it.
+    """
+    known = None if space.cluster is None else space.cluster.num_nodes
+    most = DEFAULT_TRIALS * space.widths[-1]
+    nodes = min(known or most, most)
+    fields: dict[str, Any] = {"nodes": nodes, "start_up_s": StartUp.expected(space).base_s}
+    fields |= dict.fromkeys(_TRUTH, 0.0)
+    types = get_type_hints(SimulatedCluster, include_extras=True)
+    types |= dict.fromkeys(_TRUTH, types["noise"])
+    names = {name.removesuffix("_s"): name for name in types}
+    for item in filter(None, text.split(",")):
+        key, _, value = item.partition("=")
+        if key not in names:
+            raise SimulationError(
+                f"--simulate {item}: accepted KEY=VALUE,... with {', '.join(names)}"
+                f"{nearest(key, names)}"
+            )
+        try:
+            kind = TypeAdapter[Any](types[names[key]], config=ConfigDict(allow_inf_nan=False))
+            fields[names[key]] = kind.validate_python(plain_scalar(value), strict=True)
+        except ValidationError as error:
+            raise SimulationError(f"--simulate {item}: {wrong_value(error.errors()[0])}") from None
+    truth = {key: fields.pop(key) for key in _TRUTH}
+    return SimulatedCluster(**fields), truth
 
 
 class SpaceWorkload:
@@ -75,7 +115,6 @@ class SpaceWorkload:
         return {"status": "ok", **told, **memory, **energy}
 
     def step(self, config: Mapping[str, Any], number: int, step_time_s: float) -> dict[str, Any]:
-        """The built-in trainer's report of a step."""
         told = self._speed(config, [step_time_s])
         return {"step": number, **told, "step_time_s": step_time_s}
 

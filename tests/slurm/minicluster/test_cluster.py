@@ -13,7 +13,7 @@ import pytest
 from benchmarks.power_cuts import kill_node, revive_node
 from slurm import processes
 from slurm.minicluster import cluster as mini, config as miniconf, daemons as minidaemons
-from slurm.minicluster.folders import runtime_folder
+from slurm.minicluster.config import runtime_folder
 from support.listening import listening, only_loopback
 from support.waiting import wait_for
 

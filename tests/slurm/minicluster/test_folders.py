@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slurm.minicluster import cluster as mini, folders
+from slurm.minicluster import cluster as mini, config as folders
 from slurm.minicluster.config import MiniclusterConfig
 from slurm.minicluster.daemons import machine_lock
 

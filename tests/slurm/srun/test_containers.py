@@ -20,7 +20,7 @@ from foundation.container import Container
 from slurm import agent
 from slurm.launcher import LauncherError
 from slurm.minicluster import cluster as mini
-from slurm.minicluster.folders import runtime_folder
+from slurm.minicluster.config import runtime_folder
 from slurm.outcome.kinds import Kind
 from slurm.srun.allocation import Allocation
 from slurm.srun.command import contained, srun_argv, srun_environment, started_container

@@ -25,7 +25,7 @@ from support.small_search import QUICK
 from workflows import launching
 from workflows.cli.listing import KINDS
 from workflows.cli.main import COMMANDS, find_python, main, parser
-from workflows.cli.search_arguments import resume_flags
+from workflows.cli.search import resume_flags
 
 
 def test_help_imports_nothing_heavy_and_a_refusal_only_what_reads_a_space(tmp_path: Path) -> None:

@@ -26,8 +26,12 @@ from workflows.search.driver import Driver
 from workflows.search.session import Search, dry_run, run_session
 from workflows.search.stopping import DONE, Ending
 from workflows.search.trials import TrialFactory
-from workflows.simulation.options import SimulationError
-from workflows.simulation.workload import Answers, SpaceWorkload, simulated_launcher
+from workflows.simulation.workload import (
+    Answers,
+    SimulationError,
+    SpaceWorkload,
+    simulated_launcher,
+)
 
 SPACE = """\
 version: 1
