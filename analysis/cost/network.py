@@ -47,12 +47,6 @@ class Network:
         """Probability that no run is ever crowded."""
         return float(self.weights[np.isinf(self.nodes)].sum())
 
-    @property
-    def usual_nodes(self) -> float:
-        """At which 63 % of runs are crowded, if any ever are: the geometric mean."""
-        some = np.isfinite(self.nodes)
-        return float(np.exp(np.average(np.log(self.nodes[some]), weights=self.weights[some])))
-
     def crowded(self, jobs: Jobs, cluster: Cluster) -> Array:
         """Probability that a run of each job is crowded; shape (n,)."""
         # Few numbers of nodes in many jobs: each is asked once.
