@@ -30,7 +30,7 @@ _BACKWARD = 2 / 3  # of the device's time in both passes
 # products read and write.
 ELEMENTWISE_AGAIN = 0.6
 
-_TIMED = {
+_TIMED: dict[str, Callable[..., Array]] = {
     "all_gather": links.all_gather_s,
     "reduce_scatter": links.reduce_scatter_s,
     "all_reduce": links.all_reduce_s,
