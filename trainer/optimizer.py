@@ -5,32 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from trainer.model.parameters import Piece
 from trainer.model.precision import LossScaler
 from trainer.parallel.mesh import Mesh
 from trainer.plan.optimizer import OptimizerConfig
-from trainer.plan.shards import ROW, Traits
+from trainer.plan.shards import ROW
 from trainer.runtime.phase import phase
+from trainer.zero.buckets import WholeWeights
+from trainer.zero.fsdp import ShardedWeights
 
-
-class Weights(Protocol):
-    """Interface of a data-parallel method to the optimizer."""
-
-    masters: dict[Traits, list[nn.Parameter]]
-    """Float32 weights that this rank updates."""
-
-    def pieces(self) -> Iterator[Piece]: ...
-    def receive(self, parameter: nn.Parameter, gradient: Tensor) -> None: ...
-    def start_step(self) -> None: ...
-    def end_evaluation(self) -> None: ...
-    def finish_gradients(self) -> None: ...
-    def publish(self) -> None: ...
-    def wait(self) -> None: ...
+Weights = WholeWeights | ShardedWeights
+"""Data-parallel methods, with the same interface."""
 
 
 @dataclass(frozen=True)

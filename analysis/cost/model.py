@@ -70,10 +70,7 @@ class Prediction:
 
     @cached_property
     def time_log_sd(self) -> Array:
-        """Standard deviation of the logarithm of the step time: constants and noise together.
-
-        In the network's likelier state; see ``interval_s``.
-        """
+        """Standard deviation of the step time's logarithm in the likelier state of the network."""
         return self.model.time_log_sd(self.jobs)
 
     @cached_property
@@ -93,12 +90,12 @@ class Prediction:
         calm_s, crowded_s = self.states_s
         return 1 / ((1 - self.crowded) / calm_s + self.crowded / crowded_s)
 
-    def interval_s(self, deviations: float = EDGE) -> tuple[Array, Array]:
-        """Step times between which the true one is expected; by default with 95 %.
+    def interval_s(self) -> tuple[Array, Array]:
+        """Step times between which the true one is expected with 95 %.
 
         From the calm network's to the crowded one's, but for a state that is too rare to count.
         """
-        factor = np.exp(deviations * self.time_log_sd)
+        factor = np.exp(EDGE * self.time_log_sd)
         calm_s, crowded_s = self.states_s
         low_s = np.where(self.crowded > 1 - RARE, crowded_s, calm_s)
         high_s = np.where(self.crowded > RARE, crowded_s, calm_s)

@@ -129,45 +129,45 @@ class Ranking:
             lines.append(f"ranked by {self.ranked_by}")
         return "\n".join([*lines, *self.warnings])
 
-    def explanation(self, tokens: float, index: int = 0) -> str:
-        """Breakdown of one configuration's memory and time, and what follows from them."""
+    def explanation(self, tokens: float) -> str:
+        """Breakdown of the first configuration's memory and time, and what follows from them."""
         prediction, pricing = self.prediction, self.pricing
-        lines = [config_text(self.configs[index])]
+        lines = [config_text(self.configs[0])]
         limit = pricing.model.memory_limit_bytes
-        total = float(prediction.memory.total[index])
+        total = float(prediction.memory.total[0])
         lines.append(
             f"memory: {total / GIB:.4g} of {limit / GIB:.4g} GiB, "
-            f"fits with {100 * prediction.fits[index]:.0f} %; of it torch's allocator reserves "
-            f"{prediction.memory.reserved[index] / GIB:.4g} GiB"
+            f"fits with {100 * prediction.fits[0]:.0f} %; of it torch's allocator reserves "
+            f"{prediction.memory.reserved[0] / GIB:.4g} GiB"
         )
-        lines += _bars(prediction.memory.as_dict(), index, total, GIB, "GiB")
-        step_s = float(prediction.step_time_s[index])
+        lines += _bars(prediction.memory.as_dict(), total, GIB, "GiB")
+        step_s = float(prediction.step_time_s[0])
         low, high = prediction.interval_s()
-        lines.append(f"step: {step_s:.4g} s, 95 % between {low[index]:.4g} and {high[index]:.4g}")
-        lines += _bars(prediction.time.as_dict(), index, step_s, 1.0, "s")
-        each, days = prediction.tokens_per_node_hour[index], prediction.days_to_train(tokens)[index]
+        lines.append(f"step: {step_s:.4g} s, 95 % between {low[0]:.4g} and {high[0]:.4g}")
+        lines += _bars(prediction.time.as_dict(), step_s, 1.0, "s")
+        each, days = prediction.tokens_per_node_hour[0], prediction.days_to_train(tokens)[0]
         lines.append(f"{tokens_text(each)} per node-hour")
         lines.append(f"{number(days)} days for {tokens_text(tokens)}")
-        lines += self._after_failures(tokens, index)
-        joules = float(prediction.joules_per_token[index])
+        lines += self._after_failures(tokens)
+        joules = float(prediction.joules_per_token[0])
         if np.isfinite(joules):
             lines.append(f"{joules:.4g} J per token at the GPUs' stated power")
         for key, column in bill(prediction, tokens, self.goodput.share).items():
             said = f"{PRICES[key]} for {tokens_text(tokens)} after failures"
-            lines.append(f"{said}: {number(column[index])}")
+            lines.append(f"{said}: {number(column[0])}")
         return "\n".join(lines)
 
-    def _after_failures(self, tokens: float, index: int) -> list[str]:
+    def _after_failures(self, tokens: float) -> list[str]:
         """Lines on days, node-hours and checkpoints."""
         goodput = self.goodput
-        saved = number(state_bytes(self.prediction.jobs)[index] / 1e9)
+        saved = number(state_bytes(self.prediction.jobs)[0] / 1e9)
         return [
-            f"after failures: {number(goodput.days(tokens)[index])} days, "
-            f"{goodput.node_hours(tokens)[index]:,.0f} node-hours: "
-            f"{100 * goodput.share[index]:.3g} % of the time is useful",
-            f"  with a checkpoint of {saved} GB every {duration(goodput.interval_s[index])} "
-            f"of training, which takes {duration(goodput.save_s[index])}; a restart takes "
-            f"{duration(goodput.restart_s[index])}",
+            f"after failures: {number(goodput.days(tokens)[0])} days, "
+            f"{goodput.node_hours(tokens)[0]:,.0f} node-hours: "
+            f"{100 * goodput.share[0]:.3g} % of the time is useful",
+            f"  with a checkpoint of {saved} GB every {duration(goodput.interval_s[0])} "
+            f"of training, which takes {duration(goodput.save_s[0])}; a restart takes "
+            f"{duration(goodput.restart_s[0])}",
             f"  {self.pricing.failures.basis()}",
         ]
 
@@ -281,10 +281,8 @@ def _time_limit_warning(pricing: Pricing, prediction: Prediction) -> tuple[str, 
     return tuple(warnings)
 
 
-def _bars(
-    parts: Mapping[str, np.ndarray], index: int, total: float, unit: float, name: str
-) -> list[str]:
-    shown = sorted(((float(v[index]), k) for k, v in parts.items()), reverse=True)
+def _bars(parts: Mapping[str, np.ndarray], total: float, unit: float, name: str) -> list[str]:
+    shown = sorted(((float(v[0]), k) for k, v in parts.items()), reverse=True)
     return [
         f"  {key.replace('_', ' '):<18} {value / unit:>9.4g} {name:<4} "
         f"{100 * value / total:>5.1f} %  {'#' * round(40 * value / total)}".rstrip()

@@ -31,11 +31,6 @@ class Kernels:
     own_gradients = False
     """Whether gradients are these kernels' own where no axis splits a layer, not autograd's."""
 
-    @property
-    def of_head(self) -> Kernels:
-        """Kernels for the output layer."""
-        return self
-
     def outputs(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """y, with the bias added."""
         return F.linear(x, weight, bias)
@@ -68,10 +63,7 @@ class Product(NamedTuple):
 
 
 class TunedKernels(Kernels):
-    """Each product in the form that was chosen for it, else as torch computes it.
-
-    ``calls`` has how often each product was asked for, while ``counts``.
-    """
+    """Each product in the form that was chosen for it; ``calls`` counts them, while ``counts``."""
 
     own_gradients = True
 
@@ -163,8 +155,7 @@ def use(kernels: Kernels, stage: Stage) -> None:
     modules: list[Any] = [*stage.modules()]
     for module in modules:
         if type(module) in computed:
-            own = kernels if isinstance(module, Linear) else kernels.of_head
-            module.forward = functools.partial(computed[type(module)], module, own)
+            module.forward = functools.partial(computed[type(module)], module, kernels)
 
 
 def _linear(module: Linear, kernels: Kernels, x: Tensor) -> Tensor:

@@ -76,11 +76,7 @@ def split_over_tp(dims: dict[str, int], cut: Cut) -> dict[str, Split]:
 
 
 class Style(ParallelStyle):
-    """One way of splitting a module.
-
-    ``sequence``: sequence parallelism. ``opaque``: projections are custom operators
-    (``operators``).
-    """
+    """One way of splitting a module; ``opaque``: projections are custom operators."""
 
     dims: dict[str, int] = {}  # noqa: RUF012 - constant per class
 
@@ -186,7 +182,7 @@ def parallelize(stage: Stage, mesh: Mesh, config: TrainConfig, kernels: Kernels)
     plan = {
         "embedding": VocabParallelEmbedding(group, sequence, kernels),
         "positions": SequencePositions(group, sequence, kernels),
-        "head": VocabParallelHead(group, sequence, kernels.of_head),
+        "head": VocabParallelHead(group, sequence, kernels),
         "blocks.*.attention.qkv": ColumnParallel(group, sequence, kernels, opaque),
         "blocks.*.attention.out": RowParallel(group, sequence, kernels, opaque),
         "blocks.*.mlp.up": ColumnParallel(group, sequence, kernels, opaque),

@@ -87,7 +87,7 @@ class GatherWeights:
 
     def _gather(self, whole: Tensor, row: Tensor) -> None:
         if self.wire.quantized:
-            quantized_all_gather(whole, row, self.group, self.wire, "weights")
+            quantized_all_gather(whole, row, self.group, self.wire)
         else:
             self.group.all_gather(whole, row, "weights")
         if self.secondary is not None:
