@@ -29,11 +29,7 @@ class Comparison:
     runs: Sequence[Run]
 
     def rows(self) -> Rows:
-        """Rows of a label and one text per run.
-
-        Parameters in which the best configurations differ have a row each; the others share the
-        last row, which has one text.
-        """
+        """Rows of a label and one text per run; parameters that all bests share have one text."""
         runs = self.runs
         bests = [run.best for run in runs]
         rows = [

@@ -142,11 +142,7 @@ def failure(
     rank: int,
     memory: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Result of a run that ended early.
-
-    ``where`` is the phase, such as ``forward``; ``rank`` saw it first, ``memory`` is that rank's or
-    None. The message is one line.
-    """
+    """Result of a run that ended early in the phase ``where``, as ``rank`` was first to see."""
     return {
         "status": status,
         "where": where,

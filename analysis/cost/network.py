@@ -59,11 +59,7 @@ class Network:
         return _by_form(jobs, cluster, piped, whole, _ALWAYS * (1 - self.never))
 
     def after(self, jobs: Jobs, cluster: Cluster, told: Array) -> Network:
-        """The hypotheses after runs.
-
-        ``told`` has shape (n,): logarithms of how much more probable the measured times are if the
-        runs were crowded.
-        """
+        """The hypotheses after runs with log Bayes factors ``told``, (n,), of a crowded network."""
         odds = np.exp(np.clip(told, -_CERTAIN, _CERTAIN))
         each = np.log1p(self._each(jobs, cluster) * (odds - 1)).sum(axis=1)
         logs = np.log(self.weights) + each * min(1.0, MOST_RUNS / max(len(jobs), 1))
@@ -97,10 +93,8 @@ UNKNOWN = Network.known(NEVER)
 def likelier(calm: Array, late: Array, chance: Array, noise: float) -> Array:
     """Each run's residual in the network state that it was more probably in.
 
-    Args:
-        calm, late: logarithms of predicted over measured times, in either state.
-        chance: of a crowded one, before the run.
-        noise: standard deviation of such a logarithm.
+    ``calm``, ``late``: logarithms of predicted over measured times in either state, of which
+    ``noise`` is the deviation. ``chance``: of a crowded one, before the run.
     """
     with np.errstate(divide="ignore"):
         before = np.log(chance) - np.log1p(-chance)

@@ -88,12 +88,8 @@ def tuned_states(
     """States of a rank: where weights are frozen, only adapters have gradients and moments.
 
     A reference model beside full training (DPO) is one more frozen copy; beside adapters it is the
-    model without them.
-
-    Args:
-        states: of full training.
-        parameters: of the rank before state sharding, ``tables`` of them the vocabulary's.
-        layers: of the rank's stage.
+    model without them. ``states`` are full training's; ``tables`` of the rank's ``parameters``
+    before state sharding are the vocabulary's; ``layers`` are its stage's.
     """
     frozen, placement = freezes(jobs), jobs.placement
     if not (frozen | jobs.options.reference_model).any():

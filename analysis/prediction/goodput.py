@@ -41,14 +41,7 @@ STATE_BYTES = 14
 
 
 def useful_share(mtbf_s: Any, interval_s: Any, save_s: Any, restart_s: Any) -> Array:
-    """Share of a job's time that trains and is kept; see the module.
-
-    Args:
-        mtbf_s: M, between failures of the whole job.
-        interval_s: T, of training between checkpoints.
-        save_s: C, for which a checkpoint stops training.
-        restart_s: R, from a failure to the next step.
-    """
+    """Share of a job's time that trains and is kept; M, T, C and R of the module, in seconds."""
     with np.errstate(over="ignore"):  # of jobs that get nowhere
         lost = np.exp(restart_s / mtbf_s) * np.expm1((interval_s + save_s) / mtbf_s)
     return np.asarray(interval_s / (mtbf_s * lost))

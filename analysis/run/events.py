@@ -138,10 +138,7 @@ def to_record(event: Event, t: float) -> dict[str, Any]:
 
 
 def from_record(record: Mapping[str, Any]) -> Event | None:
-    """The event of a record; None for an event of a later version.
-
-    Raises ValueError if a required value is missing or has the wrong type.
-    """
+    """A record's event, None if of a later version; raises ValueError for a wrong value."""
     name = record.get("event")
     if not isinstance(name, str) or name not in _CLASSES:
         if not isinstance(name, str) or record.get("v") == UNSEALED_VERSION:

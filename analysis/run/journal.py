@@ -84,10 +84,8 @@ class Journal:
     def write(self, event: Event) -> None:
         """Append one event; on return it is on disk and folded into ``run``.
 
-        Raises:
-            ValueError: it cannot be a line; nothing is written.
-            RunError: the file is not as this driver left it.
-            OSError: it cannot be written; the file is as before.
+        Raises ValueError if it cannot be a line, OSError if it cannot be written: the file is as
+        before; RunError if the file is not as this driver left it.
         """
         record = to_record(event, self.clock())
         line, checksum = sealed(record, self._lines.last)

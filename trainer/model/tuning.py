@@ -192,10 +192,7 @@ def choose(default: Form, first: Mapping[Form, float], second: Mapping[Form, flo
 def alternately(
     calls: Mapping[Name, Callable[[], object]], clock: Callable[[], float]
 ) -> dict[Name, float]:
-    """Seconds of each call, the median of samples that take turns.
-
-    The clock is read when the work of the device is done.
-    """
+    """Median seconds of each call, in samples that take turns; the clock waits for the device."""
 
     def sample(call: Callable[[], object], times: int) -> float:
         begin_s = clock()

@@ -141,10 +141,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, group: Group | None) -> Tenso
 
 
 def chunk_loss(head: Head, group: Group | None, sequence: bool) -> None:
-    """Let an output layer that is given targets return the loss, computed in chunks.
-
-    Without targets it still returns logits.
-    """
+    """Let an output layer return the loss, computed in chunks, where it is given targets."""
     compute_logits = head.forward
 
     def forward(x: Tensor, tied: Tensor | None, targets: Tensor | None = None) -> Tensor:

@@ -161,10 +161,7 @@ class Mesh:
 def build_mesh(
     config: TrainConfig, device_type: str, local_world_size: int | None, traffic: Traffic
 ) -> Mesh:
-    """Arrange all ranks of the default process group; every rank must call it.
-
-    Raises ConfigError if the configuration cannot run on so many ranks.
-    """
+    """Arrange all ranks, each of which must call it; raises ConfigError if they do not fit."""
     world_size = dist.get_world_size()
     config.check(world_size, local_world_size)
     topology = config.topology(world_size, local_world_size)

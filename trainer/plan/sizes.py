@@ -160,8 +160,5 @@ def table_weights(model: Dimensions) -> Size:
 
 
 def stage_weights(model: Dimensions, layers: Size, tables: Size, tp: Size = 1) -> Size:
-    """Elements of a pipeline stage's matrices per tp rank, without routed experts.
-
-    The stage has so many ``layers``, and 0, 1 or 2 vocabulary ``tables``.
-    """
+    """Elements of so many ``layers`` and vocabulary ``tables`` per tp rank, experts apart."""
     return (layers * layer_weights(model) + tables * table_weights(model)) / tp

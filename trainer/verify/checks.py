@@ -266,15 +266,8 @@ def _plain_step(config: TrainConfig, device: Device, dataset: Tokens) -> Callabl
     return step
 
 
-CHECKS: dict[str, Callable[..., Figures]] = {
-    "facts": facts,
-    "attention": attention,
-    "quantization": quantization,
-    "losses": losses,
-    "sharded": sharded,
-    "out_of_memory": out_of_memory,
-    "layers": layers,
-}
+_CHECKS = (facts, attention, quantization, losses, sharded, out_of_memory, layers)
+CHECKS: dict[str, Callable[..., Figures]] = {check.__name__: check for check in _CHECKS}
 
 
 def run(kind: str, settings: dict[str, Any], device_name: str) -> Figures:

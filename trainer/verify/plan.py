@@ -18,11 +18,7 @@ TINY, SIZES = _MODELS.pop("tiny"), _MODELS
 
 @dataclass(frozen=True)
 class Check:
-    """One check, in a process of its own.
-
-    ``kind`` names the function of ``trainer.verify.checks`` and ``settings`` are what it is given;
-    ``search`` is a search by the command line.
-    """
+    """One check in a process: the function ``kind`` of ``trainer.verify.checks``, or a search."""
 
     name: str
     part: int
