@@ -27,26 +27,19 @@ class StepReport:
     """Result of one optimizer step; the same on every rank, except ``aside_s``."""
 
     loss: float
-    grad_norm: float
-    """Global 2-norm before clipping; not finite if the step was skipped."""
+    grad_norm: float  # global 2-norm before clipping; not finite if the step was skipped
     done: bool
-    stop: bool = False
-    """Whether a rank was asked to stop."""
-    aside_s: float = 0.0
-    """Seconds that this rank spent on work that is not training."""
+    stop: bool = False  # whether a rank was asked to stop
+    aside_s: float = 0.0  # seconds that this rank spent on work that is not training
 
 
 class Totals(NamedTuple):
     """Global sums in float64."""
 
-    squares: Tensor
-    """The squared gradient norm."""
-    loss: Tensor
-    """Sum of token losses, divided by the number of all tokens."""
-    share: Tensor
-    """Share of tokens that are in the loss; 0 if none is."""
-    asked: Tensor
-    """Ranks that were asked to stop."""
+    squares: Tensor  # the squared gradient norm
+    loss: Tensor  # sum of token losses, divided by the number of all tokens
+    share: Tensor  # share of tokens that are in the loss; 0 if none is
+    asked: Tensor  # ranks that were asked to stop
 
 
 class Optimizer:

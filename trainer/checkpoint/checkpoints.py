@@ -83,8 +83,7 @@ class Checkpointed(Protocol):
     stages: list[Stage]
     optimizer: Optimizer
     scaler: LossScaler
-    global_batch: int
-    """Samples of a step."""
+    global_batch: int  # samples of a step
     consumed: Consumed
 
 

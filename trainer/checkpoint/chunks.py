@@ -44,8 +44,7 @@ class Chunk(NamedTuple):
     whole: Shape
     slice: Slice
     data: Tensor
-    writes: bool
-    """This rank saves the chunk, of all ranks that hold it."""
+    writes: bool  # this rank saves the chunk, of all ranks that hold it
 
     @property
     def extent(self) -> ChunkStorageMetadata:

@@ -45,8 +45,7 @@ class Batches(NamedTuple):
     """The micro-batches of a step, on one rank: each list has one tensor per micro-batch."""
 
     tokens: list[Tensor]
-    targets: list[Tensor]
-    """``goldfish.IGNORED`` where a target is not in the loss."""
+    targets: list[Tensor]  # ``goldfish.IGNORED`` where a target is not in the loss
     starts: list[Tensor]
     """Start of each token's document in its sample; empty where documents do not matter."""
 

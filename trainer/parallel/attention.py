@@ -21,10 +21,8 @@ _FLASH_WIDTH = 8
 class Attended(NamedTuple):
     """Attention's result over the keys seen so far."""
 
-    output: Tensor
-    """(batch, heads, queries, head)."""
-    log_sum: Tensor
-    """Log-sum of the scores' exponentials, float32 (batch, heads, queries)."""
+    output: Tensor  # (batch, heads, queries, head)
+    log_sum: Tensor  # log-sum of the scores' exponentials, float32 (batch, heads, queries)
 
 
 def attend_block(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Attended:

@@ -53,8 +53,7 @@ class _LeanStage(PipelineStage):
     activations that 1F1B bounds.
     """
 
-    count: Callable[[dist.P2POp], None]
-    """Called with everything that is sent."""
+    count: Callable[[dist.P2POp], None]  # called with everything that is sent
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         return self._counted(super().get_fwd_send_ops(fwd_chunk_id))

@@ -29,8 +29,7 @@ Receive = Callable[[nn.Parameter, Tensor], None]
 class Depth:
     """The ranks along z of one rank, for all of its stages."""
 
-    receive: Receive
-    """Takes gradients of parameters that autograd was not given."""
+    receive: Receive  # takes gradients of parameters that autograd was not given
 
     def __init__(self, config: TrainConfig, mesh: Mesh) -> None:
         self.group = mesh.grid.z.group

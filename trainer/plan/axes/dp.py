@@ -56,14 +56,10 @@ def dense_holders(jobs: Jobs) -> Holders:
 class Wires(NamedTuple):
     """Bytes of n elements in each collective."""
 
-    gather: Callable[[Any], Any]
-    """Weights."""
-    secondary: Callable[[Any], Any]
-    """Weights from the secondary copy."""
-    reduce: Callable[[Any], Any]
-    """Gradients in a reduce-scatter."""
-    total: Callable[[Any], Any]
-    """Gradients in an all-reduce."""
+    gather: Callable[[Any], Any]  # weights
+    secondary: Callable[[Any], Any]  # weights from the secondary copy
+    reduce: Callable[[Any], Any]  # gradients in a reduce-scatter
+    total: Callable[[Any], Any]  # gradients in an all-reduce
 
 
 def gathers_per_step(
@@ -95,14 +91,10 @@ class StateExchanges(NamedTuple):
 class Cuts(NamedTuple):
     """Elements of each state on one rank."""
 
-    stored: Size
-    """Primary shards of the weights."""
-    copied: Size
-    """Secondary copy."""
-    accumulated: Size
-    """Accumulated gradients."""
-    updated: Size
-    """Weights updated by the optimizer."""
+    stored: Size  # primary shards of the weights
+    copied: Size  # secondary copy
+    accumulated: Size  # accumulated gradients
+    updated: Size  # weights updated by the optimizer
 
 
 def state_exchanges(
