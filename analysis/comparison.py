@@ -54,7 +54,6 @@ class Comparison:
         return rows
 
     def text(self) -> list[str]:
-        """The comparison as lines of text."""
         rows, count = self.rows(), len(self.runs)
         first = max(len(label) for label, _ in rows)
         widths = [max(len(t[i]) for _, t in rows if len(t) == count) for i in range(count)]

@@ -78,7 +78,6 @@ class Optimizer:
             )
 
     def set_lr(self, lr: float) -> None:
-        """Set the learning rate of the next updates."""
         if self.adamw is not None:
             for group in self.adamw.param_groups:
                 group["lr"] = lr

@@ -155,7 +155,6 @@ def failure(
 
 
 def versions() -> dict[str, str]:
-    """Versions of the software that the metrics depend on."""
     found = {"python": platform.python_version()}
     for package in ("meshtune", "torch"):
         try:
@@ -189,5 +188,4 @@ def write_result(directory: Path, result: Mapping[str, Any]) -> bool:
 
 
 def clear_result(directory: Path) -> None:
-    """Remove an earlier attempt's result."""
     (directory / RESULT_NAME).unlink(missing_ok=True)

@@ -124,7 +124,6 @@ class Doubts:
 
     @property
     def _others(self) -> list[Framework]:
-        """The other records that it may be like."""
         name, tunes = self.named.name, self.named.fine_tunes
         every = FRAMEWORKS.values()
         return [one for one in every if one.name != name and (tunes or not one.fine_tunes)]

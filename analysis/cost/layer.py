@@ -92,7 +92,6 @@ class Layer:
 def layer(
     jobs: Jobs, cluster: Cluster, framework: Framework, compute: Compute, c: TimeConstants
 ) -> Layer:
-    """Both passes of one layer."""
     forward = compute.forward(jobs)
     backward = compute.backward(jobs, forward)
     full, layout = jobs.repeats_layers, jobs.layout

@@ -103,7 +103,6 @@ class Prediction:
 
     @property
     def tokens_per_second(self) -> Array:
-        """Tokens per second of the whole job."""
         return self.jobs.global_batch * self.jobs.model.seq_length / self.step_time_s
 
     @property
@@ -142,7 +141,6 @@ class Prediction:
         }
 
     def days_to_train(self, tokens: float) -> Array:
-        """Days until so many tokens are trained on."""
         return tokens / self.tokens_per_second / 86400
 
 
@@ -230,7 +228,6 @@ class CostModel:
         return self._each(jobs, lambda m, j: {"more": crowded_s(j, m.constants)})["more"]
 
     def reported_peak_bytes(self, jobs: Jobs) -> Array:
-        """Peaks that frameworks would report."""
         return self._each(jobs, lambda m, j: {"peak": m.memory.peak_bytes(j, m.framework)})["peak"]
 
     def refuses(self, jobs: Jobs) -> Mask:
@@ -324,7 +321,6 @@ class CostModel:
         return replace(self, memory=memory, suspected=suspected)
 
     def time_log_sd(self, jobs: Jobs) -> Array:
-        """See :meth:`Prediction.time_log_sd`."""
         if self.others:
             return self._each(jobs, lambda m, j: {"log_sd": m.time_log_sd(j)})["log_sd"]
         known = self.covariance

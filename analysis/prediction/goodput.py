@@ -65,15 +65,12 @@ class Goodput:
     restart_s: Array  # from a failure to the next step
 
     def days(self, tokens: float) -> Array:
-        """Days until so many tokens are trained on."""
         return np.asarray(self.prediction.days_to_train(tokens) / self.share)
 
     def node_hours(self, tokens: float) -> Array:
-        """Likewise, of nodes."""
         return self.days(tokens) * 24 * self.prediction.num_nodes
 
     def columns(self, tokens: float) -> dict[str, Array]:
-        """By name, for programs."""
         spent = bill(self.prediction, tokens, self.share)
         return {
             "useful_share": self.share,

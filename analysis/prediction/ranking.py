@@ -74,13 +74,11 @@ class Ranking:
 
     @classmethod
     def of_one(cls, pricing: Pricing, config: dict[str, Any]) -> Self:
-        """One configuration."""
         prediction = pricing.predict([config])
         return cls(pricing, [config], prediction, 1, int(prediction.fits[0] >= LIKELY))
 
     @cached_property
     def goodput(self) -> Goodput:
-        """The configurations through failures."""
         return self.pricing.failures.goodput(self.prediction)
 
     def table(self, tokens: float | None = None) -> str:

@@ -158,7 +158,6 @@ class Run:
 
     @property
     def no_best(self) -> str:
-        """Why there is no best trial."""
         ran = [t for t in self.trials.values() if t.violated]
         if not ran:
             return "no trial succeeded"

@@ -50,7 +50,6 @@ class RunFolder:
 
     @property
     def started(self) -> bool:
-        """Whether there is a run in this folder."""
         return self.journal_file.exists()
 
     @property

@@ -292,7 +292,6 @@ class DeepSpeedTrainer:
         """Nothing is being written."""
 
     def step(self, number: int, dataset: Dataset, stop: bool | None = None) -> StepReport:
-        """One optimizer step on the global batch of that number."""
         skipped = self.engine.skipped_steps
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.config.lr(number)
@@ -320,7 +319,6 @@ class DeepSpeedTrainer:
         return total
 
     def _batches(self, step: int, dataset: Dataset) -> Iterator[tuple[Tensor, Tensor]]:
-        """This replica's micro-batches, on its device."""
         device = self.device.torch
         before = step * self.config.mbs * self.config.gas * self.dp
         batches = micro_batches(self.config, dataset, before, self.replica)

@@ -44,7 +44,6 @@ def initialize(module: nn.Module, prefix: str, model: ModelConfig, seed: int) ->
 
 
 def _draw(out: Tensor, key: str, std: float, shard: TensorShard) -> None:
-    """Fill one matrix, or this rank's part of it."""
     num_rows, columns = shard.whole
     first_column = shard.split.columns.rank * out.size(1)
     kept = slice(first_column, first_column + out.size(1))

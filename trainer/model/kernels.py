@@ -91,7 +91,6 @@ class TunedKernels(Kernels):
         return super().weight_gradient(grad, x, weight)
 
     def _other_form(self, product: Product) -> Form | None:
-        """The form that was chosen in place of the product's own."""
         if self.counts:
             self.calls[product] += 1
         form = self.forms.get(product, product.form)

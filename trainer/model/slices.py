@@ -53,7 +53,6 @@ class TensorShard:
 
     @property
     def whole(self) -> Shape:
-        """Shape of the whole."""
         rows, columns = self.shape[0], self.shape[1:]
         by = self.split
         wide = tuple(size * by.columns.ranks for size in columns)

@@ -70,7 +70,6 @@ def split(module: nn.Module, splits: dict[str, Split]) -> None:
 
 
 def split_over_tp(dims: dict[str, int], cut: Cut) -> dict[str, Split]:
-    """The split of each parameter along one dimension."""
     by_dim = {0: Split(("tp",), rows=cut), 1: Split(("tp",), columns=cut)}
     return {name: by_dim[dim] for name, dim in dims.items()}
 

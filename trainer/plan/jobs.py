@@ -101,7 +101,6 @@ class Layout(Part):
 
     @cached_property
     def axes(self) -> Axes:
-        """The mesh: axes and their sizes."""
         own = {**self.stored(), **self.further}
         return Axes({name: own[name] for name in ordered(PRICED_AXES)}, self.pp_inside)
 

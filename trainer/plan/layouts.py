@@ -64,7 +64,6 @@ class Layout:
         return fits
 
     def ranks(self, pp: int) -> list[tuple[Chunk, ...]]:
-        """Chunks of each pipeline rank."""
         return [self.chunks[rank::pp] for rank in range(pp)]
 
     def layers_of_chunks(self, pp: int) -> list[tuple[int, ...]]:

@@ -11,8 +11,6 @@ Size = Any  # int, or a numpy column that broadcasts against the others
 
 
 class Mixture(NamedTuple):
-    """Mixture of experts."""
-
     num_experts: Size  # routed experts per layer; 0 in a column: none
     experts_per_token: Size  # top-k of the router
     expert_ffn_size: Size  # f of one expert

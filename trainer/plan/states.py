@@ -32,8 +32,6 @@ class Shards(Protocol):
 
 
 class Degrees(NamedTuple):
-    """Plain ``Shards``."""
-
     weight_shard: Size
     secondary_shard: Size
     gradient_shard: Size

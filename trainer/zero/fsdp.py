@@ -181,7 +181,6 @@ class ShardedWeights:
         )
 
     def pieces(self) -> Iterator[Piece]:
-        """This rank's master weights, each a part of one parameter."""
         for unit in self.units:
             yield from unit.pieces
         if self.whole is not None:
@@ -192,7 +191,6 @@ class ShardedWeights:
         raise NotImplementedError
 
     def start_step(self) -> None:
-        """Forget the last step's gradients."""
         for unit in self.units:
             unit.reduce.start_step()
         if self.whole is not None:
@@ -206,7 +204,6 @@ class ShardedWeights:
             stage.reset_iter_state()
 
     def finish_gradients(self) -> None:
-        """Complete the sums over the mesh; the masters' gradients are then final."""
         phase.name = "communication"
         self.context.reduction.finish()
         if self.whole is not None:

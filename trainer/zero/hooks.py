@@ -139,7 +139,6 @@ class ReduceGradients:
         return torch.empty(numel, dtype=dtype, device=device)
 
     def start_step(self) -> None:
-        """Expect the first micro-batch again."""
         self.seen = 0
 
     def __call__(
