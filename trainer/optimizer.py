@@ -18,8 +18,7 @@ from trainer.runtime.phase import phase
 from trainer.zero.buckets import WholeWeights
 from trainer.zero.fsdp import ShardedWeights
 
-Weights = WholeWeights | ShardedWeights
-"""Data-parallel methods, with the same interface."""
+Weights = WholeWeights | ShardedWeights  # data-parallel methods, with the same interface
 
 
 @dataclass(frozen=True)

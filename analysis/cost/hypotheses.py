@@ -74,8 +74,7 @@ class Hypothesis(Generic[T]):
     rest: T
 
 
-Key = tuple[int, ...]
-"""A hypothesis: the index of each habit's value."""
+Key = tuple[int, ...]  # A hypothesis: the index of each habit's value
 
 
 @dataclass(frozen=True)

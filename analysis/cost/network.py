@@ -86,8 +86,7 @@ def _by_form(
     return np.where(jobs.layout.pp > 1, np.where(wide, sure, piped), np.where(wide, 0.0, whole))
 
 
-UNKNOWN = Network.known(NEVER)
-"""The prior of a network on which nothing ran."""
+UNKNOWN = Network.known(NEVER)  # the prior of a network on which nothing ran
 
 
 def likelier(calm: Array, late: Array, chance: Array, noise: float) -> Array:

@@ -171,8 +171,7 @@ class Failures:
         )
 
 
-PRICES = {"cost": "cost", "co2": "co2_kg"}
-"""Names of what a bill has, with units."""
+PRICES = {"cost": "cost", "co2": "co2_kg"}  # names of what a bill has, with units
 
 
 def bill(prediction: Prediction, tokens: float, share: Array | float = 1.0) -> dict[str, Array]:

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import Mixture
 
-_GROUPED_ALIGNMENT = 16
-"""Bytes; ``grouped_mm`` takes rows of whole multiples only."""
+_GROUPED_ALIGNMENT = 16  # Bytes; ``grouped_mm`` takes rows of whole multiples only
 
 
 class Routes(NamedTuple):

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _ops = torch.ops.aten
-_FLASH_WIDTH = 8
-"""On GPUs, channels of a head are filled up to a multiple of this."""
+_FLASH_WIDTH = 8  # on GPUs, channels of a head are filled up to a multiple of this
 
 
 class Attended(NamedTuple):

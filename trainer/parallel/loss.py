@@ -13,8 +13,7 @@ from trainer.model.transformer import Head
 from trainer.parallel.collectives import Group
 from trainer.parallel.products import gather_sequence, scatter_sum
 
-CHUNK_ELEMENTS = 1 << 24
-"""Logits that are in float32 at once: 64 MiB of them."""
+CHUNK_ELEMENTS = 1 << 24  # logits that are in float32 at once: 64 MiB of them
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -16,8 +16,7 @@ from trainer.plan.formats import BLOCK, Format
 from trainer.plan.placement import Placement
 
 Shape = tuple[int, ...]
-ROW = 1024
-"""Buckets are padded to a multiple of this, so that their norm can be taken row by row."""
+ROW = 1024  # buckets are padded to a multiple of this, so that their norm can be taken row by row
 
 
 class Traits(NamedTuple):

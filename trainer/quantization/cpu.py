@@ -33,8 +33,7 @@ FLAGS = (
 )  # fmt: skip
 X86_FLAGS = ("-mprefer-vector-width=512",)  # where there are such; up to 1.5 times as fast
 
-NUMBERS_PER_THREAD = 2**18
-"""A thread that has fewer takes longer to start than it saves."""
+NUMBERS_PER_THREAD = 2**18  # A thread that has fewer takes longer to start than it saves
 
 
 def quantize(rows: Tensor, fmt: Format, out: Tensor) -> None:

@@ -12,8 +12,7 @@ from foundation.documents import read_document
 _MODELS: dict[str, dict[str, Any]] = read_document(
     Path(__file__).with_name("models.yaml")
 ).root.plain()
-TINY, SIZES = _MODELS.pop("tiny"), _MODELS
-"""Models that the checks train."""
+TINY, SIZES = _MODELS.pop("tiny"), _MODELS  # models that the checks train
 
 
 @dataclass(frozen=True)

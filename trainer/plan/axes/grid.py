@@ -19,8 +19,7 @@ from trainer.plan.jobs import Array, Jobs
 from trainer.plan.rules.requirement import STATED
 from trainer.plan.sizes import Matrix, layer_matrices, layer_weights
 
-Wire = Callable[[Size], Size]
-"""Bytes of n elements in a collective."""
+Wire = Callable[[Size], Size]  # bytes of n elements in a collective
 
 
 def product_sums(jobs: Jobs, matrix: Matrix) -> Exchanges:
