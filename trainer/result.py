@@ -57,6 +57,7 @@ def completed(
     """
     losses = list(training["losses"])
     saves_s = list(training["checkpoints_s"])
+    saves = {"median": statistics.median(saves_s), "all": saves_s} if saves_s else None
     validations = {str(step): loss for step, loss in training["validation_losses"].items()}
     table = {key: [rank[key] for rank in memory] for key in memory[0]}
     peak = max(table["allocated"])
@@ -70,7 +71,7 @@ def completed(
         "memory": table,
         "device": training["device"],
         **({"validation_loss": validations} if validations else {}),
-        **({"checkpoint_s": _times(saves_s)} if saves_s else {}),
+        **({"checkpoint_s": saves} if saves else {}),
         **{f"communication_{name}": table for name, table in training["communication"].items()},
         "world_size": world_size,
         "versions": versions(),
@@ -117,10 +118,6 @@ def _speed(config: TrainConfig, world_size: int, measured: Sequence[float]) -> d
         config.chunked_loss,
     )
     return speed(config.model, world_size, dp, batch, measured, executed)
-
-
-def _times(seconds: Sequence[float]) -> dict[str, Any]:
-    return {"median": statistics.median(seconds), "all": list(seconds)}
 
 
 def _divergence(losses: Sequence[float], skipped_steps: int) -> tuple[str, str] | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -150,16 +149,12 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, kernels: Kernels) -
 
 def use(kernels: Kernels, stage: Stage) -> None:
     """Let a stage that no axis splits compute its projections and logits by these kernels."""
-    computed: dict[type, Callable[..., Tensor]] = {Linear: _linear, Head: _head}
     modules: list[Any] = [*stage.modules()]
     for module in modules:
-        if type(module) in computed:
-            module.forward = functools.partial(computed[type(module)], module, kernels)
+        if isinstance(module, Linear | Head):
+            module.forward = functools.partial(_multiplied, module, kernels)
 
 
-def _linear(module: Linear, kernels: Kernels, x: Tensor) -> Tensor:
-    return multiply(x, module.weight, module.bias, kernels)
-
-
-def _head(module: Head, kernels: Kernels, x: Tensor, tied: Tensor | None) -> Tensor:
-    return multiply(x, module.weight if tied is None else tied, None, kernels)
+def _multiplied(module: Any, kernels: Kernels, x: Tensor, tied: Tensor | None = None) -> Tensor:
+    weight = module.weight if tied is None else tied
+    return multiply(x, weight, getattr(module, "bias", None), kernels)
