@@ -86,11 +86,9 @@ class Optimizer:
     ) -> StepReport:
         """Update the weights.
 
-        Args:
-            loss: this rank's mean over its micro-batches, if ``loss_share`` is not 0.
-            counted: likewise the fraction of tokens in the loss; default all. Loss and gradients
-                are means over the whole job's.
-            stop: whether this rank was asked to stop; None where nobody can be.
+        ``loss`` is this rank's mean over its micro-batches, if ``loss_share`` is not 0; ``counted``
+        likewise the fraction of tokens in the loss, default all. Loss and gradients are means over
+        the whole job's. ``stop``: whether this rank was asked to stop; None where nobody can be.
         """
         self.weights.finish_gradients()
         totals = self.totals(loss, counted, stop)

@@ -113,10 +113,7 @@ def _path_s(jobs: Jobs, slowest: Array, everything: Array) -> Array:
 
 
 def _sends(jobs: Jobs, cluster: Cluster, framework: Framework, c: TimeConstants) -> Array:
-    """Seconds that a stage waits for its neighbours in one micro-batch.
-
-    A stage sends activations to a neighbour as it receives their gradients from it, at once.
-    """
+    """Seconds that a stage waits for its neighbours per micro-batch; it sends as it receives."""
     sent = pp.message(jobs, framework)
     one = links.send_s(cluster, c, sent.group.stride, sent.num_bytes, sent.group.size)
     return pp.neighbours(jobs) * (c.exposed_sends * one + c.send_s)

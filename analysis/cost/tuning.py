@@ -30,10 +30,7 @@ def quantizes(jobs: Jobs) -> Mask:
 
 
 def target_widths(jobs: Jobs) -> tuple[Array, Array, Array]:
-    """Number, inputs and outputs of a layer's targets, in sum; of a dense layer.
-
-    Frameworks split queries, keys and values, and gate and up, for this count.
-    """
+    """Number, inputs and outputs of a dense layer's targets in sum: q, k, v, gate and up apart."""
     model, targets = jobs.model, jobs.options.lora_targets
     h, f, q = model.hidden_size, model.ffn_size, model.attention_size
     kv = model.kv_heads * model.head_dim

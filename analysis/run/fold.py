@@ -90,10 +90,7 @@ class Run:
         return sum(left - opened for opened, left in zip(self.opened_t, self.left_t, strict=False))
 
     def search_s(self, t: float) -> float:
-        """Seconds of searching up to ``t``, without the time between sessions.
-
-        A run that is chained over several allocations waits in the queue between them.
-        """
+        """Seconds of searching up to ``t``, without waiting in the queue between sessions."""
         origin_t = self.opened_t[0] if self.opened_t else 0.0
         idle = zip(self.left_t, self.opened_t[1:], strict=True)
         return t - origin_t - sum(max(0.0, min(t, end) - left) for left, end in idle if t > left)

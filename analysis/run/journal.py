@@ -66,10 +66,7 @@ class Journal:
         return self._clock() + self._ahead_s
 
     def catch_up(self) -> None:
-        """Fold the lines that another process has added while it alone could write.
-
-        Raises RunError if they are damaged, or the journal is not the one that was opened.
-        """
+        """Fold lines that another process has added; RunError if damaged or of another journal."""
         self._check_there()
         extend(self.run, self._lines, self._lines.number)
         if os.fstat(self._file).st_size > self._lines.end:  # half a line of a killed one

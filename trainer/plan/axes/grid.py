@@ -45,10 +45,7 @@ def gy_exchanges(jobs: Jobs, habits: Habits) -> Exchanges:
 
 
 def depth_exchanges(jobs: Jobs, weights: Size, gather: Wire, reduce: Wire) -> Exchanges:
-    """All-gathers of weights along gz and reduce-scatters of their gradients (section V-D).
-
-    The ``weights`` are on one rank, of a matrix, layer or stage.
-    """
+    """All-gathers of a rank's ``weights`` along gz, reduce-scatters of gradients (section V-D)."""
     group, ranks = jobs.layout.axes.group("gz"), jobs.layout.gz
     whole, full = ranks * gather(weights), np.where(jobs.repeats_layers, 1.0, 0.0)
     scattered = ranks * reduce(weights)

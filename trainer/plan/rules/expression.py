@@ -149,10 +149,7 @@ class Expression:
 
 
 def parse(text: str, types: Mapping[str, ValueType], *, any_type: bool = False) -> Expression:
-    """Compile an expression of names that have ``types``; raises ExpressionError.
-
-    ``any_type``: numbers and text are accepted, not only booleans.
-    """
+    """Compile an expression of typed names, boolean or of ``any_type``; raises ExpressionError."""
     text = " ".join(text.split())
     if not text:
         raise ExpressionError(text, 0, "found an empty expression, accepted a comparison")
