@@ -151,7 +151,7 @@ def use(kernels: Kernels, stage: Stage) -> None:
     """Let a stage that no axis splits compute its projections and logits by these kernels."""
     modules: list[Any] = [*stage.modules()]
     for module in modules:
-        if isinstance(module, Linear | Head):
+        if type(module) in (Linear, Head):
             module.forward = functools.partial(_multiplied, module, kernels)
 
 
