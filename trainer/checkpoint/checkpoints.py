@@ -24,15 +24,9 @@ import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, FileSystemWriter
 
-from trainer.checkpoint import folders
+from trainer.checkpoint import folders, integrity
 from trainer.checkpoint.chunks import Chunk, LoadChunks, SaveChunks, chunks
-from trainer.checkpoint.integrity import (
-    CheckpointError,
-    SafeReader,
-    checksum,
-    read_checksums,
-    verify,
-)
+from trainer.checkpoint.integrity import CheckpointError, checksum
 from trainer.data.batches import Consumed
 from trainer.model.precision import LossScaler
 from trainer.model.transformer import Stage
@@ -237,9 +231,9 @@ def _conclude(
 
 def _verify(path: Path) -> None:
     """Check that a checkpoint's files are as they were saved; every rank raises the same error."""
-    checksums = on_first(lambda: read_checksums(path))
+    checksums = on_first(lambda: integrity.read_checksums(path))
     mine = sorted(checksums)[dist.get_rank() :: dist.get_world_size()]
-    on_each(lambda: verify(path, checksums, mine))
+    on_each(lambda: integrity.verify(path, checksums, mine))
 
 
 def restore(trainer: Checkpointed, path: Path, verified: bool = False) -> int:
@@ -258,7 +252,7 @@ def restore(trainer: Checkpointed, path: Path, verified: bool = False) -> int:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             # Each rank reads by itself: a common plan would grow with ranks times chunks.
-            dcp.load({}, storage_reader=SafeReader(path), planner=planner, no_dist=True)
+            dcp.load({}, storage_reader=integrity.SafeReader(path), planner=planner, no_dist=True)
         planner.fill_copies()
     except (OSError, CheckpointError, CheckpointException) as error:
         raise CheckpointError(
