@@ -17,7 +17,7 @@ from analysis.prediction.goodput import PRICES, Goodput, bill, state_bytes
 from analysis.prediction.pricing import NotPricedError, Pricing
 from analysis.prediction.satisfaction import Satisfaction
 from analysis.prediction.start_up import StartUp
-from analysis.units import GIB
+from analysis.units import GIB, aligned
 from foundation.quantities import config_text, counted, duration, number, tokens_text
 from search_spaces import Candidates, CheckReport, SearchSpace, check, notes
 
@@ -87,37 +87,25 @@ class Ranking:
         space = pricing.space
         predicted = pricing.objective(prediction)
         low, high = prediction.interval_s()
-        heads = ["#", "step s", "95 % interval", "tokens/s", "TFLOP/s/GPU", "GiB", "fits", ""]
-        if predicted is not None and space.objective.key not in (
-            "tokens_per_second",
-            "tflops_per_gpu",
-        ):
-            heads.insert(1, space.objective.key)
-        rows = []
-        for i, config in enumerate(self.configs):
-            row = [
-                str(i + 1),
-                f"{prediction.step_time_s[i]:.4g}",
-                f"{low[i]:.3g} to {high[i]:.3g}",
-                f"{prediction.tokens_per_second[i]:,.0f}",
-                f"{prediction.tflops_per_gpu[i]:.3g}",
-                f"{prediction.memory.total[i] / GIB:.3g}",
-                f"{100 * prediction.fits[i]:.0f} %",
-                config_text(config),
-            ]
-            if len(heads) > len(row) and predicted is not None:
-                row.insert(1, f"{predicted[i]:.5g}")
-            rows.append(row)
+        columns = {"#": [str(i + 1) for i in range(len(self.configs))]}
+        shown = ("tokens_per_second", "tflops_per_gpu")  # in any case
+        if predicted is not None and space.objective.key not in shown:
+            columns[space.objective.key] = [f"{value:.5g}" for value in predicted]
+        columns |= {
+            "step s": [f"{seconds:.4g}" for seconds in prediction.step_time_s],
+            "95 % interval": [f"{a:.3g} to {b:.3g}" for a, b in zip(low, high, strict=True)],
+            "tokens/s": [f"{rate:,.0f}" for rate in prediction.tokens_per_second],
+            "TFLOP/s/GPU": [f"{rate:.3g}" for rate in prediction.tflops_per_gpu],
+            "GiB": [f"{size / GIB:.3g}" for size in prediction.memory.total],
+            "fits": [f"{100 * fits:.0f} %" for fits in prediction.fits],
+        }
         if tokens:
-            heads[-1:-1] = [f"days for {tokens_text(tokens)}", "node-hours"]
-            columns = self.goodput.days(tokens), self.goodput.node_hours(tokens)
-            for row, days, hours in zip(rows, *columns, strict=True):
-                row[-1:-1] = [number(days), f"{hours:,.0f}"]
-        widths = [max(len(row[c]) for row in [heads, *rows]) for c in range(len(heads))]
-        lines = []
-        for row in [heads, *rows]:
-            cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-            lines.append("  ".join([*cells[:-1], row[-1]]).rstrip())
+            days, hours = self.goodput.days(tokens), self.goodput.node_hours(tokens)
+            columns[f"days for {tokens_text(tokens)}"] = [number(each) for each in days]
+            columns["node-hours"] = [f"{each:,.0f}" for each in hours]
+        texts = ["", *map(config_text, self.configs)]
+        rows = zip(aligned(columns), texts, strict=True)
+        lines = [f"{row}  {text}".rstrip() for row, text in rows]
         share = 100 * self.num_likely / max(self.num_priced, 1)
         lines.append(
             f"{space.name}: {self.num_likely:,} of {self.num_priced:,} configurations are "
