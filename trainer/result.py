@@ -26,6 +26,7 @@ from trainer.plan.config import TrainConfig
 from trainer.plan.flops import executed_flops, speed
 
 RESULT_NAME = "result.json"
+Failure = Literal["oom", "invalid", "error"]
 # Metrics of an ``ok`` result, which may be a search's objective. Keys that begin with
 # ``communication_`` are tables by purpose and link.
 FIGURES = (
@@ -133,11 +134,7 @@ def _divergence(losses: Sequence[float], skipped_steps: int) -> tuple[str, str] 
 
 
 def failure(
-    status: Literal["oom", "invalid", "error"],
-    where: str,
-    message: str,
-    rank: int,
-    memory: Mapping[str, int] | None = None,
+    status: Failure, where: str, message: str, rank: int, memory: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
     """Result of a run that ended early in the phase ``where``, as ``rank`` was first to see."""
     return {
