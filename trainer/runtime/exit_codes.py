@@ -1,7 +1,5 @@
 """Exit codes of a rank: of ``python -m trainer`` and of ``python -m trainer.preflight``."""
 
-from __future__ import annotations
-
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_INVALID = 2  # the configuration, the environment or the command line is wrong
