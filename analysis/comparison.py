@@ -29,24 +29,21 @@ class Comparison:
     runs: Sequence[Run]
 
     def rows(self) -> Rows:
-        """Rows of a label and one text per run.
-
-        Parameters in which the best configurations differ have a row each; the others share the
-        last row, which has one text.
-        """
+        """Rows of a label and one text per run; parameters that all bests share have one text."""
         runs = self.runs
         bests = [run.best for run in runs]
+        times = [clock_text(r.search_s(r.last_t)) if r.opened_t else "–" for r in runs]
         rows = [
             ("run", [run.where for run in runs]),
             ("space", [run.space for run in runs]),
             ("launcher", [run.launcher for run in runs]),
             ("trials", [run.counts for run in runs]),
-            ("best", [_best(run) for run in runs]),
+            ("best", [r.objectives_text(r.best) if r.best else r.no_best for r in runs]),
             ("relative to the first", _ratios(runs)),
             ("best trial", [str(best.number) if best else "–" for best in bests]),
             (f"within {100 * NEAR:.0f} % of it", [_soon(run) for run in runs]),
             ("left, expected", [_left(run) for run in runs]),
-            ("search time", [_time(run) for run in runs]),
+            ("search time", times),
             ("node-hours", ["–" if run.origin else f"{number(run.node_hours)}" for run in runs]),
         ]
         names = dict.fromkeys(name for best in bests if best for name in best.config)
@@ -58,7 +55,6 @@ class Comparison:
         return rows
 
     def text(self) -> list[str]:
-        """The comparison as lines of text."""
         rows, count = self.rows(), len(self.runs)
         first = max(len(label) for label, _ in rows)
         widths = [max(len(t[i]) for _, t in rows if len(t) == count) for i in range(count)]
@@ -127,10 +123,6 @@ def _space_of(run: Run) -> dict[str, str]:
     return {key: json.dumps(value) for key, value in content.items()}
 
 
-def _best(run: Run) -> str:
-    return run.objectives_text(run.best) if run.best else run.no_best
-
-
 def _ratios(runs: Sequence[Run]) -> list[str]:
     """Each run's best objective over that of the first run."""
     first, goals = runs[0].best, runs[0].goals
@@ -156,7 +148,3 @@ def _soon(run: Run) -> str:
 def _left(run: Run) -> str:
     left = expected_left(run)
     return "–" if left is None else f"{100 * left:.2g} %"
-
-
-def _time(run: Run) -> str:
-    return clock_text(run.search_s(run.last_t)) if run.opened_t else "–"

@@ -25,7 +25,6 @@ def explain_trial(run: Run, trial: Trial) -> list[str]:
 
 
 def _history(run: Run, trial: Trial) -> Iterator[str]:
-    """Lines from the journal."""
     yield _line("trial", f"{trial.number} of {run.space}")
     yield _line("config", config_text(trial.config))
     before = sum(_known(other, trial) for other in run.trials.values())

@@ -99,11 +99,9 @@ def noise_of(run: Run, prior: float = NOISE_WEIGHT) -> Noise:
 
 
 def verdict(run: Run, running: Collection[int] = ()) -> Verdict | None:
-    """Compare the successful trials with each other.
+    """Compare the successful trials; None before the first, or if an objective is not positive.
 
-    Trials that are ``running`` again are taken as if they had confirmed their median.
-
-    None before the first success, or if the objective is not positive everywhere.
+    Trials that are ``running`` again count as if they had confirmed their median.
     """
     first = run.best
     done = [t for t in run.trials.values() if t.ok and t.objective is not None and not t.violated]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -51,3 +52,10 @@ def text(key: str, value: float, error: float = 0.0) -> str:
 def scaled(key: str, value: Value) -> Value:
     """A value, or a column of values, in the unit in which it is shown: bytes become GiB."""
     return value / GIB if unit(key) == "GiB" else value
+
+
+def aligned(columns: Mapping[str, Sequence[str]]) -> list[str]:
+    """Lines of a table whose columns are right-justified, their names first."""
+    rows = [list(columns), *zip(*columns.values(), strict=True)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.rjust, row, widths)) for row in rows]

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,26 +81,24 @@ def train(
     return training.results()
 
 
+@dataclass
 class _Training:
     """The steps of one run, and their results so far."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        engine: Engine,
-        device: Device,
-        dataset: Dataset,
-        held_out: Dataset | None,
-    ) -> None:
-        self.config, self.engine, self.device = config, engine, device
-        self.dataset, self.held_out = dataset, held_out
-        self.first = engine.resume()
-        self.last = self.first + config.steps
-        self.times_s: list[float] = []
-        self.reports: list[StepReport] = []
-        self.validations: dict[int, float] = {}
-        self.saves_s: list[float] = []
-        self.meter = device.meter(dist.get_rank())
+    config: TrainConfig
+    engine: Engine
+    device: Device
+    dataset: Dataset
+    held_out: Dataset | None
+    times_s: list[float] = field(default_factory=list)
+    reports: list[StepReport] = field(default_factory=list)
+    validations: dict[int, float] = field(default_factory=dict)
+    saves_s: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.first = self.engine.resume()
+        self.last = self.first + self.config.steps
+        self.meter = self.device.meter(dist.get_rank())
 
     def run(
         self,

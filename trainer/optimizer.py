@@ -5,32 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from trainer.model.parameters import Piece
 from trainer.model.precision import LossScaler
 from trainer.parallel.mesh import Mesh
 from trainer.plan.optimizer import OptimizerConfig
-from trainer.plan.shards import ROW, Traits
+from trainer.plan.shards import ROW
 from trainer.runtime.phase import phase
+from trainer.zero.buckets import WholeWeights
+from trainer.zero.fsdp import ShardedWeights
 
-
-class Weights(Protocol):
-    """Interface of a data-parallel method to the optimizer."""
-
-    masters: dict[Traits, list[nn.Parameter]]
-    """Float32 weights that this rank updates."""
-
-    def pieces(self) -> Iterator[Piece]: ...
-    def receive(self, parameter: nn.Parameter, gradient: Tensor) -> None: ...
-    def start_step(self) -> None: ...
-    def end_evaluation(self) -> None: ...
-    def finish_gradients(self) -> None: ...
-    def publish(self) -> None: ...
-    def wait(self) -> None: ...
+Weights = WholeWeights | ShardedWeights  # data-parallel methods, with the same interface
 
 
 @dataclass(frozen=True)
@@ -38,26 +26,19 @@ class StepReport:
     """Result of one optimizer step; the same on every rank, except ``aside_s``."""
 
     loss: float
-    grad_norm: float
-    """Global 2-norm before clipping; not finite if the step was skipped."""
+    grad_norm: float  # global 2-norm before clipping; not finite if the step was skipped
     done: bool
-    stop: bool = False
-    """Whether a rank was asked to stop."""
-    aside_s: float = 0.0
-    """Seconds that this rank spent on work that is not training."""
+    stop: bool = False  # whether a rank was asked to stop
+    aside_s: float = 0.0  # seconds that this rank spent on work that is not training
 
 
 class Totals(NamedTuple):
     """Global sums in float64."""
 
-    squares: Tensor
-    """The squared gradient norm."""
-    loss: Tensor
-    """Sum of token losses, divided by the number of all tokens."""
-    share: Tensor
-    """Share of tokens that are in the loss; 0 if none is."""
-    asked: Tensor
-    """Ranks that were asked to stop."""
+    squares: Tensor  # the squared gradient norm
+    loss: Tensor  # sum of token losses, divided by the number of all tokens
+    share: Tensor  # share of tokens that are in the loss; 0 if none is
+    asked: Tensor  # ranks that were asked to stop
 
 
 class Optimizer:
@@ -96,7 +77,6 @@ class Optimizer:
             )
 
     def set_lr(self, lr: float) -> None:
-        """Set the learning rate of the next updates."""
         if self.adamw is not None:
             for group in self.adamw.param_groups:
                 group["lr"] = lr
@@ -106,11 +86,9 @@ class Optimizer:
     ) -> StepReport:
         """Update the weights.
 
-        Args:
-            loss: this rank's mean over its micro-batches, if ``loss_share`` is not 0.
-            counted: likewise the fraction of tokens in the loss; default all. Loss and gradients
-                are means over the whole job's.
-            stop: whether this rank was asked to stop; None where nobody can be.
+        ``loss`` is this rank's mean over its micro-batches, if ``loss_share`` is not 0; ``counted``
+        likewise the fraction of tokens in the loss, default all. Loss and gradients are means over
+        the whole job's. ``stop``: whether this rank was asked to stop; None where nobody can be.
         """
         self.weights.finish_gradients()
         totals = self.totals(loss, counted, stop)

@@ -26,6 +26,7 @@ from trainer.plan.config import TrainConfig
 from trainer.plan.flops import executed_flops, speed
 
 RESULT_NAME = "result.json"
+Failure = Literal["oom", "invalid", "error"]
 # Metrics of an ``ok`` result, which may be a search's objective. Keys that begin with
 # ``communication_`` are tables by purpose and link.
 FIGURES = (
@@ -57,6 +58,7 @@ def completed(
     """
     losses = list(training["losses"])
     saves_s = list(training["checkpoints_s"])
+    saves = {"median": statistics.median(saves_s), "all": saves_s} if saves_s else None
     validations = {str(step): loss for step, loss in training["validation_losses"].items()}
     table = {key: [rank[key] for rank in memory] for key in memory[0]}
     peak = max(table["allocated"])
@@ -70,7 +72,7 @@ def completed(
         "memory": table,
         "device": training["device"],
         **({"validation_loss": validations} if validations else {}),
-        **({"checkpoint_s": _times(saves_s)} if saves_s else {}),
+        **({"checkpoint_s": saves} if saves else {}),
         **{f"communication_{name}": table for name, table in training["communication"].items()},
         "world_size": world_size,
         "versions": versions(),
@@ -119,10 +121,6 @@ def _speed(config: TrainConfig, world_size: int, measured: Sequence[float]) -> d
     return speed(config.model, world_size, dp, batch, measured, executed)
 
 
-def _times(seconds: Sequence[float]) -> dict[str, Any]:
-    return {"median": statistics.median(seconds), "all": list(seconds)}
-
-
 def _divergence(losses: Sequence[float], skipped_steps: int) -> tuple[str, str] | None:
     for step, loss in enumerate(losses):
         if not math.isfinite(loss):
@@ -136,17 +134,9 @@ def _divergence(losses: Sequence[float], skipped_steps: int) -> tuple[str, str] 
 
 
 def failure(
-    status: Literal["oom", "invalid", "error"],
-    where: str,
-    message: str,
-    rank: int,
-    memory: Mapping[str, int] | None = None,
+    status: Failure, where: str, message: str, rank: int, memory: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """Result of a run that ended early.
-
-    ``where`` is the phase, such as ``forward``; ``rank`` saw it first, ``memory`` is that rank's or
-    None. The message is one line.
-    """
+    """Result of a run that ended early in the phase ``where``, as ``rank`` was first to see."""
     return {
         "status": status,
         "where": where,
@@ -159,7 +149,6 @@ def failure(
 
 
 def versions() -> dict[str, str]:
-    """Versions of the software that the metrics depend on."""
     found = {"python": platform.python_version()}
     for package in ("meshtune", "torch"):
         try:
@@ -193,5 +182,4 @@ def write_result(directory: Path, result: Mapping[str, Any]) -> bool:
 
 
 def clear_result(directory: Path) -> None:
-    """Remove an earlier attempt's result."""
     (directory / RESULT_NAME).unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
@@ -21,7 +21,7 @@ from trainer.data.dataset import TokenDataset
 from trainer.loop import train
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
-from trainer.result import clear_result, completed, failure, step_line, write_result
+from trainer.result import Failure, clear_result, completed, failure, step_line, write_result
 from trainer.runtime import memory
 from trainer.runtime.device import Device
 from trainer.runtime.exit_codes import (
@@ -35,6 +35,11 @@ from trainer.runtime.peers import Peers, RankEnvironment, rank_environment
 from trainer.runtime.phase import phase
 
 _MESSAGE_CHARS = 500
+_CODES: dict[Failure, int] = {
+    "oom": EXIT_OUT_OF_MEMORY,
+    "invalid": EXIT_INVALID,
+    "error": EXIT_FAILED,
+}
 _LOST_PEER = re.compile(
     r"Connection (closed|reset) by peer|Connection was likely closed|Broken pipe|remote process"
 )
@@ -174,9 +179,9 @@ class _Run:
         self.peers.stay()
         cause = memory.out_of_memory(error, self.device.free_bytes() if self.device else None)
         if cause is not None:
-            return self._fail("oom", phase.name, cause, EXIT_OUT_OF_MEMORY)
+            return self._fail("oom", phase.name, cause)
         if isinstance(error, ConfigError):
-            return self._fail("invalid", "config", error, EXIT_INVALID)
+            return self._fail("invalid", "config", error)
         # A peer that leaves breaks this rank's connections; the error's text depends on the place.
         if isinstance(error, (RuntimeError, OSError)) and self.peers.have_failed():
             self.peers.leave()
@@ -185,15 +190,9 @@ class _Run:
             # Killed from outside: a node, a signal, the kernel. The launcher knows; no result.
             self.peers.tell(f"rank {self.place.rank} lost a peer")
             return EXIT_FAILED
-        return self._fail("error", phase.name, error, EXIT_FAILED)
+        return self._fail("error", phase.name, error)
 
-    def _fail(
-        self,
-        status: Literal["oom", "invalid", "error"],
-        where: str,
-        error: BaseException,
-        code: int,
-    ) -> int:
+    def _fail(self, status: Failure, where: str, error: BaseException) -> int:
         rank = self.place.rank
         used = self.device.memory() if self.device else None
         line = next(iter(str(error).splitlines()), "")
@@ -212,7 +211,7 @@ class _Run:
         except OSError as trouble:
             print(f"{said}; no result.json: {trouble}", file=sys.stderr, flush=True)
         self.peers.tell(said)
-        return code
+        return _CODES[status]
 
     def _destroy_group(self) -> None:
         if dist.is_initialized():

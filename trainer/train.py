@@ -82,10 +82,7 @@ def _repeats_keys(config: TrainConfig, device: Device) -> bool:
 
 
 class Trainer:
-    """A model under training on this rank.
-
-    Raises ConfigError if the configuration cannot run on so many ranks.
-    """
+    """A model under training on this rank; raises ConfigError if it cannot run on so many."""
 
     def __init__(self, config: TrainConfig, device: Device) -> None:
         phase.name = "build"
@@ -176,7 +173,7 @@ class Trainer:
         batches = self._read(number, dataset)
         self.optimizer.set_lr(self.config.lr(number))
         self.weights.start_step()
-        losses = self.run(*batches)
+        losses = self.run(batches)
         self.depth.finish()
         report = self.optimizer.step(*self._means(losses, batches.targets), stop)
         self.balance.update(report.done)
@@ -193,10 +190,7 @@ class Trainer:
         return loss, torch.stack(shares).mean() / self.mesh.grid.z.size if shares else zero
 
     def validate(self, dataset: Dataset) -> float:
-        """Mean loss on the first global batches of held-out data, the same on every rank.
-
-        Not a number if none of their tokens is in the loss.
-        """
+        """Mean loss on the first held-out batches, the same on every rank; nan without targets."""
         assert self.config.validation is not None
         steps = self.config.validation.steps
         device = self.device.torch
@@ -206,7 +200,7 @@ class Trainer:
                 phase.name = "validation"
                 batches = self._read_on_host(step * self.global_batch, dataset)
                 batches = batches.each(lambda tensor: tensor.to(device))
-                losses = self.run.evaluate(*batches)
+                losses = self.run.evaluate(batches)
                 means = self._means(losses, batches.targets)
                 found = self.optimizer.totals(*means, with_norm=False)
                 totals += torch.stack((found.loss, found.share))

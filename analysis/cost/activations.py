@@ -103,11 +103,9 @@ def _experts(
 
 
 def _selective(jobs: Jobs, framework: Framework, everything: Array, f: Array) -> Array:
-    """Bytes of a token that a layer keeps with selective recomputation.
+    """Bytes of a token that a layer keeps with selective recomputation; ``everything`` without.
 
-    Args:
-        everything: bytes that it keeps without.
-        f: inner size of the feed-forward part, in the mean over all layers.
+    ``f`` is the inner size of the feed-forward part, in the mean over all layers.
     """
     h, e, tp = jobs.model.hidden_size, jobs.options.element_bytes, jobs.layout.tp
     queries = jobs.model.attention_size

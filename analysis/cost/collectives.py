@@ -12,23 +12,14 @@ group of one or where there are no bytes.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from analysis.cost import groups
 from analysis.cost.constants import Array
-from analysis.cost.groups import (
-    GB,
-    LinkConstants,
-    Path,
-    group_of,
-    inside_node,
-    inter_node_hop_s,
-    level,
-    measured_groups,
-    measured_rings,
-    nic_of,
-    path_of,
-)
+from analysis.cost.groups import LinkConstants, Path
 from search_spaces import Cluster, Collective
 from trainer.plan.axes.mesh import RankGroup
 from trainer.plan.exchange import Operation, share_sent
@@ -36,24 +27,25 @@ from trainer.plan.exchange import Operation, share_sent
 MIB = 2.0**20
 
 
-def all_gather_s(
-    cluster: Cluster, constants: LinkConstants, group: RankGroup, num_bytes: ArrayLike
+def once_around_s(
+    operation: Operation,
+    cluster: Cluster,
+    constants: LinkConstants,
+    group: RankGroup,
+    num_bytes: ArrayLike,
 ) -> Array:
-    """Seconds to give every rank all of a tensor of which each has 1 / size.
+    """Seconds of a ring's size - 1 steps: (size - 1) / size of the whole tensor over every link."""
+    path = groups.path_of(cluster, constants, group)
+    num_bytes = np.asarray(num_bytes, np.float64)
+    latency_s = constants.call_s + path.ring_latency_s
+    formula_s = latency_s + share_sent(group.size) * num_bytes / path.ring_bytes_per_s
+    return _or_measured(cluster, operation, path, num_bytes, latency_s, formula_s)
 
-    Ring: size - 1 steps; (size - 1) / size of the whole tensor's bytes over every link.
-    """
-    return _once_around(cluster, constants, group, num_bytes, "all_gather")
 
-
-def reduce_scatter_s(
-    cluster: Cluster, constants: LinkConstants, group: RankGroup, num_bytes: ArrayLike
-) -> Array:
-    """Seconds to sum a tensor over the ranks and leave 1 / size of it with each.
-
-    The ring of an all-gather, backwards; ``num_bytes`` are the whole tensor's.
-    """
-    return _once_around(cluster, constants, group, num_bytes, "reduce_scatter")
+all_gather_s = partial(once_around_s, "all_gather")
+"""Seconds to give every rank all of a tensor of which each has 1 / size."""
+reduce_scatter_s = partial(once_around_s, "reduce_scatter")
+"""Seconds to sum a tensor over the ranks and leave 1 / size of it with each."""
 
 
 def all_reduce_s(
@@ -67,7 +59,7 @@ def all_reduce_s(
     2 (n - 1) / n, which is why two nodes can measure more than their adapters' bandwidth, and its
     latency grows with the logarithm of N.
     """
-    path = path_of(cluster, constants, group)
+    path = groups.path_of(cluster, constants, group)
     size, num_bytes = group.size, np.asarray(num_bytes, np.float64)
     ring_latency_s = constants.call_s + 2 * path.ring_latency_s
     ring_s = ring_latency_s + 2 * share_sent(size) * num_bytes / path.ring_bytes_per_s
@@ -93,7 +85,7 @@ def all_to_all_s(
 
     ``num_bytes`` are those of the tensor that each rank has.
     """
-    path = path_of(cluster, constants, group)
+    path = groups.path_of(cluster, constants, group)
     size, num_bytes = group.size, np.asarray(num_bytes, np.float64)
     inside = (path.members - 1) / size
     # A node's members send out together, over the part of its adapters that is theirs.
@@ -122,19 +114,19 @@ def send_s(
         num_bytes: of one rank's message.
         size: of the group: pipeline stages. Some neighbours in a long chain are on two nodes.
     """
-    chain = group_of(size, stride)
+    chain = groups.group_of(size, stride)
     num_bytes = np.asarray(num_bytes, np.float64)
-    index = level(cluster, chain)
+    index = groups.level(cluster, chain)
     crosses = index >= max(1, len(cluster.links))
     pair = np.where((chain.size > 1) & ~crosses, 2.0, 1.0)
-    bytes_per_s, hop_s = inside_node(cluster, constants, index, pair)
+    bytes_per_s, hop_s = groups.inside_node(cluster, constants, index, pair)
     if crosses.any():
-        nic = nic_of(cluster)
+        nic = groups.nic_of(cluster)
         senders = np.minimum(chain.stride, cluster.gpus_per_node)
         adapters = np.minimum(nic.count / senders, np.ceil(nic.count / cluster.gpus_per_node))
-        between = adapters * nic.gb_per_s * GB * constants.inter_node_share
+        between = adapters * nic.gb_per_s * groups.GB * constants.inter_node_share
         bytes_per_s = np.where(crosses, between, bytes_per_s)
-        hop_s = np.where(crosses, inter_node_hop_s(cluster, constants), hop_s)
+        hop_s = np.where(crosses, groups.inter_node_hop_s(cluster, constants), hop_s)
     start_s = constants.call_s + hop_s
     taken = _or_measured_send(cluster, chain, crosses, num_bytes, start_s, num_bytes / bytes_per_s)
     return np.where((num_bytes > 0) & (chain.size > 1), taken, 0.0)
@@ -154,7 +146,7 @@ def _or_measured_send(
     measured at once, so that it holds where at least as many ranks send.
     """
     taken = start_s + transfer_s
-    for (_, nodes, stride), entries in measured_groups(cluster).items():
+    for (_, nodes, stride), entries in groups.measured_groups(cluster).items():
         own = [entry for entry in entries if entry.operation == "send"]
         if not own:
             continue
@@ -172,26 +164,12 @@ def bus_bytes_per_s(cluster: Cluster, constants: LinkConstants, group: RankGroup
 
     Measured groups have the value of their largest message; inf for a group of one.
     """
-    path = path_of(cluster, constants, group)
+    path = groups.path_of(cluster, constants, group)
     bandwidth = path.ring_bytes_per_s
-    for (gpus, nodes, stride), measured in measured_rings(cluster).items():
+    for (gpus, nodes, stride), measured in groups.measured_rings(cluster).items():
         rows = (group.size == gpus) & (path.nodes == nodes) & (group.stride == stride)
         bandwidth = np.where(rows, measured, bandwidth)
     return bandwidth
-
-
-def _once_around(
-    cluster: Cluster,
-    constants: LinkConstants,
-    group: RankGroup,
-    num_bytes: ArrayLike,
-    operation: Operation,
-) -> Array:
-    path = path_of(cluster, constants, group)
-    num_bytes = np.asarray(num_bytes, np.float64)
-    latency_s = constants.call_s + path.ring_latency_s
-    formula_s = latency_s + share_sent(group.size) * num_bytes / path.ring_bytes_per_s
-    return _or_measured(cluster, operation, path, num_bytes, latency_s, formula_s)
 
 
 def _or_measured(
@@ -211,7 +189,7 @@ def _or_measured(
     # Times may be those of several constants at once: of shape (constants, rows).
     taken = np.array(np.broadcast_to(formula_s, np.shape(formula_s)[:-1] + shape))
     start_s = np.broadcast_to(latency_s, taken.shape)
-    for key, entries in measured_groups(cluster).items():
+    for key, entries in groups.measured_groups(cluster).items():
         own = [entry for entry in entries if entry.operation == operation]
         own = own or [entry for entry in entries if entry.operation == "any"]
         rows = np.flatnonzero((size == key[0]) & (nodes == key[1]) & (stride == key[2]))
@@ -234,7 +212,7 @@ def _interpolated_s(
     """
     entries = sorted(entries, key=lambda entry: entry.size_mib)
     sizes = np.array([entry.size_mib for entry in entries]) * MIB
-    bus = np.array([entry.bus_gb_per_s for entry in entries]) * GB
+    bus = np.array([entry.bus_gb_per_s for entry in entries]) * groups.GB
     volume = (
         (2 if operation == "all_reduce" else 1)
         * (1.0 if operation == "send" else share_sent(np.array(entries[0].gpus, np.float64)))

@@ -134,7 +134,6 @@ class Compute:
         return np.asarray(flops / rate * slower + c.product_s)
 
     def forward(self, jobs: Jobs) -> PassTimes:
-        """One layer's forward pass."""
         rate = self.layer_rate(jobs)
         # Of the grid's layers the hidden size is split as well.
         tokens, h, tp = jobs.tokens, jobs.model.hidden_size / jobs.layout.gy, jobs.layout.tp

@@ -21,12 +21,9 @@ TRANSFER = 3.0
 
 
 def constant(median: float, spread: float, meaning: str) -> Any:
-    """A field of a :class:`Constants` record.
+    """A field of a :class:`Constants` record: the prior's median, whose unit is in its name.
 
-    Args:
-        median: of the prior, above 0; its unit is in the field's name.
-        spread: standard deviation of the logarithm; 0 fixes the constant.
-        meaning: one line for people.
+    ``spread``: standard deviation of the logarithm; 0 fixes it. ``meaning``: a line for people.
     """
     return field(default=median, metadata={"spread": spread, "meaning": meaning})
 
@@ -74,6 +71,18 @@ def names(record: type[Any]) -> tuple[str, ...]:
 
 
 _names: dict[type[Any], tuple[str, ...]] = {}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Base of records of columns of shape (n,) that add up to a total."""
+
+    @property
+    def total(self) -> Array:
+        return np.asarray(sum(self.as_dict().values()))
+
+    def as_dict(self) -> dict[str, Array]:
+        return {name: getattr(self, name) for name in names(type(self))}
 
 
 C = TypeVar("C", bound=Constants)

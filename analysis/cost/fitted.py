@@ -9,7 +9,6 @@ network's, are the priors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 import yaml
 
 from analysis.cost.compute import ComputeConstants
-from analysis.cost.constants import Array, Constants
+from analysis.cost.constants import Array
 from analysis.cost.memory import MemoryConstants
 from analysis.cost.memory_fit import MemoryModel
 from analysis.cost.model import CostModel
@@ -45,20 +44,13 @@ def cost_model(cluster: Cluster, framework: Framework) -> CostModel:
         time, covariance = _read(TimeConstants, own["time"])
         model = replace(model, constants=time, covariance=covariance, log_sd=float(own["log_sd"]))
     else:
-        model = replace(model, constants=composed(own.get("elsewhere"), gpu))
+        model = replace(model, constants=TimeConstants(**{**gpu, **own.get("elsewhere", {})}))
     if "network" in own:
         model = replace(model, network=Network.known(**own["network"]))
     if "memory" in own:
         memory, covariance = _read(MemoryConstants, own["memory"])
         model = replace(model, memory=MemoryModel(memory, covariance))
     return model
-
-
-def composed(
-    framework: Mapping[str, float] | None, gpu: Mapping[str, float] | None
-) -> TimeConstants:
-    """The priors, but for what is known of the framework and of the GPU."""
-    return TimeConstants(**{**(gpu or {}), **(framework or {})})
 
 
 def suspected(constants: TimeConstants) -> dict[str, TimeConstants]:
@@ -80,50 +72,10 @@ def gpu_kind(cluster: Cluster) -> float:
     return float(cluster.peak_bf16_tflops or cluster.peak_fp32_tflops or 0.0)
 
 
-def part(constants: TimeConstants, names: Sequence[str]) -> dict[str, float]:
-    """Some constants, as ``fitted.yaml`` has them."""
-    return {name: float(f"{getattr(constants, name):.4g}") for name in names}
-
-
-def written(model: CostModel, source: str) -> dict[str, Any]:
-    """Entry of a framework on one machine: constants, and deviations of their logs."""
-    return {
-        "source": source,
-        "machine": model.cluster.name,
-        "log_sd": round(model.log_sd, 3),
-        **_network(model.network),
-        "time": _written(model.constants, model.covariance),
-        "memory": _written(model.memory.constants, model.memory.covariance),
-    }
-
-
-def _network(seen: Network) -> dict[str, Any]:
-    """Expectation for the next network after runs on one; nothing where they were all calm.
-
-    By the rule of succession: of one network that had crowded runs, two in three.
-    """
-    if seen.never > 0.5:
-        return {}
-    return {"network": {"never": 0.333, "nodes": float(f"{seen.usual_nodes:.3g}")}}
-
-
-def tables() -> dict[str, int]:
-    """The tables that the file is from, and their numbers of rows."""
-    return dict(_known()["tables"])
-
-
 @cache
 def _known() -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load(FILE.read_text())
     return found
-
-
-def _written(constants: Constants, covariance: Array | None) -> dict[str, list[float]]:
-    spreads = np.sqrt(np.diag(constants.covariance(covariance)))
-    return {
-        f.name: [float(f"{getattr(constants, f.name):.4g}"), float(f"{spread:.3g}")]
-        for f, spread in zip(fields(constants), spreads, strict=True)
-    }
 
 
 def _read(kind: type[Any], values: dict[str, list[float]]) -> tuple[Any, Array]:

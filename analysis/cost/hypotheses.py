@@ -74,8 +74,7 @@ class Hypothesis(Generic[T]):
     rest: T
 
 
-Key = tuple[int, ...]
-"""A hypothesis: the index of each habit's value."""
+Key = tuple[int, ...]  # A hypothesis: the index of each habit's value
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,6 @@ class Doubts:
 
     @property
     def _others(self) -> list[Framework]:
-        """The other records that it may be like."""
         name, tunes = self.named.name, self.named.fine_tunes
         every = FRAMEWORKS.values()
         return [one for one in every if one.name != name and (tunes or not one.fine_tunes)]

@@ -30,7 +30,7 @@ _BACKWARD = 2 / 3  # of the device's time in both passes
 # products read and write.
 ELEMENTWISE_AGAIN = 0.6
 
-_TIMED = {
+_TIMED: dict[str, Callable[..., Array]] = {
     "all_gather": links.all_gather_s,
     "reduce_scatter": links.reduce_scatter_s,
     "all_reduce": links.all_reduce_s,
@@ -92,7 +92,6 @@ class Layer:
 def layer(
     jobs: Jobs, cluster: Cluster, framework: Framework, compute: Compute, c: TimeConstants
 ) -> Layer:
-    """Both passes of one layer."""
     forward = compute.forward(jobs)
     backward = compute.backward(jobs, forward)
     full, layout = jobs.repeats_layers, jobs.layout

@@ -19,7 +19,7 @@ from analysis.cost.activations import (
     stage_bytes,
     waiting_logits_bytes,
 )
-from analysis.cost.constants import Constants, constant, names
+from analysis.cost.constants import Constants, Parts, constant
 from analysis.cost.stages import StageLoad, all_holders, kept_by, stacked_stages
 from analysis.cost.state_exchanges import as_run
 from search_spaces import Framework
@@ -70,7 +70,7 @@ class MemoryConstants(Constants):
 
 
 @dataclass(frozen=True)
-class MemoryParts:
+class MemoryParts(Parts):
     """Bytes on the fullest rank; columns of shape (n,)."""
 
     weights: Array  # what is computed with, as it is stored
@@ -84,10 +84,6 @@ class MemoryParts:
     framework: Array  # outside the allocator: driver's context and communicators
 
     @property
-    def total(self) -> Array:
-        return np.asarray(sum(self.as_dict().values()))
-
-    @property
     def reserved(self) -> Array:
         """Bytes that torch's allocator reserves: all but what is outside it."""
         return self.total - self.framework
@@ -95,9 +91,6 @@ class MemoryParts:
     def times(self, factor: float) -> Self:
         """All parts larger by a factor."""
         return type(self)(**{name: part * factor for name, part in self.as_dict().items()})
-
-    def as_dict(self) -> dict[str, Array]:
-        return {name: getattr(self, name) for name in names(type(self))}
 
 
 def rank_state_bytes(
@@ -146,10 +139,7 @@ def memory(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> Memo
 
 
 def reported(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> tuple[Array, Array]:
-    """The peak that the framework prints, of its rank and by its counter, and its tensors' part.
-
-    No such peak can be below the second; bytes.
-    """
+    """The peak that the framework prints, and its tensors' part, below which none can be; bytes."""
     state: Allocator = "tensors" if framework.reports == "allocated" else "roomy"
     stages = _stages(jobs, framework, constants, state, framework.reports_first_stage)
     peaks = stages.total if framework.reports == "device" else stages.reserved

@@ -115,7 +115,6 @@ class MemoryModel:
         return {"fits": np.where(refused(jobs, framework), 0.0, fits), "full": np.maximum(full, 0)}
 
     def likely(self, framework: Framework) -> Framework:
-        """The most probable habits."""
         return self.habits[0].framework if self.habits else framework
 
     def calibrated(

@@ -70,10 +70,7 @@ class Prediction:
 
     @cached_property
     def time_log_sd(self) -> Array:
-        """Standard deviation of the logarithm of the step time: constants and noise together.
-
-        In the network's likelier state; see ``interval_s``.
-        """
+        """Standard deviation of the step time's logarithm in the likelier state of the network."""
         return self.model.time_log_sd(self.jobs)
 
     @cached_property
@@ -93,12 +90,12 @@ class Prediction:
         calm_s, crowded_s = self.states_s
         return 1 / ((1 - self.crowded) / calm_s + self.crowded / crowded_s)
 
-    def interval_s(self, deviations: float = EDGE) -> tuple[Array, Array]:
-        """Step times between which the true one is expected; by default with 95 %.
+    def interval_s(self) -> tuple[Array, Array]:
+        """Step times between which the true one is expected with 95 %.
 
         From the calm network's to the crowded one's, but for a state that is too rare to count.
         """
-        factor = np.exp(deviations * self.time_log_sd)
+        factor = np.exp(EDGE * self.time_log_sd)
         calm_s, crowded_s = self.states_s
         low_s = np.where(self.crowded > 1 - RARE, crowded_s, calm_s)
         high_s = np.where(self.crowded > RARE, crowded_s, calm_s)
@@ -106,7 +103,6 @@ class Prediction:
 
     @property
     def tokens_per_second(self) -> Array:
-        """Tokens per second of the whole job."""
         return self.jobs.global_batch * self.jobs.model.seq_length / self.step_time_s
 
     @property
@@ -145,7 +141,6 @@ class Prediction:
         }
 
     def days_to_train(self, tokens: float) -> Array:
-        """Days until so many tokens are trained on."""
         return tokens / self.tokens_per_second / 86400
 
 
@@ -233,7 +228,6 @@ class CostModel:
         return self._each(jobs, lambda m, j: {"more": crowded_s(j, m.constants)})["more"]
 
     def reported_peak_bytes(self, jobs: Jobs) -> Array:
-        """Peaks that frameworks would report."""
         return self._each(jobs, lambda m, j: {"peak": m.memory.peak_bytes(j, m.framework)})["peak"]
 
     def refuses(self, jobs: Jobs) -> Mask:
@@ -327,7 +321,6 @@ class CostModel:
         return replace(self, memory=memory, suspected=suspected)
 
     def time_log_sd(self, jobs: Jobs) -> Array:
-        """See :meth:`Prediction.time_log_sd`."""
         if self.others:
             return self._each(jobs, lambda m, j: {"log_sd": m.time_log_sd(j)})["log_sd"]
         known = self.covariance

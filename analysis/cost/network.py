@@ -47,12 +47,6 @@ class Network:
         """Probability that no run is ever crowded."""
         return float(self.weights[np.isinf(self.nodes)].sum())
 
-    @property
-    def usual_nodes(self) -> float:
-        """At which 63 % of runs are crowded, if any ever are: the geometric mean."""
-        some = np.isfinite(self.nodes)
-        return float(np.exp(np.average(np.log(self.nodes[some]), weights=self.weights[some])))
-
     def crowded(self, jobs: Jobs, cluster: Cluster) -> Array:
         """Probability that a run of each job is crowded; shape (n,)."""
         # Few numbers of nodes in many jobs: each is asked once.
@@ -65,11 +59,7 @@ class Network:
         return _by_form(jobs, cluster, piped, whole, _ALWAYS * (1 - self.never))
 
     def after(self, jobs: Jobs, cluster: Cluster, told: Array) -> Network:
-        """The hypotheses after runs.
-
-        ``told`` has shape (n,): logarithms of how much more probable the measured times are if the
-        runs were crowded.
-        """
+        """The hypotheses after runs with log Bayes factors ``told``, (n,), of a crowded network."""
         odds = np.exp(np.clip(told, -_CERTAIN, _CERTAIN))
         each = np.log1p(self._each(jobs, cluster) * (odds - 1)).sum(axis=1)
         logs = np.log(self.weights) + each * min(1.0, MOST_RUNS / max(len(jobs), 1))
@@ -96,17 +86,14 @@ def _by_form(
     return np.where(jobs.layout.pp > 1, np.where(wide, sure, piped), np.where(wide, 0.0, whole))
 
 
-UNKNOWN = Network.known(NEVER)
-"""The prior of a network on which nothing ran."""
+UNKNOWN = Network.known(NEVER)  # the prior of a network on which nothing ran
 
 
 def likelier(calm: Array, late: Array, chance: Array, noise: float) -> Array:
     """Each run's residual in the network state that it was more probably in.
 
-    Args:
-        calm, late: logarithms of predicted over measured times, in either state.
-        chance: of a crowded one, before the run.
-        noise: standard deviation of such a logarithm.
+    ``calm``, ``late``: logarithms of predicted over measured times in either state, of which
+    ``noise`` is the deviation. ``chance``: of a crowded one, before the run.
     """
     with np.errstate(divide="ignore"):
         before = np.log(chance) - np.log1p(-chance)

@@ -21,9 +21,7 @@ from search_spaces import Cluster
 from trainer.plan.flops import hardware_flops
 from trainer.plan.jobs import FULL, SELECTIVE, Array, Jobs
 
-WEIGHT_READS = (
-    2.0  # of each micro-batch: by the forward products, and by those of inputs' gradients
-)
+WEIGHT_READS = 2.0  # per micro-batch: by the forward products, and by inputs' gradients
 GRADIENT_BYTES = 8.0  # per weight and micro-batch: its gradient in float32, read and written
 
 
@@ -47,10 +45,7 @@ class Roofline:
 
 
 def roofline(model: CostModel, jobs: Jobs) -> Roofline:
-    """The roofline of jobs.
-
-    Raises MissingFactError if the cluster lacks the rate of its memory.
-    """
+    """The roofline of jobs; raises MissingFactError without the rate of the cluster's memory."""
     cluster = model.cluster
     if cluster.memory_gb_per_s is None:
         raise MissingFactError("the cluster's `memory_gb_per_s` is not known")

@@ -14,7 +14,7 @@ import numpy as np
 
 from analysis.cost import collectives as links
 from analysis.cost.compute import Compute
-from analysis.cost.constants import names
+from analysis.cost.constants import Parts
 from analysis.cost.layer import layer
 from analysis.cost.stages import stage_layers
 from analysis.cost.state_exchanges import as_run, exposed_state_s, update
@@ -25,7 +25,7 @@ from trainer.plan.jobs import Array, Jobs
 
 
 @dataclass(frozen=True)
-class StepParts:
+class StepParts(Parts):
     """Seconds of one step, as the slowest stage spends them; columns of shape (n,)."""
 
     forward_backward: Array  # of all micro-batches, without the following
@@ -43,13 +43,6 @@ class StepParts:
     publish: Array  # of updated weights, as far as it does not hide
     optimizer: Array  # its update
     fixed: Array  # once a step
-
-    @property
-    def total(self) -> Array:
-        return np.asarray(sum(self.as_dict().values()))
-
-    def as_dict(self) -> dict[str, Array]:
-        return {name: getattr(self, name) for name in names(type(self))}
 
 
 def step(
@@ -112,9 +105,7 @@ def _path_s(jobs: Jobs, slowest: Array, everything: Array) -> Array:
     their (p - 1) / (v m)), and breadth-first (Lamy-Poirier 2022). Gradients of weights that are
     computed apart fill a part of it.
 
-    Args:
-        slowest: seconds of that stage's micro-batch.
-        everything: seconds of all stages' together.
+    ``slowest`` and ``everything`` are seconds of one micro-batch on that stage and on all.
     """
     m, v = jobs.layout.gas, jobs.layout.vpp
     path = m * slowest + np.maximum(everything - slowest, 0) / v * pp.idle_share(jobs)
@@ -122,10 +113,7 @@ def _path_s(jobs: Jobs, slowest: Array, everything: Array) -> Array:
 
 
 def _sends(jobs: Jobs, cluster: Cluster, framework: Framework, c: TimeConstants) -> Array:
-    """Seconds that a stage waits for its neighbours in one micro-batch.
-
-    A stage sends activations to a neighbour as it receives their gradients from it, at once.
-    """
+    """Seconds that a stage waits for its neighbours per micro-batch; it sends as it receives."""
     sent = pp.message(jobs, framework)
     one = links.send_s(cluster, c, sent.group.stride, sent.num_bytes, sent.group.size)
     return pp.neighbours(jobs) * (c.exposed_sends * one + c.send_s)

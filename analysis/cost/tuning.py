@@ -30,10 +30,7 @@ def quantizes(jobs: Jobs) -> Mask:
 
 
 def target_widths(jobs: Jobs) -> tuple[Array, Array, Array]:
-    """Number, inputs and outputs of a layer's targets, in sum; of a dense layer.
-
-    Frameworks split queries, keys and values, and gate and up, for this count.
-    """
+    """Number, inputs and outputs of a dense layer's targets in sum: q, k, v, gate and up apart."""
     model, targets = jobs.model, jobs.options.lora_targets
     h, f, q = model.hidden_size, model.ffn_size, model.attention_size
     kv = model.kv_heads * model.head_dim
@@ -88,12 +85,8 @@ def tuned_states(
     """States of a rank: where weights are frozen, only adapters have gradients and moments.
 
     A reference model beside full training (DPO) is one more frozen copy; beside adapters it is the
-    model without them.
-
-    Args:
-        states: of full training.
-        parameters: of the rank before state sharding, ``tables`` of them the vocabulary's.
-        layers: of the rank's stage.
+    model without them. ``states`` are full training's; ``tables`` of the rank's ``parameters``
+    before state sharding are the vocabulary's; ``layers`` are its stage's.
     """
     frozen, placement = freezes(jobs), jobs.placement
     if not (frozen | jobs.options.reference_model).any():

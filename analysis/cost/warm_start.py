@@ -56,10 +56,7 @@ def taken_over(model: CostModel, other: CostModel) -> CostModel:
 
 
 def likeliest(models: Mapping[str, CostModel], measurements: Measurements) -> str:
-    """Name of the model under which step times were most probable; the first of equals.
-
-    Their constants are integrated out, as wide as a calibration takes them to be.
-    """
+    """Name of the model under which step times were most probable, its constants integrated out."""
 
     def evidence(name: str) -> float:
         engines, parts = models[name].engines, [measurements]

@@ -24,10 +24,7 @@ _FAILED = "F"  # the objective of a failure begins with it
 
 
 def results_table(path: Path) -> pd.DataFrame | None:
-    """The rows of a ``results.csv`` as text; None if the columns are those of another table.
-
-    Raises TableError if it cannot be read.
-    """
+    """The rows of a ``results.csv`` as text; None for another table's; raises TableError."""
     frame = read_csv(path)
     names = [*map(str, frame)]
     has_objective = bool({"objective", "objective_0"} & {*names})

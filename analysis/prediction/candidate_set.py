@@ -74,10 +74,7 @@ class CandidateSet:
         return features_of(self.pricing, trials) if trials else self.features[:0]
 
     def variants(self, trials: Sequence[Trial]) -> tuple[Indices, Indices]:
-        """Group of each member, shape (n,), and of each trial.
-
-        The variants of one group differ only in parameters without a price.
-        """
+        """Group of each member, (n,), and of each trial: they differ in unpriced values only."""
         of_trials = self.candidates.indices_of([t.config for t in trials])
         return self._groups, self._groups_of(of_trials)
 

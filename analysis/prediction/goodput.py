@@ -41,14 +41,7 @@ STATE_BYTES = 14
 
 
 def useful_share(mtbf_s: Any, interval_s: Any, save_s: Any, restart_s: Any) -> Array:
-    """Share of a job's time that trains and is kept; see the module.
-
-    Args:
-        mtbf_s: M, between failures of the whole job.
-        interval_s: T, of training between checkpoints.
-        save_s: C, for which a checkpoint stops training.
-        restart_s: R, from a failure to the next step.
-    """
+    """Share of a job's time that trains and is kept; M, T, C and R of the module, in seconds."""
     with np.errstate(over="ignore"):  # of jobs that get nowhere
         lost = np.exp(restart_s / mtbf_s) * np.expm1((interval_s + save_s) / mtbf_s)
     return np.asarray(interval_s / (mtbf_s * lost))
@@ -72,15 +65,12 @@ class Goodput:
     restart_s: Array  # from a failure to the next step
 
     def days(self, tokens: float) -> Array:
-        """Days until so many tokens are trained on."""
         return np.asarray(self.prediction.days_to_train(tokens) / self.share)
 
     def node_hours(self, tokens: float) -> Array:
-        """Likewise, of nodes."""
         return self.days(tokens) * 24 * self.prediction.num_nodes
 
     def columns(self, tokens: float) -> dict[str, Array]:
-        """By name, for programs."""
         spent = bill(self.prediction, tokens, self.share)
         return {
             "useful_share": self.share,
@@ -187,8 +177,7 @@ class Failures:
         )
 
 
-PRICES = {"cost": "cost", "co2": "co2_kg"}
-"""Names of what a bill has, with units."""
+PRICES = {"cost": "cost", "co2": "co2_kg"}  # names of what a bill has, with units
 
 
 def bill(prediction: Prediction, tokens: float, share: Array | float = 1.0) -> dict[str, Array]:

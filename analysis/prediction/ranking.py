@@ -17,7 +17,7 @@ from analysis.prediction.goodput import PRICES, Goodput, bill, state_bytes
 from analysis.prediction.pricing import NotPricedError, Pricing
 from analysis.prediction.satisfaction import Satisfaction
 from analysis.prediction.start_up import StartUp
-from analysis.units import GIB
+from analysis.units import GIB, aligned
 from foundation.quantities import config_text, counted, duration, number, tokens_text
 from search_spaces import Candidates, CheckReport, SearchSpace, check, notes
 
@@ -74,13 +74,11 @@ class Ranking:
 
     @classmethod
     def of_one(cls, pricing: Pricing, config: dict[str, Any]) -> Self:
-        """One configuration."""
         prediction = pricing.predict([config])
         return cls(pricing, [config], prediction, 1, int(prediction.fits[0] >= LIKELY))
 
     @cached_property
     def goodput(self) -> Goodput:
-        """The configurations through failures."""
         return self.pricing.failures.goodput(self.prediction)
 
     def table(self, tokens: float | None = None) -> str:
@@ -89,37 +87,25 @@ class Ranking:
         space = pricing.space
         predicted = pricing.objective(prediction)
         low, high = prediction.interval_s()
-        heads = ["#", "step s", "95 % interval", "tokens/s", "TFLOP/s/GPU", "GiB", "fits", ""]
-        if predicted is not None and space.objective.key not in (
-            "tokens_per_second",
-            "tflops_per_gpu",
-        ):
-            heads.insert(1, space.objective.key)
-        rows = []
-        for i, config in enumerate(self.configs):
-            row = [
-                str(i + 1),
-                f"{prediction.step_time_s[i]:.4g}",
-                f"{low[i]:.3g} to {high[i]:.3g}",
-                f"{prediction.tokens_per_second[i]:,.0f}",
-                f"{prediction.tflops_per_gpu[i]:.3g}",
-                f"{prediction.memory.total[i] / GIB:.3g}",
-                f"{100 * prediction.fits[i]:.0f} %",
-                config_text(config),
-            ]
-            if len(heads) > len(row) and predicted is not None:
-                row.insert(1, f"{predicted[i]:.5g}")
-            rows.append(row)
+        columns = {"#": [str(i + 1) for i in range(len(self.configs))]}
+        shown = ("tokens_per_second", "tflops_per_gpu")  # in any case
+        if predicted is not None and space.objective.key not in shown:
+            columns[space.objective.key] = [f"{value:.5g}" for value in predicted]
+        columns |= {
+            "step s": [f"{seconds:.4g}" for seconds in prediction.step_time_s],
+            "95 % interval": [f"{a:.3g} to {b:.3g}" for a, b in zip(low, high, strict=True)],
+            "tokens/s": [f"{rate:,.0f}" for rate in prediction.tokens_per_second],
+            "TFLOP/s/GPU": [f"{rate:.3g}" for rate in prediction.tflops_per_gpu],
+            "GiB": [f"{size / GIB:.3g}" for size in prediction.memory.total],
+            "fits": [f"{100 * fits:.0f} %" for fits in prediction.fits],
+        }
         if tokens:
-            heads[-1:-1] = [f"days for {tokens_text(tokens)}", "node-hours"]
-            columns = self.goodput.days(tokens), self.goodput.node_hours(tokens)
-            for row, days, hours in zip(rows, *columns, strict=True):
-                row[-1:-1] = [number(days), f"{hours:,.0f}"]
-        widths = [max(len(row[c]) for row in [heads, *rows]) for c in range(len(heads))]
-        lines = []
-        for row in [heads, *rows]:
-            cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-            lines.append("  ".join([*cells[:-1], row[-1]]).rstrip())
+            days, hours = self.goodput.days(tokens), self.goodput.node_hours(tokens)
+            columns[f"days for {tokens_text(tokens)}"] = [number(each) for each in days]
+            columns["node-hours"] = [f"{each:,.0f}" for each in hours]
+        texts = ["", *map(config_text, self.configs)]
+        rows = zip(aligned(columns), texts, strict=True)
+        lines = [f"{row}  {text}".rstrip() for row, text in rows]
         share = 100 * self.num_likely / max(self.num_priced, 1)
         lines.append(
             f"{space.name}: {self.num_likely:,} of {self.num_priced:,} configurations are "
@@ -129,45 +115,45 @@ class Ranking:
             lines.append(f"ranked by {self.ranked_by}")
         return "\n".join([*lines, *self.warnings])
 
-    def explanation(self, tokens: float, index: int = 0) -> str:
-        """Breakdown of one configuration's memory and time, and what follows from them."""
+    def explanation(self, tokens: float) -> str:
+        """Breakdown of the first configuration's memory and time, and what follows from them."""
         prediction, pricing = self.prediction, self.pricing
-        lines = [config_text(self.configs[index])]
+        lines = [config_text(self.configs[0])]
         limit = pricing.model.memory_limit_bytes
-        total = float(prediction.memory.total[index])
+        total = float(prediction.memory.total[0])
         lines.append(
             f"memory: {total / GIB:.4g} of {limit / GIB:.4g} GiB, "
-            f"fits with {100 * prediction.fits[index]:.0f} %; of it torch's allocator reserves "
-            f"{prediction.memory.reserved[index] / GIB:.4g} GiB"
+            f"fits with {100 * prediction.fits[0]:.0f} %; of it torch's allocator reserves "
+            f"{prediction.memory.reserved[0] / GIB:.4g} GiB"
         )
-        lines += _bars(prediction.memory.as_dict(), index, total, GIB, "GiB")
-        step_s = float(prediction.step_time_s[index])
+        lines += _bars(prediction.memory.as_dict(), total, GIB, "GiB")
+        step_s = float(prediction.step_time_s[0])
         low, high = prediction.interval_s()
-        lines.append(f"step: {step_s:.4g} s, 95 % between {low[index]:.4g} and {high[index]:.4g}")
-        lines += _bars(prediction.time.as_dict(), index, step_s, 1.0, "s")
-        each, days = prediction.tokens_per_node_hour[index], prediction.days_to_train(tokens)[index]
+        lines.append(f"step: {step_s:.4g} s, 95 % between {low[0]:.4g} and {high[0]:.4g}")
+        lines += _bars(prediction.time.as_dict(), step_s, 1.0, "s")
+        each, days = prediction.tokens_per_node_hour[0], prediction.days_to_train(tokens)[0]
         lines.append(f"{tokens_text(each)} per node-hour")
         lines.append(f"{number(days)} days for {tokens_text(tokens)}")
-        lines += self._after_failures(tokens, index)
-        joules = float(prediction.joules_per_token[index])
+        lines += self._after_failures(tokens)
+        joules = float(prediction.joules_per_token[0])
         if np.isfinite(joules):
             lines.append(f"{joules:.4g} J per token at the GPUs' stated power")
         for key, column in bill(prediction, tokens, self.goodput.share).items():
             said = f"{PRICES[key]} for {tokens_text(tokens)} after failures"
-            lines.append(f"{said}: {number(column[index])}")
+            lines.append(f"{said}: {number(column[0])}")
         return "\n".join(lines)
 
-    def _after_failures(self, tokens: float, index: int) -> list[str]:
+    def _after_failures(self, tokens: float) -> list[str]:
         """Lines on days, node-hours and checkpoints."""
         goodput = self.goodput
-        saved = number(state_bytes(self.prediction.jobs)[index] / 1e9)
+        saved = number(state_bytes(self.prediction.jobs)[0] / 1e9)
         return [
-            f"after failures: {number(goodput.days(tokens)[index])} days, "
-            f"{goodput.node_hours(tokens)[index]:,.0f} node-hours: "
-            f"{100 * goodput.share[index]:.3g} % of the time is useful",
-            f"  with a checkpoint of {saved} GB every {duration(goodput.interval_s[index])} "
-            f"of training, which takes {duration(goodput.save_s[index])}; a restart takes "
-            f"{duration(goodput.restart_s[index])}",
+            f"after failures: {number(goodput.days(tokens)[0])} days, "
+            f"{goodput.node_hours(tokens)[0]:,.0f} node-hours: "
+            f"{100 * goodput.share[0]:.3g} % of the time is useful",
+            f"  with a checkpoint of {saved} GB every {duration(goodput.interval_s[0])} "
+            f"of training, which takes {duration(goodput.save_s[0])}; a restart takes "
+            f"{duration(goodput.restart_s[0])}",
             f"  {self.pricing.failures.basis()}",
         ]
 
@@ -281,10 +267,8 @@ def _time_limit_warning(pricing: Pricing, prediction: Prediction) -> tuple[str, 
     return tuple(warnings)
 
 
-def _bars(
-    parts: Mapping[str, np.ndarray], index: int, total: float, unit: float, name: str
-) -> list[str]:
-    shown = sorted(((float(v[index]), k) for k, v in parts.items()), reverse=True)
+def _bars(parts: Mapping[str, np.ndarray], total: float, unit: float, name: str) -> list[str]:
+    shown = sorted(((float(v[0]), k) for k, v in parts.items()), reverse=True)
     return [
         f"  {key.replace('_', ' '):<18} {value / unit:>9.4g} {name:<4} "
         f"{100 * value / total:>5.1f} %  {'#' * round(40 * value / total)}".rstrip()

@@ -9,6 +9,7 @@ Multiplying the expected gain by the probability of feasibility: Gardner et al. 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,25 +25,15 @@ MEASURED = 2  # values of a metric without a price before they say how it spread
 NARROWEST = 1e-6  # deviation of a metric, as a share of its size
 
 
+@dataclass(frozen=True)
 class Satisfaction:
-    """Judges candidates by the bounds of a space.
+    """Judges candidates by the bounds of a space."""
 
-    Args:
-        trials: that succeeded.
-        features_of: features of trials; shape (n, k).
-        unpriced: the last columns of them that are of parameters without a price.
-    """
-
-    def __init__(
-        self,
-        pricing: Pricing,
-        model: CostModel,
-        trials: Sequence[Trial],
-        features_of: Callable[[Sequence[Trial]], Array],
-        unpriced: int,
-    ) -> None:
-        self._pricing, self._model, self._trials = pricing, model, trials
-        self._features_of, self._unpriced = features_of, unpriced
+    pricing: Pricing
+    model: CostModel
+    trials: Sequence[Trial]  # that succeeded
+    features_of: Callable[[Sequence[Trial]], Array]  # of trials; shape (n, k)
+    unpriced: int  # the last columns of them that are of parameters without a price
 
     @classmethod
     def before_trials(cls, pricing: Pricing, prediction: Prediction) -> Array:
@@ -55,14 +46,14 @@ class Satisfaction:
     def probability(self, prediction: Prediction, features: Array) -> Array:
         """Probability that each candidate satisfies all bounds; shape (m,)."""
         chances = np.ones(len(features))
-        for bound in self._pricing.space.subject_to:
+        for bound in self.pricing.space.subject_to:
             chances = chances * self._each(bound, prediction, features)
         return chances
 
     def _each(self, bound: Bound, prediction: Prediction, features: Array) -> Array:
         from scipy.special import ndtr  # slow to import
 
-        trials = [t for t in self._trials if bound.key in t.bounded]
+        trials = [t for t in self.trials if bound.key in t.bounded]
         measured = np.array([t.bounded[bound.key] for t in trials])
         priced = self._priced(bound.key, prediction)
         expected: Array | float
@@ -70,8 +61,8 @@ class Satisfaction:
             limit, expected = float(np.log(bound.value)), np.log(priced)
             left, noise = np.zeros(0), NOISE_LOG_SD
             if trials:
-                jobs = self._pricing.jobs_of([t.config for t in trials])
-                own = self._priced(bound.key, self._model.predict(jobs))
+                jobs = self.pricing.jobs_of([t.config for t in trials])
+                own = self._priced(bound.key, self.model.predict(jobs))
                 assert own is not None
                 left = np.log(measured) - np.log(own)
             squares = PRIOR_TRIALS * PRIOR_LOG_SD**2 + np.square(left).sum()
@@ -85,7 +76,7 @@ class Satisfaction:
         else:
             return np.ones(len(features))
         process = ResidualProcess(
-            self._features_of(trials), left, spread, noise, self._unpriced, robust=False
+            self.features_of(trials), left, spread, noise, self.unpriced, robust=False
         )
         shift, deviation = process.at(features)
         margin = limit - expected - shift
@@ -94,5 +85,5 @@ class Satisfaction:
     def _priced(self, key: str, prediction: Prediction) -> Array | None:
         """The metric as the trainer would report it; None where the model has no word for it."""
         if key == "peak_memory_bytes":
-            return self._model.reported_peak_bytes(prediction.jobs)
-        return self._pricing.figure(key, prediction)
+            return self.model.reported_peak_bytes(prediction.jobs)
+        return self.pricing.figure(key, prediction)

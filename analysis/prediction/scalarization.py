@@ -18,6 +18,7 @@ from search_spaces import Objective, SearchSpace
 from trainer.plan.jobs import Array
 
 AUGMENTED = 0.05  # share of the plain sum, so that of equally bad worsts the better rest wins
+AIMS = 16  # over which points are ranked
 _NARROW = 1e-6  # range of a logarithm, below which the front does not speak of an objective
 
 
@@ -63,10 +64,8 @@ class Scalarization:
     ) -> Scalarization:
         """The aim of weights, given some points; each objective counts by its range on the front.
 
-        Args:
-            weights: one per objective.
-            known: what is known or expected to be reached, shape (n, k), n above 0; more is better.
-            uncertain: which objectives are predicted; default all.
+        ``known`` points are reached or expected, (n, k), more is better; ``uncertain`` objectives
+        are predicted, by default all.
         """
         front = known[non_dominated(known)]
         ranges = np.ptp(front, axis=0)
@@ -96,15 +95,10 @@ class Scalarization:
         return np.asarray(distances.min(axis=1) + AUGMENTED * distances.sum(axis=1))
 
 
-def spread_ranks(points: Array, count: int = 16) -> Array:
-    """The best rank of each point over many aims, from 1; what a search for the front needs.
-
-    Args:
-        points: shape (n, k); more is better.
-        count: aims.
-    """
+def spread_ranks(points: Array) -> Array:
+    """The best rank, from 1, of points (n, k) over many aims; a search for the front needs it."""
     best = np.full(len(points), np.inf)
-    for number in range(count):
+    for number in range(AIMS):
         value = Scalarization.from_weights(weights(points.shape[1], 0, number), points).value(
             points
         )

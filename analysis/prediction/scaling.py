@@ -14,7 +14,7 @@ from analysis.cost.step import step
 from analysis.cost.time_constants import TimeConstants
 from analysis.prediction.goodput import PRICES, Goodput, bill
 from analysis.prediction.pricing import Pricing
-from analysis.units import GIB
+from analysis.units import GIB, aligned
 from foundation.quantities import config_text, duration, tokens_text
 from search_spaces import Parameter, SearchSpace
 from trainer.plan.jobs import Array
@@ -115,12 +115,7 @@ class Scaled:
         for key, column in bill(prediction, tokens, goodput.share).items():
             columns[PRICES[key]] = [_digits(value) for value in column]
         columns["fits"] = [f"{100 * fits:.0f} %" for fits in prediction.fits]
-        rows = [list(columns), *zip(*columns.values(), strict=True)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [f"{self.mode} scaling of {config_text(self.config)}"]
-        for row in rows:
-            cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-            lines.append("  ".join(cells))
+        lines = [f"{self.mode} scaling of {config_text(self.config)}", *aligned(columns)]
         lines += [f"after failures: {self.basis}", *(f"left out: {why}" for why in self.left_out)]
         return "\n".join(lines)
 

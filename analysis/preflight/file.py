@@ -14,16 +14,7 @@ import yaml
 
 from analysis.cost.compute import ComputeConstants
 from analysis.cost.groups import LinkConstants
-from analysis.preflight.facts import (
-    best_ring,
-    collectives,
-    derived_links,
-    derived_nic,
-    link_warnings,
-    points,
-    significant,
-    slow_gpu_warnings,
-)
+from analysis.preflight import facts
 from foundation.quantities import counted
 from search_spaces import Cluster, Link, Nic
 
@@ -39,10 +30,7 @@ _HANG = (
 
 
 def clusters_with(device: Mapping[str, Any], name: str) -> list[Cluster]:
-    """Shipped clusters of this GPU: same model, memory and compute units.
-
-    One of that name is preferred to all others. ``device`` is described by torch.
-    """
+    """Shipped clusters of a GPU as torch describes it: model, memory, units; best of that name."""
     model = _MODEL.search(device["name"].upper())
     found = []
     for cluster in Cluster.shipped().values():
@@ -67,7 +55,7 @@ class Preflight:
         self.name, self.result, self.device = name, result, result["device"]
         self.per_node = int(result["ranks_per_node"])
         self.num_nodes = len(result["hosts"]) // self.per_node
-        self.points = points(result.get("collectives", []))
+        self.points = facts.points(result.get("collectives", []))
         known = clusters_with(self.device, name)
         self.known = known[0] if known else None
         alike = [c for c in known if c.gpus_per_node == self.per_node]
@@ -101,7 +89,7 @@ class Preflight:
                 lines.append(f"{label:44s}{median(copy['gb_per_s']):10.4g} GB/s")
         for gpus, nodes, stride in dict.fromkeys((p.gpus, p.nodes, p.stride) for p in self.points):
             label = f"{gpus} ranks on {counted(nodes, 'node')}, stride {stride}"
-            if ring := best_ring(self.points, gpus, nodes, stride):
+            if ring := facts.best_ring(self.points, gpus, nodes, stride):
                 lines.append(
                     f"{label:44s}{ring.bus_gb_per_s:10.4g} GB/s bus bandwidth, {ring.operation} of "
                     f"{ring.size_bytes / 2**20:.4g} MiB"
@@ -110,10 +98,10 @@ class Preflight:
 
     def warnings(self) -> list[str]:
         """Slow links, slow GPUs, communicators that hang."""
-        found = link_warnings(self.points, self.data_sheet())
+        found = facts.link_warnings(self.points, self.data_sheet())
         if self.device["type"] != "cpu":
             tflops = self.result["gemm"][-1]["tflops"]
-            found += slow_gpu_warnings(tflops, self.result["hosts"], self.per_node)
+            found += facts.slow_gpu_warnings(tflops, self.result["hosts"], self.per_node)
         if self.result.get("side_by_side") is False:
             found.append(_HANG.format(library=self.device["library"]))
         return found
@@ -125,7 +113,7 @@ class Preflight:
         copied = self._middle_of("copy")
         memory = known.memory_gb_per_s if known else None
         if memory is None and copied:
-            memory = significant(copied / ComputeConstants().memory_share)
+            memory = facts.significant(copied / ComputeConstants().memory_share)
         peak = known.peak_bf16_tflops if known else None
         unstated = "the best product measured: state the data sheet's peak"
         host = known.host_link_gb_per_s if known else None
@@ -137,7 +125,7 @@ class Preflight:
             ("shared_by", self._shared_by(), "ranks to a core"),
             ("compute_units", 1 if device["type"] == "cpu" else device["compute_units"], ""),
             ("power_watts", known.power_watts if known else None, like),
-            ("memory_gib", significant(device["memory_bytes"] / 2**30, 4), ""),
+            ("memory_gib", facts.significant(device["memory_bytes"] / 2**30, 4), ""),
             ("memory_gb_per_s", memory, self._measured_at(copied, like, "a copy")),
             ("peak_bf16_tflops", peak or _rounded(half), like if peak else unstated),
             ("peak_fp32_tflops", _rounded(full), unstated),
@@ -146,7 +134,7 @@ class Preflight:
             ("host_link_gb_per_s", host or _rounded(pinned), self._measured_at(pinned, like, "")),
         ]
         lines = [_line(key, value, note) for key, value, note in entries if value is not None]
-        measured = [c.model_dump(exclude_defaults=True) for c in collectives(self.points)]
+        measured = [c.model_dump(exclude_defaults=True) for c in facts.collectives(self.points)]
         lines += [*self._link_lines(), *(["measured:"] if measured else [])]
         return lines + [f"  - {_flow(each)}" for each in measured]
 
@@ -165,7 +153,7 @@ class Preflight:
         """Ranks per core, where CPU ranks outnumber the cores."""
         cores = self.result["cpus_per_node"]
         shared = self.device["type"] == "cpu" and self.per_node > cores
-        return significant(self.per_node / cores) if shared else None
+        return facts.significant(self.per_node / cores) if shared else None
 
     def _nic(self, alike: Sequence[Cluster]) -> tuple[Nic | None, str]:
         named = [c for c in alike if c.name == self.name and c.nic]
@@ -179,7 +167,7 @@ class Preflight:
         agreed = self._agreed([c.nic for c in alike])
         if agreed and real:
             return agreed, f"as in {alike[0].name}.yaml"
-        return derived_nic(self.points, self.per_node), "measured"
+        return facts.derived_nic(self.points, self.per_node), "measured"
 
     def _agreed(self, stated: Sequence[Any]) -> Any:
         """The common value; None if they differ or there is none."""
@@ -206,7 +194,7 @@ class Preflight:
 
     def _link_lines(self) -> list[str]:
         lines = []
-        links: Sequence[Link] = self.links or derived_links(self.points, self.per_node)
+        links: Sequence[Link] = self.links or facts.derived_links(self.points, self.per_node)
         if links:
             share = f"{100 * LinkConstants().node_share:.0f} %"
             how = "by data sheet" if self.links else f"measured; collectives are {share} of it"
@@ -219,7 +207,7 @@ class Preflight:
 
 
 def _rounded(value: float | None) -> float | None:
-    return None if value is None else significant(value, 4)
+    return None if value is None else facts.significant(value, 4)
 
 
 def _line(key: str, value: Any, note: str) -> str:

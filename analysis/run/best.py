@@ -97,8 +97,6 @@ class Best:
 
 
 class _File(Record):
-    """Keys of the file."""
-
     meshtune_best: int
     objective: dict[str, Any] = Field(default_factory=dict)
     subject_to: list[str] = Field(default_factory=list)

@@ -21,8 +21,7 @@ from foundation.files import finite
 if TYPE_CHECKING:
     from search_spaces import SearchSpace
 
-Number = Annotated[int, Field(ge=0, lt=2**31)]
-"""A trial's or an attempt's number."""
+Number = Annotated[int, Field(ge=0, lt=2**31)]  # A trial's or an attempt's number
 
 Goal = Annotated[
     Mapping[Annotated[str, Field(pattern="^(maximize|minimize)$")], str],
@@ -30,8 +29,7 @@ Goal = Annotated[
 ]
 """A metric by the direction in which it is optimized."""
 
-Value = str | int | float | bool | None
-"""A parameter's value."""
+Value = str | int | float | bool | None  # A parameter's value
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _LATEST_T = 253_402_300_799.0  # the end of the year 9999, the last that a date can have
@@ -138,10 +136,7 @@ def to_record(event: Event, t: float) -> dict[str, Any]:
 
 
 def from_record(record: Mapping[str, Any]) -> Event | None:
-    """The event of a record; None for an event of a later version.
-
-    Raises ValueError if a required value is missing or has the wrong type.
-    """
+    """A record's event, None if of a later version; raises ValueError for a wrong value."""
     name = record.get("event")
     if not isinstance(name, str) or name not in _CLASSES:
         if not isinstance(name, str) or record.get("v") == UNSEALED_VERSION:

@@ -16,16 +16,7 @@ import numpy as np
 
 from analysis import units
 from analysis.pareto import non_dominated
-from analysis.run.events import (
-    Closed,
-    Ended,
-    Event,
-    Opened,
-    Proposed,
-    Started,
-    from_record,
-    time_of,
-)
+from analysis.run import events
 from analysis.run.folder import Identity, RunFolder
 from analysis.run.lines import Lines, RunError, damaged
 from analysis.run.trial import Attempt, Trial
@@ -99,10 +90,7 @@ class Run:
         return sum(left - opened for opened, left in zip(self.opened_t, self.left_t, strict=False))
 
     def search_s(self, t: float) -> float:
-        """Seconds of searching up to ``t``, without the time between sessions.
-
-        A run that is chained over several allocations waits in the queue between them.
-        """
+        """Seconds of searching up to ``t``, without waiting in the queue between sessions."""
         origin_t = self.opened_t[0] if self.opened_t else 0.0
         idle = zip(self.left_t, self.opened_t[1:], strict=True)
         return t - origin_t - sum(max(0.0, min(t, end) - left) for left, end in idle if t > left)
@@ -167,7 +155,6 @@ class Run:
 
     @property
     def no_best(self) -> str:
-        """Why there is no best trial."""
         ran = [t for t in self.trials.values() if t.violated]
         if not ran:
             return "no trial succeeded"
@@ -193,10 +180,7 @@ class Run:
         trial.violated = tuple(words for words in said if words)
 
     def comparable(self) -> list[Trial]:
-        """Successes within the bounds with a finite value of every objective, by number.
-
-        Empty with one objective.
-        """
+        """Successes within the bounds, of several finite objectives, by number; else none."""
         keys = [key for key, _ in self.goals]
         done = (t for t in self.ended if t.ok and not t.stopped_early and len(keys) > 1)
         done = (t for t in done if not t.violated)
@@ -222,10 +206,7 @@ class Run:
         return None
 
     def front(self) -> list[Trial]:
-        """The Pareto front: non-dominated successes, the best first objective first.
-
-        The earliest of equal trials; empty with one objective.
-        """
+        """The Pareto front, best first objective first; the earliest of equals; empty with one."""
         trials = self.comparable()
         if not trials:
             return []
@@ -250,10 +231,7 @@ class Run:
 
 
 def fold(directory: Path, records: Iterable[Mapping[str, Any]]) -> Run:
-    """Fold a journal's records into a Run, in their order.
-
-    Raises RunError if a record is no event, or contradicts what precedes it.
-    """
+    """Fold a journal's records into a Run; raises RunError for no event or a contradiction."""
     run = Run(directory)
     extend(run, records)
     return run
@@ -263,20 +241,18 @@ def extend(run: Run, records: Iterable[Mapping[str, Any]], after: int = 0) -> No
     """Fold further records into a Run; ``after`` so many lines. Raises as :func:`fold` does."""
     for number, record in enumerate(records, start=after + 1):
         try:
-            apply(run, time_of(record), from_record(record))
+            apply(run, events.time_of(record), events.from_record(record))
         except (KeyError, ValueError) as error:
             raise damaged(run.folder.journal_file, number, error) from None
 
 
-def apply(run: Run, t: float, event: Event | None) -> None:
-    """Fold one more event into ``run``, which happened ``t`` seconds after the epoch.
-
-    None is an event of a later version.
+def apply(run: Run, t: float, event: events.Event | None) -> None:
+    """Fold one more event into ``run``, ``t`` seconds since the epoch; None: of a later version.
 
     Raises ValueError if it contradicts what precedes it; ``run`` is unchanged.
     """
     match event:
-        case Opened():
+        case events.Opened():
             identity = Identity.from_record(event.identity)
             if run.opened_t:
                 run.left_t.append(run.last_t)
@@ -287,22 +263,22 @@ def apply(run: Run, t: float, event: Event | None) -> None:
             run.launcher, run.closed = event.launcher, None
             run.identity = identity or run.identity  # simulated sessions have none
             run.opened_t.append(t)
-        case Proposed():
+        case events.Proposed():
             if event.trial in run.trials:
                 raise ValueError(f"trial {event.trial} is proposed a second time")
             trial = Trial(event.trial, dict(event.config), t, event.by, event.why)
             trial.expected = dict(event.expected or {})
             run.trials[event.trial] = trial
-        case Started():
+        case events.Started():
             trial = _proposed(run, event.trial)
             if event.attempt < trial.next_attempt:
                 raise ValueError(f"attempt {event.attempt} at trial {event.trial} starts twice")
             attempt = Attempt(event.attempt, event.name, tuple(event.nodes), t)
             attempt.repeat = bool(event.repeat)
             trial.attempts.append(attempt)
-        case Ended():
+        case events.Ended():
             _end(run, _proposed(run, event.trial), event, t)
-        case Closed():
+        case events.Closed():
             run.closed, run.closed_code = event.reason, event.code
     run.last_t = t
 
@@ -313,7 +289,7 @@ def _proposed(run: Run, number: int) -> Trial:
     return run.trials[number]
 
 
-def _end(run: Run, trial: Trial, event: Ended, t: float) -> None:
+def _end(run: Run, trial: Trial, event: events.Ended, t: float) -> None:
     attempt = next((a for a in trial.attempts if a.number == event.attempt), None)
     if attempt is None and trial.attempts:
         raise ValueError(f"attempt {event.attempt} at trial {trial.number} was never started")

@@ -50,7 +50,6 @@ class RunFolder:
 
     @property
     def started(self) -> bool:
-        """Whether there is a run in this folder."""
         return self.journal_file.exists()
 
     @property
@@ -121,10 +120,7 @@ class RunFolder:
             ) from None
 
     def create(self, space: SearchSpace) -> None:
-        """Prepare the folder and freeze the space in it, whose budget may have changed.
-
-        Raises FingerprintError if the folder has a run of another space.
-        """
+        """Prepare it, as ``prepare``, and freeze the space, whose budget may have changed."""
         self.prepare(space)
         text = space.frozen()
         write_atomically(self.space_file, f"{_seal_of(text)}\n{text}", private=True, sync=True)

@@ -66,10 +66,7 @@ class Journal:
         return self._clock() + self._ahead_s
 
     def catch_up(self) -> None:
-        """Fold the lines that another process has added while it alone could write.
-
-        Raises RunError if they are damaged, or the journal is not the one that was opened.
-        """
+        """Fold lines that another process has added; RunError if damaged or of another journal."""
         self._check_there()
         extend(self.run, self._lines, self._lines.number)
         if os.fstat(self._file).st_size > self._lines.end:  # half a line of a killed one
@@ -84,10 +81,8 @@ class Journal:
     def write(self, event: Event) -> None:
         """Append one event; on return it is on disk and folded into ``run``.
 
-        Raises:
-            ValueError: it cannot be a line; nothing is written.
-            RunError: the file is not as this driver left it.
-            OSError: it cannot be written; the file is as before.
+        Raises ValueError if it cannot be a line, OSError if it cannot be written: the file is as
+        before; RunError if the file is not as this driver left it.
         """
         record = to_record(event, self.clock())
         line, checksum = sealed(record, self._lines.last)

@@ -140,9 +140,7 @@ class Lines:
         self._sealed = False  # whether it has one of its own
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the record of each line.
-
-        A last line without a newline, half-written by a killed driver, is skipped.
+        """Yield the record of each line; a half-written last one, of a killed driver, is skipped.
 
         Raises RunError at any other damaged line.
         """

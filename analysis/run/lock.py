@@ -37,10 +37,8 @@ class RunBusyError(RunError):
 def lock(directory: Path, *, shared: bool = False) -> IO[bytes]:
     """Lock a run's folder until the returned file is closed or the process ends.
 
-    ``shared``: with others that share it, and with no driver.
-
-    Raises RunBusyError if another process holds it, RunError or OSError if the lock file cannot be
-    made.
+    ``shared``: with others that share it, and no driver. Raises RunBusyError if another process
+    holds it, RunError or OSError if the lock file cannot be made.
     """
     file = lock_file(directory / LOCK_NAME)
     try:
@@ -109,10 +107,7 @@ def sign(file: IO[bytes]) -> None:
 
 
 def driver_of(directory: Path) -> str | None:
-    """``HOST pid PID`` of the driver that holds this run, or None; RunError if unknown.
-
-    Of processes that ask and tell together it is each.
-    """
+    """``HOST pid PID`` of the driver, or of each worker; None; raises RunError if unknown."""
     try:
         return holder_of(directory / LOCK_NAME) or _workers(directory)
     except FileError as error:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from analysis.run import events
 from analysis.run.chain import Line, in_order
-from analysis.run.events import Event, from_record, time_of, to_record
 from analysis.run.fold import Run, apply
-from analysis.run.folder import RunFolder
+from analysis.run.folder import TRIAL_FILE, RunFolder
 from analysis.run.lines import (
     FIRST,
     UNSEALED_VERSION,
@@ -32,13 +32,14 @@ from analysis.run.lines import (
     unsealed,
 )
 from analysis.run.lock import lock
-from analysis.run.missing import MissingEvents
 from analysis.run.results import ResultsFile
-from foundation.files import FileError, open_regular
+from foundation.files import FileError, open_regular, parse_json, read_bytes
 from foundation.messages import shown
 from foundation.quantities import counted
 from foundation.writing import write_atomically
+from search_spaces import load_space
 
+MAX_SPEC_BYTES = 16 << 20
 EXCERPT = 100  # characters of a line that is left out
 
 
@@ -118,11 +119,11 @@ def _fitting(
     """Yield the records that fit what precedes them, after reconstructed missing ones."""
     for line in lines:
         try:
-            t, event = time_of(line.record), from_record(line.record)
+            t, event = events.time_of(line.record), events.from_record(line.record)
             if event:
                 for began_t, before, what in missing.before(repair.run, t, event):
                     apply(repair.run, began_t, before)
-                    yield to_record(before, began_t)
+                    yield events.to_record(before, began_t)
                     repair.notes.append((line.number, f"reconstructed before it: {what}"))
             apply(repair.run, t, event)
         except ValueError as error:
@@ -132,10 +133,10 @@ def _fitting(
             yield _renewed(line.record, t, event)
 
 
-def _renewed(record: Mapping[str, Any], t: float, event: Event | None) -> dict[str, Any]:
+def _renewed(record: Mapping[str, Any], t: float, event: events.Event | None) -> dict[str, Any]:
     """The record without its seal, in this version's form."""
     if record["v"] == UNSEALED_VERSION and event:
-        return to_record(event, t)
+        return events.to_record(event, t)
     return {key: value for key, value in record.items() if key not in ("after", "crc")}
 
 
@@ -169,3 +170,68 @@ def _back_up(path: Path) -> Path:
 def _excerpt(raw: bytes) -> str:
     text = shown(raw[: 2 * EXCERPT].decode(errors="replace").strip("\0\n"), 2 * EXCERPT)
     return text[:EXCERPT] + ("..." if len(text) > EXCERPT else "")
+
+
+@dataclass(frozen=True)
+class MissingEvents:
+    """Reconstructs events whose lines are missing from all intact ``lines``."""
+
+    folder: RunFolder
+    lines: Sequence[Line]
+
+    def before(
+        self, run: Run, t: float, event: events.Event
+    ) -> Iterator[tuple[float, events.Event, str]]:
+        """Yield the missing events that ``event`` presupposes: time, event, description.
+
+        ``run`` is the state before it: the caller applies each yielded event to it at once.
+        """
+        if isinstance(event, events.Opened):
+            return
+        if (not run.opened_t or run.closed is not None) and (opened := self._opened()):
+            yield t, opened, "the beginning of its session, of which the seed is not known"
+        if not isinstance(event, (events.Started, events.Ended)):
+            return
+        number, attempt = event.trial, event.attempt
+        if number not in run.trials and (proposed := self._proposed(number)):
+            yield t, proposed, f"the proposal of trial {number}, which its folder knows"
+        trial = run.trials.get(number)
+        if trial and isinstance(event, events.Ended) and attempt >= trial.next_attempt:
+            began = max(trial.proposed_t, t - max(0.0, event.elapsed_s))
+            started = events.Started(
+                trial=number, attempt=attempt, name="", nodes=event.nodes, repeat=trial.ended
+            )
+            yield began, started, f"the start of attempt {attempt} at trial {number}"
+
+    def _opened(self) -> events.Opened | None:
+        """The opening of another session, or one made from the run's space."""
+        for line in self.lines:
+            if line.record.get("event") == "opened":
+                event = _valid(line.record)
+                if isinstance(event, events.Opened):
+                    return event
+        try:
+            space = load_space(self.folder.space_file)
+        except FileError:
+            return None
+        return events.Opened.of(space, launcher="")
+
+    def _proposed(self, number: int) -> events.Proposed | None:
+        """The proposal with the configuration in the trial's folder."""
+        file = self.folder.trial(number) / TRIAL_FILE
+        try:
+            content: Any = parse_json(read_bytes(file, MAX_SPEC_BYTES), str(file))
+            proposed = events.Proposed(
+                trial=number, config=content["config"], why="its line was lost"
+            )
+        except (FileError, KeyError, TypeError):
+            return None
+        found = _valid(events.to_record(proposed, 0.0))
+        return found if isinstance(found, events.Proposed) else None
+
+
+def _valid(record: Any) -> events.Event | None:
+    try:
+        return events.from_record(record)
+    except ValueError:
+        return None

@@ -13,17 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from analysis.run import lock as locking
 from analysis.run.lines import RunError
-from analysis.run.lock import (
-    TURN_NAME,
-    WORKERS,
-    RunBusyError,
-    holder_of,
-    lock,
-    lock_file,
-    sign,
-    try_lock,
-)
 from foundation.files import FileError
 from foundation.messages import shown
 
@@ -43,13 +34,15 @@ class Worker:
 
     def __init__(self, directory: Path) -> None:
         self.name = secrets.token_hex(4)
-        self._folder = directory / WORKERS
-        self._files = [lock(directory, shared=True)]
+        self._folder = directory / locking.WORKERS
+        self._files = [locking.lock(directory, shared=True)]
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            self._files += [lock_file(self._folder / name) for name in (self.name, TURN_NAME)]
-            self.locks = try_lock(self._files[1], fcntl.LOCK_EX)
-            sign(self._files[1])
+            self._files += [
+                locking.lock_file(self._folder / name) for name in (self.name, locking.TURN_NAME)
+            ]
+            self.locks = locking.try_lock(self._files[1], fcntl.LOCK_EX)
+            locking.sign(self._files[1])
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
@@ -58,26 +51,23 @@ class Worker:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Exclude all other workers meanwhile.
-
-        Raises RunBusyError if another has had the turn all the time that was waited.
-        """
+        """Exclude all other workers; raises RunBusyError if one has it for too long."""
         file = self._files[2]
         try:
-            if not try_lock(file, fcntl.LOCK_EX, TURN_S) and self.locks:
+            if not locking.try_lock(file, fcntl.LOCK_EX, TURN_S) and self.locks:
                 raise OSError(None, "its file system has stopped giving locks")
         except BlockingIOError:
-            path = self._folder / TURN_NAME
-            raise RunBusyError(
-                f"{shown(path)}: {holder_of(path) or 'another process'} has held it for "
+            path = self._folder / locking.TURN_NAME
+            raise locking.RunBusyError(
+                f"{shown(path)}: {locking.holder_of(path) or 'another process'} has held it for "
                 f"{TURN_S:g} s; if that process is stopped or hangs, end it, and call again"
             ) from None
         except OSError as error:
-            error.filename = str(self._folder / TURN_NAME)
+            error.filename = str(self._folder / locking.TURN_NAME)
             raise
         try:
             with suppress(OSError):  # a full disk; it is for messages alone
-                sign(file)
+                locking.sign(file)
             yield
         finally:
             _release(file)
@@ -85,13 +75,13 @@ class Worker:
     def lives(self, name: str) -> bool:
         """Whether the worker of this name has the study open; raises RunError if unknown."""
         try:
-            return name == self.name or bool(name and holder_of(self._folder / name))
+            return name == self.name or bool(name and locking.holder_of(self._folder / name))
         except FileError as error:  # no file can be opened just now, say
             raise RunError(f"{error}: nobody can tell whether that process lives") from None
 
     def is_alone(self) -> bool:
         """Whether no other lives; files of dead ones are removed. To be called in a turn."""
-        others = [f for f in self._folder.iterdir() if f.name not in (self.name, TURN_NAME)]
+        others = [f for f in self._folder.iterdir() if f.name not in (self.name, locking.TURN_NAME)]
         for file in others:
             if not self.lives(file.name):
                 file.unlink(missing_ok=True)

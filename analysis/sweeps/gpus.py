@@ -68,7 +68,6 @@ def resized(cluster: Cluster, gpus_per_node: int) -> Cluster:
 
 
 def with_network(cluster: Cluster, adapters: int, gb_per_s: float) -> Cluster:
-    """The same nodes with other network adapters."""
     nic = Nic(count=adapters, gb_per_s=gb_per_s)
     return cluster.model_copy(
         update={"name": f"{cluster.name}/{adapters}x{gb_per_s:g}", "nic": nic}

@@ -12,26 +12,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.sweeps.record import (
-    Keys,
-    Table,
-    TableError,
-    check,
-    clusters_of,
-    contradictory,
-    count_column,
-    drop,
-    keys,
-    number_column,
-    read_csv,
-    shape_keys,
-)
-from analysis.sweeps.vtrain import VTRAIN, read_vtrain
+from analysis.sweeps import record
+from analysis.sweeps.gpus import with_network
+from analysis.sweeps.record import Table, TableError
 from analysis.units import GIB
 from foundation.documents import plain_scalar
 from foundation.messages import listed
-from search_spaces import Framework
-from trainer.plan.jobs import BY_HABIT, RECOMPUTE, Array, Jobs, Mask, jobs
+from search_spaces import Cluster, Framework
+from trainer.plan.jobs import BY_HABIT, FULL, RECOMPUTE, Array, Jobs, Mask, jobs
 from trainer.plan.sizes import Mixture
 
 SWEEP = {
@@ -56,10 +44,10 @@ class _Columns:
     frame: pd.DataFrame
 
     def number(self, name: str) -> Array:
-        return number_column(self.frame, name, self.path)
+        return record.number_column(self.frame, name, self.path)
 
     def count(self, name: str) -> Array:
-        return count_column(self.frame, name, self.path)
+        return record.count_column(self.frame, name, self.path)
 
     def flag(self, name: str, default: bool = False) -> Mask:
         return np.asarray(self.choice(name, _FLAGS, float(default)) == 1)
@@ -68,10 +56,10 @@ class _Columns:
         """Each word's number; the default for a blank."""
         plain = self.frame[name].str.strip().str.lower().str.removesuffix(".0")
         right = plain.isin([*accepted, "", "nan", "n/a"])
-        check(self.frame, name, right, ", ".join(accepted), self.path)
+        record.check(self.frame, name, right, ", ".join(accepted), self.path)
         return np.array([accepted.get(value, default) for value in plain])
 
-    def framework(self) -> Keys:
+    def framework(self) -> record.Keys:
         """Names of frameworks, known or not; nanotron for a blank."""
         if "framework" not in self.frame:
             return np.full(len(self.frame), "nanotron")
@@ -120,7 +108,7 @@ def _habits(columns: _Columns) -> dict[str, NDArray[np.object_]]:
         text = columns.frame[name].str.strip().str.lower()
         values = [None if word == "" else plain_scalar(word) for word in text]
         right = [value is None or Framework.is_habit(name, value) for value in values]
-        check(columns.frame, name, right, "nothing, or a value of this habit", columns.path)
+        record.check(columns.frame, name, right, "nothing, or a value of this habit", columns.path)
         found[name] = np.array(values, dtype=object)
     return found
 
@@ -131,15 +119,17 @@ def read_sweep(path: Path, frame: pd.DataFrame) -> Table:
     columns = _Columns(path, frame)
     what = _jobs(columns)
     num_gpus, nodes = columns.count("n_gpu"), columns.count("n_nodes")
-    clusters, cluster = clusters_of(path, frame["gpu"], num_gpus, nodes)
+    clusters, cluster = record.clusters_of(path, frame["gpu"], num_gpus, nodes)
     failed = columns.flag("crashed_or_oom")
     tokens_per_second = np.where(failed, np.nan, columns.number("tok_s"))
-    check(frame, "tok_s", ~(tokens_per_second <= 0), "a number above 0 in a row that ran", path)
+    record.check(
+        frame, "tok_s", ~(tokens_per_second <= 0), "a number above 0 in a row that ran", path
+    )
     framework = columns.framework()
     batch, seq_length = columns.number("gbs"), columns.number("seq")
     habits = _habits(columns)
     also = [frame[name] for name in (*_SHARED, *sorted(habits)) if name in frame]
-    landscape = keys(frame["model"], frame["gpu"], nodes, seq_length, framework, *also)
+    landscape = record.keys(frame["model"], frame["gpu"], nodes, seq_length, framework, *also)
     table = Table(
         name=path.stem,
         jobs=what,
@@ -149,17 +139,17 @@ def read_sweep(path: Path, frame: pd.DataFrame) -> Table:
         step_time_s=batch * seq_length / tokens_per_second,
         peak_bytes=np.where(failed, np.nan, columns.number("peak_mem_GB") * GIB),
         failed=failed,
-        model=shape_keys(what),
+        model=record.shape_keys(what),
         landscape=landscape,
         campaign=landscape,
         nodes=nodes,
         memory_measure="torch",
         habits=habits,
     )
-    reasons = contradictory(table, batch, num_gpus)
+    reasons = record.contradictory(table, batch, num_gpus)
     if "consistent" in frame:
         reasons["the source says that its columns contradict"] = columns.number("consistent") == 0
-    return drop(table, reasons)
+    return record.drop(table, reasons)
 
 
 _FLAGS = {"1": 1.0, "true": 1.0, "yes": 1.0, "0": 0.0, "false": 0.0, "no": 0.0}
@@ -180,6 +170,55 @@ _CHOICES = {
 """Optional choices of a job: the column, the number of each of its words, and that of a blank."""
 _SHARED = ("fused_loss", "liger", "attention")  # by a landscape's rows
 _EXPERTS = ("experts", "experts_per_token", "expert_ffn", "shared_ffn", "dense_layers")
+
+
+_GPT_COUNTS = {
+    "hidden": "hidden_size", "layers": "num_layers", "heads": "num_heads", "seq": "seq_length",
+    "tp": "tp", "pp": "pp", "dp": "dp", "mbs": "mbs", "gas": "gas",
+}  # fmt: skip
+VTRAIN = {"iter_ms", "gbs", "n_gpu", *_GPT_COUNTS}
+
+
+def read_vtrain(path: Path, frame: pd.DataFrame) -> Table:
+    """Read vTrain's form (Bang et al. 2024, MICRO, its artifact): plain GPTs, ms per iteration.
+
+    Megatron-DeepSpeed, eight A100 per node, 800 Gb/s between nodes.
+    """
+    counts = {
+        name: record.count_column(frame, name, path) for name in (*_GPT_COUNTS, "gbs", "n_gpu")
+    }
+    times_ms = record.number_column(frame, "iter_ms", path)
+    record.check(frame, "iter_ms", ~(times_ms <= 0), "a number above 0", path)
+    gpts = jobs(
+        {name: counts[column] for column, name in _GPT_COUNTS.items()}
+        | {
+            "kv_heads": counts["heads"],
+            "ffn_size": 4 * counts["hidden"],
+            "vocab_size": record.number_column(frame, "vocab") if "vocab" in frame else 51200,
+            "gated": False,
+            "tied_embeddings": True,
+            "recompute": FULL,
+            "zero_stage": 0,
+        }
+    )
+    home = with_network(Cluster.named("dgx_a100"), 4, 25)
+    landscape = record.keys(record.shape_keys(gpts), gpts.layout.world_size, gpts.global_batch)
+    table = Table(
+        name=path.stem,
+        jobs=gpts,
+        clusters={home.name: home},
+        cluster=np.full(len(gpts), home.name),
+        framework=np.full(len(gpts), "megatron-deepspeed-2022"),
+        step_time_s=times_ms / 1e3,
+        peak_bytes=np.full(len(gpts), np.nan),
+        failed=np.zeros(len(gpts), dtype=bool),
+        model=record.shape_keys(gpts),
+        landscape=landscape,
+        campaign=landscape,
+        nodes=np.ceil(gpts.layout.world_size / home.gpus_per_node),
+        notes=("vocabulary of 51200 and ZeRO stage 0 are assumed",),
+    )
+    return record.drop(table, record.contradictory(table, counts["gbs"], counts["n_gpu"]))
 
 
 Format = tuple[Set[str], Callable[[Path, pd.DataFrame], Table]]
@@ -207,7 +246,7 @@ def read_tables(path: Path, columns: Sequence[str] = ()) -> list[Table]:
 
     Raises TableError if the form, a column or a value is not accepted; the message names it.
     """
-    frame = read_csv(path)
+    frame = record.read_csv(path)
     if unknown := [name for name in columns if name not in frame]:
         raise TableError(f"{path}: no column {listed(unknown)}; it has {listed(frame.columns)}")
     have = {*frame.columns}

@@ -17,7 +17,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.cost import fitted
 from analysis.sweeps.read import SWEEP
 from analysis.sweeps.record import Table, TableError, read_csv
 from benchmarks.printing import machine
@@ -35,6 +34,7 @@ from .evaluate import (
     Result,
     evaluate,
 )
+from .fit import fitted_tables
 from .peers import Meshtune, Predictor, Shipped, Transfer, predictors
 from .statements import Statement, read_statements
 
@@ -129,7 +129,7 @@ def _results(table: Table, tables: Sequence[Table], known: Sequence[Predictor]) 
     if framework_named(str(table.framework[0])).own_kernels:
         # Points of many machines: what is known of the framework is from all of them.
         start += [evaluate(table, tables, Transfer(), way) for way in (MACHINE_OUT, LEFT_OUT)]
-    if fitted.tables().get(table.name) != len(table):
+    if fitted_tables().get(table.name) != len(table):
         start.append(evaluate(table, tables, Shipped(), SHIPPED))
     found[1:1] = start
     return [result for result in found if result is not None]

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
-from analysis.cost.fitted import FILE, written
+from analysis.cost.constants import Array, Constants
+from analysis.cost.fitted import FILE
 from analysis.cost.model import CostModel, Measurements
+from analysis.cost.network import Network
 from analysis.sweeps.record import Table
 from benchmarks.cost_model.failures import not_memory
 from benchmarks.published.read import read_table
@@ -88,6 +91,43 @@ def _on_one_machine(tables: Sequence[Table], framework: Framework) -> tuple[Cost
     model = CostModel(parts[0].clusters[key], framework).calibrated(measurements_of(parts))
     rows_of = ", ".join(f"{part.name} ({timed(part)} timed rows)" for part in parts)
     return model, f"{rows_of} on {key}"
+
+
+def written(model: CostModel, source: str) -> dict[str, Any]:
+    """Entry of a framework on one machine: constants, and deviations of their logs."""
+    return {
+        "source": source,
+        "machine": model.cluster.name,
+        "log_sd": round(model.log_sd, 3),
+        **_network(model.network),
+        "time": _written(model.constants, model.covariance),
+        "memory": _written(model.memory.constants, model.memory.covariance),
+    }
+
+
+def _network(seen: Network) -> dict[str, Any]:
+    """Expectation for the next network after runs on one; nothing where they were all calm.
+
+    By the rule of succession: of one network that had crowded runs, two in three.
+    """
+    if seen.never > 0.5:
+        return {}
+    some = np.isfinite(seen.nodes)
+    usual = np.exp(np.average(np.log(seen.nodes[some]), weights=seen.weights[some]))
+    return {"network": {"never": 0.333, "nodes": float(f"{usual:.3g}")}}
+
+
+def _written(constants: Constants, covariance: Array | None) -> dict[str, list[float]]:
+    spreads = np.sqrt(np.diag(constants.covariance(covariance)))
+    return {
+        f.name: [float(f"{getattr(constants, f.name):.4g}"), float(f"{spread:.3g}")]
+        for f, spread in zip(fields(constants), spreads, strict=True)
+    }
+
+
+def fitted_tables() -> dict[str, int]:
+    """The tables that ``fitted.yaml`` is from, and their numbers of rows."""
+    return dict(yaml.safe_load(FILE.read_text())["tables"])
 
 
 def _says_of_memory(tables: Sequence[Table], framework: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from analysis.cost.constants import fit
-from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, composed, gpu_kind, part
+from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, gpu_kind
 from analysis.cost.network import UNKNOWN, likelier
 from analysis.cost.step import crowded_s, step
 from analysis.cost.time_constants import TimeConstants
@@ -73,6 +73,11 @@ def of_gpus(parts: Sequence[Table]) -> dict[float | str, dict[str, float]]:
     return {**{kind: of_gpu(parts, kind) for kind in _kinds(parts)}, "any": of_gpu(parts, np.nan)}
 
 
+def part(constants: TimeConstants, names: Sequence[str]) -> dict[str, float]:
+    """Some constants, as ``fitted.yaml`` has them."""
+    return {name: float(f"{getattr(constants, name):.4g}") for name in names}
+
+
 def _kind(rows: Table) -> float:
     return gpu_kind(cluster_of(rows))
 
@@ -87,7 +92,8 @@ def _common_kernels(rows: Table) -> bool:
 
 def transferred(parts: Sequence[Table], cluster: Cluster, habits: Framework) -> TimeConstants:
     """For a framework on a machine on which it was not seen."""
-    return composed(of_framework(parts, habits.name), of_gpu(parts, gpu_kind(cluster)))
+    known = of_gpu(parts, gpu_kind(cluster)) | of_framework(parts, habits.name)
+    return TimeConstants(**known)
 
 
 def shared(parts: Sequence[Table], model_log_sd: float = 0.0) -> TimeConstants:

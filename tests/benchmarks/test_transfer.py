@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, cost_model, gpu_kind, tables
+from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, cost_model, gpu_kind
 from analysis.cost.step import step
 from analysis.cost.time_constants import TimeConstants
 from analysis.sweeps.record import Table
+from benchmarks.cost_model.fit import fitted_tables
 from benchmarks.cost_model.folds import from_others, leave_both_out
 from benchmarks.cost_model.metrics import covered
 from benchmarks.cost_model.transfer import (
@@ -129,4 +130,4 @@ def test_a_framework_has_its_constants_where_it_was_fitted_and_what_transfers_el
     assert abroad.constants.gemm_share == other.constants.gemm_share != PRIOR.gemm_share
     unknown = cost_model(Cluster.named("tiny_cpu"), framework_named("meshtune"))
     assert unknown.constants.step_s == PRIOR.step_s and unknown.log_sd == abroad.log_sd
-    assert tables()["h100_nanotron_sweep"] > 0
+    assert fitted_tables()["h100_nanotron_sweep"] > 0

@@ -75,7 +75,7 @@ def numbers(rank: int, rows: int, n: int, dtype: torch.dtype) -> Tensor:
 def gathered(ranks: Group, dtype: torch.dtype, n: int, fmt: Format) -> tuple[float, int]:
     every = torch.cat([numbers(rank, 1, n, dtype) for rank in range(ranks.size)])
     whole = torch.empty(ranks.size * n, dtype=dtype)
-    quantized_all_gather(whole, every[ranks.rank].clone(), ranks, fmt, "weights")
+    quantized_all_gather(whole, every[ranks.rank].clone(), ranks, fmt)
     greatest = every.float().abs().amax()
     allowed = greatest * (0.5 / STEPS[fmt] + torch.finfo(dtype).eps)
     seen: list[Any] = [None] * ranks.size

@@ -24,25 +24,9 @@ import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, FileSystemWriter
 
+from trainer.checkpoint import folders, integrity
 from trainer.checkpoint.chunks import Chunk, LoadChunks, SaveChunks, chunks
-from trainer.checkpoint.folders import (
-    Record,
-    begin,
-    check_same,
-    complete,
-    finish,
-    identity,
-    read_record,
-    remove_partial,
-    set_aside,
-)
-from trainer.checkpoint.integrity import (
-    CheckpointError,
-    SafeReader,
-    checksum,
-    read_checksums,
-    verify,
-)
+from trainer.checkpoint.integrity import CheckpointError, checksum
 from trainer.data.batches import Consumed
 from trainer.model.precision import LossScaler
 from trainer.model.transformer import Stage
@@ -93,8 +77,7 @@ class Checkpointed(Protocol):
     stages: list[Stage]
     optimizer: Optimizer
     scaler: LossScaler
-    global_batch: int
-    """Samples of a step."""
+    global_batch: int  # samples of a step
     consumed: Consumed
 
 
@@ -115,10 +98,9 @@ class Checkpoints:
         If a run saves where it loads from, the folder may still be empty: one configuration starts
         and resumes a run. There, damaged checkpoints are set aside if an older one is whole.
 
-        Raises:
-            ConfigError: if there is nothing to load, it is of another model or seed, or the folder
-                to save into cannot be written or holds a later step.
-            CheckpointError: if it cannot be read.
+        Raises ConfigError if there is nothing to load, it is of another model or seed, or the
+        folder to save into cannot be written or holds a later step; CheckpointError if it cannot be
+        read.
         """
         paths = on_first(self._find)
         whole = self._whole(paths) if self.source == self.folder else None
@@ -141,7 +123,7 @@ class Checkpoints:
                 damage[path] = _cause(error)
                 continue
             for damaged, why in damage.items():
-                aside = on_first(partial(set_aside, damaged))
+                aside = on_first(partial(folders.set_aside, damaged))
                 if dist.get_rank() == 0:
                     said = f"warning: {damaged}: {why}; set aside as {aside.name}"
                     print(said, file=sys.stderr, flush=True)
@@ -153,7 +135,7 @@ class Checkpoints:
         if self.source is None:
             return []
         try:
-            found = complete(self.source)
+            found = folders.complete(self.source)
         except FileNotFoundError:
             found = {}
         except OSError as error:
@@ -168,7 +150,7 @@ class Checkpoints:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            latest = max(complete(self.folder), default=0)
+            latest = max(folders.complete(self.folder), default=0)
         except OSError as error:
             raise ConfigError(f"save: {self.folder}: {error.strerror}") from error
         if not os.access(self.folder, os.W_OK | os.X_OK):
@@ -193,7 +175,7 @@ class Checkpoints:
         phase.name = "checkpoint"
         held, record = _chunks(trainer), _record(trainer, step)
         with self._failing(final):
-            draft = on_first(lambda: begin(final))
+            draft = on_first(lambda: folders.begin(final))
             writer = FileSystemWriter(draft)
             if not self.config.async_save:
                 dcp.save({}, storage_writer=writer, planner=SaveChunks(held))
@@ -215,7 +197,9 @@ class Checkpoints:
             pending, self.pending = self.pending, None
             pending.result()
 
-    def _complete(self, written: Future[Any], draft: Path, final: Path, record: Record) -> None:
+    def _complete(
+        self, written: Future[Any], draft: Path, final: Path, record: folders.Record
+    ) -> None:
         """Finish a checkpoint once torch has written it; runs in a thread."""
         with self._failing(final):
             written.result()
@@ -227,47 +211,48 @@ class Checkpoints:
             yield
         except (OSError, CheckpointException) as error:
             if dist.get_rank() == 0:
-                remove_partial(final.parent)
+                folders.remove_partial(final.parent)
             raise CheckpointError(f"cannot save {final}: {_cause(error)}") from error
 
 
 def _conclude(
-    draft: Path, final: Path, record: Record, keep: int, group: dist.ProcessGroup | None = None
+    draft: Path,
+    final: Path,
+    record: folders.Record,
+    keep: int,
+    group: dist.ProcessGroup | None = None,
 ) -> None:
     """Write checksums and rename the checkpoint, once every rank has written its part."""
     written = f"__{dist.get_rank()}_*.distcp"
     own = on_each(lambda: {file.name: checksum(file) for file in draft.glob(written)}, group)
     checksums = {name: value for rank in own for name, value in rank.items()}
-    on_first(lambda: finish(draft, final, record, checksums, keep), group)
+    on_first(lambda: folders.finish(draft, final, record, checksums, keep), group)
 
 
 def _verify(path: Path) -> None:
     """Check that a checkpoint's files are as they were saved; every rank raises the same error."""
-    checksums = on_first(lambda: read_checksums(path))
+    checksums = on_first(lambda: integrity.read_checksums(path))
     mine = sorted(checksums)[dist.get_rank() :: dist.get_world_size()]
-    on_each(lambda: verify(path, checksums, mine))
+    on_each(lambda: integrity.verify(path, checksums, mine))
 
 
 def restore(trainer: Checkpointed, path: Path, verified: bool = False) -> int:
     """Load one complete checkpoint into a trainer; returns its finished steps.
 
-    Its files are checked first unless they are ``verified``.
-
-    Raises:
-        ConfigError: if it is of another model or seed.
-        CheckpointError: if it cannot be read.
+    Its files are checked first unless they are ``verified``. Raises ConfigError if it is of another
+    model or seed, CheckpointError if it cannot be read.
     """
     phase.name = "checkpoint"
     try:
         if not verified:
             _verify(path)
-        record = on_first(lambda: read_record(path))
-        check_same(record, trainer.config, path)
+        record = on_first(lambda: folders.read_record(path))
+        folders.check_same(record, trainer.config, path)
         planner = LoadChunks(_chunks(trainer))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             # Each rank reads by itself: a common plan would grow with ranks times chunks.
-            dcp.load({}, storage_reader=SafeReader(path), planner=planner, no_dist=True)
+            dcp.load({}, storage_reader=integrity.SafeReader(path), planner=planner, no_dist=True)
         planner.fill_copies()
     except (OSError, CheckpointError, CheckpointException) as error:
         raise CheckpointError(
@@ -295,17 +280,17 @@ def _chunks(trainer: Checkpointed) -> list[Chunk]:
         return list(chunks(trainer.stages, trainer.optimizer, trainer.mesh))
 
 
-def _record(trainer: Checkpointed, step: int) -> Record:
+def _record(trainer: Checkpointed, step: int) -> folders.Record:
     """The first rank, which writes it, has weights in any layout."""
     scaler, adamw = trainer.scaler, trainer.optimizer.adamw
     states = adamw.state.values() if adamw is not None else ()
-    return Record(
+    return folders.Record(
         step=step,
         samples=trainer.consumed.before(step, trainer.global_batch),
         updates=int(next((state["step"].item() for state in states), 0)),
         loss_scale=scaler.scale if scaler.enabled else None,
         good_steps=scaler.good_steps,
-        **identity(trainer.config),
+        **folders.identity(trainer.config),
     )
 
 

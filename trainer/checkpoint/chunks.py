@@ -11,19 +11,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, planner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import (
-    LoadPlan,
-    SavePlan,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
@@ -44,8 +37,7 @@ class Chunk(NamedTuple):
     whole: Shape
     slice: Slice
     data: Tensor
-    writes: bool
-    """This rank saves the chunk, of all ranks that hold it."""
+    writes: bool  # this rank saves the chunk, of all ranks that hold it
 
     @property
     def extent(self) -> ChunkStorageMetadata:
@@ -106,20 +98,20 @@ class SaveChunks(DefaultSavePlanner):
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self.chunks = {(c.name, torch.Size(c.slice.offsets)): c for c in chunks if c.writes}
 
-    def create_local_plan(self) -> SavePlan:
-        self.plan = SavePlan([_write(chunk) for chunk in self.chunks.values()])
+    def create_local_plan(self) -> planner.SavePlan:
+        self.plan = planner.SavePlan([_write(chunk) for chunk in self.chunks.values()])
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
         return self.chunks[index.fqn, index.offset].data
 
 
-def _write(chunk: Chunk) -> WriteItem:
+def _write(chunk: Chunk) -> planner.WriteItem:
     extent = chunk.extent
-    return WriteItem(
+    return planner.WriteItem(
         index=MetadataIndex(chunk.name, extent.offsets),
-        type=WriteItemType.SHARD,
-        tensor_data=TensorWriteData(
+        type=planner.WriteItemType.SHARD,
+        tensor_data=planner.TensorWriteData(
             chunk=extent,
             properties=TensorProperties.create_from_tensor(chunk.data),
             size=torch.Size(chunk.whole),
@@ -144,7 +136,7 @@ class LoadChunks(DefaultLoadPlanner):
         for copy, loaded in self.copies:
             copy.copy_(loaded)
 
-    def create_local_plan(self) -> LoadPlan:
+    def create_local_plan(self) -> planner.LoadPlan:
         assert self.metadata is not None
         wanted: dict[str, list[ChunkStorageMetadata]] = {}
         for chunk in self.chunks.values():
@@ -154,7 +146,7 @@ class LoadChunks(DefaultLoadPlanner):
             saved = self.metadata.state_dict_metadata[name]
             assert isinstance(saved, TensorStorageMetadata)
             items += create_read_items_for_chunk_list(name, saved, extents)
-        return LoadPlan(items)
+        return planner.LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
         return self.chunks[index.fqn, index.offset].data

@@ -38,10 +38,7 @@ class Record(StrictRecord):
 
 
 def read_record(folder: Path) -> Record:
-    """Read a checkpoint's record.
-
-    Raises CheckpointError if there is none, or it is wrong; the message names key and value.
-    """
+    """A checkpoint's record; raises CheckpointError, which names key and value, if it is wrong."""
     try:
         return Record.model_validate(read_json(folder / RECORD_NAME))
     except ValidationError as error:
@@ -59,10 +56,7 @@ def identity(config: TrainConfig) -> dict[str, Any]:
 
 
 def check_same(record: Record, config: TrainConfig, path: Path) -> None:
-    """Check that a checkpoint has this run's model and seed.
-
-    Raises ConfigError if it is not; the message names the fields and both values.
-    """
+    """Raise ConfigError, with fields and values, for a checkpoint of another model or seed."""
     here = identity(config)
     pairs: list[tuple[str, Any, Any]] = [("seed", record.seed, here["seed"])]
     # A key that an older version did not write had no other value than its default.

@@ -41,10 +41,7 @@ def checksum(file: Path) -> str:
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
-    """Checksums by file name, from when the checkpoint was saved.
-
-    Raises CheckpointError if the list is missing or malformed.
-    """
+    """Checksums by file name, as saved; raises CheckpointError without a well-formed list."""
     file = folder / CHECKSUMS_NAME
     if not file.exists():
         raise CheckpointError(f"no {file.name}; a checkpoint of an earlier meshtune has none")
@@ -58,10 +55,7 @@ def read_checksums(folder: Path) -> dict[str, str]:
 
 
 def read_json(file: Path) -> Any:
-    """The content of a JSON file of at most ``MAX_BYTES``.
-
-    Raises CheckpointError if there is no such file, or it is not JSON.
-    """
+    """Content of a JSON file of at most ``MAX_BYTES``; raises CheckpointError without one."""
     try:
         return parse_json(read_bytes(file, MAX_BYTES), file.name)
     except FileError as error:  # the caller names the folder
@@ -69,12 +63,7 @@ def read_json(file: Path) -> Any:
 
 
 def verify(folder: Path, checksums: dict[str, str], names: Iterable[str]) -> None:
-    """Check that files are as they were saved.
-
-    Raises:
-        CheckpointError: if one is not; the message names it.
-        OSError: if one cannot be read.
-    """
+    """Raise CheckpointError for a file that is not as it was, OSError for an unreadable one."""
     for name in names:
         if not (folder / name).is_file():
             raise CheckpointError(f"{name}: there is no such file")

@@ -24,10 +24,7 @@ class Dataset(Protocol):
         """
 
     def starts(self, first: int, count: int, *, seq_length: int, seed: int) -> Tensor:
-        """Start of each token's document in its sample, int64 (count, seq_length + 1).
-
-        Called only where document boundaries matter.
-        """
+        """Start of each token's document in its sample, int64 (count, seq_length + 1)."""
 
 
 class Consumed(NamedTuple):
@@ -45,8 +42,7 @@ class Batches(NamedTuple):
     """The micro-batches of a step, on one rank: each list has one tensor per micro-batch."""
 
     tokens: list[Tensor]
-    targets: list[Tensor]
-    """``goldfish.IGNORED`` where a target is not in the loss."""
+    targets: list[Tensor]  # ``goldfish.IGNORED`` where a target is not in the loss
     starts: list[Tensor]
     """Start of each token's document in its sample; empty where documents do not matter."""
 
@@ -79,10 +75,7 @@ def micro_batches(config: TrainConfig, dataset: Dataset, before: int, replica: i
 
 
 class BatchesAhead:
-    """A rank's batches, read one step ahead by a thread while the device computes.
-
-    ``read`` gives a step's batches on the host; ``pinned`` puts them into pinned memory.
-    """
+    """A rank's batches, read (and ``pinned``) one step ahead by a thread."""
 
     def __init__(self, read: Callable[[int], Batches], pinned: bool) -> None:
         self.read = read

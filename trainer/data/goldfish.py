@@ -15,8 +15,7 @@ from torch import Tensor
 
 from trainer.plan.sections import Goldfish
 
-IGNORED = -1
-"""A target that is not in the loss."""
+IGNORED = -1  # A target that is not in the loss
 
 
 def without(tokens: Tensor, targets: Tensor, goldfish: Goldfish) -> Tensor:

@@ -117,11 +117,7 @@ def prepare_data(files: Sequence[Path], out: Path, tokenizer: str = "bytes") -> 
 
 
 def python_source_files(max_bytes: int = 4_000_000) -> list[Path]:
-    """Source files of Python's standard library, sorted, without tests: text that every machine
-    has.
-
-    Files that would exceed ``max_bytes`` together are passed over.
-    """
+    """Sorted sources of Python's standard library without tests, ``max_bytes`` together."""
     root = Path(sysconfig.get_path("stdlib"))
     skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
     files, total = [], 0

@@ -38,17 +38,15 @@ from trainer.runtime.phase import phase
 
 
 def load_deepspeed(config: TrainConfig, device: Device) -> ModuleType:
-    """Import DeepSpeed for a device and let it take over the default process group; again does
-    nothing.
+    """Import DeepSpeed and let it take over the default process group; again does nothing.
 
-    It takes seconds. Call it before memory is counted and limited, as it is part of start-up.
-
-    Raises ConfigError if it is not installed.
+    It takes seconds and is part of start-up: call it before memory is counted and limited. Raises
+    ConfigError if it is not installed.
     """
     os.environ["DS_ACCELERATOR"] = device.type
     if device.type == "cpu":
         ranks = dist.get_world_size()
-        topology = config.topology(ranks, local_world_size())
+        topology = config.topology(ranks, device.local_world_size)
         os.environ["LOCAL_SIZE"] = str(topology.ranks_per_node)  # its devices of a node
     else:
         # It numbers devices by local rank, also where the launcher shows each rank only one.
@@ -71,11 +69,6 @@ def load_deepspeed(config: TrainConfig, device: Device) -> ModuleType:
     # Names that torch 2.13 replaced; it says so on every rank.
     warnings.filterwarnings("ignore", r".*_tensor` is deprecated", FutureWarning, "torch")
     return deepspeed
-
-
-def local_world_size() -> int | None:
-    value = os.environ.get("LOCAL_WORLD_SIZE")
-    return int(value) if value else None
 
 
 def deepspeed_config(config: TrainConfig, placement: Placement) -> dict[str, Any]:
@@ -214,15 +207,12 @@ def _check_visible(ranks_per_node: int) -> None:
 
 
 class DeepSpeedTrainer:
-    """A model under training by DeepSpeed on this rank; ``train.Trainer``'s counterpart.
-
-    Raises ConfigError if DeepSpeed cannot train it on so many ranks, or is not installed.
-    """
+    """``train.Trainer``'s counterpart by DeepSpeed; raises ConfigError if that cannot train it."""
 
     def __init__(self, config: TrainConfig, device: Device) -> None:
         phase.name = "build"
         ranks = dist.get_world_size()
-        local = local_world_size()
+        local = device.local_world_size
         config.check(ranks, local)
         reason = unsupported(config, ranks, device.type, local)  # type: ignore[arg-type]
         if reason:
@@ -302,7 +292,6 @@ class DeepSpeedTrainer:
         """Nothing is being written."""
 
     def step(self, number: int, dataset: Dataset, stop: bool | None = None) -> StepReport:
-        """One optimizer step on the global batch of that number."""
         skipped = self.engine.skipped_steps
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.config.lr(number)
@@ -330,7 +319,6 @@ class DeepSpeedTrainer:
         return total
 
     def _batches(self, step: int, dataset: Dataset) -> Iterator[tuple[Tensor, Tensor]]:
-        """This replica's micro-batches, on its device."""
         device = self.device.torch
         before = step * self.config.mbs * self.config.gas * self.dp
         batches = micro_batches(self.config, dataset, before, self.replica)

@@ -32,11 +32,9 @@ def unsupported(
     device_type: DeviceType,
     local_world_size: int | None = None,
 ) -> str | None:
-    """Why DeepSpeed cannot train a valid configuration, with a remedy; None if it can.
+    """Why DeepSpeed cannot train a valid configuration, whatever its ``engine``; None if it can.
 
-    Whatever its ``engine``. ``local_world_size``: ranks per node, unless it says.
-
-    Raises ConfigError if the degrees do not fit the ranks, whatever the engine.
+    Raises ConfigError if the degrees do not fit the ranks.
     """
     facts = config.facts(world_size, local_world_size)
     settings = [*refused_settings(config, "deepspeed").values()]

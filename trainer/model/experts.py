@@ -19,23 +19,17 @@ from torch import Tensor, nn
 from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import Mixture
 
-_GROUPED_ALIGNMENT = 16
-"""Bytes; ``grouped_mm`` takes rows of whole multiples only."""
+_GROUPED_ALIGNMENT = 16  # Bytes; ``grouped_mm`` takes rows of whole multiples only
 
 
 class Routes(NamedTuple):
     """Experts that a rank's tokens go to."""
 
-    chosen: Tensor
-    """(tokens, experts per token)."""
-    order: Tensor
-    """Pairs of token and expert, sorted by expert."""
-    inverse: Tensor
-    """Place of each pair in that order."""
-    counts: Tensor
-    """Tokens of each expert, int64."""
-    plan: Any
-    """See ``Dispatch.plan``."""
+    chosen: Tensor  # (tokens, experts per token)
+    order: Tensor  # pairs of token and expert, sorted by expert
+    inverse: Tensor  # place of each pair in that order
+    counts: Tensor  # tokens of each expert, int64
+    plan: Any  # see ``Dispatch.plan``
     share: Tensor | None
     """Of each sequence's choices, (batch, experts), if there is an auxiliary loss."""
 

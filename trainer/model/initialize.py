@@ -16,8 +16,7 @@ from trainer.model.slices import TensorShard, shard_of
 from trainer.plan.model import ModelConfig
 
 STD = 0.02
-DRAW_ELEMENTS = 1 << 20
-"""Numbers that are drawn at once."""
+DRAW_ELEMENTS = 1 << 20  # numbers that are drawn at once
 
 
 def initialize(module: nn.Module, prefix: str, model: ModelConfig, seed: int) -> None:
@@ -44,7 +43,6 @@ def initialize(module: nn.Module, prefix: str, model: ModelConfig, seed: int) ->
 
 
 def _draw(out: Tensor, key: str, std: float, shard: TensorShard) -> None:
-    """Fill one matrix, or this rank's part of it."""
     num_rows, columns = shard.whole
     first_column = shard.split.columns.rank * out.size(1)
     kept = slice(first_column, first_column + out.size(1))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -30,11 +29,6 @@ class Kernels:
 
     own_gradients = False
     """Whether gradients are these kernels' own where no axis splits a layer, not autograd's."""
-
-    @property
-    def of_head(self) -> Kernels:
-        """Kernels for the output layer."""
-        return self
 
     def outputs(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """y, with the bias added."""
@@ -68,10 +62,7 @@ class Product(NamedTuple):
 
 
 class TunedKernels(Kernels):
-    """Each product in the form that was chosen for it, else as torch computes it.
-
-    ``calls`` has how often each product was asked for, while ``counts``.
-    """
+    """Each product in the form that was chosen for it; ``calls`` counts them, while ``counts``."""
 
     own_gradients = True
 
@@ -99,7 +90,6 @@ class TunedKernels(Kernels):
         return super().weight_gradient(grad, x, weight)
 
     def _other_form(self, product: Product) -> Form | None:
-        """The form that was chosen in place of the product's own."""
         if self.counts:
             self.calls[product] += 1
         form = self.forms.get(product, product.form)
@@ -159,17 +149,12 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, kernels: Kernels) -
 
 def use(kernels: Kernels, stage: Stage) -> None:
     """Let a stage that no axis splits compute its projections and logits by these kernels."""
-    computed: dict[type, Callable[..., Tensor]] = {Linear: _linear, Head: _head}
     modules: list[Any] = [*stage.modules()]
     for module in modules:
-        if type(module) in computed:
-            own = kernels if isinstance(module, Linear) else kernels.of_head
-            module.forward = functools.partial(computed[type(module)], module, own)
+        if type(module) in (Linear, Head):
+            module.forward = functools.partial(_multiplied, module, kernels)
 
 
-def _linear(module: Linear, kernels: Kernels, x: Tensor) -> Tensor:
-    return multiply(x, module.weight, module.bias, kernels)
-
-
-def _head(module: Head, kernels: Kernels, x: Tensor, tied: Tensor | None) -> Tensor:
-    return multiply(x, module.weight if tied is None else tied, None, kernels)
+def _multiplied(module: Any, kernels: Kernels, x: Tensor, tied: Tensor | None = None) -> Tensor:
+    weight = module.weight if tied is None else tied
+    return multiply(x, weight, getattr(module, "bias", None), kernels)

@@ -35,11 +35,9 @@ class Piece(NamedTuple):
 
     slot: Slot
     master: nn.Parameter
-    begin: int
-    """First element in the flattened master."""
+    begin: int  # first element in the flattened master
     length: int
-    start: int
-    """First element in this rank's flattened parameter."""
+    start: int  # first element in this rank's flattened parameter
 
 
 def slots(stage: Stage) -> Iterator[Slot]:

@@ -18,8 +18,7 @@ Shape = tuple[int, ...]
 class Slice(NamedTuple):
     """A slice of the whole parameter whose elements are consecutive in the rank's shard, flat."""
 
-    begin: int
-    """First element in the rank's flattened shard."""
+    begin: int  # first element in the rank's flattened shard
     offsets: Shape
     sizes: Shape
 
@@ -34,13 +33,10 @@ class Cut(NamedTuple):
 class Split(NamedTuple):
     """A parameter's split over the ranks of one replica; by default each holds the whole."""
 
-    axes: tuple[str, ...] = ()
-    """Parallel axes along which each rank holds a share of its own."""
-    rows: Cut = Cut()
-    """Cut of the rows of each stacked matrix, or of a vector."""
+    axes: tuple[str, ...] = ()  # parallel axes along which each rank holds a share of its own
+    rows: Cut = Cut()  # cut of the rows of each stacked matrix, or of a vector
     columns: Cut = Cut()
-    again: Cut = Cut()
-    """Second cut, of the rows that ``rows`` leaves, in their order."""
+    again: Cut = Cut()  # second cut, of the rows that ``rows`` leaves, in their order
 
 
 WHOLE = Split()
@@ -57,7 +53,6 @@ class TensorShard:
 
     @property
     def whole(self) -> Shape:
-        """Shape of the whole."""
         rows, columns = self.shape[0], self.shape[1:]
         by = self.split
         wide = tuple(size * by.columns.ranks for size in columns)

@@ -26,8 +26,7 @@ from trainer.model.kernels import FORMS, Form, Product, TunedKernels, in_form
 from trainer.runtime.cache import cpu_identity, user_cache
 from trainer.runtime.device import Device
 
-WORTH = 0.95
-"""Another form is chosen if it takes at most this share of the default's time, twice."""
+WORTH = 0.95  # another form is chosen if it takes at most this share of the default's time, twice
 _SAMPLE_S = 0.001  # below it, clocks and launches weigh more than products
 _PRODUCT_S = 0.06
 _ROUNDS = range(5, 12)
@@ -192,10 +191,7 @@ def choose(default: Form, first: Mapping[Form, float], second: Mapping[Form, flo
 def alternately(
     calls: Mapping[Name, Callable[[], object]], clock: Callable[[], float]
 ) -> dict[Name, float]:
-    """Seconds of each call, the median of samples that take turns.
-
-    The clock is read when the work of the device is done.
-    """
+    """Median seconds of each call, in samples that take turns; the clock waits for the device."""
 
     def sample(call: Callable[[], object], times: int) -> float:
         begin_s = clock()

@@ -14,17 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _ops = torch.ops.aten
-_FLASH_WIDTH = 8
-"""On GPUs, channels of a head are filled up to a multiple of this."""
+_FLASH_WIDTH = 8  # on GPUs, channels of a head are filled up to a multiple of this
 
 
 class Attended(NamedTuple):
     """Attention's result over the keys seen so far."""
 
-    output: Tensor
-    """(batch, heads, queries, head)."""
-    log_sum: Tensor
-    """Log-sum of the scores' exponentials, float32 (batch, heads, queries)."""
+    output: Tensor  # (batch, heads, queries, head)
+    log_sum: Tensor  # log-sum of the scores' exponentials, float32 (batch, heads, queries)
 
 
 def attend_block(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Attended:

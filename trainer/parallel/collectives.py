@@ -61,7 +61,6 @@ class Traffic:
             self.clock, self.counting = clock, True
 
     def clear(self) -> None:
-        """Forget everything, e.g. what warm-up steps sent."""
         self.calls.clear()
         self.bytes.clear()
         self.seconds.clear()

@@ -37,11 +37,9 @@ class _Plan(NamedTuple):
 
     send: list[int]
     receive: list[int]
-    order: Tensor
-    """Received rows sorted by expert, then by the rank they come from."""
+    order: Tensor  # received rows sorted by expert, then by the rank they come from
     inverse: Tensor
-    counts: Tensor
-    """Received rows of each expert."""
+    counts: Tensor  # received rows of each expert
 
 
 class RankDispatch(Dispatch):

@@ -13,8 +13,7 @@ from trainer.model.transformer import Head
 from trainer.parallel.collectives import Group
 from trainer.parallel.products import gather_sequence, scatter_sum
 
-CHUNK_ELEMENTS = 1 << 24
-"""Logits that are in float32 at once: 64 MiB of them."""
+CHUNK_ELEMENTS = 1 << 24  # logits that are in float32 at once: 64 MiB of them
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -141,10 +140,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, group: Group | None) -> Tenso
 
 
 def chunk_loss(head: Head, group: Group | None, sequence: bool) -> None:
-    """Let an output layer that is given targets return the loss, computed in chunks.
-
-    Without targets it still returns logits.
-    """
+    """Let an output layer return the loss, computed in chunks, where it is given targets."""
     compute_logits = head.forward
 
     def forward(x: Tensor, tied: Tensor | None, targets: Tensor | None = None) -> Tensor:

@@ -52,8 +52,7 @@ class Holders:
     """
 
     mesh: Mesh
-    placement: Placement
-    """Over these ranks."""
+    placement: Placement  # over these ranks
     rank: int
     apart: int = 1
 
@@ -81,21 +80,16 @@ class Mesh:
     topology: Topology
     placement: Placement
     pp: Axis
-    states: Axis
-    """Ranks that hold the same weights: all of dp and cp."""
+    states: Axis  # ranks that hold the same weights: all of dp and cp
     cp: Axis
     tp: Axis
-    ep: Axis
-    """Ranks over which experts are dealt out, all of ``tp`` among them."""
+    ep: Axis  # ranks over which experts are dealt out, all of ``tp`` among them
     grid: Grid
     world: Group
     traffic: Traffic
-    timeout: timedelta
-    """Limit for every collective in every group."""
-    folded: bool
-    """Whether the last stage is on the first pipeline rank, see ``StageLayout``."""
-    embedding: Group | None
-    """First and last pipeline rank, when they share a tied embedding."""
+    timeout: timedelta  # limit for every collective in every group
+    folded: bool  # whether the last stage is on the first pipeline rank, see ``StageLayout``
+    embedding: Group | None  # first and last pipeline rank, when they share a tied embedding
     _blocks: dict[tuple[int, int, str], Group | None] = field(default_factory=dict)
 
     @property
@@ -161,10 +155,7 @@ class Mesh:
 def build_mesh(
     config: TrainConfig, device_type: str, local_world_size: int | None, traffic: Traffic
 ) -> Mesh:
-    """Arrange all ranks of the default process group; every rank must call it.
-
-    Raises ConfigError if the configuration cannot run on so many ranks.
-    """
+    """Arrange all ranks, each of which must call it; raises ConfigError if they do not fit."""
     world_size = dist.get_world_size()
     config.check(world_size, local_world_size)
     topology = config.topology(world_size, local_world_size)

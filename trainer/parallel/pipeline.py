@@ -7,7 +7,7 @@ looped breadth-first (Lamy-Poirier 2022), interleaved zero bubble (Qi et al. 202
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
+from trainer.data.batches import Batches
 from trainer.model.deferred import DeferredKernels
 from trainer.model.transformer import Stage
 from trainer.parallel.mesh import Mesh
@@ -52,8 +53,7 @@ class _LeanStage(PipelineStage):
     activations that 1F1B bounds.
     """
 
-    count: Callable[[dist.P2POp], None]
-    """Called with everything that is sent."""
+    count: Callable[[dist.P2POp], None]  # called with everything that is sent
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         return self._counted(super().get_fwd_send_ops(fwd_chunk_id))
@@ -191,18 +191,12 @@ class Pipeline:
         level = mesh.topology.level((dist.get_rank(), op.peer))
         mesh.traffic.add("pipeline", level, op.tensor.nbytes)
 
-    def __call__(
-        self, tokens: list[Tensor], targets: list[Tensor], starts: Sequence[Tensor] = ()
-    ) -> list[Tensor]:
-        """Accumulate a step's gradients; its losses by micro-batch, on the last stage only.
-
-        The first stage uses ``tokens``, the last ``targets``, and each ``starts``, if documents
-        matter.
-        """
+    def __call__(self, batches: Batches) -> list[Tensor]:
+        """Accumulate a step's gradients; its losses by micro-batch, on the last stage only."""
         losses: list[Tensor] = []
-        inputs = (torch.cat(tokens),) if self.mesh.is_first else ()
-        target = torch.cat(targets) if self.mesh.is_last else None
-        more = {"starts": torch.cat([*starts])} if starts else {}
+        inputs = (torch.cat(batches.tokens),) if self.mesh.is_first else ()
+        target = torch.cat(batches.targets) if self.mesh.is_last else None
+        more = {"starts": torch.cat(batches.starts)} if batches.starts else {}
         if target is not None:
             more["targets"] = target
         if self.deferred is not None:
@@ -210,14 +204,13 @@ class Pipeline:
         self.schedule.step(*inputs, target=target, losses=losses, return_outputs=False, **more)
         return [loss.detach() for loss in losses]
 
-    def evaluate(
-        self, tokens: list[Tensor], targets: list[Tensor], starts: Sequence[Tensor] = ()
-    ) -> list[Tensor]:
+    def evaluate(self, batches: Batches) -> list[Tensor]:
         """The loss of each micro-batch, without a backward pass; empty except on the last stage.
 
         One stage after another: torch's schedules would set all stages up anew, twice.
         """
         losses = []
+        tokens, targets, starts = batches
         for number in range(self.gas):
             x = tokens[number]
             for index, stage, io in zip(self.numbers, self.stages, self.io, strict=True):
@@ -244,22 +237,23 @@ class GradientAccumulation:
         self.stage = stage
         self.loss_fn = loss_fn
 
-    def __call__(
-        self, tokens: list[Tensor], targets: list[Tensor], starts: Sequence[Tensor] = ()
-    ) -> list[Tensor]:
+    def __call__(self, batches: Batches) -> list[Tensor]:
         losses = []
-        places = starts or [None] * len(tokens)
-        for inputs, target, place in zip(tokens, targets, places, strict=True):
+        for micro_batch in _micro_batches(batches):
             phase.name = "forward"
-            loss = self.loss_fn(self.stage(inputs, place, target), target)
+            loss = self._loss(*micro_batch)
             phase.name = "backward"
             loss.backward()
             losses.append(loss.detach())
         return losses
 
-    def evaluate(
-        self, tokens: list[Tensor], targets: list[Tensor], starts: Sequence[Tensor] = ()
-    ) -> list[Tensor]:
-        places = starts or [None] * len(tokens)
-        every = zip(tokens, targets, places, strict=True)
-        return [self.loss_fn(self.stage(x, place, target), target) for x, target, place in every]
+    def evaluate(self, batches: Batches) -> list[Tensor]:
+        return [self._loss(*micro_batch) for micro_batch in _micro_batches(batches)]
+
+    def _loss(self, x: Tensor, target: Tensor, starts: Tensor | None) -> Tensor:
+        return self.loss_fn(self.stage(x, starts, target), target)
+
+
+def _micro_batches(batches: Batches) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    tokens, targets, starts = batches
+    return zip(tokens, targets, starts or [None] * len(tokens), strict=True)

@@ -28,14 +28,12 @@ def gather_rows(
     return out
 
 
-def quantized_all_gather(
-    whole: Tensor, share: Tensor, group: Group, fmt: Format, purpose: Purpose
-) -> None:
-    """All-gather every rank's ``share``, rounded to the format, into ``whole``.
+def quantized_all_gather(whole: Tensor, share: Tensor, group: Group, fmt: Format) -> None:
+    """All-gather every rank's ``share`` of weights, rounded to the format, into ``whole``.
 
     ``share`` is (n,), ``whole`` (ranks * n,) in any floating-point format.
     """
-    packed = gather_rows(quantize(share[None], fmt), group, purpose)
+    packed = gather_rows(quantize(share[None], fmt), group, "weights")
     dequantize(packed, fmt, whole.view(group.size, -1))
 
 

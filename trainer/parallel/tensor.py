@@ -70,17 +70,12 @@ def split(module: nn.Module, splits: dict[str, Split]) -> None:
 
 
 def split_over_tp(dims: dict[str, int], cut: Cut) -> dict[str, Split]:
-    """The split of each parameter along one dimension."""
     by_dim = {0: Split(("tp",), rows=cut), 1: Split(("tp",), columns=cut)}
     return {name: by_dim[dim] for name, dim in dims.items()}
 
 
 class Style(ParallelStyle):
-    """One way of splitting a module.
-
-    ``sequence``: sequence parallelism. ``opaque``: projections are custom operators
-    (``operators``).
-    """
+    """One way of splitting a module; ``opaque``: projections are custom operators."""
 
     dims: dict[str, int] = {}  # noqa: RUF012 - constant per class
 
@@ -186,7 +181,7 @@ def parallelize(stage: Stage, mesh: Mesh, config: TrainConfig, kernels: Kernels)
     plan = {
         "embedding": VocabParallelEmbedding(group, sequence, kernels),
         "positions": SequencePositions(group, sequence, kernels),
-        "head": VocabParallelHead(group, sequence, kernels.of_head),
+        "head": VocabParallelHead(group, sequence, kernels),
         "blocks.*.attention.qkv": ColumnParallel(group, sequence, kernels, opaque),
         "blocks.*.attention.out": RowParallel(group, sequence, kernels, opaque),
         "blocks.*.mlp.up": ColumnParallel(group, sequence, kernels, opaque),

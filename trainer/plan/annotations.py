@@ -69,7 +69,6 @@ class Open:
 
 
 def of_field(field: FieldInfo, kind: type[A]) -> list[A]:
-    """A field's annotations of one kind."""
     return [annotation for annotation in field.metadata if isinstance(annotation, kind)]
 
 

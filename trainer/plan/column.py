@@ -9,8 +9,6 @@ import numpy as np
 
 
 class ColumnType(NamedTuple):
-    """Declaration of a column."""
-
     default: Any = None  # None: required
     kind: type = float  # numbers are float64, so that products of sizes cannot overflow
     least: float | None = None  # smallest accepted number
@@ -26,7 +24,6 @@ def column(default: Any = None, kind: type = float, least: float | None = None) 
 
 
 def mask(default: bool | None = False) -> Any:
-    """A boolean column of a ``Part``."""
     return column(default, bool)
 
 

@@ -12,15 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from foundation.files import FileError, read_json
 from foundation.records import mistakes
-from trainer.plan.axes.mesh import (
-    FURTHER_AXES,
-    GRID,
-    Axes,
-    beside_dp,
-    is_pp_inside,
-    ordered,
-    ranks_of_replica,
-)
+from trainer.plan.axes import mesh
 from trainer.plan.fields import DEFERRING_SCHEDULES, FOLDED_SCHEDULE, Choices, Settings
 from trainer.plan.formats import Format
 from trainer.plan.limits import ConfigError, Ranks, Steps
@@ -137,23 +129,23 @@ class TrainConfig(Settings, Choices):
         """Data-parallel replicas; raises ConfigError if the degrees do not divide the ranks."""
         return int(self.axes(world_size).sizes["dp"])
 
-    def axes(self, world_size: int) -> Axes:
+    def axes(self, world_size: int) -> mesh.Axes:
         """Parallel axes and their sizes; raises ConfigError as ``data_parallel``."""
-        own = [*self.grid_axes, *FURTHER_AXES]
-        degrees = {name: getattr(self, name) for name in beside_dp(own)}
+        own = [*self.grid_axes, *mesh.FURTHER_AXES]
+        degrees = {name: getattr(self, name) for name in mesh.beside_dp(own)}
         if broken := refusal(self._requirements(), {"world_size": world_size, **degrees}):
             raise ConfigError(broken)
-        dp = world_size // ranks_of_replica(degrees, own)
-        sizes = {name: degrees.get(name, dp) for name in ordered(own)}
-        return Axes(sizes, bool(is_pp_inside(self.rank_order)))
+        dp = world_size // mesh.ranks_of_replica(degrees, own)
+        sizes = {name: degrees.get(name, dp) for name in mesh.ordered(own)}
+        return mesh.Axes(sizes, bool(mesh.is_pp_inside(self.rank_order)))
 
     @property
     def grid_axes(self) -> tuple[str, ...]:
         """Axes of the grid, all or none."""
-        return tuple(GRID) if any(getattr(self, name) > 1 for name in GRID) else ()
+        return tuple(mesh.GRID) if any(getattr(self, name) > 1 for name in mesh.GRID) else ()
 
     def _requirements(self) -> tuple[Requirement, ...]:
-        further = [name for name in FURTHER_AXES if getattr(self, name) > 1]
+        further = [name for name in mesh.FURTHER_AXES if getattr(self, name) > 1]
         return requirements(*self.grid_axes, *further)
 
     def topology(self, world_size: int, local_world_size: int | None = None) -> Topology:

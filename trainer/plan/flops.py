@@ -85,11 +85,7 @@ def speed(
     measured: Sequence[float],
     executed: float,
 ) -> dict[str, Any]:
-    """Rates per second from the median of the ``measured`` seconds of steps.
-
-    A step has ``batch`` sequences over all ``dp`` replicas, and ``executed`` FLOPs with
-    recomputation.
-    """
+    """Rates by the median of the ``measured`` seconds; ``executed`` FLOPs include repeated ones."""
     median = statistics.median(measured)
     tera_per_gpu = 1e12 * median * world_size
     tokens_per_second = batch * model.seq_length / median

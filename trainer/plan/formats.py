@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-BLOCK = 256
-"""Elements per scale in quantized formats (Dettmers et al. 2022)."""
+BLOCK = 256  # elements per scale in quantized formats (Dettmers et al. 2022)
 
 _SCALE_BYTES = 4
 _BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8": 8, "int4": 4}

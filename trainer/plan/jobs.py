@@ -16,15 +16,8 @@ from numpy.typing import NDArray
 
 from trainer.plan import fields
 from trainer.plan.annotations import codes_of
-from trainer.plan.axes.mesh import (
-    PRICED_AXES,
-    SPLIT_TOKENS,
-    SPLIT_WEIGHTS,
-    Axes,
-    beside_dp,
-    ordered,
-    ranks_of_replica,
-)
+from trainer.plan.axes import mesh
+from trainer.plan.axes.mesh import PRICED_AXES, Axes
 from trainer.plan.column import ColumnType, Part, broadcast, column, concatenated, mask
 from trainer.plan.layouts import NO_LAYOUT
 from trainer.plan.model import ModelConfig
@@ -101,9 +94,8 @@ class Layout(Part):
 
     @cached_property
     def axes(self) -> Axes:
-        """The mesh: axes and their sizes."""
         own = {**self.stored(), **self.further}
-        return Axes({name: own[name] for name in ordered(PRICED_AXES)}, self.pp_inside)
+        return Axes({name: own[name] for name in mesh.ordered(PRICED_AXES)}, self.pp_inside)
 
     @cached_property
     def replicas(self) -> Array:
@@ -113,12 +105,12 @@ class Layout(Part):
     @cached_property
     def layer_ranks(self) -> Array:
         """Ranks that split a layer's weights by model parallelism."""
-        return np.asarray(self.axes.product(SPLIT_WEIGHTS))
+        return np.asarray(self.axes.product(mesh.SPLIT_WEIGHTS))
 
     @cached_property
     def token_ranks(self) -> Array:
         """Ranks that split a micro-batch's tokens."""
-        return np.asarray(self.axes.product(SPLIT_TOKENS))
+        return np.asarray(self.axes.product(mesh.SPLIT_TOKENS))
 
 
 @dataclass(frozen=True)
@@ -341,9 +333,9 @@ def _with_ranks(given: Mapping[str, Any]) -> dict[str, Any]:
     """The columns with both ``dp`` and ``world_size``."""
     made = dict(given)
     if "dp" not in made:
-        degrees = {name: np.asarray(made[name]) for name in beside_dp(PRICED_AXES)}
-        made["dp"] = np.asarray(made["world_size"]) / ranks_of_replica(degrees, PRICED_AXES)
+        degrees = {name: np.asarray(made[name]) for name in mesh.beside_dp(PRICED_AXES)}
+        made["dp"] = np.asarray(made["world_size"]) / mesh.ranks_of_replica(degrees, PRICED_AXES)
     if "world_size" not in made:
-        sizes = {name: np.asarray(made[name]) for name in ordered(PRICED_AXES)}
+        sizes = {name: np.asarray(made[name]) for name in mesh.ordered(PRICED_AXES)}
         made["world_size"] = Axes(sizes).world_size
     return made

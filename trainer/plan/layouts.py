@@ -19,8 +19,7 @@ from foundation.documents import as_written
 
 Array = Any  # a number, or a numpy column
 
-NO_LAYOUT = "none"
-"""Value of ``pipeline_layout`` without a layout."""
+NO_LAYOUT = "none"  # value of ``pipeline_layout`` without a layout
 MOST_LETTERS = 100_000
 _LETTER = r"[EtmL|](?:\*[0-9]{1,6})?"
 _ITEM = re.compile(rf"\((?P<group>(?:{_LETTER})+)\)\*(?P<times>[0-9]{{1,6}})|(?P<one>{_LETTER})")
@@ -64,7 +63,6 @@ class Layout:
         return fits
 
     def ranks(self, pp: int) -> list[tuple[Chunk, ...]]:
-        """Chunks of each pipeline rank."""
         return [self.chunks[rank::pp] for rank in range(pp)]
 
     def layers_of_chunks(self, pp: int) -> list[tuple[int, ...]]:

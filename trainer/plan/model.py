@@ -8,17 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from foundation.records import Record
+from trainer.plan import sizes
 from trainer.plan.limits import ConfigError, Layers, Tokens, Width
-from trainer.plan.sizes import (
-    Latent,
-    Mixture,
-    expert_weights,
-    ffn_weights,
-    layer_matrices,
-    layer_weights,
-    mixed_layers,
-    table_weights,
-)
 
 Some = Annotated[int, Field(ge=0, le=10_000_000)]
 Together = Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
@@ -178,12 +169,12 @@ class ModelConfig(Record):
         return [kinds[self.window(n) is not None] for n in range(self.num_layers)]
 
     @property
-    def mixture(self) -> Mixture | None:
+    def mixture(self) -> sizes.Mixture | None:
         """Experts of a layer; None in a dense model."""
         if not self.num_experts:
             return None
         assert self.experts_per_token and self.expert_ffn_hidden_size  # as validated
-        return Mixture(
+        return sizes.Mixture(
             self.num_experts,
             self.experts_per_token,
             self.expert_ffn_hidden_size,
@@ -193,7 +184,7 @@ class ModelConfig(Record):
         )
 
     @property
-    def latent(self) -> Latent | None:
+    def latent(self) -> sizes.Latent | None:
         """This trainer trains no latent attention; records of other models may."""
         return None
 
@@ -203,10 +194,7 @@ class ModelConfig(Record):
         return self.activation == "swiglu"
 
     def model_type(self) -> str:
-        """Name that ``transformers`` has for a model of this shape.
-
-        Raises ConfigError if it is none of these.
-        """
+        """Name that ``transformers`` has for this shape; raises ConfigError if it has none."""
         parts = (self.norm, self.positions, self.activation, self.linear_bias)
         own: object = self.qk_norm or self.qkv_bias
         if parts == ("rmsnorm", "rotary", "swiglu", False) and not (self.qk_norm and self.qkv_bias):
@@ -243,17 +231,17 @@ class ModelConfig(Record):
     def num_parameters(self) -> int:
         """Trained parameters, counted exactly as ``trainer.model.transformer`` builds them."""
         tables = 1 if self.tied_embeddings else 2
-        matrices = layer_matrices(self)
+        matrices = sizes.layer_matrices(self)
         biases = matrices[0].outputs if self.qkv_bias else 0
         biases = sum(matrix.outputs for matrix in matrices) if self.linear_bias else biases
         biases += 2 * self.head_dim if self.qk_norm else 0  # scales of norms, as many as biases
         norm = (2 if self.norm == "layernorm" else 1) * self.hidden_size
         positions = self.seq_length * self.hidden_size if self.positions == "learned" else 0
-        layer = layer_weights(self) + biases + 2 * norm
-        whole = self.num_layers * layer + norm + tables * table_weights(self) + positions
+        layer = sizes.layer_weights(self) + biases + 2 * norm
+        whole = self.num_layers * layer + norm + tables * sizes.table_weights(self) + positions
         if (mixture := self.mixture) is not None:
-            dense = ffn_weights(self, self.ffn_size - mixture.shared_ffn_size)
+            dense = sizes.ffn_weights(self, self.ffn_size - mixture.shared_ffn_size)
             dense -= mixture.num_experts * self.hidden_size
             whole += mixture.dense_layers * dense
-            whole += mixed_layers(self, mixture) * expert_weights(self, mixture)
+            whole += sizes.mixed_layers(self, mixture) * sizes.expert_weights(self, mixture)
         return int(whole)

@@ -72,8 +72,6 @@ def shared_within(ranks: int, dp: Any, apart: Any) -> Any:
 
 @dataclass(frozen=True)
 class Share:
-    """One training state."""
-
     degree: int  # consecutive data-parallel ranks that it is sharded over
     format: Format  # in memory
 

@@ -16,8 +16,7 @@ from trainer.plan.formats import BLOCK, Format
 from trainer.plan.placement import Placement
 
 Shape = tuple[int, ...]
-ROW = 1024
-"""Buckets are padded to a multiple of this, so that their norm can be taken row by row."""
+ROW = 1024  # buckets are padded to a multiple of this, so that their norm can be taken row by row
 
 
 class Traits(NamedTuple):
@@ -25,23 +24,17 @@ class Traits(NamedTuple):
 
     split: tuple[str, ...]
     """Parallel axes along which ranks hold different parts; along all others they hold the same."""
-    decays: bool
-    """Weight decay applies: matrices, not norms and biases."""
-    shared: bool
-    """The tied embedding, on the first and the last pipeline stage."""
-    copy: bool
-    """The last stage's copy of it, left out of the global norm."""
+    decays: bool  # weight decay applies: matrices, not norms and biases
+    shared: bool  # the tied embedding, on the first and the last pipeline stage
+    copy: bool  # the last stage's copy of it, left out of the global norm
 
 
 class Segment(NamedTuple):
     """The part of one parameter inside a cut of a row; offsets and length in elements."""
 
-    parameter: int
-    """Its index in the unit."""
-    begin: int
-    """Offset in the parameter's chunk."""
-    offset: int
-    """Offset in the cut."""
+    parameter: int  # its index in the unit
+    begin: int  # offset in the parameter's chunk
+    offset: int  # offset in the cut
     length: int
 
 

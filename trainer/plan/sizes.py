@@ -11,8 +11,6 @@ Size = Any  # int, or a numpy column that broadcasts against the others
 
 
 class Mixture(NamedTuple):
-    """Mixture of experts."""
-
     num_experts: Size  # routed experts per layer; 0 in a column: none
     experts_per_token: Size  # top-k of the router
     expert_ffn_size: Size  # f of one expert
@@ -160,8 +158,5 @@ def table_weights(model: Dimensions) -> Size:
 
 
 def stage_weights(model: Dimensions, layers: Size, tables: Size, tp: Size = 1) -> Size:
-    """Elements of a pipeline stage's matrices per tp rank, without routed experts.
-
-    The stage has so many ``layers``, and 0, 1 or 2 vocabulary ``tables``.
-    """
+    """Elements of so many ``layers`` and vocabulary ``tables`` per tp rank, experts apart."""
     return (layers * layer_weights(model) + tables * table_weights(model)) / tp

@@ -41,7 +41,6 @@ class StageLayout:
         return stage % self.pp
 
     def layers(self, stage: int) -> range:
-        """Layer numbers of a stage."""
         held = self._layers_by_rank()
         before = sum(held[self.rank_of(one)] for one in range(stage)) // self.vpp
         return range(before, before + held[self.rank_of(stage)] // self.vpp)

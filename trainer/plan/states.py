@@ -11,8 +11,7 @@ import numpy as np
 
 BUCKET_ELEMENTS = 16 * 2**20
 """Default size of a flat bucket; a larger parameter is a bucket by itself."""
-PENDING_REDUCTIONS = 2
-"""Gradient buckets in flight at once; each holds unreduced gradients."""
+PENDING_REDUCTIONS = 2  # gradient buckets in flight at once; each holds unreduced gradients
 ZERO_STAGES = {"weight_shard": 3, "gradient_shard": 2, "optimizer_shard": 1}
 """Lowest ZeRO stage that shards each state over all ranks (Rajbhandari et al. 2020)."""
 Size = Any  # a number, or a numpy column that broadcasts against the others
@@ -32,8 +31,6 @@ class Shards(Protocol):
 
 
 class Degrees(NamedTuple):
-    """Plain ``Shards``."""
-
     weight_shard: Size
     secondary_shard: Size
     gradient_shard: Size

@@ -204,19 +204,19 @@ class Links:
             dist.recv(whole, group=group.handle, group_src=0)
 
 
-def ends_side_by_side(device: Device, timeout_s: float, count: int = 3, rounds: int = 20) -> bool:
-    """Whether concurrent collectives of ``count`` communicators end within ``timeout_s``.
+def ends_side_by_side(device: Device, timeout_s: float) -> bool:
+    """Whether concurrent collectives of three communicators end within ``timeout_s``.
 
     Tensor, data and pipeline parallelism each have a communicator. All ranks start the same
     collectives in the same order, so only the library or the device's queues can block them. A rank
     on which they hang cannot use its communicators again.
     """
-    groups = [dist.new_group() for _ in range(count)]
+    groups = [dist.new_group() for _ in range(3)]
     numbers = [torch.zeros(1 << 20, device=device.torch) for _ in groups]
     deadline_s = time.monotonic() + timeout_s
     works = [
         dist.all_reduce(own, group=group, async_op=True)
-        for _ in range(rounds)
+        for _ in range(20)
         for group, own in zip(groups, numbers, strict=True)
     ]
     while not all(work.is_completed() for work in works):

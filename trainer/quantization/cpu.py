@@ -33,8 +33,7 @@ FLAGS = (
 )  # fmt: skip
 X86_FLAGS = ("-mprefer-vector-width=512",)  # where there are such; up to 1.5 times as fast
 
-NUMBERS_PER_THREAD = 2**18
-"""A thread that has fewer takes longer to start than it saves."""
+NUMBERS_PER_THREAD = 2**18  # A thread that has fewer takes longer to start than it saves
 
 
 def quantize(rows: Tensor, fmt: Format, out: Tensor) -> None:
@@ -43,12 +42,10 @@ def quantize(rows: Tensor, fmt: Format, out: Tensor) -> None:
 
 
 def dequantize(packed: Tensor, fmt: Format, out: Tensor) -> None:
-    """See ``trainer.quantization.blocks``."""
     _call("dequantize", out, packed, fmt)
 
 
 def dequantize_sum(packed: Tensor, fmt: Format, out: Tensor, accumulate: bool) -> None:
-    """See ``trainer.quantization.blocks``."""
     count, n = packed.shape[0], out.numel()
     threads = _threads(count * n)
     library = compiled_library()
@@ -95,10 +92,7 @@ def compiled_library() -> ctypes.CDLL | None:
 
 
 def build() -> Path:
-    """The library's file, compiled unless an earlier process has.
-
-    Raises OSError if there is no compiler, or it fails.
-    """
+    """The library, compiled unless an earlier process has; raises OSError if it cannot be."""
     compiler = _compiler()
     flags = FLAGS + (X86_FLAGS if platform.machine() == "x86_64" else ())
     version = _run([*compiler, "--version"])

@@ -56,7 +56,6 @@ def quantize(rows: Tensor, fmt: Format, out: Tensor) -> None:
 
 
 def dequantize(packed: Tensor, fmt: Format, out: Tensor) -> None:
-    """See ``trainer.quantization.blocks``."""
     count, n = out.shape
     codes, scales = _parts(packed, fmt, n)
     with _on(out):
@@ -66,7 +65,6 @@ def dequantize(packed: Tensor, fmt: Format, out: Tensor) -> None:
 
 
 def dequantize_sum(packed: Tensor, fmt: Format, out: Tensor, accumulate: bool) -> None:
-    """See ``trainer.quantization.blocks``."""
     n = out.numel()
     codes, scales = _parts(packed, fmt, n)
     with _on(out):

@@ -37,7 +37,6 @@ def quantize(rows: Tensor, fmt: Format, out: Tensor) -> None:
 
 
 def dequantize(packed: Tensor, fmt: Format, out: Tensor) -> None:
-    """See ``trainer.quantization.blocks``."""
     count, n = out.shape
     end = code_bytes(fmt, n)
     codes = packed[:, :end].view(torch.int8)
@@ -48,7 +47,6 @@ def dequantize(packed: Tensor, fmt: Format, out: Tensor) -> None:
 
 
 def dequantize_sum(packed: Tensor, fmt: Format, out: Tensor, accumulate: bool) -> None:
-    """See ``trainer.quantization.blocks``."""
     if not accumulate:
         out.zero_()
     term = torch.empty_like(out)

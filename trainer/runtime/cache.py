@@ -10,10 +10,7 @@ from pathlib import Path
 
 
 def user_cache() -> Path:
-    """``$XDG_CACHE_HOME/meshtune`` (``~/.cache/meshtune``), made if need be.
-
-    A folder of this process alone if that cannot be written.
-    """
+    """``$XDG_CACHE_HOME/meshtune`` (``~/.cache/meshtune``), else a folder of this process alone."""
     try:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = Path(home) / "meshtune"

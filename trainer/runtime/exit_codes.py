@@ -1,13 +1,9 @@
 """Exit codes of a rank: of ``python -m trainer`` and of ``python -m trainer.preflight``."""
 
-from __future__ import annotations
-
 EXIT_OK = 0
 EXIT_FAILED = 1
-EXIT_INVALID = 2
-"""The configuration, the environment or the command line is wrong."""
+EXIT_INVALID = 2  # the configuration, the environment or the command line is wrong
 EXIT_OUT_OF_MEMORY = 3
-EXIT_PEER_FAILED = 4
-"""The rank left because another one had failed."""
+EXIT_PEER_FAILED = 4  # the rank left because another one had failed
 EXIT_STOPPED = 143
 """It was asked to stop (SIGTERM), and saved a checkpoint: 128 + 15, as the signal's own end."""

@@ -132,10 +132,7 @@ def _loopback_listener(place: RankEnvironment) -> int | None:
 
 
 class Peers:
-    """The other ranks of this run; construction meets them.
-
-    ``failure`` is what a failed peer said, else empty.
-    """
+    """The other ranks of this run, met by construction; ``failure``: what a failed one said."""
 
     def __init__(self, place: RankEnvironment, timeout_s: float) -> None:
         self.place = place

@@ -1,7 +1,5 @@
 """``python -m trainer.verify KIND SETTINGS DEVICE``: one check; its result is the last line."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -52,14 +52,12 @@ class Tokens:
     def samples(
         self, first: int, count: int, *, seq_length: int, seed: int
     ) -> tuple[Tensor, Tensor]:
-        """See ``trainer.data.batches.Dataset``."""
         generator = torch.Generator().manual_seed(first)
         drawn = torch.rand(count, seq_length + 1, generator=generator)
         tokens = drawn.pow(3).mul(self.words).long()
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def starts(self, first: int, count: int, *, seq_length: int, seed: int) -> Tensor:
-        """Two documents a sample."""
         return _two_documents(count, seq_length + 1)
 
 
@@ -75,7 +73,6 @@ def difference(found: Tensor, expected: Tensor) -> float:
 
 
 def facts(device: Device) -> Figures:
-    """The device's name, memory and versions."""
     return {**device.facts(), "torch": str(torch.__version__)}
 
 
@@ -149,7 +146,6 @@ def _job(device: Device, ranks: int = 1) -> Iterator[None]:
 
 
 def _train(training: Trainer, first: int = 0) -> list[float]:
-    """The losses of the next steps."""
     dataset = Tokens(training.config)
     with attention_backends(training.device.type):
         found = [training.step(first + number, dataset).loss for number in range(STEPS)]
@@ -211,7 +207,6 @@ def out_of_memory(device: Device) -> Figures:
 
 
 def write_tokens(prefix: Path) -> None:
-    """A small indexed token file."""
     from trainer.data.prepare import prepare_data
 
     text = prefix.with_suffix(".txt")
@@ -266,15 +261,8 @@ def _plain_step(config: TrainConfig, device: Device, dataset: Tokens) -> Callabl
     return step
 
 
-CHECKS: dict[str, Callable[..., Figures]] = {
-    "facts": facts,
-    "attention": attention,
-    "quantization": quantization,
-    "losses": losses,
-    "sharded": sharded,
-    "out_of_memory": out_of_memory,
-    "layers": layers,
-}
+_CHECKS = (facts, attention, quantization, losses, sharded, out_of_memory, layers)
+CHECKS: dict[str, Callable[..., Figures]] = {check.__name__: check for check in _CHECKS}
 
 
 def run(kind: str, settings: dict[str, Any], device_name: str) -> Figures:

@@ -12,17 +12,12 @@ from foundation.documents import read_document
 _MODELS: dict[str, dict[str, Any]] = read_document(
     Path(__file__).with_name("models.yaml")
 ).root.plain()
-TINY, SIZES = _MODELS.pop("tiny"), _MODELS
-"""Models that the checks train."""
+TINY, SIZES = _MODELS.pop("tiny"), _MODELS  # models that the checks train
 
 
 @dataclass(frozen=True)
 class Check:
-    """One check, in a process of its own.
-
-    ``kind`` names the function of ``trainer.verify.checks`` and ``settings`` are what it is given;
-    ``search`` is a search by the command line.
-    """
+    """One check in a process: the function ``kind`` of ``trainer.verify.checks``, or a search."""
 
     name: str
     part: int

@@ -26,13 +26,7 @@ from trainer.plan.config import TrainConfig
 from trainer.plan.placement import Level, Placement
 from trainer.plan.shards import Shape, Traits, UnitLayout
 from trainer.runtime.phase import phase
-from trainer.zero.background import (
-    CommunicationStream,
-    DeviceStream,
-    InlineStream,
-    Pending,
-    ThreadStream,
-)
+from trainer.zero import background
 from trainer.zero.buckets import WholeWeights
 from trainer.zero.hooks import HookContext
 from trainer.zero.unit import FsdpUnit, unit_groups
@@ -181,7 +175,6 @@ class ShardedWeights:
         )
 
     def pieces(self) -> Iterator[Piece]:
-        """This rank's master weights, each a part of one parameter."""
         for unit in self.units:
             yield from unit.pieces
         if self.whole is not None:
@@ -192,7 +185,6 @@ class ShardedWeights:
         raise NotImplementedError
 
     def start_step(self) -> None:
-        """Forget the last step's gradients."""
         for unit in self.units:
             unit.reduce.start_step()
         if self.whole is not None:
@@ -206,7 +198,6 @@ class ShardedWeights:
             stage.reset_iter_state()
 
     def finish_gradients(self) -> None:
-        """Complete the sums over the mesh; the masters' gradients are then final."""
         phase.name = "communication"
         self.context.reduction.finish()
         if self.whole is not None:
@@ -244,16 +235,16 @@ class ShardedWeights:
 
 def _hook_context(config: TrainConfig, mesh: Mesh, device: torch.device) -> HookContext:
     on_host = device.type == "cpu"
-    gathering: CommunicationStream | None = DeviceStream()
-    reduction: CommunicationStream | Pending = DeviceStream()
+    gathering: background.CommunicationStream | None = background.DeviceStream()
+    reduction: background.CommunicationStream | background.Pending = background.DeviceStream()
     if on_host:  # all ranks choose alike, or they would not begin collectives in one order
         places = (mesh.dense.placement, mesh.experts.placement)
         single = not any(p.gather_format.quantized or p.secondary for p in places)
-        gathering = None if single else ThreadStream("gather", 2)
+        gathering = None if single else background.ThreadStream("gather", 2)
         single = not any(p.reduce_format.quantized for p in places)
         near = mesh.world.level is not Level.INTER_NODE  # a ring takes several
-        threads = functools.partial(ThreadStream, "reduce")
-        reduction = (Pending if single and near else threads)(PENDING_UNITS)
+        threads = functools.partial(background.ThreadStream, "reduce")
+        reduction = (background.Pending if single and near else threads)(PENDING_UNITS)
     return HookContext(
         device,
         COMPUTE_DTYPE[config.precision],
@@ -262,5 +253,5 @@ def _hook_context(config: TrainConfig, mesh: Mesh, device: torch.device) -> Hook
         refresh_every_forward=config.refresh_secondary == "micro_batch",
         gathering=gathering,
         reduction=reduction,
-        copying=InlineStream() if on_host else DeviceStream(),
+        copying=background.InlineStream() if on_host else background.DeviceStream(),
     )

@@ -87,7 +87,7 @@ class GatherWeights:
 
     def _gather(self, whole: Tensor, row: Tensor) -> None:
         if self.wire.quantized:
-            quantized_all_gather(whole, row, self.group, self.wire, "weights")
+            quantized_all_gather(whole, row, self.group, self.wire)
         else:
             self.group.all_gather(whole, row, "weights")
         if self.secondary is not None:
@@ -139,7 +139,6 @@ class ReduceGradients:
         return torch.empty(numel, dtype=dtype, device=device)
 
     def start_step(self) -> None:
-        """Expect the first micro-batch again."""
         self.seen = 0
 
     def __call__(

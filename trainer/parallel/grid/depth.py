@@ -29,8 +29,7 @@ Receive = Callable[[nn.Parameter, Tensor], None]
 class Depth:
     """The ranks along z of one rank, for all of its stages."""
 
-    receive: Receive
-    """Takes gradients of parameters that autograd was not given."""
+    receive: Receive  # takes gradients of parameters that autograd was not given
 
     def __init__(self, config: TrainConfig, mesh: Mesh) -> None:
         self.group = mesh.grid.z.group
@@ -43,10 +42,7 @@ class Depth:
         self.uses: Counter[Block] = Counter()
 
     def scatter(self, gradient: Tensor, block: Block) -> Tensor | None:
-        """Sum a block's gradients along z; each rank gets its share of the rows.
-
-        Returns the share, or None where ``receive`` will be given it.
-        """
+        """This rank's rows of a block's sum along z; None where ``receive`` gets them."""
         if self.group is None:
             return gradient
         weight, source = block.weight, block.source
@@ -153,10 +149,7 @@ class Block:
 
 
 class Order:
-    """The blocks of a stage, in the order of a forward pass.
-
-    Passes of ``stage`` are watched, to tell a forward pass from a repeated one.
-    """
+    """A stage's blocks in forward order; it tells forward passes from repeated ones."""
 
     def __init__(self, stage: Stage, depth: Depth, kernels: Kernels) -> None:
         self.depth = depth

@@ -11,8 +11,7 @@ from trainer.plan.jobs import Array, Jobs
 from trainer.plan.rules.requirement import Requirement
 
 Exchanges = tuple[Exchange, ...]
-Cause = Literal["tensor", "context"]
-"""Parts of the step time that exchanges within layers count as."""
+Cause = Literal["tensor", "context"]  # parts of the step time that exchanges within layers count as
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from trainer.plan.rules.requirement import STATED
 
 
 def held_chunks(seq_length: int, rank: int, cp: int) -> tuple[range, ...]:
-    """Positions of each sequence that a rank holds, in its order; none with one rank, which holds
-    all.
+    """Positions of each sequence that a rank holds, in its order; none where it holds all.
 
     Of 2 cp chunks rank r has r and 2 cp - 1 - r: under a causal mask every rank then has the same
     number of pairs of queries and keys.

@@ -56,14 +56,10 @@ def dense_holders(jobs: Jobs) -> Holders:
 class Wires(NamedTuple):
     """Bytes of n elements in each collective."""
 
-    gather: Callable[[Any], Any]
-    """Weights."""
-    secondary: Callable[[Any], Any]
-    """Weights from the secondary copy."""
-    reduce: Callable[[Any], Any]
-    """Gradients in a reduce-scatter."""
-    total: Callable[[Any], Any]
-    """Gradients in an all-reduce."""
+    gather: Callable[[Any], Any]  # weights
+    secondary: Callable[[Any], Any]  # weights from the secondary copy
+    reduce: Callable[[Any], Any]  # gradients in a reduce-scatter
+    total: Callable[[Any], Any]  # gradients in an all-reduce
 
 
 def gathers_per_step(
@@ -71,11 +67,8 @@ def gathers_per_step(
 ) -> tuple[Any, Any]:
     """All-gathers of weights per step: from the primary shards, and from the secondary copy.
 
-    Args:
-        micro_batches: per step; a number or a column.
-        has_copy: whether there is a secondary copy.
-        passes: that gather weights: forward and backward.
-        refresh_each: the copy is refreshed in every micro-batch, not once a step.
+    ``passes`` gather: forward and backward. ``refresh_each``: the copy is refreshed in every
+    micro-batch, not once a step.
     """
     every = passes * micro_batches
     stored = np.where(has_copy, np.where(refresh_each, micro_batches, 1), every)
@@ -98,14 +91,10 @@ class StateExchanges(NamedTuple):
 class Cuts(NamedTuple):
     """Elements of each state on one rank."""
 
-    stored: Size
-    """Primary shards of the weights."""
-    copied: Size
-    """Secondary copy."""
-    accumulated: Size
-    """Accumulated gradients."""
-    updated: Size
-    """Weights updated by the optimizer."""
+    stored: Size  # primary shards of the weights
+    copied: Size  # secondary copy
+    accumulated: Size  # accumulated gradients
+    updated: Size  # weights updated by the optimizer
 
 
 def state_exchanges(
@@ -119,14 +108,9 @@ def state_exchanges(
 ) -> StateExchanges:
     """Exchanges of one parameter class per step.
 
-    Args:
-        holders: its ranks.
-        degrees: shard degrees, those of the holders' placement or coarser.
-        cuts: elements per rank.
-        wires: their bytes in collectives.
-        gathers: from the primary shards, and from the copy.
-        reductions: of sharded gradients.
-        sums: all-reduces between ranks that update the same weights.
+    ``degrees`` are those of the holders' placement or coarser, ``cuts`` elements per rank,
+    ``wires`` their bytes. ``gathers`` are from the primary shards and from the copy, ``reductions``
+    those of sharded gradients, ``sums`` between ranks that update the same weights.
     """
     weights, gradients = degrees.weight_shard, degrees.gradient_shard
     optimizer, copy = degrees.optimizer_shard, np.maximum(degrees.secondary_shard, 1)

@@ -118,10 +118,7 @@ class LayerExchanges(NamedTuple):
 def layer_exchanges(
     jobs: Jobs, habits: Habits, mixture: Mixture, members: Callable[[RankGroup], Array]
 ) -> LayerExchanges:
-    """Dispatch and combine of every pass (Megatron Core, "Mixture of Experts").
-
-    ``members`` counts the ranks of a group that share a node.
-    """
+    """Dispatch and combine of every pass (Megatron Core); ``members`` of a group share a node."""
     layout, dispatcher = jobs.layout, jobs.options.dispatcher
     passes = np.where(jobs.repeats_layers, 3.0, 2.0)
 

@@ -19,8 +19,7 @@ from trainer.plan.jobs import Array, Jobs
 from trainer.plan.rules.requirement import STATED
 from trainer.plan.sizes import Matrix, layer_matrices, layer_weights
 
-Wire = Callable[[Size], Size]
-"""Bytes of n elements in a collective."""
+Wire = Callable[[Size], Size]  # bytes of n elements in a collective
 
 
 def product_sums(jobs: Jobs, matrix: Matrix) -> Exchanges:
@@ -46,10 +45,7 @@ def gy_exchanges(jobs: Jobs, habits: Habits) -> Exchanges:
 
 
 def depth_exchanges(jobs: Jobs, weights: Size, gather: Wire, reduce: Wire) -> Exchanges:
-    """All-gathers of weights along gz and reduce-scatters of their gradients (section V-D).
-
-    The ``weights`` are on one rank, of a matrix, layer or stage.
-    """
+    """All-gathers of a rank's ``weights`` along gz, reduce-scatters of gradients (section V-D)."""
     group, ranks = jobs.layout.axes.group("gz"), jobs.layout.gz
     whole, full = ranks * gather(weights), np.where(jobs.repeats_layers, 1.0, 0.0)
     scattered = ranks * reduce(weights)

@@ -98,13 +98,11 @@ class Axes:
         return self.product(COPIES)
 
     def product(self, names: Sequence[str]) -> Size:
-        """Product of the sizes of some axes."""
         first, *others = [self.sizes[name] for name in names if name in self.sizes] or [1]
         return math.prod(others, start=first)  # columns are not multiplied by 1
 
     @property
     def world_size(self) -> Size:
-        """Ranks of the job."""
         return math.prod(self.sizes.values())
 
     def stride(self, name: str) -> Size:
@@ -122,7 +120,6 @@ class Axes:
         return inner
 
     def place(self, rank: int, name: str) -> int:
-        """A rank's position on an axis."""
         return int(rank // self.stride(name) % self.sizes[name])
 
     def groups(self, name: str, size: int | None = None, apart: int = 1) -> list[list[int]]:

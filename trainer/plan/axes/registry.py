@@ -1,7 +1,5 @@
 """The axes whose ranks exchange within layers: all that a file of this folder declares."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pkgutil import iter_modules
 

@@ -25,7 +25,6 @@ def counting() -> tuple[Requirement, ...]:
 
 
 def refused(engine: str) -> tuple[Requirement, ...]:
-    """Values that an engine refuses."""
     return tuple(
         Requirement(
             f"{engine}_{refused.rule or names[0]}",

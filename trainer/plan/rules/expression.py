@@ -139,10 +139,7 @@ class Expression:
             return np.asarray(np.logical_and(result.value, np.logical_not(result.bad)))
 
     def value(self, row: Mapping[str, Scalar]) -> Scalar:
-        """The value for one row; a whole number is an int.
-
-        Raises ZeroDivisionError if it divides by zero.
-        """
+        """The value for one row, an int if whole; raises ZeroDivisionError."""
         with np.errstate(all="ignore"):
             result = self._evaluate({name: constant(row[name]) for name in self.names})
         if np.any(result.bad):
@@ -152,10 +149,7 @@ class Expression:
 
 
 def parse(text: str, types: Mapping[str, ValueType], *, any_type: bool = False) -> Expression:
-    """Compile an expression of names that have ``types``; raises ExpressionError.
-
-    ``any_type``: numbers and text are accepted, not only booleans.
-    """
+    """Compile an expression of typed names, boolean or of ``any_type``; raises ExpressionError."""
     text = " ".join(text.split())
     if not text:
         raise ExpressionError(text, 0, "found an empty expression, accepted a comparison")
