@@ -30,6 +30,7 @@ from trainer.parallel.grid import parallelize as grid
 from trainer.parallel.grid.depth import Depth
 from trainer.parallel.loss import chunk_loss, cross_entropy
 from trainer.parallel.mesh import Mesh, build_mesh
+from trainer.parallel.operators import WholeProducts
 from trainer.parallel.pipeline import GradientAccumulation, Pipeline
 from trainer.parallel.tensor import parallelize
 from trainer.plan.axes.cp import held_chunks
@@ -60,7 +61,7 @@ def build_stages(
             elif mesh.grid.size > 1:
                 grid.parallelize(stage, mesh, depth, kernels, config)
             elif kernels.own_gradients:
-                use(kernels, stage)
+                use(kernels, stage, WholeProducts(kernels) if config.compile else None)
             if mesh.cp.size > 1:
                 split_sequences(stage, mesh, config.compile)
             elif repeats_keys:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.model.transformer import Head, Linear, Stage
+from trainer.model.transformer import Head, Linear, SplitProduct, Stage
 
 Form = Literal["NN", "NT", "TN"]
 FORMS: tuple[Form, ...] = ("NN", "NT", "TN")
@@ -145,9 +144,16 @@ class _Whole(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        grad_x = ctx.kernels.input_gradient(grad, weight)
-        grad_weight = ctx.kernels.weight_gradient(grad, x, ctx.parameter)
-        return grad_x, grad_weight, grad.flatten(0, 1).sum(0) if ctx.has_bias else None, None
+        return *gradients(ctx.kernels, grad, x, weight, ctx.parameter, ctx.has_bias), None
+
+
+def gradients(
+    kernels: Kernels, grad: Tensor, x: Tensor, weight: Tensor, parameter: Tensor, has_bias: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients of x, of W (the parameter) and of the bias."""
+    grad_x = kernels.input_gradient(grad, weight)
+    grad_weight = kernels.weight_gradient(grad, x, parameter)
+    return grad_x, grad_weight, grad.flatten(0, 1).sum(0) if has_bias else None
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, kernels: Kernels) -> Tensor:
@@ -157,18 +163,24 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, kernels: Kernels) -
     return _Whole.apply(x, weight, bias, kernels)
 
 
-def use(kernels: Kernels, stage: Stage) -> None:
-    """Let a stage that no axis splits compute its projections and logits by these kernels."""
-    computed: dict[type, Callable[..., Tensor]] = {Linear: _linear, Head: _head}
-    modules: list[Any] = [*stage.modules()]
-    for module in modules:
-        if type(module) in computed:
-            own = kernels if isinstance(module, Linear) else kernels.of_head
-            module.forward = functools.partial(computed[type(module)], module, own)
+def use(kernels: Kernels, stage: Stage, products: SplitProduct | None) -> None:
+    """Let a stage that no axis splits compute its logits by these kernels, its projections too or
+    by ``products``."""
+    for module in stage.modules():
+        if isinstance(module, Linear):
+            module.split = products or _Products(kernels)
+        elif isinstance(module, Head):
+            forward = functools.partial(_head, module, kernels.of_head)
+            module.forward = forward  # type: ignore[method-assign]
 
 
-def _linear(module: Linear, kernels: Kernels, x: Tensor) -> Tensor:
-    return multiply(x, module.weight, module.bias, kernels)
+class _Products(NamedTuple):
+    """Projections by some kernels."""
+
+    kernels: Kernels
+
+    def product(self, linear: Linear, x: Tensor) -> Tensor:
+        return multiply(x, linear.weight, linear.bias, self.kernels)
 
 
 def _head(module: Head, kernels: Kernels, x: Tensor, tied: Tensor | None) -> Tensor:

@@ -1,8 +1,9 @@
 """The split products of ``products`` as torch operators.
 
-The compiler takes each as one node, where a function with a collective would break the graph;
-its selective recomputation can keep their outputs. Eager training uses the autograd functions of
-``tensor``, whose dispatch is cheaper.
+The compiler takes each as one node, where a function with a collective would break the graph, and
+kernels that are chosen or deferred later would be those of the first pass; its selective
+recomputation can keep their outputs. Eager training uses the autograd functions of ``tensor``,
+whose dispatch is cheaper.
 """
 
 from __future__ import annotations
@@ -12,19 +13,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.model.kernels import Kernels
+from trainer.model.kernels import Kernels, gradients
+from trainer.model.transformer import Linear
 from trainer.parallel.collectives import Group
 from trainer.parallel.products import column_backward, gather_sequence, scatter_sum
 
+_ALONE = ""
+"""Name of kernels where no group takes part."""
 _groups: dict[str, Group] = {}
 _kernels: dict[str, Kernels] = {}
 
 
-def named(group: Group, kernels: Kernels) -> str:
+def named(group: Group | None, kernels: Kernels) -> str:
     """The name by which the operators find the group and its kernels from now on."""
+    _kernels[_ALONE] = kernels
+    if group is None:
+        return _ALONE
     name: str = group.handle.group_name
     _groups[name], _kernels[name] = group, kernels
     return name
+
+
+class WholeProducts:
+    """Projections of layers that no axis splits.
+
+    The same object in every layer: one compiled graph is then for all of them.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.name = named(None, kernels)
+
+    def product(self, linear: Linear, x: Tensor) -> Tensor:
+        """See ``SplitProduct``."""
+        return column_linear(x, linear.weight, linear.bias, self.name, 1, False)
 
 
 @torch.library.custom_op("meshtune::column_linear", mutates_args=())
@@ -44,22 +65,39 @@ def _(
     return x.new_empty(length, x.size(1), weight.size(0))
 
 
-@torch.library.custom_op("meshtune::column_linear_backward", mutates_args=())
-def _column_linear_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, has_bias: bool, group: str, sequence: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    grad_x, grad_weight, grad_bias = column_backward(
-        grad, x, weight, weight, has_bias, _groups[group], sequence, _kernels[group]
-    )
-    return grad_x, grad_weight, grad.new_empty(0) if grad_bias is None else grad_bias
+@torch.library.custom_op("meshtune::product_backward", mutates_args=())
+def _product_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, deferred: bool, has_bias: bool, group: str,
+    sequence: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of x, W and the bias, empty for what has none here."""
+    kernels, whole = _kernels[group], (grad, x, weight, weight, has_bias)
+    if group == _ALONE:
+        found = gradients(kernels, *whole)
+    else:
+        found = column_backward(*whole, _groups[group], sequence, kernels)
+    of_x, of_weight, of_bias = (grad.new_empty(0) if one is None else one for one in found)
+    return of_x, of_weight, of_bias
 
 
-@_column_linear_backward.register_fake
+@_product_backward.register_fake
 def _(
-    grad: Tensor, x: Tensor, weight: Tensor, has_bias: bool, group: str, sequence: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    bias = grad.new_empty(weight.size(0) if has_bias else 0)
-    return torch.empty_like(x), torch.empty_like(weight), bias
+    grad: Tensor, x: Tensor, weight: Tensor, deferred: bool, has_bias: bool, group: str,
+    sequence: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    of_weight = grad.new_empty((0,) if deferred else weight.shape)
+    return x.new_empty(x.shape), of_weight, grad.new_empty(weight.size(0) if has_bias else 0)
+
+
+def _gradients_of(
+    ctx: Any, grad: Tensor, has_bias: bool, group: str, sequence: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    x, weight = ctx.saved_tensors
+    deferred = not ctx.needs_input_grad[1]
+    of_x, of_weight, of_bias = _product_backward(
+        grad.contiguous(), x, weight, deferred, has_bias, group, sequence
+    )
+    return of_x, None if deferred else of_weight, of_bias if has_bias else None
 
 
 def _column_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -69,11 +107,7 @@ def _column_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _column_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight = ctx.saved_tensors
-    grad_x, grad_weight, grad_bias = _column_linear_backward(
-        grad.contiguous(), x, weight, ctx.has_bias, ctx.group, ctx.sequence
-    )
-    return grad_x, grad_weight, grad_bias if ctx.has_bias else None, None, None, None
+    return *_gradients_of(ctx, grad, ctx.has_bias, ctx.group, ctx.sequence), None, None, None
 
 
 column_linear.register_autograd(_column_gradients, setup_context=_column_setup)
@@ -105,17 +139,35 @@ def _(x: Tensor, group: str, ranks: int) -> Tensor:
     return x.new_empty(x.size(0) * ranks, *x.shape[1:])
 
 
+@torch.library.custom_op("meshtune::all_reduce", mutates_args=())
+def _summed(x: Tensor, group: str) -> Tensor:
+    return summed(x.clone(), _groups[group])
+
+
+_summed.register_fake(lambda x, group: torch.empty_like(x))
+
+
+def gathered(x: Tensor, group: Group | str, ranks: int) -> Tensor:
+    """The ranks' tensors along the first dimension; by an operator if the group is named."""
+    return _gathered(x, group, ranks) if isinstance(group, str) else gather_sequence(x, group)[0]
+
+
+def summed(x: Tensor, group: Group | str) -> Tensor:
+    """The sum over the ranks, which may take the tensor's place."""
+    if isinstance(group, str):
+        return _summed(x, group)
+    group.all_reduce(x, "tensor")
+    return x
+
+
 def _row_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, weight, ctx.group, ctx.ranks, ctx.sequence = inputs
     ctx.save_for_backward(x, weight)
 
 
 def _row_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight = ctx.saved_tensors
     grad = _gathered(grad, ctx.group, ctx.ranks) if ctx.sequence else grad
-    kernels = _kernels[ctx.group]
-    grad_weight = kernels.weight_gradient(grad, x, weight)
-    return kernels.input_gradient(grad, weight), grad_weight, None, None, None
+    return *_gradients_of(ctx, grad, False, _ALONE, False)[:2], None, None, None
 
 
 row_linear.register_autograd(_row_gradients, setup_context=_row_setup)
