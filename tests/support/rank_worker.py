@@ -232,8 +232,7 @@ def run_in_format(job: dict[str, Any], options: dict[str, Any]) -> dict[str, Any
     if config.compile:
         # Graphs as the compiler gets them, run as they are: code for a CPU would take a minute.
         options = {"backend": "aot_eager", "fullgraph": True, "dynamic": False}
-        compiled = torch.compile(transformer.run_layer, **options)
-        transformer.compiled_layer = lambda: compiled
+        transformer.compiled = functools.cache(functools.partial(torch.compile, **options))
         torch._dynamo.reset()
         counters.clear()
     if options.get("collectives"):
