@@ -176,7 +176,7 @@ MORE_COMPILED = [
     job("compiled depth", "llama", 4, gy=2, gz=2, mbs=8, gas=2, compile=True, recompute="full"),
     job(
         "compiled depth, no overlap", "gpt", 2, gz=2, mbs=8, gas=2, compile=True,
-        overlap_reduce_scatter=False, overlap_all_gather=False, overlap_all_reduce=False,
+        overlap_reduce_scatter=False, overlap_all_gather=False,
     ),
     job(
         "compiled zero bubble", "llama", 4, tp=2, pp=2, vpp=2, mbs=4, gas=4, compile=True,

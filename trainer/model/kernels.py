@@ -7,15 +7,12 @@ which pays if its kernel is much faster (Singh et al. 2024, section V-C).
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from trainer.model.transformer import Head, Linear, SplitProduct, Stage
 
 Form = Literal["NN", "NT", "TN"]
 FORMS: tuple[Form, ...] = ("NN", "NT", "TN")
@@ -127,61 +124,3 @@ def like(x: Tensor, rows: Tensor) -> Tensor:
 
 def _stored(matrix: Tensor, way: str) -> Tensor:
     return matrix.contiguous() if way == "N" else matrix.t().contiguous().t()
-
-
-class _Whole(torch.autograd.Function):
-    """x W^T of a layer that no axis splits."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, kernels: Kernels
-    ) -> Tensor:
-        ctx.kernels, ctx.has_bias = kernels, bias is not None
-        ctx.parameter = weight  # what is saved may be a copy's view, where layers are recomputed
-        ctx.save_for_backward(x, weight)
-        return kernels.outputs(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        return *gradients(ctx.kernels, grad, x, weight, ctx.parameter, ctx.has_bias), None
-
-
-def gradients(
-    kernels: Kernels, grad: Tensor, x: Tensor, weight: Tensor, parameter: Tensor, has_bias: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradients of x, of W (the parameter) and of the bias."""
-    grad_x = kernels.input_gradient(grad, weight)
-    grad_weight = kernels.weight_gradient(grad, x, parameter)
-    return grad_x, grad_weight, grad.flatten(0, 1).sum(0) if has_bias else None
-
-
-def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, kernels: Kernels) -> Tensor:
-    """x W^T of what this rank has, with its gradients, by these kernels."""
-    if not kernels.own_gradients:
-        return kernels.outputs(x, weight, bias)  # autograd's own gradients, which cost it less
-    return _Whole.apply(x, weight, bias, kernels)
-
-
-def use(kernels: Kernels, stage: Stage, products: SplitProduct | None) -> None:
-    """Let a stage that no axis splits compute its logits by these kernels, its projections too or
-    by ``products``."""
-    for module in stage.modules():
-        if isinstance(module, Linear):
-            module.split = products or _Products(kernels)
-        elif isinstance(module, Head):
-            forward = functools.partial(_head, module, kernels.of_head)
-            module.forward = forward  # type: ignore[method-assign]
-
-
-class _Products(NamedTuple):
-    """Projections by some kernels."""
-
-    kernels: Kernels
-
-    def product(self, linear: Linear, x: Tensor) -> Tensor:
-        return multiply(x, linear.weight, linear.bias, self.kernels)
-
-
-def _head(module: Head, kernels: Kernels, x: Tensor, tied: Tensor | None) -> Tensor:
-    return multiply(x, module.weight if tied is None else tied, None, kernels)

@@ -13,39 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.model.kernels import Kernels, gradients
-from trainer.model.transformer import Linear
+from trainer.model.kernels import Kernels
 from trainer.parallel.collectives import Group
 from trainer.parallel.products import column_backward, gather_sequence, scatter_sum
 
 _ALONE = ""
 """Name of kernels where no group takes part."""
-_groups: dict[str, Group] = {}
+_groups: dict[str, Any] = {}
 _kernels: dict[str, Kernels] = {}
 
 
 def named(group: Group | None, kernels: Kernels) -> str:
     """The name by which the operators find the group and its kernels from now on."""
-    _kernels[_ALONE] = kernels
-    if group is None:
-        return _ALONE
-    name: str = group.handle.group_name
-    _groups[name], _kernels[name] = group, kernels
+    name: str = _ALONE if group is None else group.handle.group_name
+    _groups[name], _kernels[name], _kernels[_ALONE] = group, kernels, kernels
     return name
-
-
-class WholeProducts:
-    """Projections of layers that no axis splits.
-
-    The same object in every layer: one compiled graph is then for all of them.
-    """
-
-    def __init__(self, kernels: Kernels) -> None:
-        self.name = named(None, kernels)
-
-    def product(self, linear: Linear, x: Tensor) -> Tensor:
-        """See ``SplitProduct``."""
-        return column_linear(x, linear.weight, linear.bias, self.name, 1, False)
 
 
 @torch.library.custom_op("meshtune::column_linear", mutates_args=())
@@ -57,12 +39,11 @@ def column_linear(
     return _kernels[group].outputs(whole, weight, bias)
 
 
-@column_linear.register_fake
-def _(
-    x: Tensor, weight: Tensor, bias: Tensor | None, group: str, ranks: int, sequence: bool
-) -> Tensor:
-    length = x.size(0) * ranks if sequence else x.size(0)
-    return x.new_empty(length, x.size(1), weight.size(0))
+column_linear.register_fake(
+    lambda x, weight, bias, group, ranks, sequence: x.new_empty(
+        x.size(0) * (ranks if sequence else 1), x.size(1), weight.size(0)
+    )
+)
 
 
 @torch.library.custom_op("meshtune::product_backward", mutates_args=())
@@ -71,22 +52,20 @@ def _product_backward(
     sequence: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of x, W and the bias, empty for what has none here."""
-    kernels, whole = _kernels[group], (grad, x, weight, weight, has_bias)
-    if group == _ALONE:
-        found = gradients(kernels, *whole)
-    else:
-        found = column_backward(*whole, _groups[group], sequence, kernels)
+    found = column_backward(
+        grad, x, weight, weight, has_bias, _groups[group], sequence, _kernels[group]
+    )
     of_x, of_weight, of_bias = (grad.new_empty(0) if one is None else one for one in found)
     return of_x, of_weight, of_bias
 
 
-@_product_backward.register_fake
-def _(
-    grad: Tensor, x: Tensor, weight: Tensor, deferred: bool, has_bias: bool, group: str,
-    sequence: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    of_weight = grad.new_empty((0,) if deferred else weight.shape)
-    return x.new_empty(x.shape), of_weight, grad.new_empty(weight.size(0) if has_bias else 0)
+_product_backward.register_fake(
+    lambda grad, x, weight, deferred, has_bias, *_: (
+        x.new_empty(x.shape),
+        grad.new_empty((0,) if deferred else weight.shape),
+        grad.new_empty(weight.size(0) if has_bias else 0),
+    )
+)
 
 
 def _gradients_of(
@@ -123,10 +102,11 @@ def row_linear(x: Tensor, weight: Tensor, group: str, ranks: int, sequence: bool
     return total
 
 
-@row_linear.register_fake
-def _(x: Tensor, weight: Tensor, group: str, ranks: int, sequence: bool) -> Tensor:
-    length = x.size(0) // ranks if sequence else x.size(0)
-    return x.new_empty(length, x.size(1), weight.size(0))
+row_linear.register_fake(
+    lambda x, weight, group, ranks, sequence: x.new_empty(
+        x.size(0) // (ranks if sequence else 1), x.size(1), weight.size(0)
+    )
+)
 
 
 @torch.library.custom_op("meshtune::gather_sequence", mutates_args=())
@@ -134,9 +114,7 @@ def _gathered(x: Tensor, group: str, ranks: int) -> Tensor:
     return gather_sequence(x, _groups[group])[0]
 
 
-@_gathered.register_fake
-def _(x: Tensor, group: str, ranks: int) -> Tensor:
-    return x.new_empty(x.size(0) * ranks, *x.shape[1:])
+_gathered.register_fake(lambda x, group, ranks: x.new_empty(x.size(0) * ranks, *x.shape[1:]))
 
 
 @torch.library.custom_op("meshtune::all_reduce", mutates_args=())
@@ -145,6 +123,7 @@ def _summed(x: Tensor, group: str) -> Tensor:
 
 
 _summed.register_fake(lambda x, group: torch.empty_like(x))
+_summed.register_autograd(lambda ctx, grad: (grad, None))
 
 
 def gathered(x: Tensor, group: Group | str, ranks: int) -> Tensor:

@@ -8,7 +8,6 @@ are split along z.
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -16,12 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainer.model.kernels import Kernels
 from trainer.model.slices import Split
 from trainer.model.transformer import NORM_EPS
 from trainer.parallel.collectives import Group
 from trainer.parallel.grid.depth import Block
 from trainer.parallel.mesh import Grid
-from trainer.parallel.operators import gathered, summed
+from trainer.parallel.operators import column_linear, gathered, named, summed
 from trainer.parallel.products import Sum
 from trainer.parallel.tensor import split
 
@@ -85,32 +85,38 @@ def linear(
 class Products:
     """Projections with inputs and outputs along two axes of the grid; one object for all layers.
 
-    ``opaque``: each is an operator for the compiler, below.
+    ``opaque``: gathers, products and sums are operators for the compiler.
     """
 
-    def __init__(self, grid: Grid, overlap: bool, opaque: bool) -> None:
-        self.inputs, self.outputs, self.depth = grid.y.group, grid.x.group, grid.z.size
-        self.overlap, self.opaque, self.late = overlap, opaque, False
+    def __init__(self, grid: Grid, overlap: bool, kernels: Kernels | None) -> None:
+        self.inputs, self.outputs, self.overlap = grid.y.group, grid.x.group, overlap
+        self.depth = grid.z.size
         self.blocks: dict[nn.Module, Block] = {}
+        self.opaque = None if kernels is None else named(self.outputs, kernels)
+        self.sums = None if kernels is None or self.inputs is None else named(self.inputs, kernels)
 
     def add(self, module: Any, block: Block) -> None:
         """Compute a module's product with this block."""
         module.split, self.blocks[module] = self, block
-        self.late = block.scatters_late
-        # A tensor: a number would be part of the graph, of which each layer had its own.
-        module.number = torch.tensor(next(_numbers), device="cpu")
-        _blocks[int(module.number)] = block
+        number = next(_numbers)
+        _blocks[number] = block
+        with torch.device("cpu"):
+            # A tensor: a number would be part of the graph, of which each layer had its own.
+            module.number = torch.tensor(number)
+            module.anchor = torch.empty(0, requires_grad=True) if block.scatters_late else None
 
     def product(self, module: Any, x: Tensor) -> Tensor:
         """See ``SplitProduct``."""
-        bias = module.bias
-        if not self.opaque:
+        weight, bias = module.weight, module.bias
+        if self.opaque is None:
             return linear(x, self.blocks[module], bias, self.inputs, self.outputs, self.overlap)
-        own, after = (bias, None) if self.inputs is None else (None, bias)
-        leaf = None if self.late else module.weight
-        rows = module.weight.size(0) * self.depth
-        total, _ = _grid_linear(x, leaf, own, module.number, rows, self.depth > 1)
-        return total if after is None else total + after
+        if self.depth > 1:
+            leaf = weight if module.anchor is None else module.anchor
+            weight = _gathered_block(x, leaf, module.number, weight.size(0) * self.depth)
+        if self.sums is None:
+            return column_linear(x, weight, bias, self.opaque, 1, False)
+        total = summed(column_linear(x, weight, None, self.opaque, 1, False), self.sums)
+        return total if bias is None else total + bias
 
 
 _numbers = itertools.count()
@@ -118,67 +124,25 @@ _blocks: WeakValueDictionary[int, Block] = WeakValueDictionary()
 """Blocks by number, for the compiler's operators."""
 
 
-@torch.library.custom_op("meshtune::grid_linear", mutates_args=())
-def _grid_linear(
-    x: Tensor, leaf: Tensor | None, bias: Tensor | None, number: Tensor, rows: int, gathers: bool
-) -> tuple[Tensor, Tensor]:
-    """The product, summed, and the block of so many rows if it was gathered; see ``Block.leaf``."""
+@torch.library.custom_op("meshtune::gather_block", mutates_args=())
+def _gathered_block(x: Tensor, leaf: Tensor, number: Tensor, rows: int) -> Tensor:
+    """A block of so many rows, for the input x; see ``Block.leaf``."""
+    return _blocks[int(number)].gather()
+
+
+@torch.library.custom_op("meshtune::scatter_block", mutates_args=())
+def _scattered(grad: Tensor, leaf: Tensor, number: Tensor) -> Tensor:
     block = _blocks[int(number)]
-    whole = block.gather()
-    total = block.kernels.outputs(x, whole, bias)
-    inputs = block.module.split.inputs
-    if inputs is not None:
-        inputs.all_reduce(total, "tensor")
-    return total, whole if gathers else x.new_empty(0)
+    share = block.depth.scatter(grad, block)
+    return torch.empty_like(leaf) if share is None else share
 
 
-@_grid_linear.register_fake
-def _(
-    x: Tensor, leaf: Tensor | None, bias: Tensor | None, number: Tensor, rows: int, gathers: bool
-) -> tuple[Tensor, Tensor]:
-    whole = x.new_empty((rows, x.size(-1)) if gathers else (0,))
-    return x.new_empty(*x.shape[:-1], rows), whole
-
-
-@torch.library.custom_op("meshtune::grid_linear_backward", mutates_args=())
-def _grid_linear_backward(
-    grad: Tensor, x: Tensor, whole: Tensor, number: Tensor, rows: int, has_bias: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, of ``rows`` of the weights and of the bias; 0: they are scattered late."""
-    block = _blocks[int(number)]
-    ways = block.module.split
-    context = SimpleNamespace(
-        saved_tensors=(x, whole), block=block, outputs=ways.outputs, overlap=ways.overlap,
-        has_bias=has_bias,
-    )  # fmt: skip
-    found = _Product.backward(context, grad)[:3]
-    of_x, of_weight, of_bias = (grad.new_empty(0) if one is None else one for one in found)
-    return of_x, of_weight, of_bias
-
-
-@_grid_linear_backward.register_fake
-def _(
-    grad: Tensor, x: Tensor, whole: Tensor, number: Tensor, rows: int, has_bias: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    of_weight = grad.new_empty((rows, whole.size(1)) if rows else (0,))
-    return x.new_empty(x.shape), of_weight, grad.new_empty(whole.size(0) if has_bias else 0)
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, leaf, bias, number, _, gathers = inputs
-    ctx.rows, ctx.has_bias = 0 if leaf is None else leaf.size(0), bias is not None
-    ctx.save_for_backward(x, output[1] if gathers else leaf, number)
-
-
-def _gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    of_x, of_weight, of_bias = _grid_linear_backward(
-        grad.contiguous(), *ctx.saved_tensors, ctx.rows, ctx.has_bias
-    )
-    of_leaf, of_bias = of_weight if ctx.rows else None, of_bias if ctx.has_bias else None
-    return of_x, of_leaf, of_bias, None, None, None
-
-
-_grid_linear.register_autograd(_gradients, setup_context=_setup)
+_gathered_block.register_fake(lambda x, leaf, number, rows: x.new_empty(rows, x.size(-1)))
+_scattered.register_fake(lambda grad, leaf, number: torch.empty_like(leaf))
+_gathered_block.register_autograd(
+    lambda ctx, grad: (None, _scattered(grad, *ctx.saved_tensors), None, None),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[1:3]),
+)
 
 
 class _Lookup(torch.autograd.Function):

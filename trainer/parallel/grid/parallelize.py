@@ -34,7 +34,8 @@ def parallelize(
     """Split a stage that has no storage yet (meta device) over the grid."""
     grid, overlap = mesh.grid, config.overlap_all_reduce
     order = Order(stage, depth, kernels)
-    along = {way: Products(way, overlap, config.compile) for way in (grid, grid.transposed)}
+    opaque = kernels if config.compile else None
+    along = {way: Products(way, overlap, opaque) for way in (grid, grid.transposed)}
     table: Block | None = None
     if stage.embedding is not None:
         table = order.add(stage.embedding)
@@ -46,7 +47,7 @@ def parallelize(
     for name, layer in layers.items():
         layer.repeat_attention_only()
         for place in ("attention_norm", "mlp_norm"):
-            _norm(layer, place, grid, kernels if config.compile else None)
+            _norm(layer, place, grid, opaque)
         attention, mlp = layer.attention, layer.mlp
         for first, last in ((attention.qkv, attention.out), (mlp.up, mlp.down)):
             for module, way in ((first, grid), (last, grid.transposed)):
