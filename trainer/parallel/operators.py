@@ -110,11 +110,12 @@ row_linear.register_fake(
 
 
 @torch.library.custom_op("meshtune::gather_sequence", mutates_args=())
-def _gathered(x: Tensor, group: str, ranks: int) -> Tensor:
+def gathered(x: Tensor, group: str, ranks: int) -> Tensor:
+    """The ranks' tensors along the first dimension."""
     return gather_sequence(x, _groups[group])[0]
 
 
-_gathered.register_fake(lambda x, group, ranks: x.new_empty(x.size(0) * ranks, *x.shape[1:]))
+gathered.register_fake(lambda x, group, ranks: x.new_empty(x.size(0) * ranks, *x.shape[1:]))
 
 
 @torch.library.custom_op("meshtune::all_reduce", mutates_args=())
@@ -126,13 +127,8 @@ _summed.register_fake(lambda x, group: torch.empty_like(x))
 _summed.register_autograd(lambda ctx, grad: (grad, None))
 
 
-def gathered(x: Tensor, group: Group | str, ranks: int) -> Tensor:
-    """The ranks' tensors along the first dimension; by an operator if the group is named."""
-    return _gathered(x, group, ranks) if isinstance(group, str) else gather_sequence(x, group)[0]
-
-
 def summed(x: Tensor, group: Group | str) -> Tensor:
-    """The sum over the ranks, which may take the tensor's place."""
+    """The sum over the ranks, which may take the tensor's place; of a named group an operator."""
     if isinstance(group, str):
         return _summed(x, group)
     group.all_reduce(x, "tensor")
@@ -145,7 +141,7 @@ def _row_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _row_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    grad = _gathered(grad, ctx.group, ctx.ranks) if ctx.sequence else grad
+    grad = gathered(grad, ctx.group, ctx.ranks) if ctx.sequence else grad
     return *_gradients_of(ctx, grad, False, _ALONE, False)[:2], None, None, None
 
 

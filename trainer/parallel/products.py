@@ -29,11 +29,12 @@ def column_backward(
     weight: Tensor,
     parameter: Tensor,
     has_bias: bool,
-    group: Group | None,
+    group: Any,
     sequence: bool,
     kernels: Kernels,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradients of x, of W (the parameter) and of the bias; x's is summed while W's is computed."""
+    """Gradients of x, of W (the parameter) and of the bias; x's is summed while W's is computed,
+    if there is a group."""
     gathering: Any = None
     summing: Any = None
     if sequence:

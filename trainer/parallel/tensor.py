@@ -37,7 +37,7 @@ class _ColumnLinear(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        group: Group | None,
+        group: Any,
         sequence: bool,
         kernels: Kernels,
     ) -> Tensor:
@@ -45,7 +45,7 @@ class _ColumnLinear(torch.autograd.Function):
         ctx.kernels = kernels
         ctx.parameter = weight  # what is saved may be a copy's view, where layers are recomputed
         ctx.save_for_backward(x, weight)
-        whole = gather_sequence(x, group)[0] if sequence and group is not None else x
+        whole = gather_sequence(x, group)[0] if sequence else x
         return kernels.outputs(whole, weight, bias)
 
     @staticmethod

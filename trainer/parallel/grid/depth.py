@@ -106,17 +106,13 @@ class Block:
         return found
 
     @property
-    def scatters_late(self) -> bool:
-        """Whether autograd is not given the block's gradient."""
-        return self.depth.group is not None and self.depth.scatters_late
-
-    @property
     def leaf(self) -> nn.Parameter:
         """The tensor that autograd finds a gradient for; an empty anchor where scatters run late.
 
         Autograd calls a leaf's hooks even if its gradient is empty.
         """
-        return self.depth.anchor if self.scatters_late else self.weight
+        late = self.depth.group is not None and self.depth.scatters_late
+        return self.depth.anchor if late else self.weight
 
     def gather(self) -> Tensor:
         """The block, and a start on the next one's; a repeated pass ends with its layer."""

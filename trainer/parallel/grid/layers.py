@@ -22,7 +22,7 @@ from trainer.parallel.collectives import Group
 from trainer.parallel.grid.depth import Block
 from trainer.parallel.mesh import Grid
 from trainer.parallel.operators import column_linear, gathered, named, summed
-from trainer.parallel.products import Sum
+from trainer.parallel.products import Sum, gather_sequence
 from trainer.parallel.tensor import split
 
 
@@ -103,7 +103,8 @@ class Products:
         with torch.device("cpu"):
             # A tensor: a number would be part of the graph, of which each layer had its own.
             module.number = torch.tensor(number)
-            module.anchor = torch.empty(0, requires_grad=True) if block.scatters_late else None
+            late = block.leaf is block.depth.anchor
+            module.anchor = torch.empty(0, requires_grad=True) if late else None
 
     def product(self, module: Any, x: Tensor) -> Tensor:
         """See ``SplitProduct``."""
@@ -214,7 +215,11 @@ def _moments(
     """Mean (or 0) and mean square about it, from those of each rank's equal part."""
     mean = values.mean(-1) if centred else values.new_zeros(values.shape[:-1])
     own = torch.stack((mean, (values - mean[..., None]).square().mean(-1)))
-    means, squares = gathered(own, group, ranks).unflatten(0, (ranks, 2)).unbind(1)
+    if isinstance(group, str):
+        every = gathered(own, group, ranks)
+    else:
+        every = gather_sequence(own, group)[0]
+    means, squares = every.unflatten(0, (ranks, 2)).unbind(1)
     total = means.mean(0)
     between = (means - total).square().mean(0)
     return total[..., None], (squares.mean(0) + between)[..., None]
