@@ -197,8 +197,8 @@ def feed_forward(model: ModelConfig, layer: int) -> nn.Module:
 class Block(nn.Module):
     """One pre-norm transformer layer, of the given number.
 
-    ``recompute``: what the backward pass repeats. ``compiled``: by torch, to one graph per pass; of
-    a layer with experts, all but these, whose numbers of tokens differ from pass to pass.
+    ``recompute``: what the backward pass repeats. ``compiled``: by torch, to one graph per pass,
+    without experts, whose numbers of tokens differ from pass to pass.
     """
 
     def __init__(

@@ -68,17 +68,6 @@ _product_backward.register_fake(
 )
 
 
-def _gradients_of(
-    ctx: Any, grad: Tensor, has_bias: bool, group: str, sequence: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    x, weight = ctx.saved_tensors
-    deferred = not ctx.needs_input_grad[1]
-    of_x, of_weight, of_bias = _product_backward(
-        grad.contiguous(), x, weight, deferred, has_bias, group, sequence
-    )
-    return of_x, None if deferred else of_weight, of_bias if has_bias else None
-
-
 def _column_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, weight, bias, ctx.group, _, ctx.sequence = inputs
     ctx.has_bias = bias is not None
@@ -86,7 +75,12 @@ def _column_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _column_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return *_gradients_of(ctx, grad, ctx.has_bias, ctx.group, ctx.sequence), None, None, None
+    deferred = not ctx.needs_input_grad[1]
+    of_x, of_weight, of_bias = _product_backward(
+        grad.contiguous(), *ctx.saved_tensors, deferred, ctx.has_bias, ctx.group, ctx.sequence
+    )
+    of_bias = of_bias if ctx.has_bias else None
+    return of_x, None if deferred else of_weight, of_bias, None, None, None
 
 
 column_linear.register_autograd(_column_gradients, setup_context=_column_setup)
@@ -136,13 +130,15 @@ def summed(x: Tensor, group: Group | str) -> Tensor:
 
 
 def _row_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, ctx.group, ctx.ranks, ctx.sequence = inputs
+    x, weight, group, ranks, sequence = inputs
+    ctx.gathers = (group, ranks) if sequence else ()
+    ctx.group, ctx.sequence, ctx.has_bias = _ALONE, False, False
     ctx.save_for_backward(x, weight)
 
 
 def _row_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    grad = gathered(grad, ctx.group, ctx.ranks) if ctx.sequence else grad
-    return *_gradients_of(ctx, grad, False, _ALONE, False)[:2], None, None, None
+    grad = gathered(grad, *ctx.gathers) if ctx.gathers else grad
+    return _column_gradients(ctx, grad)[:5]
 
 
 row_linear.register_autograd(_row_gradients, setup_context=_row_setup)

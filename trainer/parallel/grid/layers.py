@@ -7,7 +7,6 @@ are split along z.
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -98,11 +97,10 @@ class Products:
     def add(self, module: Any, block: Block) -> None:
         """Compute a module's product with this block."""
         module.split, self.blocks[module] = self, block
-        number = next(_numbers)
-        _blocks[number] = block
+        _blocks[id(block)] = block
         with torch.device("cpu"):
             # A tensor: a number would be part of the graph, of which each layer had its own.
-            module.number = torch.tensor(number)
+            module.number = torch.tensor(id(block))
             late = block.leaf is block.depth.anchor
             module.anchor = torch.empty(0, requires_grad=True) if late else None
 
@@ -120,7 +118,6 @@ class Products:
         return total if bias is None else total + bias
 
 
-_numbers = itertools.count()
 _blocks: WeakValueDictionary[int, Block] = WeakValueDictionary()
 """Blocks by number, for the compiler's operators."""
 
@@ -226,10 +223,7 @@ def _moments(
 
 
 class SplitNorm(nn.Module):
-    """A norm of vectors whose features are split over the group; a named one is the compiler's.
-
-    The input is (sequence, batch, features / ranks).
-    """
+    """A norm of (sequence, batch, features / ranks); a named group is for the compiler."""
 
     def __init__(self, whole: nn.Module, by: Split, group: Group | str) -> None:
         super().__init__()
