@@ -40,6 +40,7 @@ from benchmarks.pretended_gpu import device
 from benchmarks.trainer import gpu_tables
 from benchmarks.trainer.gpu_cases import WIDTHS
 from benchmarks.trainer.triton_kernels import ARCHITECTURES, machine_code
+from trainer.model import recompute
 from trainer.model.transformer import Block, Places, run_layer
 from trainer.plan.fields import Recompute
 from trainer.plan.model import ModelConfig
@@ -53,6 +54,31 @@ CARD = SimpleNamespace(
 _TRITON = re.compile(r"(\w+) = async_compile\.triton\('\w+', '''(.*?)'''", re.DOTALL)
 _OTHERS = re.compile(r"(extern_kernels\.\w+|torch\.ops\.\w+\.\w+)(?:\.\w+)?\(")
 _NO_KERNELS = {"torch.ops.inductor._reinterpret_tensor"}
+
+
+@torch.library.custom_op("pretended::attention", mutates_args=())
+def attention(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The kernel that a GPU would take for attention: the compiler needs its shapes only."""
+    raise NotImplementedError
+
+
+@torch.library.custom_op("pretended::attention_backward", mutates_args=())
+def attention_backward(grad: Tensor, kept: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Its gradients."""
+    raise NotImplementedError
+
+
+attention.register_fake(
+    lambda query, *_: (
+        torch.empty_like(query),
+        query.new_empty(query.shape[:3], dtype=torch.float32),
+    )
+)
+attention_backward.register_fake(lambda _, kept: tuple(map(torch.empty_like, kept[:3])))
+attention.register_autograd(
+    lambda ctx, grad, _: attention_backward(grad, [*ctx.saved_tensors]),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs, *output),
+)
 
 
 class Driver:
@@ -97,10 +123,8 @@ def prepare() -> None:
     settings.joint_graph_constant_folding = False
     patterns: Any = joint_graph
     patterns.lazy_init = lambda *_: None  # traced with real tensors of the device
-    attention = torch.ops.aten._scaled_dot_product_cudnn_attention
-    F.scaled_dot_product_attention = lambda query, key, value, is_causal, **_: attention(
-        query, key, value, None, True, 0.0, is_causal, False
-    )[0]
+    F.scaled_dot_product_attention = lambda query, key, value, **_: attention(query, key, value)[0]
+    recompute._ATTENTION.add(torch.ops.pretended.attention.default)
 
 
 class Written:
