@@ -207,9 +207,7 @@ def layer(kind: Recompute) -> dict[str, Any]:
         "others": sorted(name for name in others if not name.startswith("extern_kernels.")),
         "moved": sum(written.moved),
         "kept": written.kept[0],
-        "gpus": {
-            gpu: [machine(kernel, gpu, kernels[kernel]) for kernel in kernels] for gpu in GPUS
-        },
+        "gpus": {gpu: [machine(*kernel, gpu) for kernel in kernels.items()] for gpu in GPUS},
     }
 
 

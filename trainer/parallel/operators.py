@@ -19,7 +19,7 @@ from trainer.parallel.products import column_backward, gather_sequence, scatter_
 
 _ALONE = ""
 """Name of kernels where no group takes part."""
-_groups: dict[str, Any] = {}
+_groups: dict[str, Any] = {_ALONE: None}
 _kernels: dict[str, Kernels] = {}
 
 
