@@ -18,7 +18,7 @@ from trainer.data.goldfish import IGNORED
 from trainer.huggingface.load import Weights as HuggingFaceWeights
 from trainer.huggingface.save import export
 from trainer.model.deferred import DeferredKernels
-from trainer.model.kernels import Kernels, TunedKernels, use
+from trainer.model.kernels import Kernels, TunedKernels
 from trainer.model.precision import COMPUTE_DTYPE, LossScaler
 from trainer.model.transformer import Stage, chosen
 from trainer.model.tuning import Tuning
@@ -31,7 +31,7 @@ from trainer.parallel.grid.depth import Depth
 from trainer.parallel.loss import chunk_loss, cross_entropy
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.parallel.pipeline import GradientAccumulation, Pipeline
-from trainer.parallel.tensor import parallelize
+from trainer.parallel.tensor import compute_by, parallelize
 from trainer.plan.axes.cp import held_chunks
 from trainer.plan.config import TrainConfig
 from trainer.runtime.device import Device
@@ -60,7 +60,7 @@ def build_stages(
             elif mesh.grid.size > 1:
                 grid.parallelize(stage, mesh, depth, kernels, config)
             elif kernels.own_gradients:
-                use(kernels, stage)
+                compute_by(kernels, stage, config.compile)
             if mesh.cp.size > 1:
                 split_sequences(stage, mesh, config.compile)
             elif repeats_keys:

@@ -70,11 +70,12 @@ def compiled(variant: Variant) -> dict[str, Any]:
     )
     source = triton.compiler.ASTSource(kernel, signature, constants, aligned)
     code = triton.compile(source, target=target, options=gpu.OPTIONS)
-    sizes = _nvidia(code.asm["ptx"], architecture) if nvidia else _amd(code.asm["amdgcn"])
+    sizes = machine_code(code.asm["ptx"], architecture) if nvidia else _amd(code.asm["amdgcn"])
     return {"variant": variant, "shared": code.metadata.shared, **sizes}
 
 
-def _nvidia(ptx: str, architecture: str) -> dict[str, int]:
+def machine_code(ptx: str, architecture: str) -> dict[str, int]:
+    """What ptxas says of a kernel on an NVIDIA GPU."""
     assembler = _NVIDIA / ("ptxas-blackwell" if architecture == "sm100" else "ptxas")
     name = f"sm_{architecture[2:]}{'' if architecture == 'sm80' else 'a'}"
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:

@@ -113,6 +113,9 @@ def every_layout() -> list[dict[str, Any]]:
         case("softmax", ep=2, placement="mics", ranks_per_node=4, recompute="full"),
         case("softmax", ep=2, weight_shard=2, gradient_shard=4, optimizer_shard=8),
         case("deep-sigmoid", ep=2, zero_stage=3, reduce_gradients="step", pp=2),
+        case("deep-sigmoid", 4, ep=2, zero_stage=3, recompute="full", compile=True),
+        case("softmax", 4, ep=2, zero_stage=2, recompute="selective", compile=True, **SP),
+        case("softmax", 4, ep=4, cp=2, zero_stage=3, compile=True),
     ]
 
 

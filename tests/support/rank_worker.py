@@ -231,9 +231,8 @@ def run_in_format(job: dict[str, Any], options: dict[str, Any]) -> dict[str, Any
     trainer.train.LossScaler = scaler
     if config.compile:
         # Graphs as the compiler gets them, run as they are: code for a CPU would take a minute.
-        options = {"backend": "aot_eager", "fullgraph": True, "dynamic": False}
-        compiled = torch.compile(transformer.run_layer, **options)
-        transformer.compiled_layer = lambda: compiled
+        how = {"backend": "aot_eager", "fullgraph": True, "dynamic": False}
+        transformer.compiled = functools.cache(functools.partial(torch.compile, **how))
         torch._dynamo.reset()
         counters.clear()
     if options.get("collectives"):
@@ -242,7 +241,8 @@ def run_in_format(job: dict[str, Any], options: dict[str, Any]) -> dict[str, Any
         return pipeline_buffers(config)
     if "observe" in options:
         result = observe(config, RandomTokens(config.model.vocab_size), options["observe"])
-        return {**result, "ranks_agree": agree(result["losses"], result["grad_norms"])}
+        agreed = agree(result["losses"], result["grad_norms"])
+        return {**result, "ranks_agree": agreed, "graphs": counters["stats"]["unique_graphs"]}
     lines: list[str] = []
     words = config.model.vocab_size
     logits = 256 if config.chunked_loss else trainer.parallel.loss.CHUNK_ELEMENTS

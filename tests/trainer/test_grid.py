@@ -158,7 +158,7 @@ def test_each_switch_leaves_losses_the_same_to_the_bit(
         ({"gz": 2, "zero_stage": 3, "mbs": 2}, "set zero_stage to 0 or 1"),
         ({"gx": 8, "model": {**SHAPE, "num_kv_heads": 4}}, "num_kv_heads 4 by gx 8"),
         ({"quantize_weights": True, "gx": 2}, "quantize_weights needs split gradients"),
-        ({"gx": 2, "compile": True}, "its layers are no one graph; set compile: false"),
+        ({"gx": 2, "compile": True, "overlap_all_reduce": False}, "whose products overlap it"),
     ],
 )
 def test_a_grid_that_does_not_fit_is_refused_with_its_values(

@@ -101,6 +101,27 @@ def test_a_layer_asks_for_the_kernels_and_bytes_of_the_table(steps: Steps, name:
     )
 
 
+@pytest.fixture(scope="module")
+def compiled() -> list[list[str]]:
+    """Rows of the compiler's table, of all layers."""
+    pytest.importorskip("triton")
+    argv = [sys.executable, "-W", "ignore", "-m", "benchmarks.pretended_gpu.inductor"]
+    once = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=1_000, env=once)
+    assert done.returncode == 0, done.stderr[-3000:]
+    layers = map(json.loads, done.stdout.splitlines())
+    return [[*map(str, row)] for layer in layers for row in layer["rows"]]
+
+
+@pytest.mark.heavy
+def test_a_compiled_layer_takes_the_kernels_bytes_and_registers_of_the_table_and_spills_none(
+    compiled: list[list[str]],
+) -> None:
+    told = tables.rows("compiled")
+    assert compiled == told, "if meant: python -m benchmarks.pretended_gpu.inductor --table"
+    assert len(told) == 9 and {row[-2] for row in told} == {"0"}
+
+
 def test_every_setting_is_in_a_case_or_asks_nothing_of_the_device() -> None:
     fields = {*Choices.model_fields, *Settings.model_fields}
     tried = {setting for _, settings in cases.CASES.values() for setting in settings}

@@ -7,15 +7,12 @@ which pays if its kernel is much faster (Singh et al. 2024, section V-C).
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from trainer.model.transformer import Head, Linear, Stage
 
 Form = Literal["NN", "NT", "TN"]
 FORMS: tuple[Form, ...] = ("NN", "NT", "TN")
@@ -118,43 +115,3 @@ def like(x: Tensor, rows: Tensor) -> Tensor:
 
 def _stored(matrix: Tensor, way: str) -> Tensor:
     return matrix.contiguous() if way == "N" else matrix.t().contiguous().t()
-
-
-class _Whole(torch.autograd.Function):
-    """x W^T of a layer that no axis splits."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, kernels: Kernels
-    ) -> Tensor:
-        ctx.kernels, ctx.has_bias = kernels, bias is not None
-        ctx.parameter = weight  # what is saved may be a copy's view, where layers are recomputed
-        ctx.save_for_backward(x, weight)
-        return kernels.outputs(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        grad_x = ctx.kernels.input_gradient(grad, weight)
-        grad_weight = ctx.kernels.weight_gradient(grad, x, ctx.parameter)
-        return grad_x, grad_weight, grad.flatten(0, 1).sum(0) if ctx.has_bias else None, None
-
-
-def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, kernels: Kernels) -> Tensor:
-    """x W^T of what this rank has, with its gradients, by these kernels."""
-    if not kernels.own_gradients:
-        return kernels.outputs(x, weight, bias)  # autograd's own gradients, which cost it less
-    return _Whole.apply(x, weight, bias, kernels)
-
-
-def use(kernels: Kernels, stage: Stage) -> None:
-    """Let a stage that no axis splits compute its projections and logits by these kernels."""
-    modules: list[Any] = [*stage.modules()]
-    for module in modules:
-        if type(module) in (Linear, Head):
-            module.forward = functools.partial(_multiplied, module, kernels)
-
-
-def _multiplied(module: Any, kernels: Kernels, x: Tensor, tied: Tensor | None = None) -> Tensor:
-    weight = module.weight if tied is None else tied
-    return multiply(x, weight, getattr(module, "bias", None), kernels)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -197,7 +197,8 @@ def feed_forward(model: ModelConfig, layer: int) -> nn.Module:
 class Block(nn.Module):
     """One pre-norm transformer layer, of the given number.
 
-    ``recompute``: what the backward pass repeats. ``compiled``: by torch, to one graph per pass.
+    ``recompute``: what the backward pass repeats. ``compiled``: by torch, to one graph per pass,
+    without experts, whose numbers of tokens differ from pass to pass.
     """
 
     def __init__(
@@ -225,7 +226,8 @@ class Block(nn.Module):
             self.repeat_attention_only()
 
     def forward(self, x: Tensor, places: Places) -> Tensor:
-        return (compiled_layer() if self.compiled else run_layer)(self, x, places)
+        whole = self.compiled and not isinstance(self.mlp, MixtureMlp)
+        return (compiled(run_layer) if whole else run_layer)(self, x, places)
 
     def repeat_attention_only(self) -> None:
         """Set what ``selective`` recomputes where products or attention communicate."""
@@ -240,6 +242,9 @@ class Block(nn.Module):
 
     def compute(self, x: Tensor, places: Places) -> Tensor:
         repeats = self.repeats
+        if self.compiled and isinstance(self.mlp, MixtureMlp):
+            x, normed = compiled(run_attention)(self, x, places)
+            return x + self.mlp(normed)
         with computed_again(repeats, normalize(self.attention_norm, repeats), x) as normed:
             x = x + self.attention(normed, places)
         with computed_again(repeats, normalize(self.mlp_norm, repeats), x) as normed:
@@ -256,13 +261,19 @@ def run_layer(block: Block, x: Tensor, places: Places) -> Tensor:
     return recomputed(block.compute, block.recompute, last_input=width)(x, places)
 
 
+def run_attention(block: Block, x: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+    """A layer up to its feed-forward part, and the input of that."""
+    x = x + block.attention(block.attention_norm(x), places)
+    return x, block.mlp_norm(x)
+
+
 @functools.cache
-def compiled_layer() -> Callable[..., Tensor]:
-    """``run_layer`` compiled, once for all layers.
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function compiled, once for all layers.
 
     One graph or an error: a layer that falls apart would be slow in silence.
     """
-    return torch.compile(run_layer, fullgraph=True, dynamic=False)
+    return torch.compile(function, fullgraph=True, dynamic=False)
 
 
 class Embedding(nn.Module):

@@ -1,8 +1,9 @@
 """The split products of ``products`` as torch operators.
 
-The compiler takes each as one node, where a function with a collective would break the graph;
-its selective recomputation can keep their outputs. Eager training uses the autograd functions of
-``tensor``, whose dispatch is cheaper.
+The compiler takes each as one node, where a function with a collective would break the graph, and
+kernels that are chosen or deferred later would be those of the first pass; its selective
+recomputation can keep their outputs. Eager training uses the autograd functions of ``tensor``,
+whose dispatch is cheaper.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from trainer.model.kernels import Kernels
 from trainer.parallel.collectives import Group
 from trainer.parallel.products import column_backward, gather_sequence, scatter_sum
 
-_groups: dict[str, Group] = {}
+_ALONE = ""
+"""Name of kernels where no group takes part."""
+_groups: dict[str, Any] = {_ALONE: None}
 _kernels: dict[str, Kernels] = {}
 
 
-def named(group: Group, kernels: Kernels) -> str:
+def named(group: Group | None, kernels: Kernels) -> str:
     """The name by which the operators find the group and its kernels from now on."""
-    name: str = group.handle.group_name
-    _groups[name], _kernels[name] = group, kernels
+    name: str = _ALONE if group is None else group.handle.group_name
+    _groups[name], _kernels[name], _kernels[_ALONE] = group, kernels, kernels
     return name
 
 
@@ -36,30 +39,33 @@ def column_linear(
     return _kernels[group].outputs(whole, weight, bias)
 
 
-@column_linear.register_fake
-def _(
-    x: Tensor, weight: Tensor, bias: Tensor | None, group: str, ranks: int, sequence: bool
-) -> Tensor:
-    length = x.size(0) * ranks if sequence else x.size(0)
-    return x.new_empty(length, x.size(1), weight.size(0))
+column_linear.register_fake(
+    lambda x, weight, bias, group, ranks, sequence: x.new_empty(
+        x.size(0) * (ranks if sequence else 1), x.size(1), weight.size(0)
+    )
+)
 
 
-@torch.library.custom_op("meshtune::column_linear_backward", mutates_args=())
-def _column_linear_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, has_bias: bool, group: str, sequence: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    grad_x, grad_weight, grad_bias = column_backward(
+@torch.library.custom_op("meshtune::product_backward", mutates_args=())
+def _product_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, deferred: bool, has_bias: bool, group: str,
+    sequence: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of x, W and the bias, empty for what has none here."""
+    found = column_backward(
         grad, x, weight, weight, has_bias, _groups[group], sequence, _kernels[group]
     )
-    return grad_x, grad_weight, grad.new_empty(0) if grad_bias is None else grad_bias
+    of_x, of_weight, of_bias = (grad.new_empty(0) if one is None else one for one in found)
+    return of_x, of_weight, of_bias
 
 
-@_column_linear_backward.register_fake
-def _(
-    grad: Tensor, x: Tensor, weight: Tensor, has_bias: bool, group: str, sequence: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    bias = grad.new_empty(weight.size(0) if has_bias else 0)
-    return torch.empty_like(x), torch.empty_like(weight), bias
+_product_backward.register_fake(
+    lambda grad, x, weight, deferred, has_bias, *_: (
+        x.new_empty(x.shape),
+        grad.new_empty((0,) if deferred else weight.shape),
+        grad.new_empty(weight.size(0) if has_bias else 0),
+    )
+)
 
 
 def _column_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -69,11 +75,12 @@ def _column_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _column_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight = ctx.saved_tensors
-    grad_x, grad_weight, grad_bias = _column_linear_backward(
-        grad.contiguous(), x, weight, ctx.has_bias, ctx.group, ctx.sequence
+    deferred = not ctx.needs_input_grad[1]
+    of_x, of_weight, of_bias = _product_backward(
+        grad.contiguous(), *ctx.saved_tensors, deferred, ctx.has_bias, ctx.group, ctx.sequence
     )
-    return grad_x, grad_weight, grad_bias if ctx.has_bias else None, None, None, None
+    of_bias = of_bias if ctx.has_bias else None
+    return of_x, None if deferred else of_weight, of_bias, None, None, None
 
 
 column_linear.register_autograd(_column_gradients, setup_context=_column_setup)
@@ -89,33 +96,49 @@ def row_linear(x: Tensor, weight: Tensor, group: str, ranks: int, sequence: bool
     return total
 
 
-@row_linear.register_fake
-def _(x: Tensor, weight: Tensor, group: str, ranks: int, sequence: bool) -> Tensor:
-    length = x.size(0) // ranks if sequence else x.size(0)
-    return x.new_empty(length, x.size(1), weight.size(0))
+row_linear.register_fake(
+    lambda x, weight, group, ranks, sequence: x.new_empty(
+        x.size(0) // (ranks if sequence else 1), x.size(1), weight.size(0)
+    )
+)
 
 
 @torch.library.custom_op("meshtune::gather_sequence", mutates_args=())
-def _gathered(x: Tensor, group: str, ranks: int) -> Tensor:
+def gathered(x: Tensor, group: str, ranks: int) -> Tensor:
+    """The ranks' tensors along the first dimension."""
     return gather_sequence(x, _groups[group])[0]
 
 
-@_gathered.register_fake
-def _(x: Tensor, group: str, ranks: int) -> Tensor:
-    return x.new_empty(x.size(0) * ranks, *x.shape[1:])
+gathered.register_fake(lambda x, group, ranks: x.new_empty(x.size(0) * ranks, *x.shape[1:]))
+
+
+@torch.library.custom_op("meshtune::all_reduce", mutates_args=())
+def _summed(x: Tensor, group: str) -> Tensor:
+    return summed(x.clone(), _groups[group])
+
+
+_summed.register_fake(lambda x, group: torch.empty_like(x))
+_summed.register_autograd(lambda ctx, grad: (grad, None))
+
+
+def summed(x: Tensor, group: Group | str) -> Tensor:
+    """The sum over the ranks, which may take the tensor's place; of a named group an operator."""
+    if isinstance(group, str):
+        return _summed(x, group)
+    group.all_reduce(x, "tensor")
+    return x
 
 
 def _row_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, ctx.group, ctx.ranks, ctx.sequence = inputs
+    x, weight, group, ranks, sequence = inputs
+    ctx.gathers = (group, ranks) if sequence else ()
+    ctx.group, ctx.sequence, ctx.has_bias = _ALONE, False, False
     ctx.save_for_backward(x, weight)
 
 
 def _row_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight = ctx.saved_tensors
-    grad = _gathered(grad, ctx.group, ctx.ranks) if ctx.sequence else grad
-    kernels = _kernels[ctx.group]
-    grad_weight = kernels.weight_gradient(grad, x, weight)
-    return kernels.input_gradient(grad, weight), grad_weight, None, None, None
+    grad = gathered(grad, *ctx.gathers) if ctx.gathers else grad
+    return _column_gradients(ctx, grad)[:5]
 
 
 row_linear.register_autograd(_row_gradients, setup_context=_row_setup)

@@ -29,23 +29,27 @@ def column_backward(
     weight: Tensor,
     parameter: Tensor,
     has_bias: bool,
-    group: Group,
+    group: Any,
     sequence: bool,
     kernels: Kernels,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradients of x, of W (the parameter) and of the bias; x's is summed while W's is computed."""
+    """Gradients of x, of W (the parameter) and of the bias; x's is summed while W's is computed,
+    if there is a group."""
     gathering: Any = None
+    summing: Any = None
     if sequence:
         x, gathering = gather_sequence(x, group, async_op=True)
     grad_x = kernels.input_gradient(grad, weight)
     if sequence:
         gathering.wait()
         grad_x, summing = scatter_sum(grad_x, group, async_op=True)
-    else:
+    elif group is not None:
         summing = group.all_reduce(grad_x, "tensor", async_op=True)
-    grad_weight = kernels.behind_sum(grad, x, parameter)
+    beside = kernels.weight_gradient if group is None else kernels.behind_sum
+    grad_weight = beside(grad, x, parameter)
     grad_bias = grad.flatten(0, 1).sum(0) if has_bias else None
-    summing.wait()
+    if summing is not None:
+        summing.wait()
     return grad_x, grad_weight, grad_bias
 
 

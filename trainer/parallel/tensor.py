@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
-from trainer.model.kernels import Kernels, multiply
+from trainer.model.kernels import Kernels
 from trainer.model.slices import Cut, Split
 from trainer.model.transformer import Embedding, Head, Linear, Mlp, Positions, Stage
 from trainer.parallel.collectives import Group
@@ -29,7 +29,7 @@ from trainer.plan.config import TrainConfig
 
 
 class _ColumnLinear(torch.autograd.Function):
-    """x W^T with W's rows over the ranks; x whole, or with ``sequence`` a share of it."""
+    """x W^T with W's rows over the ranks, if any; x whole, or with ``sequence`` a share of it."""
 
     @staticmethod
     def forward(
@@ -37,13 +37,13 @@ class _ColumnLinear(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        group: Group,
+        group: Any,
         sequence: bool,
         kernels: Kernels,
     ) -> Tensor:
         ctx.group, ctx.sequence, ctx.has_bias = group, sequence, bias is not None
         ctx.kernels = kernels
-        ctx.parameter = weight  # see ``kernels``
+        ctx.parameter = weight  # what is saved may be a copy's view, where layers are recomputed
         ctx.save_for_backward(x, weight)
         whole = gather_sequence(x, group)[0] if sequence else x
         return kernels.outputs(whole, weight, bias)
@@ -80,15 +80,16 @@ class Style(ParallelStyle):
     dims: dict[str, int] = {}  # noqa: RUF012 - constant per class
 
     def __init__(
-        self, group: Group, sequence: bool, kernels: Kernels, opaque: bool = False
+        self, group: Group | None, sequence: bool, kernels: Kernels, opaque: bool = False
     ) -> None:
         super().__init__()
         self.group = group
         self.sequence = sequence
         self.kernels = kernels
-        self.name = named(group, kernels) if opaque else ""
+        self.name = named(group, kernels) if opaque else None
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert self.group is not None
         split(module, split_over_tp(self.dims, Cut(self.group.rank, self.group.size)))
         if isinstance(module, Linear):
             # The same object in every layer: one compiled graph is then for all of them.
@@ -101,7 +102,7 @@ class Style(ParallelStyle):
         """The projection's output, computed over the group."""
         return self.compute(linear, self.group, x)
 
-    def compute(self, module: Any, group: Group, *inputs: Any) -> Tensor:
+    def compute(self, module: Any, group: Any, *inputs: Any) -> Tensor:
         """The replacement of the module's ``forward``."""
         raise NotImplementedError
 
@@ -111,10 +112,11 @@ class ColumnParallel(Style):
 
     dims = {"weight": 0, "bias": 0}  # noqa: RUF012
 
-    def compute(self, module: Linear, group: Group, x: Tensor) -> Tensor:
+    def compute(self, module: Linear, group: Group | None, x: Tensor) -> Tensor:
         weight, bias = module.weight, module.bias
-        if self.name:
-            return column_linear(x, weight, bias, self.name, group.size, self.sequence)
+        if self.name is not None:
+            ranks = 1 if group is None else group.size
+            return column_linear(x, weight, bias, self.name, ranks, self.sequence)
         return _ColumnLinear.apply(x, weight, bias, group, self.sequence, self.kernels)
 
 
@@ -124,10 +126,13 @@ class RowParallel(Style):
     dims = {"weight": 1}  # noqa: RUF012
 
     def compute(self, module: Linear, group: Group, x: Tensor) -> Tensor:
-        if self.name:
+        if self.name is not None:
             total = row_linear(x, module.weight, self.name, group.size, self.sequence)
         else:
-            partial = multiply(x, module.weight, None, self.kernels)
+            if self.kernels.own_gradients:
+                partial = _ColumnLinear.apply(x, module.weight, None, None, False, self.kernels)
+            else:  # autograd's own gradients, which cost it less
+                partial = self.kernels.outputs(x, module.weight)
             total = Sum.apply(partial, group, self.sequence)
         return total if module.bias is None else total + module.bias
 
@@ -151,7 +156,7 @@ class VocabParallelHead(Style):
 
     dims = {"weight": 0}  # noqa: RUF012
 
-    def compute(self, module: Head, group: Group, x: Tensor, tied: Tensor | None) -> Tensor:
+    def compute(self, module: Head, group: Group | None, x: Tensor, tied: Tensor | None) -> Tensor:
         weight = module.weight if tied is None else tied
         return _ColumnLinear.apply(x, weight, None, group, self.sequence, self.kernels)
 
@@ -166,6 +171,18 @@ class SequencePositions(Style):
         if self.sequence:
             rows = rows.narrow(0, group.rank * x.size(0), x.size(0))
         return x + rows
+
+
+def compute_by(kernels: Kernels, stage: Stage, opaque: bool) -> None:
+    """Let a stage that no axis splits compute its projections and logits by these kernels."""
+    products = ColumnParallel(None, False, kernels, opaque)
+    head = VocabParallelHead(None, False, kernels.of_head)
+    for module in stage.modules():
+        if isinstance(module, Linear):
+            module.split = products
+        elif isinstance(module, Head):
+            forward = functools.partial(head.compute, module, None)
+            module.forward = forward  # type: ignore[method-assign]
 
 
 def parallelize(stage: Stage, mesh: Mesh, config: TrainConfig, kernels: Kernels) -> None:

@@ -17,7 +17,6 @@ from trainer.loop import train
 from trainer.model.kernels import FORMS, Product, TunedKernels, in_form
 from trainer.model.tuning import Cache, Choice, Tuning, alternately, choose
 from trainer.plan.config import TrainConfig
-from trainer.plan.limits import ConfigError
 
 MODEL = {"num_layers": 1, "hidden_size": 32, "num_heads": 4, "vocab_size": 64, "seq_length": 16}
 STEPS, EXACT = 3, 1e-5
@@ -45,6 +44,8 @@ HEAVY = [
     job("pipeline", 4, pp=2, gas=4, model={**MODEL, "num_layers": 2}),
     job("tensor, its operators", 4, tp=2, recompute="selective"),
     job("grid, all gathered", 4, gx=2, gz=2, recompute="full"),
+    job("whole, compiled", 1, compile=True, recompute="selective"),
+    job("grid, compiled", 2, gy=2, compile=True),
 ]
 
 
@@ -251,9 +252,3 @@ def test_tuning_is_not_in_the_time_of_a_step(monkeypatch: pytest.MonkeyPatch) ->
     finally:
         dist.destroy_process_group()
     assert 0 < result["step_times_s"][-1] < 1000.0
-
-
-def test_a_compiler_chooses_kernels_itself() -> None:
-    values = {"model": MODEL, "data": "unused", "compile": True, "tune_kernels": True}
-    with pytest.raises(ConfigError, match="tune_kernels beside compile"):
-        TrainConfig.parse(values).check(1)

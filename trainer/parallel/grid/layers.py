@@ -8,15 +8,21 @@ are split along z.
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainer.model.kernels import Kernels
+from trainer.model.slices import Split
 from trainer.model.transformer import NORM_EPS
 from trainer.parallel.collectives import Group
 from trainer.parallel.grid.depth import Block
-from trainer.parallel.products import Sum
+from trainer.parallel.mesh import Grid
+from trainer.parallel.operators import column_linear, gathered, named, summed
+from trainer.parallel.products import Sum, gather_sequence
+from trainer.parallel.tensor import split
 
 
 class _Product(torch.autograd.Function):
@@ -75,6 +81,68 @@ def linear(
     return total if bias is None else total + bias
 
 
+class Products:
+    """Projections with inputs and outputs along two axes of the grid; one object for all layers.
+
+    ``opaque``: gathers, products and sums are operators for the compiler.
+    """
+
+    def __init__(self, grid: Grid, overlap: bool, kernels: Kernels | None) -> None:
+        self.inputs, self.outputs, self.overlap = grid.y.group, grid.x.group, overlap
+        self.depth = grid.z.size
+        self.blocks: dict[nn.Module, Block] = {}
+        self.opaque = None if kernels is None else named(self.outputs, kernels)
+        self.sums = None if kernels is None or self.inputs is None else named(self.inputs, kernels)
+
+    def add(self, module: Any, block: Block) -> None:
+        """Compute a module's product with this block."""
+        module.split, self.blocks[module] = self, block
+        _blocks[id(block)] = block
+        with torch.device("cpu"):
+            # A tensor: a number would be part of the graph, of which each layer had its own.
+            module.number = torch.tensor(id(block))
+            late = block.leaf is block.depth.anchor
+            module.anchor = torch.empty(0, requires_grad=True) if late else None
+
+    def product(self, module: Any, x: Tensor) -> Tensor:
+        """See ``SplitProduct``."""
+        weight, bias = module.weight, module.bias
+        if self.opaque is None:
+            return linear(x, self.blocks[module], bias, self.inputs, self.outputs, self.overlap)
+        if self.depth > 1:
+            leaf = weight if module.anchor is None else module.anchor
+            weight = _gathered_block(x, leaf, module.number, weight.size(0) * self.depth)
+        if self.sums is None:
+            return column_linear(x, weight, bias, self.opaque, 1, False)
+        total = summed(column_linear(x, weight, None, self.opaque, 1, False), self.sums)
+        return total if bias is None else total + bias
+
+
+_blocks: WeakValueDictionary[int, Block] = WeakValueDictionary()
+"""Blocks by number, for the compiler's operators."""
+
+
+@torch.library.custom_op("meshtune::gather_block", mutates_args=())
+def _gathered_block(x: Tensor, leaf: Tensor, number: Tensor, rows: int) -> Tensor:
+    """A block of so many rows, for the input x; see ``Block.leaf``."""
+    return _blocks[int(number)].gather()
+
+
+@torch.library.custom_op("meshtune::scatter_block", mutates_args=())
+def _scattered(grad: Tensor, leaf: Tensor, number: Tensor) -> Tensor:
+    block = _blocks[int(number)]
+    share = block.depth.scatter(grad, block)
+    return torch.empty_like(leaf) if share is None else share
+
+
+_gathered_block.register_fake(lambda x, leaf, number, rows: x.new_empty(rows, x.size(-1)))
+_scattered.register_fake(lambda grad, leaf, number: torch.empty_like(leaf))
+_gathered_block.register_autograd(
+    lambda ctx, grad: (None, _scattered(grad, *ctx.saved_tensors), None, None),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[1:3]),
+)
+
+
 class _Lookup(torch.autograd.Function):
     """Rows of this rank's block of a table; zeros for words that others have."""
 
@@ -111,12 +179,14 @@ class _Norm(torch.autograd.Function):
     """Layer norm, or without bias RMS norm, of vectors that are split over ranks."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: Group) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: Group | str, ranks: int
+    ) -> Tensor:
         values = x.float()
-        mean, square = _moments(values, group, centred=bias is not None)
+        mean, square = _moments(values, group, ranks, centred=bias is not None)
         scale = (square + NORM_EPS).rsqrt_()
         ctx.save_for_backward(x, weight, mean, scale)
-        ctx.group, ctx.centred = group, bias is not None
+        ctx.group, ctx.ranks, ctx.centred = group, ranks, bias is not None
         result = (values - mean) * scale * weight
         return (result if bias is None else result + bias).to(x.dtype)
 
@@ -128,31 +198,39 @@ class _Norm(torch.autograd.Function):
         wide = grad * weight
         # The two sums that a vector's parts share, as means over its features.
         sums = torch.stack((wide.mean(-1), (wide * normal).mean(-1)))
-        ctx.group.all_reduce(sums, "tensor")
-        sums = sums.div_(ctx.group.size)[..., None]
+        sums = (summed(sums, ctx.group) / ctx.ranks)[..., None]
         inner = wide - normal * sums[1]
         grad_x = scale * (inner - sums[0] if ctx.centred else inner)
         grad_weight = (grad * normal).flatten(0, 1).sum(0).to(weight.dtype)
         grad_bias = grad.flatten(0, 1).sum(0).to(weight.dtype) if ctx.centred else None
-        return grad_x.to(x.dtype), grad_weight, grad_bias, None
+        return grad_x.to(x.dtype), grad_weight, grad_bias, None, None
 
 
-def _moments(values: Tensor, group: Group, centred: bool) -> tuple[Tensor, Tensor]:
+def _moments(
+    values: Tensor, group: Group | str, ranks: int, centred: bool
+) -> tuple[Tensor, Tensor]:
     """Mean (or 0) and mean square about it, from those of each rank's equal part."""
     mean = values.mean(-1) if centred else values.new_zeros(values.shape[:-1])
     own = torch.stack((mean, (values - mean[..., None]).square().mean(-1)))
-    every = own.new_empty(group.size, *own.shape)
-    group.all_gather(every.flatten(0, 1), own, "tensor")
-    means, squares = every.unbind(1)
+    if isinstance(group, str):
+        every = gathered(own, group, ranks)
+    else:
+        every = gather_sequence(own, group)[0]
+    means, squares = every.unflatten(0, (ranks, 2)).unbind(1)
     total = means.mean(0)
     between = (means - total).square().mean(0)
     return total[..., None], (squares.mean(0) + between)[..., None]
 
 
-def norm(x: Tensor, module: nn.Module, group: Group | None) -> Tensor:
-    """The module's norm of vectors whose features are split over the group.
+class SplitNorm(nn.Module):
+    """A norm of (sequence, batch, features / ranks); a named group is for the compiler."""
 
-    ``x`` is (sequence, batch, features / ranks), and the module has this rank's part of its
-    vectors.
-    """
-    return _Norm.apply(x, module.weight, getattr(module, "bias", None), group)
+    def __init__(self, whole: nn.Module, by: Split, group: Group | str) -> None:
+        super().__init__()
+        self.group, self.ranks = group, by.rows.ranks
+        for name in ("weight", "bias"):
+            self.register_parameter(name, getattr(whole, name, None))
+        split(self, {"weight": by, "bias": by})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Norm.apply(x, self.weight, self.bias, self.group, self.ranks)

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from trainer.model.kernels import Kernels
 from trainer.model.slices import Cut, Split
-from trainer.model.transformer import Linear, Stage
+from trainer.model.transformer import Stage
 from trainer.parallel.grid.depth import Block, Depth, Order
-from trainer.parallel.grid.layers import linear, lookup, norm
+from trainer.parallel.grid.layers import Products, SplitNorm, linear, lookup
 from trainer.parallel.mesh import Axis, Grid, Mesh
+from trainer.parallel.operators import named
 from trainer.parallel.tensor import split
 from trainer.plan.config import TrainConfig
 
@@ -33,6 +34,8 @@ def parallelize(
     """Split a stage that has no storage yet (meta device) over the grid."""
     grid, overlap = mesh.grid, config.overlap_all_reduce
     order = Order(stage, depth, kernels)
+    opaque = kernels if config.compile else None
+    along = {way: Products(way, overlap, opaque) for way in (grid, grid.transposed)}
     table: Block | None = None
     if stage.embedding is not None:
         table = order.add(stage.embedding)
@@ -43,14 +46,15 @@ def parallelize(
     layers: dict[str, Any] = dict(stage.blocks.items())
     for name, layer in layers.items():
         layer.repeat_attention_only()
-        _norm(layer.attention_norm, grid)
-        _linear(layer.attention.qkv, grid, order, int(name), overlap)
-        _linear(layer.attention.out, grid.transposed, order, int(name), overlap)
-        _norm(layer.mlp_norm, grid)
-        _linear(layer.mlp.up, grid, order, int(name), overlap)
-        _linear(layer.mlp.down, grid.transposed, order, int(name), overlap)
+        for place in ("attention_norm", "mlp_norm"):
+            _norm(layer, place, grid, opaque)
+        attention, mlp = layer.attention, layer.mlp
+        for first, last in ((attention.qkv, attention.out), (mlp.up, mlp.down)):
+            for module, way in ((first, grid), (last, grid.transposed)):
+                split(module, {"weight": _matrix(way), "bias": _of(rows=way.x)})
+                along[way].add(module, order.add(module, int(name)))
     if stage.norm is not None and stage.head is not None:
-        _norm(stage.norm, grid)
+        _norm(stage, "norm", grid, None)
         tied = table if stage.head.weight is None else None
         logits = order.add(stage.head, source=tied)
         forward = functools.partial(_head, logits, grid, overlap)
@@ -62,20 +66,11 @@ def _head(block: Block, grid: Grid, overlap: bool, x: Tensor, tied: Tensor | Non
     return linear(x, block, None, grid.y.group, grid.x.group, overlap)
 
 
-def _linear(module: Linear, grid: Grid, order: Order, layer: int, overlap: bool) -> None:
-    block = order.add(module, layer)
-
-    def forward(x: Tensor) -> Tensor:
-        return linear(x, block, module.bias, grid.y.group, grid.x.group, overlap)
-
-    _replace(module, {"weight": _matrix(grid), "bias": _of(rows=grid.x)}, forward)
-
-
-def _norm(module: nn.Module, grid: Grid) -> None:
-    if grid.y.size > 1:
-        along = _of(rows=grid.y)
-        forward = functools.partial(norm, module=module, group=grid.y.group)
-        _replace(module, {name: along for name, _ in module.named_parameters()}, forward)
+def _norm(module: nn.Module, name: str, grid: Grid, opaque: Kernels | None) -> None:
+    """Split a module's norm; with kernels given, its sums are operators for the compiler."""
+    if grid.y.group is not None:
+        group = grid.y.group if opaque is None else named(grid.y.group, opaque)
+        setattr(module, name, SplitNorm(getattr(module, name), _of(rows=grid.y), group))
 
 
 def _replace(module: Any, splits: dict[str, Split], forward: Callable[..., Tensor]) -> None:

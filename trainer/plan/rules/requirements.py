@@ -32,7 +32,7 @@ def requirements(*own_axes: str) -> tuple[Requirement, ...]:
     further = [one for axis in own_axes if axis in AXES for one in AXES[axis].requirements]
     context = "cp" in own_axes
     replicas = [_of_replicas(each, context) for each in (*STATED["dp"], *STATED["ep"])]
-    before = (*STATED["tp"], *STATED["kernels"], *STATED["cluster"])
+    before = (*STATED["tp"], *STATED["cluster"])
     choices = (*counting(), *STATED["pp"], *STATED["heads"])
     return (whole_replicas, *before, *choices, *replicas, *further)
 
