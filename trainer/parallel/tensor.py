@@ -176,7 +176,7 @@ class SequencePositions(Style):
 def compute_by(kernels: Kernels, stage: Stage, opaque: bool) -> None:
     """Let a stage that no axis splits compute its projections and logits by these kernels."""
     products = ColumnParallel(None, False, kernels, opaque)
-    head = VocabParallelHead(None, False, kernels.of_head)
+    head = VocabParallelHead(None, False, kernels)
     for module in stage.modules():
         if isinstance(module, Linear):
             module.split = products
