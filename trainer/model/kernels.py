@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.model.transformer import Head, Linear, Stage
+from trainer.model.linear import Linear
+from trainer.model.transformer import Head, Stage
 
 Form = Literal["NN", "NT", "TN"]
 FORMS: tuple[Form, ...] = ("NN", "NT", "TN")

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.model.transformer import NORM_EPS
 from trainer.parallel.collectives import Group
 from trainer.parallel.grid.depth import Block
 from trainer.parallel.products import Sum
@@ -111,10 +110,12 @@ class _Norm(torch.autograd.Function):
     """Layer norm, or without bias RMS norm, of vectors that are split over ranks."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: Group) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, group: Group
+    ) -> Tensor:
         values = x.float()
         mean, square = _moments(values, group, centred=bias is not None)
-        scale = (square + NORM_EPS).rsqrt_()
+        scale = (square + eps).rsqrt_()
         ctx.save_for_backward(x, weight, mean, scale)
         ctx.group, ctx.centred = group, bias is not None
         result = (values - mean) * scale * weight
@@ -134,7 +135,7 @@ class _Norm(torch.autograd.Function):
         grad_x = scale * (inner - sums[0] if ctx.centred else inner)
         grad_weight = (grad * normal).flatten(0, 1).sum(0).to(weight.dtype)
         grad_bias = grad.flatten(0, 1).sum(0).to(weight.dtype) if ctx.centred else None
-        return grad_x.to(x.dtype), grad_weight, grad_bias, None
+        return grad_x.to(x.dtype), grad_weight, grad_bias, None, None
 
 
 def _moments(values: Tensor, group: Group, centred: bool) -> tuple[Tensor, Tensor]:
@@ -149,10 +150,10 @@ def _moments(values: Tensor, group: Group, centred: bool) -> tuple[Tensor, Tenso
     return total[..., None], (squares.mean(0) + between)[..., None]
 
 
-def norm(x: Tensor, module: nn.Module, group: Group | None) -> Tensor:
+def norm(x: Tensor, module: nn.LayerNorm | nn.RMSNorm, group: Group | None) -> Tensor:
     """The module's norm of vectors whose features are split over the group.
 
     ``x`` is (sequence, batch, features / ranks), and the module has this rank's part of its
     vectors.
     """
-    return _Norm.apply(x, module.weight, getattr(module, "bias", None), group)
+    return _Norm.apply(x, module.weight, getattr(module, "bias", None), module.eps, group)

@@ -18,8 +18,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainer.model.kernels import Kernels
+from trainer.model.linear import Linear
 from trainer.model.slices import Cut, Split
-from trainer.model.transformer import Linear, Stage
+from trainer.model.transformer import Stage
 from trainer.parallel.grid.depth import Block, Depth, Order
 from trainer.parallel.grid.layers import linear, lookup, norm
 from trainer.parallel.mesh import Axis, Grid, Mesh
