@@ -30,6 +30,23 @@ MAX_BYTES = 1_000_000
 USUAL_LENGTH = 8192  # tokens of a training sequence, where a model could take more
 _INSIDE = "text_config"  # the language model of one that also reads pictures
 _TOWER = "vision_config"  # what reads them
+_LENGTH = {"original_max_position_embeddings": ("rope_original_length", None)}
+_STRETCHED: dict[str, dict[str, tuple[str, float | None]]] = {
+    "llama3": {
+        "factor": ("rope_factor", None),
+        "low_freq_factor": ("rope_low_freq_factor", None),
+        "high_freq_factor": ("rope_high_freq_factor", None),
+        **_LENGTH,
+    },
+    "yarn": {
+        "factor": ("rope_factor", None),
+        "beta_slow": ("rope_low_freq_factor", None),
+        "beta_fast": ("rope_high_freq_factor", 32.0),
+        "mscale": ("rope_mscale", None),
+        **_LENGTH,
+    },
+}
+"""For each way of stretching positions its keys, our names, and defaults other than ours."""
 _COUNTING_S = 300
 _PROGRAM = """
 import json, sys
@@ -74,12 +91,14 @@ def read_config(path: Path, seq_length: int | None = None) -> ModelFile:
     theta = keys.rope("rope_theta")
     if shape["positions"] == "rotary" and isinstance(theta, (int, float)):
         shape["rope_theta"] = float(theta)
-    if keys.rope("rope_type") == "llama3":
-        for name in ("factor", "low_freq_factor", "high_freq_factor"):
-            if (value := keys.rope(name)) is not None:
-                shape[f"rope_{name}"] = value
-        if (length := keys.rope("original_max_position_embeddings")) is not None:
-            shape["rope_original_length"] = length
+    if isinstance(eps := keys.given("rms_norm_eps"), float):
+        shape["norm_eps"] = eps
+    kind = keys.rope("rope_type") or keys.rope("type")
+    if kind == "llama3" or (kind == "yarn" and "kv_lora_rank" in shape):
+        shape["rope_type"] = kind
+        for key, (name, default) in _STRETCHED[kind].items():
+            if (value := keys.rope(key)) is not None or default is not None:
+                shape[name] = default if value is None else value
     model = _record(keys, kind, shape)
     return model if total is None else _with_all(keys, model, total)
 
