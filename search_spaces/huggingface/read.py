@@ -25,28 +25,12 @@ from search_spaces.huggingface.architectures import (
 )
 from search_spaces.huggingface.keys import Keys
 from search_spaces.language.schema import ModelFile
+from trainer.plan.model import ROPE_KEYS
 
 MAX_BYTES = 1_000_000
 USUAL_LENGTH = 8192  # tokens of a training sequence, where a model could take more
 _INSIDE = "text_config"  # the language model of one that also reads pictures
 _TOWER = "vision_config"  # what reads them
-_LENGTH = {"original_max_position_embeddings": ("rope_original_length", None)}
-_STRETCHED: dict[str, dict[str, tuple[str, float | None]]] = {
-    "llama3": {
-        "factor": ("rope_factor", None),
-        "low_freq_factor": ("rope_low_freq_factor", None),
-        "high_freq_factor": ("rope_high_freq_factor", None),
-        **_LENGTH,
-    },
-    "yarn": {
-        "factor": ("rope_factor", None),
-        "beta_slow": ("rope_low_freq_factor", None),
-        "beta_fast": ("rope_high_freq_factor", 32.0),
-        "mscale": ("rope_mscale", None),
-        **_LENGTH,
-    },
-}
-"""For each way of stretching positions its keys, our names, and defaults other than ours."""
 _COUNTING_S = 300
 _PROGRAM = """
 import json, sys
@@ -93,12 +77,11 @@ def read_config(path: Path, seq_length: int | None = None) -> ModelFile:
         shape["rope_theta"] = float(theta)
     if isinstance(eps := keys.given("rms_norm_eps"), float):
         shape["norm_eps"] = eps
-    kind = keys.rope("rope_type") or keys.rope("type")
-    if kind == "llama3" or (kind == "yarn" and "kv_lora_rank" in shape):
-        shape["rope_type"] = kind
-        for key, (name, default) in _STRETCHED[kind].items():
-            if (value := keys.rope(key)) is not None or default is not None:
-                shape[name] = default if value is None else value
+    way = keys.rope("rope_type") or keys.rope("type")
+    if way == "llama3" or (way == "yarn" and "kv_lora_rank" in shape):
+        shape["rope_type"] = way
+        stated = {ours: keys.rope(key) for key, ours in ROPE_KEYS[way].items()}
+        shape |= {name: value for name, value in stated.items() if value is not None}
     model = _record(keys, kind, shape)
     return model if total is None else _with_all(keys, model, total)
 

@@ -57,6 +57,7 @@ MODELS["gated"] = {
     **MODELS["sigmoid"], "router_score": "softmax", "shared_expert_gate": True, "qk_norm": True,
     "qk_norm_all_heads": True, "norm_topk_prob": False,
 }  # fmt: skip
+MODELS["gated-each"] = {**MODELS["gated"], "qk_norm_all_heads": False}
 BALANCE: dict[str, dict[str, Any]] = {
     "softmax": {"moe_aux_loss_coeff": 0.05},
     "sigmoid": {"moe_router_bias_update_rate": 0.01, "moe_aux_loss_coeff": 0.01},
@@ -100,7 +101,7 @@ def case(model: str, ranks: int = 8, name: str = "", **values: Any) -> dict[str,
 REFERENCES = [
     case(model, 0) for model in ("softmax", "sigmoid", "deep-sigmoid", "latent-dense", "gated")
 ]
-MORE_REFERENCES = [case(model, 0) for model in ("latent", "latent-sigmoid")]
+MORE_REFERENCES = [case(model, 0) for model in ("latent", "latent-sigmoid", "gated-each")]
 SP: dict[str, Any] = {"tp": 2, "sequence_parallel": True}
 QUICK = [
     case("softmax", 4, ep=2, zero_stage=2),
@@ -113,7 +114,7 @@ QUICK = [
     case("sigmoid", 2, zero_stage=3),
     case("latent-dense", 4, tp=2, pp=2, recompute="selective"),
     case("latent-dense", 4, cp=2, zero_stage=3, **SP),
-    case("gated", 4, ep=4, zero_stage=2, **SP),
+    case("gated", 4, ep=4, zero_stage=2, cp=2),
 ]
 AGAIN = {**QUICK[1], "id": f"{QUICK[1]['id']} again"}
 
@@ -167,8 +168,9 @@ def every_latent_layout() -> list[dict[str, Any]]:
         case("latent-dense", pp=2, vpp=2, pipeline_schedule="ZBVZeroBubble", tp=2),
         case("latent-dense", tp=2, tune_kernels=True, chunked_loss=True),
         case("latent-dense", zero_stage=3, recompute="selective", chunked_loss=True),
-        case("gated", ep=2, zero_stage=3, recompute="full", **SP),
-        case("gated", ep=4, cp=2, zero_stage=1, recompute="selective", **SP),
+        case("gated", ep=2, pp=2, zero_stage=3, recompute="full"),
+        case("gated-each", ep=2, zero_stage=3, recompute="full", **SP),
+        case("gated-each", ep=4, cp=2, zero_stage=1, recompute="selective", **SP),
     ]
 
 

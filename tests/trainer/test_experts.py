@@ -109,7 +109,11 @@ def test_unequal_experts_send_nearly_what_is_priced_in_the_mean_over_ranks(
         ({"model": cases.MODELS["latent-dense"], "gx": 2}, "does not split latent attention; set"),
         (
             {"model": cases.MODELS["latent-dense"], "tp": 2, "compile": True},
-            "what ranks send between products is in no graph; set compile: false",
+            "what ranks send between its products is in no graph; set compile: false",
+        ),
+        (
+            {"model": cases.MODELS["gated"], "tp": 2},
+            "one norm of all heads is not split; set tp: 1",
         ),
         (
             {"model": cases.MODELS["latent-dense"], "engine": "deepspeed"},

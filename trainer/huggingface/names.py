@@ -16,7 +16,7 @@ from typing import Any
 
 from foundation.documents import read_document
 from trainer.plan.limits import ConfigError
-from trainer.plan.model import ModelConfig
+from trainer.plan.model import ROPE_KEYS, ModelConfig
 
 _LAYER = re.compile(r"blocks\.(\d+)\.(.+)\.(weight|bias)")
 
@@ -73,6 +73,9 @@ def config_of(model: ModelConfig) -> dict[str, Any]:
     """The ``config.json`` of a model."""
     found = architecture_of(model)
     rope = rope_of(model) if "rope_theta" in found.fields else {}
+    greedy = "greedy" if model.n_group == 1 else "group_limited_greedy"
+    method = "noaux_tc" if model.router_score == "sigmoid" else greedy
+    latent = {"q_lora_rank": model.q_lora_rank or None, "topk_method": method}
     windows: dict[str, Any] = {"use_sliding_window": model.windowed_layers > 0}
     if model.windowed_layers:
         windows |= {"sliding_window": model.window_size, "layer_types": model.layer_types}
@@ -80,7 +83,7 @@ def config_of(model: ModelConfig) -> dict[str, Any]:
         "architectures": [found.class_name],
         "model_type": model.model_type(),
         **{key: getattr(model, ours) for key, ours in found.fields.items()},
-        **({"q_lora_rank": model.q_lora_rank or None} if model.is_latent else {}),
+        **(latent if model.kv_lora_rank else {}),
         **found.fixed,
         "torch_dtype": "float32",
         **({"rope_scaling": rope} if len(rope) > 1 else {}),
@@ -92,23 +95,8 @@ def rope_of(model: ModelConfig) -> dict[str, Any]:
     """How positions were stretched, in the keys of ``transformers``."""
     if model.rope_factor == 1:
         return {"rope_type": "default"}
-    if model.rope_type == "yarn":
-        return {
-            "rope_type": "yarn",
-            "factor": model.rope_factor,
-            "beta_slow": model.rope_low_freq_factor,
-            "beta_fast": model.rope_high_freq_factor,
-            "original_max_position_embeddings": model.rope_original_length,
-            "mscale": model.rope_mscale,
-            "mscale_all_dim": model.rope_mscale,
-        }
-    return {
-        "rope_type": "llama3",
-        "factor": model.rope_factor,
-        "low_freq_factor": model.rope_low_freq_factor,
-        "high_freq_factor": model.rope_high_freq_factor,
-        "original_max_position_embeddings": model.rope_original_length,
-    }
+    keys = ROPE_KEYS[model.rope_type].items()
+    return {"rope_type": model.rope_type, **{key: getattr(model, ours) for key, ours in keys}}
 
 
 _AT_LEAST = ("max_position_embeddings", "n_positions")  # a shorter sequence reads fewer of them

@@ -6,12 +6,14 @@ have a rank. Only some channels of a head have a position; of keys, all heads sh
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from trainer.model.attention import Attend, Places, attend
+from trainer.model.attention import Attention, attend
 from trainer.model.linear import Linear, norm_layer, normalize
 from trainer.model.recompute import computed_again, rotated
 from trainer.plan.model import ModelConfig
@@ -27,22 +29,18 @@ def attend_padded(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None
     return context.unflatten(-1, (-1, size + missing))[..., :size].flatten(2)
 
 
-class LatentAttention(nn.Module):
-    """Causal latent attention; attributes are those of ``Attention``.
+class LatentAttention(Attention):
+    """Causal latent attention; tp splits what goes up to heads, and what comes from them.
 
-    tp splits what goes up to heads and comes from them. What goes down is whole on each rank, which
-    all read ``shared_key``.
+    What goes down is whole on each rank. All ranks read ``shared_key``.
     """
 
-    window: int | None = None
-    recompute = False
-    repeats = False
-    repeats_keys = False  # each query has keys of its own
-
     def __init__(self, model: ModelConfig, latent: Latent) -> None:
-        super().__init__()
-        self.sizes, self.scale = latent, model.score_scale
-        self.attend: Attend = attend_padded
+        nn.Module.__init__(self)
+        self.window = None
+        self.sizes, yarn = latent, 0.1 * model.rope_mscale * math.log(model.rope_factor)
+        self.scale = (yarn + 1) ** 2 if model.rope_type == "yarn" else 1.0
+        self.attend = attend_padded
         bias, hidden, heads = model.linear_bias, model.hidden_size, model.num_heads
         rank, kept = latent.query_rank, latent.key_value_rank
         self.q_down = Linear(hidden, (rank,), bias) if rank else None
@@ -54,34 +52,23 @@ class LatentAttention(nn.Module):
         self.shared_key = nn.Identity()
         self.out = Linear(heads * latent.value_size, (hidden,), bias)
 
-    def forward(self, x: Tensor, places: Places) -> Tensor:
-        table, seen, _ = places
-        assert table is not None  # as validated
+    def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
         if self.q_down is not None and self.query_norm is not None:
             query = self._up(self.query_norm, self.q_up, self.q_down(x))
         else:
             query = self.q_up(x)
         sizes = (self.sizes.key_value_rank, self.sizes.rotary_size)
         latent, shared = self.kv_down(x).split(sizes, -1)
-        key_value = self._up(self.key_value_norm, self.kv_up, latent)
-        parts = query, key_value, self.shared_key(shared)
-        mask = () if seen is None else (seen,)
-        with computed_again(self.repeats, self._inputs, *parts, table) as inputs:
-            if self.recompute:
-                again = {"use_reentrant": False, "preserve_rng_state": False}
-                context = checkpoint(self.attend, *inputs, *mask, **again)
-            else:
-                context = self.attend(*inputs, *mask)
-        return self.out(context)
+        return query, self._up(self.key_value_norm, self.kv_up, latent), self.shared_key(shared)
 
     def _up(self, norm: nn.Module, up: Linear, latent: Tensor) -> Tensor:
         with computed_again(self.repeats, normalize(norm, self.repeats), latent) as normed:
-            return up(normed)
+            result: Tensor = up(normed)
+            return result
 
-    def _inputs(
-        self, query: Tensor, key_value: Tensor, shared: Tensor, table: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _inputs(self, *parts: Any) -> tuple[Tensor, ...]:
         """Queries, keys and values of this tensor-parallel rank's heads."""
+        query, key_value, shared, table = parts
         sizes = self.sizes
         query = query.unflatten(-1, (-1, sizes.key_size + sizes.rotary_size))
         key_value = key_value.unflatten(-1, (-1, sizes.key_size + sizes.value_size))

@@ -15,20 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trainer.model.attention import (
-    Attend,
-    Places,
-    attend,
-    for_each_query,
-    joined,
-    near_blocks,
-    near_mask,
-    own_document,
-)
+from trainer.model.attention import Attention, Places, near_mask, own_document
 from trainer.model.experts import MixtureMlp, kept_routes
 from trainer.model.latent import LatentAttention
 from trainer.model.linear import Linear, norm_layer, normalize
-from trainer.model.recompute import computed_again, recomputed, rotated, swiglu
+from trainer.model.recompute import computed_again, recomputed, swiglu
 from trainer.plan.fields import Recompute
 from trainer.plan.model import ModelConfig
 
@@ -75,70 +66,6 @@ def _stretched(frequency: Tensor, model: ModelConfig) -> Tensor:
         turns = frequency * (model.rope_original_length / (2 * math.pi))
         kept = ((turns - low) / (high - low)).clamp(0, 1)
     return frequency * (kept + (1 - kept) / model.rope_factor)
-
-
-class Attention(nn.Module):
-    """Grouped-query causal self-attention, to the last ``window`` tokens if there is one."""
-
-    def __init__(self, model: ModelConfig, window: int | None = None) -> None:
-        super().__init__()
-        self.window = window
-        size, kv_size = model.attention_size, model.kv_heads * model.head_dim
-        self.head_dim = model.head_dim
-        self.group = model.num_heads // model.kv_heads
-        self.attend: Attend = attend
-        self.recompute = False  # what attend gives, and nothing else of the layer
-        self.repeats = False  # its inputs, from their product
-        self.repeats_keys = False  # the device has no kernel for grouped queries
-        bias = model.linear_bias or model.qkv_bias
-        self.qkv = Linear(model.hidden_size, (size, kv_size, kv_size), bias)
-        self.out = Linear(size, (model.hidden_size,), model.linear_bias)
-        self.norms_together = model.qk_norm_all_heads
-        wide = (size, kv_size) if model.qk_norm_all_heads else (model.head_dim, model.head_dim)
-        self.query_norm = norm_layer(model, wide[0]) if model.qk_norm else None
-        self.key_norm = norm_layer(model, wide[1]) if model.qk_norm else None
-
-    def forward(self, x: Tensor, places: Places) -> Tensor:
-        heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
-        table, seen, near = places  # a plain tuple, where DeepSpeed's hooks have passed it on
-        mask = () if seen is None else (seen,)
-        with computed_again(self.repeats, self._inputs, heads, table) as inputs:
-            if self.window is not None:
-                attended = [self.attend(*inputs[:3])]
-                attended += [self.attend(*inputs[3:], near)] if len(inputs) > 3 else []
-            elif self.recompute:
-                again = {"use_reentrant": False, "preserve_rng_state": False}
-                attended = [checkpoint(self.attend, *inputs, *mask, **again)]
-            else:
-                attended = [self.attend(*inputs, *mask)]
-        several = self.repeats and len(attended) > 1
-        with computed_again(several, joined, heads.size(0), *attended) as context:
-            return self.out(context)
-
-    def _inputs(self, heads: Tensor, table: tuple[Tensor, Tensor] | None) -> tuple[Tensor, ...]:
-        """Queries, keys and values of all heads together; of a window's first block, and of the
-        others.
-        """
-        kv_heads = heads.size(2) // (self.group + 2)  # of this tensor-parallel rank
-        both, value = heads.split((heads.size(2) - kv_heads, kv_heads), dim=2)
-        if self.query_norm is not None and self.key_norm is not None:
-            query, key = both.split((both.size(2) - kv_heads, kv_heads), dim=2)
-            normed = self._normed(self.query_norm, query), self._normed(self.key_norm, key)
-            both = torch.cat(normed, dim=2)
-        if table is not None:
-            both = rotated(both, *table)
-        query, key = both.split((both.size(2) - kv_heads, kv_heads), dim=2)
-        # A CPU's kernel repeats keys itself, and would keep them.
-        if self.group > 1 and (self.repeats_keys or (self.repeats and heads.device.type == "cpu")):
-            key, value = for_each_query(query, key), for_each_query(query, value)
-        if self.window is None or query.size(0) <= self.window:
-            return query, key, value
-        first = (x[: self.window] for x in (query, key, value))
-        return *first, *near_blocks(query, key, value, self.window)
-
-    def _normed(self, layer: nn.Module, heads: Tensor) -> Tensor:
-        norm = normalize(layer, self.repeats)
-        return norm(heads.flatten(2)).view_as(heads) if self.norms_together else norm(heads)
 
 
 class Mlp(nn.Module):
@@ -191,11 +118,8 @@ class Block(nn.Module):
         self.attention_norm = norm_layer(model)
         window = model.window(layer)
         hides = window is not None and window < model.seq_length
-        self.attention: Attention | LatentAttention
-        if model.latent is not None:
-            self.attention = LatentAttention(model, model.latent)
-        else:
-            self.attention = Attention(model, window if hides else None)
+        latent, near = model.latent, window if hides else None
+        self.attention = LatentAttention(model, latent) if latent else Attention(model, near)
         self.mlp_norm = norm_layer(model)
         self.mlp = feed_forward(model, layer)
         self.recompute = recompute

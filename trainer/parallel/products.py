@@ -50,10 +50,7 @@ def column_backward(
 
 
 class Shared(torch.autograd.Function):
-    """What every rank reads for its own part of the work; with ``sequence`` each has a share of it.
-
-    The transpose of ``Sum``.
-    """
+    """The transpose of ``Sum``: all ranks read what each has, or with ``sequence`` a share of."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, sequence: bool) -> Tensor:

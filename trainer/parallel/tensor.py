@@ -22,9 +22,8 @@ from trainer.model.experts import Stacked
 from trainer.model.kernels import Kernels, multiply
 from trainer.model.linear import Linear
 from trainer.model.slices import Cut, Split
-from trainer.model.transformer import Block, Embedding, Head, Positions, Stage
+from trainer.model.transformer import Embedding, Head, Positions, Stage
 from trainer.parallel.collectives import Group
-from trainer.parallel.grid.layers import norm
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.operators import column_linear, named, row_linear
 from trainer.parallel.products import Shared, Sum, column_backward, gather_sequence
@@ -63,7 +62,7 @@ class _ColumnLinear(torch.autograd.Function):
 def split(module: nn.Module, splits: dict[str, Split]) -> None:
     """Shrink parameters without storage (meta device) to one rank's shard, noted in ``splits``."""
     for name, by in splits.items():
-        parameter = getattr(module, name, None)
+        parameter = getattr(module, name)
         if parameter is not None:
             rows, *columns = parameter.shape
             shape = (rows // (by.rows.ranks * by.again.ranks),)
@@ -154,15 +153,6 @@ class SharedKey(Style):
         return Shared.apply(x, group, self.sequence)
 
 
-class HeadsNorm(Style):
-    """One norm of all ranks' heads."""
-
-    dims = {"weight": 0, "bias": 0}  # noqa: RUF012
-
-    def compute(self, module: nn.RMSNorm, group: Group, x: Tensor) -> Tensor:
-        return norm(x, module, group)
-
-
 class VocabParallelEmbedding(Style):
     """Rows of the token embedding over the ranks."""
 
@@ -220,11 +210,6 @@ def parallelize(stage: Stage, mesh: Mesh, config: TrainConfig, kernels: Kernels)
         **dict.fromkeys(("out", "down"), row),
         **dict.fromkeys(("q_down", "kv_down", "gate"), whole),
     }
-    if stage.model.qk_norm_all_heads:
-        styles |= dict.fromkeys(("query_norm", "key_norm"), HeadsNorm(group, sequence, kernels))
-        for block in stage.blocks.values():
-            assert isinstance(block, Block)
-            block.repeat_attention_only()
     modules = ((path, path.split(".")[-1], module) for path, module in stage.named_modules())
     # A routed expert is not split.
     plan = {path: styles[n] for path, n, m in modules if n in styles and not isinstance(m, Stacked)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -37,33 +36,36 @@ TOGETHER: Together = {
 }
 
 
-_HEADS = ("head_size", "windowed_layers")
-_LATENT = ("q_lora_rank", "dense_layers", "routed_scaling_factor", "n_group", "topk_group")
-_KINDS: dict[bool, Together] = {
-    False: {
-        "llama": ((), ("head_size",)),
-        "mistral": (("windowed_layers",), ("head_size",)),
-        "qwen2": (("qkv_bias",), _HEADS),
-        "qwen3": (("qk_norm",), _HEADS),
+_STRETCHED = {"factor": "rope_factor", "original_max_position_embeddings": "rope_original_length"}
+ROPE_KEYS = {
+    "llama3": {
+        **_STRETCHED, "low_freq_factor": "rope_low_freq_factor",
+        "high_freq_factor": "rope_high_freq_factor",
     },
-    True: {
-        "mixtral": ((), ("head_size",)),
-        "qwen3_moe": (("qk_norm",), ("head_size", "norm_topk_prob")),
-        "olmoe": (("qk_norm", "qk_norm_all_heads"), ("norm_topk_prob",)),
-        "qwen2_moe": (
-            ("qkv_bias", "shared_ffn_hidden_size", "shared_expert_gate"),
-            ("norm_topk_prob",),
-        ),
-        "deepseek_v2": (("kv_lora_rank", "shared_ffn_hidden_size", "norm_topk_prob"), _LATENT),
-        "deepseek_v3": (
-            ("kv_lora_rank", "shared_ffn_hidden_size", "router_score"),
-            ("norm_topk_prob", *_LATENT),
-        ),
+    "yarn": {
+        **_STRETCHED, "beta_slow": "rope_low_freq_factor", "beta_fast": "rope_high_freq_factor",
+        "mscale": "rope_mscale", "mscale_all_dim": "rope_mscale",
     },
-}
-"""Models of ``transformers`` without and with experts: what differs from its default in all of
-them, and what may."""
-_SPECIAL = {name for kinds in _KINDS.values() for own in kinds.values() for n in own for name in n}
+}  # fmt: skip
+"""For each way of stretching positions the keys of ``transformers``, and ours."""
+_MIXED = "num_experts kv_lora_rank shared_ffn_hidden_size"
+_GROUPED = "q_lora_rank dense_layers routed_scaling_factor n_group topk_group"
+_KINDS = {
+    "llama": ("", "head_size"),
+    "mistral": ("windowed_layers", "head_size"),
+    "qwen2": ("qkv_bias", "head_size windowed_layers"),
+    "qwen3": ("qk_norm", "head_size windowed_layers"),
+    "mixtral": ("num_experts", "head_size"),
+    "qwen3_moe": ("num_experts qk_norm", "head_size norm_topk_prob"),
+    "olmoe": ("num_experts qk_norm qk_norm_all_heads", "norm_topk_prob"),
+    "qwen2_moe": (
+        "num_experts qkv_bias shared_ffn_hidden_size shared_expert_gate", "norm_topk_prob",
+    ),
+    "deepseek_v2": (f"{_MIXED} norm_topk_prob", _GROUPED),
+    "deepseek_v3": (f"{_MIXED} router_score", f"{_GROUPED} norm_topk_prob"),
+}  # fmt: skip
+"""Models of ``transformers``: what differs from its default in all of them, and what may."""
+_SPECIAL = {name for kind in _KINDS.values() for name in " ".join(kind).split()}
 
 
 class ModelConfig(Record):
@@ -96,11 +98,9 @@ class ModelConfig(Record):
     rope_factor: float = Field(
         default=1.0, ge=1, le=1e6, description="low frequencies are divided by it"
     )
-    rope_type: Literal["llama3", "yarn"] = Field(
-        default="llama3", description="which they are: as Llama 3.1 has it, or YaRN"
-    )
+    rope_type: Literal["llama3", "yarn"] = Field(default="llama3", description="which are low")
     rope_mscale: float = Field(
-        default=1.0, gt=0, le=100, description="yarn: scores grow by (0.1 of it * ln factor + 1)^2"
+        default=1.0, gt=0, le=100, description="yarn: scores grow by (0.1 mscale ln factor + 1)^2"
     )
     rope_low_freq_factor: float = Field(
         default=1.0, gt=0, le=1e6, description="turns in rope_original_length of a low frequency"
@@ -129,27 +129,15 @@ class ModelConfig(Record):
     router_score: Literal["softmax", "sigmoid"] = Field(
         default="softmax", description="of an expert"
     )
-    norm_topk_prob: bool = Field(
-        default=True, description="scores of a token's experts are normalized to a sum of 1"
-    )
-    routed_scaling_factor: float = Field(
-        default=1.0, gt=0, le=1e6, description="then multiplied by it"
-    )
-    n_group: Width = Field(default=1, description="groups of experts, of which a token may choose")
-    topk_group: Width = Field(default=1, description="those of the best topk_group")
-    shared_expert_gate: bool = Field(
-        default=False, description="a token weighs what all tokens take, as in Qwen 2 MoE"
-    )
-    q_lora_rank: Some = Field(
-        default=0, description="of latent attention: the queries' rank; 0: one matrix"
-    )
-    kv_lora_rank: Some = Field(
-        default=0, description="the keys' and values' rank; 0: no latent attention"
-    )
+    norm_topk_prob: bool = Field(default=True, description="a token's scores sum to 1")
+    routed_scaling_factor: float = Field(default=1.0, gt=0, le=1e6, description="times this")
+    n_group: Width = Field(default=1, description="groups of experts; a token chooses")
+    topk_group: Width = Field(default=1, description="from so many of them")
+    shared_expert_gate: bool = Field(default=False, description="a token weighs the shared part")
+    q_lora_rank: Some = Field(default=0, description="latent queries' rank; 0: one matrix")
+    kv_lora_rank: Some = Field(default=0, description="keys' and values'; 0: not latent")
     qk_nope_head_dim: Width | None = Field(default=None, description="without position")
-    qk_rope_head_dim: Width | None = Field(
-        default=None, description="with: one for all heads, of an even size"
-    )
+    qk_rope_head_dim: Width | None = Field(default=None, description="with: one for all heads")
     v_head_dim: Width | None = None
 
     @model_validator(mode="after")
@@ -161,21 +149,18 @@ class ModelConfig(Record):
                 f"experts_per_token {self.experts_per_token} is more than num_experts "
                 f"{self.num_experts}"
             )
-        size = self.num_experts // self.n_group
-        if self.n_group > 1 and (
-            self.num_experts % self.n_group
-            or not (self.experts_per_token or 0) <= size * min(self.topk_group, self.n_group)
-            or size < 2
-        ):
+        size, part = divmod(self.num_experts, self.n_group)
+        enough = size * min(self.topk_group, self.n_group) >= (self.experts_per_token or 0)
+        if self.n_group > 1 and (part or size < 2 or not enough):
             raise ValueError(
-                f"num_experts {self.num_experts} in n_group {self.n_group}, of which topk_group "
-                f"{self.topk_group} have a token's {self.experts_per_token}: groups need an equal "
-                "number of experts from 2 up, the chosen ones enough for a token"
+                f"num_experts {self.num_experts}, n_group {self.n_group}, topk_group "
+                f"{self.topk_group}: groups need as many experts each, two or more, and the best "
+                "of them experts_per_token"
             )
         for name in ("dense_layers", "windowed_layers"):
             if (layers := getattr(self, name)) > self.num_layers:
                 raise ValueError(f"{name} {layers} is more than num_layers {self.num_layers}")
-        if not self.head_size and not self.is_latent and self.hidden_size % self.num_heads:
+        if not self.head_size and not self.kv_lora_rank and self.hidden_size % self.num_heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not divisible by num_heads {self.num_heads}; "
                 "heads of another size: set head_size"
@@ -196,19 +181,17 @@ class ModelConfig(Record):
 
     @model_validator(mode="after")
     def _is_latent_alone(self) -> ModelConfig:
-        """Refuse what heads of the same sizes have beside latent attention, and the reverse."""
-        if not self.is_latent:
+        """Refuse what latent attention has not beside it, and YaRN, which it alone has."""
+        if not self.kv_lora_rank:
             if self.rope_type == "yarn":
                 raise ValueError("rope_type yarn without latent attention: set kv_lora_rank")
             return self
         plain = ("head_size", "qk_norm", "qkv_bias", "windowed_layers")
-        if found := [name for name in plain if getattr(self, name)]:
+        found = [name for name in plain if getattr(self, name)]
+        found += ["num_kv_heads"] if self.kv_heads != self.num_heads else []
+        if found or self.positions != "rotary":
+            found = found or [f"positions {self.positions}"]
             raise ValueError(f"{', '.join(found)} beside kv_lora_rank: remove it")
-        if self.num_kv_heads not in (None, self.num_heads) or self.positions != "rotary":
-            raise ValueError(
-                f"num_kv_heads {self.num_kv_heads}, positions {self.positions} beside "
-                "kv_lora_rank: each head has keys of its own, partly with rotary positions"
-            )
         return self
 
     def check_together(self, together: Together) -> None:
@@ -244,20 +227,9 @@ class ModelConfig(Record):
         return self.num_heads * self.head_dim
 
     @property
-    def is_latent(self) -> bool:
-        """Whether heads have the sizes of ``latent``."""
-        return self.kv_lora_rank > 0
-
-    @property
     def rotary_size(self) -> int:
         """Channels of a head that have a position."""
         return self.qk_rope_head_dim or self.head_dim
-
-    @property
-    def score_scale(self) -> float:
-        """Factor of attention's scores beside the usual one (DeepSeek-AI's form of YaRN)."""
-        yarn = self.rope_type == "yarn"
-        return (0.1 * self.rope_mscale * math.log(self.rope_factor) + 1) ** 2 if yarn else 1.0
 
     @property
     def attended(self) -> int:
@@ -319,12 +291,6 @@ class ModelConfig(Record):
         whole, part = divmod(self.shared_ffn_hidden_size, self.expert_ffn_hidden_size or 1)
         return None if part else whole
 
-    @property
-    def topk_method(self) -> str:
-        """Name that DeepSeek has for the choice of experts."""
-        greedy = "group_limited_greedy" if self.n_group > 1 else "greedy"
-        return "noaux_tc" if self.router_score == "sigmoid" else greedy
-
     def model_type(self) -> str:
         """Name that ``transformers`` has for a model of this shape.
 
@@ -334,15 +300,15 @@ class ModelConfig(Record):
         fields = type(self).model_fields
         special = {name for name in _SPECIAL if getattr(self, name) != fields[name].default}
         if parts == ("rmsnorm", "rotary", "swiglu", False):
-            for kind, (needed, others) in _KINDS[self.num_experts > 0].items():
-                parted = kind.startswith("deepseek") and self.num_shared_experts is None
-                if {*needed} <= special <= {*needed, *others} and not parted:
+            for kind, (needed, others) in _KINDS.items():
+                parted = self.kv_lora_rank and self.num_shared_experts is None
+                if {*needed.split()} <= special <= {*f"{needed} {others}".split()} and not parted:
                     some = kind == "mistral" and self.windowed_layers < self.num_layers
                     return "ministral" if some else kind
-        whole = self.tied_embeddings and self.kv_heads == self.num_heads and not self.num_experts
+        whole = self.tied_embeddings and self.kv_heads == self.num_heads
         if parts == ("layernorm", "learned", "gelu", True) and whole and not special:
             return "gpt2"
-        said = ("norm", "positions", "activation", "linear_bias", "num_experts", *sorted(special))
+        said = ("norm", "positions", "activation", "linear_bias", *sorted(special))
         raise ConfigError(
             f"{', '.join(f'{name} {getattr(self, name)}' for name in said)}: Hugging Face weights "
             "are those of Llama (rmsnorm, rotary, swiglu, no bias), Qwen 2 (with qkv_bias) and 3 "
