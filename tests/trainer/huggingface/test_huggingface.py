@@ -246,9 +246,12 @@ def all_in_float64() -> Iterator[None]:
 def their_logits(folder: Path, tokens: Tensor) -> tuple[Any, Tensor]:
     """The model that ``transformers`` reads, and its logits, in float64."""
     transformers = pytest.importorskip("transformers", reason="needs transformers and safetensors")
+    kinds = {"experts_implementation": "eager", "attn_implementation": "eager"}
+    it = transformers.AutoModelForCausalLM.from_pretrained(folder, **kinds).double()
     with torch.no_grad(), all_in_float64():
-        kinds = {"experts_implementation": "eager", "attn_implementation": "eager"}
-        it = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **kinds)
+        for module in it.modules():
+            if hasattr(module, "inv_freq"):  # made in float32
+                module.inv_freq = type(module)(it.config).inv_freq
         return it, it(tokens).logits
 
 
