@@ -63,8 +63,7 @@ class LatentAttention(Attention):
 
     def _up(self, norm: nn.Module, up: Linear, latent: Tensor) -> Tensor:
         with computed_again(self.repeats, normalize(norm, self.repeats), latent) as normed:
-            result: Tensor = up(normed)
-            return result
+            return up(normed)
 
     def _inputs(self, *parts: Any) -> tuple[Tensor, ...]:
         """Queries, keys and values of this tensor-parallel rank's heads."""

@@ -93,7 +93,9 @@ def test_a_run_begins_from_weights_of_transformers(model: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("model", KINDS)
 def test_a_run_ends_with_weights_for_transformers(model: str, tmp_path: Path) -> None:
-    trainer = made(model, save=str(tmp_path), last_save_in_hf=True)
+    written(model, tmp_path / "drawn")
+    begin = {"initial_load_path": str(tmp_path / "drawn")}
+    trainer = made(model, save=str(tmp_path), last_save_in_hf=True, **begin)
     trainer.checkpoints.save(trainer, 1)
     trainer.finish(stopped=True)
     assert not (tmp_path / "hf").exists()
@@ -102,10 +104,14 @@ def test_a_run_ends_with_weights_for_transformers(model: str, tmp_path: Path) ->
     expected = ours(trainer, tokens)
     found = theirs.logits(*theirs.read(tmp_path / "hf"), tokens)
     assert_equal(found, expected)
+    same, drawn = read_folder(tmp_path / "hf"), read_folder(tmp_path / "drawn")
+    assert same.keys() == drawn.keys()
+    assert all(torch.equal(tensor, drawn[name]) for name, tensor in same.items())
     assert main([str(tmp_path / "step-00000001"), str(tmp_path / "again")]) == 0
     for name, tensor in read_folder(tmp_path / "again").items():
         assert torch.equal(tensor, read_folder(tmp_path / "hf")[name])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "hf", "step-00000001"]
+    left = ["again", "drawn", "hf", "step-00000001"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
 
 
 def test_the_names_of_a_file_may_lack_their_beginning(tmp_path: Path) -> None:
