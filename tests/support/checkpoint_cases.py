@@ -106,7 +106,7 @@ MODELS["deepseek v2"] = {
     **MODELS["deepseek v2 lite"],
     "q_lora_rank": 16,
     "n_group": 4,
-    "topk_group": 2,
+    "topk_group": 1,
     "routed_scaling_factor": 16.0,
 }
 MODELS["deepseek v3"] = {

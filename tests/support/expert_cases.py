@@ -40,7 +40,7 @@ LATENT = {"kv_lora_rank": 8, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_he
 # As DeepSeek V2 and V3, whose queries are one matrix or have a rank; and latent attention alone.
 MODELS["latent"] = {
     **MODELS["softmax"], **LATENT, "norm_topk_prob": False, "routed_scaling_factor": 3.0,
-    "n_group": 4, "topk_group": 2,
+    "n_group": 4, "topk_group": 1,
 }  # fmt: skip
 MODELS["latent-sigmoid"] = {
     **MODELS["deep-sigmoid"], **LATENT, "q_lora_rank": 12, "routed_scaling_factor": 2.5,

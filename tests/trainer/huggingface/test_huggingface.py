@@ -25,7 +25,12 @@ from trainer.runtime.device import Device
 from trainer.runtime.exit_codes import EXIT_INVALID
 from trainer.train import Trainer
 
-KINDS = [model for model in MODELS if model != "moe"]
+LONGER = {"olmoe", "deepseek v2", "deepseek v2 lite"}
+KINDS = [
+    pytest.param(model, marks=pytest.mark.heavy) if model in LONGER else model
+    for model in MODELS
+    if model != "moe"
+]
 
 
 @pytest.fixture(autouse=True)
