@@ -88,7 +88,7 @@ def by_token(mixture: MixtureMlp, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
-    ("dtype", "exact"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
+    ("dtype", "exact"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)]
 )
 def test_tokens_meet_their_experts_and_no_other(
     name: str, dtype: torch.dtype, exact: float
