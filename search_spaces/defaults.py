@@ -161,10 +161,9 @@ def _degrees(model: ModelConfig, cluster: Cluster, world: int, framework: str) -
     """Parallel degrees; each divides what it splits, and the ranks."""
     choices = FRAMEWORKS[framework].choices
     within_node = _divisors(cluster.gpus_per_node, cluster.gpus_per_node)
-    heads = model.num_heads if model.latent else model.kv_heads
     degrees = {"tp": [1], "pp": [1]}
     if choices.tensor:
-        degrees["tp"] = [tp for tp in within_node if heads % tp == 0]
+        degrees["tp"] = [tp for tp in within_node if model.kv_heads % tp == 0]
     if choices.pipelines:
         stages = _divisors(world, min(MOST_STAGES, model.num_layers))
         layers = _shared_layers(model, framework, stages)

@@ -11,6 +11,8 @@ WIDTHS: dict[str, Any] = {
 }  # fmt: skip
 GPT = {"norm": "layernorm", "positions": "learned", "activation": "gelu", "linear_bias": True,
        "tied_embeddings": True, "num_kv_heads": 32}  # fmt: skip
+LATENT = {"num_kv_heads": 32, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+          "qk_rope_head_dim": 64, "v_head_dim": 128}  # fmt: skip
 PIPELINE = {"pp": 2, "gas": 4, "zero_stage": 1}
 FOLDED = {**PIPELINE, "vpp": 2, "model": {"num_layers": 4}}
 
@@ -38,6 +40,8 @@ CASES: dict[str, Case] = {
     "tp 8, sequence parallel": (8, {"tp": 8, "sequence_parallel": True}),
     "tp, selective": (8, {"tp": 4, "recompute": "selective", "time_communication": True}),
     "cp 4": (4, {"cp": 4}),
+    "latent": (8, {"zero_stage": 3, "recompute": "selective", "model": LATENT}),
+    "latent, tp and cp": (8, {"tp": 2, "cp": 2, "sequence_parallel": True, "model": LATENT}),
     "grid": (16, {"gx": 2, "gy": 2, "gz": 2, "mbs": 2, "gas": 2, "zero_stage": 1}),
     "grid, no overlap": (
         8,

@@ -34,6 +34,9 @@ FAMILIES: dict[str, Shape] = {
 }  # fmt: skip
 
 
+_ROUTER = ("norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group")
+
+
 class Architecture(Record):
     """One ``model_type``."""
 
@@ -64,8 +67,10 @@ class Architecture(Record):
                 "experts_per_token": keys.count("num_experts_per_tok"),
                 "expert_ffn_hidden_size": keys.count(self.experts),
             }
-        if "latent_attention" in self.parts:
-            shape.pop("head_size", None)  # it is that of the rotary part
+            router = {key: keys.given(key) for key in _ROUTER}
+            shape |= {key: value for key, value in router.items() if value is not None}
+        if "latent_attention" in self.parts:  # a size of heads is that of the rotary part
+            shape = {k: v for k, v in shape.items() if k not in ("head_size", "num_kv_heads")}
         for part in self.parts:
             own = _BY_CODE.get(part) or _parts()[part].shape
             shape |= own(keys, shape)

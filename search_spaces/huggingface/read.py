@@ -25,6 +25,7 @@ from search_spaces.huggingface.architectures import (
 )
 from search_spaces.huggingface.keys import Keys
 from search_spaces.language.schema import ModelFile
+from trainer.plan.model import ROPE_KEYS
 
 MAX_BYTES = 1_000_000
 USUAL_LENGTH = 8192  # tokens of a training sequence, where a model could take more
@@ -74,12 +75,13 @@ def read_config(path: Path, seq_length: int | None = None) -> ModelFile:
     theta = keys.rope("rope_theta")
     if shape["positions"] == "rotary" and isinstance(theta, (int, float)):
         shape["rope_theta"] = float(theta)
-    if keys.rope("rope_type") == "llama3":
-        for name in ("factor", "low_freq_factor", "high_freq_factor"):
-            if (value := keys.rope(name)) is not None:
-                shape[f"rope_{name}"] = value
-        if (length := keys.rope("original_max_position_embeddings")) is not None:
-            shape["rope_original_length"] = length
+    if isinstance(eps := keys.given("rms_norm_eps"), float):
+        shape["norm_eps"] = eps
+    way = keys.rope("rope_type") or keys.rope("type")
+    if way == "llama3" or (way == "yarn" and "kv_lora_rank" in shape):
+        shape["rope_type"] = way
+        stated = {ours: keys.rope(key) for key, ours in ROPE_KEYS[way].items()}
+        shape |= {name: value for name, value in stated.items() if value is not None}
     model = _record(keys, kind, shape)
     return model if total is None else _with_all(keys, model, total)
 

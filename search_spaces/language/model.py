@@ -1,4 +1,4 @@
-"""Shape of a model, including latent attention, windows and tokens that experts drop.
+"""Shape of a model, including tokens that experts drop and parameters beside the layers.
 
 The built-in trainer trains those of ``ModelConfig`` only; the cost model prices all.
 """
@@ -10,14 +10,10 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from foundation.records import Described
-from trainer.plan.model import ModelConfig, Some
-from trainer.plan.sizes import Latent, Mixture, model_weights, table_weights
+from trainer.plan.model import ModelConfig
+from trainer.plan.sizes import Mixture, model_weights, table_weights
 
-Count = Annotated[int, Field(ge=1, le=10_000_000)]
-_TOGETHER = {
-    "num_experts": ((), ("capacity_factor",)),
-    "kv_lora_rank": (("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), ("q_lora_rank",)),
-}
+_TOGETHER = {"num_experts": ((), ("capacity_factor",))}
 
 
 class ModelShape(ModelConfig, Described):
@@ -26,13 +22,6 @@ class ModelShape(ModelConfig, Described):
     capacity_factor: float | None = Field(default=None, gt=0, le=1000)
     """rows of an expert, of its mean share; tokens beyond are dropped, and too few are padded;
     default: no token is dropped"""
-    q_lora_rank: Some = 0
-    """of latent attention: the queries' rank; 0: one matrix"""
-    kv_lora_rank: Some = 0
-    """the keys' and values' rank; 0: no latent attention"""
-    qk_nope_head_dim: Count | None = Field(default=None, description="without position")
-    qk_rope_head_dim: Count | None = Field(default=None, description="with: one for all heads")
-    v_head_dim: Count | None = None
     further_parameters: Annotated[int, Field(ge=0, le=10**13)] = 0
     """beside the layers and tables: of what reads pictures, or predicts further tokens; they are
     counted and not priced"""
@@ -41,8 +30,6 @@ class ModelShape(ModelConfig, Described):
     def _whole_shape(self) -> ModelShape:
         """Refuse further keys without the others that they need."""
         self.check_together(_TOGETHER)
-        if self.head_size and self.kv_lora_rank:
-            raise ValueError("head_size beside kv_lora_rank: remove it")
         return self
 
     @property
@@ -52,34 +39,9 @@ class ModelShape(ModelConfig, Described):
         return [name for name in ModelShape.model_fields if name in own and getattr(self, name)]
 
     @property
-    def is_latent(self) -> bool:
-        return self.kv_lora_rank > 0
-
-    @property
-    def attention_size(self) -> int:
-        if (latent := self.latent) is not None:
-            # Scores have the inner size of the keys, their products with values that of the values.
-            both = latent.key_size + latent.rotary_size + latent.value_size
-            return int(self.num_heads * both) // 2
-        return super().attention_size
-
-    @property
     def mixture(self) -> Mixture | None:
         plain = super().mixture
         return plain and plain._replace(capacity=self.capacity_factor or 1)
-
-    @property
-    def latent(self) -> Latent | None:
-        if not self.kv_lora_rank:
-            return None
-        assert self.qk_nope_head_dim and self.qk_rope_head_dim and self.v_head_dim
-        return Latent(
-            self.q_lora_rank,
-            self.kv_lora_rank,
-            self.qk_nope_head_dim,
-            self.qk_rope_head_dim,
-            self.v_head_dim,
-        )
 
     @property
     def num_parameters(self) -> int:

@@ -42,7 +42,7 @@ def static_facts(
     if model is not None:
         facts |= model.model_dump()
         facts["num_kv_heads"], facts["ffn_hidden_size"] = model.kv_heads, model.ffn_size
-        if not model.is_latent:
+        if not model.kv_lora_rank:
             facts["head_size"] = model.head_dim
         facts["num_parameters"] = model.num_parameters
     if cluster is None:

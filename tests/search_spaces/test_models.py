@@ -36,7 +36,7 @@ def text(model: Any, **trainer: Any) -> str:
     )
 
 
-def active_parameters(model: ModelShape) -> int:
+def active_parameters(model: ModelConfig) -> int:
     """Parameters that one token meets: only those experts that it takes."""
     return model.num_parameters - int(model_weights(model) - model_weights(model, active=True))
 
@@ -73,7 +73,6 @@ def test_columns_of_several_models_count_as_each_alone() -> None:
 
 def test_a_token_costs_six_operations_for_each_active_parameter() -> None:
     model = shape("deepseek_v3")
-    assert isinstance(model, ModelShape)
     products = active_parameters(model) - model.vocab_size * model.hidden_size
     attention = 12 * model.num_layers * model.seq_length**2 * 128 * (128 + 64 + 128) / 2
     expected = 6 * products * model.seq_length + attention
@@ -88,7 +87,8 @@ def test_a_window_counts_only_the_keys_within_it() -> None:
 
 
 def test_the_built_in_trainer_refuses_what_it_does_not_train(tmp_path: Any) -> None:
-    name, key = "deepseek_v3", "kv_lora_rank"
+    key = "capacity_factor"
+    name = shape("tiny_moe").model_dump(exclude_none=True) | {key: 1.5}
     path = tmp_path / "space.yaml"
     path.write_text(text(name, builtin={"data": "generate"}))
     with pytest.raises(SpaceError, match="which the built-in trainer does not train") as raised:
@@ -102,7 +102,7 @@ def test_the_built_in_trainer_refuses_what_it_does_not_train(tmp_path: Any) -> N
     assert load_space(frozen).model == space.model
 
 
-@pytest.mark.parametrize("name", ["llama_70b", "mixtral_8x7b", "gpt_oss_120b"])
+@pytest.mark.parametrize("name", ["llama_70b", "mixtral_8x7b", "gpt_oss_120b", "deepseek_v3"])
 def test_a_model_that_it_trains_is_the_trainers_own_record(name: str) -> None:
     assert type(shape(name)) is ModelConfig
 

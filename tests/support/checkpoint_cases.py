@@ -74,6 +74,54 @@ MODELS["mixtral"] = {
     "expert_ffn_hidden_size": 20,
 }
 MODELS["qwen3 moe"] = {**MODELS["mixtral"], "qk_norm": True, "head_size": 14}
+MODELS["olmoe"] = {
+    **MODELS["mixtral"],
+    "qk_norm": True,
+    "qk_norm_all_heads": True,
+    "norm_topk_prob": False,
+    "norm_eps": 1e-6,
+}
+MODELS["qwen2 moe"] = {
+    **MODELS["mixtral"],
+    "qkv_bias": True,
+    "shared_ffn_hidden_size": 24,
+    "shared_expert_gate": True,
+    "norm_topk_prob": False,
+}
+LATENT = {
+    **MODELS["mixtral"],
+    "num_kv_heads": None,
+    "num_experts": 8,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "shared_ffn_hidden_size": 40,
+    "dense_layers": 1,
+    "norm_eps": 1e-6,
+}
+# As V2-Lite, V2 and V3: one matrix of queries, and groups of experts without and with a bias.
+MODELS["deepseek v2 lite"] = {**LATENT, "norm_topk_prob": False}
+MODELS["deepseek v2"] = {
+    **MODELS["deepseek v2 lite"],
+    "q_lora_rank": 16,
+    "n_group": 4,
+    "topk_group": 1,
+    "routed_scaling_factor": 16.0,
+}
+MODELS["deepseek v3"] = {
+    **LATENT,
+    "q_lora_rank": 16,
+    "router_score": "sigmoid",
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "rope_type": "yarn",
+    "rope_factor": 40.0,
+    "rope_theta": 100.0,
+    "rope_original_length": 64,
+    "rope_high_freq_factor": 8.0,
+}
 MODELS["moe"] = {
     **MODELS["llama"],
     "num_experts": 8,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from trainer.plan.model import ModelConfig
 from trainer.plan.shards import Shape, Traits
-from trainer.plan.sizes import Matrix, layer_matrices
+from trainer.plan.sizes import Latent, Matrix, latent_matrices, layer_matrices
 
 
 class Parameter(NamedTuple):
@@ -125,7 +125,8 @@ def _norm(model: ModelConfig, name: str, ranks: Ranks) -> list[Parameter]:
 def _block(model: ModelConfig, layer: int, ranks: Ranks) -> list[list[Parameter]]:
     name, mixture = f"blocks.{layer}", model.mixture
     qkv, out, up, down = (_linear(model, name, matrix, ranks) for matrix in layer_matrices(model))
-    attention = [*_norm(model, f"{name}.attention_norm", ranks), *qkv, *out]
+    inner = [*qkv, *out] if model.latent is None else _latent(model, name, model.latent, ranks)
+    attention = [*_norm(model, f"{name}.attention_norm", ranks), *inner]
     norms = _norm(model, f"{name}.mlp_norm", ranks)
     if mixture is None or layer < mixture.dense_layers:
         return [[*attention, *norms, *up, *down]]
@@ -147,6 +148,22 @@ def _block(model: ModelConfig, layer: int, ranks: Ranks) -> list[list[Parameter]
     if ranks.ep > 1:
         return [routed, [*attention, *norms, router, *shared]]
     return [[*attention, *norms, router, *routed, *shared]]
+
+
+def _latent(model: ModelConfig, name: str, latent: Latent, ranks: Ranks) -> list[Parameter]:
+    """Latent attention: what goes down is whole on each rank, as are the norms behind it."""
+    found: list[Parameter] = []
+    norms = {"q_down": "query_norm", "kv_down": "key_value_norm"}
+    ranks_of = {"q_down": latent.query_rank, "kv_down": latent.key_value_rank}
+    for matrix in latent_matrices(model, latent):
+        part = matrix.name.removeprefix("attention.")
+        if part not in norms:
+            found += _linear(model, name, matrix, ranks)
+        elif matrix.outputs:
+            found += _linear(model, name, matrix, ONE)
+            path = f"{name}.attention.{norms[part]}.weight"
+            found.append(ONE.parameter(path, ranks_of[part]))
+    return found
 
 
 def _linear(model: ModelConfig, block: str, matrix: Matrix, ranks: Ranks) -> list[Parameter]:

@@ -36,12 +36,35 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 MODELS["deep-sigmoid"] = {**MODELS["sigmoid"], "num_layers": 4}
+LATENT = {"kv_lora_rank": 8, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5}
+# As DeepSeek V2 and V3, whose queries are one matrix or have a rank; and latent attention alone.
+MODELS["latent"] = {
+    **MODELS["softmax"], **LATENT, "norm_topk_prob": False, "routed_scaling_factor": 3.0,
+    "n_group": 4, "topk_group": 1,
+}  # fmt: skip
+MODELS["latent-sigmoid"] = {
+    **MODELS["deep-sigmoid"], **LATENT, "q_lora_rank": 12, "routed_scaling_factor": 2.5,
+    "n_group": 2, "topk_group": 1, "rope_type": "yarn", "rope_factor": 4.0,
+    "rope_high_freq_factor": 32.0, "rope_original_length": 128,
+}  # fmt: skip
+MODELS["latent-dense"] = {
+    **{key: value for key, value in SHAPE.items() if "expert" not in key},
+    **LATENT, "q_lora_rank": 12, "ffn_hidden_size": 24,
+}  # fmt: skip
+MODELS["latent-balanced"] = {**MODELS["balanced"], **LATENT}
+# As OLMoE and Qwen 2 MoE.
+MODELS["gated"] = {
+    **MODELS["sigmoid"], "router_score": "softmax", "shared_expert_gate": True, "qk_norm": True,
+    "qk_norm_all_heads": True, "norm_topk_prob": False,
+}  # fmt: skip
+MODELS["gated-each"] = {**MODELS["gated"], "qk_norm_all_heads": False}
 BALANCE: dict[str, dict[str, Any]] = {
     "softmax": {"moe_aux_loss_coeff": 0.05},
     "sigmoid": {"moe_router_bias_update_rate": 0.01, "moe_aux_loss_coeff": 0.01},
     "balanced": {},
 }
-BALANCE["deep-sigmoid"] = BALANCE["sigmoid"]
+BALANCE["deep-sigmoid"] = BALANCE["latent-sigmoid"] = BALANCE["sigmoid"]
+BALANCE["latent"] = BALANCE["softmax"]
 
 
 def case(model: str, ranks: int = 8, name: str = "", **values: Any) -> dict[str, Any]:
@@ -61,7 +84,7 @@ def case(model: str, ranks: int = 8, name: str = "", **values: Any) -> dict[str,
         "measured_steps": STEPS,
         "optimizer": {"lr": 1e-2, "grad_clip": 0, "eps": 1e-6},
         "mbs": GLOBAL_BATCH // replicas // values["gas"],
-        **BALANCE[model],
+        **BALANCE.get(model, {}),
         **values,
     }
     options: dict[str, Any] = {"global_batch": GLOBAL_BATCH}
@@ -75,7 +98,10 @@ def case(model: str, ranks: int = 8, name: str = "", **values: Any) -> dict[str,
     }  # fmt: skip
 
 
-REFERENCES = [case(model, 0) for model in ("softmax", "sigmoid", "deep-sigmoid")]
+REFERENCES = [
+    case(model, 0) for model in ("softmax", "sigmoid", "deep-sigmoid", "latent-dense", "gated")
+]
+MORE_REFERENCES = [case(model, 0) for model in ("latent", "latent-sigmoid", "gated-each")]
 SP: dict[str, Any] = {"tp": 2, "sequence_parallel": True}
 QUICK = [
     case("softmax", 4, ep=2, zero_stage=2),
@@ -86,6 +112,9 @@ QUICK = [
     case("sigmoid", 4, ep=2, **SP),
     case("softmax", 4, ep=4, zero_stage=3, **SP),
     case("sigmoid", 2, zero_stage=3),
+    case("latent-dense", 4, tp=2, pp=2, recompute="selective"),
+    case("latent-dense", 4, cp=2, zero_stage=3, **SP),
+    case("gated", 4, ep=4, zero_stage=2, cp=2),
 ]
 AGAIN = {**QUICK[1], "id": f"{QUICK[1]['id']} again"}
 
@@ -119,6 +148,37 @@ def every_layout() -> list[dict[str, Any]]:
     ]
 
 
+def every_latent_layout() -> list[dict[str, Any]]:
+    """All factorizations of eight ranks, with latent attention alone and in a mixture."""
+    cases = []
+    for tp, pp, cp in itertools.product((1, 2, 4), (1, 2, 4), (1, 2, 4)):
+        if 8 % (tp * pp * cp):
+            continue
+        number = tp + pp + cp
+        values: dict[str, Any] = {k: v for k, v in (("tp", tp), ("pp", pp), ("cp", cp)) if v > 1}
+        values["recompute"] = ("none", "selective", "full")[number % 3]
+        for further in (0, 1):
+            split = {"sequence_parallel": True} if tp > 1 and further else {}
+            zero_stage = (number + 3 * further) % 4
+            cases.append(case("latent-dense", zero_stage=zero_stage, **values, **split))
+        split = {"sequence_parallel": True} if tp > 1 else {}
+        model = ("latent", "latent-sigmoid")[number % 2]
+        cases.append(case(model, ep=8 // pp, zero_stage=number % 4, **values, **split))
+    deferred: dict[str, Any] = {"tp": 2, "pp": 2, "pipeline_schedule": "InterleavedZeroBubble"}
+    return [
+        *cases,
+        case("latent-dense", **deferred),
+        case("latent-dense", **deferred, sequence_parallel=True, vpp=2),
+        case("latent-dense", pp=2, vpp=2, pipeline_schedule="ZBVZeroBubble", tp=2),
+        case("latent-dense", tp=2, tune_kernels=True, chunked_loss=True),
+        case("latent-dense", zero_stage=3, recompute="selective", chunked_loss=True),
+        case("gated", ep=2, pp=2, zero_stage=3, recompute="full"),
+        case("gated-each", ep=2, zero_stage=3, recompute="full", **SP),
+        case("gated-each", ep=4, cp=2, zero_stage=1, recompute="selective", **SP),
+    ]
+
+
+EVERY_LATENT = every_latent_layout()
 EVERY = every_layout()
 SENT: dict[str, Any] = {"observe": {"traffic": True}, "measured_steps": 1}
 BYTES = [
@@ -127,5 +187,6 @@ BYTES = [
     case("balanced", 4, ep=2, cp=2, zero_stage=3, moe_aux_loss_coeff=0.1, **SENT),
     case("balanced", 4, ep=2, pp=2, zero_stage=3, moe_router_bias_update_rate=0.1, **SENT),
     case("balanced", 4, ep=2, zero_stage=3, ranks_per_node=2, **SENT),
+    case("latent-balanced", 4, ep=2, cp=2, zero_stage=1, recompute="full", **SENT),
 ]
 UNEVEN = case("softmax", 4, ep=2, **SENT)

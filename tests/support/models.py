@@ -29,6 +29,14 @@ LLAMA = ModelConfig(
 )
 
 
+LATENT = LLAMA.model_copy(
+    update={
+        "num_kv_heads": None, "q_lora_rank": 20, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4, "v_head_dim": 10,
+    }
+)  # fmt: skip
+
+
 MODELS = [pytest.param(GPT, id="gpt"), pytest.param(LLAMA, id="llama")]
 
 

@@ -150,8 +150,7 @@ def follow_experts(stage: Stage) -> dict[MixtureMlp, tuple[torch.Tensor, torch.T
     for mixture in stage_mixtures(stage):
 
         def seen(router: Any, _: Any, scores: torch.Tensor, mixture: MixtureMlp = mixture) -> None:
-            chosen = (scores.detach() + router.bias).topk(mixture.per_token).indices
-            found[mixture] = scores, chosen
+            found[mixture] = scores, router.choose(scores.detach(), mixture.per_token)
 
         mixture.router.register_forward_hook(seen)
     return found

@@ -23,7 +23,8 @@ def results(run_ranks: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def every(run_ranks: Any) -> dict[str, Any]:
-    return LongSweep(run_ranks, cases.REFERENCES, cases.EVERY)
+    references = [*cases.REFERENCES, *cases.MORE_REFERENCES]
+    return LongSweep(run_ranks, references, cases.EVERY, cases.EVERY_LATENT)
 
 
 def trains_exactly(results: dict[str, Any], case: dict[str, Any]) -> None:
@@ -45,7 +46,7 @@ def test_a_mixture_trains_like_one_process(results: dict[str, Any], case: dict[s
 
 @pytest.mark.heavy
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("case", cases.EVERY, ids=lambda case: case["id"])
+@pytest.mark.parametrize("case", [*cases.EVERY, *cases.EVERY_LATENT], ids=lambda case: case["id"])
 def test_every_layout_of_a_mixture_trains_like_one_process(
     every: dict[str, Any], case: dict[str, Any]
 ) -> None:
@@ -104,6 +105,19 @@ def test_unequal_experts_send_nearly_what_is_priced_in_the_mean_over_ranks(
         ({"ep": 8, "pp": 2}, r"ep 8 does not divide tp 1 \* dp 4"),
         ({"ep": 4, "weight_shard": 3}, "of each and ep / tp one must divide the other"),
         ({"model": {**cases.SHAPE, "linear_bias": True}}, "experts have no biases"),
+        ({"model": cases.MODELS["latent-dense"], "gx": 2}, "does not split latent attention; set"),
+        (
+            {"model": cases.MODELS["latent-dense"], "tp": 2, "compile": True},
+            "what ranks send between its products is in no graph; set compile: false",
+        ),
+        (
+            {"model": cases.MODELS["gated"], "tp": 2},
+            "one norm of all heads is not split; set tp: 1",
+        ),
+        (
+            {"model": cases.MODELS["latent-dense"], "engine": "deepspeed"},
+            "no latent attention here; set engine: meshtune",
+        ),
     ],
 )
 def test_what_a_mixture_cannot_be_trained_with_is_refused_with_a_remedy(
@@ -125,7 +139,7 @@ def test_what_a_mixture_cannot_be_trained_with_is_refused_with_a_remedy(
         (
             {"last_save_in_hf": True, "save": "x"}
             | {"model": {**cases.SHAPE, "router_score": "sigmoid"}},
-            "num_experts 8 with router_score sigmoid: Hugging Face weights",
+            "num_experts 8, router_score sigmoid: Hugging Face weights",
         ),
     ],
 )

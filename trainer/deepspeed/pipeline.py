@@ -14,7 +14,8 @@ from torch import Tensor
 
 from trainer.model.attention import Places, near_mask
 from trainer.model.initialize import initialize
-from trainer.model.transformer import Block, Embedding, Head, Positions, norm_layer, rotary_table
+from trainer.model.linear import norm_layer
+from trainer.model.transformer import Block, Embedding, Head, Positions, rotary_table
 from trainer.parallel.loss import cross_entropy
 from trainer.plan.config import TrainConfig
 from trainer.plan.model import ModelConfig

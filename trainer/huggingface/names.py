@@ -1,5 +1,5 @@
-"""Our parameters as tensors of ``transformers``: Llama, Mistral, Mixtral, Qwen 2 and 3,
-and GPT-2.
+"""Our parameters as tensors of ``transformers``: those of the architectures in
+``architectures.yaml``.
 
 Ours stack what is multiplied with the same input: queries, keys and values, and the two
 projections of SwiGLU. GPT-2's matrices are transposed there.
@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from foundation.documents import read_document
-from trainer.model.transformer import NORM_EPS
 from trainer.plan.limits import ConfigError
-from trainer.plan.model import ModelConfig
+from trainer.plan.model import ROPE_KEYS, ModelConfig
 
 _LAYER = re.compile(r"blocks\.(\d+)\.(.+)\.(weight|bias)")
 
@@ -33,20 +32,21 @@ class Architecture:
     fields: Mapping[str, str]
     fixed: Mapping[str, Any]
     defaults: Mapping[str, Any]
+    router_bias: Sequence[str] = ()
     transposed: bool = False
     experts: int = 0
 
     def sources(self, name: str) -> list[str]:
         """Their names for one of our parameters, in the order of its rows.
 
-        None for a router's bias, which they do not have.
+        None for a router's bias, where they do not have it.
         """
         found = _LAYER.fullmatch(name)
         if found is None:
             return [self.top[name]]
         layer, module, part = found.groups()
         if name.endswith(".router.bias"):
-            return []
+            return [f"{self.layers}{layer}.{own}" for own in self.router_bias]
         count = self.experts if "experts" in module else 1
         every = (theirs.format(n) for n in range(count) for theirs in self.inside[module])
         return [f"{self.layers}{layer}.{theirs}.{part}" for theirs in every]
@@ -64,23 +64,26 @@ def _architectures() -> Mapping[str, Architecture]:
 
 def architecture_of(model: ModelConfig) -> Architecture:
     """See ``ModelConfig.model_type``."""
-    return replace(_architectures()[model.model_type()], experts=model.num_experts)
+    found = _architectures()[model.model_type()]
+    whole = {} if model.q_lora_rank else {"attention.q_up": ("self_attn.q_proj",)}
+    return replace(found, experts=model.num_experts, inside={**found.inside, **whole})
 
 
 def config_of(model: ModelConfig) -> dict[str, Any]:
     """The ``config.json`` of a model."""
     found = architecture_of(model)
     rope = rope_of(model) if "rope_theta" in found.fields else {}
+    greedy = "greedy" if model.n_group == 1 else "group_limited_greedy"
+    method = "noaux_tc" if model.router_score == "sigmoid" else greedy
+    latent = {"q_lora_rank": model.q_lora_rank or None, "topk_method": method}
     windows: dict[str, Any] = {"use_sliding_window": model.windowed_layers > 0}
     if model.windowed_layers:
         windows |= {"sliding_window": model.window_size, "layer_types": model.layer_types}
     return {
         "architectures": [found.class_name],
         "model_type": model.model_type(),
-        **{
-            key: NORM_EPS if ours == "norm_eps" else getattr(model, ours)
-            for key, ours in found.fields.items()
-        },
+        **{key: getattr(model, ours) for key, ours in found.fields.items()},
+        **(latent if model.kv_lora_rank else {}),
         **found.fixed,
         "torch_dtype": "float32",
         **({"rope_scaling": rope} if len(rope) > 1 else {}),
@@ -92,18 +95,13 @@ def rope_of(model: ModelConfig) -> dict[str, Any]:
     """How positions were stretched, in the keys of ``transformers``."""
     if model.rope_factor == 1:
         return {"rope_type": "default"}
-    return {
-        "rope_type": "llama3",
-        "factor": model.rope_factor,
-        "low_freq_factor": model.rope_low_freq_factor,
-        "high_freq_factor": model.rope_high_freq_factor,
-        "original_max_position_embeddings": model.rope_original_length,
-    }
+    keys = ROPE_KEYS[model.rope_type].items()
+    return {"rope_type": model.rope_type, **{key: getattr(model, ours) for key, ours in keys}}
 
 
 _AT_LEAST = ("max_position_embeddings", "n_positions")  # a shorter sequence reads fewer of them
 _AT_MOST = ("vocab_size",)  # ours may be rounded up
-_NO_MATTER = ("architectures", "torch_dtype", "rope_scaling")
+_NO_MATTER = ("architectures", "torch_dtype", "rope_scaling", "num_nextn_predict_layers")
 
 
 def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
@@ -114,6 +112,8 @@ def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
     wanted = config_of(model) | rope_of(model) | {"layer_types": model.layer_types}
     there = _architectures().get(str(given.get("model_type")))
     known = {**(there.defaults if there else {}), **given}
+    if there == _architectures()[wanted["model_type"]]:  # the same under another name
+        known["model_type"] = wanted["model_type"]
     rope = known.get("rope_parameters") or known.get("rope_scaling") or {}
     known["rope_type"] = rope.get("type", "default")
     known |= rope

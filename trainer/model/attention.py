@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from trainer.model.linear import Linear, norm_layer, normalize
+from trainer.model.recompute import computed_again, rotated
+from trainer.plan.model import ModelConfig
 
 Attend = Callable[..., Tensor]
 """Attention: queries, keys and values (sequence, batch, heads, head), and a mask ``Places.seen``
@@ -86,3 +91,73 @@ def own_document(starts: Tensor, dtype: torch.dtype) -> Tensor:
     same = starts[:, :, None] == starts[:, None, :]
     seen = torch.zeros(same.shape, dtype=dtype, device=starts.device)
     return seen.masked_fill_(~same.tril_(), -torch.inf)[:, None]
+
+
+class Attention(nn.Module):
+    """Grouped-query causal self-attention, to the last ``window`` tokens if there is one."""
+
+    recompute = False  # what attend gives, and nothing else of the layer
+    repeats = False  # its inputs, from their product
+    repeats_keys = False  # the device has no kernel for grouped queries
+
+    def __init__(self, model: ModelConfig, window: int | None = None) -> None:
+        super().__init__()
+        self.window = window
+        size, kv_size = model.attention_size, model.kv_heads * model.head_dim
+        self.head_dim = model.head_dim
+        self.group = model.num_heads // model.kv_heads
+        self.attend: Attend = attend
+        bias = model.linear_bias or model.qkv_bias
+        self.qkv = Linear(model.hidden_size, (size, kv_size, kv_size), bias)
+        self.out = Linear(size, (model.hidden_size,), model.linear_bias)
+        self.norms_together = model.qk_norm_all_heads
+        wide = (size, kv_size) if model.qk_norm_all_heads else (model.head_dim, model.head_dim)
+        self.query_norm = norm_layer(model, wide[0]) if model.qk_norm else None
+        self.key_norm = norm_layer(model, wide[1]) if model.qk_norm else None
+
+    def forward(self, x: Tensor, places: Places) -> Tensor:
+        parts = self._projected(x)
+        table, seen, near = places  # a plain tuple, where DeepSpeed's hooks have passed it on
+        mask = () if seen is None else (seen,)
+        with computed_again(self.repeats, self._inputs, *parts, table) as inputs:
+            if self.window is not None:
+                attended = [self.attend(*inputs[:3])]
+                attended += [self.attend(*inputs[3:], near)] if len(inputs) > 3 else []
+            elif self.recompute:
+                again = {"use_reentrant": False, "preserve_rng_state": False}
+                attended = [checkpoint(self.attend, *inputs, *mask, **again)]
+            else:
+                attended = [self.attend(*inputs, *mask)]
+        several = self.repeats and len(attended) > 1
+        with computed_again(several, joined, parts[0].size(0), *attended) as context:
+            return self.out(context)
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Outputs of products that ``_inputs`` takes."""
+        return (self.qkv(x).unflatten(-1, (-1, self.head_dim)),)
+
+    def _inputs(self, *parts: Any) -> tuple[Tensor, ...]:
+        """Queries, keys and values of all heads together; of a window's first block, and of the
+        others.
+        """
+        heads, table = parts
+        kv_heads = heads.size(2) // (self.group + 2)  # of this tensor-parallel rank
+        both, value = heads.split((heads.size(2) - kv_heads, kv_heads), dim=2)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = both.split((both.size(2) - kv_heads, kv_heads), dim=2)
+            normed = self._normed(self.query_norm, query), self._normed(self.key_norm, key)
+            both = torch.cat(normed, dim=2)
+        if table is not None:
+            both = rotated(both, *table)
+        query, key = both.split((both.size(2) - kv_heads, kv_heads), dim=2)
+        # A CPU's kernel repeats keys itself, and would keep them.
+        if self.group > 1 and (self.repeats_keys or (self.repeats and heads.device.type == "cpu")):
+            key, value = for_each_query(query, key), for_each_query(query, value)
+        if self.window is None or query.size(0) <= self.window:
+            return query, key, value
+        first = (x[: self.window] for x in (query, key, value))
+        return *first, *near_blocks(query, key, value, self.window)
+
+    def _normed(self, layer: nn.Module, heads: Tensor) -> Tensor:
+        norm = normalize(layer, self.repeats)
+        return norm(heads.flatten(2)).view_as(heads) if self.norms_together else norm(heads)

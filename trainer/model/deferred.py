@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer.model.kernels import Kernels
-from trainer.model.transformer import Head, Linear, Stage
+from trainer.model.linear import Linear
+from trainer.model.transformer import Head, Stage
 
 Receive = Callable[[nn.Parameter, Tensor], None]
 

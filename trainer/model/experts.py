@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainer.model.linear import Linear
 from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import Mixture
 
@@ -120,6 +121,7 @@ class Router(nn.Module):
     def __init__(self, model: ModelConfig, mixture: Mixture) -> None:
         super().__init__()
         self.softmax = model.router_score == "softmax"
+        self.groups, self.best_groups = model.n_group, min(model.topk_group, model.n_group)
         self.weight = nn.Parameter(torch.empty(mixture.num_experts, model.hidden_size))
         self.register_buffer("bias", torch.zeros(mixture.num_experts))
 
@@ -127,6 +129,19 @@ class Router(nn.Module):
         wide = torch.promote_types(x.dtype, torch.float32)
         scores = F.linear(x.to(wide), self.weight.to(wide))
         return scores.softmax(-1) if self.softmax else scores.sigmoid()
+
+    def choose(self, scores: Tensor, count: int) -> Tensor:
+        """Each token's experts: those of greatest score and bias, of its best groups if there are
+        any; a group is as good as its best expert or, with sigmoid, as its best two.
+        """
+        scores = scores + self.bias.to(scores.dtype)
+        if self.groups > 1:
+            grouped = scores.unflatten(-1, (self.groups, -1))
+            worth = grouped.topk(1 if self.softmax else 2).values.sum(-1)
+            best = worth.topk(self.best_groups).indices
+            others = torch.ones_like(worth, dtype=torch.bool).scatter(-1, best, False)
+            scores = grouped.masked_fill(others[..., None], -torch.inf).flatten(-2)
+        return scores.topk(count).indices
 
 
 class MixtureMlp(nn.Module):
@@ -142,7 +157,10 @@ class MixtureMlp(nn.Module):
         self.per_token = mixture.experts_per_token
         self.router = Router(model, mixture)
         self.experts = Experts(model, mixture)
+        self.normalizes, self.scaling = model.norm_topk_prob, model.routed_scaling_factor
         self.shared = shared
+        gate = shared is not None and model.shared_expert_gate
+        self.gate = Linear(model.hidden_size, (1,), False) if gate else None
         self.dispatch = Dispatch()
         self.loss_weight: Callable[[], float] | None = None
         self.loads: Tensor | None = None
@@ -161,13 +179,19 @@ class MixtureMlp(nn.Module):
             loss = self._balance(scores, routes.share)
             scores = _AddLoss.apply(scores, loss, self.loss_weight())
         weights = scores.gather(-1, routes.chosen)
-        weights = weights / weights.sum(-1, keepdim=True)
+        if self.normalizes:
+            weights = weights / weights.sum(-1, keepdim=True)
+        if self.scaling != 1:
+            weights = weights * self.scaling
         rows = _Spread.apply(tokens, routes.order, routes.inverse, self.per_token)
         rows = self.dispatch.compute(experts, rows, routes)
         rows = Permute.apply(rows, routes.inverse, routes.order)
         rows = rows.view(-1, self.per_token, x.size(-1)) * weights[..., None].to(x.dtype)
         out = rows.sum(1).view_as(x)
-        return out if self.shared is None else out + self.shared(x)
+        if self.shared is None:
+            return out
+        shared = self.shared(x)
+        return out + (shared if self.gate is None else self.gate(x).sigmoid() * shared)
 
     def _gathered(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Experts in a recomputed pass: FSDP2's weights stay for the gradients that follow."""
@@ -177,10 +201,10 @@ class MixtureMlp(nn.Module):
         return self.experts.forward(rows, counts)
 
     def _routes(self, scores: Tensor, batch: int) -> Routes:
-        """Choose each token's experts: those of greatest score and bias."""
+        """Choose each token's experts."""
         trains = scores.requires_grad
         with torch.no_grad():
-            chosen = (scores + self.router.bias.to(scores.dtype)).topk(self.per_token).indices
+            chosen = self.router.choose(scores, self.per_token)
             order = chosen.flatten().argsort(stable=True)
             counts = _counts(chosen.flatten(), scores.size(-1))
             if self.loads is not None and trains:

@@ -9,67 +9,20 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trainer.model.attention import (
-    Attend,
-    Places,
-    attend,
-    for_each_query,
-    joined,
-    near_blocks,
-    near_mask,
-    own_document,
-)
+from trainer.model.attention import Attention, Places, near_mask, own_document
 from trainer.model.experts import MixtureMlp, kept_routes
-from trainer.model.recompute import computed_again, recomputed, rms_norm, rotated, swiglu
+from trainer.model.latent import LatentAttention
+from trainer.model.linear import Linear, norm_layer, normalize
+from trainer.model.recompute import computed_again, recomputed, swiglu
 from trainer.plan.fields import Recompute
 from trainer.plan.model import ModelConfig
-
-NORM_EPS = 1e-5
-
-
-class SplitProduct(Protocol):
-    """Computation of a projection that is split over ranks."""
-
-    def product(self, linear: Linear, x: Tensor) -> Tensor: ...
-
-
-class Linear(nn.Module):
-    """A projection whose rows are several stacked matrices of ``parts`` rows, e.g. query, key and
-    value.
-
-    One product instead of three; tensor parallelism splits each of the matrices by itself.
-    """
-
-    def __init__(self, in_size: int, parts: tuple[int, ...], bias: bool) -> None:
-        super().__init__()
-        self.parts = parts
-        self.weight = nn.Parameter(torch.empty(sum(parts), in_size))
-        self.bias = nn.Parameter(torch.empty(sum(parts))) if bias else None
-        self.split: SplitProduct | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.split is not None:
-            return self.split.product(self, x)
-        return F.linear(x, self.weight, self.bias)
-
-
-def norm_layer(model: ModelConfig, size: int | None = None) -> nn.Module:
-    """The model's norm, by default over its hidden size."""
-    layer = nn.LayerNorm if model.norm == "layernorm" else nn.RMSNorm
-    return layer(size or model.hidden_size, eps=NORM_EPS)
-
-
-def normalize(layer: nn.Module, repeats: bool) -> Callable[[Tensor], Tensor]:
-    """The norm's function; with ``repeats`` it keeps its input alone for the backward pass."""
-    by_hand = repeats and isinstance(layer, nn.RMSNorm)
-    return functools.partial(rms_norm, layer.weight, NORM_EPS) if by_hand else layer
 
 
 def chosen(whole: Tensor, chunks: Sequence[range], dim: int = 0) -> Tensor:
@@ -86,79 +39,34 @@ def rotary_table(
 
     Of the positions of ``chunks``, default all; device and format are those of ``like``.
     """
-    half = torch.arange(0, model.head_dim, 2, device=like.device, dtype=torch.float32)
-    frequency = model.rope_theta ** (-half / model.head_dim)
+    size, wide = model.rotary_size, torch.promote_types(like.dtype, torch.float32)
+    half = torch.arange(0, size, 2, device=like.device, dtype=wide)
+    frequency = model.rope_theta ** (-half / size)
     if model.rope_factor > 1:
         frequency = _stretched(frequency, model)
-    position = torch.arange(model.seq_length, device=like.device, dtype=torch.float32)
+    position = torch.arange(model.seq_length, device=like.device, dtype=wide)
     angle = torch.outer(chosen(position, chunks), frequency)[:, None, None, :]
     return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
 
 
 def _stretched(frequency: Tensor, model: ModelConfig) -> Tensor:
-    """Frequencies of Llama 3.1: low ones divided by a factor, high ones kept, between them both."""
-    turns = frequency * (model.rope_original_length / (2 * math.pi))
+    """Frequencies of Llama 3.1 or YaRN: low ones divided by a factor, high ones kept, between them
+    both.
+    """
     low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    if model.rope_type == "yarn":  # Peng et al. 2023, arXiv 2309.00071; linear in the channel
+        length, size = model.rope_original_length / (2 * math.pi), model.rotary_size
+        first, last = (
+            size * math.log(length / turns) / (2 * math.log(model.rope_theta))
+            for turns in (high, low)
+        )
+        first, last = max(math.floor(first), 0), min(math.ceil(last), size - 1)
+        channel = torch.arange(size // 2, device=frequency.device, dtype=frequency.dtype)
+        kept = 1 - ((channel - first) / max(last - first, 1e-3)).clamp(0, 1)
+    else:
+        turns = frequency * (model.rope_original_length / (2 * math.pi))
+        kept = ((turns - low) / (high - low)).clamp(0, 1)
     return frequency * (kept + (1 - kept) / model.rope_factor)
-
-
-class Attention(nn.Module):
-    """Grouped-query causal self-attention, to the last ``window`` tokens if there is one."""
-
-    def __init__(self, model: ModelConfig, window: int | None = None) -> None:
-        super().__init__()
-        self.window = window
-        size, kv_size = model.attention_size, model.kv_heads * model.head_dim
-        self.head_dim = model.head_dim
-        self.group = model.num_heads // model.kv_heads
-        self.attend: Attend = attend
-        self.recompute = False  # what attend gives, and nothing else of the layer
-        self.repeats = False  # its inputs, from their product
-        self.repeats_keys = False  # the device has no kernel for grouped queries
-        bias = model.linear_bias or model.qkv_bias
-        self.qkv = Linear(model.hidden_size, (size, kv_size, kv_size), bias)
-        self.out = Linear(size, (model.hidden_size,), model.linear_bias)
-        self.query_norm = norm_layer(model, model.head_dim) if model.qk_norm else None
-        self.key_norm = norm_layer(model, model.head_dim) if model.qk_norm else None
-
-    def forward(self, x: Tensor, places: Places) -> Tensor:
-        heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
-        table, seen, near = places  # a plain tuple, where DeepSpeed's hooks have passed it on
-        mask = () if seen is None else (seen,)
-        with computed_again(self.repeats, self._inputs, heads, table) as inputs:
-            if self.window is not None:
-                attended = [self.attend(*inputs[:3])]
-                attended += [self.attend(*inputs[3:], near)] if len(inputs) > 3 else []
-            elif self.recompute:
-                again = {"use_reentrant": False, "preserve_rng_state": False}
-                attended = [checkpoint(self.attend, *inputs, *mask, **again)]
-            else:
-                attended = [self.attend(*inputs, *mask)]
-        several = self.repeats and len(attended) > 1
-        with computed_again(several, joined, heads.size(0), *attended) as context:
-            return self.out(context)
-
-    def _inputs(self, heads: Tensor, table: tuple[Tensor, Tensor] | None) -> tuple[Tensor, ...]:
-        """Queries, keys and values of all heads together; of a window's first block, and of the
-        others.
-        """
-        kv_heads = heads.size(2) // (self.group + 2)  # of this tensor-parallel rank
-        both, value = heads.split((heads.size(2) - kv_heads, kv_heads), dim=2)
-        if self.query_norm is not None and self.key_norm is not None:
-            query, key = both.split((both.size(2) - kv_heads, kv_heads), dim=2)
-            norms = (normalize(norm, self.repeats) for norm in (self.query_norm, self.key_norm))
-            both = torch.cat([norm(x) for norm, x in zip(norms, (query, key), strict=True)], dim=2)
-        if table is not None:
-            both = rotated(both, *table)
-        query, key = both.split((both.size(2) - kv_heads, kv_heads), dim=2)
-        # A CPU's kernel repeats keys itself, and would keep them.
-        if self.group > 1 and (self.repeats_keys or (self.repeats and heads.device.type == "cpu")):
-            key, value = for_each_query(query, key), for_each_query(query, value)
-        if self.window is None or query.size(0) <= self.window:
-            return query, key, value
-        first = (x[: self.window] for x in (query, key, value))
-        return *first, *near_blocks(query, key, value, self.window)
 
 
 class Mlp(nn.Module):
@@ -212,7 +120,8 @@ class Block(nn.Module):
         self.attention_norm = norm_layer(model)
         window = model.window(layer)
         hides = window is not None and window < model.seq_length
-        self.attention = Attention(model, window if hides else None)
+        latent, near = model.latent, window if hides else None
+        self.attention = LatentAttention(model, latent) if latent else Attention(model, near)
         self.mlp_norm = norm_layer(model)
         self.mlp = feed_forward(model, layer)
         self.recompute = recompute

@@ -30,24 +30,22 @@ def attend_block(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Att
     Queries are (batch, heads, queries, head), keys and values (batch, key heads, keys, head).
     ``causal``: queries and keys are at the same positions.
     """
-    scale = query.size(-1) ** -0.5
+    scale, width = query.size(-1) ** -0.5, value.size(-1)
     key, value = (_for_each_head(x, query) for x in (key, value))
+    query, key, value = _filled(query, key, value)
     if query.device.type == "cpu":
-        return Attended(
-            *_ops._scaled_dot_product_flash_attention_for_cpu(
-                query, key, value, 0.0, causal, scale=scale
-            )
+        output, log_sum = _ops._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, causal, scale=scale
         )
-    if query.dtype == torch.float32:
+    elif query.dtype == torch.float32:
         output, log_sum, *_ = _ops._scaled_dot_product_efficient_attention(
             query, key, value, None, True, 0.0, causal, scale=scale
         )
-        return Attended(output, log_sum[..., : query.size(2)])
-    width = query.size(-1)
-    query, key, value = (_filled(x) for x in (query, key, value))
-    output, log_sum, *_ = _ops._scaled_dot_product_flash_attention(
-        query, key, value, 0.0, causal, scale=scale
-    )
+        log_sum = log_sum[..., : query.size(2)]
+    else:
+        output, log_sum, *_ = _ops._scaled_dot_product_flash_attention(
+            query, key, value, 0.0, causal, scale=scale
+        )
     return Attended(output[..., :width], log_sum)
 
 
@@ -57,29 +55,34 @@ def block_gradients(
     """Gradients of queries, keys and values from one block; ``attended`` is to all blocks."""
     key_heads = key.size(1)
     key, value = (_for_each_head(x, query) for x in (key, value))
-    tensors = (grad, query, key, value, attended.output)
+    scale, widths = query.size(-1) ** -0.5, (query.size(-1), key.size(-1), value.size(-1))
+    tensors = _filled(grad, query, key, value, attended.output)
     if query.device.type == "cpu":
         backward = _cpu_gradients
     elif query.dtype == torch.float32:
         backward = _efficient_gradients
     else:
         backward = _flash_gradients
-    of_query, of_key, of_value = backward(tensors, attended.log_sum, causal)
+    found = backward(tensors, attended.log_sum, causal, scale)
+    of_query, of_key, of_value = (x[..., :n] for x, n in zip(found, widths, strict=True))
     return of_query, _over_heads(of_key, key_heads), _over_heads(of_value, key_heads)
 
 
 # The kernels' own backward passes, each of: (gradient, query, key, value, output), log-sums.
-_Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+_Tensors = tuple[Tensor, ...]
 
 
-def _cpu_gradients(tensors: _Tensors, log_sum: Tensor, causal: bool) -> tuple[Tensor, ...]:
-    scale = tensors[1].size(-1) ** -0.5
+def _cpu_gradients(
+    tensors: _Tensors, log_sum: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, ...]:
     return _ops._scaled_dot_product_flash_attention_for_cpu_backward(
         *tensors, log_sum, 0.0, causal, scale=scale
     )
 
 
-def _efficient_gradients(tensors: _Tensors, log_sum: Tensor, causal: bool) -> tuple[Tensor, ...]:
+def _efficient_gradients(
+    tensors: _Tensors, log_sum: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, ...]:
     grad, query, key, value, output = tensors
     # The kernel reads rows of log-sums that are filled up to 32.
     log_sum = F.pad(log_sum, (0, -query.size(2) % 32)).contiguous()
@@ -88,26 +91,30 @@ def _efficient_gradients(tensors: _Tensors, log_sum: Tensor, causal: bool) -> tu
         *(grad, query, key, value, None, output, log_sum, seed, seed, 0.0),
         [True, True, True, False],
         causal,
-        scale=query.size(-1) ** -0.5,
+        scale=scale,
     )
     return grads[:3]
 
 
-def _flash_gradients(tensors: _Tensors, log_sum: Tensor, causal: bool) -> tuple[Tensor, ...]:
-    width, queries, keys = tensors[1].size(-1), tensors[1].size(2), tensors[2].size(2)
+def _flash_gradients(
+    tensors: _Tensors, log_sum: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, ...]:
+    queries, keys = tensors[1].size(2), tensors[2].size(2)
     seed = torch.zeros(2, dtype=torch.uint64, device=log_sum.device)
-    grads = _ops._scaled_dot_product_flash_attention_backward(
-        *(_filled(x) for x in tensors),
+    grads: tuple[Tensor, ...] = _ops._scaled_dot_product_flash_attention_backward(
+        *tensors,
         *(log_sum.contiguous(), None, None, queries, keys, 0.0, causal, seed, seed),
-        scale=width**-0.5,
+        scale=scale,
     )
-    return tuple(one[..., :width] for one in grads)
+    return grads
 
 
-def _filled(x: Tensor) -> Tensor:
-    """The tensor padded with zero channels to the multiple that the kernel needs."""
-    missing = -x.size(-1) % _FLASH_WIDTH
-    return F.pad(x, (0, missing)) if missing else x
+def _filled(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors padded with zero channels to one size, a multiple of what their kernel needs."""
+    plain = tensors[0].device.type == "cpu" or tensors[0].dtype == torch.float32
+    size = max(x.size(-1) for x in tensors)
+    size += 0 if plain else -size % _FLASH_WIDTH
+    return tuple(F.pad(x, (0, size - x.size(-1))) if x.size(-1) < size else x for x in tensors)
 
 
 def _for_each_head(x: Tensor, query: Tensor) -> Tensor:

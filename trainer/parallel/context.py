@@ -57,7 +57,7 @@ def _attended(query: Tensor, key: Tensor, value: Tensor, group: Group) -> Attend
     half = query.size(2) // 2
     own = attend_block(query, key, value, causal=True)
     output, log_sum = own.output.float(), own.log_sum.clone()
-    for earlier, (keys, values) in _others(torch.stack((key, value)), group):
+    for earlier, (keys, values) in _others(key, value, group):
         if earlier:
             part = slice(None)
             found = attend_block(query, keys[:, :, :half], values[:, :, :half], False)
@@ -91,19 +91,19 @@ class _RingAttention(torch.autograd.Function):
         own = block_gradients(grad, query, key, value, whole, causal=True)
         of_query = own[0].float()
         homeward = _Homeward(group)
-        for earlier, (keys, values) in _others(torch.stack((key, value)), group):
+        for earlier, (keys, values) in _others(key, value, group):
             if earlier:
                 seen = (keys[:, :, :half], values[:, :, :half])
                 found = block_gradients(grad, query, *seen, whole, False)
                 of_query += found[0]
-                part = F.pad(torch.stack(found[1:]), (0, 0, 0, half))
+                part = _packed(*(F.pad(each, (0, 0, 0, half)) for each in found[1:]))
             else:
                 late = (grad[:, :, half:], query[:, :, half:])
                 found = block_gradients(*late, keys, values, second, False)
                 of_query[:, :, half:] += found[0]
-                part = torch.stack(found[1:])
+                part = _packed(*found[1:])
             homeward.add(part)
-        of_key, of_value = homeward.last() + torch.stack(own[1:])
+        of_key, of_value = _unpacked(homeward.last() + _packed(*own[1:]), key, value)
         return of_query.to(query.dtype), of_key, of_value, None
 
 
@@ -139,12 +139,28 @@ _ring.register_autograd(
 )
 
 
-def _others(own: Tensor, group: Group) -> Iterator[tuple[bool, Tensor]]:
+def _packed(key: Tensor, value: Tensor) -> Tensor:
+    """Both, whose channels may differ in number, as one message."""
+    both = key.new_empty(key.numel() + value.numel())
+    for part, own in zip(_unpacked(both, key, value), (key, value), strict=True):
+        part.copy_(own)
+    return both
+
+
+def _unpacked(both: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The parts of a message, with these shapes."""
+    first, second = both.split((key.numel(), value.numel()))
+    return first.view(key.shape), second.view(value.shape)
+
+
+def _others(
+    key: Tensor, value: Tensor, group: Group
+) -> Iterator[tuple[bool, tuple[Tensor, Tensor]]]:
     """Keys and values of the ranks before this one, nearest first, each while the next comes.
 
-    Yields whether the rank is before this one, and (2, batch, heads, sequence, head).
+    Yields whether the rank is before this one, and what it has.
     """
-    here = own.contiguous()
+    here = _packed(key, value)
     arriving = torch.empty_like(here)
     wait = group.rotate(arriving, here, "context")
     for step in range(1, group.size):
@@ -153,7 +169,7 @@ def _others(own: Tensor, group: Group) -> Iterator[tuple[bool, Tensor]]:
         if step < group.size - 1:
             arriving = torch.empty_like(here)
             wait = group.rotate(arriving, here, "context")
-        yield step <= group.rank, here
+        yield step <= group.rank, _unpacked(here, key, value)
 
 
 class _Homeward:

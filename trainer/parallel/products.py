@@ -53,6 +53,23 @@ def column_backward(
     return grad_x, grad_weight, grad_bias
 
 
+class Shared(torch.autograd.Function):
+    """The transpose of ``Sum``: all ranks read what each has, or with ``sequence`` a share of."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group, sequence: bool) -> Tensor:
+        ctx.group, ctx.sequence = group, sequence
+        return gather_sequence(x, group)[0] if sequence else x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.sequence:
+            return scatter_sum(grad, ctx.group)[0], None, None
+        grad = grad.clone(memory_format=torch.contiguous_format)
+        ctx.group.all_reduce(grad, "tensor")
+        return grad, None, None
+
+
 class Sum(torch.autograd.Function):
     """Sum of the ranks' partial results; with ``sequence`` each keeps its share."""
 

@@ -18,13 +18,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
+from trainer.model.experts import Stacked
 from trainer.model.kernels import Kernels
+from trainer.model.linear import Linear
 from trainer.model.slices import Cut, Split
-from trainer.model.transformer import Embedding, Head, Linear, Mlp, Positions, Stage
+from trainer.model.transformer import Embedding, Head, Positions, Stage
 from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.operators import column_linear, named, row_linear
-from trainer.parallel.products import Sum, column_backward, gather_sequence
+from trainer.parallel.products import Shared, Sum, column_backward, gather_sequence
 from trainer.plan.config import TrainConfig
 
 
@@ -137,6 +139,26 @@ class RowParallel(Style):
         return total if module.bias is None else total + module.bias
 
 
+class Whole(ColumnParallel):
+    """All features on each rank, of the tokens that it has."""
+
+    dims = {}  # noqa: RUF012
+
+    def __init__(self, group: Group, kernels: Kernels, opaque: bool) -> None:
+        super().__init__(group, False, kernels)
+        self.name = named(None, kernels) if opaque else None
+
+    def product(self, linear: Linear, x: Tensor) -> Tensor:
+        return self.compute(linear, None, x)
+
+
+class SharedKey(Style):
+    """Channels that every rank's heads read."""
+
+    def compute(self, module: nn.Module, group: Group, x: Tensor) -> Tensor:
+        return Shared.apply(x, group, self.sequence)
+
+
 class VocabParallelEmbedding(Style):
     """Rows of the token embedding over the ranks."""
 
@@ -195,19 +217,18 @@ def parallelize(stage: Stage, mesh: Mesh, config: TrainConfig, kernels: Kernels)
     group, sequence = mesh.tp.group, config.sequence_parallel
     assert group is not None
     opaque = config.compile
-    plan = {
+    column, row = (kind(group, sequence, kernels, opaque) for kind in (ColumnParallel, RowParallel))
+    whole = Whole(group, kernels, opaque)
+    styles: dict[str, Style] = {
         "embedding": VocabParallelEmbedding(group, sequence, kernels),
         "positions": SequencePositions(group, sequence, kernels),
         "head": VocabParallelHead(group, sequence, kernels),
-        "blocks.*.attention.qkv": ColumnParallel(group, sequence, kernels, opaque),
-        "blocks.*.attention.out": RowParallel(group, sequence, kernels, opaque),
-        "blocks.*.mlp.up": ColumnParallel(group, sequence, kernels, opaque),
-        "blocks.*.mlp.down": RowParallel(group, sequence, kernels, opaque),
+        "shared_key": SharedKey(group, sequence, kernels),
+        **dict.fromkeys(("qkv", "q_up", "kv_up", "up"), column),
+        **dict.fromkeys(("out", "down"), row),
+        **dict.fromkeys(("q_down", "kv_down", "gate"), whole),
     }
-    if stage.model.num_experts:  # a routed expert is not split
-        styles = {name: plan.pop(f"blocks.*.mlp.{name}") for name in ("up", "down")}
-        for path, module in stage.blocks.named_modules():
-            if isinstance(module, Mlp):
-                plan |= {f"blocks.{path}.{name}": style for name, style in styles.items()}
-    present = {k: v for k, v in plan.items() if "." in k or getattr(stage, k) is not None}
-    parallelize_module(stage, DeviceMesh.from_group(group.handle, mesh.device_type), present)
+    modules = ((path, path.split(".")[-1], module) for path, module in stage.named_modules())
+    # A routed expert is not split.
+    plan = {path: styles[n] for path, n, m in modules if n in styles and not isinstance(m, Stacked)}
+    parallelize_module(stage, DeviceMesh.from_group(group.handle, mesh.device_type), plan)

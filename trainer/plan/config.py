@@ -52,8 +52,8 @@ class TrainConfig(Settings, Choices):
                 said = name if value is True else f"{name} {value}"
                 raise ValueError(f"{said} needs a folder: set save")
         if self.last_save_in_hf:
-            self.model.model_type()  # refuses other models before the first step
-            if rate := self.moe_router_bias_update_rate:
+            kind = self.model.model_type()  # refuses other models before the first step
+            if (rate := self.moe_router_bias_update_rate) and kind != "deepseek_v3":
                 raise ValueError(
                     f"last_save_in_hf beside moe_router_bias_update_rate {rate}: mixtures there "
                     "choose experts without a bias; set it to 0"

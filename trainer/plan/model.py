@@ -20,7 +20,42 @@ TOGETHER: Together = {
         ("shared_ffn_hidden_size", "dense_layers"),
     ),
     "windowed_layers": (("window_size",), ()),
+    "qk_norm": ((), ("qk_norm_all_heads",)),
+    "shared_ffn_hidden_size": ((), ("shared_expert_gate",)),
+    "kv_lora_rank": (("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), ("q_lora_rank",)),
 }
+
+
+_STRETCHED = {"factor": "rope_factor", "original_max_position_embeddings": "rope_original_length"}
+ROPE_KEYS = {
+    "llama3": {
+        **_STRETCHED, "low_freq_factor": "rope_low_freq_factor",
+        "high_freq_factor": "rope_high_freq_factor",
+    },
+    "yarn": {
+        **_STRETCHED, "beta_slow": "rope_low_freq_factor", "beta_fast": "rope_high_freq_factor",
+        "mscale": "rope_mscale", "mscale_all_dim": "rope_mscale",
+    },
+}  # fmt: skip
+"""For each way of stretching positions the keys of ``transformers``, and ours."""
+_MIXED = "num_experts kv_lora_rank shared_ffn_hidden_size"
+_GROUPED = "q_lora_rank dense_layers routed_scaling_factor n_group topk_group"
+_KINDS = {
+    "llama": ("", "head_size"),
+    "mistral": ("windowed_layers", "head_size"),
+    "qwen2": ("qkv_bias", "head_size windowed_layers"),
+    "qwen3": ("qk_norm", "head_size windowed_layers"),
+    "mixtral": ("num_experts", "head_size"),
+    "qwen3_moe": ("num_experts qk_norm", "head_size norm_topk_prob"),
+    "olmoe": ("num_experts qk_norm qk_norm_all_heads", "norm_topk_prob"),
+    "qwen2_moe": (
+        "num_experts qkv_bias shared_ffn_hidden_size shared_expert_gate", "norm_topk_prob",
+    ),
+    "deepseek_v2": (f"{_MIXED} norm_topk_prob", _GROUPED),
+    "deepseek_v3": (f"{_MIXED} router_score", f"{_GROUPED} norm_topk_prob"),
+}  # fmt: skip
+"""Models of ``transformers``: what differs from its default in all of them, and what may."""
+_SPECIAL = {name for kind in _KINDS.values() for name in " ".join(kind).split()}
 
 
 class ModelConfig(Record):
@@ -36,6 +71,7 @@ class ModelConfig(Record):
     vocab_size: Tokens = Field(ge=2)
     seq_length: Tokens
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    norm_eps: float = Field(default=1e-5, gt=0, lt=1, description="added to the mean square")
     positions: Literal["learned", "rotary"] = "learned"
     activation: Literal["gelu", "swiglu"] = "gelu"
     linear_bias: bool = True
@@ -44,12 +80,17 @@ class ModelConfig(Record):
         default=None, description="channels of a head; default hidden_size / num_heads"
     )
     qk_norm: bool = Field(default=False, description="each head's queries and keys are normed")
+    qk_norm_all_heads: bool = Field(default=False, description="those of all heads by one norm")
     qkv_bias: bool = Field(
         default=False, description="queries, keys and values have biases where linear_bias is false"
     )
     rope_theta: float = Field(default=10_000.0, gt=0, le=1e15)
     rope_factor: float = Field(
-        default=1.0, ge=1, le=1e6, description="Llama 3.1: low frequencies are divided by it"
+        default=1.0, ge=1, le=1e6, description="low frequencies are divided by it"
+    )
+    rope_type: Literal["llama3", "yarn"] = Field(default="llama3", description="which are low")
+    rope_mscale: float = Field(
+        default=1.0, gt=0, le=100, description="yarn: scores grow by (0.1 mscale ln factor + 1)^2"
     )
     rope_low_freq_factor: float = Field(
         default=1.0, gt=0, le=1e6, description="turns in rope_original_length of a low frequency"
@@ -76,9 +117,18 @@ class ModelConfig(Record):
         default=0, description="first layers with an ordinary feed-forward part and no experts"
     )
     router_score: Literal["softmax", "sigmoid"] = Field(
-        default="softmax",
-        description="of an expert; those of a token's experts are normalized to a sum of 1",
+        default="softmax", description="of an expert"
     )
+    norm_topk_prob: bool = Field(default=True, description="a token's scores sum to 1")
+    routed_scaling_factor: float = Field(default=1.0, gt=0, le=1e6, description="times this")
+    n_group: Width = Field(default=1, description="groups of experts; a token chooses")
+    topk_group: Width = Field(default=1, description="from so many of them")
+    shared_expert_gate: bool = Field(default=False, description="a token weighs the shared part")
+    q_lora_rank: Some = Field(default=0, description="latent queries' rank; 0: one matrix")
+    kv_lora_rank: Some = Field(default=0, description="keys' and values'; 0: not latent")
+    qk_nope_head_dim: Width | None = Field(default=None, description="without position")
+    qk_rope_head_dim: Width | None = Field(default=None, description="with: one for all heads")
+    v_head_dim: Width | None = None
 
     @model_validator(mode="after")
     def _agrees(self) -> ModelConfig:
@@ -89,10 +139,18 @@ class ModelConfig(Record):
                 f"experts_per_token {self.experts_per_token} is more than num_experts "
                 f"{self.num_experts}"
             )
+        size, part = divmod(self.num_experts, self.n_group)
+        enough = size * min(self.topk_group, self.n_group) >= (self.experts_per_token or 0)
+        if self.n_group > 1 and (part or size < 2 or not enough):
+            raise ValueError(
+                f"num_experts {self.num_experts}, n_group {self.n_group}, topk_group "
+                f"{self.topk_group}: groups need as many experts each, two or more, and the best "
+                "of them experts_per_token"
+            )
         for name in ("dense_layers", "windowed_layers"):
             if (layers := getattr(self, name)) > self.num_layers:
                 raise ValueError(f"{name} {layers} is more than num_layers {self.num_layers}")
-        if not self.head_size and not self.is_latent and self.hidden_size % self.num_heads:
+        if not self.head_size and not self.kv_lora_rank and self.hidden_size % self.num_heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not divisible by num_heads {self.num_heads}; "
                 "heads of another size: set head_size"
@@ -101,13 +159,29 @@ class ModelConfig(Record):
             raise ValueError(
                 f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.kv_heads}"
             )
-        if not self.is_latent and self.positions == "rotary" and self.head_dim % 2:
-            raise ValueError(f"rotary positions need an even head size, not {self.head_dim}")
-        if self.rope_high_freq_factor <= self.rope_low_freq_factor:
+        if self.positions == "rotary" and self.rotary_size % 2:
+            raise ValueError(f"rotary positions need an even head size, not {self.rotary_size}")
+        between = self.rope_high_freq_factor - self.rope_low_freq_factor
+        if between < 0 or (between == 0 and self.rope_type == "llama3"):
             raise ValueError(
                 f"rope_high_freq_factor {self.rope_high_freq_factor} is not above "
                 f"rope_low_freq_factor {self.rope_low_freq_factor}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _is_latent_alone(self) -> ModelConfig:
+        """Refuse what latent attention has not beside it, and YaRN, which it alone has."""
+        if not self.kv_lora_rank:
+            if self.rope_type == "yarn":
+                raise ValueError("rope_type yarn without latent attention: set kv_lora_rank")
+            return self
+        plain = ("head_size", "qk_norm", "qkv_bias", "windowed_layers")
+        found = [name for name in plain if getattr(self, name)]
+        found += ["num_kv_heads"] if self.kv_heads != self.num_heads else []
+        if found or self.positions != "rotary":
+            found = found or [f"positions {self.positions}"]
+            raise ValueError(f"{', '.join(found)} beside kv_lora_rank: remove it")
         return self
 
     def check_together(self, together: Together) -> None:
@@ -135,13 +209,17 @@ class ModelConfig(Record):
 
     @property
     def attention_size(self) -> int:
-        """Channels of all heads' queries."""
+        """Channels of all heads' queries; the mean of keys and values in latent attention."""
+        if (latent := self.latent) is not None:
+            # Scores have the inner size of the keys, their products with values that of the values.
+            both = latent.key_size + latent.rotary_size + latent.value_size
+            return int(self.num_heads * both) // 2
         return self.num_heads * self.head_dim
 
     @property
-    def is_latent(self) -> bool:
-        """Whether heads have the sizes of ``latent``; never in this trainer."""
-        return False
+    def rotary_size(self) -> int:
+        """Channels of a head that have a position."""
+        return self.qk_rope_head_dim or self.head_dim
 
     @property
     def attended(self) -> int:
@@ -185,63 +263,70 @@ class ModelConfig(Record):
 
     @property
     def latent(self) -> sizes.Latent | None:
-        """This trainer trains no latent attention; records of other models may."""
-        return None
+        """Sizes of latent attention; None in a model without."""
+        if not self.kv_lora_rank:
+            return None
+        assert self.qk_nope_head_dim and self.qk_rope_head_dim and self.v_head_dim
+        heads = (self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim)
+        return sizes.Latent(self.q_lora_rank, self.kv_lora_rank, *heads)
 
     @property
     def gated(self) -> bool:
         """SwiGLU: two projections up instead of one."""
         return self.activation == "swiglu"
 
+    @property
+    def num_shared_experts(self) -> int | None:
+        """Experts that make what all tokens take; None if they are not of the routed ones' size."""
+        whole, part = divmod(self.shared_ffn_hidden_size, self.expert_ffn_hidden_size or 1)
+        return None if part else whole
+
     def model_type(self) -> str:
         """Name that ``transformers`` has for this shape; raises ConfigError if it has none."""
         parts = (self.norm, self.positions, self.activation, self.linear_bias)
-        own: object = self.qk_norm or self.qkv_bias
-        if parts == ("rmsnorm", "rotary", "swiglu", False) and not (self.qk_norm and self.qkv_bias):
-            if self.num_experts:
-                return self._mixture_type()
-            if own or not self.windowed_layers:
-                return "qwen3" if self.qk_norm else "qwen2" if self.qkv_bias else "llama"
-            return "mistral" if self.windowed_layers == self.num_layers else "ministral"
-        own = own or self.head_size or self.windowed_layers or self.num_experts
-        whole = self.tied_embeddings and self.kv_heads == self.num_heads and not own
-        if parts == ("layernorm", "learned", "gelu", True) and whole:
+        fields = type(self).model_fields
+        special = {name for name in _SPECIAL if getattr(self, name) != fields[name].default}
+        if parts == ("rmsnorm", "rotary", "swiglu", False):
+            for kind, (needed, others) in _KINDS.items():
+                parted = self.kv_lora_rank and self.num_shared_experts is None
+                if {*needed.split()} <= special <= {*f"{needed} {others}".split()} and not parted:
+                    some = kind == "mistral" and self.windowed_layers < self.num_layers
+                    return "ministral" if some else kind
+        whole = self.tied_embeddings and self.kv_heads == self.num_heads
+        if parts == ("layernorm", "learned", "gelu", True) and whole and not special:
             return "gpt2"
+        said = ("norm", "positions", "activation", "linear_bias", *sorted(special))
         raise ConfigError(
-            f"norm {self.norm}, positions {self.positions}, activation {self.activation}, "
-            f"linear_bias {self.linear_bias}, qk_norm {self.qk_norm}, qkv_bias {self.qkv_bias}: "
-            "Hugging Face weights are those of Llama (rmsnorm, rotary, swiglu, no bias), Qwen 2 "
-            "(likewise, with qkv_bias), Qwen 3 (with qk_norm) or GPT-2 (layernorm, learned, gelu, "
-            "biases, tied embeddings)"
+            f"{', '.join(f'{name} {getattr(self, name)}' for name in said)}: Hugging Face weights "
+            "are those of Llama (rmsnorm, rotary, swiglu, no bias), Qwen 2 (with qkv_bias) and 3 "
+            "(with qk_norm), Mixtral, OLMoE, Qwen 2 and 3 MoE, DeepSeek V2 and V3 (with whole "
+            "shared experts), or GPT-2 (layernorm, learned, gelu, biases, tied embeddings)"
         )
-
-    def _mixture_type(self) -> str:
-        """``model_type`` of a mixture with the norms and activation functions of Llama."""
-        further = ("shared_ffn_hidden_size", "dense_layers", "windowed_layers", "qkv_bias")
-        found = [f"{name} {getattr(self, name)}" for name in further if getattr(self, name)]
-        found += [] if self.router_score == "softmax" else [f"router_score {self.router_score}"]
-        if found:
-            raise ConfigError(
-                f"num_experts {self.num_experts} with {', '.join(found)}: Hugging Face weights of "
-                "mixtures are those of Mixtral here, and of Qwen 3 (with qk_norm)"
-            )
-        return "qwen3_moe" if self.qk_norm else "mixtral"
 
     @property
     def num_parameters(self) -> int:
         """Trained parameters, counted exactly as ``trainer.model.transformer`` builds them."""
         tables = 1 if self.tied_embeddings else 2
         matrices = sizes.layer_matrices(self)
+        normed = 0  # channels of norms beside those of the hidden size
+        if (latent := self.latent) is not None:
+            matrices = (*sizes.latent_matrices(self, latent), *matrices[2:])
+            normed = latent.query_rank + latent.key_value_rank
+        elif self.qk_norm:
+            kept = self.kv_heads * self.head_dim
+            normed = self.attention_size + kept if self.qk_norm_all_heads else 2 * self.head_dim
         biases = matrices[0].outputs if self.qkv_bias else 0
         biases = sum(matrix.outputs for matrix in matrices) if self.linear_bias else biases
-        biases += 2 * self.head_dim if self.qk_norm else 0  # scales of norms, as many as biases
-        norm = (2 if self.norm == "layernorm" else 1) * self.hidden_size
+        norm = 2 if self.norm == "layernorm" else 1
         positions = self.seq_length * self.hidden_size if self.positions == "learned" else 0
-        layer = sizes.layer_weights(self) + biases + 2 * norm
-        whole = self.num_layers * layer + norm + tables * sizes.table_weights(self) + positions
+        layer = sizes.layer_weights(self) + biases + norm * (2 * self.hidden_size + normed)
+        whole = self.num_layers * layer + norm * self.hidden_size
+        whole += tables * sizes.table_weights(self) + positions
         if (mixture := self.mixture) is not None:
             dense = sizes.ffn_weights(self, self.ffn_size - mixture.shared_ffn_size)
             dense -= mixture.num_experts * self.hidden_size
             whole += mixture.dense_layers * dense
-            whole += sizes.mixed_layers(self, mixture) * sizes.expert_weights(self, mixture)
+            gate = self.shared_expert_gate * self.hidden_size
+            experts = sizes.expert_weights(self, mixture) + gate
+            whole += sizes.mixed_layers(self, mixture) * experts
         return int(whole)

@@ -14,6 +14,9 @@ from search_spaces import SearchSpace, SpaceError, load_space, notes
 from search_spaces.huggingface.architectures import architectures
 from search_spaces.huggingface.read import read_config
 from search_spaces.language.schema import ModelFile
+from trainer.huggingface.names import check_config
+from trainer.plan.limits import ConfigError
+from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import model_weights, table_weights
 
 PUBLISHED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "published.yaml").read_text())
@@ -143,6 +146,84 @@ def test_linear_attention_counts_in_the_layers_that_a_file_lists(tmp_path: Path)
         assert model.windowed_layers == 70
     default = read(tmp_path, {"model_type": "minimax"})
     assert default.num_parameters == pytest.approx(47_373_946_880, rel=1e-5)
+
+
+YARN = {"type": "yarn", "beta_slow": 1, "original_max_position_embeddings": 4096}
+LATENT = {
+    "hidden_act": "silu", "kv_lora_rank": 512, "max_position_embeddings": 163840,
+    "moe_layer_freq": 1, "num_nextn_predict_layers": 1, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "v_head_dim": 128,
+}  # fmt: skip
+MIXTURES = {
+    "deepseek-ai/DeepSeek-V2-Lite": {
+        **LATENT, "model_type": "deepseek_v2", "first_k_dense_replace": 1, "hidden_size": 2048,
+        "intermediate_size": 10944, "moe_intermediate_size": 1408, "n_group": 1,
+        "n_routed_experts": 64, "n_shared_experts": 2, "norm_topk_prob": False,
+        "num_attention_heads": 16, "num_experts_per_tok": 6, "num_hidden_layers": 27,
+        "num_key_value_heads": 16, "q_lora_rank": None, "rope_theta": 10000,
+        "rope_scaling": {
+            **YARN, "beta_fast": 32, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707
+        },
+        "routed_scaling_factor": 1.0, "scoring_func": "softmax", "topk_group": 1,
+        "topk_method": "greedy", "vocab_size": 102400,
+    },
+    "deepseek-ai/DeepSeek-V3": {
+        **LATENT, "model_type": "deepseek_v3", "first_k_dense_replace": 3, "hidden_size": 7168,
+        "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_group": 8,
+        "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": True,
+        "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61,
+        "num_key_value_heads": 128, "q_lora_rank": 1536, "rope_theta": 10000,
+        "rope_scaling": {
+            **YARN, "beta_fast": 32, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0
+        },
+        "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_group": 4,
+        "topk_method": "noaux_tc", "vocab_size": 129280,
+    },
+    "moonshotai/Kimi-K2-Base": {
+        **LATENT, "model_type": "kimi_k2", "first_k_dense_replace": 1, "hidden_size": 7168,
+        "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_group": 1,
+        "n_routed_experts": 384, "n_shared_experts": 1, "norm_topk_prob": True,
+        "num_attention_heads": 64, "num_experts_per_tok": 8, "num_hidden_layers": 61,
+        "num_key_value_heads": 64, "q_lora_rank": 1536, "rope_theta": 50000.0,
+        "rope_scaling": {
+            **YARN, "beta_fast": 1.0, "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0
+        },
+        "routed_scaling_factor": 2.827, "scoring_func": "sigmoid", "topk_group": 1,
+        "topk_method": "noaux_tc", "vocab_size": 163840,
+    },
+    "allenai/OLMoE-1B-7B-0924": {
+        "model_type": "olmoe", "clip_qkv": None, "hidden_size": 2048, "intermediate_size": 1024,
+        "max_position_embeddings": 4096, "norm_topk_prob": False, "num_attention_heads": 16,
+        "num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 16,
+        "num_key_value_heads": 16, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "tie_word_embeddings": False, "vocab_size": 50304,
+    },
+    "Qwen/Qwen1.5-MoE-A2.7B": {
+        "model_type": "qwen2_moe", "decoder_sparse_step": 1, "hidden_size": 2048,
+        "intermediate_size": 5632, "max_position_embeddings": 8192, "max_window_layers": 21,
+        "moe_intermediate_size": 1408, "norm_topk_prob": False, "num_attention_heads": 16,
+        "num_experts": 60, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+        "num_key_value_heads": 16, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+        "shared_expert_intermediate_size": 5632, "sliding_window": 32768,
+        "tie_word_embeddings": False, "use_sliding_window": False, "vocab_size": 151936,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_the_built_in_trainer_takes_the_weights_of_a_model_that_is_read(
+    name: str, tmp_path: Path
+) -> None:
+    """Each key that decides what is computed is in the record, and is compared."""
+    given = MIXTURES[name]
+    model = read(tmp_path, given).config()
+    assert type(model) is ModelConfig
+    check_config(model, given)
+    for key, other in (("routed_scaling_factor", 3.0), ("norm_topk_prob", None), ("n_group", 2)):
+        changed = {**given, key: not given[key] if other is None else other}
+        if key in given:
+            with pytest.raises(ConfigError, match=f"{key} is"):
+                check_config(model, changed)
 
 
 @pytest.mark.heavy

@@ -72,7 +72,7 @@ def crossings(run_phases: RunPhases, folder: Path, cases: list[tuple[str, str, s
     folders = {(model, before): folder / f"{model} {before}" for model, before, _ in cases}
     saving, loading = [], []
     for model in {model for model, _, _ in cases}:
-        more = _MOVING if model == "moe" else {}
+        more = _MOVING if "num_experts" in MODELS[model] else {}
         reference = job(model, 1, "train", {}, model=model, measured_steps=2 * STEPS, **more)
         saving.append(reference)
     # Small chunks, so that matrices have many and copies take turns in saving them.
@@ -109,15 +109,16 @@ def test_any_layout_goes_on_from_any_other(run_phases: RunPhases, tmp_path: Path
     crossings(run_phases, tmp_path, [*ring, ("gpt", "zero1 tp2", "zero1 tp2")])
 
 
+@pytest.mark.parametrize("model", ["moe", pytest.param("deepseek v3", marks=pytest.mark.heavy)])
 def test_experts_and_their_routers_biases_go_on_under_another_ep(
-    run_phases: RunPhases, tmp_path: Path
+    model: str, run_phases: RunPhases, tmp_path: Path
 ) -> None:
     ring = [*OF_EXPERTS]
     pairs = zip(ring, [*ring[1:], ring[0]], strict=True)
-    crossings(run_phases, tmp_path, [("moe", *pair) for pair in pairs])
-    (saved,) = complete(tmp_path / "moe alone").values()
+    crossings(run_phases, tmp_path, [(model, *pair) for pair in pairs])
+    (saved,) = complete(tmp_path / f"{model} alone").values()
     biases = {n: value for n, value in contents(saved).items() if n.endswith("router.bias")}
-    assert len(biases) == MODELS["moe"]["num_layers"] - 1
+    assert len(biases) == MODELS[model]["num_layers"] - 1
     assert all(bias.abs().max() > 0 for bias in biases.values())
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from support.models import LLAMA, MODELS, whole
+from support import expert_cases as cases
+from support.models import LATENT, LLAMA, MODELS, whole
 from trainer.model.transformer import Stage
 from trainer.plan.model import ModelConfig
 
@@ -113,11 +114,12 @@ def test_a_later_token_changes_no_earlier_logit(model: ModelConfig) -> None:
     assert not torch.allclose(first[7:], second[7:])
 
 
-@pytest.mark.parametrize("model", [LLAMA, WINDOWS])
+@pytest.mark.parametrize("model", [LLAMA, WINDOWS, LATENT])
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_recomputing_changes_no_gradient(recompute: str, model: ModelConfig) -> None:
     # To the bit, but for sums of a CPU's RMSNorm and of repeated keys, in another order.
-    tolerance = 1e-13 if recompute == "selective" or model.windowed_layers else 0.0
+    other_order = recompute == "selective" or model.windowed_layers
+    tolerance = 1e-13 if other_order else 0.0
     gradients = []
     for mode in ("none", recompute):
         stage = whole(model, recompute=mode).double()
@@ -199,3 +201,9 @@ def test_parameters_are_counted_exactly() -> None:
         with torch.device("meta"):
             counted = sum(p.numel() for p in Stage(model).parameters())
         assert counted == model.num_parameters, model
+    for shape in (LATENT, *(ModelConfig(**cases.MODELS[name]) for name in ("latent", "gated"))):
+        for changes in ({}, {"norm": "layernorm", "linear_bias": not shape.num_experts}):
+            model = shape.model_copy(update=changes)
+            with torch.device("meta"):
+                counted = sum(p.numel() for p in Stage(model).parameters())
+            assert counted == model.num_parameters, model

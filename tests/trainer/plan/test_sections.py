@@ -33,7 +33,7 @@ MIXTURE = {**MODEL, **LLAMA, **EXPERTS}
         ),
         (
             {"last_save_in_hf": True, "save": "x", "model": {**MIXTURE, "dense_layers": 1}},
-            "num_experts 2 with dense_layers 1: Hugging Face weights of mixtures are those of",
+            "dense_layers 1, num_experts 2: Hugging Face weights are those of",
         ),
         (
             {"last_save_in_hf": True, "save": "x", "model": MIXTURE}

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from trainer.model.kernels import Kernels
 from trainer.model.slices import Split
-from trainer.model.transformer import NORM_EPS
 from trainer.parallel.collectives import Group
 from trainer.parallel.grid.depth import Block
 from trainer.parallel.mesh import Grid
@@ -180,11 +179,17 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: Group | str, ranks: int
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        group: Group | str,
+        ranks: int,
     ) -> Tensor:
         values = x.float()
         mean, square = _moments(values, group, ranks, centred=bias is not None)
-        scale = (square + NORM_EPS).rsqrt_()
+        scale = (square + eps).rsqrt_()
         ctx.save_for_backward(x, weight, mean, scale)
         ctx.group, ctx.ranks, ctx.centred = group, ranks, bias is not None
         result = (values - mean) * scale * weight
@@ -203,7 +208,7 @@ class _Norm(torch.autograd.Function):
         grad_x = scale * (inner - sums[0] if ctx.centred else inner)
         grad_weight = (grad * normal).flatten(0, 1).sum(0).to(weight.dtype)
         grad_bias = grad.flatten(0, 1).sum(0).to(weight.dtype) if ctx.centred else None
-        return grad_x.to(x.dtype), grad_weight, grad_bias, None, None
+        return grad_x.to(x.dtype), grad_weight, grad_bias, None, None, None
 
 
 def _moments(
@@ -225,12 +230,13 @@ def _moments(
 class SplitNorm(nn.Module):
     """A norm of (sequence, batch, features / ranks); a named group is for the compiler."""
 
-    def __init__(self, whole: nn.Module, by: Split, group: Group | str) -> None:
+    def __init__(self, whole: nn.LayerNorm | nn.RMSNorm, by: Split, group: Group | str) -> None:
         super().__init__()
-        self.group, self.ranks = group, by.rows.ranks
+        assert whole.eps is not None  # as the model builds it
+        self.group, self.ranks, self.eps = group, by.rows.ranks, whole.eps
         for name in ("weight", "bias"):
             self.register_parameter(name, getattr(whole, name, None))
         split(self, {"weight": by, "bias": by})
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Norm.apply(x, self.weight, self.bias, self.group, self.ranks)
+        return _Norm.apply(x, self.weight, self.bias, self.eps, self.group, self.ranks)
