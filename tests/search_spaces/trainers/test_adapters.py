@@ -94,6 +94,13 @@ def test_a_configuration_becomes_arguments_file_and_environment(load: Load) -> N
     assert space.first_violation(CONFIG | {"tp": 4}) == "constraint_1: tp <= 2 (tp 4)"
 
 
+def test_what_a_space_says_of_its_tokens_joins_the_adapters_log(load: Load) -> None:
+    said = "padded_by: mbs, real_if: unpadded, rows_vary: true, patterns: {loss: 'loss {number}'}"
+    log = space_of(load, "result: {" + said + "}").program.log
+    assert (log.padded_by, log.real_if, log.rows_vary) == ("mbs", "unpadded", True)
+    assert "tokens_per_second_per_gpu" in log.patterns
+
+
 def test_the_file_is_named_once_where_the_pasted_command_line_names_it(load: Load) -> None:
     space = space_of(load, "args: [--config, /home/me/own.json, --lr=1]")
     command = space.command(CONFIG, "/t")
