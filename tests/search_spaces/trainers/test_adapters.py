@@ -95,8 +95,11 @@ def test_a_configuration_becomes_arguments_file_and_environment(load: Load) -> N
 
 
 def test_what_a_space_says_of_its_tokens_joins_the_adapters_log(load: Load) -> None:
-    said = "padded_by: mbs, real_if: unpadded, rows_vary: true, patterns: {loss: 'loss {number}'}"
-    log = space_of(load, "result: {" + said + "}").program.log
+    said = "padded_by: mbs, real_if: unpadded, rows_vary: true, patterns: {loss: 'loss (\\d+)'}"
+    objective = "objective: {minimize: loss}"  # none of tokens, which this log cannot count
+    log = space_of(
+        load, "result: {" + said + "}", "objective: {maximize: tokens_per_second}", objective
+    ).program.log
     assert (log.padded_by, log.real_if, log.rows_vary) == ("mbs", "unpadded", True)
     assert "tokens_per_second_per_gpu" in log.patterns
 
