@@ -27,7 +27,7 @@ from analysis.prediction.start_up import StartUp
 from analysis.run.fold import Run
 from analysis.sweeps.record import Table
 from benchmarks.published.read import read_table
-from benchmarks.search.games import REPLAYED, LeftOut, Unseen, forgotten
+from benchmarks.search.games import REPLAYED, LeftOut, Unseen, forgotten, unread
 from benchmarks.search.oppa import OppaPolicy
 from benchmarks.search.probed import STEPS, node_seconds, size, told_by_probes
 from benchmarks.search.varied import disturbed, with_unpriced
@@ -223,7 +223,8 @@ def cases(
 
     def unknown(landscape: Landscape, seed: int, probes_on: Landscape | None = None) -> Game:
         with forgotten(framework):
-            return played(landscape, seed, lambda *_: nameless.model, probes_on=probes_on)
+            fresh = unread(landscape)
+            return played(fresh, seed, lambda *_: nameless.model, probes_on=probes_on)
 
     return {
         "known": lambda landscape, seed: played(landscape, seed, left_out),
