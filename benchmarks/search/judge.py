@@ -134,7 +134,7 @@ def game(
     pricing = Pricing(landscape.space)
     if model is not None:
         pricing.learn_from(model)
-    stated = pricing.supposing().predict(landscape.configs).fits
+    stated = pricing.supposing().predict(landscape.configs).may_fit
     fits = np.array([tuple(c.items()) in landscape.medians for c in landscape.configs])
     trial_s = node_seconds(landscape, played.run.trials.values()).mean()
     spent = _failed_time(landscape, played)
