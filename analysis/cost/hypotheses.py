@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
@@ -45,6 +45,12 @@ SINCE_THEN: dict[str, tuple[float, Any, Callable[[Any, Any], bool]]] = {
 """Probability that a framework like a record of before has a fused kernel, what it has with it, and
 how that differs: attention, and the loss, which leaves a logit and its gradient in 16 bits. Such
 losses came with FlashAttention's and Liger's kernels; records are of what programs have unasked."""
+MAY_HAVE: dict[str, tuple[float, Any, Callable[[Any, Any], bool]]] = {
+    "fused_layers": (0.5, True, operator.lt),
+    "expandable_segments": (0.5, True, operator.lt),
+}
+"""Likewise of what only vendors' recipes are known to have: as likely as not where jobs are ruled
+out. A search that expected it would try more that does not fit."""
 
 TIMING = frozenset(
     {
@@ -83,6 +89,15 @@ class Doubts:
 
     named: Framework  # its record, or what most frameworks do; certain where it is ``stated``
     names: frozenset[str] = MEMORY  # of the habits that are in doubt
+    cautious: bool = False  # whether it is as likely as not to have what programs MAY_HAVE
+
+    def for_ruling_out(self) -> Doubts:
+        """The same, with all that lets a job run which a search hardly expects to."""
+        return replace(self, names=self.names | MAY_HAVE.keys(), cautious=True)
+
+    @property
+    def _since_then(self) -> dict[str, tuple[float, Any, Callable[[Any, Any], bool]]]:
+        return SINCE_THEN | MAY_HAVE if self.cautious else SINCE_THEN
 
     @cached_property
     def values(self) -> dict[str, tuple[Any, ...]]:
@@ -115,7 +130,7 @@ class Doubts:
         for key in self.records:
             new = list(key)
             for at, (name, every) in enumerate(self.values.items()):
-                _, now, older = SINCE_THEN.get(name, (0.0, None, operator.is_))
+                _, now, older = self._since_then.get(name, (0.0, None, operator.is_))
                 if older(every[key[at]], now):
                     new[at] = every.index(now)
             found.append(tuple(new))
@@ -145,8 +160,8 @@ class Doubts:
                 seen > 0, (1 - NEXT) * seen / seen.sum(), NEXT / max((seen == 0).sum(), 1)
             )
             changed = np.full((len(keys), 1), CHANGED_ELSEWHERE)
-            if name in SINCE_THEN:
-                share, now, older = SINCE_THEN[name]
+            if name in self._since_then:
+                share, now, older = self._since_then[name]
                 changed[np.array([older(value, now) for value in every])[column]] = share
                 usual = 0.1 * usual + 0.9 * np.array([float(value == now) for value in every])
             changed[: 1 * known] = CHANGED

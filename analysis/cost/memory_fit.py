@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,9 @@ FACTOR_LOG_SD = {"allocated": 0.03, "reserved": 0.06, "device": 0.04}
 """In peaks by the right habits, where the constants are integrated out."""
 SAMPLES = 128  # of constants, over which outcomes are averaged
 
+Evidence = Callable[[Framework], tuple[float, MemoryConstants]]
+"""What trials say of habits: the logarithm of how probable they are, and the constants then."""
+
 
 @dataclass(frozen=True)
 class MemoryModel:
@@ -47,11 +51,21 @@ class MemoryModel:
     doubts: Doubts | None = None
     # what it may keep after the evidence, the most probable first
     habits: tuple[Hypothesis[MemoryConstants], ...] = ()
+    evidence: Evidence | None = field(default=None, compare=False)  # by which they are weighed
 
     def supposing(self, doubts: Doubts) -> MemoryModel:
         """The model of a framework that may keep something else than its record says."""
-        habits = doubts.weighed(lambda _: (0.0, self.constants))
-        return replace(self, doubts=doubts, habits=habits)
+        return self._after(doubts, lambda _: (0.0, self.constants))
+
+    def _after(self, doubts: Doubts, evidence: Evidence) -> MemoryModel:
+        return replace(self, doubts=doubts, habits=doubts.weighed(evidence), evidence=evidence)
+
+    @cached_property
+    def cautious(self) -> MemoryModel:
+        """The model by which jobs are ruled out, after the same evidence; see ``MAY_HAVE``."""
+        if self.doubts is None or self.evidence is None:
+            return self
+        return self._after(self.doubts.for_ruling_out(), self.evidence)
 
     @property
     def settled(self) -> dict[str, tuple[Any, float]]:
@@ -145,9 +159,9 @@ class MemoryModel:
                 out_of_memory[unrefused],
                 limit_bytes,
             )
-            habits = self.doubts.weighed(lambda one: self.learnt(one, told))
-            framework = habits[0].framework
-            self = replace(self, habits=habits)
+            start = self
+            self = self._after(self.doubts, lambda one: start.learnt(one, told))
+            framework = self.habits[0].framework
         needed = self.parts(jobs, framework).total
         believed = out_of_memory & (needed > NEEDS_LIMIT * limit_bytes) & ~refused(jobs, framework)
         rows = believed | ~out_of_memory

@@ -101,6 +101,11 @@ class Prediction:
         high_s = np.where(self.crowded > RARE, crowded_s, calm_s)
         return low_s / factor, high_s * factor
 
+    @cached_property
+    def may_fit(self) -> Array:
+        """Probability by which jobs are ruled out; see :meth:`CostModel.may_fit`."""
+        return self.model.may_fit(self.jobs)
+
     @property
     def tokens_per_second(self) -> Array:
         return self.jobs.global_batch * self.jobs.model.seq_length / self.step_time_s
@@ -213,6 +218,17 @@ class CostModel:
     def fits(self, jobs: Jobs) -> Array:
         """Probability that jobs run within the device's memory."""
         return self._chances(jobs)["fits"]
+
+    def may_fit(self, jobs: Jobs) -> Array:
+        """The same for whoever rules jobs out, by whatever a program of today may keep.
+
+        A search, which orders them, prefers what is surer to fit by what most programs do.
+        """
+        limit = self.memory_limit_bytes
+        fits = self._each(
+            jobs, lambda m, j: {"fits": m.memory.cautious.fits(j, m.framework, limit)}
+        )
+        return fits["fits"]
 
     def _chances(self, jobs: Jobs) -> Columns:
         """Probabilities to fit, and to have no memory to spare if so."""

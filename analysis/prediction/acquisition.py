@@ -111,7 +111,7 @@ def _first_variants(posterior: Posterior, best: Trial, gains: Array, least: floa
 def states_gain(posterior: Posterior) -> bool:
     """Whether the model has predicted enough of the trials well enough to state a gain."""
     observations = posterior.observations
-    if not np.any(posterior.eligibility >= LIKELY):
+    if posterior.all_ruled_out:
         return len(observations.successes) > 0  # what is left to gain is little, however fast it is
     if posterior.has_new_degrees and posterior.num_tried_degrees < DEGREES:
         return False

@@ -138,10 +138,14 @@ class Posterior:
     @cached_property
     def feasibility(self) -> Array:
         """Probability to run: to fit, to end in time, and not to fail for another reason."""
-        in_time = self.pricing.in_time(self.prediction, self.observations.completed)
-        ends = self.prediction.fits * in_time
         # Where nothing is likely to fit, what needs least memory still comes first.
-        return np.asarray(np.maximum(ends * self._survival, np.finfo(float).tiny))
+        return np.asarray(np.maximum(self.prediction.fits * self._ends, np.finfo(float).tiny))
+
+    @cached_property
+    def _ends(self) -> Array:
+        """Probability to end in time, and not to fail for another reason, if it fits."""
+        in_time = self.pricing.in_time(self.prediction, self.observations.completed)
+        return np.asarray(in_time * self._survival)
 
     @cached_property
     def satisfaction(self) -> Array:
@@ -154,6 +158,13 @@ class Posterior:
     def eligibility(self) -> Array:
         """Probability to run and to satisfy the bounds, so that it can be the best."""
         return np.asarray(np.maximum(self.feasibility * self.satisfaction, np.finfo(float).tiny))
+
+    @cached_property
+    def all_ruled_out(self) -> bool:
+        """Whether no candidate is left that may be eligible."""
+        if np.any(self.eligibility >= LIKELY):
+            return False
+        return not np.any(self.prediction.may_fit * self._ends * self.satisfaction >= LIKELY)
 
     @cached_property
     def at_speed(self) -> Array:

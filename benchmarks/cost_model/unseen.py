@@ -59,7 +59,7 @@ def unstated(jobs: Jobs, cluster: Cluster, habits: Framework) -> Predicted:
     """Probabilities to fit of a framework of which no habit is known; no times."""
     model = CostModel(cluster, Framework(name="unstated")).supposing({})
     nothing = np.full(len(jobs), np.nan)
-    return Predicted(nothing, nothing, model.fits(jobs), nothing, nothing, nothing)
+    return Predicted(nothing, nothing, model.may_fit(jobs), nothing, nothing, nothing)
 
 
 def memory_line(table: Table) -> str:

@@ -7,7 +7,7 @@ import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,11 @@ def forgotten(framework: str) -> Iterator[None]:
         yield
     finally:
         FRAMEWORKS[framework] = record
+
+
+def unread(landscape: Landscape) -> Landscape:
+    """The same landscape, whose space has read no record yet: a space keeps what it once read."""
+    return replace(landscape, space=replace(landscape.space))
 
 
 Game = Callable[[Landscape, int], Played]

@@ -27,7 +27,7 @@ from analysis.prediction.start_up import StartUp
 from analysis.run.fold import Run
 from analysis.sweeps.record import Table
 from benchmarks.published.read import read_table
-from benchmarks.search.games import REPLAYED, LeftOut, Unseen, forgotten, policy_for
+from benchmarks.search.games import REPLAYED, LeftOut, Unseen, forgotten, policy_for, unread
 from benchmarks.search.oppa import OppaPolicy
 from benchmarks.search.probed import STEPS, node_seconds, size, told_by_probes
 from benchmarks.search.varied import disturbed, with_unpriced
@@ -134,7 +134,7 @@ def game(
     pricing = Pricing(landscape.space)
     if model is not None:
         pricing.learn_from(model)
-    stated = pricing.supposing().predict(landscape.configs).fits
+    stated = pricing.supposing().predict(landscape.configs).may_fit
     fits = np.array([tuple(c.items()) in landscape.medians for c in landscape.configs])
     trial_s = node_seconds(landscape, played.run.trials.values()).mean()
     spent = _failed_time(landscape, played)
@@ -223,7 +223,8 @@ def cases(
 
     def unknown(landscape: Landscape, seed: int, probes_on: Landscape | None = None) -> Game:
         with forgotten(framework):
-            return played(landscape, seed, lambda *_: nameless.model, probes_on=probes_on)
+            fresh = unread(landscape)
+            return played(fresh, seed, lambda *_: nameless.model, probes_on=probes_on)
 
     return {
         "known": lambda landscape, seed: played(landscape, seed, left_out),

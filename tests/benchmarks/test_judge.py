@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from analysis.prediction.pricing import Pricing
 from benchmarks.search.floor import fewest
+from benchmarks.search.games import forgotten, unread
 from benchmarks.search.judge import bins, main
 from benchmarks.search.varied import KERNELS, WORKERS, disturbed, with_unpriced
+from search_spaces.known import framework_named
 from workflows.replay.landscape import Landscape
 from workflows.replay.landscapes import recorded
 
@@ -33,6 +36,15 @@ def test_runs_scatter_around_what_was_recorded(landscape: Landscape) -> None:
     key = next(iter(noisy.medians))
     told = [answer.objective for answer in noisy.answers[key]]
     assert 0.02 < np.std(np.log(told)) < 0.3
+
+
+def test_what_is_unknown_is_so_whatever_was_played_before(landscape: Landscape) -> None:
+    """A space keeps the record that it has read, so that a second search would know it."""
+    known = Pricing(landscape.space).model.framework
+    with forgotten(known.name):
+        unknown = Pricing(unread(landscape).space).model.framework
+        assert unknown == framework_named(known.name) != known
+    assert Pricing(unread(landscape).space).model.framework == known
 
 
 def test_bins_say_what_was_stated_and_what_ran() -> None:

@@ -91,6 +91,23 @@ def test_a_program_without_a_record_may_have_a_fused_loss_as_well_as_not() -> No
     assert share(before("nanotron"), logits_bytes=12) > 0.8  # where it is named
 
 
+def test_nothing_is_ruled_out_that_a_program_of_today_may_run(tried: Jobs) -> None:
+    """Layers may be fused and segments grow, as likely as not, until trials or the user tell."""
+    start, habits = before("in-house"), framework_named("in-house")
+    recipe = habits.with_habits(fused_layers=True, expandable_segments=True)
+    runs = MemoryModel().fits(tried, recipe, LIMIT) > 0.99
+    searched, ruled = (1 - m.fits(tried, habits, LIMIT)[runs] for m in (start, start.cautious))
+    assert searched.max() > 0.1 and ruled.max() < 0.75 * searched.max()
+    assert share(start, fused_layers=True) < 0.3
+    assert share(start.cautious, fused_layers=True, expandable_segments=True) > 0.2
+    plain = evidence(habits, tried)
+    told = start.calibrated(tried, habits, *plain, LIMIT)
+    assert share(told.cautious, fused_layers=True) < 0.05
+    said = StatedHabits(base="in-house", fused_layers=False, expandable_segments=False)
+    stated = MemoryModel().supposing(Doubts(framework_named(said))).cautious
+    assert share(stated, fused_layers=False, expandable_segments=False) == pytest.approx(1)
+
+
 @pytest.mark.parametrize("base", ["nanotron", "in-house"])
 def test_what_is_stated_holds_in_every_hypothesis(base: str) -> None:
     said = StatedHabits(base=base, gradient_bytes=2, flash_attention=False)
