@@ -180,7 +180,7 @@ class Written:
 
 
 def layer(kind: Recompute) -> dict[str, Any]:
-    """What the compiler makes of a layer, forward and backward pass together."""
+    """Code that the compiler makes of a layer, forward and backward pass together."""
     model = ModelConfig(**WIDTHS)
     options: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}
     written = Written()

@@ -75,7 +75,7 @@ def compiled(variant: Variant) -> dict[str, Any]:
 
 
 def machine_code(ptx: str, architecture: str) -> dict[str, int]:
-    """What ptxas says of a kernel on an NVIDIA GPU."""
+    """Use of a multiprocessor by a kernel on an NVIDIA GPU, as ptxas says it."""
     assembler = _NVIDIA / ("ptxas-blackwell" if architecture == "sm100" else "ptxas")
     name = f"sm_{architecture[2:]}{'' if architecture == 'sm80' else 'a'}"
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
