@@ -119,6 +119,12 @@ MIXTURE = {
 }
 
 
+LATENT = {
+    "positions": "rotary", "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
+    "v_head_dim": 12,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -126,6 +132,15 @@ MIXTURE = {
         ({"expert_ffn_hidden_size": None}, "expert_ffn_hidden_size must be, too"),
         ({"num_experts": 0}, "without num_experts"),
         ({"dense_layers": 5}, "dense_layers 5 is more than num_layers 4"),
+        ({**LATENT, "qk_norm": True}, "qk_norm beside kv_lora_rank: remove it"),
+        ({**LATENT, "v_head_dim": 13}, "a v_head_dim above keys' size beside kv_lora_rank"),
+        ({**LATENT, "num_kv_heads": 2}, "num_kv_heads beside kv_lora_rank"),
+        ({**LATENT, "positions": "learned"}, "learned positions beside kv_lora_rank"),
+        ({"rope_type": "yarn"}, "without latent attention: set kv_lora_rank"),
+        ({"n_group": 3}, "groups need as many experts each, two or more"),
+        ({"n_group": 4, "topk_group": 2}, "groups need as many experts each, two or more"),
+        ({"shared_expert_gate": True}, "shared_expert_gate without shared_ffn_hidden_size"),
+        ({"qk_norm_all_heads": True}, "qk_norm_all_heads without qk_norm"),
         ({"kv_lora_rank": 8}, "qk_nope_head_dim, qk_rope_head_dim, v_head_dim must be, too"),
         ({"window_size": 8}, "window_size without windowed_layers"),
         ({"num_heads": 5}, "set head_size"),

@@ -1,5 +1,4 @@
-"""Our parameters as tensors of ``transformers``: those of the architectures in
-``architectures.yaml``.
+"""Our parameters as tensors of ``transformers``, by ``architectures.yaml``.
 
 Ours stack what is multiplied with the same input: queries, keys and values, and the two
 projections of SwiGLU. GPT-2's matrices are transposed there.

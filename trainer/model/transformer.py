@@ -50,9 +50,7 @@ def rotary_table(
 
 
 def _stretched(frequency: Tensor, model: ModelConfig) -> Tensor:
-    """Frequencies of Llama 3.1 or YaRN: low ones divided by a factor, high ones kept, between them
-    both.
-    """
+    """Frequencies of Llama 3.1 or YaRN: low ones divided by a factor, high ones kept."""
     low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
     if model.rope_type == "yarn":  # Peng et al. 2023, arXiv 2309.00071; linear in the channel
         length, size = model.rope_original_length / (2 * math.pi), model.rotary_size

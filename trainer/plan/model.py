@@ -172,15 +172,18 @@ class ModelConfig(Record):
     @model_validator(mode="after")
     def _is_latent_alone(self) -> ModelConfig:
         """Refuse what latent attention has not beside it, and YaRN, which it alone has."""
-        if not self.kv_lora_rank:
+        if (latent := self.latent) is None:
             if self.rope_type == "yarn":
                 raise ValueError("rope_type yarn without latent attention: set kv_lora_rank")
             return self
+        size = latent.key_size + latent.rotary_size
         plain = ("head_size", "qk_norm", "qkv_bias", "windowed_layers")
         found = [name for name in plain if getattr(self, name)]
-        found += ["num_kv_heads"] if self.kv_heads != self.num_heads else []
-        if found or self.positions != "rotary":
-            found = found or [f"positions {self.positions}"]
+        found += ["num_kv_heads"] * (self.kv_heads != self.num_heads)
+        found += ["learned positions"] * (self.positions != "rotary")
+        # Kernels take values of as many channels as keys: fewer are filled up.
+        found += ["a v_head_dim above keys' size"] * (latent.value_size > size)
+        if found:
             raise ValueError(f"{', '.join(found)} beside kv_lora_rank: remove it")
         return self
 
