@@ -23,7 +23,7 @@ from .preflight.file import Preflight
 from .report.forests import NotEnough, Sensitivity
 from .report.outlook import Outlook
 from .report.page import write_report
-from .report.plots import plot
+from .report.drawing import Drawn, Plots, plot
 from .report.sensitivity import failure_sensitivity, objective_sensitivity
 from .run.best import Best
 from .run.events import Closed, Ended, Event, Opened, Proposed, Started
@@ -89,6 +89,8 @@ __all__ = [
     "number_column",
     "objective_sensitivity",
     "plot",
+    "Drawn",
+    "Plots",
     "read_results",
     "read_run",
     "read_tables",

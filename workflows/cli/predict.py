@@ -18,7 +18,7 @@ from workflows.cli.model_space import check_model_options, default_space_of
 from workflows.cli.working import Working
 
 DEFAULT_TOKENS = 1e12  # to train on
-_FORMS = (".png", ".svg", ".pdf")
+_FORMS = (".svg", ".pdf")
 
 
 def check(arguments: Namespace) -> None:
@@ -117,7 +117,7 @@ def _check_scaling(arguments: Namespace) -> None:
     out: Path | None = arguments.picture
     if out is not None and (out.suffix not in _FORMS or not out.absolute().parent.is_dir()):
         raise UsageError(
-            f"--picture {out}: accepted a file *.png, *.svg or *.pdf in a folder that exists"
+            f"--picture {out}: accepted a file *.svg or *.pdf in a folder that exists"
         )
 
 
