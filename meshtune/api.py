@@ -21,7 +21,7 @@ from foundation.arguments import (
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis import Drawn, RunFolder, Sensitivity
+    from analysis import Drawn, Plots, RunFolder, Sensitivity
     from search_spaces import SearchSpace
     from slurm import Launcher
     from workflows import Study
@@ -32,6 +32,15 @@ __all__ = [
 ]  # fmt: skip
 
 Listener = Callable[[Event, Run], None]
+
+
+def _plots(run: Run) -> Plots:
+    from analysis import Plots
+
+    return Plots(run)
+
+
+Run.plots = _plots
 _NARROW = ("trial", "objective", "kind", "elapsed_s", "node_hours")  # columns of a small table
 _PRICED = "a prediction needs the space's `model`, its cluster's facts and the degrees it searches"
 
@@ -318,10 +327,7 @@ def _trials(frame: pd.DataFrame, objective: str, parameters: Sequence[Any]) -> p
 
 
 def plot(
-    what: Run | Study | Sensitivity | str | Path,
-    name: str = "",
-    width: float = 6.9,
-    **choices: str,
+    what: Run | Study | Sensitivity | str | Path, name: str = "", width: float = 6.9, **choices: str
 ) -> Drawn:
     """A figure for a notebook or a paper, with text of 8 pt: ``.savefig("figure.pdf")`` or ``.svg``.
 

@@ -116,9 +116,7 @@ def _check_scaling(arguments: Namespace) -> None:
             raise UsageError(f"--{option} goes with --scaling weak or --scaling strong")
     out: Path | None = arguments.picture
     if out is not None and (out.suffix not in _FORMS or not out.absolute().parent.is_dir()):
-        raise UsageError(
-            f"--picture {out}: accepted a file *.svg or *.pdf in a folder that exists"
-        )
+        raise UsageError(f"--picture {out}: accepted a file *.svg or *.pdf in a folder that exists")
 
 
 def _scale(arguments: Namespace, pricing: analysis.Pricing, config: dict[str, Any]) -> None:

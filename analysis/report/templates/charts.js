@@ -13,7 +13,7 @@ drawn.history = function (figure) {
   const none = !rows.some((i) => t.objective[i] !== null), under = none ? 10 : failed.length ? 280 : 258;  // no empty axis
   // Of the trials whose end says something about their configuration; after Dash et al. 2023, Figure 9.
   const judged = rows.filter((i) => t.kinds[t.kind[i]][2] !== "gray"), window = Math.min(20, Math.max(5, Math.floor(judged.length / 6)));
-  const shares = !none && judged.some((i) => t.objective[i] === null), low = under + 18 * failed.length, height = low + 44 + (shares ? 72 : 0);
+  const shares = !none && judged.some((i) => t.objective[i] === null), low = under + 18 * failed.length, height = low + 44 + (shares ? 58 : 0);
   const { svg, width } = blank(figure, height, "Objective of every trial and the best so far");
   const words = failed.map(([kind, those]) => `${kind[0]} ${those.length}`);
   const box = [Math.max(64, 14 + 6.4 * Math.max(0, ...words.map((one) => one.length))), 26, width - 12, 250];
@@ -52,7 +52,7 @@ drawn.history = function (figure) {
       bins.set(cell, (bins.get(cell) || []).concat(i));
     }
     for (const [at, those] of bins) {
-      const made = node("rect", { x: at - 2, y: top - 5, width: 4, height: 10, class: "fail-" + kind[2], opacity: Math.min(1, 0.45 + 0.1 * those.length) }, svg);
+      const made = node("rect", { x: at - 2, y: top - 5, width: 4, height: 10, class: "fail-" + kind[2], opacity: Math.min(1, 0.6 + 0.1 * those.length) }, svg);
       hover(made, those.length === 1 ? told(those[0]) : `${those.length} trials: ${kind[0]}, ${kind[1]}`);
     }
     node("text", { x: box[0] - 6, y: top + 4, "text-anchor": "end" }, svg, words[k]);

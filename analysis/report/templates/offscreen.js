@@ -30,6 +30,11 @@ const document = {
   getElementById: () => ({ namespaceURI: "http://www.w3.org/2000/svg" }),
 };
 
+Number.prototype.toLocaleString = function () {  // the engine knows no languages
+  const [whole, rest] = String(this).split(".");
+  return whole.replace(/\B(?=(\d{3})+$)/g, ",") + (rest ? "." + rest : "");
+};
+
 class XMLSerializer {
   serializeToString({ tagName, own, text, children }) {
     const safe = (words) => words.replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt(0)};`);
