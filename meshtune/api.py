@@ -329,7 +329,7 @@ def _trials(frame: pd.DataFrame, objective: str, parameters: Sequence[Any]) -> p
 def plot(
     what: Run | Study | Sensitivity | str | Path, name: str = "", width: float = 6.9, **choices: str
 ) -> Drawn:
-    """A figure for a notebook or a paper, with text of 8 pt: ``.savefig("figure.pdf")`` or ``.svg``.
+    """A figure for a notebook or a paper, text of 8 pt: ``.savefig("figure.pdf")``, or ``.svg``.
 
     >>> import meshtune
     >>> meshtune.plot(run, width=3.3).savefig(picture)

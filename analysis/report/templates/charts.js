@@ -143,15 +143,16 @@ drawn.effects = function (figure) {
       const share = row.values.length > 1 ? rank / (row.values.length - 1) : 0.5;
       const dot = node("circle", { cx: z(effect), cy: y, r: 4.5, style: `fill: ${tone(share)}` }, svg);
       hover(dot, `${row.name} = ${value}: ${effect > 0 ? "+" : ""}${shown(effect)}`);
-      if (z(effect) - last > 6 * value.length + 6) { node("text", { x: z(effect), y: y - 8, "text-anchor": "middle", class: "small" }, svg, value); last = z(effect); }
+      const half = 3.2 * value.length, at = Math.min(z(effect), width - half - 2);  // whole at the edge, too
+      if (at - half - 3 > last) { node("text", { x: at, y: y - 8, "text-anchor": "middle", class: "small" }, svg, value); last = at + half; }
     }
   });
 };
 
-// From violet by green to yellow (viridis, its dark end lighter, to be seen on dark ground): the same
+// From violet by green to yellow (viridis, its dark end lighter, 3:1 against dark ground): the same
 // order for every kind of sight.
 function tone(share) {
-  const stops = [[96, 44, 140], [59, 82, 139], [33, 145, 140], [94, 201, 98], [222, 210, 50]];
+  const stops = [[130, 80, 180], [66, 118, 178], [33, 145, 140], [94, 201, 98], [222, 210, 50]];
   const at = Math.max(0, Math.min(1, share)) * (stops.length - 1), i = Math.min(stops.length - 2, Math.floor(at));
   return `rgb(${stops[i].map((c, k) => Math.round(c + (stops[i + 1][k] - c) * (at - i))).join(",")})`;
 }
