@@ -179,13 +179,14 @@ drawn.parallel = function (figure) {
     points.forEach((at) => spot(svg, i, ...at));
     mark(svg, i, "path", { d: "M" + points.map((at) => at.join(" ")).join("L"), class: "thread", style: `stroke: ${tone(share(i))}` });
   }
+  const room = Math.max(1, Math.min(11, Math.floor((x(1) - x(0) - 4) / 6)));  // signs between two columns
   names.concat(t.unit).forEach((name, k) => {
     node("line", { x1: x(k), x2: x(k), y1: 34, y2: 250, class: "rail" }, svg);
     const most = Math.min(k ? 16 : 9, Math.floor(2 * (x(1) - x(0)) / 8.2));  // two rows of names
     const label = node("text", { x: x(k), y: k % 2 ? 284 : 270, "text-anchor": "middle", class: "name" }, svg, name.length > most ? name.slice(0, most - 1) + "…" : name);
     if (name.length > most) hover(label, name);
     const ends = k === columns ? reached.ticks : own[name].ticks, some = Math.ceil(ends.length / 9);
-    ends.forEach(([at, value], v) => { if (v % some === 0 || v === ends.length - 1) node("text", { x: x(k) + 4, y: up(at) - 3, class: "small halo" }, svg, k === columns ? value : value.slice(0, 11)); });
+    ends.forEach(([at, value], v) => { if (v % some === 0 || v === ends.length - 1) node("text", { x: x(k) + 4, y: up(at) - 3, class: "small halo" }, svg, k === columns ? value : value.slice(0, room)); });
   });
   brushable(svg, [20, 24, width, 256]);
 };
