@@ -35,7 +35,7 @@ _FIGURE = re.compile(
 )
 _SELECT = re.compile(r'<select name="(\w+)">(.*?)</select>')
 _OPTION = re.compile(r"<option( selected)?>(.*?)</option>")
-_NO_TRIALS = {
+_NO_TRIALS: dict[str, Any] = {
     "parameters": {}, "metrics": {}, "number": [], "kind": [], "by": [], "objective": [],
     "expected": [],
 }  # fmt: skip
