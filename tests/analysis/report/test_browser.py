@@ -282,7 +282,8 @@ CUT = """
 for (const f of document.querySelectorAll('figure[data-draw]')) drawn[f.dataset.draw](f);
 const over = [], least = (a, b) => Math.min(a.x + a.width, b.x + b.width) - Math.max(a.x, b.x);
 for (const f of document.querySelectorAll('figure[data-draw]')) {
-  const every = [...f.querySelectorAll('text')].map((e) => [e.textContent, e.getBBox(), e.classList]);
+  const texts = [...f.querySelectorAll('text')];
+  const every = texts.map((e) => [e.textContent, e.getBBox(), e.classList]);
   const {width, height} = f.querySelector('svg').viewBox.baseVal;
   const all = every.filter(([, , classes]) => !classes.contains('small'));
   for (const [text, a] of every)
