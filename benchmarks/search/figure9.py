@@ -22,12 +22,11 @@ from analysis.run.fold import Run
 from benchmarks.printing import machine, spread
 from benchmarks.search.simulated import simulated_driver
 from search_spaces import load_space
-
-BLUE, DARK, RED, LIGHT = "#0072b2", "#1c2430", "#d55e00", "#dfe3e8"  # the page's
-DPI = 133
 from workflows.optimizer.registry import make_policy
 from workflows.search.budget import Budget
 
+BLUE, DARK, RED, LIGHT = "#0072b2", "#1c2430", "#d55e00", "#dfe3e8"  # the page's
+DPI = 133
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "figure9.png"
 TABLE_4 = "gpt_175b_frontier_table4"
 CLUSTER = "nodes=128,model_error=1"
