@@ -20,7 +20,7 @@ from .prediction.scaling import Scaled
 from .prediction.start_up import StartUp
 from .prediction.trust import trusted
 from .preflight.file import Preflight
-from .report.drawing import Drawn, Plots, plot
+from .report.drawing import Drawn
 from .report.forests import NotEnough, Sensitivity
 from .report.outlook import Outlook
 from .report.page import write_report
@@ -60,7 +60,6 @@ __all__ = [
     "Observations",
     "Opened",
     "Outlook",
-    "Plots",
     "Posterior",
     "Preflight",
     "Pricing",
@@ -90,7 +89,6 @@ __all__ = [
     "noise_of",
     "number_column",
     "objective_sensitivity",
-    "plot",
     "read_results",
     "read_run",
     "read_tables",

@@ -21,7 +21,7 @@ from foundation.arguments import (
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis import Drawn, Plots, RunFolder, Sensitivity
+    from analysis import Drawn, RunFolder, Sensitivity
     from search_spaces import SearchSpace
     from slurm import Launcher
     from workflows import Study
@@ -34,10 +34,10 @@ __all__ = [
 Listener = Callable[[Event, Run], None]
 
 
-def _plots(run: Run) -> Plots:
-    from analysis import Plots
+def _plots(run: Run) -> Any:
+    from analysis import Drawn
 
-    return Plots(run)
+    return Drawn.by_name(run)
 
 
 Run.plots = _plots
@@ -346,16 +346,16 @@ def plot(
 
     Raises ArgumentError for an unusable argument.
     """
-    from analysis import Sensitivity, plot, read_run
+    from analysis import Drawn, Sensitivity, read_run
 
     checked_text("name", name)
     if isinstance(width, bool) or not isinstance(width, (int, float)) or not 1 <= width <= 100:
         raise refused("width", width, "inches from 1 to 100")
     if isinstance(what, Sensitivity):
-        return plot(what, name, width)
+        return Drawn.of_what(what, name, width)
     if not isinstance(getattr(what, "directory", what), (str, Path)):
         raise refused("what", what, "a run, its folder, or what meshtune.sensitivity gives")
-    return plot(read_run(_folder(what)), name, width, **choices)
+    return Drawn.of_what(read_run(_folder(what)), name, width, **choices)
 
 
 def _folder(run: Any) -> Path:

@@ -52,6 +52,25 @@ class Drawn:
     unit: str = ""
     choices: Mapping[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of_what(
+        cls, what: Run | Sensitivity | Scaled, name: str = "", width: float = PAGE, **choices: str
+    ) -> Drawn:
+        """A figure ``width`` inches wide: of a run the one of this name, by default its history;
+        of a sensitivity its SHAP values, in the unit ``name``; of a scaling its throughput.
+        """
+        if isinstance(what, Run):
+            return _of_page(content_of(what), name or "history", width, **choices)
+        if isinstance(what, Sensitivity):
+            found = {"effects-found": figures.effects(what, figures.MAX_PARAMETERS)}
+            return cls("effects", found, width, "found", name)
+        return cls("scaling", {"scaling": _scaling(what)}, width)
+
+    @staticmethod
+    def by_name(run: Run) -> Plots:
+        """Figures of a run's page."""
+        return Plots(run)
+
     def encoded(self, form: str) -> bytes:
         """The content of an ``svg`` or ``pdf`` file."""
         css = json.dumps((_TEMPLATES / "page.css").read_text(encoding="utf-8"))
@@ -93,20 +112,6 @@ class Plots:
         if name not in FIGURES:
             raise AttributeError(f"a run's page has no figure {name}, but {', '.join(FIGURES)}")
         return partial(_of_page, self._content, name)
-
-
-def plot(
-    what: Run | Sensitivity | Scaled, name: str = "", width: float = PAGE, **choices: str
-) -> Drawn:
-    """A figure ``width`` inches wide: of a run the one of this name, by default its course over
-    time; of a sensitivity its SHAP values, in the unit ``name``; of a scaling its throughput.
-    """
-    if isinstance(what, Run):
-        return _of_page(content_of(what), name or "history", width, **choices)
-    if isinstance(what, Sensitivity):
-        found = {"effects-found": figures.effects(what, figures.MAX_PARAMETERS)}
-        return Drawn("effects", found, width, "found", name)
-    return Drawn("scaling", {"scaling": _scaling(what)}, width)
 
 
 def _of_page(content: Content, name: str, width: float = PAGE, **choices: str) -> Drawn:

@@ -76,7 +76,7 @@ def content_of(
     validate: Callable[[Run], CrossValidation | None] = cross_validated,
     home: Path | None = None,
 ) -> Content:
-    """What sections are made from; see :func:`write_report`. Raises RunError as it does."""
+    """Content of a run's sections; see :func:`write_report`. Raises RunError as it does."""
     if run.origin:
         validate = Content.validate
     else:

@@ -128,7 +128,7 @@ def _scale(arguments: Namespace, pricing: analysis.Pricing, config: dict[str, An
         raise UsageError(f"{pricing.space.file}: {error}") from error
     if arguments.picture:
         form = arguments.picture.suffix.removeprefix(".")
-        write_atomically(arguments.picture, analysis.plot(scaled).encoded(form))
+        write_atomically(arguments.picture, analysis.Drawn.of_what(scaled).encoded(form))
     tokens = arguments.tokens or DEFAULT_TOKENS
     if arguments.json:
         print_json("predict", of_scaling(scaled, tokens))

@@ -12,7 +12,7 @@ import yaml
 from analysis.cost.time_constants import TimeConstants
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.scaling import Scaled
-from analysis.report.drawing import plot
+from analysis.report.drawing import Drawn
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import load_space
@@ -135,7 +135,7 @@ def test_a_cluster_of_unknown_power_has_no_energy() -> None:
 
 
 def test_the_figure_is_a_pdf_or_an_svg_whose_text_is_text(pricing: Pricing, tmp_path: Path) -> None:
-    figure = plot(Scaled.of(pricing, RECIPE, "weak", [16, 32, 64]))
+    figure = Drawn.of_what(Scaled.of(pricing, RECIPE, "weak", [16, 32, 64]))
     assert figure.encoded("pdf").startswith(b"%PDF")
     drawn = figure.encoded("svg")
     assert b">tokens/s</text>" in drawn and b"weak scaling: num_nodes=16" in drawn
