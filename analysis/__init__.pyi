@@ -20,10 +20,10 @@ from .prediction.scaling import Scaled
 from .prediction.start_up import StartUp
 from .prediction.trust import trusted
 from .preflight.file import Preflight
+from .report.drawing import Drawn
 from .report.forests import NotEnough, Sensitivity
 from .report.outlook import Outlook
 from .report.page import write_report
-from .report.plots import plot
 from .report.sensitivity import failure_sensitivity, objective_sensitivity
 from .run.best import Best
 from .run.events import Closed, Ended, Event, Opened, Proposed, Started
@@ -46,6 +46,7 @@ __all__ = [
     "Closed",
     "Comparison",
     "CostModel",
+    "Drawn",
     "Ended",
     "Event",
     "Goal",
@@ -88,7 +89,6 @@ __all__ = [
     "noise_of",
     "number_column",
     "objective_sensitivity",
-    "plot",
     "read_results",
     "read_run",
     "read_tables",

@@ -13,9 +13,8 @@ from foundation.arguments import checked_columns, checked_path, checked_text, ch
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
-    from analysis import RunFolder, Sensitivity
+    from analysis import Drawn, RunFolder, Sensitivity
     from search_spaces import SearchSpace
     from slurm import Launcher
     from workflows import Study
@@ -26,6 +25,15 @@ __all__ = [
 ]  # fmt: skip
 
 Listener = Callable[[Event, Run], None]
+
+
+def _plots(run: Run) -> Any:
+    from analysis import Drawn
+
+    return Drawn.by_name(run)
+
+
+Run.plots = _plots
 _NARROW = ("trial", "objective", "kind", "elapsed_s", "node_hours")  # columns of a small table
 _PRICED = "a prediction needs the space's `model`, its cluster's facts and the degrees it searches"
 
@@ -304,34 +312,35 @@ def _trials(frame: pd.DataFrame, objective: str, parameters: Sequence[Any]) -> p
 
 
 def plot(
-    what: Run | Study | Sensitivity | str | Path,
-    effect: str = "effect on the objective",
-    width: float = 6.9,
-) -> Figure:
-    """A figure for a notebook or a paper, with text of 8 pt: ``.savefig("figure.pdf")``.
+    what: Run | Study | Sensitivity | str | Path, name: str = "", width: float = 6.9, **choices: str
+) -> Drawn:
+    """A figure for a notebook or a paper, text of 8 pt: ``.savefig("figure.pdf")``, or ``.svg``.
 
     >>> import meshtune
     >>> meshtune.plot(run, width=3.3).savefig(picture)
+    >>> meshtune.plot(run, "heat", across="tp", up="pp").savefig(picture)
 
     Args:
-        what: a run or its folder: the objective, the best so far and the failures over time
-            (Figure 9 of Dash et al. 2023). A result of :func:`sensitivity`: mean |SHAP| per
-            parameter as bars (Figure 10), and every trial's SHAP value beside it.
-        effect: what the SHAP values are, with the objective's unit, for the axes.
+        what: a run or its folder; or a result of :func:`sensitivity`: mean |SHAP| per parameter
+            as bars (Figure 10 of Dash et al. 2023), and beside it what each value does.
+        name: of a run, any figure of its report, as ``run.plot`` has it by name. Default:
+            ``history``, the objective, the best so far and the failures (Figure 9). Of a
+            sensitivity, the unit of its effects, for the axes.
         width: inches; 3.3 is a column, 6.9 a page.
+        choices: what can be chosen beside the figure on the page, such as ``by="time"``.
 
     Raises ArgumentError for an unusable argument.
     """
-    from analysis import Sensitivity, plot, read_run
+    from analysis import Drawn, Sensitivity, read_run
 
-    checked_text("effect", effect)
+    checked_text("name", name)
     if isinstance(width, bool) or not isinstance(width, (int, float)) or not 1 <= width <= 100:
         raise refused("width", width, "inches from 1 to 100")
     if isinstance(what, Sensitivity):
-        return plot(what, effect, width)
+        return Drawn.of_what(what, name, width)
     if not isinstance(getattr(what, "directory", what), (str, Path)):
         raise refused("what", what, "a run, its folder, or what meshtune.sensitivity gives")
-    return plot(read_run(_folder(what)), width=width)
+    return Drawn.of_what(read_run(_folder(what)), name, width, **choices)
 
 
 def _folder(run: Any) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,6 @@ def write_report(
     """
     run = of if isinstance(of, Run) else read_run(of)
     folder = folder or run.folder.report
-    validation, problem = None, ""
     if run.origin:
         page = folder / "index.html"
         if page.exists() and TITLE not in page.read_bytes()[:HEAD]:
@@ -63,18 +63,28 @@ def write_report(
     except FileExistsError:
         what = f"{folder} is a file, where a report's folder should be: move it away"
         raise FileExistsError(what) from None
+    content = content_of(run, validate, home)
     if not run.origin:
-        with suppress(SpaceError):  # without its space a run has a shorter page
-            run.check_configurations(load_space(run.folder.space_file, frozen=True))
         problem = write_best(run, folder / "best.yaml")
         problem = problem.replace(str(run.folder.path), str(home)) if home else problem
-        tell("comparing the cost model with the trials")
-        validation = validate(run)
+        content = replace(content, best_problem=problem)
+    return _write(content, sections, folder, tell)
+
+
+def content_of(
+    run: Run,
+    validate: Callable[[Run], CrossValidation | None] = cross_validated,
+    home: Path | None = None,
+) -> Content:
+    """Content of a run's sections; see :func:`write_report`. Raises RunError as it does."""
+    if run.origin:
+        validate = Content.validate
+    else:
+        with suppress(SpaceError):  # without its space a run has a shorter page
+            run.check_configurations(load_space(run.folder.space_file, frozen=True))
     frame = frame_of(run)
     frame = frame.assign(objective=units.scaled(run.objective_key, frame["objective"]))
-    return _write(
-        Content(run, frame, home or run.directory, validation, problem), sections, folder, tell
-    )
+    return Content(run, frame, home or run.directory, validate)
 
 
 def _write(

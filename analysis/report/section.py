@@ -66,14 +66,18 @@ class Content:
     run: Run
     frame: pd.DataFrame  # its ended trials, the objective in the unit in which it is shown
     home: Path  # the run's folder, as the page calls it
-    # the cost model beside its trials; None where it cannot price them
-    validation: CrossValidation | None = None
+    validate: Callable[[Run], CrossValidation | None] = lambda _: None
     best_problem: str = ""  # why there is no ``best.yaml``; empty if there is
 
     @property
     def objective(self) -> str:
         """Name and unit of the first objective."""
         return units.label(self.run.objective_key)
+
+    @cached_property
+    def validation(self) -> CrossValidation | None:
+        """The cost model beside the run's trials; None where it cannot price them."""
+        return self.validate(self.run)
 
     @cached_property
     def pricing(self) -> Pricing | None:
@@ -173,6 +177,7 @@ class Section:
     anchor: str = ""  # the target of links on the page
     # gives what the page's script draws its figures from, by name
     data: Callable[[Content], Mapping[str, Any]] = lambda _: {}
+    figures: tuple[str, ...] = ()  # names of those that it may have
 
     def heading(self, content: Content) -> str:
         return self.title if isinstance(self.title, str) else self.title(content)

@@ -17,7 +17,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from analysis.report.plots import BLUE, DARK, DPI, RED, plain
 from analysis.report.trajectory import trajectory
 from analysis.run.fold import Run
 from benchmarks.printing import machine, spread
@@ -26,6 +25,8 @@ from search_spaces import load_space
 from workflows.optimizer.registry import make_policy
 from workflows.search.budget import Budget
 
+BLUE, DARK, RED, LIGHT = "#0072b2", "#1c2430", "#d55e00", "#dfe3e8"  # the page's
+DPI = 133
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "figure9.png"
 TABLE_4 = "gpt_175b_frontier_table4"
 CLUSTER = "nodes=128,model_error=1"
@@ -97,7 +98,9 @@ def _draw(top: Axes, bottom: Axes, frame: pd.DataFrame) -> None:
     bottom.set_xlim(0, HOUR_S / 60)
     bottom.yaxis.set_major_formatter(PercentFormatter(1.0))
     for axes in (top, bottom):
-        plain(axes)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="x", color=LIGHT, linewidth=0.5)
+        axes.set_axisbelow(True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         courses = [course(run) for run in runs]
         cells = [spread([c[key] for c in courses], *how) for key, how in _COLUMNS.items()]
         print(f"| {title} | {' | '.join(cells)} |", flush=True)
-    picture(drawn).savefig(arguments.picture, dpi=DPI * 2 // 3)
+    picture(drawn).savefig(arguments.picture, dpi=DPI)
     return 0
 
 

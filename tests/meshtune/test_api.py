@@ -9,11 +9,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 import meshtune
 from analysis import NotEnough
+from foundation.arguments import ArgumentError
 from foundation.registry import RegistryError
 from meshtune.own_packages import ROOT
 from support.run_book import RunBook
@@ -186,11 +188,33 @@ def test_figures_of_a_paper_have_its_width_and_text_of_8_points(
     names: dict[str, Any], tmp_path: Path
 ) -> None:
     for width in (3.3, 6.9):
-        figure = meshtune.plot(names["run"], width=width)
+        figure = meshtune.plot(names["run"], width=width, by="time")
         figure.savefig(tmp_path / "figure9.pdf")
-        assert figure.get_figwidth() == width
-        sizes = {text.get_fontsize() for axes in figure.axes for text in axes.texts}
-        sizes |= {axes.yaxis.label.get_fontsize() for axes in figure.axes}
-        assert sizes == {8.0}
+        drawn = ElementTree.fromstring(figure._repr_svg_())
+        assert drawn.get("width") == f"{width}in"
+        units = float(str(drawn.get("viewBox")).split()[2])
+        texts = [each for each in drawn if each.tag.endswith("text")]
+        assert {each.get("font-size") for each in texts} == {"11px"}
+        assert 72 * width * 11 / units == pytest.approx(8, abs=0.03)  # points
+        words = {each.text for each in texts}
+        assert words >= {"best so far", "Objective of every trial and the best so far"}
+        points = [each.get("fill") for each in drawn if each.tag.endswith("circle")]
+        assert points == ["rgb(0, 114, 178)"] * sum(trial.ok for trial in names["run"].ended)
     assert (tmp_path / "figure9.pdf").read_bytes().startswith(b"%PDF")
-    assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+def test_a_run_has_the_figures_of_its_page_by_name(names: dict[str, Any]) -> None:
+    plots = names["run"].plot
+    assert {"history", "heat", "roofline", "stacks", "effects"} <= set(dir(plots))
+    drawn = plots.heat(across="pp", up="tp")._repr_svg_()
+    assert (
+        "pp →, tp ↑" in drawn
+        and drawn == meshtune.plot(names["run"], "heat", across="pp", up="tp")._repr_svg_()
+    )
+    for wrong in ({"across": "nothing"}, {"by": "time"}):
+        with pytest.raises(ArgumentError, match="accepted"):
+            plots.heat(**wrong)
+    with pytest.raises(ArgumentError, match="name='front'"):
+        plots.front()
+    with pytest.raises(AttributeError, match="no figure nothing"):
+        plots.nothing  # noqa: B018

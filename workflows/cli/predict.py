@@ -21,7 +21,7 @@ DEFAULT_TOKENS = 1e12  # to train on
 FRAMEWORK = "megatron-lm"  # the default
 OF_A_MODEL = ("cluster", "framework", "global_batch_size", "seq_length")
 LONGEST = "365d"  # of a trial: none is run
-_FORMS = (".png", ".svg", ".pdf")
+_FORMS = (".svg", ".pdf")
 
 
 def check(arguments: Namespace) -> None:
@@ -117,9 +117,7 @@ def _check_scaling(arguments: Namespace) -> None:
             raise UsageError(f"--{option} goes with --scaling weak or --scaling strong")
     out: Path | None = arguments.picture
     if out is not None and (out.suffix not in _FORMS or not out.absolute().parent.is_dir()):
-        raise UsageError(
-            f"--picture {out}: accepted a file *.png, *.svg or *.pdf in a folder that exists"
-        )
+        raise UsageError(f"--picture {out}: accepted a file *.svg or *.pdf in a folder that exists")
 
 
 def _scale(arguments: Namespace, pricing: analysis.Pricing, config: dict[str, Any]) -> None:
@@ -131,7 +129,7 @@ def _scale(arguments: Namespace, pricing: analysis.Pricing, config: dict[str, An
         raise UsageError(f"{pricing.space.file}: {error}") from error
     if arguments.picture:
         form = arguments.picture.suffix.removeprefix(".")
-        write_atomically(arguments.picture, analysis.plot(scaled).encoded(form))
+        write_atomically(arguments.picture, analysis.Drawn.of_what(scaled).encoded(form))
     tokens = arguments.tokens or DEFAULT_TOKENS
     if arguments.json:
         print_json("predict", of_scaling(scaled, tokens))

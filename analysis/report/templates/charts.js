@@ -11,17 +11,19 @@ drawn.history = function (figure) {
   const names = { trials: "trials that have ended", time: `search time (${unit})`, nodes: "node-hours" };
   const failed = t.kinds.map((kind, k) => [kind, rows.filter((i) => t.kind[i] === k && t.objective[i] === null)]).filter(([, those]) => those.length);
   const none = !rows.some((i) => t.objective[i] !== null), under = none ? 10 : failed.length ? 280 : 258;  // no empty axis
-  const height = under + 44 + 18 * failed.length;
+  // Of the trials whose end says something about their configuration; after Dash et al. 2023, Figure 9.
+  const judged = rows.filter((i) => t.kinds[t.kind[i]][2] !== "gray"), window = Math.min(20, Math.max(5, Math.floor(judged.length / 6)));
+  const shares = !none && judged.some((i) => t.objective[i] === null), low = under + 18 * failed.length, height = low + 44 + (shares ? 58 : 0);
   const { svg, width } = blank(figure, height, "Objective of every trial and the best so far");
   const words = failed.map(([kind, those]) => `${kind[0]} ${those.length}`);
   const box = [Math.max(64, 14 + 6.4 * Math.max(0, ...words.map((one) => one.length))), 26, width - 12, 250];
   const log = filtering.log && t.positive, lg = log ? Math.log10 : (v) => v;
-  const [low, high] = extent(rows.flatMap((i) => t.objective[i] === null ? [] : [t.objective[i], ...(t.repeats[i] || [])]).map(lg));
-  const pad = (high - low) * 0.06, whole = rows.length === t.number.length;
+  const [least, most] = extent(rows.flatMap((i) => t.objective[i] === null ? [] : [t.objective[i], ...(t.repeats[i] || [])]).map(lg));
+  const pad = (most - least) * 0.06, whole = rows.length === t.number.length;
   const span = [whole ? 0 : xs[rows[0]] || 0, rows.length ? xs[rows[rows.length - 1]] : 1];
   if (span[1] <= span[0]) span[1] = span[0] + 1;
   let x = scale(...span, box[0], box[2]), plain = (v) => v;
-  if (!none) { [x, plain] = axes(svg, box, span, [low - pad, high + pad], "", t.label, [false, log], false, by === "trials" ? 1 : 0); brushable(svg, box); }
+  if (!none) { [x, plain] = axes(svg, box, span, [least - pad, most + pad], "", t.label, [false, log], false, by === "trials" ? 1 : 0); brushable(svg, box); }
   else for (const at of ticks(...span, 6, by === "trials" ? 1 : 0)) node("text", { x: x(at), y: height - 18, "text-anchor": "middle" }, svg, shown(at));
   const y = (v) => plain(lg(v));
   let best = null, path = "";
@@ -50,11 +52,25 @@ drawn.history = function (figure) {
       bins.set(cell, (bins.get(cell) || []).concat(i));
     }
     for (const [at, those] of bins) {
-      const made = node("rect", { x: at - 2, y: top - 5, width: 4, height: 10, class: "fail-" + kind[2], opacity: Math.min(1, 0.45 + 0.1 * those.length) }, svg);
+      const made = node("rect", { x: at - 2, y: top - 5, width: 4, height: 10, class: "fail-" + kind[2], opacity: Math.min(1, 0.6 + 0.1 * those.length) }, svg);
       hover(made, those.length === 1 ? told(those[0]) : `${those.length} trials: ${kind[0]}, ${kind[1]}`);
     }
     node("text", { x: box[0] - 6, y: top + 4, "text-anchor": "end" }, svg, words[k]);
   });
+  if (shares) {
+    const top = low + 26, up = scale(0, 1, top + 50, top), failing = judged.map((i) => t.objective[i] === null ? 1 : 0);
+    for (const share of [0, 0.5, 1]) {
+      node("line", { x1: box[0], x2: box[2], y1: up(share), y2: up(share), class: "grid" }, svg);
+      node("text", { x: box[0] - 6, y: up(share) + 4, "text-anchor": "end" }, svg, `${100 * share} %`);
+    }
+    let sum = 0;
+    const steps = judged.map((i, k) => {
+      sum += failing[k] - (k < window ? 0 : failing[k - window]);
+      return `H${x(xs[i])}V${up(sum / Math.min(k + 1, window))}`;
+    });
+    node("path", { d: `M${x(xs[judged[0]])} ${up(failing[0])}` + steps.join("") + `H${box[2]}`, class: "share" }, svg);
+    node("text", { x: box[0], y: top - 6, class: "name" }, svg, `failed among the last ${window}`);
+  }
   node("text", { x: (box[0] + box[2]) / 2, y: height - 2, "text-anchor": "middle", class: "name" }, svg, names[by]);
 };
 
@@ -100,16 +116,16 @@ drawn.nodes = function (figure) {
 };
 
 drawn.effects = function (figure) {
-  const rows = data["effects-" + figure.dataset.of], one = 34;
+  const rows = data["effects-" + figure.dataset.of], one = 34, unit = figure.dataset.unit && ", " + figure.dataset.unit;
   const { svg, width } = blank(figure, 50 + one * rows.length, "Mean absolute SHAP value of each parameter");
   const wide = width > 620, left = Math.min(width * 0.45, 16 + 6.8 * Math.max(...rows.map((r) => Math.min(20, r.name.length)))), middle = wide ? width * 0.5 : width - 14;
   const top = Math.max(...rows.map((r) => Math.max(r.high, r.mean))) || 1;
   const x = scale(0, top, left, middle - 20);
   const far = Math.max(...rows.flatMap((r) => r.values.map(([, v]) => Math.abs(v)))) || 1;
   const z = scale(-far, far, middle + 26, width - 26);
-  node("text", { x: left, y: 14, class: "name" }, svg, "mean |SHAP|, " + figure.dataset.unit);
+  node("text", { x: left, y: 14, class: "name" }, svg, "mean |SHAP|" + unit);
   if (wide) {
-    node("text", { x: z(0), y: 14, class: "name", "text-anchor": "middle" }, svg, "effect of each value, " + figure.dataset.unit);
+    node("text", { x: z(0), y: 14, class: "name", "text-anchor": "middle" }, svg, "effect of each value" + unit);
     node("line", { x1: z(0), x2: z(0), y1: 22, y2: 30 + one * rows.length, class: "even" }, svg);
     for (const end of [-far, far]) node("text", { x: z(end), y: 44 + one * rows.length, "text-anchor": end > 0 ? "end" : "start" }, svg, (end > 0 ? "+" : "") + shown(end));
   }
@@ -127,15 +143,16 @@ drawn.effects = function (figure) {
       const share = row.values.length > 1 ? rank / (row.values.length - 1) : 0.5;
       const dot = node("circle", { cx: z(effect), cy: y, r: 4.5, style: `fill: ${tone(share)}` }, svg);
       hover(dot, `${row.name} = ${value}: ${effect > 0 ? "+" : ""}${shown(effect)}`);
-      if (z(effect) - last > 6 * value.length + 6) { node("text", { x: z(effect), y: y - 8, "text-anchor": "middle", class: "small" }, svg, value); last = z(effect); }
+      const half = 3.2 * value.length, at = Math.min(z(effect), width - half - 2);  // whole at the edge, too
+      if (at - half - 3 > last) { node("text", { x: at, y: y - 8, "text-anchor": "middle", class: "small" }, svg, value); last = at + half; }
     }
   });
 };
 
-// From violet by green to yellow (viridis, its dark end lighter, to be seen on dark ground): the same
+// From violet by green to yellow (viridis, its dark end lighter, 3:1 against dark ground): the same
 // order for every kind of sight.
 function tone(share) {
-  const stops = [[96, 44, 140], [59, 82, 139], [33, 145, 140], [94, 201, 98], [222, 210, 50]];
+  const stops = [[130, 80, 180], [66, 118, 178], [33, 145, 140], [94, 201, 98], [222, 210, 50]];
   const at = Math.max(0, Math.min(1, share)) * (stops.length - 1), i = Math.min(stops.length - 2, Math.floor(at));
   return `rgb(${stops[i].map((c, k) => Math.round(c + (stops[i + 1][k] - c) * (at - i))).join(",")})`;
 }
@@ -162,13 +179,14 @@ drawn.parallel = function (figure) {
     points.forEach((at) => spot(svg, i, ...at));
     mark(svg, i, "path", { d: "M" + points.map((at) => at.join(" ")).join("L"), class: "thread", style: `stroke: ${tone(share(i))}` });
   }
+  const room = Math.max(1, Math.min(11, Math.floor((x(1) - x(0) - 4) / 6)));  // signs between two columns
   names.concat(t.unit).forEach((name, k) => {
     node("line", { x1: x(k), x2: x(k), y1: 34, y2: 250, class: "rail" }, svg);
     const most = Math.min(k ? 16 : 9, Math.floor(2 * (x(1) - x(0)) / 8.2));  // two rows of names
     const label = node("text", { x: x(k), y: k % 2 ? 284 : 270, "text-anchor": "middle", class: "name" }, svg, name.length > most ? name.slice(0, most - 1) + "…" : name);
     if (name.length > most) hover(label, name);
     const ends = k === columns ? reached.ticks : own[name].ticks, some = Math.ceil(ends.length / 9);
-    ends.forEach(([at, value], v) => { if (v % some === 0 || v === ends.length - 1) node("text", { x: x(k) + 4, y: up(at) - 3, class: "small halo" }, svg, k === columns ? value : value.slice(0, 11)); });
+    ends.forEach(([at, value], v) => { if (v % some === 0 || v === ends.length - 1) node("text", { x: x(k) + 4, y: up(at) - 3, class: "small halo" }, svg, k === columns ? value : value.slice(0, room)); });
   });
   brushable(svg, [20, 24, width, 256]);
 };

@@ -152,7 +152,7 @@ function told(trial) {
   return `trial ${t.number[trial]}: ${end}\n${settings(trial)}`;
 }
 
-// The figure as SVG text of its own, with the colours that it has now.
+// The figure as an element of its own, with the colours that it has now.
 function standalone(svg) {
   const copy = svg.cloneNode(true), from = svg.querySelectorAll("*"), to = copy.querySelectorAll("*");
   const kept = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "fill-opacity", "stroke-opacity", "paint-order", "font-size", "font-family", "font-weight"];
@@ -162,16 +162,17 @@ function standalone(svg) {
     to[i].removeAttribute("class");
     to[i].removeAttribute("style");
   });
-  const ground = getComputedStyle(document.querySelector("section")).backgroundColor;
-  copy.insertBefore(node("rect", { width: "100%", height: "100%", fill: ground }), copy.firstChild);
-  return new XMLSerializer().serializeToString(copy);
+  return copy;
 }
 
 const SHARP = 3;  // pixels of a PNG file for each of the page
 
 // The figure as it is shown, as a Blob: of SVG, or of PNG.
 async function exported(figure, as) {
-  const svg = figure.querySelector("svg"), text = standalone(svg);
+  const svg = figure.querySelector("svg"), copy = standalone(svg);
+  const ground = getComputedStyle(document.querySelector("section")).backgroundColor;
+  copy.insertBefore(node("rect", { width: "100%", height: "100%", fill: ground }), copy.firstChild);
+  const text = new XMLSerializer().serializeToString(copy);
   if (as === "svg") return new Blob([text], { type: "image/svg+xml" });
   const image = new Image(), canvas = document.createElement("canvas");
   image.src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(text);

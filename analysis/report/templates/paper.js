@@ -5,6 +5,7 @@ const LEGENDS = {
   history: [["ok", "trial"], ["best", "best so far"], ["fail-red", "failure by its configuration"], ["fail-gray", "other failure"]],
   expected: [["ok", "trial"], ["interval", "95 % interval"], ["even", "as expected"]],
   front: [["ok optimal", "Pareto-optimal"], ["dominated", "dominated"]],
+  scaling: [["ok", "predicted, 95 % interval"], ["even", "ideal"]],
   effects: [["bar", "mean |SHAP|"], ["whisker", "its spread"]],
   slices: [["ok", "trial"], ["fail-red", "failure"]],
   edf: [["ok", "trial"]],
@@ -39,8 +40,7 @@ function onPaper(figure, inches) {
   const svg = figure.querySelector("svg"), width = drawingFor.width, below = Number(svg.getAttribute("height")) + 14;
   const height = legend(svg, name, below, width);
   node("text", { x: 4, y: -6, class: "title" }, svg, svg.getAttribute("aria-label"));
-  const made = new DOMParser().parseFromString(standalone(svg), "image/svg+xml").documentElement;
-  made.firstChild.remove();  // the ground: paper is white
+  const made = standalone(svg);
   made.setAttribute("viewBox", `0 -18 ${width} ${height + 18}`);
   made.setAttribute("width", `${inches}in`);
   made.setAttribute("height", `${((height + 18) / UNITS).toFixed(3)}in`);
@@ -51,7 +51,9 @@ function onPaper(figure, inches) {
   return made;
 }
 
-const pen = document.createElement("canvas").getContext("2d");
+// Widths of Helvetica's signs from the space on, in 1/1000 of the text's size (Adobe's metrics).
+const WIDTHS = [278, 278, 355, 556, 556, 889, 667, 191, 333, 333, 389, 584, 278, 333, 278, 278, 556, 556, 556, 556, 556, 556, 556, 556, 556, 556, 278, 278, 584, 584, 584, 556, 1015, 667, 667, 722, 722, 667, 611, 778, 722, 278, 500, 667, 556, 833, 722, 778, 667, 778, 722, 667, 611, 722, 667, 944, 667, 667, 611, 278, 278, 278, 469, 556, 333, 556, 556, 500, 556, 556, 278, 556, 556, 222, 222, 500, 222, 833, 556, 556, 556, 556, 333, 500, 278, 556, 500, 722, 500, 500, 500, 334, 260, 334, 584];
+const ems = (text) => [...text].reduce((sum, sign) => sum + (WIDTHS[sign.charCodeAt(0) - 32] || 556), 0) / 1000;
 const SIGNS = { "–": "\\226", "—": "\\227", "…": "\\205", "’": "\\222", "→": "to", "↑": "(up)", "≥": ">=", "≤": "<=", "✕": "x", "●": "o" };
 
 function words(text) {  // in PDF's WinAnsi encoding
@@ -75,7 +77,7 @@ function outline(element) {
   }).join(" ");
 }
 
-// A PDF of one page with what our figures are made of: lines, boxes, circles, paths and words.
+// The text of a PDF of one page with what our figures are made of: lines, boxes, circles, paths and words.
 function pdfOf(svg) {
   const [, top, width, height] = svg.getAttribute("viewBox").split(" ").map(Number), k = 72 / UNITS, states = new Map();
   const rgb = (colour) => (colour.match(/[\d.]+/g) || ["0", "0", "0"]).slice(0, 3).map((c) => (c / 255).toFixed(3)).join(" ");
@@ -89,8 +91,7 @@ function pdfOf(svg) {
     if (element.tagName === "text" && !element.textContent) { body.push("Q"); continue; }
     if (element.tagName === "text") {
       const text = element.textContent, size = 11;
-      pen.font = `${size}px Helvetica, Arial, "Liberation Sans", sans-serif`;
-      const shift = { middle: 0.5, end: 1 }[get("text-anchor", "")] || 0, x = Number(get("x", 0)) - shift * pen.measureText(text).width;
+      const shift = { middle: 0.5, end: 1 }[get("text-anchor", "")] || 0, x = Number(get("x", 0)) - shift * size * ems(text);
       body.push(`${rgb(fill)} rg BT /F1 ${size} Tf 1 0 0 -1 ${x.toFixed(2)} ${get("y", 0)} Tm (${words(text)}) Tj ET`);
     } else if (filled || stroke !== "none") {
       const dashes = get("stroke-dasharray", "none");
@@ -113,11 +114,12 @@ function pdfOf(svg) {
   const offsets = objects.map((object, i) => { const at = text.length; text += `${i + 1} 0 obj\n${object}\nendobj\n`; return at; });
   const end = text.length;
   text += `xref\n0 ${objects.length + 1}\n0000000000 65535 f \n${offsets.map((at) => `${String(at).padStart(10, "0")} 00000 n \n`).join("")}`;
-  return new Blob([text + `trailer\n<< /Size ${objects.length + 1} /Root 1 0 R >>\nstartxref\n${end}\n%%EOF\n`], { type: "application/pdf" });
+  return text + `trailer\n<< /Size ${objects.length + 1} /Root 1 0 R >>\nstartxref\n${end}\n%%EOF\n`;
 }
 
 // "3.3 svg" and the like, as a Blob.
 function forPaper(figure, choice) {
   const [inches, as] = choice.split(" "), svg = onPaper(figure, Number(inches));
-  return as === "pdf" ? pdfOf(svg) : new Blob([new XMLSerializer().serializeToString(svg)], { type: "image/svg+xml" });
+  const [text, type] = as === "pdf" ? [pdfOf(svg), "application/pdf"] : [new XMLSerializer().serializeToString(svg), "image/svg+xml"];
+  return new Blob([text], { type });
 }

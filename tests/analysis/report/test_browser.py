@@ -282,11 +282,14 @@ CUT = """
 for (const f of document.querySelectorAll('figure[data-draw]')) drawn[f.dataset.draw](f);
 const over = [], least = (a, b) => Math.min(a.x + a.width, b.x + b.width) - Math.max(a.x, b.x);
 for (const f of document.querySelectorAll('figure[data-draw]')) {
-  const all = [...f.querySelectorAll('text:not(.small)')].map((e) => [e.textContent, e.getBBox()]);
+  const texts = [...f.querySelectorAll('text')];
+  const every = texts.map((e) => [e.textContent, e.getBBox(), e.classList]);
   const {width, height} = f.querySelector('svg').viewBox.baseVal;
-  all.forEach(([text, a], i) => {
+  const all = every.filter(([, , classes]) => !classes.contains('small'));
+  for (const [text, a] of every)
     if (a.x < -1 || a.y < -1 || a.x + a.width > width + 1 || a.y + a.height > height + 1)
       over.push([f.id, text, 'is cut']);
+  all.forEach(([text, a], i) => {
     for (const [other, b] of all.slice(i + 1)) {
       const down = Math.min(a.y + a.height, b.y + b.height) - Math.max(a.y, b.y);
       if (text && other && down > 3 && least(a, b) > 1) over.push([f.id, text, other]);

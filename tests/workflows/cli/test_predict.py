@@ -48,7 +48,7 @@ def test_check_says_why_it_predicts_nothing(
 def test_the_command_prints_a_table_and_draws(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    picture = tmp_path / "strong.png"
+    picture = tmp_path / "strong.pdf"
     command = ["predict", "llama_8b_dgx_h100", "--scaling", "strong", "--nodes", "1,2,4"]
     assert main([*command, "--tokens", "15e12", "--picture", str(picture)]) == 0
     out = capsys.readouterr().out
@@ -60,9 +60,9 @@ def test_the_command_prints_a_table_and_draws(
     ("options", "complaint"),
     [
         (["--nodes", "1,2"], "--nodes goes with --scaling"),
-        (["--picture", "x.png"], "--picture goes with --scaling"),
-        (["--scaling", "weak", "--picture", "no/such/x.png"], "a folder that exists"),
-        (["--scaling", "weak", "--picture", "x.gif"], "accepted a file *.png, *.svg or *.pdf"),
+        (["--picture", "x.svg"], "--picture goes with --scaling"),
+        (["--scaling", "weak", "--picture", "no/such/x.svg"], "a folder that exists"),
+        (["--scaling", "weak", "--picture", "x.png"], "accepted a file *.svg or *.pdf"),
         (["--scaling", "weak", "--nodes", "100000"], "nodes_in_cluster"),
     ],
 )
