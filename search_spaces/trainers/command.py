@@ -63,7 +63,8 @@ class CommandTrainer(Trainer):
             texts = [entry] if isinstance(entry, str) else entry.args
             if any("config.json" in text or "trial.json" in text for text in texts):
                 return None  # such a file has all parameters
-            found.update(*(templates.names(text) for text in texts))
+            # A path below the trial's folder is no place to read parameters from.
+            found.update(*(templates.names(text.replace("{trial_dir}/", "")) for text in texts))
             if isinstance(entry, Flags):
                 found |= templates.names("{" + entry.when + "}")
         for file in self.spec.files.values():
