@@ -23,6 +23,7 @@ from analysis import Trial, read_run
 from support import tiny_model
 from workflows.cli.main import main
 
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(3600)]
 SPACE = """\
 version: 1
 model: {{base: model/config.json, seq_length: 256}}
@@ -150,7 +151,6 @@ def saved(folder: Path, number: int) -> set[str]:
     return names & {FULL, ADAPTER}
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_packing_is_compared_by_the_real_tokens_that_trl_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
@@ -167,7 +167,6 @@ def test_packing_is_compared_by_the_real_tokens_that_trl_counts(
     assert counted[False] < 0.8 * counted[True] <= 0.8 * STEPS * ROWS * LENGTH
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_llama_factorys_packing_passes_over_more_of_the_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
@@ -198,7 +197,6 @@ JOBS = [
 ]  # fmt: skip
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.trainer)
 def test_a_trainer_takes_what_is_written_for_it_and_its_log_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Job
