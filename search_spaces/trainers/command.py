@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from search_spaces.errors import SpaceError
 from search_spaces.known import log_format
-from search_spaces.language.trainer_schema import Flags, TrainerSpec
+from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.trainers import config_files, templates
 from search_spaces.trainers.trainer import DEFAULT_FRAMEWORK, Trainer, TrialFacts
 from slurm.logs.patterns import LogFormat
@@ -60,12 +60,11 @@ class CommandTrainer(Trainer):
     def reads(self) -> frozenset[str] | None:
         found: set[str] = set()
         for entry in self.spec.command or ():
-            texts = [entry] if isinstance(entry, str) else entry.args
+            texts = [entry] if isinstance(entry, str) else [*entry.args, "{" + entry.when + "}"]
             if any("config.json" in text or "trial.json" in text for text in texts):
                 return None  # such a file has all parameters
-            found.update(*(templates.names(text) for text in texts))
-            if isinstance(entry, Flags):
-                found |= templates.names("{" + entry.when + "}")
+            # A path below the trial's folder is no place to read parameters from.
+            found.update(*(templates.names(text.replace("{trial_dir}/", "")) for text in texts))
         for file in self.spec.files.values():
             found.update(*(templates.names(text) for text in config_files.texts(file.set)))
             for case in file.cases:

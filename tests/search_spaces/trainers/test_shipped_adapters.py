@@ -154,6 +154,32 @@ def test_what_was_written_says_the_parameters_when_it_is_pasted(
             assert pasted.parameters[found].values == (config[found],), found
 
 
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_what_a_user_keeps_is_neither_resumed_nor_written_over(
+    name: str, load: Load, tmp_path: Path
+) -> None:
+    """Nor is one trial's folder another's, and an option is not switched off by leaving it out."""
+    adapter = record_of(name)
+    own = "{trial_dir}/output"
+    always = {key: v for each in adapter.always for key, v in each.arguments.items()}
+    assert adapter.options == "key=value" or not any(each is False for each in always.values())
+    options_of_mine = {key: "/mine" for key, value in always.items() if value == own}
+    more: dict[str, Any] = {"args": options.written(options_of_mine, adapter.options)}
+    kept = [key for each in adapter.always for key, v in each.file.items() if v == own]
+    if kept:
+        content: dict[str, Any] = {}
+        for key in kept:
+            section, _, last = key.rpartition(".")
+            (content.setdefault(section, {}) if section else content)[last] = "/mine"
+        (tmp_path / "own.yaml").write_text(yaml.safe_dump(content))
+        more["config"] = "own.yaml"
+    values = {key: each[:1] for key, each in values_of(adapter).items()}
+    space = load(space_text(adapter, values, tmp_path, json.dumps(more)))
+    text = repr(rendered(space, {key: each[0] for key, each in values.items()} | {"num_nodes": 2}))
+    assert "/mine" not in text
+    assert text.count("/t/output") == len(options_of_mine) + len(kept)
+
+
 def told_of(adapter: AdapterFile, model: ModelConfig) -> dict[str, Any]:
     """What a trial's trainer is told of the model."""
     return config_files.filled(model_keys.written(adapter.model, model, {}), model.model_dump())  # type: ignore[no-any-return]
