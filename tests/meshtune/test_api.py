@@ -32,7 +32,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "run": run,
         "folder": place / "folder",
         "other_folder": place / "other",
-        "picture": place / "figure10.png",
+        "picture": place / "figure10.svg",
     }
 
 
