@@ -18,6 +18,7 @@ from slurm.minicluster import cluster as mini, daemons
 from slurm.minicluster.folders import MiniclusterError
 
 NODES = 3  # of a round's allocation
+SLOWER = float(os.environ.get("CHAOS_SLOWER", "1"))  # all limits on time are so many times longer
 _PREEMPTION = """
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
@@ -175,7 +176,7 @@ class Slurm(Machine):
         said = subprocess.run(
             ["salloc", f"-N{NODES}", "--no-shell", "--exclusive", "--mem=0", "--no-kill", "-t30"],
             env=daemons.environment(self.cluster.conf), capture_output=True, text=True,
-            timeout=120,
+            timeout=120 * SLOWER,
         ).stderr  # fmt: skip
         granted = [line for line in said.splitlines() if "Granted job allocation" in line]
         if not granted:
@@ -298,7 +299,7 @@ def _lacking_programs() -> frozenset[str]:
 
 def until(condition: Callable[[], object], deadline_s: float) -> bool:
     """Wait until it holds; whether it does by then."""
-    deadline = time.monotonic() + deadline_s
+    deadline = time.monotonic() + deadline_s * SLOWER
     while not condition():
         if time.monotonic() > deadline:
             return False
