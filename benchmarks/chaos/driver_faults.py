@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.chaos.faults import CONTINUE, INTERRUPTED, Course, Process, fault
 from benchmarks.chaos.invariants import events_of
+from benchmarks.chaos.machines import SLOWER
 from benchmarks.chaos.plan import Planned
 from benchmarks.chaos.world import World
 
@@ -97,6 +98,7 @@ def _early(world: World, number: int) -> tuple[int, ...]:
 
 
 def _exits(world: World, what: str, within_s: float = 60.0) -> Course:
+    within_s *= SLOWER
     driver, deadline = world.driver, time.monotonic() + within_s
     while driver and driver.poll() is None:
         if time.monotonic() > deadline:
