@@ -60,7 +60,7 @@ class Local(Machine):
 
     def __init__(self) -> None:
         if os.geteuid() != 0:  # to mount a small disk
-            self.lacks = frozenset({"disk_full"})
+            self.lacks = frozenset({"disk_full", "no_inodes"})
         self.lacks |= _lacking_programs()
 
     def environment(self) -> dict[str, str]:
@@ -187,6 +187,7 @@ class Slurm(Machine):
         """End the allocation and bring every node back."""
         self.start_controller()
         for node in sorted(self.dead):
+            self.kill_slurmd(node)  # which was rebooted
             revive_node(self.cluster, node)
         self.dead.clear()
         if self.job:
@@ -257,6 +258,22 @@ class Slurm(Machine):
         if not self.controller():
             daemons.start_daemon(config, "slurmctld", *options, "-f", str(config.daemons_conf))
             until(lambda: bool(self.ask("sinfo", "-h")), 30)
+
+    def kill_munged(self) -> None:
+        """The daemon without which nobody can prove to another who he is."""
+        log = f"{self.cluster.config.directory}/log/munged.log"
+        named = {pid for pid in processes.all_pids() if processes.name(pid) == "munged"}
+        processes.end_all(lambda: {pid for pid in named if log in processes.open_files(pid)})
+
+    def start_munged(self) -> None:
+        daemons.start_munged(self.cluster.config)
+
+    def reboot(self, node: str) -> None:
+        """A node dies with all that is on it, and is back before anybody has missed it."""
+        self.dead.add(node)
+        config = self.cluster.config
+        processes.end_all(lambda: daemons.node_processes(config, node))
+        daemons.start_daemon(config, "slurmd", "-b", "-f", str(config.daemons_conf), "-N", node)
 
     def kill_slurmd(self, node: str) -> None:
         """A node's daemon alone; its steps continue."""

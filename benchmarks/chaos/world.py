@@ -21,7 +21,7 @@ from slurm import processes
 ROOT = Path(__file__).parents[2]
 COMMAND_S = 120.0 * SLOWER
 TIMEOUT_S = 90.0 * SLOWER
-DISK_BYTES = 192 << 20
+DISK_BYTES, DISK_FILES = 192 << 20, 2000
 LIMIT_BYTES = 4 << 30  # of a driver's data: it fails before the machine does
 SPACE = """
 version: 1
@@ -120,7 +120,7 @@ class World:
     def __enter__(self) -> World:
         for name in ("disk", "evidence", "clock", "bin"):
             (self.root / name).mkdir(parents=True)
-        if any(f.fault == "disk_full" for f in self.plan.faults):
+        if any(f.fault in ("disk_full", "no_inodes") for f in self.plan.faults):
             self._mount()
         text = SPACE.format(
             python=sys.executable,
@@ -155,7 +155,7 @@ class World:
 
     def _mount(self) -> None:
         disk = str(self.root / "disk")
-        size = f"size={DISK_BYTES}"
+        size = f"size={DISK_BYTES},nr_inodes={DISK_FILES}"
         subprocess.run(["mount", "-t", "tmpfs", "-o", size, "chaos", disk], check=True)
 
     @property
