@@ -168,7 +168,7 @@ def kill_node(world: World, planned: Planned) -> Course:
 @fault(launchers=SRUN, weight=0.7, hold_s=(5, 20), interrupts=2, cost_s=15)
 def reboot_node(world: World, planned: Planned) -> Course:
     """A node starts anew, with another boot time; Slurm has not missed it."""
-    world.disturbed = True
+    world.disturbed = world.lists_for_ever = True
     nodes = [n for n in _slurm(world).nodes() if n not in _slurm(world).dead]
     if len(nodes) < 2:
         return
