@@ -150,6 +150,8 @@ def continued_copy(world: World, planned: Planned) -> Course:
     except OSError:  # the disk is full, or a trial removes its folder just then
         shutil.rmtree(copy)
         return
+    # Two Open MPIs of one user may remove each other's session folder on a host.
+    world.disturbed = world.disturbed or world.machine.launcher == "mpiexec"
     with _other(world, copy) as other:
         while other.poll() is None:
             yield 0.1
