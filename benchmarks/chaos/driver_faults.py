@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.chaos.faults import CONTINUE, INTERRUPTED, Course, Process, fault
 from benchmarks.chaos.invariants import events_of
+from benchmarks.chaos.machines import SLOWER
 from benchmarks.chaos.plan import Planned
 from benchmarks.chaos.world import World
 
@@ -97,6 +98,7 @@ def _early(world: World, number: int) -> tuple[int, ...]:
 
 
 def _exits(world: World, what: str, within_s: float = 60.0) -> Course:
+    within_s *= SLOWER
     driver, deadline = world.driver, time.monotonic() + within_s
     while driver and driver.poll() is None:
         if time.monotonic() > deadline:
@@ -148,6 +150,8 @@ def continued_copy(world: World, planned: Planned) -> Course:
     except OSError:  # the disk is full, or a trial removes its folder just then
         shutil.rmtree(copy)
         return
+    # Two Open MPIs of one user may remove each other's session folder on a host.
+    world.disturbed = world.disturbed or world.machine.launcher == "mpiexec"
     with _other(world, copy) as other:
         while other.poll() is None:
             yield 0.1

@@ -17,7 +17,7 @@ from benchmarks.chaos.faults import CONTINUE, Course, chosen, fault
 from benchmarks.chaos.invariants import finished, finished_in
 from benchmarks.chaos.machines import marked, until
 from benchmarks.chaos.plan import Planned
-from benchmarks.chaos.world import World
+from benchmarks.chaos.world import DISK_FILES, World
 
 
 @fault(hold_s=(0.5, 3.0), cost_s=4)
@@ -34,6 +34,25 @@ def disk_full(world: World, planned: Planned) -> Course:
         finally:
             filler.unlink(missing_ok=True)
         yield 1.0  # a driver that has met it may be leaving
+
+
+@fault(weight=0.7, hold_s=(0.5, 3.0), cost_s=4)
+def no_inodes(world: World, planned: Planned) -> Course:
+    """The run's file system has bytes, but takes no further file for seconds."""
+    if not os.path.ismount(world.root / "disk"):
+        return
+    world.disturbed = True
+    folder = world.root / "disk" / "files"
+    with world.may_exit(1, CONTINUE):
+        try:
+            with contextlib.suppress(OSError):
+                folder.mkdir()
+                for number in range(2 * DISK_FILES):
+                    (folder / str(number)).touch()
+            yield planned.hold_s
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        yield 1.0
 
 
 def _fill(path: Path) -> None:

@@ -18,6 +18,7 @@ from slurm.minicluster import cluster as mini, daemons
 from slurm.minicluster.config import MiniclusterError
 
 NODES = 3  # of a round's allocation
+SLOWER = float(os.environ.get("CHAOS_SLOWER", "1"))  # all limits on time are so many times longer
 _PREEMPTION = """
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
@@ -59,7 +60,7 @@ class Local(Machine):
 
     def __init__(self) -> None:
         if os.geteuid() != 0:  # to mount a small disk
-            self.lacks = frozenset({"disk_full"})
+            self.lacks = frozenset({"disk_full", "no_inodes"})
         self.lacks |= _lacking_programs()
 
     def environment(self) -> dict[str, str]:
@@ -175,7 +176,7 @@ class Slurm(Machine):
         said = subprocess.run(
             ["salloc", f"-N{NODES}", "--no-shell", "--exclusive", "--mem=0", "--no-kill", "-t30"],
             env=daemons.environment(self.cluster.conf), capture_output=True, text=True,
-            timeout=120,
+            timeout=120 * SLOWER,
         ).stderr  # fmt: skip
         granted = [line for line in said.splitlines() if "Granted job allocation" in line]
         if not granted:
@@ -186,6 +187,7 @@ class Slurm(Machine):
         """End the allocation and bring every node back."""
         self.start_controller()
         for node in sorted(self.dead):
+            self.kill_slurmd(node)  # which was rebooted
             revive_node(self.cluster, node)
         self.dead.clear()
         if self.job:
@@ -257,6 +259,22 @@ class Slurm(Machine):
             daemons.start_daemon(config, "slurmctld", *options, "-f", str(config.daemons_conf))
             until(lambda: bool(self.ask("sinfo", "-h")), 30)
 
+    def kill_munged(self) -> None:
+        """The daemon without which nobody can prove to another who he is."""
+        log = f"{self.cluster.config.directory}/log/munged.log"
+        named = {pid for pid in processes.all_pids() if processes.name(pid) == "munged"}
+        processes.end_all(lambda: {pid for pid in named if log in processes.open_files(pid)})
+
+    def start_munged(self) -> None:
+        daemons.start_munged(self.cluster.config)
+
+    def reboot(self, node: str) -> None:
+        """A node dies with all that is on it, and is back before anybody has missed it."""
+        self.dead.add(node)
+        config = self.cluster.config
+        processes.end_all(lambda: daemons.node_processes(config, node))
+        daemons.start_daemon(config, "slurmd", "-b", "-f", str(config.daemons_conf), "-N", node)
+
     def kill_slurmd(self, node: str) -> None:
         """A node's daemon alone; its steps continue."""
         processes.end_all(lambda: self.on_node(node, "slurmd"))
@@ -298,7 +316,7 @@ def _lacking_programs() -> frozenset[str]:
 
 def until(condition: Callable[[], object], deadline_s: float) -> bool:
     """Wait until it holds; whether it does by then."""
-    deadline = time.monotonic() + deadline_s
+    deadline = time.monotonic() + deadline_s * SLOWER
     while not condition():
         if time.monotonic() > deadline:
             return False

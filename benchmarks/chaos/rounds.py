@@ -13,13 +13,14 @@ from pathlib import Path
 from benchmarks.chaos.drawing import FAULTS
 from benchmarks.chaos.faults import Course
 from benchmarks.chaos.invariants import check_round, check_session
-from benchmarks.chaos.machines import Machine
+from benchmarks.chaos.machines import SLOWER, Machine
 from benchmarks.chaos.plan import Plan, Planned
 from benchmarks.chaos.world import World
 
 TICK_S = 0.03
-ROUND_S = {"local": 900.0, "srun": 1200.0, "mpiexec": 1200.0}  # a round that takes longer is stuck
-ABORT_S = 5.0  # to print where it is
+# A round that takes longer is stuck.
+ROUND_S = {"local": 900.0 * SLOWER, "srun": 1200.0 * SLOWER, "mpiexec": 1200.0 * SLOWER}
+ABORT_S = 5.0 * SLOWER  # to print where it is
 
 
 @dataclass(frozen=True)

@@ -165,6 +165,31 @@ def kill_node(world: World, planned: Planned) -> Course:
         yield planned.hold_s
 
 
+@fault(launchers=SRUN, weight=0.7, hold_s=(5, 20), interrupts=2, cost_s=15)
+def reboot_node(world: World, planned: Planned) -> Course:
+    """A node starts anew, with another boot time; Slurm has not missed it."""
+    world.disturbed = world.lists_for_ever = True
+    nodes = [n for n in _slurm(world).nodes() if n not in _slurm(world).dead]
+    if len(nodes) < 2:
+        return
+    with world.may_exit(CONTINUE):
+        _slurm(world).reboot(chosen(nodes, planned))
+        yield planned.hold_s
+
+
+@fault(launchers=SRUN, hold_s=(1.0, 15.0), interrupts=2, cost_s=10)
+def kill_munge(world: World, planned: Planned) -> Course:
+    """Munge is away: every message between Slurm's programs is refused."""
+    world.disturbed = world.lists_for_ever = True
+    with world.may_exit(1, CONTINUE):
+        try:
+            _slurm(world).kill_munged()
+            yield planned.hold_s
+        finally:
+            _slurm(world).start_munged()
+        yield 1.0
+
+
 @fault(launchers=SRUN, hold_s=(2.0, 8.0), cost_s=4)
 def drain_node(world: World, planned: Planned) -> Course:
     """An administrator drains a node, and resumes it."""

@@ -26,6 +26,7 @@ from pathlib import Path
 from analysis import Trial, read_run
 from analysis.run.lock import driver_of
 from benchmarks.chaos.file_faults import _fill, _open_files
+from benchmarks.chaos.machines import SLOWER
 from benchmarks.chaos.study_worker import figure
 from benchmarks.chaos.world import CLOCK, ROOT
 
@@ -38,7 +39,7 @@ parameters: {num_nodes: [1, 2], x: {range: [1, 20]}}
 objective: {maximize: speed}
 budget: {trials: 100}
 """
-CONFIGURATIONS, WORKERS, ROUND_S = 40, 3, 150.0
+CONFIGURATIONS, WORKERS, ROUND_S = 40, 3, 150.0 * SLOWER
 
 
 class Shared:

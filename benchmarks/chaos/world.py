@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from benchmarks.chaos.machines import Machine, as_in_a_terminal, marked, peak_bytes
+from benchmarks.chaos.machines import SLOWER, Machine, as_in_a_terminal, marked, peak_bytes
 from benchmarks.chaos.plan import Plan
 from slurm import processes
 
 ROOT = Path(__file__).parents[2]
-STOP_S = 60.0  # from a request to stop to the driver's exit: grace for trials, and the report
-COMMAND_S = 120.0
-DISK_BYTES = 192 << 20
+COMMAND_S = 120.0 * SLOWER
+TIMEOUT_S = 90.0 * SLOWER
+DISK_BYTES, DISK_FILES = 192 << 20, 2000
 LIMIT_BYTES = 4 << 30  # of a driver's data: it fails before the machine does
 SPACE = """
 version: 1
@@ -36,7 +36,7 @@ parameters:
   case: [{cases}]
   x: [{xs}]
 objective: {{maximize: speed}}
-trial: {{timeout: 90s, no_progress_timeout: {no_progress_s:g}s, early_stop: false}}
+trial: {{timeout: {timeout_s:g}s, no_progress_timeout: {no_progress_s:g}s, early_stop: false}}
 budget: {{trials: {trials}, wall_time: 12h, expected_gain: 0}}
 finalists: {finalists}
 """
@@ -120,7 +120,7 @@ class World:
     def __enter__(self) -> World:
         for name in ("disk", "evidence", "clock", "bin"):
             (self.root / name).mkdir(parents=True)
-        if any(f.fault == "disk_full" for f in self.plan.faults):
+        if any(f.fault in ("disk_full", "no_inodes") for f in self.plan.faults):
             self._mount()
         text = SPACE.format(
             python=sys.executable,
@@ -131,7 +131,8 @@ class World:
             cases=", ".join(self.plan.cases),
             xs=", ".join(map(str, self.plan.xs)),
             trials=self.plan.trials,
-            no_progress_s=self.machine.no_progress_s,
+            timeout_s=TIMEOUT_S,
+            no_progress_s=self.machine.no_progress_s * SLOWER,
             finalists=f"{{max_repeats: {self.plan.repeats}}}" if self.plan.repeats else "false",
         )
         (self.root / "space.yaml").write_text(text)
@@ -154,7 +155,7 @@ class World:
 
     def _mount(self) -> None:
         disk = str(self.root / "disk")
-        size = f"size={DISK_BYTES}"
+        size = f"size={DISK_BYTES},nr_inodes={DISK_FILES}"
         subprocess.run(["mount", "-t", "tmpfs", "-o", size, "chaos", disk], check=True)
 
     @property

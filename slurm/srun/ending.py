@@ -22,7 +22,7 @@ from slurm.trial import Lease
 
 _SRUN_S = 5.0  # for an srun to notice that its ranks are gone
 _REPEAT_KILL_S = 5.0
-_HURRIED_S = 10.0  # that a step may stay in Slurm's list if somebody waits for the search to end
+_HURRIED_S = 10.0  # that a doubtful step may stay in Slurm's list before its nodes are asked
 _FIRST_POLL_S, _LAST_POLL_S = 0.1, 2.0
 _OTHERS = re.compile(r"[\d_+]+\.\d+ (?!meshtune-)")  # steps, but for the job's own ``batch``
 
@@ -53,8 +53,8 @@ class StepEnder:
 
         Through Slurm: SIGKILL to srun's process group would leave its tasks running. Its srun has
         ``said`` on standard error. If ``doubtful``, Slurm's list proves nothing, and srun may have
-        been stopped. Once ``stop`` is set, nodes are asked soon, and what Slurm lists is not waited
-        for if they are free.
+        been stopped. Then, and once ``stop`` is set, nodes are asked soon, and what Slurm lists is
+        not waited for if they are free.
 
         Returns the nodes not proven free. If all are, and Slurm still lists the step, a message
         says so: somebody may have killed the step daemon that its ranks waited for.
@@ -77,7 +77,7 @@ class StepEnder:
         once = replace(self.proof, deadline_s=0.0, patience_s=0.0)
 
         def free() -> bool:
-            return stop.is_set() and not once.unproven(nodes, step.marks)
+            return (doubtful or stop.is_set()) and not once.unproven(nodes, step.marks)
 
         if doubtful:
             srun.kill()  # not its group: its second process still ends what it can

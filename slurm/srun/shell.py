@@ -31,11 +31,11 @@ _KEPT = {
 
 
 # Messages of Slurm 22.05 to 25 for a controller that is away, busy, or being replaced by its
-# backup; and for an unknown job or step.
+# backup, or while munge is away; and for an unknown job or step.
 _NO_ANSWER = re.compile(
     r"[Uu]nable to contact slurm|Socket timed out|Zero Bytes were transmitted|in standby mode"
     r"|Communication (?:connection|shutdown) failure|Message (?:send|receive) failure"
-    r"|Unexpected message received|Connection (?:refused|reset|timed out)"
+    r"|Unexpected message received|Connection (?:refused|reset|timed out)|authentication error"
 )
 _UNKNOWN_JOB = re.compile(r"Invalid job id specified")
 

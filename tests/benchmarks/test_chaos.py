@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chaos import studies
-from benchmarks.chaos.__main__ import Record, table
+from benchmarks.chaos.__main__ import Record, parsed, table
 from benchmarks.chaos.drawing import FAULTS, draw
 from benchmarks.chaos.machines import Local
 from benchmarks.chaos.plan import Plan, Planned
@@ -133,6 +133,13 @@ def test_the_table_counts_the_faults_of_rounds_that_failed_as_mishandled() -> No
     assert "| kill_rank | 1 | - | 1 of 1 |" in lines
     assert "| *rounds that failed* | 1 | 0 |  |" in lines
     assert "| *seconds of a round, median (most)* | 20 (30) | 5 (5) |  |" in lines
+
+
+def test_the_page_has_the_table_of_the_recorded_rounds() -> None:
+    root = Path(__file__).parents[2]
+    lines = (root / "benchmarks" / "chaos" / "rounds.jsonl").read_text().splitlines()
+    page = (root / "docs" / "results" / "reliability.md").read_text()
+    assert table([parsed(line) for line in lines]) in page
 
 
 def test_every_fault_of_a_plan_comes_before_its_end() -> None:

@@ -254,8 +254,7 @@ class Driver:
             self.pool.remove(node)
         self.pool.release(running.lease)
         self._put_aside_too_wide()
-        kind, on = Kind(end.kind), outcome.suspect_nodes
-        if counts and (ending := self._failures.note(kind, end.message, self.state, on)):
+        if counts and (ending := self._failures.note(end, self.state, outcome.suspect_nodes)):
             self.stop(ending)
 
     def _end(self, number: int, attempt: int, nodes: tuple[str, ...], outcome: Outcome) -> Ended:

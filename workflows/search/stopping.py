@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from analysis import Run
+from analysis import Ended, Run
 from slurm import Kind
 
 DONE, FAILED, CONTINUE, INTERRUPTED = 0, 1, 3, 130
-MAX_IN_A_ROW = 8  # attempts in a row that crash or cannot start
+MAX_IN_A_ROW = 8  # attempts in a row that crash or cannot start, or trials that are given up
 _NO_PROGRAM = re.compile(r"no (?:such )?program|execve\(\): .*(?:No such file|Permission denied)")
 
 
@@ -32,15 +32,22 @@ class RepeatedFailures:
 
     def __init__(self) -> None:
         self._latest: deque[Kind] = deque(maxlen=MAX_IN_A_ROW)
+        self._given_up = 0  # trials in a row whose attempts the machine or somebody has ended
 
-    def note(self, kind: Kind, message: str, run: Run, on: Collection[str] = ()) -> Ending | None:
+    def note(self, end: Ended, run: Run, on: Collection[str] = ()) -> Ending | None:
         """Why the search should end after this attempt; None if it should not.
 
-        The failure is held against the nodes ``on``; a program may be missing there alone.
+        ``end`` is of the attempt, which ``run`` has. The failure is held against the nodes ``on``; a
+        program may be missing there alone.
         """
+        kind, message = Kind(end.kind), end.message
         if kind.row.cause == "driver":
             return None
         never = not any(t.ok for t in run.trials.values())
+        self._given_up = 0 if kind.observed else self._given_up + end.final
+        if self._given_up == MAX_IN_A_ROW:
+            reason = f"the last {MAX_IN_A_ROW} trials were given up; the last one: {message}"
+            return Ending(reason, FAILED if never else CONTINUE)
         missing = kind is Kind.LAUNCH_FAILURE and not on and _NO_PROGRAM.search(message)
         if never and (missing or (kind is Kind.CRASH and run.is_nobodys(message))):
             return Ending(f"every configuration would fail so: {message}", FAILED)

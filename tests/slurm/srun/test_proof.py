@@ -248,6 +248,26 @@ def test_nodes_are_asked_where_a_trial_may_have_started_a_step(
     assert found == asked
 
 
+@pytest.mark.parametrize(("doubtful", "waited_for"), [(True, []), (False, ["7.1"])])
+def test_a_step_whose_agents_are_lost_is_not_waited_for_if_its_nodes_are_free(
+    monkeypatch: pytest.MonkeyPatch, doubtful: bool, waited_for: list[str]
+) -> None:
+    """Slurm lists the step of a killed daemon for a minute; a healthy one may end slowly."""
+    monkeypatch.setattr("slurm.srun.ending._HURRIED_S", -1.0)
+    controller = FakeController(["7.1|t-1|n1"])
+    allocation = Allocation("7", controller)
+    proof = NodeProof(GENERIC, allocation, run=lambda *_: clean(["n1"]))
+    ender = StepEnder(allocation, proof, gone_deadline_s=0.2, patience_s=0.0)
+    with subprocess.Popen(["true"]) as srun:
+        srun.wait()
+        step = Step("t-1", Lease("1", ("n1",)), frozenset({"t-1"}), srun)
+        assert ender.end(step, str, threading.Event(), doubtful) == (
+            (),
+            "Slurm could not end its step 7.1",
+        )
+    assert controller.cancelled == waited_for
+
+
 def test_silence_of_the_controller_proves_nothing_and_stops_nothing() -> None:
     controller = FakeController(["7.1|t-1|n1"])
     allocation = Allocation("7", controller)

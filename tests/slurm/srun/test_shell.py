@@ -34,6 +34,7 @@ def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
         ("slurm_load_jobs error: Socket timed out on send/recv operation", NoAnswerError),
         ("slurm_load_jobs error: Zero Bytes were transmitted or received", NoAnswerError),
         ("slurm_load_jobs error: Slurm backup controller in standby mode", NoAnswerError),
+        ("slurm_load_jobs error: Protocol authentication error", NoAnswerError),  # no munge
         ("slurm_load_jobs error: Invalid job id specified", UnknownJobError),
         ("squeue: error: Invalid user: nobody2", SlurmError),
     ],

@@ -181,3 +181,31 @@ def test_a_trial_that_alone_cannot_be_launched_is_given_up(make_driver: MakeDriv
     assert driver.run() == Ending("budget: 6 trials", DONE)
     assert driver.state.trials[2].kind == "launch_failure"
     assert len(driver.state.trials[2].attempts) == MAX_RETRIES + 1
+
+
+@pytest.mark.parametrize(("successes", "code"), [(0, FAILED), (2, CONTINUE)])
+def test_a_search_whose_attempts_are_all_ended_by_others_is_ended(
+    make_driver: MakeDriver, successes: int, code: int
+) -> None:
+    """No configuration is to blame, so that the budget would never be used up."""
+
+    def script(number: int, attempt: int, lease: Lease) -> Outcome:
+        killed = Outcome(Kind.PREEMPTED, message="rank 0 was sent signal 9 from outside")
+        return ok() if number <= successes else killed
+
+    driver = make_driver(virtual(script), trials=30)
+    ending = driver.run()
+    assert ending.code == code
+    assert "the last 8 trials were given up; the last one: rank 0 was sent" in ending.reason
+    given_up = [t for t in driver.state.trials.values() if t.ended and not t.ok]
+    assert {(t.kind, len(t.attempts)) for t in given_up} == {("preempted", MAX_RETRIES + 1)}
+    assert 8 <= len(given_up) <= 10
+
+
+def test_trials_that_are_given_up_among_others_end_no_search(make_driver: MakeDriver) -> None:
+    def script(number: int, attempt: int, lease: Lease) -> Outcome:
+        return ok() if number % 3 == 0 else Outcome(Kind.PREEMPTED)
+
+    driver = make_driver(virtual(script), trials=6)
+    assert driver.run() == Ending("budget: 6 trials", DONE)
+    assert sum(t.kind == "preempted" for t in driver.state.trials.values()) >= 8
