@@ -37,8 +37,8 @@ class RepeatedFailures:
     def note(self, end: Ended, run: Run, on: Collection[str] = ()) -> Ending | None:
         """Why the search should end after this attempt; None if it should not.
 
-        ``end`` is of the attempt, which ``run`` has. The failure is held against the nodes ``on``; a
-        program may be missing there alone.
+        ``end`` is of the attempt, which ``run`` has. The failure is held against the nodes ``on``:
+        a program may be missing there alone.
         """
         kind, message = Kind(end.kind), end.message
         if kind.row.cause == "driver":
