@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from search_spaces.errors import SpaceError
@@ -18,6 +19,7 @@ TRIAL_PLACEHOLDERS: dict[str, ValueType] = {
     "measured_steps": "number",
 }
 
+_BELOW = re.compile(r"\{trial_dir\}/(?=[^\s,;])")
 _EXCLUDE = "exclude such configurations by a constraint"
 
 
@@ -64,7 +66,7 @@ class CommandTrainer(Trainer):
             if any("config.json" in text or "trial.json" in text for text in texts):
                 return None  # such a file has all parameters
             # A path below the trial's folder is no place to read parameters from.
-            found.update(*(templates.names(text.replace("{trial_dir}/", "")) for text in texts))
+            found.update(*(templates.names(_BELOW.sub("", text)) for text in texts))
         for file in self.spec.files.values():
             found.update(*(templates.names(text) for text in config_files.texts(file.set)))
             for case in file.cases:

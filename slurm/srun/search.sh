@@ -14,10 +14,6 @@ driver='' interrupted='' cancelled=''
 trap 'interrupted=USR1; [ -z "$driver" ] || kill -USR1 "$driver"' USR1
 trap 'interrupted=TERM; cancelled=1; [ -z "$driver" ] || kill -TERM "$driver"' TERM
 @environment@
-# Bash acts on a signal that comes just before it waits only when that wait ends: so it ends.
-trap 'interrupted=${interrupted:-WINCH}' WINCH
-while sleep 20 && kill -WINCH $$; do :; done > /dev/null 2>&1 &
-ticker=$!
 @search@ &
 driver=$!
 [ -z "$interrupted" ] || kill -"$interrupted" "$driver"  # it came before there was a driver
@@ -27,7 +23,6 @@ while
     code=$?
     [ -n "$interrupted" ]
 do :; done
-kill "$ticker" 2> /dev/null
 
 # 3: there is work left. Above 128, the driver was killed, for its memory perhaps; the journal is
 # whole, and the next one settles what this one left. 130 is somebody's wish.

@@ -91,8 +91,6 @@ def test_a_space_is_predicted_for_another_cluster(capsys: pytest.CaptureFixture[
         (["--model", "llama_8b", "--cluster", "dgx"], "--cluster: found 'dgx'"),
         ([*MODEL, "--framework", "nemo"], "--framework: found 'nemo', accepted one of"),
         ([*MODEL, "--framework", "fsdp", "--global-batch-size", "7"], "--global-batch-size: found"),
-        (["--model", "deepseek_v3", "--cluster", "dgx_h100", "--framework", "meshtune"],
-         "which the built-in trainer does not train"),
     ],
 )  # fmt: skip
 def test_a_wrong_option_is_named(

@@ -17,7 +17,7 @@ import pytest
 
 import meshtune
 from analysis import RunBusyError, RunError, read_run
-from analysis.run import workers
+from analysis.run import lock
 from analysis.run.lock import driver_of
 from meshtune import Study
 
@@ -113,7 +113,7 @@ def test_every_configuration_is_asked_for_and_told_once(
     assert {(trial.kind, len(trial.attempts)) for trial in run.trials.values()} == {("ok", 1)}
     assert len((folder / "results.csv").read_text().splitlines()) == CONFIGURATIONS + 1
     assert driver_of(folder) is None and [f.name for f in (folder / "workers").iterdir()] == [
-        workers.TURN_NAME
+        lock.TURN_NAME
     ]
 
 
