@@ -17,7 +17,7 @@ import pytest
 
 import meshtune
 from analysis import RunBusyError, RunError, read_run
-from analysis.run import lock
+from analysis.run import lock, workers
 from analysis.run.lock import driver_of
 from meshtune import Study
 
