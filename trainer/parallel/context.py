@@ -127,8 +127,8 @@ def _ring_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
 
 
 _ring.register_fake(
-    lambda query, *_: (
-        query.new_empty(query.shape),
+    lambda query, key, value, group: (
+        query.new_empty(*query.shape[:3], value.size(-1)),
         query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32)),
     )
 )
