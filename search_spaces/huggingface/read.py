@@ -25,13 +25,14 @@ from search_spaces.huggingface.architectures import (
 )
 from search_spaces.huggingface.keys import Keys
 from search_spaces.language.schema import ModelFile
-from trainer.plan.model import ROPE_KEYS
+from trainer.plan.model import ROPE_DEFAULTS, ROPE_KEYS
 
 MAX_BYTES = 1_000_000
 USUAL_LENGTH = 8192  # tokens of a training sequence, where a model could take more
 _INSIDE = "text_config"  # the language model of one that also reads pictures
 _TOWER = "vision_config"  # what reads them
 _COUNTING_S = 300
+_MOST_SCALE = 100  # of YaRN, as a model's record takes it
 _PROGRAM = """
 import json, sys
 import torch
@@ -77,13 +78,25 @@ def read_config(path: Path, seq_length: int | None = None) -> ModelFile:
         shape["rope_theta"] = float(theta)
     if isinstance(eps := keys.given("rms_norm_eps"), float):
         shape["norm_eps"] = eps
-    way = keys.rope("rope_type") or keys.rope("type")
-    if way == "llama3" or (way == "yarn" and "kv_lora_rank" in shape):
-        shape["rope_type"] = way
-        stated = {ours: keys.rope(key) for key, ours in ROPE_KEYS[way].items()}
-        shape |= {name: value for name, value in stated.items() if value is not None}
+    shape |= _stretched(keys, "kv_lora_rank" in shape)
     model = _record(keys, kind, shape)
     return model if total is None else _with_all(keys, model, total)
+
+
+def _stretched(keys: Keys, latent: bool) -> dict[str, Any]:
+    """How positions are stretched, if as the built-in trainer does it; else it is not priced."""
+    way = keys.rope("rope_type") or keys.rope("type")
+    if way == "yarn":
+        # Unlike scales, or none, make the rotary channels of keys larger, and no others.
+        scales = [keys.rope(key) for key in ("mscale", "mscale_all_dim")]
+        equal = scales[0] == scales[1] and isinstance(scales[0], (int, float))
+        if not (latent and equal and 0 < scales[0] <= _MOST_SCALE):
+            return {}
+    elif way != "llama3":
+        return {}
+    found = {key: keys.rope(key) for key in ROPE_KEYS[way]}
+    stated = ROPE_DEFAULTS[way] | {key: v for key, v in found.items() if v is not None}
+    return {"rope_type": way, **{ROPE_KEYS[way][key]: value for key, value in stated.items()}}
 
 
 def _with_all(keys: Keys, model: ModelFile, total: int) -> ModelFile:

@@ -32,11 +32,17 @@ class ModelShape(ModelConfig, Described):
         self.check_together(_TOGETHER)
         return self
 
+    @model_validator(mode="after")
+    def _is_latent_alone(self) -> ModelShape:
+        """Other trainers may have more beside latent attention, see ``beyond_trainer``."""
+        return self
+
     @property
     def beyond_trainer(self) -> list[str]:
         """Keys that describe what the built-in trainer cannot train."""
         own = ModelShape.model_fields.keys() - ModelConfig.model_fields.keys()
-        return [name for name in ModelShape.model_fields if name in own and getattr(self, name)]
+        found = [name for name in ModelShape.model_fields if name in own and getattr(self, name)]
+        return found + self.beside_latent
 
     @property
     def mixture(self) -> Mixture | None:

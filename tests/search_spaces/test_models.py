@@ -132,10 +132,8 @@ LATENT = {
         ({"expert_ffn_hidden_size": None}, "expert_ffn_hidden_size must be, too"),
         ({"num_experts": 0}, "without num_experts"),
         ({"dense_layers": 5}, "dense_layers 5 is more than num_layers 4"),
-        ({**LATENT, "qk_norm": True}, "qk_norm beside kv_lora_rank: remove it"),
-        ({**LATENT, "v_head_dim": 13}, "a v_head_dim above keys' size beside kv_lora_rank"),
-        ({**LATENT, "num_kv_heads": 2}, "num_kv_heads beside kv_lora_rank"),
-        ({**LATENT, "positions": "learned"}, "learned positions beside kv_lora_rank"),
+        ({"topk_group": 2}, "topk_group 2 is more than n_group 1"),
+        ({"rope_mscale": 0.5}, "rope_mscale 0.5 without rope_type yarn"),
         ({"rope_type": "yarn"}, "without latent attention: set kv_lora_rank"),
         ({"n_group": 3}, "groups need as many experts each, two or more"),
         ({"n_group": 4, "topk_group": 2}, "groups need as many experts each, two or more"),
@@ -150,3 +148,35 @@ def test_a_shape_that_contradicts_itself_is_refused(changes: Any, said: str) -> 
     given = {key: value for key, value in {**MIXTURE, **changes}.items() if value is not None}
     with pytest.raises(ValueError, match=said):
         ModelShape(**given)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("router_score", "sigmoid"), ("norm_topk_prob", False), ("routed_scaling_factor", 2.0),
+        ("n_group", 2), ("topk_group", 2),
+    ],
+)  # fmt: skip
+def test_a_router_without_experts_is_refused(key: str, value: Any) -> None:
+    dense = {name: each for name, each in MIXTURE.items() if "expert" not in name}
+    ModelShape(**dense)
+    with pytest.raises(ValueError, match=f"{key} without num_experts"):
+        ModelShape(**dense, **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"qk_norm": True}, "qk_norm"),
+        ({"v_head_dim": 13}, "a v_head_dim above keys' size"),
+        ({"num_kv_heads": 2}, "num_kv_heads"),
+        ({"positions": "learned"}, "learned positions"),
+    ],
+)
+def test_only_the_built_in_trainer_refuses_more_beside_latent_attention(
+    changes: Any, said: str
+) -> None:
+    given = {**MIXTURE, **LATENT, **changes}
+    assert ModelShape(**given).beyond_trainer == [said]
+    with pytest.raises(ValueError, match=f"{said} beside kv_lora_rank: remove it"):
+        ModelConfig(**given)

@@ -178,14 +178,6 @@ MORE_COMPILED = [
         "compiled depth, no overlap", "gpt", 2, gz=2, mbs=8, gas=2, compile=True,
         overlap_reduce_scatter=False, overlap_all_gather=False,
     ),
-    job(
-        "compiled zero bubble", "llama", 4, tp=2, pp=2, vpp=2, mbs=4, gas=4, compile=True,
-        pipeline_schedule="ZBVZeroBubble",
-    ),
-    job(
-        "compiled zero bubble, full", "gpt", 2, pp=2, vpp=2, mbs=4, gas=4, zero_stage=1,
-        compile=True, recompute="full", pipeline_schedule="InterleavedZeroBubble",
-    ),
 ]  # fmt: skip
 QUICK_SIXTEEN = [("bf16", 3), ("fp16", 2)]
 OTHER_SIXTEEN = [("bf16", 0), ("bf16", 1), ("bf16", 2), ("fp16", 0), ("fp16", 1), ("fp16", 3)]

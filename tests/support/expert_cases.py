@@ -172,6 +172,7 @@ def every_latent_layout() -> list[dict[str, Any]]:
         case("latent-dense", pp=2, vpp=2, pipeline_schedule="ZBVZeroBubble", tp=2),
         case("latent-dense", tp=2, tune_kernels=True, chunked_loss=True),
         case("latent-dense", zero_stage=3, recompute="selective", chunked_loss=True),
+        case("latent-dense", 2, cp=2, compile=True),
         case("gated", ep=2, pp=2, zero_stage=3, recompute="full"),
         case("gated-each", ep=2, zero_stage=3, recompute="full", **SP),
         case("gated-each", ep=4, cp=2, zero_stage=1, recompute="selective", **SP),

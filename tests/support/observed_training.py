@@ -77,7 +77,7 @@ def gradient_errors(training: Trainer, config: TrainConfig, data: Any) -> dict[s
     cross_entropy(plain(tokens), targets, None).backward()
     expected = dict(plain.named_parameters())
     training.weights.start_step()
-    training.run(*training._read(0, data))
+    training.run(training._read(0, data))
     training.depth.finish()
     training.weights.finish_gradients()
     errors: dict[str, float] = {}

@@ -15,7 +15,7 @@ from typing import Any
 
 from foundation.documents import read_document
 from trainer.plan.limits import ConfigError
-from trainer.plan.model import ROPE_KEYS, ModelConfig
+from trainer.plan.model import ROPE_DEFAULTS, ROPE_KEYS, ModelConfig
 
 _LAYER = re.compile(r"blocks\.(\d+)\.(.+)\.(weight|bias)")
 
@@ -115,7 +115,7 @@ def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
         known["model_type"] = wanted["model_type"]
     rope = known.get("rope_parameters") or known.get("rope_scaling") or {}
     known["rope_type"] = rope.get("type", "default")
-    known |= rope
+    known |= ROPE_DEFAULTS.get(rope.get("rope_type", rope.get("type")), {}) | rope
     if not known.get("layer_types"):
         known["layer_types"] = _layer_types(known, model.num_layers)
     heads = known.get("num_attention_heads")

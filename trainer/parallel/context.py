@@ -96,7 +96,7 @@ class _RingAttention(torch.autograd.Function):
                 seen = (keys[:, :, :half], values[:, :, :half])
                 found = block_gradients(grad, query, *seen, whole, False)
                 of_query += found[0]
-                part = _packed(*(F.pad(each, (0, 0, 0, half)) for each in found[1:]))
+                part = _packed(*found[1:], missing=half)
             else:
                 late = (grad[:, :, half:], query[:, :, half:])
                 found = block_gradients(*late, keys, values, second, False)
@@ -127,8 +127,8 @@ def _ring_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
 
 
 _ring.register_fake(
-    lambda query, *_: (
-        query.new_empty(query.shape),
+    lambda query, key, value, group: (
+        query.new_empty(*query.shape[:3], value.size(-1)),
         query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32)),
     )
 )
@@ -139,12 +139,13 @@ _ring.register_autograd(
 )
 
 
-def _packed(key: Tensor, value: Tensor) -> Tensor:
-    """Both, whose channels may differ in number, as one message."""
-    both = key.new_empty(key.numel() + value.numel())
-    for part, own in zip(_unpacked(both, key, value), (key, value), strict=True):
-        part.copy_(own)
-    return both
+def _packed(key: Tensor, value: Tensor, missing: int = 0) -> Tensor:
+    """Both, whose channels may differ in number, as one message; zeros for missing positions."""
+    if key.shape == value.shape:  # fewer kernels than one for each
+        both = torch.stack((key, value))
+        return (F.pad(both, (0, 0, 0, missing)) if missing else both).flatten()
+    parts = (F.pad(each, (0, 0, 0, missing)) if missing else each for each in (key, value))
+    return torch.cat([each.flatten() for each in parts])
 
 
 def _unpacked(both: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """The split products of ``products`` as torch operators.
 
 The compiler takes each as one node, where a function with a collective would break the graph, and
-kernels that are chosen or deferred later would be those of the first pass; its selective
+kernels that are chosen later would be those of the first pass; its selective
 recomputation can keep their outputs. Eager training uses the autograd functions of ``tensor``,
 whose dispatch is cheaper.
 """
@@ -48,10 +48,12 @@ column_linear.register_fake(
 
 @torch.library.custom_op("meshtune::product_backward", mutates_args=())
 def _product_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, deferred: bool, has_bias: bool, group: str,
-    sequence: bool,
+    grad: Tensor, x: Tensor, weight: Tensor, has_bias: bool, group: str, sequence: bool
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of x, W and the bias, empty for what has none here."""
+    """Gradients of x, W and the bias, which is empty without.
+
+    None is put off: the compiler reuses the memory of ``grad`` and ``x`` afterwards.
+    """
     found = column_backward(
         grad, x, weight, weight, has_bias, _groups[group], sequence, _kernels[group]
     )
@@ -60,9 +62,9 @@ def _product_backward(
 
 
 _product_backward.register_fake(
-    lambda grad, x, weight, deferred, has_bias, *_: (
+    lambda grad, x, weight, has_bias, *_: (
         x.new_empty(x.shape),
-        grad.new_empty((0,) if deferred else weight.shape),
+        grad.new_empty(weight.shape),
         grad.new_empty(weight.size(0) if has_bias else 0),
     )
 )
@@ -75,12 +77,11 @@ def _column_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _column_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    deferred = not ctx.needs_input_grad[1]
     of_x, of_weight, of_bias = _product_backward(
-        grad.contiguous(), *ctx.saved_tensors, deferred, ctx.has_bias, ctx.group, ctx.sequence
+        grad.contiguous(), *ctx.saved_tensors, ctx.has_bias, ctx.group, ctx.sequence
     )
     of_bias = of_bias if ctx.has_bias else None
-    return of_x, None if deferred else of_weight, of_bias, None, None, None
+    return of_x, of_weight, of_bias, None, None, None
 
 
 column_linear.register_autograd(_column_gradients, setup_context=_column_setup)

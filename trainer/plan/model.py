@@ -17,13 +17,16 @@ Together = Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
 TOGETHER: Together = {
     "num_experts": (
         ("experts_per_token", "expert_ffn_hidden_size"),
-        ("shared_ffn_hidden_size", "dense_layers"),
+        (
+            "shared_ffn_hidden_size", "dense_layers", "router_score", "norm_topk_prob",
+            "routed_scaling_factor", "n_group", "topk_group",
+        ),
     ),
     "windowed_layers": (("window_size",), ()),
     "qk_norm": ((), ("qk_norm_all_heads",)),
     "shared_ffn_hidden_size": ((), ("shared_expert_gate",)),
     "kv_lora_rank": (("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), ("q_lora_rank",)),
-}
+}  # fmt: skip
 
 
 _STRETCHED = {"factor": "rope_factor", "original_max_position_embeddings": "rope_original_length"}
@@ -38,6 +41,8 @@ ROPE_KEYS = {
     },
 }  # fmt: skip
 """For each way of stretching positions the keys of ``transformers``, and ours."""
+ROPE_DEFAULTS = {"llama3": {}, "yarn": {"beta_slow": 1.0, "beta_fast": 32.0}}
+"""Those that a file may leave out."""
 _MIXED = "num_experts kv_lora_rank shared_ffn_hidden_size"
 _GROUPED = "q_lora_rank dense_layers routed_scaling_factor n_group topk_group"
 _KINDS = {
@@ -139,8 +144,10 @@ class ModelConfig(Record):
                 f"experts_per_token {self.experts_per_token} is more than num_experts "
                 f"{self.num_experts}"
             )
+        if self.topk_group > self.n_group:
+            raise ValueError(f"topk_group {self.topk_group} is more than n_group {self.n_group}")
         size, part = divmod(self.num_experts, self.n_group)
-        enough = size * min(self.topk_group, self.n_group) >= (self.experts_per_token or 0)
+        enough = size * self.topk_group >= (self.experts_per_token or 0)
         if self.n_group > 1 and (part or size < 2 or not enough):
             raise ValueError(
                 f"num_experts {self.num_experts}, n_group {self.n_group}, topk_group "
@@ -161,6 +168,10 @@ class ModelConfig(Record):
             )
         if self.positions == "rotary" and self.rotary_size % 2:
             raise ValueError(f"rotary positions need an even head size, not {self.rotary_size}")
+        if self.rope_type != "yarn" and self.rope_mscale != 1:
+            raise ValueError(f"rope_mscale {self.rope_mscale} without rope_type yarn: remove it")
+        if self.rope_type == "yarn" and not self.kv_lora_rank:
+            raise ValueError("rope_type yarn without latent attention: set kv_lora_rank")
         between = self.rope_high_freq_factor - self.rope_low_freq_factor
         if between < 0 or (between == 0 and self.rope_type == "llama3"):
             raise ValueError(
@@ -171,28 +182,30 @@ class ModelConfig(Record):
 
     @model_validator(mode="after")
     def _is_latent_alone(self) -> ModelConfig:
-        """Refuse what latent attention has not beside it, and YaRN, which it alone has."""
+        """Refuse what latent attention has not beside it."""
+        if found := self.beside_latent:
+            raise ValueError(f"{', '.join(found)} beside kv_lora_rank: remove it")
+        return self
+
+    @property
+    def beside_latent(self) -> list[str]:
+        """What this trainer's latent attention has not."""
         if (latent := self.latent) is None:
-            if self.rope_type == "yarn":
-                raise ValueError("rope_type yarn without latent attention: set kv_lora_rank")
-            return self
+            return []
         size = latent.key_size + latent.rotary_size
         plain = ("head_size", "qk_norm", "qkv_bias", "windowed_layers")
         found = [name for name in plain if getattr(self, name)]
         found += ["num_kv_heads"] * (self.kv_heads != self.num_heads)
         found += ["learned positions"] * (self.positions != "rotary")
         # Kernels take values of as many channels as keys: fewer are filled up.
-        found += ["a v_head_dim above keys' size"] * (latent.value_size > size)
-        if found:
-            raise ValueError(f"{', '.join(found)} beside kv_lora_rank: remove it")
-        return self
+        return found + ["a v_head_dim above keys' size"] * (latent.value_size > size)
 
     def check_together(self, together: Together) -> None:
         """Raise ValueError for a key without the others that it needs."""
         for key, (needed, others) in together.items():
-            own = (*needed, *others)
+            fields = {name: type(self).model_fields[name] for name in (*needed, *others)}
             lacking = [name for name in needed if not getattr(self, name)]
-            found = [name for name in own if getattr(self, name)]
+            found = [name for name, one in fields.items() if getattr(self, name) != one.default]
             if getattr(self, key) and lacking:
                 raise ValueError(f"{key} is given: {', '.join(lacking)} must be, too")
             if not getattr(self, key) and found:

@@ -261,6 +261,30 @@ def test_a_sequence_is_as_long_as_training_usually_has_it(tmp_path: Path) -> Non
     assert read(tmp_path, {**LLAMA, "rope_parameters": stretched}).seq_length == 4096
 
 
+def test_yarn_is_read_where_the_built_in_trainer_has_it(tmp_path: Path) -> None:
+    lite = MIXTURES["deepseek-ai/DeepSeek-V2-Lite"]
+    stated = {**YARN, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707}
+    del stated["beta_slow"]
+    model = read(tmp_path, {**lite, "rope_scaling": stated})
+    assert (model.rope_type, model.rope_mscale) == ("yarn", 0.707)
+    assert (model.rope_low_freq_factor, model.rope_high_freq_factor) == (1, 32)
+    check_config(model.config(), {**lite, "rope_scaling": stated})
+    for scales in ({"mscale": 0.5}, {"mscale": None}, {"mscale": 0, "mscale_all_dim": 0}):
+        file = {**lite, "rope_scaling": {**stated, **scales}}
+        model = read(tmp_path, file)
+        assert model.rope_factor == 1
+        with pytest.raises(ConfigError, match="rope_type is 'yarn' there"):
+            check_config(model.config(), file)
+
+
+@pytest.mark.parametrize(("kind", "eps"), [("llama", 1e-6), ("mistral", 1e-6), ("mixtral", 1e-5)])
+def test_what_norms_add_is_the_architectures_where_a_file_does_not_say(
+    kind: str, eps: float, tmp_path: Path
+) -> None:
+    assert read(tmp_path, {"model_type": kind}).norm_eps == eps
+    assert read(tmp_path, {"model_type": kind, "rms_norm_eps": 2e-5}).norm_eps == 2e-5
+
+
 def test_both_places_of_the_rotary_base_are_read(tmp_path: Path) -> None:
     assert read(tmp_path, {**LLAMA, "rope_theta": 500000}).rope_theta == 5e5
     since_5 = {"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}

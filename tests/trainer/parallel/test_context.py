@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+import trainer.parallel.context  # the operators' names
 from trainer.parallel.attention import attend_block, block_gradients
 from trainer.plan.axes.cp import held_chunks
 from trainer.plan.config import TrainConfig
@@ -54,6 +56,13 @@ def test_a_block_is_attention_with_the_sum_that_joins_it_to_others(
     torch.testing.assert_close(found.output.float(), expected.detach(), **tolerance)
     for one, leaf in zip(grads, leaves, strict=True):
         torch.testing.assert_close(one.float(), leaf.grad, **tolerance)
+
+
+def test_the_compiler_expects_as_many_channels_of_the_ring_as_values_have() -> None:
+    with FakeTensorMode():
+        query, key, value = (torch.empty(2, 4, 12, channels) for channels in (24, 24, 16))
+        output, log_sum = trainer.parallel.context._ring(query, key, value, "no group")
+    assert output.shape == (2, 4, 12, 16) and log_sum.shape == (2, 4, 12)
 
 
 MODEL = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "vocab_size": 32, "seq_length": 12}

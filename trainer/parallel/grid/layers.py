@@ -130,6 +130,9 @@ def _gathered_block(x: Tensor, leaf: Tensor, number: Tensor, rows: int) -> Tenso
 @torch.library.custom_op("meshtune::scatter_block", mutates_args=())
 def _scattered(grad: Tensor, leaf: Tensor, number: Tensor) -> Tensor:
     block = _blocks[int(number)]
+    if block.depth.scatters_late:
+        # The collective still reads after this returns, when the compiler reuses the memory.
+        grad = grad.to(block.depth.wire, copy=True)
     share = block.depth.scatter(grad, block)
     return torch.empty_like(leaf) if share is None else share
 
