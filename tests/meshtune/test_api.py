@@ -211,11 +211,11 @@ def test_a_figure_is_saved_as_svg_or_pdf_alone(names: dict[str, Any], tmp_path: 
     with pytest.raises(ArgumentError, match=r"^form='png': .*svg or pdf.* PNG .* page"):
         figure.encoded("png")
     for path in ("x.png", "x"):
-        with pytest.raises(ArgumentError, match="^form="):
+        with pytest.raises(ArgumentError, match=r"^form="):
             figure.savefig(tmp_path / path)
-    with pytest.raises(ArgumentError, match="^dpi=300: accepted a path alone"):
+    with pytest.raises(ArgumentError, match=r"^dpi=300: accepted a path alone"):
         figure.savefig(tmp_path / "x.pdf", dpi=300)
-    with pytest.raises(ArgumentError, match="^path="):
+    with pytest.raises(ArgumentError, match=r"^path="):
         figure.savefig(io.BytesIO())
     assert not list(tmp_path.iterdir())
 
@@ -223,9 +223,9 @@ def test_a_figure_is_saved_as_svg_or_pdf_alone(names: dict[str, Any], tmp_path: 
 def test_effects_take_no_choices_and_their_unit_as_name() -> None:
     table = pd.DataFrame({"tp": [1, 2, 4, 8] * 4, "speed": range(16)})
     found = meshtune.sensitivity(table, "speed")
-    with pytest.raises(ArgumentError, match="^choices='effect': .*`name`"):
+    with pytest.raises(ArgumentError, match=r"^choices='effect': .*`name`"):
         meshtune.plot(found, effect="s")
-    with pytest.raises(ArgumentError, match="^choices='by': accepted none"):
+    with pytest.raises(ArgumentError, match=r"^choices='by': accepted none"):
         meshtune.plot(found, by="time")
     assert meshtune.plot(found, "s").unit == "s"
 
@@ -257,9 +257,9 @@ def test_a_run_has_the_figures_of_its_page_by_name(names: dict[str, Any]) -> Non
     with pytest.raises(ArgumentError, match=r"of='nothing': accepted (model|trials)"):
         plots.effects(of="nothing")
     for width in (0, -1, math.nan, "3"):
-        with pytest.raises(ArgumentError, match="^width="):
+        with pytest.raises(ArgumentError, match=r"^width="):
             plots.history(width=width)
-    with pytest.raises(ArgumentError, match="^by=.* a text"):
+    with pytest.raises(ArgumentError, match=r"^by=.* a text"):
         plots.history(by=["time"])
     with pytest.raises(AttributeError, match="no figure nothing"):
         plots.nothing  # noqa: B018
