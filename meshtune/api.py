@@ -27,13 +27,6 @@ __all__ = [
 Listener = Callable[[Event, Run], None]
 
 
-def _plots(run: Run) -> Any:
-    from analysis import Drawn
-
-    return Drawn.by_name(run)
-
-
-Run.plots = _plots
 _NARROW = ("trial", "objective", "kind", "elapsed_s", "node_hours")  # columns of a small table
 _PRICED = "a prediction needs the space's `model`, its cluster's facts and the degrees it searches"
 
@@ -331,16 +324,14 @@ def plot(
 
     Raises ArgumentError for an unusable argument.
     """
-    from analysis import Drawn, Sensitivity, read_run
+    from analysis import Drawn, Sensitivity
 
     checked_text("name", name)
-    if isinstance(width, bool) or not isinstance(width, (int, float)) or not 1 <= width <= 100:
-        raise refused("width", width, "inches from 1 to 100")
     if isinstance(what, Sensitivity):
-        return Drawn.of_what(what, name, width)
+        return Drawn.of_what(what, name, width, **choices)
     if not isinstance(getattr(what, "directory", what), (str, Path)):
         raise refused("what", what, "a run, its folder, or what meshtune.sensitivity gives")
-    return Drawn.of_what(read_run(_folder(what)), name, width, **choices)
+    return Drawn.of_what(_folder(what), name, width, **choices)
 
 
 def _folder(run: Any) -> Path:

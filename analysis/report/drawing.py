@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from html import unescape
@@ -17,15 +17,16 @@ from analysis.prediction.scaling import Scaled
 from analysis.report import figures
 from analysis.report.forests import Sensitivity
 from analysis.report.page import content_of
-from analysis.report.section import Content
+from analysis.report.section import Content, Section
 from analysis.report.sections import SECTIONS
-from analysis.run.fold import Run
-from foundation.arguments import refused
+from analysis.run.fold import Run, read_run
+from foundation.arguments import checked_text, refused
 from foundation.quantities import config_text
 from foundation.writing import write_atomically
 
 PAGE = 6.9  # inches: the text width of the usual papers; a column has 3.3
 FORMS = ("svg", "pdf")
+_NO_OTHER = "PNG and other resolutions are saved from the report's page"
 FIGURES = {name: section for section in SECTIONS for name in section.figures}
 _TEMPLATES = Path(__file__).with_name("templates")
 _SCRIPTS = ("offscreen", "draw", "filter", "charts", "space", "scaling", "paper")
@@ -54,25 +55,33 @@ class Drawn:
 
     @classmethod
     def of_what(
-        cls, what: Run | Sensitivity | Scaled, name: str = "", width: float = PAGE, **choices: str
+        cls,
+        what: Run | Path | Sensitivity | Scaled,
+        name: str = "",
+        width: float = PAGE,
+        **choices: str,
     ) -> Drawn:
-        """A figure ``width`` inches wide: of a run the one of this name, by default its history;
-        of a sensitivity its SHAP values, in the unit ``name``; of a scaling its throughput.
+        """A figure ``width`` inches wide: of a run or its folder the one of this name, by default
+        its history; of a sensitivity its SHAP values, in the unit ``name``; of a scaling its
+        throughput.
         """
+        _check(width, choices)
+        if isinstance(what, Path):
+            what = read_run(what)
         if isinstance(what, Run):
             return _of_page(content_of(what), name or "history", width, **choices)
+        if choices:
+            unit = "; the unit of the effects is `name`" if "effect" in choices else ""
+            raise refused("choices", ", ".join(choices), f"none but for a run's figure{unit}")
         if isinstance(what, Sensitivity):
             found = {"effects-found": figures.effects(what, figures.MAX_PARAMETERS)}
             return cls("effects", found, width, "found", name)
         return cls("scaling", {"scaling": _scaling(what)}, width)
 
-    @staticmethod
-    def by_name(run: Run) -> Plots:
-        """Figures of a run's page."""
-        return Plots(run)
-
     def encoded(self, form: str) -> bytes:
         """The content of an ``svg`` or ``pdf`` file."""
+        if form not in FORMS:
+            raise refused("form", form, f"svg or pdf, as in figure.pdf; {_NO_OTHER}")
         css = json.dumps((_TEMPLATES / "page.css").read_text(encoding="utf-8"))
         given = figures.embedded({"trials": _NO_TRIALS, **self.data})
         scripts = [(_TEMPLATES / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
@@ -85,12 +94,13 @@ class Drawn:
         text = context.eval(f"JSON.stringify(picture({figures.embedded(asked)}))")  # flat, no rope
         return bytes(json.loads(text), "utf-8")
 
-    def savefig(self, path: str | Path) -> None:
-        """Write ``*.svg`` or ``*.pdf``."""
-        form = Path(path).suffix.removeprefix(".")
-        if form not in FORMS:
-            raise ValueError(f"{path}: accepted a file *.svg or *.pdf")
-        write_atomically(Path(path), self.encoded(form))
+    def savefig(self, path: str | Path, **more: Any) -> None:
+        """Write ``*.svg`` or ``*.pdf``; it takes nothing ``more``, as ``dpi``."""
+        for key, value in more.items():
+            raise refused(key, value, f"a path alone; {_NO_OTHER}")
+        if not isinstance(path, (str, Path)):
+            raise refused("path", path, "the path of a file *.svg or *.pdf")
+        write_atomically(Path(path), self.encoded(Path(path).suffix.removeprefix(".")))
 
     def _repr_svg_(self) -> str:
         return self.encoded("svg").decode()
@@ -106,7 +116,8 @@ class Plots:
         self._content = content_of(run)
 
     def __dir__(self) -> list[str]:
-        return [*FIGURES]
+        there = [section for section in SECTIONS if section.condition(self._content)]
+        return [name for section in there for name in section.figures]
 
     def __getattr__(self, name: str) -> Callable[..., Drawn]:
         if name not in FIGURES:
@@ -114,18 +125,46 @@ class Plots:
         return partial(_of_page, self._content, name)
 
 
-def _of_page(content: Content, name: str, width: float = PAGE, **choices: str) -> Drawn:
+def _check(width: float, choices: Mapping[str, str]) -> None:
+    if isinstance(width, bool) or not isinstance(width, (int, float)) or not 1 <= width <= 100:
+        raise refused("width", width, "inches from 1 to 100")
+    for key, value in choices.items():
+        checked_text(key, value)
+
+
+def _drawing(name: str) -> str:
+    """The function of the page that draws the figure of this name."""
+    return "effects" if name == "failures" else name
+
+
+def _found(content: Content, section: Section) -> list[tuple[str, ...]]:
+    """A section's figures: function, ``of``, unit and controls, as the page has them."""
+    html = section.draw(content) if section.condition(content) else ""
+    return [tuple(map(unescape, each[:3])) + each[3:] for each in _FIGURE.findall(html)]
+
+
+def _present(content: Content) -> Iterator[str]:
+    for section in SECTIONS:
+        functions = {each[0] for each in _found(content, section)} if section.figures else ()
+        yield from (name for name in section.figures if _drawing(name) in functions)
+
+
+def _of_page(content: Content, name: str, /, width: float = PAGE, **choices: str) -> Drawn:
+    _check(width, choices)
     section = FIGURES.get(name)
     if section is None:
         raise refused("name", name, f"a figure of the page: {', '.join(FIGURES)}")
-    html = section.draw(content) if section.condition(content) else ""
-    draw = "effects" if name == "failures" else name
-    found = [each for each in _FIGURE.findall(html) if each[0] == draw]
-    wanted = choices.pop("of", None) if draw == "effects" else None
-    of = {of: (unit, controls) for _, of, unit, controls in found if wanted in (None, of)}
-    if not of:
-        raise refused("name", name, f"a figure that the page of {content.run.where} has")
-    first, (unit, controls) = next(iter(of.items()))
+    draw = _drawing(name)
+    drawn = {of: each for one, of, *each in _found(content, section) if one == draw}
+    if not drawn:
+        there = ", ".join(_present(content))
+        raise refused("name", name, f"a figure that the page of {content.run.where} has: {there}")
+    first = next(iter(drawn))
+    if draw == "effects":  # of which a page may have several
+        first = choices.pop("of", first)
+    if first not in drawn:
+        raise refused("of", first, ", ".join(drawn))
+    unit, controls = drawn[first]
     chosen = {}
     for key, offered in _SELECT.findall(controls):
         options = {unescape(text): selected for selected, text in _OPTION.findall(offered)}
@@ -136,7 +175,7 @@ def _of_page(content: Content, name: str, width: float = PAGE, **choices: str) -
     if choices:
         raise refused("choices", ", ".join(choices), ", ".join(chosen) or f"none for {name}")
     data = {"trials": content.trials, **section.data(content)}
-    return Drawn(draw, data, width, first, unescape(unit), chosen)
+    return Drawn(draw, data, width, first, unit, chosen)
 
 
 def _scaling(scaled: Scaled) -> dict[str, Any]:

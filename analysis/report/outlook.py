@@ -45,8 +45,8 @@ class Outlook:
 
     The run's trials calibrate ``pricing``; ``seed`` is that of all draws, ``candidates`` are by
     default all valid configurations. The ``indices`` of n of them are in random order;
-    ``fits`` has the probabilities by which they are ruled out, ``num_nodes`` the nodes that each
-    needs; shape (n,).
+    ``fits`` has the probabilities that they fit, as predictions tell them, ``num_nodes`` the
+    nodes that each needs; shape (n,).
 
     Raises NotEnough if the model does not predict the objective.
     """
@@ -64,7 +64,7 @@ class Outlook:
         self.observations = Observations.of(run)
         self.model = self.observations.calibrated(self.pricing)
         columns = pricing.space.columns(self.candidates.columns(self.indices))
-        self.fits = self.model.may_fit(pricing.jobs(columns, len(self.indices)))
+        self.fits = self.model.fits(pricing.jobs(columns, len(self.indices)))
         self.num_nodes = np.broadcast_to(columns.columns["num_nodes"], self.indices.shape)
 
     def kept(self, config: Mapping[str, Any]) -> Goodput:

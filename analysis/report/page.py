@@ -63,7 +63,12 @@ def write_report(
     except FileExistsError:
         what = f"{folder} is a file, where a report's folder should be: move it away"
         raise FileExistsError(what) from None
-    content = content_of(run, validate, home)
+
+    def compared(run: Run) -> CrossValidation | None:  # the longest step, whoever asks first
+        tell("report: comparing the cost model with the trials")
+        return validate(run)
+
+    content = content_of(run, compared, home)
     if not run.origin:
         problem = write_best(run, folder / "best.yaml")
         problem = problem.replace(str(run.folder.path), str(home)) if home else problem

@@ -6,11 +6,12 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from shlex import quote
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -54,13 +55,12 @@ class Run:
     last_t: float = 0.0
     origin: str = ""  # source of another program's trials; empty for meshtune's own
     not_said: tuple[str, ...] = ()  # what that source lacks
-    # Gives a run's figures; set by ``meshtune``, since figures import runs.
-    plots: ClassVar[Callable[[Run], Any]]
 
     @property
     def plot(self) -> Any:
         """The figures of the run's report by name: ``run.plot.roofline(width=3.3)``."""
-        return Run.plots(self)
+        # By name and when it is asked for: figures import runs, and runs know nothing else of them.
+        return import_module("analysis.report.drawing").Plots(self)
 
     def _repr_html_(self) -> str:
         rows = {"run": self.where, "space": self.space, "trials": self.counts, "best": self.no_best}

@@ -90,6 +90,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="where all figures go")
     parser.add_argument("--plot", type=Path, help="where the figure goes")
     arguments = parser.parse_args()
+    if arguments.plot:
+        import matplotlib.figure  # noqa: F401 - without it the training has no picture
     print(f"{os.cpu_count()} cores, Python {platform.python_version()}, torch {version('torch')}")
     print(f"model {MODEL}, goldfish {GOLDFISH}, {arguments.passages} passages in each bucket\n")
     results: Results = {loss: {n: [] for n in arguments.repetitions} for loss in LOSSES}

@@ -87,6 +87,8 @@ def _arguments() -> argparse.Namespace:
         parser.error(f"--nodes {args.nodes}: a cluster has 2 to {LARGEST} nodes")
     if args.quick and args.plot:
         parser.error("--plot draws the curves, which --quick leaves out")
+    if args.plot:
+        import matplotlib.pyplot  # noqa: F401 - without it the measurement has no picture
     if args.repeats < 1 or args.gas < 1 or any(rate <= 0 for rate in args.rates or []):
         parser.error("--repeats, --gas and --rates are above 0")
     return args

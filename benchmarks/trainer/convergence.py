@@ -277,6 +277,8 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, help="where the figure goes")
     parser.add_argument("--resume", type=Path, help="a --json file of before; its runs are kept")
     arguments = parser.parse_args()
+    if arguments.plot:
+        import matplotlib.figure  # noqa: F401 - without it hours of training have no picture
     preload()
     header()
     results: dict[str, Any] = {}

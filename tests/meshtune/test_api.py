@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import io
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import pandas as pd
 import pytest
 
 import meshtune
@@ -203,6 +206,40 @@ def test_figures_of_a_paper_have_its_width_and_text_of_8_points(
     assert (tmp_path / "figure9.pdf").read_bytes().startswith(b"%PDF")
 
 
+def test_a_figure_is_saved_as_svg_or_pdf_alone(names: dict[str, Any], tmp_path: Path) -> None:
+    figure = meshtune.plot(names["run"])
+    with pytest.raises(ArgumentError, match=r"^form='png': .*svg or pdf.* PNG .* page"):
+        figure.encoded("png")
+    for path in ("x.png", "x"):
+        with pytest.raises(ArgumentError, match=r"^form="):
+            figure.savefig(tmp_path / path)
+    with pytest.raises(ArgumentError, match=r"^dpi=300: accepted a path alone"):
+        figure.savefig(tmp_path / "x.pdf", dpi=300)
+    with pytest.raises(ArgumentError, match=r"^path="):
+        figure.savefig(io.BytesIO())
+    assert not list(tmp_path.iterdir())
+
+
+def test_effects_take_no_choices_and_their_unit_as_name() -> None:
+    table = pd.DataFrame({"tp": [1, 2, 4, 8] * 4, "speed": range(16)})
+    found = meshtune.sensitivity(table, "speed")
+    with pytest.raises(ArgumentError, match=r"^choices='effect': .*`name`"):
+        meshtune.plot(found, effect="s")
+    with pytest.raises(ArgumentError, match=r"^choices='by': accepted none"):
+        meshtune.plot(found, by="time")
+    assert meshtune.plot(found, "s").unit == "s"
+
+
+def test_a_run_has_its_figures_before_meshtune_is_imported(names: dict[str, Any]) -> None:
+    code = (
+        "import sys; from analysis import read_run; plots = read_run(sys.argv[1]).plot;"
+        "assert 'meshtune.api' not in sys.modules; print(plots.history().name)"
+    )
+    command = [sys.executable, "-c", code, str(names["run"].directory)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "history\n"
+
+
 def test_a_run_has_the_figures_of_its_page_by_name(names: dict[str, Any]) -> None:
     plots = names["run"].plot
     assert {"history", "heat", "roofline", "stacks", "effects"} <= set(dir(plots))
@@ -214,7 +251,15 @@ def test_a_run_has_the_figures_of_its_page_by_name(names: dict[str, Any]) -> Non
     for wrong in ({"across": "nothing"}, {"by": "time"}):
         with pytest.raises(ArgumentError, match="accepted"):
             plots.heat(**wrong)
-    with pytest.raises(ArgumentError, match="name='front'"):
+    with pytest.raises(ArgumentError, match=r"name='front'.* has: history, .*heat"):
         plots.front()
+    assert "front" not in dir(plots)
+    with pytest.raises(ArgumentError, match=r"of='nothing': accepted (model|trials)"):
+        plots.effects(of="nothing")
+    for width in (0, -1, math.nan, "3"):
+        with pytest.raises(ArgumentError, match=r"^width="):
+            plots.history(width=width)
+    with pytest.raises(ArgumentError, match=r"^by=.* a text"):
+        plots.history(by=["time"])
     with pytest.raises(AttributeError, match="no figure nothing"):
         plots.nothing  # noqa: B018

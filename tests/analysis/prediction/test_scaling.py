@@ -140,7 +140,7 @@ def test_the_figure_is_a_pdf_or_an_svg_whose_text_is_text(pricing: Pricing, tmp_
     drawn = figure.encoded("svg")
     assert b">tokens/s</text>" in drawn and b"weak scaling: num_nodes=16" in drawn
     assert drawn.count(b"<circle") == 2 * 3
-    with pytest.raises(ValueError, match=r"accepted a file \*\.svg or \*\.pdf"):
+    with pytest.raises(ValueError, match=r"accepted svg or pdf"):
         figure.savefig(tmp_path / "x.png")
 
 

@@ -356,7 +356,10 @@ def test_a_model_that_orders_trials_badly_is_not_to_be_trusted():
 
 def test_a_run_without_prices_has_no_word_of_the_model(priced):
     write_report(priced, validate=lambda run: forecast())
-    page = Page(write_report(priced, validate=lambda run: None))
+    told: list[str] = []
+    page = Page(write_report(priced, validate=lambda run: None, tell=told.append))
+    assert told.count("report: comparing the cost model with the trials") == 1
+    assert "report: What the cost model says" not in told
     assert "cost model" not in page.text
     assert "stacks" not in page.all("figure", "data-draw")
 
