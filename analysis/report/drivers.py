@@ -93,7 +93,7 @@ def doubt(validation: CrossValidation | None) -> str:
 
 
 def _unit(content: Content) -> str:
-    return units.unit(content.run.objective_key) or content.run.objective_key
+    return units.unit(content.run.objective_key) or units.name(content.run.objective_key)
 
 
 def _check(validation: CrossValidation | None) -> str:

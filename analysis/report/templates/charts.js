@@ -186,7 +186,7 @@ drawn.parallel = function (figure) {
     const label = node("text", { x: x(k), y: k % 2 ? 284 : 270, "text-anchor": "middle", class: "name" }, svg, name.length > most ? name.slice(0, most - 1) + "…" : name);
     if (name.length > most) hover(label, name);
     const ends = k === columns ? reached.ticks : own[name].ticks, some = Math.ceil(ends.length / 9);
-    ends.forEach(([at, value], v) => { if (v % some === 0 || v === ends.length - 1) node("text", { x: x(k) + 4, y: up(at) - 3, class: "small halo" }, svg, k === columns ? value : value.slice(0, room)); });
+    ends.forEach(([at, value], v) => { if (v % some === 0 || v === ends.length - 1) node("text", { x: x(k) + 4, y: up(at) - 3, class: "small halo" }, svg, k === columns ? value : (value.length > room ? value.slice(0, room - 1) + "…" : value)); });
   });
   brushable(svg, [20, 24, width, 256]);
 };
