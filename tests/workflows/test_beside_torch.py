@@ -16,7 +16,6 @@ from workflows.cli.main import main
 from workflows.launching import OLDEST_TORCH, _release
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "first-search.md"
-BOX = "{name: box, gpus_per_node: 2, memory_gib: 1, peak_fp32_tflops: 0.1}"
 SCRIPT = """\
 import argparse, time
 import torch, torch.distributed as dist
@@ -53,10 +52,9 @@ def test_the_tutorials_own_script_goes_from_nothing_to_a_winner(
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     text = PAGE.read_text().split("## Your own script")[1].split("```yaml\n")[1].split("```")[0]
     text = text.replace("/home/me/train.py", str(tmp_path / "train.py"))
-    space = yaml.safe_load(text) | {"cluster": "box.yaml", "finalists": False}
+    space = yaml.safe_load(text) | {"trial": {"ranks_per_node": 2}, "finalists": False}
     space["budget"]["trials"] = 1
     (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "box.yaml").write_text(BOX)
     (tmp_path / "space.yaml").write_text(yaml.safe_dump(space))
     assert main(["search", "space.yaml", "--launcher", "local", "--no-report"]) == 0
     assert re.search(r"best: [\d,.]+ sequences/s, trial 1: ", capsys.readouterr().out)
