@@ -115,7 +115,8 @@ def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
         known["model_type"] = wanted["model_type"]
     rope = known.get("rope_parameters") or known.get("rope_scaling") or {}
     known["rope_type"] = rope.get("type", "default")
-    known |= ROPE_DEFAULTS.get(rope.get("rope_type", rope.get("type")), {}) | rope
+    way = str(rope.get("rope_type", rope.get("type")))
+    known |= ROPE_DEFAULTS.get(way, {}) | rope
     if not known.get("layer_types"):
         known["layer_types"] = _layer_types(known, model.num_layers)
     heads = known.get("num_attention_heads")

@@ -189,7 +189,7 @@ class ModelConfig(Record):
 
     @property
     def beside_latent(self) -> list[str]:
-        """What this trainer's latent attention has not."""
+        """Names of what this trainer's latent attention lacks."""
         if (latent := self.latent) is None:
             return []
         size = latent.key_size + latent.rotary_size

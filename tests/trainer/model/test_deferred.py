@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from support.models import GPT
 from trainer.model.deferred import DeferredKernels
 from trainer.model.kernels import Kernels
 from trainer.parallel.products import column_backward
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
 
 Log = list[str]
 
@@ -82,3 +85,16 @@ def test_at_a_steps_end_products_wait_for_idle_time(deferred: DeferredKernels, l
     waits()
     waits()
     assert log == ["weight 1"] * 2
+
+
+@pytest.mark.parametrize("changes", [{"compile": True}, {"recompute": "selective"}])
+@pytest.mark.parametrize("schedule", ["InterleavedZeroBubble", "ZBVZeroBubble"])
+def test_products_that_wait_are_refused_where_others_own_their_operands(
+    schedule: str, changes: dict[str, Any]
+) -> None:
+    """Compiled code reuses the memory of what they are still to read."""
+    values = {"model": GPT.model_dump(), "data": "unused", "pp": 2, "vpp": 2, "gas": 4}
+    TrainConfig.parse({**values, "pipeline_schedule": schedule}).check(2)
+    config = TrainConfig.parse({**values, "pipeline_schedule": schedule, **changes})
+    with pytest.raises(ConfigError, match="its products are not by themselves"):
+        config.check(2)
