@@ -97,7 +97,10 @@ class Run:
         return sum(left - opened for opened, left in zip(self.opened_t, self.left_t, strict=False))
 
     def search_s(self, t: float) -> float:
-        """Seconds of searching up to ``t``, without waiting in the queue between sessions."""
+        """Seconds of searching up to ``t``, without the time between sessions.
+
+        A run that is chained over several allocations waits in the queue between them.
+        """
         origin_t = self.opened_t[0] if self.opened_t else 0.0
         idle = zip(self.left_t, self.opened_t[1:], strict=True)
         return t - origin_t - sum(max(0.0, min(t, end) - left) for left, end in idle if t > left)
@@ -187,7 +190,10 @@ class Run:
         trial.violated = tuple(words for words in said if words)
 
     def comparable(self) -> list[Trial]:
-        """Successes within the bounds, of several finite objectives, by number; else none."""
+        """Successes within the bounds with a finite value of every objective, by number.
+
+        Empty with one objective.
+        """
         keys = [key for key, _ in self.goals]
         done = (t for t in self.ended if t.ok and not t.stopped_early and len(keys) > 1)
         done = (t for t in done if not t.violated)
@@ -213,7 +219,10 @@ class Run:
         return None
 
     def front(self) -> list[Trial]:
-        """The Pareto front, best first objective first; the earliest of equals; empty with one."""
+        """The Pareto front: non-dominated successes, the best first objective first.
+
+        The earliest of equal trials; empty with one objective.
+        """
         trials = self.comparable()
         if not trials:
             return []
@@ -238,7 +247,10 @@ class Run:
 
 
 def fold(directory: Path, records: Iterable[Mapping[str, Any]]) -> Run:
-    """Fold a journal's records into a Run; raises RunError for no event or a contradiction."""
+    """Fold a journal's records into a Run, in their order.
+
+    Raises RunError if a record is no event, or contradicts what precedes it.
+    """
     run = Run(directory)
     extend(run, records)
     return run
@@ -254,7 +266,9 @@ def extend(run: Run, records: Iterable[Mapping[str, Any]], after: int = 0) -> No
 
 
 def apply(run: Run, t: float, event: events.Event | None) -> None:
-    """Fold one more event into ``run``, ``t`` seconds since the epoch; None: of a later version.
+    """Fold one more event into ``run``, which happened ``t`` seconds after the epoch.
+
+    None is an event of a later version.
 
     Raises ValueError if it contradicts what precedes it; ``run`` is unchanged.
     """

@@ -107,7 +107,10 @@ def sign(file: IO[bytes]) -> None:
 
 
 def driver_of(directory: Path) -> str | None:
-    """``HOST pid PID`` of the driver, or of each worker; None; raises RunError if unknown."""
+    """``HOST pid PID`` of the driver that holds this run, or of each process that asks and tells.
+
+    None if nobody holds it; raises RunError if that cannot be told.
+    """
     try:
         return holder_of(directory / LOCK_NAME) or _workers(directory)
     except FileError as error:

@@ -63,6 +63,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from analysis.report import page
 from analysis.report.tables import trial_row
 from analysis.report.trajectory import failures
 from analysis.run.fold import Run
@@ -93,5 +94,6 @@ attempt = Attempt(1, "x-1-1", ("n1",), 0.0, 60.0, "no_license", "m")
 run.trials[1] = Trial(1, {}, 0.0, attempts=[attempt], kind="no_license", message="m", ended_t=60.0)
 (shown,) = failures(run)
 assert (shown["words"], shown["completed"], shown["colour"]) == ("had no license", False, "gray")
-assert trial_row(run, run.trials[1])["colour"] == "gray"
+colour, css = trial_row(run, run.trials[1])["colour"], Path(page.__file__).parent / "templates"
+assert colour == "gray" and f".{colour} {{" in (css / "page.css").read_text()
 """

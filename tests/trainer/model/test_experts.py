@@ -88,12 +88,14 @@ def by_token(mixture: MixtureMlp, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
-    ("dtype", "exact"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)]
+    ("dtype", "exact"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
 )
 def test_tokens_meet_their_experts_and_no_other(
     name: str, dtype: torch.dtype, exact: float
 ) -> None:
     mixture = made(MODELS[name], dtype)
+    if mixture.gate is not None or mixture.scaling != 1:
+        exact *= 1.5  # one more factor is rounded
     x = torch.randn(10, 3, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
     x.requires_grad_()
     wanted = [x, *mixture.parameters()]

@@ -118,8 +118,7 @@ def test_a_later_token_changes_no_earlier_logit(model: ModelConfig) -> None:
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_recomputing_changes_no_gradient(recompute: str, model: ModelConfig) -> None:
     # To the bit, but for sums of a CPU's RMSNorm and of repeated keys, in another order.
-    other_order = recompute == "selective" or model.windowed_layers
-    tolerance = 1e-13 if other_order else 0.0
+    tolerance = 1e-13 if recompute == "selective" or model.windowed_layers else 0.0
     gradients = []
     for mode in ("none", recompute):
         stage = whole(model, recompute=mode).double()
