@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from meshtune.own_packages import HiddenPackageError, check_installed, install
@@ -13,7 +14,11 @@ def main() -> int:
         check_installed()
         from workflows import main as command
 
-        return command()
+        code = command()
+        # Slurm's warning must not end a search that is done: while Python exits, it gives signals
+        # that it handles their default back, but leaves those that are ignored.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        return code
     except HiddenPackageError as error:
         print(f"meshtune: {error}", file=sys.stderr)
         return 2

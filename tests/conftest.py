@@ -120,6 +120,14 @@ class MadeSweep:
         return ",".join((named | values).values())
 
 
+@pytest.fixture(autouse=True)
+def heeds_signals() -> Iterator[None]:
+    """What later tests of this process start would ignore a signal that one leaves ignored."""
+    yield
+    heeded = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    assert not [number for number in heeded if signal.getsignal(number) == signal.SIG_IGN]
+
+
 @pytest.fixture(scope="session")
 def made() -> MadeSweep:
     return MadeSweep()

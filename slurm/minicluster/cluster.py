@@ -145,16 +145,17 @@ def up(
 def down(directory: Path | None = None) -> bool:
     """Stop the minicluster in ``directory`` and remove the folder; False if there was none."""
     directory = (directory or miniconf.default_directory()).absolute()
-    config = miniconf.read_config(directory)
-    if config is None:
-        return False
-    cluster = Minicluster(config)
-    with contextlib.suppress(MiniclusterError):
-        cluster.run("scancel", f"--user={config.user}", timeout_s=5.0)
-        _wait(lambda: not cluster.run("squeue", "-h", timeout_s=5.0), "jobs left", 5.0)
-    daemons.stop(config)
-    shutil.rmtree(directory)
-    return True
+    with daemons.machine_lock():  # two may stop it at once
+        config = miniconf.read_config(directory)
+        if config is None:
+            return False
+        cluster = Minicluster(config)
+        with contextlib.suppress(MiniclusterError):
+            cluster.run("scancel", f"--user={config.user}", timeout_s=5.0)
+            _wait(lambda: not cluster.run("squeue", "-h", timeout_s=5.0), "jobs left", 5.0)
+        daemons.stop(config)
+        shutil.rmtree(directory)
+        return True
 
 
 def status(directory: Path | None = None) -> Status | None:

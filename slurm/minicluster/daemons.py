@@ -51,7 +51,7 @@ def cgroup_version() -> Literal["v1", "v2"] | None:
 
 @contextlib.contextmanager
 def machine_lock() -> Iterator[None]:
-    """One start at a time, lest two clusters take the same ports."""
+    """One start or stop at a time, lest two clusters take the same ports."""
     path = runtime_folder() / "minicluster.lock"
     lock = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

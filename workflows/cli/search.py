@@ -52,11 +52,7 @@ def search(arguments: Namespace) -> int:
         code = begin_with_probes(what, launch, flags, always=arguments.probe)
         if code or arguments.probe:
             return code
-        code = run_session(what, flags, arguments.report)
-    # Slurm's warning must not end the process from now on, either: while Python exits, it gives
-    # signals that it handles their default back, but leaves those that are ignored.
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    return code
+        return run_session(what, flags, arguments.report)
 
 
 def submit(arguments: Namespace) -> None:

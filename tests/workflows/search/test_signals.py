@@ -72,12 +72,13 @@ budget: {trials: 1}
 parameters: {x: [1]}
 """
 WARNED_LATE = """\
-import os, signal
-from workflows import main
+import os, signal, sys
+from meshtune.__main__ import main
 class Late:
     def __del__(self, kill=os.kill, me=os.getpid(), number=signal.SIGUSR1):
         kill(me, number)  # Python has given its own handlers the default back by now
-code = main(["search", "space.yaml", "--launcher", "local", "--no-report"])
+sys.argv[1:] = ["search", "space.yaml", "--launcher", "local", "--no-report"]
+code = main()
 late = Late()
 raise SystemExit(code)
 """
