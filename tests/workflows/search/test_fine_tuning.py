@@ -128,6 +128,7 @@ def searched(job: Job, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[in
         pytest.skip(f"needs {variable}, the python of an environment with {job.trainer}")
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # each trial would compile all
     monkeypatch.setenv("DISABLE_VERSION_CHECK", "1")  # LLaMA-Factory's, of its pins
     monkeypatch.setenv("PATH", f"{Path(python).parent}:{os.environ['PATH']}")
     subprocess.run([python, tiny_model.__file__, str(folder), job.trainer], check=True)
