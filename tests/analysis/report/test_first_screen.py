@@ -80,7 +80,7 @@ def said_changes(page: str) -> list[tuple[str, str, list[tuple[float, int, int]]
         r"<tr><td><code>(\w+)</code></td><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>", page
     ):
         shares = [float(x) for x in re.findall(r"([+-][\d.]+)&nbsp;%", row[2])]
-        pairs = [tuple(map(int, p.split(", "))) for p in row[3].split("; ")]
+        pairs = [tuple(map(int, p.split(",&nbsp;"))) for p in row[3].split("; ")]
         found.append((row[0], row[1], [(s, *p) for s, p in zip(shares, pairs, strict=True)]))
     return found
 
@@ -186,7 +186,9 @@ def test_a_winner_that_was_measured_again_is_said_to_be_so(tmp_path: Path, ahead
         r"Winner : trial (\d+), ([\d.,]+) ± [\d.,]+ tokens/s, measured twice", section(page)
     )
     assert said and int(said[1]) == run.best.number
-    assert float(said[2].replace(",", "")) == pytest.approx(run.best.objective, rel=0.01)
+    assert float(said[2].replace(",", "")) == pytest.approx(
+        run.best.objective, rel=0.01 if ahead < 2 else 0.1
+    )
     assert ("Not settled" in section(page)) == (ahead == 3.0)  # so noisy
     assert re.search(
         r"\d+ % likely the best|(\d+|over 99) % likely the fastest of the 12 measured",
