@@ -79,9 +79,8 @@ def _early_stops(run: Run) -> list[tuple[str, str]]:
     if not early:
         return []
     saved_min = sum(t.saved_node_s for t in early) / 60
-    saved = counted(round(60 * saved_min), "node-second")
-    if saved_min >= 1:
-        saved = f"{number(float(f'{saved_min:.3g}'))} node-minutes"
+    minutes = f"{number(float(f'{saved_min:.3g}'))} node-minutes"
+    saved = minutes if saved_min >= 1 else counted(round(60 * saved_min), "node-second")
     known = f", {saved} saved" if saved_min else ""
     return [("early stop", f"{counted(len(early), 'trial')}{known}")]
 
