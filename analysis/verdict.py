@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from analysis import units
-from analysis.finalists import EQUAL, FINAL_WEIGHT, median_variance, noise_of, verdict
+from analysis.finalists import EQUAL, EXACT_LOG_SD, FINAL_WEIGHT, median_variance, noise_of, verdict
 from analysis.run.fold import Run
 from foundation.quantities import counted, number, percent
 
@@ -55,7 +55,7 @@ def _winner(run: Run, confidence: float | None) -> list[tuple[str, str]]:
     if measured == 1:  # of which nothing is known but that it ran
         return [("winner", f"{words}; no other configuration was")]
     words += (
-        f"; {_chance(first.best)} likely the {best} of the {measured} measured, "
+        f"; {_chance(first.best)} likely the {best} of the {measured:,} measured, "
         f"{_chance(now.confidence)} likely within {100 * EQUAL:.0f} % of it"
     )
     if confidence is not None:
@@ -69,7 +69,8 @@ def _winner(run: Run, confidence: float | None) -> list[tuple[str, str]]:
             f"{_times(other.measurements)}"
         )
         lines.append(("runner-up", words))
-    lines.append(("noise", f"{percent(now.noise.log_sd)} between runs of one configuration"))
+    share = percent(now.noise.log_sd) if now.noise.log_sd > EXACT_LOG_SD else "none"
+    lines.append(("noise", f"{share} between runs of one configuration"))
     return lines
 
 
@@ -78,7 +79,9 @@ def _early_stops(run: Run) -> list[tuple[str, str]]:
     if not early:
         return []
     saved_min = sum(t.saved_node_s for t in early) / 60
-    known = f", {number(saved_min)} node-minutes saved" if saved_min else ""
+    minutes = f"{number(float(f'{saved_min:.3g}'))} node-minutes"
+    saved = minutes if saved_min >= 1 else counted(round(60 * saved_min), "node-second")
+    known = f", {saved} saved" if saved_min else ""
     return [("early stop", f"{counted(len(early), 'trial')}{known}")]
 
 

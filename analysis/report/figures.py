@@ -19,9 +19,9 @@ from analysis.prediction.pricing import Pricing
 from analysis.report.encoding import encode
 from analysis.report.forests import Sensitivity
 from analysis.report.normalized import normalized
-from analysis.report.trajectory import ended_t, in_order, succeeded
+from analysis.report.trajectory import blamed, ended_t, in_order, succeeded
 from analysis.run.fold import Run
-from analysis.run.trial import Attempt, Trial, meaning
+from analysis.run.trial import Attempt, Trial
 from foundation.messages import printable
 from trainer.plan.jobs import Array
 
@@ -34,9 +34,9 @@ COUNTERS = {  # of a framework's reported memory: what each counts
     "reserved": "reserved by torch",
     "device": "of the whole GPU",
 }
-# Digits of what is only drawn: as many as the page shows. Filters compare metrics: six; factors
-# that metrics follow by: all.
-DIGITS = {**dict.fromkeys(("expected", "parts", "border"), 4), "times": 17}
+# Digits of what is only drawn: as many as the page shows. Filters compare metrics: six; objectives
+# as in the tables, up to ten million: eight; factors that metrics follow by: all.
+DIGITS = {**dict.fromkeys(("expected", "parts", "border"), 4), "objective": 8, "times": 17}
 SHOWN_SHARE = 0.01  # of the longest bar: thinner parts are drawn as one
 
 
@@ -76,7 +76,7 @@ def trials(run: Run, frame: pd.DataFrame, pricing: Pricing | None) -> dict[str, 
     """
     ended = in_order(run)
     key = run.objective_key
-    kinds = list(dict.fromkeys(str(t.kind) for t in ended))
+    kinds, kind_meaning = list(dict.fromkeys(str(t.kind) for t in ended)), blamed(run)
     policies = list(dict.fromkeys(t.by for t in ended))
     encoded = encode(frame.set_index("trial").loc[[t.number for t in ended]])
     objective = [units.scaled(key, t.objective or 0.0) if succeeded(t) else None for t in ended]
@@ -90,7 +90,7 @@ def trials(run: Run, frame: pd.DataFrame, pricing: Pricing | None) -> dict[str, 
         "maximize": run.maximize,
         "parameters": {n: c | {"of": _signs(c["of"])} for n, c in parameters.items()},
         "metrics": metrics,
-        "kinds": [[kind, *meaning(kind)] for kind in kinds],
+        "kinds": [[kind, *kind_meaning(kind)] for kind in kinds],
         "number": [t.number for t in ended],
         "kind": _signs([kinds.index(str(t.kind)) for t in ended]),
         "policies": policies,
@@ -138,10 +138,10 @@ def nodes(run: Run) -> dict[str, Any]:
         for _, attempt, start, end in spans:
             busy += len(attempt.nodes) * ((at >= start) & (at < end))
         return {"end_s": end_s, "count": len(names), "at_s": at.tolist(), "busy": busy.tolist()}
-    lane = {name: i for i, name in enumerate(names)}
+    lane, kind_meaning = {name: i for i, name in enumerate(names)}, blamed(run)
     bars = [
         [number, [lane[n] for n in a.nodes], start, end, a.kind or "running",
-         meaning(a.kind)[1] if a.kind else "gray"]
+         kind_meaning(a.kind)[1] if a.kind else "gray"]
         for number, a, start, end in spans
     ]  # fmt: skip
     return {"end_s": end_s, "count": len(names), "names": names, "bars": bars}

@@ -45,7 +45,9 @@ _TEMPLATES.filters |= {
     "number": number,
     "duration": duration,
     "value": lambda value: value_text(float(f"{value:.5g}") if type(value) is float else value),
-    "percent": percent,
+    "percent": lambda share: Markup(percent(share).replace(" ", "&nbsp;")),  # on one line
+    "thousands": "{:,}".format,
+    "hours": lambda h: number(h) if h >= 1 or not h else f"{h:.2g}" if h >= 1e-3 else "below 0.001",
     "digits": figures.digits,
     "counted": counted,
     "measured": measured,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from analysis.finalists import verdict
+from analysis.metrics import Metrics
 from analysis.prediction.probes import lessons
 from analysis.prediction.telling import SUCCESSES
 from analysis.report import figures, front, tables
@@ -25,26 +27,45 @@ from analysis.verdict import expected_left, verdict_lines
 TOP = 10
 CHANGES = 8  # of one parameter that the first screen has
 NEXT = 5  # trials that a longer search gets beyond the shown ones
+SPEED = "tokens_per_second"
+SETTLED = 0.9  # confidence in the best, if no space says how much is enough
 DRAWN = 5  # best trials whose predicted parts are drawn
 
 
 def _best(content: Content) -> str:
     run = content.run
     mattered, unit = mattered_most(content)
+    kept = content.outlook.kept(run.best.config) if run.best and content.outlook else None
+    speed = Metrics(run.best.result).get(SPEED) if run.best else None
+    if run.best and run.objective_key == SPEED:  # of all its measurements
+        speed = run.best.objective
     changes = one_changes(run, content.pricing) if run.best else []
     return content.html(
         "best.html",
         best=run.best,
-        kept=content.outlook.kept(run.best.config) if run.best and content.outlook else None,
+        kept=kept,
+        slower=float(kept.prediction.tokens_per_second[0]) / speed if kept and speed else None,
         measured=len(ranked_trials(run)),
         lines=[line for line in verdict_lines(run) if line[0] != "headroom"],  # it is told below
         changes=changes[:CHANGES],
-        more=len(changes) - CHANGES,
+        further=len(changes) - CHANGES,
         mattered=mattered,
         unit=unit,
         problem=content.best_problem,
+        by_model=content.by_model is not None,
+        optimal=len(run.front()),
+        risk=_risk(content),
         failed=failures(run),
     )
+
+
+def _risk(content: Content) -> float:
+    """The probability that another one is clearly better; 0 if nothing was repeated, or enough."""
+    now = verdict(content.run)
+    if now is None or now.first.measurements < 2 or len(ranked_trials(content.run)) < 2:
+        return 0.0
+    enough = content.pricing.space.finalists.confidence if content.pricing else SETTLED
+    return 1 - now.confidence if now.confidence < enough else 0.0
 
 
 def _next(content: Content) -> str:

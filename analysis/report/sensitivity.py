@@ -62,8 +62,11 @@ def failure_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
     if len(frame) and failed.all():
         advice = "look for what they have in common (the trainer, its environment) first."
         if set(frame["kind"]) <= {Kind.OOM.value, Kind.HOST_OOM.value}:
-            advice = "none fits into memory; smaller micro-batches, more sharding or recomputation."
-        raise NotEnough(f"All {counted(len(frame), 'trial')} failed{aside}: {advice}")
+            advice = (
+                "none fits into memory; try smaller micro-batches, more sharding or recomputation."
+            )
+        every = f"All {len(frame):,} trials" if len(frame) > 1 else "The only trial"
+        raise NotEnough(f"{every} failed{aside}: {advice}")
     encoded = _enough(frame, "trial")
     rarer = min(int(failed.sum()), int((~failed).sum()))
     if rarer < MIN_PER_CLASS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,12 @@ def failures(run: Run) -> list[dict[str, Any]]:
         }
         for kind, trials in sorted(by_kind.items(), key=lambda item: (-len(item[1]), item[0]))
     ]
+
+
+def blamed(run: Run) -> Callable[[str], tuple[str, str]]:
+    """Give the ``meaning`` of kinds, grey where no configuration is to blame for any such end."""
+    nobodys = {row["kind"] for row in failures(run) if row["nobodys"]}
+    return lambda kind: (meaning(kind)[0], "gray") if kind in nobodys else meaning(kind)
 
 
 def ranked_trials(run: Run) -> list[Trial]:

@@ -58,6 +58,19 @@ def test_early_stops_are_counted_with_what_they_saved(book: RepeatBook) -> None:
     assert verdict_lines(book.read()) == []
     book.measure(2, 75.0, early=True, saved_node_s=120.0)
     assert verdict_lines(book.read()) == [("early stop", "1 trial, 2 node-minutes saved")]
+    book.measure(3, 75.0, early=True, saved_node_s=3.1416)
+    assert verdict_lines(book.read()) == [("early stop", "2 trials, 2.05 node-minutes saved")]
+
+
+def test_seconds_that_early_stops_saved_are_told_in_seconds(book: RepeatBook) -> None:
+    book.measure(1, 70.0)
+    book.measure(2, 75.0, early=True, saved_node_s=2.9886)
+    assert verdict_lines(book.read()) == [("early stop", "1 trial, 3 node-seconds saved")]
+
+
+def test_what_comes_out_the_same_again_has_no_noise(book: RepeatBook) -> None:
+    *_, (label, words) = verdict_lines(book.run({1: [100.0, 100.0], 2: [97.0]}), 0.5)
+    assert (label, words) == ("noise", "none between runs of one configuration")
 
 
 def test_an_end_that_is_no_first_result_says_what_it_is(book: RepeatBook) -> None:

@@ -15,7 +15,7 @@ drawn.history = function (figure) {
   const judged = rows.filter((i) => t.kinds[t.kind[i]][2] !== "gray"), window = Math.min(20, Math.max(5, Math.floor(judged.length / 6)));
   const shares = !none && judged.some((i) => t.objective[i] === null), low = under + 18 * failed.length, height = low + 44 + (shares ? 58 : 0);
   const { svg, width } = blank(figure, height, "Objective of every trial and the best so far");
-  const words = failed.map(([kind, those]) => `${kind[0]} ${those.length}`);
+  const words = failed.map(([kind, those]) => `${kind[0]} ${shown(those.length)}`);
   const box = [Math.max(64, 14 + 6.4 * Math.max(0, ...words.map((one) => one.length))), 26, width - 12, 250];
   const log = filtering.log && t.positive, lg = log ? Math.log10 : (v) => v;
   const [least, most] = extent(rows.flatMap((i) => t.objective[i] === null ? [] : [t.objective[i], ...(t.repeats[i] || [])]).map(lg));
@@ -53,7 +53,7 @@ drawn.history = function (figure) {
     }
     for (const [at, those] of bins) {
       const made = node("rect", { x: at - 2, y: top - 5, width: 4, height: 10, class: "fail-" + kind[2], opacity: Math.min(1, 0.6 + 0.1 * those.length) }, svg);
-      hover(made, those.length === 1 ? told(those[0]) : `${those.length} trials: ${kind[0]}, ${kind[1]}`);
+      hover(made, those.length === 1 ? told(those[0]) : `${shown(those.length)} trials: ${kind[0]}, ${kind[1]}`);
     }
     node("text", { x: box[0] - 6, y: top + 4, "text-anchor": "end" }, svg, words[k]);
   });
@@ -144,7 +144,7 @@ drawn.effects = function (figure) {
       const dot = node("circle", { cx: z(effect), cy: y, r: 4.5, style: `fill: ${tone(share)}` }, svg);
       hover(dot, `${row.name} = ${value}: ${effect > 0 ? "+" : ""}${shown(effect)}`);
       const half = 3.2 * value.length, at = Math.min(z(effect), width - half - 2);  // whole at the edge, too
-      if (at - half - 3 > last) { node("text", { x: at, y: y - 8, "text-anchor": "middle", class: "small" }, svg, value); last = at + half; }
+      if (at - half - 3 > last) { node("text", { x: at, y: y - 8, "text-anchor": "middle", class: "small halo" }, svg, value); last = at + half; }
     }
   });
 };

@@ -114,7 +114,7 @@ function axes(svg, box, [xLow, xHigh], [yLow, yHigh], xLabel, yLabel, logs = [],
     node("text", { x: left - 6, y: y(at) + 4, "text-anchor": "end" }, svg, named(at, logs[1]));
   }
   node("text", { x: (left + right) / 2, y: bottom + 32, "text-anchor": "middle", class: "name" }, svg, xLabel);
-  node("text", { x: Math.max(edge + 2, left - 44), y: top - 8, class: "name" }, svg, yLabel);
+  node("text", { x: Math.max(edge + 2, left - 44), y: top - 11, class: "name" }, svg, yLabel);
   return [x, y];
 }
 

@@ -78,7 +78,7 @@ function refilter() {
   filtering.terms = text ? text.split(/\s+/).map(parsed) : [];
   kept = data.trials.number.map((_, i) => (filtering.marked === null || filtering.marked.has(i)) && (!filtering.terms.length || matches(recordOf(i))));
   const count = kept.filter(Boolean).length, unknown = unknownNames(text);
-  const words = `${count === kept.length ? "all" : `${count} of`} ${kept.length} trials that have ended`.replace("all 1 trials that have", "the only trial that has");
+  const words = `${count === kept.length ? "all" : `${shown(count)} of`} ${shown(kept.length)} trials that have ended`.replace("all 1 trials that have", "the only trial that has");
   filterBar.querySelector("output").textContent = unknown.length ? `${words}; nothing here is called ${unknown.join(", ")}` : words;
   filterBar.querySelector("button").disabled = count === kept.length && !text;
   redraw();

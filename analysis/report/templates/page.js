@@ -52,7 +52,7 @@ function turning() {
     const shownRows = drawingFor.width ? found : found.slice(page * PAGE, (page + 1) * PAGE);  // on paper all
     shownRows.forEach((row) => { row.hidden = false; });
     const last = Math.min(found.length, (page + 1) * PAGE);
-    where.textContent = found.length ? `${page * PAGE + 1} to ${last} of ${found.length}` : "none";
+    where.textContent = found.length ? `${shown(page * PAGE + 1)} to ${shown(last)} of ${shown(found.length)}` : "none";
     back.disabled = page === 0;
     on.disabled = last >= found.length;
     return found;

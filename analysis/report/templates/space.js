@@ -31,7 +31,7 @@ drawn.front = function (figure) {
     const { cx, cy } = at(p), free = i < f.named && names.every(([nx, ny]) => Math.abs(nx - cx) > 30 || Math.abs(ny - cy) > 14);
     if (free) { names.push([cx, cy]); node("text", { x: cx, y: cy - 9, "text-anchor": "middle" }, svg, p[0]); }
   });
-  if (width > 500) node("text", { x: box[2], y: 14, "text-anchor": "end" }, svg, `${f.counts[0]} Pareto-optimal, ${f.counts[1]} dominated`);
+  if (width > 500) node("text", { x: box[2], y: 14, "text-anchor": "end" }, svg, `${shown(f.counts[0])} Pareto-optimal, ${shown(f.counts[1])} dominated`);
 };
 
 // The bars of the trials that are kept.
@@ -134,7 +134,7 @@ drawn.border = function (figure) {
     const box = node("rect", { ...at, class: c.count ? "" : "idle", style: c.count ? `fill: ${tone(share)}` : "" }, svg);
     const seen = (c.oom ? ` ✕${c.oom}` : "") + (c.ran ? ` ●${c.ran}` : "");
     hover(box, `${names[0]} = ${a.values[i]}, ${names[1]} = ${b.values[j]}: ${c.count ? Math.round(100 * share) + " % expected to fit" : "none drawn"}\n${c.count} configurations; ${c.oom} trials out of memory, ${c.ran} ran`);
-    const words = (c.count && side > 34 ? Math.round(100 * share) + " %" : "") + (side > 80 || side <= 34 ? seen : seen && ` ${c.oom ? "✕" : ""}${c.ran ? "●" : ""}`);
+    const words = (c.count && side > 34 ? Math.round(100 * share) + " %" : "") + (side > 80 || side <= 34 ? seen : side > 50 && seen ? ` ${c.oom ? "✕" : ""}${c.ran ? "●" : ""}` : "");
     if (one > 13) node("text", { x: at.x + side / 2, y: at.y + one / 2 + 4, "text-anchor": "middle", style: `fill: ${!c.count ? "var(--text)" : share > 0.6 ? "#111" : "#fff"}; pointer-events: none` }, svg, words);
   }
   b.values.forEach((value, j) => node("text", { x: left - 6, y: 8 + one * (b.values.length - 1 - j) + one / 2, "text-anchor": "end" }, svg, value));

@@ -315,6 +315,20 @@ def test_no_text_of_a_figure_is_cut_or_lies_on_another(window: Browser, width: i
     assert found == []
 
 
+def test_what_a_narrow_cell_says_fits_into_it(window: Browser) -> None:
+    for width in (320, 400, 768):
+        window.width(width)
+        cells = window.run(
+            "const f = document.getElementById('figure-border'); drawn.border(f);"
+            "return [...f.querySelectorAll('rect + text')].map((text) => [text.textContent,"
+            " text.getBBox().width - text.previousElementSibling.getBBox().width])"
+        )
+        assert len(cells) > 5 and all("%" in words for words, _ in cells)
+        assert [words for words, over in cells if over > 0] == []
+    window.width(1440)
+    window.run("location.reload()")
+
+
 def test_the_objective_has_a_logarithmic_axis_if_asked(window: Browser) -> None:
     names = (
         "const f = document.getElementById('figure-history'); drawn.history(f);"

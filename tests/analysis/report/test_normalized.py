@@ -90,6 +90,6 @@ def test_what_is_drawn_is_written_with_four_digits_and_what_filters_compare_with
         "expected": [211922.9],
     }
     written = (
-        '{"objective":[211923.0],"metrics":{"mfu":{"of":[0.123457,8,null]}},"expected":[211900.0]}'
+        '{"objective":[211922.9],"metrics":{"mfu":{"of":[0.123457,8,null]}},"expected":[211900.0]}'
     )
     assert figures.embedded(record) == written
