@@ -80,7 +80,7 @@ def _shared(jobs: Jobs, framework: Framework, recompute: Array, keys: Array) -> 
     queries = jobs.model.attention_size
     if framework.keeps_products != "all":
         return 2 * keys
-    grouped = jobs.options.masks_documents & (keys < queries) & (recompute == NONE)
+    grouped = jobs.options.masks_scores & (keys < queries) & (recompute == NONE)
     return np.where(grouped, queries, 2 * keys)
 
 
@@ -176,10 +176,10 @@ def stage_bytes(stage: StageLoad, layer: Array, jobs: Jobs, framework: Framework
 
 
 def mask_bytes(jobs: Jobs) -> Array:
-    """Masks that keep documents apart in a micro-batch: a number per score, once per chunk."""
+    """Masks of documents in a micro-batch: a number per score, once per chunk."""
     scores = jobs.tokens * jobs.model.seq_length
     return np.where(
-        jobs.options.masks_documents, jobs.layout.vpp * scores * jobs.options.element_bytes, 0.0
+        jobs.options.masks_scores, jobs.layout.vpp * scores * jobs.options.element_bytes, 0.0
     )
 
 

@@ -173,6 +173,11 @@ class Options(Part):
     # other columns that the trainer's fields declare (``trainer.plan.fields``)
     further: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
+    @property
+    def masks_scores(self) -> Mask:
+        """Documents are told apart by a mask: kernels for packed ones take 16 bits only."""
+        return self.masks_documents & (self.element_bytes > 2)
+
     def __getattr__(self, name: str) -> NDArray[Any]:
         try:
             return vars(self)["further"][name]

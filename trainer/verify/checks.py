@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foundation.files import finite
-from trainer.model.attention import attend, for_each_query, own_document
+from trainer.model.attention import attend, document_starts, for_each_query, own_document
 from trainer.model.initialize import initialize
 from trainer.model.transformer import Stage
 from trainer.plan.config import TrainConfig
@@ -61,12 +61,8 @@ class Tokens:
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def starts(self, first: int, count: int, *, seq_length: int, seed: int) -> Tensor:
-        return _two_documents(count, seq_length + 1)
-
-
-def _two_documents(count: int, length: int) -> Tensor:
-    places = torch.arange(length).expand(count, -1)
-    return torch.where(places < length // 3, 0, length // 3)
+        places = torch.arange(seq_length + 1).expand(count, -1)
+        return torch.where(places < seq_length // 3, 0, seq_length // 3)
 
 
 def difference(found: Tensor, expected: Tensor) -> float:
@@ -82,18 +78,23 @@ def facts(device: Device) -> Figures:
 def attention(device: Device) -> Figures:
     """Attention and its gradients against float64, by number format, mask and grouped queries."""
     errors = {}
-    kinds = itertools.product(ATTENTION_TOLERANCE, (False, True), (False, True))
-    for dtype, masked, grouped in kinds:
-        name = f"{str(dtype)[6:]}{', masked' if masked else ''}{', grouped' if grouped else ''}"
+    bounds = torch.tensor([[0, 64, 192, 192]] * 2, dtype=torch.int32)
+    seen = own_document(document_starts(bounds, 192), torch.float64)
+    kinds = itertools.product(ATTENTION_TOLERANCE, ("", ", masked", ", documents"), (False, True))
+    for dtype, told, grouped in kinds:
+        name = f"{str(dtype)[6:]}{told}{', grouped' if grouped else ''}"
+        if told == ", documents" and not device.has_packed_attention(dtype, 64, compiled=False):
+            continue
         generator = torch.Generator().manual_seed(1)
         shapes = [(192, 2, heads, 64) for heads in (4, *(2 * (2 if grouped else 4,)))]
         exact = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
-        seen = own_document(_two_documents(2, 192), torch.float64)
-        mask = seen if masked else None
-        own = not device.has_grouped_attention(dtype, 64, masked)
+        mask = seen if told else None
+        own = not device.has_grouped_attention(dtype, 64, told == ", masked")
         inputs = [x.to(device.torch, dtype).requires_grad_() for x in exact]
         with attention_backends(device.type):
             there = None if mask is None else mask.to(device.torch, dtype)
+            if told == ", documents":
+                there = bounds.to(device.torch)
             query, key, value = inputs
             if own and grouped:
                 key, value = for_each_query(query, key), for_each_query(query, value)

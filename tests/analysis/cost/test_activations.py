@@ -12,7 +12,7 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn.functional import cross_entropy, layer_norm
 
-from analysis.cost.activations import layer_bytes, logits_bytes, waiting_logits_bytes
+from analysis.cost.activations import layer_bytes, logits_bytes, mask_bytes, waiting_logits_bytes
 from analysis.cost.stages import fullest_stages
 from search_spaces.frameworks import Framework
 from search_spaces.known import FRAMEWORKS, framework_named
@@ -198,10 +198,17 @@ def test_a_mixtures_routes_stay_whatever_is_recomputed_and_its_router_keeps_wide
 
 
 def test_keys_are_repeated_where_documents_are_told_apart() -> None:
-    job = gpt(tp=1, kv_heads=8, gated=True, masks_documents=np.array([False, True]))
+    job = gpt(
+        tp=1, kv_heads=8, gated=True, element_bytes=4, masks_documents=np.array([False, True])
+    )
     habits = framework_named("meshtune")
     one, masked = layer_bytes(job, habits, np.zeros(2))
     # Of 64 heads, keys and values in place of the product's whole output, of 64 + 2 * 8.
-    assert masked - one == 2 * (2 * 64 - 80) / 64 * 6144 * 4 * 2048
+    assert masked - one == 4 * (2 * 64 - 80) / 64 * 6144 * 4 * 2048
     other = layer_bytes(job, framework_named("fsdp"), np.zeros(2))
     assert other[0] == other[1]
+
+
+def test_documents_need_a_mask_where_no_kernel_takes_packed_ones() -> None:
+    job = gpt(element_bytes=np.array([2, 4]), masks_documents=True)
+    assert mask_bytes(job).tolist() == [0, 4 * 4 * 2048**2]
