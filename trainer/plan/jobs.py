@@ -157,6 +157,7 @@ class Options(Part):
     element_bytes: Array = column(2)  # of weights and activations in the computation: 2 or 4
     fp8: Mask = mask()  # layers' products are in 8 bits
     masks_documents: Mask = mask()  # attention separates documents
+    compiled: Mask = mask()  # layers are compiled by torch's compiler
     # parameters per flat gradient bucket, if stated
     bucket_elements: Array = column(BUCKET_ELEMENTS)
     fused_loss: Mask = mask()  # fused cross entropy, which makes no float32 copies of the logits
