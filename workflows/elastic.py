@@ -50,6 +50,7 @@ LOGS = "logs"  # folder of earlier starts' logs
 BASE_NAME = "base.json"  # the search's configuration whose batch and number formats stay
 STDOUT_NAME, STDERR_NAME = "stdout.log", "stderr.log"
 LONGEST_PAUSE_S = 60.0  # before the next start, after some without a step
+MAX_ALIKE = 3  # starts in a row with the same error before the first step: no layout mends it
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,8 @@ class _Training:
     left_out: set[str] = field(default_factory=set)  # nodes under suspicion
     avoided: set[str] = field(default_factory=set)  # one of them failed, and nobody knows which
     vain: int = 0  # starts in a row without a new checkpoint
+    error: str = ""  # the latest start's, if it made no step
+    alike: int = 0  # starts in a row that ended with it
 
     def stop_on(self, number: int, _: Any) -> None:
         self.code = INTERRUPTED if number == signal.SIGINT else CONTINUE
@@ -330,6 +333,11 @@ class _Training:
         self.vain = 0 if self.finished() > before else self.vain + 1
         if self.vain >= MAX_IN_A_ROW:
             return self._end(f"{self.vain} starts in a row saved no new checkpoint", FAILED)
+        own = outcome.kind in (Kind.CRASH, Kind.INVALID) and not outcome.steps
+        error, before_it = (outcome.message if own else ""), self.error
+        self.error, self.alike = error, self.alike + 1 if error == before_it else 1
+        if error and self.alike == MAX_ALIKE:
+            return self._end(f"{MAX_ALIKE} starts in a row ended with the same error", FAILED)
         if self.launcher.allocation_state() is AllocationState.GONE:
             return self._end("the allocation is over", CONTINUE)
         if self.vain and not outcome.kind.observed and not outcome.steps:

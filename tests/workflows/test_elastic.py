@@ -110,6 +110,17 @@ def test_a_training_goes_on_under_another_layout_as_if_nothing_had_happened(
     with closing(LocalLauncher(1)) as launcher:
         assert train_elastic(run, launcher, tmp_path / "killed", tokens) == 0
         assert read_run(tmp_path / "killed").trials[number].kind == "preempted"
+        # Checkpoints that cannot be read stay as they are, and no layout reads them.
+        saved = sorted((tmp_path / "killed" / "checkpoints").glob("step-*"))
+        for file in (file for path in saved for file in path.glob("*.distcp")):
+            file.write_bytes(file.read_bytes()[:-9] + b"\0" * 9)
+        capsys.readouterr()
+        assert train_elastic(run, launcher, tmp_path / "killed", 2 * tokens) == 1
+        told = capsys.readouterr()
+        assert "3 starts in a row ended with the same error" in told.out
+        assert "is damaged: its CRC-32 is" in told.err
+        assert len(read_run(tmp_path / "killed").trials) == number + 3
+        assert sorted((tmp_path / "killed" / "checkpoints").glob("step-*")) == saved
         shutil.rmtree(tmp_path / "killed" / "checkpoints")
         with pytest.raises(ConfigError, match="the checkpoints of this training are gone"):
             train_elastic(run, launcher, tmp_path / "killed", tokens)
