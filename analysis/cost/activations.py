@@ -77,7 +77,7 @@ def _compiled(jobs: Jobs, framework: Framework) -> Mask:
     and their product, and of rotated queries and keys one form.
     """
     whole = framework.keeps_products == "all" and jobs.model.mixture is None
-    return jobs.options.compiled & np.asarray(whole)
+    return np.asarray(jobs.options.compiled & whole)
 
 
 def _shared(jobs: Jobs, framework: Framework, recompute: Array, keys: Array) -> Array:

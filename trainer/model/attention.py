@@ -117,7 +117,7 @@ class Places(NamedTuple):
 
 
 def document_starts(bounds: Tensor, length: int) -> Tensor:
-    """Where each token's document begins in its sample, (batch, sequence)."""
+    """Start of each token's document in its sample, (batch, sequence)."""
     places = torch.arange(length, dtype=bounds.dtype, device=bounds.device)
     places = places.expand(bounds.size(0), -1).contiguous()
     return bounds.gather(1, torch.searchsorted(bounds, places, right=True) - 1)

@@ -90,7 +90,7 @@ class Device:
         return head_dim % 8 == 0 and flash(self._attention(dtype, head_dim, masked=False))
 
     def _attention(self, dtype: torch.dtype, head_dim: int, masked: bool) -> Any:
-        """What torch's rules of kernels ask for, with one key for two queries."""
+        """Question to torch's rules of kernels, with one key for two queries."""
         query = torch.empty(1, 2, 128, head_dim, dtype=dtype, device=self.torch)
         key = query[:, :1]
         mask = query.new_zeros(1, 1, 128, 128) if masked else None
