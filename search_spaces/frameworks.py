@@ -99,6 +99,11 @@ class Habits(Described):
     """Sharded weights that may be gathered at once, unless one matrix has more; without this bound
     those of two layers.
     """
+    reduced_apart: Parameters = 0
+    """Gradients that a stream of its own copies and reduces at once where weights are sharded, or
+    one matrix's if more: other streams cannot use its memory; 0: a layer's, in memory of all.
+    Source: DeepSpeed's reduce_and_partition_stream.
+    """
     whole_in_pipelines: bool = False
     """In a pipeline, sharded weights and gradients stay whole from the first micro-batch to the
     last. Source: FSDP2 neither reshards nor reduces between micro-batches.

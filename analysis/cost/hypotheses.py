@@ -10,7 +10,7 @@ others (Geman and Geman 1984).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
@@ -28,6 +28,7 @@ SWEEPS = 2  # of Gibbs sampling over all habits, from the record that explains t
 NOTHING = 1e-3  # logarithms of evidence that are none
 HARDLY = 1e-3  # weight of a hypothesis that is left out
 LIKELIEST, DRAWN = 8, 8  # hypotheses that are kept: the most probable, and draws from the others
+PLAUSIBLE = 0.01  # share of the best hypothesis' probability; one failure alone takes less away
 
 T = TypeVar("T")
 
@@ -48,9 +49,11 @@ losses came with FlashAttention's and Liger's kernels; records are of what progr
 MAY_HAVE: dict[str, tuple[float, Any, Callable[[Any, Any], bool]]] = {
     "fused_layers": (0.5, True, operator.lt),
     "expandable_segments": (0.5, True, operator.lt),
+    "moment_bytes": (0.5, 2.0, operator.gt),
 }
-"""Likewise of what only vendors' recipes are known to have: as likely as not where jobs are ruled
-out. A search that expected it would try more that does not fit."""
+"""Likewise of what only vendors' recipes are known to have, or options of their optimizers: as
+likely as not where jobs are ruled out. A search that expected it would try more that does not fit.
+"""
 
 TIMING = frozenset(
     {
@@ -65,7 +68,7 @@ MEMORY = (
     - (TIMING - {"reduce_bytes"})
     - {"split", "counts_ends", "stage_settings", "fills_pipeline", "fp8_copy_bytes", "own_kernels"}
     - {"adapter_bytes", "quantized_bytes", "unquantized_bytes", "compiled_layers"}
-    - {"tensor_splits_states", "expandable_segments"}
+    - {"tensor_splits_states", "expandable_segments", "reduced_apart"}
     - {"source", "choices", "fitted_as", "fine_tunes", "stated"}
 )
 """What memory is asked about; the rest is told by a job, its log or its errors."""
@@ -126,15 +129,16 @@ class Doubts:
     @cached_property
     def renewed(self) -> tuple[Key, ...]:
         """The records with what such frameworks may have had since then."""
-        found = []
-        for key in self.records:
-            new = list(key)
-            for at, (name, every) in enumerate(self.values.items()):
-                _, now, older = self._since_then.get(name, (0.0, None, operator.is_))
-                if older(every[key[at]], now):
-                    new[at] = every.index(now)
-            found.append(tuple(new))
-        return tuple(found)
+        return tuple(self._renewed(key, self._since_then) for key in self.records)
+
+    def _renewed(self, key: Key, names: Collection[str]) -> Key:
+        """A hypothesis with what programs may have since then of these habits."""
+        new = list(key)
+        for at, (name, every) in enumerate(self.values.items()):
+            _, now, older = self._since_then.get(name, (0.0, None, operator.is_))
+            if name in names and older(every[key[at]], now):
+                new[at] = every.index(now)
+        return tuple(new)
 
     @property
     def _others(self) -> list[Framework]:
@@ -187,6 +191,9 @@ class Doubts:
     ) -> tuple[Hypothesis[T], ...]:
         """A handful of hypotheses after evidence, the most probable first; weights sum to 1.
 
+        If ``cautious``, all that are plausible: of the most probable ones, the records, and both
+        with what programs may have since then.
+
         Args:
             evidence: logarithm of how probable habits make what was measured, and what it says of
                 the rest if they are so. Habits that change nothing are found out and not asked
@@ -216,7 +223,16 @@ class Doubts:
                     idle.add(int(at))
                 key = every[rng.choice(len(every), p=_weights([score(one) for one in every]))]
         keys = sorted(known, key=lambda key: -known[key])
-        kept = _handful(_weights([known[key] for key in keys]), rng)
+        if self.cautious:
+            found = [*keys[:LIKELIEST], *self.records]
+            found += [self._renewed(key, self._since_then) for key in found]
+            found += [self._renewed(keys[0], {name}) for name in self._since_then]
+            keys = [*dict.fromkeys(found)]
+            weights = _weights([score(key) for key in keys])
+            order = np.argsort(-weights, kind="stable").tolist()
+            kept = [(i, weights[i]) for i in order if weights[i] >= PLAUSIBLE * weights.max()]
+        else:
+            kept = _handful(_weights([known[key] for key in keys]), rng)
         return tuple(
             Hypothesis(self.framework(keys[i]), weight, tell(keys[i])[1]) for i, weight in kept
         )

@@ -329,7 +329,11 @@ def _working_bytes(
         flat = in_buckets(jobs, framework, dense)
         leaving = np.where(flat, _leaving_buckets(parameters, matrix, jobs, framework), leaving)
     splits = (jobs.placement.gradient_shard > 1) & ~tuning.freezes(jobs)
-    later = later + np.where(splits, leaving, 0.0) + tuning.dequantized_bytes(jobs)
+    apart = splits & (jobs.placement.weight_shard > 1) & (framework.reduced_apart > 0)
+    bucket = np.minimum(np.maximum(framework.reduced_apart, matrix), parameters)
+    own = bucket * (jobs.options.element_bytes + framework.reduce_bytes)
+    weights = weights + np.where(apart, own, 0.0)
+    later = later + np.where(splits & ~apart, leaving, 0.0) + tuning.dequantized_bytes(jobs)
     whole = jobs.tokens * jobs.model.hidden_size * jobs.options.element_bytes
     later = later + GATHERED_TENSORS * whole * (1 - 1 / sequence_split(jobs, framework))
     later = later + cp.working_bytes(jobs)

@@ -62,7 +62,9 @@ class MemoryModel:
 
     @cached_property
     def cautious(self) -> MemoryModel:
-        """The model by which jobs are ruled out, after the same evidence; see ``MAY_HAVE``."""
+        """The model by which jobs are ruled out, after the same evidence: none that a plausible
+        hypothesis lets run; see ``MAY_HAVE``.
+        """
         if self.doubts is None or self.evidence is None:
             return self
         return self._after(self.doubts.for_ruling_out(), self.evidence)
@@ -105,12 +107,16 @@ class MemoryModel:
     def chances(self, jobs: Jobs, framework: Framework, limit_bytes: float) -> dict[str, Array]:
         """Probabilities of jobs to run, ``fits``, and to be ``full`` if so: with no ROOM to spare.
 
-        How much the constants leave open is taken from the most probable habits for all.
+        How much the constants leave open is taken from the most probable habits for all. Where
+        jobs are ruled out, what counts is the hypothesis that needs least, however improbable.
         """
         from scipy.special import ndtr  # slow to import, and a space is checked without it
 
         likely = self.habits or (Hypothesis(framework, 1.0, self.constants),)
         needed = np.stack([memory(jobs, one.framework, one.rest).total for one in likely])
+        weights = np.array([one.weight for one in likely])
+        if self.doubts and self.doubts.cautious:
+            needed, weights = needed.min(axis=0, keepdims=True), np.ones(1)
         margin = np.log(limit_bytes / needed) - self.misfit
         deviation = np.full(len(jobs), self.log_sd)
         near = (np.abs(margin) < NEAR).any(axis=0)
@@ -122,7 +128,6 @@ class MemoryModel:
                 lambda c: np.log(memory(close, likely[0].framework, c).total),
             )
             deviation[near] = np.hypot(self.log_sd, spread)
-        weights = np.array([one.weight for one in likely])
         fits = weights @ ndtr(margin / deviation)
         roomy = weights @ ndtr((margin + np.log1p(-ROOM)) / deviation)
         full = 1 - roomy / np.maximum(fits, np.finfo(float).tiny)

@@ -220,7 +220,7 @@ class CostModel:
         return self._chances(jobs)["fits"]
 
     def may_fit(self, jobs: Jobs) -> Array:
-        """The same for whoever rules jobs out, by whatever a program of today may keep.
+        """The same for whoever rules jobs out: by those plausible habits that need least memory.
 
         A search, which orders them, prefers what is surer to fit by what most programs do.
         """

@@ -54,7 +54,8 @@ class CandidateSet:
         indices = candidates.indices(PRICED, rng, [], max_nodes=2**31)
         columns = pricing.space.columns(candidates.columns(indices))
         prediction = pricing.calibrated([]).predict(pricing.jobs(columns, len(indices)))
-        runs = np.maximum(prediction.may_fit * pricing.in_time(prediction), 1e-9)
+        fits = (prediction.fits + prediction.may_fit) / 2
+        runs = np.maximum(fits * pricing.in_time(prediction), 1e-9)
         promise = Goal(pricing).predicted_at_best(prediction) + np.log(runs)
         order = np.argsort(-promise, kind="stable")
         if len(order) > SHORTLIST:

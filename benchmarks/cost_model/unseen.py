@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from analysis.cost.model import CostModel
-from analysis.prediction.acquisition import UNLIKELY
 from analysis.sweeps.record import Table
 from benchmarks.printing import machine, percent
 from benchmarks.published.read import read_table
@@ -40,7 +40,7 @@ HEADER = (
 )
 MEMORY = (
     "| table | rows | out of memory | told right | wrongly pruned | told right, unstated "
-    "| wrongly pruned | never tried |\n" + "|---" * 8 + "|"
+    "| wrongly ruled out | failures ruled out |\n" + "|---" * 8 + "|"
 )
 
 COLUMNS = "| table | | rows | predicted over measured, median | 10 to 90 % |\n|---|---|---|---|---|"
@@ -57,20 +57,25 @@ def line(name: str, priors: Result, *found: Result) -> str:
 
 def unstated(jobs: Jobs, cluster: Cluster, habits: Framework) -> Predicted:
     """Probabilities to fit of a framework of which no habit is known; no times."""
-    model = CostModel(cluster, Framework(name="unstated")).supposing({})
     nothing = np.full(len(jobs), np.nan)
-    return Predicted(nothing, nothing, model.may_fit(jobs), nothing, nothing, nothing)
+    fits = CostModel(cluster, Framework(name="unstated")).supposing({}).fits(jobs)
+    return Predicted(nothing, nothing, fits, nothing, nothing, nothing)
+
+
+def ruled_out(jobs: Jobs, cluster: Cluster, habits: Framework) -> Predicted:
+    """The same, by which they are ruled out."""
+    may_fit = CostModel(cluster, Framework(name="unstated")).supposing({}).may_fit(jobs)
+    return replace(unstated(jobs, cluster, habits), fits=may_fit)
 
 
 def memory_line(table: Table) -> str:
     """Row of what is told of fitting, but for failures that cannot be for memory."""
     rows = table[~not_memory(table)]
     cells = [rows.name, str(len(rows)), str(int(rows.failed.sum()))]
-    for told in (Meshtune().fit(()), unstated):
-        fits = predict(told, ask(rows)).fits
-        scores = metrics.fitting(fits, rows.failed)
-        cells += [percent(scores.accuracy), percent(scores.wrongly_pruned)]
-    cells.append(percent(metrics.mean(fits[~rows.failed] < UNLIKELY)))
+    asked = (predict(told, ask(rows)).fits for told in (Meshtune().fit(()), unstated, ruled_out))
+    stated, ordered, out = (metrics.fitting(fits, rows.failed) for fits in asked)
+    cells += [percent(stated.accuracy), percent(stated.wrongly_pruned), percent(ordered.accuracy)]
+    cells += [percent(out.wrongly_pruned), percent(out.caught) if rows.failed.any() else ""]
     return f"| {' | '.join(cells)} |"
 
 

@@ -210,6 +210,23 @@ def test_split_weights_are_whole_for_two_layers_or_as_far_as_a_framework_allows(
     assert working(plain.with_habits(live_parameters=1)) == pytest.approx(2 * max(matrix, table))
 
 
+def test_a_stream_that_reduces_by_itself_uses_no_memory_that_logits_left() -> None:
+    """A copy of its bucket, or of the largest matrix, beside these gradients; with ZeRO 3 only."""
+    matrix, layer, table = 4 * 6144**2, 12 * 6144**2, 51200 * 6144
+
+    def more(bucket: float, stage: int = 3) -> float:
+        job = gpt(num_layers=8, tp=1, dp=64, zero_stage=stage)
+        shared = Framework(name="plain", logits_bytes=1e6, reduce_bytes=4)
+        apart = shared.with_habits(reduced_apart=bucket)
+        a, b = (memory(job, habits, MemoryConstants()).total[0] for habits in (shared, apart))
+        return float(b - a)
+
+    assert more(5e8) == pytest.approx((2 + 4) * 5e8)
+    assert more(1) == pytest.approx((2 + 4) * max(matrix, table))
+    assert more(1e12) == pytest.approx((2 + 4) * (8 * layer + table))
+    assert more(5e8, stage=2) == 0
+
+
 def test_an_optimizer_that_is_always_sharded_is_so_without_zero() -> None:
     habits = framework_named("deepspeed-bf16")
     each = [memory(gpt(num_layers=4, dp=4, zero_stage=stage), habits, MemoryConstants())
