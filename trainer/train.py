@@ -41,11 +41,13 @@ from trainer.zero.fsdp import ShardedWeights
 
 
 def build_stages(
-    config: TrainConfig, mesh: Mesh, depth: Depth, kernels: Kernels, repeats_keys: bool = False
+    config: TrainConfig, mesh: Mesh, depth: Depth, kernels: Kernels, device: Device
 ) -> list[Stage]:
     """This rank's stages, split over tp or the grid and cp, without storage (meta device)."""
     num_stages = config.pp * config.vpp
     repeated = (config.recompute, config.recompute_every, config.compile)
+    masks = _masks_documents(config, device)
+    repeats_keys = _repeats_keys(config, device, masks)
     with torch.device("meta"):
         stages = [
             Stage(config.model, index, num_stages, *repeated, config.stages.layers(index))
@@ -55,6 +57,7 @@ def build_stages(
             if config.documents is not None:
                 stage.resets_attention = config.documents.reset_attention_mask
                 stage.resets_positions = config.documents.reset_position_ids
+                stage.masks_documents = masks
             if mesh.tp.size > 1:
                 parallelize(stage, mesh, config, kernels)
             elif mesh.grid.size > 1:
@@ -73,10 +76,21 @@ def build_stages(
     return stages
 
 
-def _repeats_keys(config: TrainConfig, device: Device) -> bool:
+def _masks_documents(config: TrainConfig, device: Device) -> bool:
+    """Whether a mask keeps documents apart, since no kernel takes one after another.
+
+    On a CPU that is a loop over them, which is in no graph.
+    """
+    if config.documents is None or not config.documents.reset_attention_mask:
+        return False
+    latent = config.model.latent
+    head = latent.key_size + latent.rotary_size if latent else config.model.head_dim
+    return not device.has_packed_attention(COMPUTE_DTYPE[config.precision], head, config.compile)
+
+
+def _repeats_keys(config: TrainConfig, device: Device, masks: bool) -> bool:
     """Whether keys are repeated, since the device has no kernel for grouped queries."""
-    documents = config.documents is not None and config.documents.reset_attention_mask
-    masked = documents or config.model.windowed_layers > 0
+    masked = masks or config.model.windowed_layers > 0
     dtype = COMPUTE_DTYPE[config.precision]
     return not device.has_grouped_attention(dtype, config.model.head_dim, masked)
 
@@ -95,7 +109,7 @@ class Trainer:
         kernels = TunedKernels() if config.tune_kernels else Kernels()
         deferred = DeferredKernels(kernels) if config.defers_weight_gradients else None
         self.stages = stages = build_stages(
-            config, self.mesh, self.depth, deferred or kernels, _repeats_keys(config, device)
+            config, self.mesh, self.depth, deferred or kernels, device
         )
         placed = ShardedWeights if self.mesh.placement.fully_sharded else WholeWeights
         self.weights: Weights = placed(stages, self.mesh, config, device.torch)

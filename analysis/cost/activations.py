@@ -27,8 +27,8 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
     are trained without, there are none. Of ``hidden_size`` elements a token: inputs of two norms
     and of two matrix products stay whole without sequence parallelism; queries, keys, values and
     attention's output are split by ``tp``. Models with gated units rotate queries and keys and keep
-    both forms, unless layers are fused. In FP8 fused layers keep inputs of products in 8 bits, and
-    attention's output in both forms (Transformer Engine's Linear and LayerNormLinear).
+    both forms, unless layers are fused or compiled. In FP8 fused layers keep inputs of products in
+    8 bits, and attention's output in both forms (Transformer Engine's Linear and LayerNormLinear).
     """
     h, e, f = jobs.model.hidden_size, jobs.options.element_bytes, jobs.model.ffn_size
     queries = jobs.model.attention_size
@@ -49,8 +49,9 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
         share = ep.mixed_share(jobs, jobs.model.mixture)
         f = f + share * (jobs.model.mixture.shared_ffn_size - f)
         routes, experts = _experts(jobs, jobs.model.mixture, framework, share)
-    rotated = np.where(jobs.model.gated & ~np.asarray(fused), queries + keys, 0.0)
-    inner = np.where(jobs.model.gated, 3 if fused else 4, 2) * f
+    lean = fused | _compiled(jobs, framework)
+    rotated = np.where(jobs.model.gated & ~lean, queries + keys, 0.0)
+    inner = np.where(jobs.model.gated, np.where(lean, 3, 4), 2) * f
     split = e * (2 * queries + _shared(jobs, framework, recompute, keys) + rotated + inner)
     split = split + halved * (queries - f)
     sums = 4 * jobs.model.num_heads  # logarithm of the softmax's denominator, float32
@@ -71,6 +72,14 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
     return np.where(recompute == FULL, jobs.tokens * only_input + routes, jobs.tokens * some)
 
 
+def _compiled(jobs: Jobs, framework: Framework) -> Mask:
+    """Whether the built-in trainer compiles whole layers: of a gated unit that keeps both inputs
+    and their product, and of rotated queries and keys one form.
+    """
+    whole = framework.keeps_products == "all" and jobs.model.mixture is None
+    return np.asarray(jobs.options.compiled & whole)
+
+
 def _shared(jobs: Jobs, framework: Framework, recompute: Array, keys: Array) -> Array:
     """Elements of a token's keys and values that attention keeps.
 
@@ -80,7 +89,7 @@ def _shared(jobs: Jobs, framework: Framework, recompute: Array, keys: Array) -> 
     queries = jobs.model.attention_size
     if framework.keeps_products != "all":
         return 2 * keys
-    grouped = jobs.options.masks_documents & (keys < queries) & (recompute == NONE)
+    grouped = jobs.options.masks_scores & (keys < queries) & (recompute == NONE)
     return np.where(grouped, queries, 2 * keys)
 
 
@@ -176,10 +185,10 @@ def stage_bytes(stage: StageLoad, layer: Array, jobs: Jobs, framework: Framework
 
 
 def mask_bytes(jobs: Jobs) -> Array:
-    """Masks that keep documents apart in a micro-batch: a number per score, once per chunk."""
+    """Masks of documents in a micro-batch: a number per score, once per chunk."""
     scores = jobs.tokens * jobs.model.seq_length
     return np.where(
-        jobs.options.masks_documents, jobs.layout.vpp * scores * jobs.options.element_bytes, 0.0
+        jobs.options.masks_scores, jobs.layout.vpp * scores * jobs.options.element_bytes, 0.0
     )
 
 

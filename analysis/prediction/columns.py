@@ -63,7 +63,7 @@ def unpriced_axes(space: SearchSpace) -> list[str]:
 
 
 def unpriced_parameters(space: SearchSpace) -> list[str]:
-    """Parameters of several values in which the cost model sees no difference.
+    """Parameters of several values in which the cost model sees no difference in a step's time.
 
     Those of a condition or an axis count as seen, and so do all that a rule reads only.
     """
@@ -74,6 +74,7 @@ def unpriced_parameters(space: SearchSpace) -> list[str]:
         name
         for name, column in _COLUMNS.values()
         if name not in StageSettings.__dataclass_fields__ and (mixed or not column.mixtures)
+        if not column.memory_only
         if _understood(space, name, column)
     ]
     seen = frozenset[str]().union(*(space.reads.get(name, frozenset()) for name in read))

@@ -219,7 +219,7 @@ def install() -> None:
     accelerator.current_stream = lambda *_: timeline.stream
     tensor: Any = Tensor
     tensor.pin_memory = _pinned
-    tensor.record_stream = timeline.keep
+    tensor.record_stream = lambda held, stream: timeline.keep(held, stream)
     fake: Any = FakeTensor
     fake.tolist = _read
     generator = torch.Generator
@@ -264,6 +264,7 @@ def _functions(card: SimpleNamespace) -> dict[str, Any]:
         "get_rng_state": lambda *_: None,
         "set_rng_state": lambda *_: None,
         "is_current_stream_capturing": lambda: False,
+        "_sleep": lambda cycles: None,
         "nccl": SimpleNamespace(version=lambda: (2, 28, 3)),
     }
 

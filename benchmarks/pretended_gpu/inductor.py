@@ -179,9 +179,12 @@ class Written:
         )  # fmt: skip
 
 
-def layer(kind: Recompute) -> dict[str, Any]:
-    """Code that the compiler makes of a layer, forward and backward pass together."""
-    model = ModelConfig(**WIDTHS)
+def layer(kind: Recompute, **widths: Any) -> dict[str, Any]:
+    """Code that the compiler makes of a layer, forward and backward pass together.
+
+    ``widths``: what differs from ``WIDTHS``.
+    """
+    model = ModelConfig(**{**WIDTHS, **widths})
     options: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}
     written = Written()
     torch._dynamo.reset()

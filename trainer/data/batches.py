@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from trainer.data.goldfish import IGNORED, without
@@ -43,8 +45,11 @@ class Batches(NamedTuple):
 
     tokens: list[Tensor]
     targets: list[Tensor]  # ``goldfish.IGNORED`` where a target is not in the loss
-    starts: list[Tensor]
-    """Start of each token's document in its sample; empty where documents do not matter."""
+    bounds: list[Tensor]
+    """Where documents begin in each sample, and where it ends, int32 (count, any number).
+
+    Empty where documents do not matter.
+    """
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Batches:
         """These batches with ``change`` applied to every tensor."""
@@ -57,6 +62,7 @@ def micro_batches(config: TrainConfig, dataset: Dataset, before: int, replica: i
     A step's samples go to the first replica, by its micro-batches, then to the next.
     """
     found = Batches([], [], [])
+    begun: list[Tensor] = []
     for micro_batch in range(config.gas):
         first = before + (replica * config.gas + micro_batch) * config.mbs
         shape = {"seq_length": config.model.seq_length, "seed": config.seed}
@@ -68,9 +74,26 @@ def micro_batches(config: TrainConfig, dataset: Dataset, before: int, replica: i
             if config.documents.eod_mask_loss:
                 targets = targets.masked_fill(starts[:, 1:] != starts[:, :-1], IGNORED)
             if config.splits_samples:
-                found.starts.append(starts[:, :-1].contiguous())
+                begun.append(starts[:, :-1])
         found.tokens.append(tokens)
         found.targets.append(targets)
+    return found._replace(bounds=document_bounds(begun))
+
+
+def document_bounds(starts: list[Tensor]) -> list[Tensor]:
+    """See ``Batches.bounds``, from the start of each token's document.
+
+    Filled up by empty documents to a power of 4, the same for all: compilers make code for each.
+    """
+    first = [[row.unique_consecutive() for row in micro_batch] for micro_batch in starts]
+    most = max((len(row) for rows in first for row in rows), default=0)
+    size = 4 ** math.ceil(math.log(most + 1, 4))
+    found = []
+    for rows, micro_batch in zip(first, starts, strict=True):
+        bounds = torch.full((len(rows), size), micro_batch.size(1), dtype=torch.int32)
+        for row, begin in zip(bounds, rows, strict=True):
+            row[: len(begin)] = begin
+        found.append(bounds)
     return found
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 
 from trainer.model.linear import Linear, norm_layer, normalize
@@ -26,12 +28,42 @@ def for_each_query(query: Tensor, shared: Tensor) -> Tensor:
 
 def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None = None) -> Tensor:
     """Causal attention; (sequence, batch, heads, head) in, heads joined out."""
+    if seen is not None and seen.dtype == torch.int32:
+        return _attend_documents(query, key, value, seen)
     query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
     grouped = query.size(1) != key.size(1)
     context = F.scaled_dot_product_attention(
         query, key, value, attn_mask=seen, is_causal=seen is None, enable_gqa=grouped
     )
     return context.permute(2, 0, 1, 3).flatten(2)
+
+
+def _attend_documents(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor) -> Tensor:
+    """``attend`` in each document by itself; no score between two is computed.
+
+    One call a sample, whose tensors are parts of the batch's: joined samples would be copies, which
+    a backward pass keeps.
+    """
+    # Gradients of parts are put together by a copy, where there are several.
+    parts = (x.unbind(1) if x.size(1) > 1 else (x.squeeze(1),) for x in (query, key, value))
+    samples = zip(*parts, bounds, strict=True)
+    found = [(_attend_packed if query.is_cuda else _attend_in_turn)(*sample) for sample in samples]
+    return torch.stack(found, 1) if len(found) > 1 else found[0][:, None]
+
+
+def _attend_packed(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor) -> Tensor:
+    """A sample's documents by one kernel, which takes empty ones, too."""
+    length, grouped = query.size(0), query.size(1) != key.size(1)
+    context = varlen_attn(
+        query, key, value, bounds, bounds, length, length, window_size=(-1, 0), enable_gqa=grouped
+    )
+    assert isinstance(context, Tensor)
+    return context.flatten(1)
+
+
+def _attend_in_turn(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor) -> Tensor:
+    places = [slice(*pair) for pair in itertools.pairwise(bounds.tolist()) if pair[0] < pair[1]]
+    return torch.cat([attend(*(x[own, None] for x in (query, key, value)))[:, 0] for own in places])
 
 
 def near_mask(window: int, like: Tensor) -> Tensor:
@@ -76,18 +108,23 @@ class Places(NamedTuple):
     seen: Tensor | None
     """Added to scores: 0 where a query sees a key, else -inf; (batch, 1, sequence, sequence).
 
-    None: it sees all before it. In the number format of the queries: torch's kernels turn another
+    None: it sees all before it. Of int32: the bounds of documents, ``Batches.bounds``; a query
+    sees its own. In the number format of the queries: torch's kernels turn another
     one into it, and each layer would keep the result for its backward pass.
     """
     near: Tensor | None = None
     """``near_mask`` of layers with windows."""
 
 
-def own_document(starts: Tensor, dtype: torch.dtype) -> Tensor:
-    """Mask that lets tokens see those before them in their document; see ``Places.seen``.
+def document_starts(bounds: Tensor, length: int) -> Tensor:
+    """Start of each token's document in its sample, (batch, sequence)."""
+    places = torch.arange(length, dtype=bounds.dtype, device=bounds.device)
+    places = places.expand(bounds.size(0), -1).contiguous()
+    return bounds.gather(1, torch.searchsorted(bounds, places, right=True) - 1)
 
-    ``starts``: where each token's document begins in its sample, (batch, sequence).
-    """
+
+def own_document(starts: Tensor, dtype: torch.dtype) -> Tensor:
+    """Mask that lets tokens see those before them in their document; see ``Places.seen``."""
     same = starts[:, :, None] == starts[:, None, :]
     seen = torch.zeros(same.shape, dtype=dtype, device=starts.device)
     return seen.masked_fill_(~same.tril_(), -torch.inf)[:, None]

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import varlen  # noqa: F401 (its operator)
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -42,6 +43,7 @@ _ATTENTION = {
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
     _aten._scaled_dot_product_fused_attention_overrideable.default,
+    torch.ops.torch_attn._varlen_attn.default,
 }
 
 

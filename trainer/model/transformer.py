@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trainer.model.attention import Attention, Places, near_mask, own_document
+from trainer.model.attention import Attention, Places, document_starts, near_mask, own_document
 from trainer.model.experts import MixtureMlp, kept_routes
 from trainer.model.latent import LatentAttention
 from trainer.model.linear import Linear, norm_layer, normalize
@@ -256,6 +256,7 @@ class Stage(nn.Module):
         self.window: int | None = None  # of the layers that have one
         self.chunks: Sequence[range] = ()  # of each sequence, if not all of it
         self.resets_attention = self.resets_positions = True  # where documents are told apart
+        self.masks_documents = False  # where no kernel takes one document after another
         self.embedding = Embedding(model) if self.is_first else None
         learned = self.is_first and model.positions == "learned"
         self.positions = Positions(model) if learned else None
@@ -271,14 +272,16 @@ class Stage(nn.Module):
         self.chunked_loss = False  # the head takes targets, see trainer.parallel.loss.chunk_loss
 
     def forward(
-        self, x: Tensor, starts: Tensor | None = None, targets: Tensor | None = None
+        self, x: Tensor, bounds: Tensor | None = None, targets: Tensor | None = None
     ) -> Tensor:
         """Tokens (batch, sequence) or hidden states in; hidden states, logits or the loss out.
 
-        ``starts``: where each token's document begins in its sample, (batch, sequence), if
-        documents are separate. ``targets``, (batch, sequence), matter to a ``chunked_loss`` only.
+        ``bounds``: those of documents, if they are separate (``Batches.bounds``). ``targets``,
+        (batch, sequence), matter to a ``chunked_loss`` only.
         """
-        positions = None
+        positions = starts = None
+        if bounds is not None and (self.resets_positions or self.masks_documents):
+            starts = document_starts(bounds, self.model.seq_length)
         if starts is not None and self.resets_positions:
             positions = (torch.arange(starts.size(1), device=starts.device) - starts).t()
         if self.embedding is not None:
@@ -290,8 +293,8 @@ class Stage(nn.Module):
         table = self.table
         if table is not None and positions is not None:
             table = (table[0][positions, 0], table[1][positions, 0])
-        seen = None
-        if starts is not None and self.resets_attention:
+        seen = bounds if self.resets_attention else None
+        if seen is not None and starts is not None and self.masks_documents:
             seen = own_document(starts, x.dtype)
         if self.window is not None and self.near is None:
             self.near = near_mask(self.window, x)

@@ -36,10 +36,10 @@ class _Opaque(nn.Module):
         self.deferred = deferred
 
     def forward(
-        self, x: Tensor, starts: Tensor | None = None, targets: Tensor | None = None
+        self, x: Tensor, bounds: Tensor | None = None, targets: Tensor | None = None
     ) -> Tensor:
         phase.name = "forward"
-        x = self.stage(x, starts, targets)
+        x = self.stage(x, bounds, targets)
         phase.name = "backward"
         if self.deferred is not None:
             self.deferred.forwards_left -= 1
@@ -196,7 +196,7 @@ class Pipeline:
         losses: list[Tensor] = []
         inputs = (torch.cat(batches.tokens),) if self.mesh.is_first else ()
         target = torch.cat(batches.targets) if self.mesh.is_last else None
-        more = {"starts": torch.cat(batches.starts)} if batches.starts else {}
+        more = {"bounds": torch.cat(batches.bounds)} if batches.bounds else {}
         if target is not None:
             more["targets"] = target
         if self.deferred is not None:
@@ -210,14 +210,14 @@ class Pipeline:
         One stage after another: torch's schedules would set all stages up anew, twice.
         """
         losses = []
-        tokens, targets, starts = batches
+        tokens, targets, bounds = batches
         for number in range(self.gas):
             x = tokens[number]
             for index, stage, io in zip(self.numbers, self.stages, self.io, strict=True):
                 if not stage.is_first and self.holder(index - 1) != self.mesh.pp.rank:
                     x = self._received(io["input_args"], self.holder(index - 1))
                 wanted = targets[number] if stage.is_last else None
-                x = stage(x, starts[number] if starts else None, wanted)
+                x = stage(x, bounds[number] if bounds else None, wanted)
                 if stage.is_last:
                     losses.append(self.loss_fn(x, targets[number]))
                 elif self.holder(index + 1) != self.mesh.pp.rank:
@@ -250,10 +250,10 @@ class GradientAccumulation:
     def evaluate(self, batches: Batches) -> list[Tensor]:
         return [self._loss(*micro_batch) for micro_batch in _micro_batches(batches)]
 
-    def _loss(self, x: Tensor, target: Tensor, starts: Tensor | None) -> Tensor:
-        return self.loss_fn(self.stage(x, starts, target), target)
+    def _loss(self, x: Tensor, target: Tensor, bounds: Tensor | None) -> Tensor:
+        return self.loss_fn(self.stage(x, bounds, target), target)
 
 
 def _micro_batches(batches: Batches) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    tokens, targets, starts = batches
-    return zip(tokens, targets, starts or [None] * len(tokens), strict=True)
+    tokens, targets, bounds = batches
+    return zip(tokens, targets, bounds or [None] * len(tokens), strict=True)

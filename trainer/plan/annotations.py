@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -30,6 +30,7 @@ class Column:
     # code of any other word, or of an unset value; None: the cost model decides
     other: float | str | None = 0.0
     mixtures: bool = False  # only models with experts have it
+    memory_only: bool = False  # what it does to a step's time is not known
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def columns(record: type[BaseModel]) -> dict[str, tuple[str, Column]]:
         for column in of_field(field, Column):
             codes = numbered(field.annotation) if column.codes is None else column.codes
             key = column.name or name
-            found[key] = (name, Column(key, codes, column.other, column.mixtures))
+            found[key] = (name, replace(column, name=key, codes=codes))
     return found
 
 

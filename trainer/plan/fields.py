@@ -191,7 +191,9 @@ class Choices(Described):
     chunked_loss: Annotated[bool, Refused("its loss is of whole logits"), Column()] = False
     """compute the output layer with the loss, few words at a time: logits are never whole, and are
     computed twice"""
-    compile: Annotated[bool, Refused("its layers run as they are")] = False
+    compile: Annotated[
+        bool, Refused("its layers run as they are"), Column("compiled", memory_only=True)
+    ] = False
     """compile each layer by torch's compiler; takes minutes once"""
     precision: Annotated[
         Precision,

@@ -157,6 +157,7 @@ class Options(Part):
     element_bytes: Array = column(2)  # of weights and activations in the computation: 2 or 4
     fp8: Mask = mask()  # layers' products are in 8 bits
     masks_documents: Mask = mask()  # attention separates documents
+    compiled: Mask = mask()  # layers are compiled by torch's compiler
     # parameters per flat gradient bucket, if stated
     bucket_elements: Array = column(BUCKET_ELEMENTS)
     fused_loss: Mask = mask()  # fused cross entropy, which makes no float32 copies of the logits
@@ -172,6 +173,11 @@ class Options(Part):
     engine: Array = column(0)
     # other columns that the trainer's fields declare (``trainer.plan.fields``)
     further: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    @property
+    def masks_scores(self) -> Mask:
+        """Documents are told apart by a mask: kernels for packed ones take 16 bits only."""
+        return self.masks_documents & (self.element_bytes > 2)
 
     def __getattr__(self, name: str) -> NDArray[Any]:
         try:

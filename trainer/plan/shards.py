@@ -7,6 +7,7 @@ finer sharding nests in a coarser one.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -74,12 +75,12 @@ class UnitLayout:
         local = math.gcd(self.node_replicas, degree)
         return tuple(size for size in (local, degree // local) if size > 1)
 
-    @property
+    @functools.cached_property  # asked for in every backward pass
     def chunks(self) -> tuple[int, ...]:
         """Elements of each parameter's chunk in a row."""
         return tuple(-(-shape[0] // self.ranks) * math.prod(shape[1:]) for shape in self.shapes)
 
-    @property
+    @functools.cached_property
     def used(self) -> int:
         """Elements of a row before its own padding; padding of chunks counts."""
         return sum(self.chunks)

@@ -76,13 +76,25 @@ class Device:
         """
         if self.type == "cpu":
             return True
+        cuda, asked = torch.backends.cuda, self._attention(dtype, head_dim, masked)
+        rules = cuda.can_use_cudnn_attention, cuda.can_use_flash_attention
+        return any(can(asked) for can in (*rules, cuda.can_use_efficient_attention))
+
+    def has_packed_attention(self, dtype: torch.dtype, head_dim: int, compiled: bool) -> bool:
+        """Whether documents of a sample can be taken one after another: by flash attention's kernel
+        for sequences of any lengths.
+        """
+        if self.type == "cpu":
+            return not compiled
+        flash = torch.backends.cuda.can_use_flash_attention
+        return head_dim % 8 == 0 and flash(self._attention(dtype, head_dim, masked=False))
+
+    def _attention(self, dtype: torch.dtype, head_dim: int, masked: bool) -> Any:
+        """Question to torch's rules of kernels, with one key for two queries."""
         query = torch.empty(1, 2, 128, head_dim, dtype=dtype, device=self.torch)
         key = query[:, :1]
         mask = query.new_zeros(1, 1, 128, 128) if masked else None
-        asked = torch.backends.cuda.SDPAParams(query, key, key, mask, 0.0, not masked, True)
-        cuda = torch.backends.cuda
-        rules = cuda.can_use_cudnn_attention, cuda.can_use_flash_attention
-        return any(can(asked) for can in (*rules, cuda.can_use_efficient_attention))
+        return torch.backends.cuda.SDPAParams(query, key, key, mask, 0.0, not masked, True)
 
     def group_options(self) -> dict[str, Any]:
         """Backend and device arguments of ``init_process_group``.

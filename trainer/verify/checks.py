@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foundation.files import finite
-from trainer.model.attention import attend, for_each_query, own_document
+from trainer.model.attention import attend, document_starts, for_each_query, own_document
 from trainer.model.initialize import initialize
 from trainer.model.transformer import Stage
 from trainer.plan.config import TrainConfig
@@ -31,6 +31,9 @@ from trainer.quantization import blocks, reference
 from trainer.runtime.device import Device, attention_backends
 from trainer.train import Trainer
 from trainer.verify.plan import SIZES, TINY
+from trainer.zero.background import DeviceStream
+from trainer.zero.fsdp import ShardedWeights
+from trainer.zero.hooks import GatherWeights
 
 Figures = dict[str, Any]
 
@@ -58,12 +61,8 @@ class Tokens:
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def starts(self, first: int, count: int, *, seq_length: int, seed: int) -> Tensor:
-        return _two_documents(count, seq_length + 1)
-
-
-def _two_documents(count: int, length: int) -> Tensor:
-    places = torch.arange(length).expand(count, -1)
-    return torch.where(places < length // 3, 0, length // 3)
+        places = torch.arange(seq_length + 1).expand(count, -1)
+        return torch.where(places < seq_length // 3, 0, seq_length // 3)
 
 
 def difference(found: Tensor, expected: Tensor) -> float:
@@ -79,18 +78,23 @@ def facts(device: Device) -> Figures:
 def attention(device: Device) -> Figures:
     """Attention and its gradients against float64, by number format, mask and grouped queries."""
     errors = {}
-    kinds = itertools.product(ATTENTION_TOLERANCE, (False, True), (False, True))
-    for dtype, masked, grouped in kinds:
-        name = f"{str(dtype)[6:]}{', masked' if masked else ''}{', grouped' if grouped else ''}"
+    bounds = torch.tensor([[0, 64, 192, 192]] * 2, dtype=torch.int32)
+    seen = own_document(document_starts(bounds, 192), torch.float64)
+    kinds = itertools.product(ATTENTION_TOLERANCE, ("", ", masked", ", documents"), (False, True))
+    for dtype, told, grouped in kinds:
+        name = f"{str(dtype)[6:]}{told}{', grouped' if grouped else ''}"
+        if told == ", documents" and not device.has_packed_attention(dtype, 64, compiled=False):
+            continue
         generator = torch.Generator().manual_seed(1)
         shapes = [(192, 2, heads, 64) for heads in (4, *(2 * (2 if grouped else 4,)))]
         exact = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
-        seen = own_document(_two_documents(2, 192), torch.float64)
-        mask = seen if masked else None
-        own = not device.has_grouped_attention(dtype, 64, masked)
+        mask = seen if told else None
+        own = not device.has_grouped_attention(dtype, 64, told == ", masked")
         inputs = [x.to(device.torch, dtype).requires_grad_() for x in exact]
         with attention_backends(device.type):
             there = None if mask is None else mask.to(device.torch, dtype)
+            if told == ", documents":
+                there = bounds.to(device.torch)
             query, key, value = inputs
             if own and grouped:
                 key, value = for_each_query(query, key), for_each_query(query, value)
@@ -145,10 +149,10 @@ def _job(device: Device, ranks: int = 1) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _train(training: Trainer, first: int = 0) -> list[float]:
+def _train(training: Trainer, first: int = 0, steps: int = STEPS) -> list[float]:
     dataset = Tokens(training.config)
     with attention_backends(training.device.type):
-        found = [training.step(first + number, dataset).loss for number in range(STEPS)]
+        found = [training.step(first + number, dataset).loss for number in range(steps)]
     training.finish()
     return found
 
@@ -183,6 +187,82 @@ def sharded(device: Device, **settings: Any) -> Figures:
         training = Trainer(config, device)
         _train(training)
     return {"traffic": training.traffic.report(STEPS)["bytes"], **device.memory()}
+
+
+class _Delayed(DeviceStream):
+    """Writes secondary copies on a stream of its own, late: what does not wait for it comes first.
+
+    Dai et al. 2024: a gather that is not ordered behind the copy reads unwritten memory.
+    """
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()
+
+    def run(self, work: Callable[[], None]) -> None:
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            torch.cuda._sleep(2_000_000)  # cycles: about a millisecond
+            work()
+
+    def record_event(self) -> torch.Event:
+        return self.stream.record_event()
+
+
+class _Compared:
+    """Gathers a unit's weights; all pretended ranks have the same row, so each row must be it."""
+
+    def __init__(self, gather: GatherWeights, found: Tensor, writing: _Delayed | None) -> None:
+        self.gather, self.found, self.writing = gather, found, writing
+        self.allocate, self.from_copies = gather.allocate, 0
+        if writing is not None and gather.secondary is not None:
+            gather.secondary.writing = writing
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
+    ) -> dist.Work | None:
+        row = input_tensor.clone()  # a part of the output
+        self.from_copies += self.gather.fresh
+        self.gather(output_tensor, input_tensor, group)
+        if self.writing is not None:
+            output_tensor.record_stream(self.writing.stream)
+        assert self.gather.context.gathering is not None
+        return self.gather.context.gathering.run(lambda: self._compare(output_tensor, row))
+
+    def _compare(self, whole: Tensor, row: Tensor) -> None:
+        rows, wanted = (x.view(torch.uint8).view(-1, row.nbytes) for x in (whole, row))
+        self.found += (rows != wanted).sum()
+
+
+def race(device: Device, steps: int, **settings: Any) -> Figures:
+    """Steps whose every gather from a secondary copy is compared with the primary's bytes.
+
+    On a GPU also with copies that are written on a stream of their own, late.
+    """
+    given = {"model": {**TINY, "num_layers": 4}, "data": "", "gas": 2, "ranks_per_node": 4}
+    config = TrainConfig.parse({**given, "device": device.type, **settings})
+    read = 0
+    for delayed in (False, True) if device.type == "cuda" else (False,):
+        with _job(device, 8):
+            training = Trainer(config, device)
+            assert isinstance(training.weights, ShardedWeights)
+            found = torch.ones((), dtype=torch.float64, device=device.torch)
+            writing = _Delayed() if delayed else None
+            units = training.weights.units
+            gathers = [_Compared(unit.gather, found, writing) for unit in units]
+            for unit, gather in zip(units, gathers, strict=True):
+                unit.module.set_custom_all_gather(gather)
+            for number in range(steps):
+                _train(training, number, 1)
+                with torch.no_grad():  # what pretended peers have summed is no update
+                    for master in itertools.chain(*training.weights.masters.values()):
+                        master.normal_()
+                training.weights.publish()
+        if wrong := difference(found, torch.ones(())):
+            raise WrongError(f"{wrong:.0f} bytes gathered from copies are not the primary's")
+        read += sum(gather.from_copies for gather in gathers)
+    if not read:
+        raise WrongError("no weights were gathered from copies")
+    return {"gathers": read}
 
 
 def out_of_memory(device: Device) -> Figures:
@@ -261,7 +341,7 @@ def _plain_step(config: TrainConfig, device: Device, dataset: Tokens) -> Callabl
     return step
 
 
-_CHECKS = (facts, attention, quantization, losses, sharded, out_of_memory, layers)
+_CHECKS = (facts, attention, quantization, losses, sharded, race, out_of_memory, layers)
 CHECKS: dict[str, Callable[..., Figures]] = {check.__name__: check for check in _CHECKS}
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn.functional import cross_entropy, layer_norm
 
-from analysis.cost.activations import layer_bytes, logits_bytes, waiting_logits_bytes
+from analysis.cost.activations import layer_bytes, logits_bytes, mask_bytes, waiting_logits_bytes
 from analysis.cost.stages import fullest_stages
+from benchmarks.trainer import gpu_cases, gpu_tables
 from search_spaces.frameworks import Framework
 from search_spaces.known import FRAMEWORKS, framework_named
 from support.expert_cases import SHAPE as EXPERTS
@@ -198,10 +201,58 @@ def test_a_mixtures_routes_stay_whatever_is_recomputed_and_its_router_keeps_wide
 
 
 def test_keys_are_repeated_where_documents_are_told_apart() -> None:
-    job = gpt(tp=1, kv_heads=8, gated=True, masks_documents=np.array([False, True]))
+    job = gpt(
+        tp=1, kv_heads=8, gated=True, element_bytes=4, masks_documents=np.array([False, True])
+    )
     habits = framework_named("meshtune")
     one, masked = layer_bytes(job, habits, np.zeros(2))
     # Of 64 heads, keys and values in place of the product's whole output, of 64 + 2 * 8.
-    assert masked - one == 2 * (2 * 64 - 80) / 64 * 6144 * 4 * 2048
+    assert masked - one == 4 * (2 * 64 - 80) / 64 * 6144 * 4 * 2048
     other = layer_bytes(job, framework_named("fsdp"), np.zeros(2))
     assert other[0] == other[1]
+
+
+WIDE = {
+    "8B": {},
+    "1B": {"hidden_size": 2048, "num_heads": 32, "ffn_hidden_size": 8192},
+    "gpt": {**gpu_cases.GPT, "ffn_hidden_size": 16384},
+}
+"""Layers that differ from ``gpu_cases.WIDTHS``."""
+CODES = {"none": NONE, "selective": SELECTIVE, "full": FULL}
+
+
+def compiled_units(kind: str, name: str) -> str:
+    """What a compiled layer keeps beside its input, in tokens x hidden size x 2 bytes."""
+    shape = ModelConfig(**{**gpu_cases.WIDTHS, **WIDE[name]})
+    plain = {"mbs": 1, "tp": 1, "dp": 1, "gas": 1, "pp": 1, "zero_stage": 0}
+    job = jobs({**plain, "compiled": True}, shape)
+    kept = layer_bytes(job, framework_named("meshtune"), np.array([CODES[kind]]))[0]
+    return f"{kept / (shape.seq_length * shape.hidden_size * 2) - 1:.1f}"
+
+
+@pytest.mark.parametrize("kind", [*CODES])
+def test_a_compiled_layer_keeps_what_the_compilers_table_says(kind: str) -> None:
+    told = {row[6] for row in gpu_tables.rows("compiled") if row[0] == kind}
+    assert told == {compiled_units(kind, "8B")}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["1B", "gpt"])
+@pytest.mark.parametrize("kind", ["none", "selective"])
+def test_compiled_layers_of_other_widths_keep_what_the_compiler_saves(kind: str, name: str) -> None:
+    pytest.importorskip("triton")
+    code = (
+        "import sys; from benchmarks.pretended_gpu import inductor; inductor.GPUS = (); "
+        "inductor.prepare(); print(inductor.layer(sys.argv[1], **eval(sys.argv[2]))['kept'])"
+    )
+    argv = [sys.executable, "-W", "ignore", "-c", code, kind, repr(WIDE[name])]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    shape = ModelConfig(**{**gpu_cases.WIDTHS, **WIDE[name]})
+    units = int(done.stdout) / (shape.seq_length * shape.hidden_size * 2)
+    assert f"{units:.1f}" == compiled_units(kind, name)
+
+
+def test_documents_need_a_mask_where_no_kernel_takes_packed_ones() -> None:
+    job = gpt(element_bytes=np.array([2, 4]), masks_documents=True)
+    assert mask_bytes(job).tolist() == [0, 4 * 4 * 2048**2]

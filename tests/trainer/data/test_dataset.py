@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from support.megatron_files import MEGATRON_CODES, write_megatron
-from trainer.data.batches import Consumed, micro_batches
+from trainer.data.batches import Consumed, document_bounds, micro_batches
 from trainer.data.dataset import TokenDataset, shuffled
 from trainer.data.goldfish import IGNORED
+from trainer.model.attention import document_starts
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
 from trainer.plan.sections import Documents
@@ -152,7 +153,7 @@ def test_the_first_token_of_a_document_is_no_target(documents: TokenDataset) -> 
         }
     )  # fmt: skip
     found = micro_batches(config, documents, 0, 0)
-    (tokens,), (targets,), (starts,) = found
+    (tokens,), (targets,), (bounds,) = found
     masked = {
         (row[0], place)
         for row, of_row in zip(tokens.tolist(), targets.tolist(), strict=True)
@@ -160,9 +161,19 @@ def test_the_first_token_of_a_document_is_no_target(documents: TokenDataset) -> 
         if target == IGNORED
     }
     assert masked == {(0, 2), (5, 2), (5, 3)}
-    assert starts.shape == tokens.shape
+    told = dict(zip(tokens[:, 0].tolist(), bounds.tolist(), strict=True))
+    assert told == {0: [0, 3, 5, 5], 5: [0, 3, 4, 5], 10: [0, 5, 5, 5], 15: [0, 5, 5, 5]}
     quiet = config.model_copy(update={"documents": Documents(eod_mask_loss=False)})
     assert (micro_batches(quiet, documents, 0, 0).targets[0] != IGNORED).all()
+
+
+def test_bounds_of_a_steps_documents_have_one_size() -> None:
+    """A pipeline joins them, and a compiler makes code for each size."""
+    starts = [torch.tensor([[0, 0, 0, 0, 0]]), torch.tensor([[0, 1, 2, 3, 4]])]
+    few, many = document_bounds(starts)
+    assert few.tolist() == [[0] + [5] * 15]
+    assert many.tolist() == [[0, 1, 2, 3, 4] + [5] * 11]
+    assert document_starts(torch.cat((few, many)), 5).equal(torch.cat(starts))
 
 
 def test_a_mask_leaves_tokens_out_of_the_loss(documents: TokenDataset, tmp_path: Path) -> None:

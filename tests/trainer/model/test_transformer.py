@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+from unittest import mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from support import expert_cases as cases
-from support.models import LATENT, LLAMA, MODELS, whole
+from support.models import GPT, LATENT, LLAMA, MODELS, whole
 from trainer.model.transformer import Stage
+from trainer.plan.fields import Recompute
 from trainer.plan.model import ModelConfig
 
 # Two of four layers have windows, which end neither with the sequence nor with one another.
@@ -148,8 +151,7 @@ def test_keys_that_two_blocks_of_a_window_see_are_kept_once() -> None:
 def test_the_mask_of_documents_is_kept_once(dtype: torch.dtype) -> None:
     """In the number format of the queries: a boolean one would be turned into it in each layer."""
     stage = whole(LLAMA).to(dtype)
-    starts = torch.zeros(2, LLAMA.seq_length, dtype=torch.int64)
-    starts[:, 3:] = 3
+    stage.masks_documents = True
     masks = {}
 
     def note(kept: Tensor) -> Tensor:
@@ -158,10 +160,32 @@ def test_the_mask_of_documents_is_kept_once(dtype: torch.dtype) -> None:
         return kept
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda kept: kept):
-        stage(tokens(LLAMA), starts)
+        stage(tokens(LLAMA), torch.tensor([[0, 3, 12, 12], [0, 3, 12, 12]]))
     assert len(stage.blocks) > 1
     (mask,) = masks.values()
     assert mask.dtype == dtype and mask.numel() == 2 * LLAMA.seq_length**2
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("model", [GPT, LLAMA, LATENT], ids=["gpt", "grouped", "latent"])
+def test_documents_one_after_another_are_those_under_a_mask(
+    model: ModelConfig, recompute: Recompute
+) -> None:
+    torch.manual_seed(0)
+    bounds = torch.tensor([[0, 2, 7, 12], [0, 12, 12, 12]], dtype=torch.int32)
+    outputs, gradients = [], []
+    for masks in (False, True):
+        stage = whole(model, recompute=recompute).double()
+        stage.masks_documents = masks
+        own = F.scaled_dot_product_attention
+        with mock.patch.object(F, "scaled_dot_product_attention", wraps=own) as attention:
+            outputs.append(stage(tokens(model), bounds))
+        shapes = {call.args[0].shape[2] for call in attention.call_args_list}
+        assert shapes == ({12} if masks else {2, 5, 12})
+        outputs[-1].square().sum().backward()
+        gradients.append([parameter.grad for parameter in stage.parameters()])
+    torch.testing.assert_close(*outputs, rtol=0, atol=1e-13)
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-13)
 
 
 def activation_bytes(stage: Stage) -> int:

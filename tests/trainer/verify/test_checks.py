@@ -13,11 +13,14 @@ from pathlib import Path
 import pytest
 
 from trainer.verify import checks, plan
+from trainer.zero.hooks import GatherWeights
 
 ALL = list(plan.planned(gpus=2))
 HERE = [c for c in ALL if c.kind not in ("search", "layouts") and "compile" not in c.settings]
 PRETENDED = [c for c in HERE if c.kind != "out_of_memory" and not c.settings.get("plain")]
-QUICK = {"device", "attention", "quantization", "losses, selective", "sharded, zero++"}
+QUICK = {
+    "device", "attention", "quantization", "losses, selective", "sharded, zero++", "hpz race",
+}  # fmt: skip
 ON_CPU = {*QUICK, "out of memory", "1B, plain torch, compiled"}
 
 
@@ -38,12 +41,25 @@ def marked(found: list[plan.Check], quick: set[str]) -> list[object]:
     ]
 
 
-def pretended(*names: str) -> dict[str, dict[str, object]]:
-    argv = [sys.executable, "-W", "ignore", "-m", "benchmarks.pretended_gpu.verify", *names]
+PROGRAM = """
+import sys
+from benchmarks.pretended_gpu import verify
+from trainer.zero.secondary import SecondaryCopy
+verify.prepare()
+verify.tell(sys.argv[1:])
+SecondaryCopy.gather = lambda copy, whole: copy.reading.run(lambda: copy._read(whole))
+verify.tell(["hpz race"])
+"""
+"""Runs checks, and one of a copy whose readers do not wait for it."""
+
+
+def pretended(*names: str) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    argv = [sys.executable, "-W", "ignore", "-c", PROGRAM, *names]
     once = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(argv, capture_output=True, text=True, timeout=1_000, env=once)
     assert done.returncode == 0, done.stderr[-3000:]
-    return {one["check"]: one for one in map(json.loads, done.stdout.splitlines())}
+    *found, broken = map(json.loads, done.stdout.splitlines())
+    return {one["check"]: one for one in found}, broken
 
 
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
@@ -51,14 +67,15 @@ needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ 
 
 @needs_compiler
 def test_checks_of_every_kind_run_on_a_pretended_gpu() -> None:
-    found = pretended(*QUICK)
+    found, broken = pretended(*QUICK)
     assert {name: one["status"] for name, one in found.items()} == dict.fromkeys(QUICK, "ok"), found
+    assert broken["status"] == "wrong" and "does not wait for it" in broken["message"], broken
 
 
 @needs_compiler
 @pytest.mark.heavy
 def test_every_check_runs_on_a_pretended_gpu() -> None:
-    found = pretended()
+    found, _ = pretended()
     names = [check.name for check in PRETENDED]
     assert {name: one["status"] for name, one in found.items()} == dict.fromkeys(names, "ok"), found
 
@@ -80,6 +97,13 @@ def test_a_kernel_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     found = checks.run("attention", {}, "cpu")
     assert found["status"] == "wrong"
     assert "attention (float32) differs from float64's by" in found["message"]
+
+
+def test_a_copy_of_the_weights_before_the_step_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GatherWeights, "weights_changed", lambda self: None)
+    found = checks.run("race", {"placement": "hpz", "steps": 2}, "cpu")
+    assert found["status"] == "wrong"
+    assert "bytes gathered from copies are not the primary's" in found["message"]
 
 
 def test_losses_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
