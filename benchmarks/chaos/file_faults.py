@@ -137,7 +137,8 @@ def damage_and_repair(world: World, planned: Planned) -> None:
 def results_unwritable(world: World, planned: Planned) -> Course:
     """A folder is where ``results.csv`` should be."""
     path = world.run_dir / "results.csv"
-    aside = world.root / "results.aside"  # a driver that has written its last is not to blame
+    # A driver that has written its last is not to blame. On the same disk, which may be full.
+    aside = world.run_dir.with_name("results.aside")
     if not world.run_dir.is_dir():
         return
     try:
@@ -167,7 +168,8 @@ def report_unwritable(world: World, planned: Planned) -> Course:
     if not world.run_dir.is_dir() or path.exists():
         return
     try:
-        path.write_text("")
+        with contextlib.suppress(OSError):  # the disk may be full
+            path.write_text("")
         yield planned.hold_s
     finally:
         if path.is_file():
