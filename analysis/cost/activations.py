@@ -89,7 +89,7 @@ def _shared(jobs: Jobs, framework: Framework, recompute: Array, keys: Array) -> 
     queries = jobs.model.attention_size
     if framework.keeps_products != "all":
         return 2 * keys
-    grouped = jobs.options.masks_scores & (keys < queries) & (recompute == NONE)
+    grouped = jobs.masks_scores & (keys < queries) & (recompute == NONE)
     return np.where(grouped, queries, 2 * keys)
 
 
@@ -187,9 +187,7 @@ def stage_bytes(stage: StageLoad, layer: Array, jobs: Jobs, framework: Framework
 def mask_bytes(jobs: Jobs) -> Array:
     """Masks of documents in a micro-batch: a number per score, once per chunk."""
     scores = jobs.tokens * jobs.model.seq_length
-    return np.where(
-        jobs.options.masks_scores, jobs.layout.vpp * scores * jobs.options.element_bytes, 0.0
-    )
+    return np.where(jobs.masks_scores, jobs.layout.vpp * scores * jobs.options.element_bytes, 0.0)
 
 
 def waiting_logits_bytes(jobs: Jobs, in_flight: Array) -> Array:

@@ -241,7 +241,7 @@ class Compute:
         causal_s = 2 * scores * padded / (rate * reached / c.gemm_share)
         # With a mask no block is skipped, and each head reads it.
         masked_s = 2 * causal_s + scores * jobs.options.element_bytes / self.memory_bytes_per_s
-        fused_s = np.where(jobs.options.masks_scores, masked_s, causal_s)
+        fused_s = np.where(jobs.masks_scores, masked_s, causal_s)
         products = 4 * scores * head / rate * (1 + c.inner_size / head)
         products = products * np.where(head % ALIGNMENT != 0, UNALIGNED_HEADS, 1.0)
         written_s = products + scores * c.score_bytes / self.memory_bytes_per_s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, Protocol
@@ -83,11 +82,12 @@ def micro_batches(config: TrainConfig, dataset: Dataset, before: int, replica: i
 def document_bounds(starts: list[Tensor]) -> list[Tensor]:
     """See ``Batches.bounds``, from the start of each token's document.
 
-    Filled up by empty documents to a power of 4, the same for all: compilers make code for each.
+    Filled up by empty documents to a power of 2, the same for all: a pipeline joins them. Not
+    more, since the backward pass of flash attention takes memory for empty ones, too.
     """
     first = [[row.unique_consecutive() for row in micro_batch] for micro_batch in starts]
     most = max((len(row) for rows in first for row in rows), default=0)
-    size = 4 ** math.ceil(math.log(most + 1, 4))
+    size = 1 << most.bit_length()
     found = []
     for rows, micro_batch in zip(first, starts, strict=True):
         bounds = torch.full((len(rows), size), micro_batch.size(1), dtype=torch.int32)

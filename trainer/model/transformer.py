@@ -178,9 +178,10 @@ def run_attention(block: Block, x: Tensor, places: Places) -> tuple[Tensor, Tens
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function compiled, once for all layers.
 
-    One graph or an error: a layer that falls apart would be slow in silence.
+    One graph or an error: a layer that falls apart would be slow in silence. Each kind of layer has
+    a graph of its own, with and without gradients.
     """
-    return torch.compile(function, fullgraph=True, dynamic=False)
+    return torch.compile(function, fullgraph=True, dynamic=False, recompile_limit=64)
 
 
 class Embedding(nn.Module):
@@ -253,6 +254,7 @@ class Stage(nn.Module):
         self.tied = model.tied_embeddings and self.is_last
         self.table: tuple[Tensor, Tensor] | None = None
         self.near: Tensor | None = None
+        self.compiled = compiled
         self.window: int | None = None  # of the layers that have one
         self.chunks: Sequence[range] = ()  # of each sequence, if not all of it
         self.resets_attention = self.resets_positions = True  # where documents are told apart
@@ -294,6 +296,9 @@ class Stage(nn.Module):
         if table is not None and positions is not None:
             table = (table[0][positions, 0], table[1][positions, 0])
         seen = bounds if self.resets_attention else None
+        if seen is not None and self.compiled:
+            # One graph for all numbers of documents.
+            torch._dynamo.maybe_mark_dynamic(seen, 1)
         if seen is not None and starts is not None and self.masks_documents:
             seen = own_document(starts, x.dtype)
         if self.window is not None and self.near is None:

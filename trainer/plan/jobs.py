@@ -174,11 +174,6 @@ class Options(Part):
     # other columns that the trainer's fields declare (``trainer.plan.fields``)
     further: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
-    @property
-    def masks_scores(self) -> Mask:
-        """Documents are told apart by a mask: kernels for packed ones take 16 bits only."""
-        return self.masks_documents & (self.element_bytes > 2)
-
     def __getattr__(self, name: str) -> NDArray[Any]:
         try:
             return vars(self)["further"][name]
@@ -243,6 +238,16 @@ class Jobs:
         """Bytes per weight in an all-gather."""
         bits = self.placement.gather_bits
         return np.where(bits > 0, bits / 8, self.options.element_bytes)
+
+    @cached_property
+    def masks_scores(self) -> Mask:
+        """Documents are told apart by a mask: kernels for packed ones take 16 bits only, and heads
+        whose size is a multiple of 8.
+        """
+        latent = self.model.latent
+        head = latent.key_size + latent.rotary_size if latent else self.model.head_dim
+        packed = (self.options.element_bytes <= 2) & (head % 8 == 0)
+        return np.asarray(self.options.masks_documents & ~packed)
 
     @cached_property
     def repeats_layers(self) -> Mask:

@@ -201,11 +201,25 @@ class _Delayed(DeviceStream):
     def run(self, work: Callable[[], None]) -> None:
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            torch.cuda._sleep(2_000_000)  # cycles: about a millisecond
+            torch.cuda._sleep(50_000_000)  # cycles: tens of milliseconds, longer than a layer
             work()
 
     def record_event(self) -> torch.Event:
         return self.stream.record_event()
+
+
+def _sees_races(device: Device) -> bool:
+    """Whether a read that does not wait for a late write comes before it."""
+    writing, copy = _Delayed(), torch.zeros(1024, device=device.torch)
+
+    def write() -> None:
+        copy.fill_(1)
+
+    copy.record_stream(writing.stream)
+    writing.run(write)
+    early = copy.clone()
+    torch.cuda.current_stream().wait_event(writing.record_event())
+    return difference(early, torch.ones(1024)) > 0
 
 
 class _Compared:
@@ -213,15 +227,15 @@ class _Compared:
 
     def __init__(self, gather: GatherWeights, found: Tensor, writing: _Delayed | None) -> None:
         self.gather, self.found, self.writing = gather, found, writing
-        self.allocate, self.from_copies = gather.allocate, 0
-        if writing is not None and gather.secondary is not None:
+        self.allocate = gather.allocate
+        assert gather.secondary is not None
+        if writing is not None:
             gather.secondary.writing = writing
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
     ) -> dist.Work | None:
         row = input_tensor.clone()  # a part of the output
-        self.from_copies += self.gather.fresh
         self.gather(output_tensor, input_tensor, group)
         if self.writing is not None:
             output_tensor.record_stream(self.writing.stream)
@@ -236,7 +250,8 @@ class _Compared:
 def race(device: Device, steps: int, **settings: Any) -> Figures:
     """Steps whose every gather from a secondary copy is compared with the primary's bytes.
 
-    On a GPU also with copies that are written on a stream of their own, late.
+    On a GPU also with copies that are written on a stream of their own, late. There a race must be
+    visible, which a read that does not wait tells first.
     """
     given = {"model": {**TINY, "num_layers": 4}, "data": "", "gas": 2, "ranks_per_node": 4}
     config = TrainConfig.parse({**given, "device": device.type, **settings})
@@ -246,11 +261,14 @@ def race(device: Device, steps: int, **settings: Any) -> Figures:
             training = Trainer(config, device)
             assert isinstance(training.weights, ShardedWeights)
             found = torch.ones((), dtype=torch.float64, device=device.torch)
+            if delayed and not _sees_races(device):
+                raise WrongError("a read that does not wait finds a late write: races are hidden")
             writing = _Delayed() if delayed else None
             units = training.weights.units
-            gathers = [_Compared(unit.gather, found, writing) for unit in units]
-            for unit, gather in zip(units, gathers, strict=True):
-                unit.module.set_custom_all_gather(gather)
+            copies = [copy for unit in units if (copy := unit.gather.secondary) is not None]
+            for unit in units:
+                if unit.gather.secondary is not None:
+                    unit.module.set_custom_all_gather(_Compared(unit.gather, found, writing))
             for number in range(steps):
                 _train(training, number, 1)
                 with torch.no_grad():  # what pretended peers have summed is no update
@@ -259,7 +277,7 @@ def race(device: Device, steps: int, **settings: Any) -> Figures:
                 training.weights.publish()
         if wrong := difference(found, torch.ones(())):
             raise WrongError(f"{wrong:.0f} bytes gathered from copies are not the primary's")
-        read += sum(gather.from_copies for gather in gathers)
+        read += sum(copy.gathers for copy in copies)
     if not read:
         raise WrongError("no weights were gathered from copies")
     return {"gathers": read}

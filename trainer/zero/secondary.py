@@ -50,6 +50,7 @@ class SecondaryCopy:
         self.writing = writing
         self.reading = reading
         self.written: Any = None
+        self.gathers = 0  # so far
 
     def refresh(self, whole: Tensor) -> None:
         """Start copying this rank's share from the whole weights, flat and padded."""
@@ -58,6 +59,7 @@ class SecondaryCopy:
 
     def gather(self, whole: Tensor) -> None:
         """Start gathering the whole weights, flat and padded, from the shares."""
+        self.gathers += 1
         self.reading.wait_event(self.written)
         self.reading.run(lambda: self._read(whole))
 

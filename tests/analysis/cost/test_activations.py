@@ -256,3 +256,6 @@ def test_compiled_layers_of_other_widths_keep_what_the_compiler_saves(kind: str,
 def test_documents_need_a_mask_where_no_kernel_takes_packed_ones() -> None:
     job = gpt(element_bytes=np.array([2, 4]), masks_documents=True)
     assert mask_bytes(job).tolist() == [0, 4 * 4 * 2048**2]
+    odd = gpt(num_heads=np.array([64, 512]), kv_heads=8, masks_documents=True)
+    assert odd.model.head_dim.tolist() == [96, 12]
+    assert mask_bytes(odd).tolist() == [0, 4 * 2 * 2048**2]

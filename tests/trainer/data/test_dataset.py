@@ -168,12 +168,13 @@ def test_the_first_token_of_a_document_is_no_target(documents: TokenDataset) -> 
 
 
 def test_bounds_of_a_steps_documents_have_one_size() -> None:
-    """A pipeline joins them, and a compiler makes code for each size."""
+    """A pipeline joins them."""
     starts = [torch.tensor([[0, 0, 0, 0, 0]]), torch.tensor([[0, 1, 2, 3, 4]])]
     few, many = document_bounds(starts)
-    assert few.tolist() == [[0] + [5] * 15]
-    assert many.tolist() == [[0, 1, 2, 3, 4] + [5] * 11]
+    assert few.tolist() == [[0] + [5] * 7]
+    assert many.tolist() == [[0, 1, 2, 3, 4] + [5] * 3]
     assert document_starts(torch.cat((few, many)), 5).equal(torch.cat(starts))
+    assert document_bounds(starts[:1])[0].tolist() == [[0, 5]]
 
 
 def test_a_mask_leaves_tokens_out_of_the_loss(documents: TokenDataset, tmp_path: Path) -> None:

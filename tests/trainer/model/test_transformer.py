@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -14,6 +15,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from support import expert_cases as cases
 from support.models import GPT, LATENT, LLAMA, MODELS, whole
+from trainer.model import attention, transformer
 from trainer.model.transformer import Stage
 from trainer.plan.fields import Recompute
 from trainer.plan.model import ModelConfig
@@ -186,6 +188,36 @@ def test_documents_one_after_another_are_those_under_a_mask(
         gradients.append([parameter.grad for parameter in stage.parameters()])
     torch.testing.assert_close(*outputs, rtol=0, atol=1e-13)
     torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_compiled_layers_take_any_number_of_documents_in_one_graph(recompute: Recompute) -> None:
+    """With the operator of packed documents, on tensors without numbers."""
+    own, graphs = torch.compile, []
+
+    def counted(function: Any, **options: Any) -> Any:
+        def backend(graph: Any, inputs: Any) -> Any:
+            graphs.append(graph)
+            return graph
+
+        return own(function, backend=backend, **options)
+
+    torch._dynamo.reset()
+    transformer.compiled.cache_clear()
+    with (
+        mock.patch.object(torch, "compile", counted),
+        mock.patch.object(attention, "_attend_in_turn", attention._attend_packed),
+    ):
+        stage = Stage(LLAMA, recompute=recompute, recompute_every=2, compiled=True).to("meta")
+        inputs = torch.empty(2, LLAMA.seq_length, dtype=torch.int64, device="meta")
+        for size in (2, 4, 8, 16, 32, 64):
+            bounds = torch.empty(2, size, dtype=torch.int32, device="meta")
+            stage(inputs, bounds).sum().backward()
+            with torch.no_grad():
+                stage(inputs, bounds)
+    transformer.compiled.cache_clear()
+    kinds = 1 if recompute == "none" else 2
+    assert len(graphs) == 2 * kinds  # with and without gradients
 
 
 def activation_bytes(stage: Stage) -> int:

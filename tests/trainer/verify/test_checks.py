@@ -47,19 +47,22 @@ from benchmarks.pretended_gpu import verify
 from trainer.zero.secondary import SecondaryCopy
 verify.prepare()
 verify.tell(sys.argv[1:])
+own, verify.checks._Delayed.run = verify.checks._Delayed.run, lambda writing, work: work()
+verify.tell(["hpz race"])
+verify.checks._Delayed.run = own
 SecondaryCopy.gather = lambda copy, whole: copy.reading.run(lambda: copy._read(whole))
 verify.tell(["hpz race"])
 """
-"""Runs checks, and one of a copy whose readers do not wait for it."""
+"""Runs checks, one whose writes are not late, and one of a copy that readers do not wait for."""
 
 
-def pretended(*names: str) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+def pretended(*names: str) -> tuple[dict[str, dict[str, str]], dict[str, str], dict[str, str]]:
     argv = [sys.executable, "-W", "ignore", "-c", PROGRAM, *names]
     once = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(argv, capture_output=True, text=True, timeout=1_000, env=once)
     assert done.returncode == 0, done.stderr[-3000:]
-    *found, broken = map(json.loads, done.stdout.splitlines())
-    return {one["check"]: one for one in found}, broken
+    *found, hidden, broken = map(json.loads, done.stdout.splitlines())
+    return {one["check"]: one for one in found}, broken, hidden
 
 
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
@@ -67,15 +70,16 @@ needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ 
 
 @needs_compiler
 def test_checks_of_every_kind_run_on_a_pretended_gpu() -> None:
-    found, broken = pretended(*QUICK)
+    found, broken, hidden = pretended(*QUICK)
     assert {name: one["status"] for name, one in found.items()} == dict.fromkeys(QUICK, "ok"), found
     assert broken["status"] == "wrong" and "does not wait for it" in broken["message"], broken
+    assert hidden["status"] == "wrong" and "races are hidden" in hidden["message"], hidden
 
 
 @needs_compiler
 @pytest.mark.heavy
 def test_every_check_runs_on_a_pretended_gpu() -> None:
-    found, _ = pretended()
+    found, *_ = pretended()
     names = [check.name for check in PRETENDED]
     assert {name: one["status"] for name, one in found.items()} == dict.fromkeys(names, "ok"), found
 
@@ -104,6 +108,12 @@ def test_a_copy_of_the_weights_before_the_step_is_found(monkeypatch: pytest.Monk
     found = checks.run("race", {"placement": "hpz", "steps": 2}, "cpu")
     assert found["status"] == "wrong"
     assert "bytes gathered from copies are not the primary's" in found["message"]
+
+
+def test_a_race_check_that_reads_no_copy_fails() -> None:
+    found = checks.run("race", {"zero_stage": 3, "steps": 2}, "cpu")
+    assert found["status"] == "wrong"
+    assert "no weights were gathered from copies" in found["message"]
 
 
 def test_losses_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
