@@ -15,6 +15,7 @@ from typing import Any
 
 from foundation.documents import read_document, written_document
 from foundation.messages import shown
+from foundation.quantities import counted
 from search_spaces import (
     AdapterFile,
     SearchSpace,
@@ -114,6 +115,13 @@ def first_space(wanted: Wanted, file: str) -> First:
             fitting = [v for v in values if all(e.value({name: v}) for e in alone)]
             content["parameters"][name] = fitting
     notes += [f"left out: {words}" for words in own.left_out]
+    counts = own.ranks and own.nodes and not wanted.nodes
+    per_node = own.ranks / own.nodes if counts else space.ranks_per_node
+    if per_node != space.ranks_per_node:
+        notes.append(
+            f"your script starts {per_node:g} ranks on a node, and a node of {wanted.cluster} has "
+            f"{counted(space.ranks_per_node, 'GPU')}: name your nodes by --cluster"
+        )
     nodes, time = space.widths[-1], own.time
     with suppress(BatchError):  # the limit is a variable
         if not time or BatchJob.time_limit_s(time) < least_s(space):
@@ -123,7 +131,7 @@ def first_space(wanted: Wanted, file: str) -> First:
             time = f"{math.ceil(least_s(space) / 60 + 60 * search_h)}m"
     if time != own.time and own.time:
         shortest = math.ceil(least_s(space) / 60)
-        notes.append(f"in less than {shortest}m no trial would start: submit for that of several")
+        notes.append(f"a job shorter than {shortest}m starts no trial: submit for that of several")
     return First(
         _text(content, file),
         [content["description"], *own.notes, *notes],

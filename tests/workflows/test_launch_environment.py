@@ -74,7 +74,7 @@ def test_submit_takes_the_line_that_is_printed(
     line = said[-1].partition("meshtune ")[2]
     kept = limit in ("04:00:00", "21")
     assert line.endswith(f"--time {limit}") if kept else int(line.split()[-1][:-1]) > 21
-    assert any("no trial would start" in each for each in said) is (limit in ("15", "00:20:30"))
+    assert any("starts no trial" in each for each in said) is (limit in ("15", "00:20:30"))
     assert main([*line.split(), "--dry-run"]) == 0
 
 
@@ -125,6 +125,16 @@ def test_a_pyxis_script_becomes_a_container_and_a_site(here: Path) -> None:
     assert site.containers.options == ["--container-writable"]
     assert site.gpus == "per_node"
     assert site.batch_options == ["--account=me", "--partition=batch", "--gpus-per-node=8"]
+
+
+@pytest.mark.parametrize(("script", "told"), [(SHIFTER, True), (APPTAINER, False)])
+def test_ranks_for_which_a_node_has_other_gpus_are_told(
+    script: str, told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    init(script, "dgx_h100")
+    said = capsys.readouterr().out
+    words = "starts 4 ranks on a node, and a node of dgx_h100 has 8 GPUs: name your nodes"
+    assert (words in said) == told
 
 
 @pytest.mark.parametrize("started", ["/opt/venv/bin/python3.12 -u", "$VENV/bin/torchrun --nproc 8"])
