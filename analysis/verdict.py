@@ -7,7 +7,7 @@ import math
 from analysis import units
 from analysis.finalists import EQUAL, EXACT_LOG_SD, FINAL_WEIGHT, median_variance, noise_of, verdict
 from analysis.run.fold import Run
-from foundation.quantities import counted, number, percent
+from foundation.quantities import counted, percent
 
 SPEEDS = ("tokens_per_second", "samples_per_second", "tflops_per_gpu", "step_time_s")
 """Objectives whose best trial is the fastest one."""
@@ -79,9 +79,9 @@ def _early_stops(run: Run) -> list[tuple[str, str]]:
     if not early:
         return []
     saved_min = sum(t.saved_node_s for t in early) / 60
-    minutes = f"{number(float(f'{saved_min:.3g}'))} node-minutes"
+    minutes = counted(float(f"{saved_min:.3g}"), "node-minute")
     saved = minutes if saved_min >= 1 else counted(round(60 * saved_min), "node-second")
-    known = f", {saved} saved" if saved_min else ""
+    known = f", {saved} saved" if saved_min * 60 >= 0.5 else ""
     return [("early stop", f"{counted(len(early), 'trial')}{known}")]
 
 

@@ -324,6 +324,15 @@ class Posterior:
         caps = self._measured + effects(here)[:, None] - effects(there)
         return np.where(same.any(axis=1), np.where(same, caps, -np.inf).max(axis=1), np.inf)
 
+    def _starved(self, failed: Sequence[Trial]) -> Mask:
+        """Mask of variants of trials that ran out of memory, but for those that need less."""
+        if not failed:
+            return np.zeros(len(self._rows), dtype=bool)
+        groups, of_failed = self._candidates.variants(failed)
+        needs = self._model.predict(self.pricing.jobs_of([t.config for t in failed])).peak_bytes
+        same = groups[self._rows][:, None] == of_failed
+        return np.asarray((same & (self.prediction.peak_bytes[:, None] >= needs)).any(axis=1))
+
     @cached_property
     def _survival(self) -> Array:
         """Probability of no failure that memory does not explain."""
@@ -335,8 +344,7 @@ class Posterior:
         kinds = pricing.memory_failures
         memory = [t.kind in kinds for t in failed]
         fits = self._model.fits(pricing.jobs_of([t.config for t in failed]))
-        groups, of_failed = self._candidates.variants([t for t in failed if t.kind in kinds])
-        hopeless = np.isin(groups[self._rows], of_failed) | self._blamed
+        hopeless = self._starved([t for t in failed if t.kind in kinds]) | self._blamed
         alike = np.where(hopeless, NEVERTHELESS, 1.0)
         return alike * survival(
             self._features,

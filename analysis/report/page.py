@@ -120,19 +120,22 @@ def _write(
 def _facts(run: Run) -> dict[str, Any]:
     """Counts and shares for the head of the page."""
     done, hours = ranked_trials(run), run.node_hours
+    rivals = [t for t in done if not t.violated]  # what the best was chosen among
     failed = [trial for trial in run.ended if not trial.ok]
-    middle = float(pd.Series([t.objective for t in done], dtype=float).median()) if done else 0.0
+    middle = (
+        float(pd.Series([t.objective for t in rivals], dtype=float).median()) if rivals else 0.0
+    )
     best = run.best.objective if run.best and run.best.objective is not None else 0.0
     ratio = (
         (best / middle if run.maximize else middle / best)
-        if best > 0 and middle > 0 and len(done) > 1
+        if best > 0 and middle > 0 and len(rivals) > 1
         else None
     )
     return {
         "ok": len(done),
         "failed": len(failed),
         "failed_share": sum(t.node_seconds for t in failed) / 3600 / hours if hours else 0.0,
-        "over_median": ratio,
+        "over_median": ratio if ratio and ratio > 1.0005 else None,
         # Others' clocks start anywhere.
         "as_of": "" if run.origin else f"{datetime.fromtimestamp(run.last_t, UTC):%F %H:%M} UTC",
     }

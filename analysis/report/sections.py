@@ -45,7 +45,8 @@ def _best(content: Content) -> str:
         best=run.best,
         kept=kept,
         slower=float(kept.prediction.tokens_per_second[0]) / speed if kept and speed else None,
-        measured=len(ranked_trials(run)),
+        measured=sum(not t.violated for t in ranked_trials(run)),
+        beyond=sum(bool(t.violated) for t in ranked_trials(run)),
         lines=[line for line in verdict_lines(run) if line[0] != "headroom"],  # it is told below
         changes=changes[:CHANGES],
         further=len(changes) - CHANGES,
@@ -62,7 +63,7 @@ def _best(content: Content) -> str:
 def _risk(content: Content) -> float:
     """The probability that another one is clearly better; 0 if nothing was repeated, or enough."""
     now = verdict(content.run)
-    if now is None or now.first.measurements < 2 or len(ranked_trials(content.run)) < 2:
+    if now is None or not any(len(t.measurements) > 1 for t in content.run.trials.values()):
         return 0.0
     enough = content.pricing.space.finalists.confidence if content.pricing else SETTLED
     return 1 - now.confidence if now.confidence < enough else 0.0

@@ -80,7 +80,9 @@ def failures(run: Run) -> list[dict[str, Any]]:
             "completed": kind in COMPLETED,
             "words": meaning(kind)[0],
             "colour": meaning(kind)[1],
-            "nobodys": len(ended) == failed and any(run.is_nobodys(t.message) for t in trials),
+            "nobodys": len(ended) == failed
+            and kind in COMPLETED
+            and all(run.is_nobodys(t.message) for t in ended if t.completed),
             "example": next((t.message for t in trials if t.message), ""),
         }
         for kind, trials in sorted(by_kind.items(), key=lambda item: (-len(item[1]), item[0]))

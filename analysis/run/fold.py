@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from analysis.run.lines import Lines, RunError, damaged
 from analysis.run.trial import Attempt, Trial
 from foundation import quantities
 from foundation.bounds import Bound
+from foundation.files import is_number
 from foundation.messages import html_table, shown
 from search_spaces import SearchSpace
 
@@ -343,8 +343,9 @@ def _revise(trial: Trial, repeat: Attempt, stderr_tail: str) -> None:
     """Update a trial's result after a repeat.
 
     Its objective is the median of its measurements, because single runs on real clusters may take
-    several times as long as others. The other metrics are those of the measurement nearest to the
-    median, so that they belong together. A trial with more failed repeats than measurements failed.
+    several times as long as others. The other metrics are those of the measurement in the middle,
+    of an even number the means of both, so that they belong together. A trial with more failed
+    repeats than measurements failed.
     """
     complete = [a for a in trial.attempts if a.objective is not None and not a.stopped_early]
     if repeat.failed and trial.failed_repeats > len(complete):
@@ -352,12 +353,20 @@ def _revise(trial: Trial, repeat: Attempt, stderr_tail: str) -> None:
         trial.message = f"failed when it was measured again: {repeat.message}"
         trial.stderr_tail = stderr_tail
     elif complete:
-        middle = statistics.median([a.objective for a in complete if a.objective is not None])
-        nearest = min(complete, key=lambda a: abs((a.objective or 0.0) - middle))
-        trial.objective, trial.result, trial.bounded = middle, nearest.result, nearest.bounded
-        if nearest.objectives:
-            first = next(iter(nearest.objectives))
-            trial.objectives = {**nearest.objectives, first: middle}
+        complete.sort(key=lambda a: a.objective or 0.0)
+        low, high = complete[(len(complete) - 1) // 2], complete[len(complete) // 2]
+        trial.objective = _between(low.objective, high.objective)
+        trial.result = _between(low.result, high.result)
+        trial.bounded = _between(low.bounded, high.bounded)
+        trial.objectives = _between(low.objectives, high.objectives)
+
+
+def _between(low: Any, high: Any) -> Any:
+    """The mean of two numbers, or of each number of two records; the first of other values."""
+    if isinstance(low, Mapping) and isinstance(high, Mapping):
+        return {key: _between(value, high.get(key)) for key, value in low.items()}
+    unlike = low != high and is_number(low) and is_number(high)
+    return low + (high - low) / 2 if unlike else low
 
 
 def read_run(directory: Path | str) -> Run:

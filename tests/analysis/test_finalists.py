@@ -50,6 +50,13 @@ def test_a_trial_is_worth_the_median_of_its_measurements(book: RepeatBook) -> No
     assert trial.ended_t == run.opened_t[0] + 30  # when it was first known
 
 
+def test_of_two_measurements_every_figure_is_the_mean(tmp_path: Path) -> None:
+    run = RepeatBook(tmp_path / "run").run({1: [100.0, 104.0]})
+    trial = run.trials[1]
+    assert trial.objective == 102.0
+    assert trial.result == {"speed": 102.0, "mark": 1.5}
+
+
 def test_a_lucky_winner_is_revised(book: RepeatBook) -> None:
     run = book.run({1: [100.0, 90.0, 89.0], 2: [95.0]})
     assert run.best is run.trials[2]

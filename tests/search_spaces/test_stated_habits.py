@@ -95,7 +95,7 @@ ADAPTERS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
                                              "reduce_bucket_size": 2e8}},
      {"optimizer_always_sharded": True, "extra_gradient_bytes": (4, 4), "reduce_bytes": 4,
       "live_parameters": 3e8, "reduced_apart": 2e8}),
-    ("deepspeed", "", {"zero_optimization": {"reduce_bucket_size": "auto"}}, {"reduced_apart": 0}),
+    ("deepspeed", "", {"zero_optimization": {"reduce_bucket_size": "auto"}}, {"reduced_apart": 1}),
     ("transformers", "--attn_implementation eager --use_liger_kernel true", {},
      {"flash_attention": False, "logits_bytes": 0, "logit_copies": 0, "autocast_layers": False}),
     ("transformers", "--attn_implementation sdpa", {"zero_optimization": {"stage": 3}},

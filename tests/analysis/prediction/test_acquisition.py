@@ -260,3 +260,34 @@ def test_nothing_is_said_of_what_is_left_for_some_trials_after_one_that_was_too_
     policy = make_policy(space, seed=0)
     says = ["gain" in as_expected(policy, run, then).expected for _ in range(SURPRISED + 1)]
     assert says == [stated] * SURPRISED + [True]
+
+
+def test_a_variant_that_needs_less_memory_does_not_fail_with_another(tmp_path: Path) -> None:
+    """The time of ``compile`` has no price, but its memory has."""
+    path = tmp_path / "space.yaml"
+    path.write_text(
+        "version: 1\nmodel: llama_8b\ncluster: dgx_h100\n"
+        "trainer: {builtin: {data: python-source, precision: bf16}}\n"
+        "parameters: {num_nodes: 2, tp: 2, mbs: 3, gas: 4, zero_stage: 3, compile: [false, true]}\n"
+        "objective: {maximize: tokens_per_second}\n"
+    )
+    pricing = Pricing(load_space(str(path)))
+    candidates = Candidates(pricing.space)
+    chosen = CandidateSet.shortlist(pricing, candidates, 0)
+    compiled = [bool(config["compile"]) for config in candidates.configs(chosen.indices)]
+
+    def feasibility(failed: int, other: int) -> tuple[float, float]:
+        run = Run(tmp_path)
+        [config] = candidates.configs(chosen.indices[[failed]])
+        run.trials[1] = Trial(1, config, 0.0, kind="oom", ended_t=1.0)
+        observations = Observations.of(run)
+        rows = np.array([other])
+        model = observations.calibrated(pricing)
+        posterior = Posterior(chosen, model, observations, rows)
+        return float(posterior.feasibility[0]), float(posterior.prediction.fits[0])
+
+    lean, eager = compiled.index(True), compiled.index(False)
+    feasible, fits = feasibility(eager, lean)
+    assert feasible > 0.8 * fits
+    feasible, fits = feasibility(lean, eager)
+    assert feasible < 0.1 * max(fits, 0.01)

@@ -17,6 +17,7 @@ from analysis.prediction.pricing import Pricing
 from analysis.report import drivers
 from analysis.report.page import write_report
 from analysis.report.sections import SECTIONS
+from analysis.run.events import Opened
 from analysis.run.fold import Run, read_run
 from analysis.run.folder import RunFolder
 from foundation.quantities import number, value_text
@@ -223,6 +224,31 @@ def test_with_several_objectives_the_first_screen_leads_to_the_front(tmp_path: P
     page = page_of(book.directory)
     said = f"With nodes weighed too, {len(front)} trials are Pareto-optimal"
     assert said in section(page) and '<a href="#front">' in page
+
+
+@pytest.mark.parametrize("speeds", [(100.0, 200.0, 300.0, 400.0), (90.0, 100.0, 300.0, 400.0)])
+def test_the_best_is_compared_with_what_it_was_chosen_among(
+    tmp_path: Path, speeds: tuple[float, ...]
+) -> None:
+    book = RunBook(tmp_path / "run")
+    opened = read_run(book.directory)
+    book.write(
+        Opened(
+            space=opened.space, fingerprint="f00d", seed=7, launcher="simulate", nodes=["n000"],
+            objective=book.objectives[0], subject_to=["watts <= 100"],
+        )
+    )  # fmt: skip
+    for n, speed in enumerate(speeds, 1):
+        book.propose(n, {"tp": n})
+        book.start(n)
+        book.end(n, "ok", speed, bounded={"watts": speed}, result={"speed": speed})
+    kept = [speed for speed in speeds if speed <= 100]
+    text, shown = section(page := page_of(book.directory)), cards(page)
+    which = "only" if len(kept) == 1 else f"best of {len(kept)}"
+    plural = "s" if len(kept) > 1 else ""
+    best = 1 + speeds.index(max(kept))
+    assert f"Trial {best} is the {which} measured configuration{plural} within the bounds." in text
+    assert ("better than the median" in shown) == (len(kept) > 1)
 
 
 def test_what_matters_most_is_named_only_where_a_check_holds(
