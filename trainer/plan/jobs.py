@@ -244,8 +244,10 @@ class Jobs:
         """Documents are told apart by a mask: kernels for packed ones take 16 bits only, and heads
         whose size is a multiple of 8.
         """
-        latent = self.model.latent
-        head = latent.key_size + latent.rotary_size if latent else self.model.head_dim
+        head, latent = self.model.head_dim, self.model.latent
+        if latent is not None:
+            own = latent.key_size + latent.rotary_size
+            head = np.where(latent.key_value_rank > 0, own, head)
         packed = (self.options.element_bytes <= 2) & (head % 8 == 0)
         return np.asarray(self.options.masks_documents & ~packed)
 
