@@ -6,13 +6,16 @@ python -m benchmarks.pretended_gpu.verify [NAME ...]     # a JSON object a line
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+import torch.distributed as dist
+
 from benchmarks.pretended_gpu import device, ranks, steps
-from benchmarks.pretended_gpu.timeline import RaceError
+from benchmarks.pretended_gpu.timeline import RaceError, timeline
 from trainer.checkpoint.checkpoints import Checkpoints
 from trainer.runtime.device import Device
 from trainer.verify import checks, plan
@@ -32,8 +35,13 @@ def prepare() -> None:
                 yield
         else:
             ranks.start(0, size)
-            with device.pretended():
-                yield
+            try:
+                with device.pretended():
+                    yield
+            finally:  # as a process that ends: the next check's job may be of real ranks
+                dist.destroy_process_group()
+                gc.collect()
+                timeline.crossing.clear()
 
     def sees(where: Device) -> bool:
         try:
