@@ -334,10 +334,15 @@ class _Training:
         if self.vain >= MAX_IN_A_ROW:
             return self._end(f"{self.vain} starts in a row saved no new checkpoint", FAILED)
         own = outcome.kind in (Kind.CRASH, Kind.INVALID) and not outcome.steps
-        error, before_it = (outcome.message if own else ""), self.error
-        self.error, self.alike = error, self.alike + 1 if error == before_it else 1
+        error = outcome.message if own else ""
+        self.alike = self.alike + 1 if error == self.error else 1
+        self.error = error
         if error and self.alike == MAX_ALIKE:
-            return self._end(f"{MAX_ALIKE} starts in a row ended with the same error", FAILED)
+            return self._end(
+                f"{MAX_ALIKE} starts in a row ended with the error above: mend its cause and run "
+                "the same command, or begin anew with another --out",
+                FAILED,
+            )
         if self.launcher.allocation_state() is AllocationState.GONE:
             return self._end("the allocation is over", CONTINUE)
         if self.vain and not outcome.kind.observed and not outcome.steps:

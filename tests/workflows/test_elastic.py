@@ -117,7 +117,7 @@ def test_a_training_goes_on_under_another_layout_as_if_nothing_had_happened(
         capsys.readouterr()
         assert train_elastic(run, launcher, tmp_path / "killed", 2 * tokens) == 1
         told = capsys.readouterr()
-        assert "3 starts in a row ended with the same error" in told.out
+        assert "3 starts in a row ended with the error above: mend its cause" in told.out
         assert "is damaged: its CRC-32 is" in told.err
         assert len(read_run(tmp_path / "killed").trials) == number + 3
         assert sorted((tmp_path / "killed" / "checkpoints").glob("step-*")) == saved

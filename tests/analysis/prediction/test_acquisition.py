@@ -268,7 +268,7 @@ def test_a_variant_that_needs_less_memory_does_not_fail_with_another(tmp_path: P
     path.write_text(
         "version: 1\nmodel: llama_8b\ncluster: dgx_h100\n"
         "trainer: {builtin: {data: python-source, precision: bf16}}\n"
-        "parameters: {num_nodes: 2, tp: 2, mbs: 3, gas: 4, zero_stage: 3, compile: [false, true]}\n"
+        "parameters: {num_nodes: 2, tp: 2, mbs: 2, gas: 4, zero_stage: 3, compile: [false, true]}\n"
         "objective: {maximize: tokens_per_second}\n"
     )
     pricing = Pricing(load_space(str(path)))
@@ -288,6 +288,6 @@ def test_a_variant_that_needs_less_memory_does_not_fail_with_another(tmp_path: P
 
     lean, eager = compiled.index(True), compiled.index(False)
     feasible, fits = feasibility(eager, lean)
-    assert feasible > 0.8 * fits
+    assert feasible > 0.5 * fits
     feasible, fits = feasibility(lean, eager)
-    assert feasible < 0.1 * max(fits, 0.01)
+    assert fits > 0.9 and feasible < 0.1

@@ -3,84 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from analysis.prediction.pricing import Pricing
-from analysis.report import forests, model_sensitivity, section, tables
+from analysis.report import tables
 from analysis.report.page import write_report
 from analysis.report.sections import SECTIONS
 from analysis.run.fold import read_run
 from analysis.run.folder import RunFolder
 from foundation.quantities import value_text
-from search_spaces import Candidates, load_space
-from support.browser import MISSING, Browser, browser, installed
+from support.browser import MISSING, Browser, installed
+from support.page_run import FIGURES, TRIALS, write_run
 from support.run_book import RunBook
 
 pytestmark = pytest.mark.skipif(not installed(), reason=MISSING)
 
-TRIALS = 130
-FIGURES = [
-    *("history", "expected", "effects-model", "effects-trials", "dependence", "effects-failure"),
-    *("border", "compare", "stacks", "parallel", "heat", "slices", "edf", "roofline", "nodes"),
-]
 SHOWN = (
     "return [...document.querySelectorAll('#trials tbody tr')].filter(r => !r.hidden)"
     ".map(r => Number(r.id.slice(6)))"
 )
-
-
-def write_run(folder: Path, name: str = "tiny_cpu", count: int = TRIALS) -> None:
-    """A run of a shipped space: every tenth trial out of memory, the others near what is priced."""
-    space = load_space(name)
-    rng = np.random.default_rng(0)
-    candidates = Candidates(space)
-    configs = candidates.configs(candidates.indices(count, rng, [], max_nodes=2**31))
-    prediction = Pricing(space).predict(configs)
-    spread = np.exp(rng.normal(0, 0.02, count))
-    speeds = spread * getattr(prediction, next(iter(space.objective.as_dict().values())))
-    book = RunBook(folder, space.objective.as_dict())
-    RunFolder(folder).space_file.write_text(space.frozen())
-    for number, raw in enumerate(configs):
-        speed = float(speeds[number])
-        foretold = {"objective": speed * 1.01, "low": speed * 0.9, "high": speed * 1.1}
-        book.propose(number, space.canonical(raw), "made by a test", foretold)
-        book.start(number, nodes=[f"n{number % 4}"])
-        book.t += 30
-        if prediction.fits[number] < 0.99 or number % 10 == 3:
-            book.end(number, "oom", message="out of memory")
-        else:
-            median_s = float(prediction.step_time_s[number] / spread[number])
-            result = {
-                "tokens_per_second": float(prediction.tokens_per_second[number] * spread[number]),
-                "tflops_per_gpu": float(prediction.tflops_per_gpu[number] * spread[number]),
-                "peak_memory_bytes": float(prediction.peak_bytes[number]),
-                "step_time_s": {"median": median_s},
-            }
-            book.end(number, "ok", speed, result=result)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("browser")
-
-
-@pytest.fixture(scope="module")
-def window(folder: Path) -> Iterator[Browser]:
-    write_run(folder / "run")
-    with pytest.MonkeyPatch.context() as patch:  # how sure rankings are matters elsewhere
-        patch.setattr(forests, "NUM_TREES", 20)
-        patch.setattr(section, "LOW_R2", -np.inf)
-        for module in (forests, model_sensitivity):
-            patch.setattr(module, "NUM_REFITS", 2)
-        page = write_report(folder / "run")
-    with browser(folder) as opened:
-        opened.open(page)
-        yield opened
 
 
 def test_every_figure_is_drawn_and_the_console_has_no_word_of_it(window: Browser) -> None:
@@ -149,31 +92,6 @@ def test_all_figures_of_ten_thousand_trials_are_drawn(window: Browser, tmp_path:
     figures = "[...document.querySelectorAll('[data-draw]')]"
     assert window.run(f"return {figures}.every(figure => figure.childElementCount)")
     assert window.complaints() == []
-
-
-EXPORTED = """
-return exported(document.getElementById('figure-effects-model'), '{as_}').then(
-    async (blob) => [blob.type, blob.size, '{as_}' === 'svg' ? await blob.text() :
-        await createImageBitmap(blob).then((b) => [b.width, b.height])])
-"""
-
-
-def test_a_figure_is_saved_as_svg_and_png_in_the_colours_of_the_theme(window: Browser) -> None:
-    bar = (
-        "const f = document.getElementById('figure-effects-model'); drawn.effects(f);"
-        "return [getComputedStyle(f.querySelector('.bar')).fill,"
-        " Number(f.querySelector('svg').getAttribute('width'))]"
-    )
-    saved = []
-    for _ in range(2):
-        colour, width = window.run(bar)
-        kind, _, text = window.run(EXPORTED.replace("{as_}", "svg"))
-        assert kind == "image/svg+xml" and colour in text and "class=" not in text
-        kind, size, pixels = window.run(EXPORTED.replace("{as_}", "png"))
-        assert kind == "image/png" and size > 1000 and pixels[0] == 3 * width
-        saved.append(text)
-        window.run("document.getElementById('theme').click()")
-    assert saved[0] != saved[1]
 
 
 def test_any_two_parameters_can_be_set_against_each_other(window: Browser) -> None:
@@ -343,62 +261,6 @@ def test_the_objective_has_a_logarithmic_axis_if_asked(window: Browser) -> None:
     assert window.run(toggle + names) == plain
 
 
-def test_on_paper_every_figure_is_drawn_and_no_row_is_missing(window: Browser) -> None:
-    window.run("location.reload()")
-    state = (
-        "return [[...document.querySelectorAll('figure[data-draw]')]"
-        ".map((f) => Number((f.querySelector('svg') || {getAttribute: () => 0})"
-        ".getAttribute('width'))),"
-        "[...document.querySelectorAll('#trials tbody tr')].filter((r) => !r.hidden).length,"
-        "document.documentElement.dataset.theme || '']"
-    )
-    before = window.run(state)
-    widths, rows, theme = window.run("dispatchEvent(new Event('beforeprint'));" + state)
-    assert set(widths) == {700} and len(widths) == len(FIGURES)
-    assert (rows, theme) == (TRIALS, "light")
-    after = window.run("dispatchEvent(new Event('afterprint'));" + state)
-    assert after[1:] == before[1:] and 700 not in after[0]
-    assert len(window.pdf()) > 50_000
-    assert window.complaints() == []
-
-
-LONG = """
-const table = document.getElementById('top');
-table.classList.add('wide');
-for (const row of table.rows) for (let k = 0; k < 8; k += 1) {
-  const cell = row.insertBefore(row.cells[3].cloneNode(), row.cells[3]);
-  const head = row.parentNode === table.tHead;
-  cell.textContent = head ? k + '_param_gather_with_optimizer_step' : k + ',123';
-}
-"""
-BROKEN = """
-return [...document.querySelectorAll('td.n')].filter((cell) => {
-  const range = document.createRange();
-  range.selectNodeContents(cell);
-  const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
-  return lines.size > 1 && !cell.textContent.includes(' ');
-}).map((cell) => cell.textContent)
-"""
-
-
-def test_on_paper_no_number_is_broken_no_table_is_cut_and_a_figure_fits_a_page(
-    window: Browser,
-) -> None:
-    wide, high = 704, 1000  # pixels of an A4 page within its margins
-    window.width(wide)
-    window.media("print")
-    window.run(LONG + "dispatchEvent(new Event('beforeprint'))")
-    assert window.run(BROKEN) == []
-    tables = "return [...document.querySelectorAll('table')].map((t) => [t.id, t.scrollWidth])"
-    assert {name for name, across in window.run(tables) if across > wide} == set()
-    assert window.run(
-        "return Math.max(...[...document.querySelectorAll('figure')].map((f) => f.offsetHeight))"
-    ) < high  # fmt: skip
-    window.media("")
-    window.run("location.reload()")
-    window.width(1440)
-
-
 def test_the_keyboard_sorts_the_table_by_numbers(window: Browser) -> None:
     press = (
         "const th = document.querySelector('#trials th'); th.focus();"
@@ -409,40 +271,6 @@ def test_the_keyboard_sorts_the_table_by_numbers(window: Browser) -> None:
     assert window.run(press) == "descending"
     assert window.run(SHOWN) == list(range(TRIALS - 1, TRIALS - 101, -1))
     assert window.run(press) == "ascending"
-
-
-PAPER = (
-    "return Promise.all(['svg', 'pdf'].map((as) =>"
-    " forPaper(document.getElementById('{}'), '{} ' + as).text()))"
-)
-
-
-@pytest.mark.parametrize("inches", [3.3, 6.9])
-def test_every_figure_is_saved_for_a_paper_at_its_width_with_text_of_8_points(
-    window: Browser, inches: float
-) -> None:
-    before = window.run("return document.documentElement.dataset.theme || ''")
-    for name in FIGURES:
-        svg, pdf = window.run(PAPER.format(f"figure-{name}", inches))
-        root = ElementTree.fromstring(svg)
-        wide = float(root.attrib["viewBox"].split()[2])
-        assert root.attrib["width"] == f"{inches}in", name
-        words = [e for e in root.iter("{http://www.w3.org/2000/svg}text") if e.text]
-        for text in words:
-            size = float(text.attrib["font-size"].removesuffix("px"))
-            assert size * inches * 72 / wide == pytest.approx(8, abs=0.02)
-        title = words[-1].text  # above the figure
-        assert title and len(words) > 5 and "NaN" not in svg and "NaN" not in pdf
-        # The PDF has the same words on a page as wide, and its table of objects is right.
-        box = re.search(r"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", pdf)
-        assert box and float(box[1]) == pytest.approx(72 * inches, rel=0.003)
-        assert pdf.count(" Tj ET") == len(words) and f"({title[:6]}" in pdf
-        start = int(re.findall(r"startxref\n(\d+)", pdf)[0])
-        assert pdf[start:].startswith("xref")
-        for number, at in enumerate(re.findall(r"(\d{10}) 00000 n", pdf[start:]), start=1):
-            assert pdf[int(at) :].startswith(f"{number} 0 obj")
-    assert window.run("return document.documentElement.dataset.theme || ''") == before
-    assert window.complaints() == []
 
 
 def test_the_theme_turns_and_a_phone_has_nothing_to_scroll_sideways_for(window: Browser) -> None:
