@@ -175,7 +175,7 @@ class TrainConfig(Settings, Choices):
         """Final values of all names that requirements read; raises ConfigError as ``place``."""
         placement = self.place(world_size, local_world_size)
         ranks_per_node = self.topology(world_size, local_world_size).ranks_per_node
-        model, copy = self.model, placement.secondary
+        model = self.model
         return {
             **model.model_dump(exclude_none=True),
             "num_kv_heads": model.kv_heads,
@@ -185,7 +185,7 @@ class TrainConfig(Settings, Choices):
             **{name: getattr(placement, name) for name in DEGREES},
             "quantize_weights": placement.gather_format == Format.INT8,
             "quantize_gradients": placement.reduce_format == Format.INT4,
-            "quantize_secondary": copy is not None and copy.format == Format.INT8,
+            "quantize_secondary": placement.secondary_format == Format.INT8,
             "world_size": world_size,
             "dp": self.data_parallel(world_size),
             "num_nodes": -(-world_size // ranks_per_node),  # the last one may be part-filled

@@ -15,10 +15,10 @@ import numpy as np
 from foundation.documents import read_document
 from trainer.plan.fields import Preset
 from trainer.plan.formats import Format
-from trainer.plan.placement import Placement, PlacementError, Share, Topology, shared_within
+from trainer.plan.placement import Placement, PlacementError, Topology, shared_within
 from trainer.plan.rules.requirement import QUANTIZED, refusal
 from trainer.plan.rules.requirements import requirements
-from trainer.plan.states import DEGREES, Degrees
+from trainer.plan.states import DEGREES
 
 PRESETS: tuple[Preset, ...] = get_args(Preset)
 ZERO_PRESETS = PRESETS[:4]  # by the number of ZeRO's stage
@@ -149,18 +149,15 @@ def place(
     wished = {name: wish for name, wish in wishes.items() if wish is not None}
     said, given = {"zero_stage": 0, "placement": preset, **wished}, {"placement", *wished}
     found = resolve_presets(said, dict.fromkeys(given, True), dp * cp, apart, topology)
-    degrees = Degrees(*(int(found[name]) for name in DEGREES))
+    degrees = {name: int(found[name]) for name in DEGREES}
     quantized = {name: bool(found[name]) for name in QUANTIZED}
-    facts = {"dp": dp, "cp": cp, "gz": gz, **degrees._asdict(), **quantized}
+    facts = {"dp": dp, "cp": cp, "gz": gz, **degrees, **quantized}
     if broken := refusal(requirements(*(["cp"] if cp > 1 else [])), facts):
         raise PlacementError(broken)
-    copy_format = Format.INT8 if quantized["quantize_secondary"] else precision
     return Placement(
         dp=dp * cp,
-        weights=Share(degrees.weight_shard, precision),
-        secondary=Share(degrees.secondary_shard, copy_format) if degrees.secondary_shard else None,
-        gradients=Share(degrees.gradient_shard, Format.FP32),
-        optimizer=Share(degrees.optimizer_shard, Format.FP32),
+        **degrees,
         gather_format=Format.INT8 if quantized["quantize_weights"] else precision,
         reduce_format=Format.INT4 if quantized["quantize_gradients"] else reduce_precision,
+        secondary_format=Format.INT8 if quantized["quantize_secondary"] else precision,
     )

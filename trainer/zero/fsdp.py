@@ -155,7 +155,7 @@ class ShardedWeights:
     ) -> None:
         """Initial weights, rounded to the compute format, in the storage format."""
         computed = self.context.dtype
-        are_masters = placement.storage_degree == placement.optimizer.degree
+        are_masters = placement.storage_degree == placement.optimizer_shard
         stored = torch.float32 if are_masters else computed
         names = {module: name for name, module in stage.named_modules()}
         for module in dict.fromkeys(slot.module for slot in members):
@@ -239,7 +239,7 @@ def _hook_context(config: TrainConfig, mesh: Mesh, device: torch.device) -> Hook
     reduction: background.CommunicationStream | background.Pending = background.DeviceStream()
     if on_host:  # all ranks choose alike, or they would not begin collectives in one order
         places = (mesh.dense.placement, mesh.experts.placement)
-        single = not any(p.gather_format.quantized or p.secondary for p in places)
+        single = not any(p.gather_format.quantized or p.secondary_shard for p in places)
         gathering = None if single else background.ThreadStream("gather", 2)
         single = not any(p.reduce_format.quantized for p in places)
         near = mesh.world.level is not Level.INTER_NODE  # a ring takes several

@@ -34,7 +34,7 @@ class BucketGradients(ABC):
         self.parts: dict[Tensor, Tensor] = {}
         """Views of the parameters' gradients in the bucket."""
         self.missing = 0
-        shares = holders.placement.optimizer.degree
+        shares = holders.placement.optimizer_shard
         self.sharing = holders.replicas(shares, 1, "main")
         self.copies = holders.replicas(holders.size // shares, shares, "main")
         self.summed = holders.apart
@@ -104,7 +104,7 @@ class WholeGradients(BucketGradients):
         super().__init__(parameters, numel, holders)
         self.whole = torch.zeros(numel, device=parameters[0].device)
         self._set_parts(self.whole)
-        shares = holders.placement.optimizer.degree
+        shares = holders.placement.optimizer_shard
         share = numel // shares
         begin = holders.rank % shares * share
         self.share = self.whole[begin : begin + share].view(-1, ROW)

@@ -35,10 +35,10 @@ class UnitGroups(NamedTuple):
 def unit_groups(layout: UnitLayout, holders: Holders) -> UnitGroups:
     """The groups of a unit's collectives; see ``GatherWeights``, ``ReduceGradients``."""
     placement = layout.placement
-    degree = placement.gradients.degree
+    degree = placement.gradient_shard
     gather = holder_group(holders, layout.ranks, 1, "gather")
-    copy = placement.secondary
-    secondary = holders.replicas(copy.degree, 1, "gather") if copy else None
+    copy = placement.secondary_shard
+    secondary = holders.replicas(copy, 1, "gather") if copy else None
     hops, stride = [], 1
     for size in layout.hops if placement.reduce_format.quantized else (degree,):
         hops.append(holder_group(holders, size, stride, "reduce"))
@@ -48,7 +48,7 @@ def unit_groups(layout: UnitLayout, holders: Holders) -> UnitGroups:
         secondary,
         hops,
         holders.replicas(layout.slices, degree, "reduce"),
-        holders.replicas(layout.copies, placement.optimizer.degree, "reduce"),
+        holders.replicas(layout.copies, placement.optimizer_shard, "reduce"),
         holders.replicas(layout.slices, degree, "main"),
         holders.replicas(layout.pieces, layout.ranks, "main"),
     )
@@ -90,13 +90,13 @@ class FsdpUnit:
         self.pieces = list(self._split() if layout.pieces * layout.slices > 1 else self._whole())
 
     def _secondary(self, group: Group | None, context: HookContext) -> SecondaryCopy | None:
-        copy = self.layout.placement.secondary
-        if copy is None:
+        degree = self.layout.placement.secondary_shard
+        if degree == 0:
             return None
         return SecondaryCopy(
             self.layout,
             group,
-            self.replica % copy.degree,
+            self.replica % degree,
             self.dtype,
             context.device,
             writing=context.copying,
