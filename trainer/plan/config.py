@@ -33,12 +33,10 @@ class TrainConfig(Settings, Choices):
     model: ModelConfig
     warmup_steps: int = Field(default=2, ge=0, le=1_000_000_000)
     measured_steps: Steps = 5
-    ranks_per_node: Ranks | None = Field(
-        default=None, description="default what the launcher says (LOCAL_WORLD_SIZE)"
-    )
-    ranks_per_pair: Ranks = Field(
-        default=1, description="ranks on one card: 2 on MI250X, whose dies are devices"
-    )
+    ranks_per_node: Ranks | None = None
+    """default what the launcher says (LOCAL_WORLD_SIZE)"""
+    ranks_per_pair: Ranks = 1
+    """ranks on one card: 2 on MI250X, whose dies are devices"""
 
     @model_validator(mode="after")
     def _agrees(self) -> TrainConfig:
