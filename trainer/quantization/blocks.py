@@ -25,6 +25,7 @@ NVIDIA's and AMD's GPUs, and where neither can be had, with a warning, from plai
 from __future__ import annotations
 
 import functools
+import importlib
 import warnings
 from types import ModuleType
 
@@ -32,7 +33,7 @@ import torch
 from torch import Tensor
 
 from trainer.plan.formats import Format
-from trainer.quantization import cpu, reference
+from trainer.quantization import reference
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -72,27 +73,32 @@ def dequantize_sum(packed: Tensor, fmt: Format, out: Tensor, accumulate: bool = 
     return out
 
 
+_MODULES = {
+    "cpu": ("cpu", "install a C compiler, or name one in CC"),
+    "cuda": ("gpu", "pip install triton, and a C compiler on PATH or in CC"),
+}
+"""Module of each type of device, and what it needs."""
+
+
 @functools.cache
 def kernels_for(device_type: str) -> ModuleType:
-    """The module that does the work on such devices."""
-    if device_type == "cpu" and cpu.compiled_library():
-        return cpu
-    if device_type == "cuda":
-        try:
-            from trainer.quantization import gpu
+    """The module that does the work on such devices: if its kernels cannot be had, plain torch's.
 
-            gpu.build()
-        except Exception as error:  # no Triton, no C compiler on this node, no such GPU
-            warnings.warn(
-                f"no compiled quantization on this GPU, which makes it several times slower: "
-                f"{type(error).__name__}: {error} (remedy: pip install triton, and a C compiler on "
-                "PATH or in CC)",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-        else:
-            return gpu
-    return reference
+    One warning says so.
+    """
+    name, remedy = _MODULES[device_type]
+    try:
+        kernels = importlib.import_module(f"trainer.quantization.{name}")
+        kernels.load()
+    except Exception as error:  # no C compiler on this node, no Triton, no such GPU
+        warnings.warn(
+            f"no compiled quantization on this {name.upper()}, which makes it several times "
+            f"slower: {type(error).__name__}: {error} (remedy: {remedy})",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return reference
+    return kernels
 
 
 def _check(good: bool, complaint: str, found: object) -> None:

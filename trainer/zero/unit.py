@@ -71,7 +71,10 @@ class FsdpUnit:
         self.replica = holders.rank
         self.dtype = context.dtype
         groups = unit_groups(layout, holders)
-        copy = self._secondary(groups.secondary, context)
+        copy = None
+        if degree := layout.placement.secondary_shard:
+            where = (self.dtype, context.device, context.copying, context.copying)
+            copy = SecondaryCopy(layout, groups.secondary, holders.rank % degree, *where)
         self.gather = GatherWeights(layout, groups.gather, copy, context)
         self.reduce = ReduceGradients(
             layout, groups.hops, groups.sync, groups.copies, context, holders.apart
@@ -88,20 +91,6 @@ class FsdpUnit:
         self.locals = [cast(DTensor, slot.parameter.detach()).to_local() for slot in members]
         self.flat: Tensor | None = None
         self.pieces = list(self._split() if layout.pieces * layout.slices > 1 else self._whole())
-
-    def _secondary(self, group: Group | None, context: HookContext) -> SecondaryCopy | None:
-        degree = self.layout.placement.secondary_shard
-        if degree == 0:
-            return None
-        return SecondaryCopy(
-            self.layout,
-            group,
-            self.replica % degree,
-            self.dtype,
-            context.device,
-            writing=context.copying,
-            reading=context.copying,
-        )
 
     def _whole(self) -> Iterator[Piece]:
         """Masters if the stored weights are the masters: one per parameter."""
