@@ -27,7 +27,7 @@ def results_table(path: Path) -> pd.DataFrame | None:
     """The rows of a ``results.csv`` as text; None for another table's; raises TableError."""
     frame = read_csv(path)
     has_objective = bool({"objective", "objective_0"} & {*frame})
-    return frame if has_objective and any(n.startswith("p:") for n in frame) else None
+    return frame if has_objective and any(n.startswith("p:") for n in map(str, frame)) else None
 
 
 def from_deephyper(path: Path) -> Run:
