@@ -169,7 +169,7 @@ def link_warnings(measurements: Sequence[Point], nominal: Cluster) -> list[str]:
     for between in (False, True):
         if not (nominal.nic if between else nominal.links):
             continue
-        worst: tuple[float, str] = (SUSPICIOUS, "")
+        slow: list[tuple[float, str]] = []
         for gpus, nodes, stride in sorted({p.group for p in measurements}):
             ring = best_ring(measurements, gpus, nodes, stride)
             if (nodes > 1) != between or ring is None or ring.size_bytes < LARGE_BYTES:
@@ -177,12 +177,10 @@ def link_warnings(measurements: Sequence[Point], nominal: Cluster) -> list[str]:
             if nodes > 1 and not nominal.links and gpus > nodes:
                 continue  # its ring also uses links inside the nodes
             expected = float(bus_bytes_per_s(data_sheet, whole, group_of(gpus, stride))[0]) / 1e9
-            share = ring.bus_gb_per_s / expected
-            if share < worst[0]:
-                worst = (share, _slow(ring, expected))
-        if worst[1]:
-            causes = BETWEEN_NODES_CAUSES if between else IN_NODE_CAUSES
-            warnings.append(f"{worst[1]}: {causes}")
+            slow.append((ring.bus_gb_per_s / expected, _slow(ring, expected)))
+        share, worst = min(slow, default=(SUSPICIOUS, ""), key=lambda each: each[0])
+        if share < SUSPICIOUS:
+            warnings.append(f"{worst}: {BETWEEN_NODES_CAUSES if between else IN_NODE_CAUSES}")
     return warnings
 
 
