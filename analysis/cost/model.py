@@ -41,6 +41,12 @@ class Measurements:
     peak_bytes: Array  # of the fullest rank; nan where unknown
     out_of_memory: Mask  # failed for lack of memory
 
+    @property
+    def timed(self) -> tuple[Jobs, Array]:
+        """Jobs with a step time, and its logarithm."""
+        known = np.isfinite(self.step_time_s) & (self.step_time_s > 0)
+        return self.jobs[known], np.log(self.step_time_s[known])
+
     def of_engine(self, number: int) -> Measurements:
         """The measurements of one engine's jobs."""
         rows = self.jobs.options.engine == number
@@ -269,11 +275,8 @@ class CostModel:
             measurements.jobs, self.framework, *peaks, self.memory_limit_bytes
         )
         learnt = replace(self, memory=memory)
-        timed = np.isfinite(measurements.step_time_s) & (measurements.step_time_s > 0)
-        if not timed.any():
-            return learnt
-        jobs, measured = measurements.jobs[timed], np.log(measurements.step_time_s[timed])
-        return learnt._likeliest(jobs, measured)._timed(jobs, measured)
+        jobs, measured = measurements.timed
+        return learnt._likeliest(jobs, measured)._timed(jobs, measured) if len(jobs) else learnt
 
     def _timed(self, jobs: Jobs, measured: Array) -> CostModel:
         """The model with constants fitted to logarithms of step times."""
