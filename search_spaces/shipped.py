@@ -58,20 +58,14 @@ def _title(file: Path) -> str:
     return lines[0].removeprefix("#").strip().removesuffix(".")
 
 
-def named(
-    record: type[Record],
-    path: Where,
-    value: str,
-    document: Document,
-    read_json: Callable[[Path], Record] | None = None,
-) -> Record:
+def named(record: type[Record], path: Where, value: str, document: Document) -> Record:
     """The record that a key of a document names, as :func:`read_named` finds it.
 
     The last part of the ``path`` is the kind of record; files are beside the document.
     """
     folder = Path(document.name).parent
     try:
-        return read_named(record, str(path[-1]), value, folder, read_json, "a record, ")
+        return read_named(record, str(path[-1]), value, folder, others="a record, ")
     except SpaceError as error:
         raise document.error(path, str(error), at_value=True) from None
 
