@@ -169,9 +169,8 @@ def tower_parameters(keys: Keys, width: int) -> int:
     """Parameters of what reads pictures: its blocks, and the products to the layers' width.
 
     Patches and positions are left out, a hundredth of it, and sizes that a file does not state.
-    Gemma 3n's, with what it hears by, are of one size.
     """
-    if keys.given("model_type") == "gemma3n_vision":
+    if keys.given("model_type") == "gemma3n_vision":  # of one size, with what it hears by
         return 983_800_000
     h, f = keys.some("hidden_size") or 0, keys.some("intermediate_size") or 0
     ups = 3 if keys.given("model_type") == "pixtral" else 2  # gated

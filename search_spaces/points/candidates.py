@@ -54,9 +54,8 @@ class Candidates:
     ) -> Indices:
         """Distinct valid raw configurations in random order, by their index.
 
-        Args:
-            size: how many at most; fewer are returned only where there are no more (exactly so in
-                a space whose valid configurations are listed, nearly so in a larger one).
+        Fewer than ``size`` are returned only where there are no more (exactly so in a space whose
+        valid configurations are listed, nearly so in a larger one).
         """
         known = self.indices_of(exclude)
         if self._listed is not None:
