@@ -91,9 +91,8 @@ class Landscape:
     def share(self, config: Mapping[str, Any]) -> float:
         """The objective of a configuration relative to the best: 1 is as good, less is worse.
 
-        It is the same for all repeats: a search that has tried the best configuration has found
-        it. 0 for one that never ran. If the best is not positive: 1 minus the distance from it
-        over its size.
+        0 for one that never ran. If the best is not positive: 1 minus the distance from it over
+        its size.
         """
         objective = self.medians.get(tuple(config.items()))
         if objective is None:
@@ -124,8 +123,6 @@ def of_results(run: Run) -> Landscape:
 
     Only values and objectives are known: without a model and a cluster the cost model has no price,
     and no rule of a space applies.
-
-    Raises TableError if no space can have its values, or there is nothing to choose from.
     """
     trials = [trial for trial in run.trials.values() if trial.ended and not trial.stopped_early]
     names = _names([*dict.fromkeys(name for trial in trials for name in trial.config)])

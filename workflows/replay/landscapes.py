@@ -45,10 +45,9 @@ def recorded(where: Path | str, columns: Sequence[str] = (), study: str = "") ->
 
     Args:
         where: a table's file, a run's folder or ``results.csv``, DeepHyper's, or the URL of an
-            Optuna storage.
+            Optuna storage, in which ``study`` names one.
         columns: rows with equal values in these columns are one landscape; default: by the table's
             form.
-        study: the Optuna study, if the storage has several.
 
     Raises TableError if there is nothing to replay; the message says why.
     """
