@@ -63,10 +63,7 @@ class Searched:
 
     @classmethod
     def of(cls, folder: Path, training: Run | None = None) -> Searched:
-        """A run's best configuration, or what that was when its training began.
-
-        Raises ConfigError if no trial has succeeded.
-        """
+        """A run's best configuration, or what that was when its training began."""
         run, space = read_run(folder), RunFolder(folder).frozen_space()
         if training is not None and (file := training.directory / BASE_NAME).exists():
             return cls(run, space, read_json(file))
@@ -105,10 +102,7 @@ class Searched:
 
 
 def resharding(space: SearchSpace) -> str:
-    """How a trainer's checkpoints resume under another layout.
-
-    Raises ConfigError if they are not known to.
-    """
+    """How a trainer's checkpoints resume under another layout; raises ConfigError."""
     framework = space.program.habits
     if not framework.reshards:
         raise ConfigError(
@@ -126,10 +120,7 @@ def train_elastic(
     save: Path | None = None,
     avoid_slow: bool = False,
 ) -> int:
-    """Train a run's winner in the folder ``out``, on whatever nodes there are; the exit code.
-
-    3: the allocation is over or no node is left, and the same command goes on in another.
-    """
+    """Train a run's winner in the folder ``out``, on whatever nodes there are; the exit code."""
     out = out.absolute()
     RunFolder(out).create(RunFolder(folder).frozen_space())  # refuses another space's training
     with closing(Journal(out, launcher.clock.time)) as journal:

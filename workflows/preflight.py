@@ -43,10 +43,7 @@ def preflight_spec(folder: Path, num_nodes: int, ranks_per_node: int, quick: boo
 
 
 def default_ranks(launcher: Launcher, num_nodes: int) -> int:
-    """Ranks per node: one per GPU; on nodes without GPUs, one per core of this machine.
-
-    Raises LauncherError if the number of GPUs is unknown.
-    """
+    """Ranks per node: one per GPU; on nodes without GPUs, one per core of this machine."""
     gpus = launcher.gpus_per_node()
     if gpus is None:
         raise LauncherError(
@@ -80,10 +77,7 @@ def run_preflight(launcher: Launcher, spec: TrialSpec, out: Path, name: str) -> 
 
 
 def conclude(result_file: Path, out: Path, name: str, failure: str) -> int:
-    """Write the cluster file ``out`` from the measurements, complete or not; print a summary.
-
-    Returns the exit code: 1 after a ``failure``.
-    """
+    """Write the cluster file ``out`` from what was measured; the exit code, 1 after a failure."""
     try:
         result = json.loads(result_file.read_text())
         if not failure and result["status"] != "ok":

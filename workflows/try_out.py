@@ -28,10 +28,7 @@ STDERR_LINES = 20
 
 
 def values_of(space: SearchSpace, given: list[str]) -> dict[str, Scalar]:
-    """Values of a space's parameters from texts such as ``tp=2``.
-
-    Raises SpaceError if a text is no ``NAME=VALUE``, or has an unknown parameter or value.
-    """
+    """Values of a space's parameters from texts such as ``tp=2``; raises SpaceError."""
     values: dict[str, Scalar] = {}
     for text in given:
         key, sign, value = text.partition("=")
@@ -50,9 +47,7 @@ def values_of(space: SearchSpace, given: list[str]) -> dict[str, Scalar]:
 def choose(space: SearchSpace, given: Mapping[str, Scalar], max_nodes: int) -> dict[str, Any]:
     """The valid configuration with the given values that the cost model expects to be best.
 
-    Without prices it is the first one that is found.
-
-    Raises SpaceError if none has them.
+    Without prices it is the first one that is found. Raises SpaceError if none has them.
     """
     drawn = Candidates(space).draw(DRAWN, np.random.default_rng(0), [], max_nodes)
     # A value given for a continuous parameter is almost never among the drawn ones: substitute it.
@@ -80,10 +75,7 @@ def choose(space: SearchSpace, given: Mapping[str, Scalar], max_nodes: int) -> d
 def try_out(
     space: SearchSpace, config: Mapping[str, Any], launcher: Launcher, out: Path
 ) -> Generator[str, None, bool]:
-    """Run one trial of a space; yields lines on what is done, read and missing.
-
-    The generator's value says whether the trial gave its objectives.
-    """
+    """Run one trial; yields lines on it, and at the end whether it gave its objectives."""
     folder = RunFolder(out)
     if space.trainer.container is not None:
         launcher.check_container(space.trainer.container)
@@ -163,10 +155,7 @@ def _line(label: str, text: str) -> str:
 
 
 def started_by(space: SearchSpace, site: Site, folder: RunFolder | None = None) -> Iterator[str]:
-    """The srun line of the configuration that is expected to be best; none for a plain site.
-
-    Raises LauncherError if the site does not start the space's container.
-    """
+    """The srun line of the configuration that is expected to be best; none for a plain site."""
     container = space.trainer.container
     if container is None and site.reference == "generic":
         return

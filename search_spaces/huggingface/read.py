@@ -49,12 +49,10 @@ print("parameters", sum(p.numel() for p in {id(p): p for p in model.parameters()
 
 
 def read_config(path: Path, seq_length: int | None = None) -> ModelFile:
-    """The model that Hugging Face's ``config.json`` describes.
+    """The model that Hugging Face's ``config.json`` describes; raises SpaceError.
 
     ``seq_length`` are tokens of a training sequence; default 8192, or as many as the model was made
     for, if fewer.
-
-    Raises SpaceError if it is no such file, or a model's record cannot describe it.
     """
     try:
         text = read_text(path, MAX_BYTES)
@@ -138,10 +136,8 @@ def _architecture(keys: Keys, text: str) -> tuple[str, Architecture, int | None]
 def counted_parameters(text: str) -> int | None:
     """Parameters of the model that a ``config.json`` describes, counted by ``transformers``.
 
-    It builds the model without memory (torch's meta device), in a process of its own: importing it
-    takes seconds, and would load torch into commands that do without.
-
-    None where ``transformers`` is missing, or does not know the architecture either.
+    None where it is missing, or does not know the architecture either. A process of its own builds
+    the model, on torch's meta device: importing both takes seconds.
     """
     if find_spec("transformers") is None or find_spec("torch") is None:
         return None

@@ -59,8 +59,7 @@ def with_known_axes(file: SpaceFile) -> SpaceFile:
 def standing_alone(document: Document, file: SpaceFile) -> SpaceFile:
     """The file with the content of its trainer's base files, so that it needs no other file.
 
-    A script beside it is named by its whole path, since trials start in folders of their own,
-    unless the trainer's working folder has a script of that name.
+    A script beside it is named by its whole path: trials start in folders of their own.
     """
     folder, workdir = Path(document.name).parent.absolute(), file.trainer.workdir
     command = [_beside(folder, entry, workdir) for entry in file.trainer.command or []]
@@ -87,10 +86,7 @@ def _beside(folder: Path, entry: str | Flags, workdir: str | None) -> str | Flag
 
 
 def with_workdir(document: Document, file: SpaceFile, *, there: bool) -> SpaceFile:
-    """The file with the absolute path of its trainer's working folder.
-
-    Raises SpaceError if it has to be ``there`` and is not.
-    """
+    """The file with the absolute path of its trainer's folder, which may have to be ``there``."""
     if file.trainer.workdir is None:
         return file
     folder = Path(os.path.abspath(Path(document.name).parent / file.trainer.workdir))  # noqa: PTH100
@@ -105,10 +101,7 @@ def with_workdir(document: Document, file: SpaceFile, *, there: bool) -> SpaceFi
 
 
 def with_image(document: Document, file: SpaceFile, *, there: bool) -> SpaceFile:
-    """The file with the absolute path of its container's image, if that is a file.
-
-    Raises SpaceError if one beside the space has to be ``there`` and is not.
-    """
+    """The file with the absolute path of its container's image, if that is a file."""
     container = file.trainer.container
     if container is None or container.file is None or container.file.is_absolute():
         return file
@@ -124,10 +117,7 @@ def with_image(document: Document, file: SpaceFile, *, there: bool) -> SpaceFile
 
 
 def check_trainer(document: Document, spec: TrainerSpec, types: Mapping[str, ValueType]) -> None:
-    """Check a command, its files and its patterns; raises SpaceError for the first mistake.
-
-    ``types`` are of the names that expressions can use, without those of a trial.
-    """
+    """Check a command, its files and its patterns; raises SpaceError for the first mistake."""
     checks = _Checks(document, spec, types)
     checks.command()
     checks.config_files()
@@ -145,10 +135,7 @@ _IN_SHELL = re.compile(rf"(?:^|[\s;&|/])({'|'.join(map(re.escape, _LAUNCHERS))})
 def check_launcher(document: Document, spec: TrainerSpec, ranks_per_node: int, nodes: int) -> None:
     """Refuse a command that launches ranks itself where every rank runs it.
 
-    With one process per node ``torchrun --nnodes`` may start the node's ranks. ``nodes``: the most
-    that a trial has.
-
-    Raises SpaceError if each of the ranks would start a training of its own.
+    With one process per node ``torchrun --nnodes`` may start the node's ranks.
     """
     launcher = _launcher(spec.words)
     alone = launcher is not None and "--standalone" in spec.words and nodes > 1

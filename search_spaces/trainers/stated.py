@@ -26,8 +26,6 @@ _IS = re.compile(r"(?P<name>\w+)(?: == '?(?P<value>[^']+?)'?)?")  # sequence_par
 class StatedOptions:
     """Options that a user states for a known trainer, on its command line and in its file.
 
-    Raises SpaceError if the file is missing or cannot be read.
-
     Attributes:
         file: content of the user's configuration file.
         paths: its values by dotted path.
@@ -48,10 +46,7 @@ class StatedOptions:
 
     @classmethod
     def of(cls, trainer: Mapping[str, Any]) -> StatedOptions:
-        """The options of a space's trainer, given as ``{adapter: ..., args: ..., config: ...}``.
-
-        Raises SpaceError if there is no such adapter, or its file cannot be read.
-        """
+        """The options of a space's trainer, given as ``{adapter: ..., args: ..., config: ...}``."""
         document = document_of({"trainer": dict(trainer)}, "space", SpaceError)
         return cls(document, TrainerSpec(**trainer), AdapterFile.named(trainer["adapter"]))
 
@@ -62,9 +57,7 @@ class StatedOptions:
 
     @classmethod
     def of_command(cls, adapter: AdapterFile, spec: TrainerSpec) -> set[str]:
-        """Options and paths that a space's trainer states, now a command; none if the adapter was
-        another.
-        """
+        """Options and paths that a command states; none if it was made by another adapter."""
         usual = {adapter.name, adapter.log} if isinstance(adapter.log, str) else {adapter.name}
         if spec.result is None or spec.result.format not in usual:
             return set()
@@ -141,10 +134,7 @@ class StatedOptions:
         return None
 
     def model(self, model: ModelConfig | None) -> ModelConfig | None:
-        """The model that is trained: the space's, or else the one that the options describe.
-
-        Raises SpaceError if they describe another one than the space.
-        """
+        """The model that is trained: the space's, or else the one that the options describe."""
         keys = self.adapter.model
         path = ("trainer", "args" if self.adapter.model_in == "arguments" else "config")
         if model is None:

@@ -37,12 +37,7 @@ class SimulationError(ValueError):
 
 
 def parse_options(space: SearchSpace, text: str) -> tuple[SimulatedCluster, dict[str, float]]:
-    """The cluster set by ``text``, with defaults for a space, and its errors by name.
-
-    The errors are its distance from the cost model, ``model_error`` and ``misfit``.
-
-    Raises SimulationError for an unknown key or a value that does not fit it.
-    """
+    """The cluster set by ``text``, with defaults for a space; ``model_error`` and ``misfit``."""
     known = None if space.cluster is None else space.cluster.num_nodes
     most = DEFAULT_TRIALS * space.widths[-1]
     nodes = min(known or most, most)
@@ -158,8 +153,7 @@ def simulated_launcher(
     ``start`` is the virtual time in seconds since the epoch; ``answers`` default to the cost
     model's.
 
-    Raises SimulationError for an unknown key or a value that does not fit it; if the cost model
-    cannot price the space, or does not say what it seeks; if nothing would ever end the search.
+    Raises SimulationError for wrong keys and values, and for a search that cannot be simulated.
     """
     cluster, truth = parse_options(space, text)
     budget = space.budget
@@ -219,10 +213,7 @@ def _cost_model(space: SearchSpace, error: float, seed: int) -> Answers:
 
 
 def true_pricing(space: SearchSpace, error: float, seed: int) -> Pricing:
-    """The prices of a simulated cluster; see ``model_error``.
-
-    Raises NotPricedError if the cost model cannot price the space.
-    """
+    """The prices of a simulated cluster; see ``model_error``."""
     from analysis import Pricing
 
     pricing = Pricing(space)
