@@ -14,6 +14,7 @@ import numpy as np
 from analysis.cost import tuning
 from analysis.cost.activations import (
     layer_bytes,
+    left_on_device,
     logits_bytes,
     sequence_split,
     stage_bytes,
@@ -193,7 +194,8 @@ def _stage_memory(
     tables = _tables(stage, jobs) * table_weights(jobs.model) / jobs.layout.layer_ranks
     states = tuning.tuned_states(states, jobs, framework, every, tables, stage.layers)
     one = constants.activation_scale * stage_bytes(stage, layer, jobs, framework)
-    one = tuning.left_on_device(one, layer, jobs)
+    scaled = constants.activation_scale * layer
+    one = left_on_device(stage, one, scaled, jobs, framework)
     logits = np.where(stage.head, constants.logit_scale * logits_bytes(jobs, framework), 0.0)
     working = _working_bytes(stage, layer, one, logits, jobs, framework, held[0])
     activations = stage.in_flight * (one + grid.kept_weight_bytes(jobs, stage.layers))
