@@ -21,7 +21,7 @@ from analysis.cost.activations import (
     waiting_logits_bytes,
 )
 from analysis.cost.constants import Constants, Parts, constant
-from analysis.cost.stages import StageLoad, all_holders, kept_by, stacked_stages
+from analysis.cost.stages import StageLoad, all_holders, fullest_stages, kept_by, stacked_stages
 from analysis.cost.state_exchanges import as_run
 from search_spaces import Framework
 from trainer.plan.axes import cp, ep, grid
@@ -137,6 +137,13 @@ def memory(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> Memo
             for name, part in stages.as_dict().items()
         }
     )
+
+
+def host_bytes(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> Array:
+    """Offloaded activations of the rank with most of them, in the host's memory."""
+    layer = constants.activation_scale * layer_bytes(jobs, framework, jobs.options.recompute)
+    held = [stage.in_flight * stage.layers * layer for stage in fullest_stages(jobs, framework)]
+    return np.where(jobs.options.offload_activations, np.max(held, axis=0), 0.0)
 
 
 def reported(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> tuple[Array, Array]:

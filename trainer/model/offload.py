@@ -1,8 +1,8 @@
 """Activation offload: what layers keep for their backward passes waits in the host's memory.
 
 What a layer keeps is copied to pinned buffers while the next layer computes, and comes back while
-the layer behind it computes backwards. So the device holds that of two layers at most. Copies run
-on a stream of their own, in order: a buffer can be used again as soon as it is free.
+the layer behind it computes backwards: the device holds that of two layers at most. Copies run on
+a stream of their own, in order, so that a buffer can be used again as soon as it is free.
 """
 
 from __future__ import annotations
@@ -20,24 +20,21 @@ from torch.utils._pytree import tree_leaves
 
 LEAST_BYTES = 4096  # smaller tensors stay: a copy's start costs more than they take
 
-_Buffers = defaultdict[tuple[torch.dtype, int], list[Tensor]]
-
 
 class _Memory:
-    """Memory that a layer keeps, on the device, in a buffer of the host, or in both.
+    """Memory that a layer keeps: flat, on the device, in a buffer of the host, or in both.
 
     All of it moves, once however many views are kept, so that these have the same strides again.
     """
 
-    host: Tensor | None = None
+    host: Any = None
 
-    def __init__(self, device: Tensor, layer: _Layer, free: _Buffers) -> None:
-        self.device: Tensor | None = device
-        self.layer, self.free = layer, free
+    def __init__(self, device: Any, layer: _Layer) -> None:
+        self.device, self.layer = device, layer
 
     def __del__(self) -> None:
         if self.host is not None:
-            self.free[self.host.dtype, self.host.numel()].append(self.host)
+            self.layer.offload.free[self.host.dtype, self.host.numel()].append(self.host)
 
 
 class _View(NamedTuple):
@@ -48,12 +45,6 @@ class _View(NamedTuple):
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
-
-    def tensor(self) -> Tensor:
-        self.memory.layer.offload.fetch(self.memory.layer)
-        assert self.memory.device is not None
-        whole = self.memory.device.view(self.dtype)
-        return whole.as_strided(self.size, self.stride, self.offset)
 
 
 class _Layer:
@@ -68,18 +59,20 @@ class _Layer:
         return [memory for ref in self.held if (memory := ref()) is not None]
 
 
-Keep = Callable[[Tensor], Any]
-_keep: list[Keep] = []
+_keep: list[Callable[[Tensor], Any]] = []
 
 
-def keeper() -> Keep:
+def keeper() -> Callable[[Tensor], Any]:
     """Function that turns a tensor into what is kept of it; ``restored`` is its inverse."""
     return _keep[-1] if _keep else lambda x: x
 
 
 def restored(kept: Any) -> Any:
     """The tensor of what was kept; anything else as it is."""
-    return kept.tensor() if isinstance(kept, _View) else kept
+    if not isinstance(kept, _View):
+        return kept
+    kept.memory.layer.offload.fetch(kept.memory.layer)
+    return kept.memory.device.view(kept.dtype).as_strided(kept.size, kept.stride, kept.offset)
 
 
 class Offload:
@@ -88,7 +81,7 @@ class Offload:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream = torch.cuda.Stream() if device.type == "cuda" else None
-        self.buffers: _Buffers = defaultdict(list)
+        self.free: dict[tuple[torch.dtype, int], list[Tensor]] = defaultdict(list)
         self.last: _Layer | None = None
         self.leaving: list[_Memory] = []
         """What the last layer's forward pass kept, which may still be read on the device."""
@@ -103,9 +96,9 @@ class Offload:
         if not torch.is_grad_enabled():
             yield
             return
-        layer, rest = held
-        stays = {_storage(x) for x in (*layer.parameters(), *tree_leaves(rest)) if x is not None}
-        here = self.last = _Layer(self, None if begins else self.last)
+        module, rest = held
+        stays = {_storage(x) for x in (*module.parameters(), *tree_leaves(rest)) if x is not None}
+        layer = self.last = _Layer(self, None if begins else self.last)
         found: dict[int, _Memory] = {}
 
         def keep(x: Tensor) -> Tensor | _View:
@@ -115,9 +108,8 @@ class Offload:
                 return x if x.is_leaf else x.detach()  # a node must not keep its own output
             if place not in found:
                 elements = x.untyped_storage().nbytes() // x.element_size()
-                whole = x.detach().as_strided((elements,), (1,), 0)
-                found[place] = _Memory(whole, here, self.buffers)
-                here.held.append(weakref.ref(found[place]))
+                found[place] = _Memory(x.detach().as_strided((elements,), (1,), 0), layer)
+                layer.held.append(weakref.ref(found[place]))
             return _View(found[place], x.dtype, x.size(), x.stride(), x.storage_offset())
 
         _keep.append(keep)
@@ -127,8 +119,11 @@ class Offload:
         finally:
             _keep.pop()
         self._release()
-        self._copy_out(here)
+        self.leaving = layer.memories()
         found.clear()  # the graph holds this function
+        for memory in self.leaving:
+            memory.host = self._buffer(memory.device)
+        self._copy(layer, [(memory.host, memory.device) for memory in self.leaving])
 
     def fetch(self, layer: _Layer) -> None:
         """Let a layer's backward pass begin: what it kept is there, that of the layer before it on
@@ -152,28 +147,16 @@ class Offload:
             memory.device = None
         self.leaving = []
 
-    def _copy_out(self, layer: _Layer) -> None:
-        self.leaving, pairs = layer.memories(), []
-        for memory in self.leaving:
-            whole = memory.device
-            assert whole is not None
-            free = self.buffers[whole.dtype, whole.numel()]
-            memory.host = free.pop() if free else self._buffer(whole)
-            pairs.append((memory.host, whole))
-        self._copy(layer, pairs)
-
     def _copy_back(self, layer: _Layer) -> None:
         gone = [memory for memory in layer.memories() if memory.device is None]
-        if not gone:
-            return
-        pairs = []
         for memory in gone:  # memory of the stream that computes
-            assert memory.host is not None
             memory.device = torch.empty_like(memory.host, device=self.device)
-            pairs.append((memory.device, memory.host))
-        self._copy(layer, pairs)
+        if gone:
+            self._copy(layer, [(memory.device, memory.host) for memory in gone])
 
     def _buffer(self, like: Tensor) -> Tensor:
+        if free := self.free[like.dtype, like.numel()]:
+            return free.pop()
         return torch.empty(like.numel(), dtype=like.dtype, pin_memory=self.stream is not None)
 
     def _copy(self, layer: _Layer, pairs: list[tuple[Tensor, Tensor]]) -> None:
