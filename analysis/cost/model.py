@@ -11,7 +11,7 @@ import numpy as np
 from analysis.cost.constants import EDGE, TRANSFER, fit, integrated, log_odds, log_sd
 from analysis.cost.groups import LinkConstants
 from analysis.cost.hypotheses import TIMING, Doubts
-from analysis.cost.memory import MemoryParts
+from analysis.cost.memory import MemoryParts, host_bytes
 from analysis.cost.memory_fit import MemoryModel
 from analysis.cost.network import RARE, UNKNOWN, Network, expected_state, likelier
 from analysis.cost.stages import refused
@@ -73,6 +73,15 @@ class Prediction:
     @cached_property
     def peak_bytes(self) -> Array:
         return self.memory.total
+
+    @cached_property
+    def host_bytes(self) -> Array:
+        """Pinned buffers of offloaded activations, of the rank with most of them."""
+
+        def held(model: CostModel, own: Jobs) -> Columns:
+            return {"host": host_bytes(own, model.framework, model.memory.constants)}
+
+        return self.model._each(self.jobs, held)["host"]
 
     @cached_property
     def time_log_sd(self) -> Array:
