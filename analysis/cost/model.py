@@ -8,7 +8,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from analysis.cost.constants import EDGE, TRANSFER, fit, integrated, log_odds, log_sd
+from analysis.cost.constants import EDGE, TRANSFER, fit, integrated, log_odds, log_sds
 from analysis.cost.groups import LinkConstants
 from analysis.cost.hypotheses import TIMING, Doubts
 from analysis.cost.memory import MemoryParts
@@ -69,9 +69,11 @@ class Prediction:
         return self.memory.total
 
     @cached_property
-    def time_log_sd(self) -> Array:
-        """Standard deviation of the step time's logarithm in the likelier state of the network."""
-        return self.model.time_log_sd(self.jobs)
+    def time_log_sds(self) -> tuple[Array, Array]:
+        """Deviations of the step time's logarithm in the likelier state of the network: to the
+        side of shorter steps, and of longer ones.
+        """
+        return self.model.time_log_sds(self.jobs)
 
     @cached_property
     def crowded(self) -> Array:
@@ -95,11 +97,11 @@ class Prediction:
 
         From the calm network's to the crowded one's, but for a state that is too rare to count.
         """
-        factor = np.exp(EDGE * self.time_log_sd)
+        down, up = self.time_log_sds
         calm_s, crowded_s = self.states_s
         low_s = np.where(self.crowded > 1 - RARE, crowded_s, calm_s)
         high_s = np.where(self.crowded > RARE, crowded_s, calm_s)
-        return low_s / factor, high_s * factor
+        return low_s / np.exp(EDGE * down), high_s * np.exp(EDGE * up)
 
     @cached_property
     def may_fit(self) -> Array:
@@ -336,9 +338,12 @@ class CostModel:
         memory = self.memory.supposing(Doubts(self.framework))
         return replace(self, memory=memory, suspected=suspected)
 
-    def time_log_sd(self, jobs: Jobs) -> Array:
+    def time_log_sds(self, jobs: Jobs) -> tuple[Array, Array]:
+        """Deviations of step times' logarithms downwards and upwards; see :func:`log_sds`."""
         if self.others:
-            return self._each(jobs, lambda m, j: {"log_sd": m.time_log_sd(j)})["log_sd"]
+            sides = ("down", "up")
+            each = self._each(jobs, lambda m, j: dict(zip(sides, m.time_log_sds(j), strict=True)))
+            return each["down"], each["up"]
         known = self.covariance
         used = ~without_effect(jobs)
         covariance = (between_machines() if known is None else known) * np.outer(used, used)
@@ -350,7 +355,8 @@ class CostModel:
         def logarithm(constants: TimeConstants) -> Array:
             return np.log(step(jobs, self.cluster, self.framework, constants, state).total)
 
-        return np.hypot(self.log_sd, log_sd(self.constants, covariance, logarithm))
+        down, up = log_sds(self.constants, covariance, logarithm)
+        return np.hypot(self.log_sd, down), np.hypot(self.log_sd, up)
 
     def drawn(self, rng: np.random.Generator) -> CostModel:
         """The model with other constants of time and one network, each engine's drawn by itself."""

@@ -97,7 +97,7 @@ def test_errors_that_all_sizes_share_do_not_widen_the_efficiency(pricing: Pricin
     rates.model = replace(pricing.model, covariance=np.diag(0.04 * np.array(kinds)))
     scaled = Scaled.of(rates, RECIPE, "weak", [16, 256])
     assert scaled.efficiency_log_sd[0] == 0
-    assert 0 < scaled.efficiency_log_sd[1] < 0.1 * scaled.prediction.time_log_sd[1]
+    assert 0 < scaled.efficiency_log_sd[1] < 0.1 * scaled.prediction.time_log_sds[1][1]
     links = Scaled.of(pricing, RECIPE, "weak", [16, 256])  # where no constant is known at all
     assert links.efficiency_log_sd[1] > 2 * scaled.efficiency_log_sd[1]
 
