@@ -8,12 +8,12 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from analysis.cost.constants import EDGE, TRANSFER, fit, integrated, log_odds, log_sds
+from analysis.cost.constants import TRANSFER, fit, integrated, log_odds, log_sds
 from analysis.cost.groups import LinkConstants
 from analysis.cost.hypotheses import TIMING, Doubts
 from analysis.cost.memory import MemoryParts
 from analysis.cost.memory_fit import MemoryModel
-from analysis.cost.network import RARE, UNKNOWN, Network, expected_state, likelier
+from analysis.cost.network import UNKNOWN, Network, expected_state, likelier, quantile
 from analysis.cost.stages import refused
 from analysis.cost.step import StepParts, crowded_s, step
 from analysis.cost.time_constants import TimeConstants, without_effect
@@ -93,15 +93,15 @@ class Prediction:
         return 1 / ((1 - self.crowded) / calm_s + self.crowded / crowded_s)
 
     def interval_s(self) -> tuple[Array, Array]:
-        """Step times between which the true one is expected with 95 %.
-
-        From the calm network's to the crowded one's, but for a state that is too rare to count.
+        """Step times between which the true one is expected with 95 %, in whichever state of the
+        network it is measured.
         """
-        down, up = self.time_log_sds
-        calm_s, crowded_s = self.states_s
-        low_s = np.where(self.crowded > 1 - RARE, crowded_s, calm_s)
-        high_s = np.where(self.crowded > RARE, crowded_s, calm_s)
-        return low_s / np.exp(EDGE * down), high_s * np.exp(EDGE * up)
+        calm, late = np.log(self.states_s)
+        low, high = (
+            np.exp(quantile(share, calm, late, self.crowded, self.time_log_sds))
+            for share in (0.025, 0.975)
+        )
+        return low, high
 
     @cached_property
     def may_fit(self) -> Array:
