@@ -234,8 +234,3 @@ def log_sds(
     sides = np.minimum(moved.min(axis=0), 0.0), np.maximum(moved.max(axis=0), 0.0)
     down, up = (np.sqrt((side**2).sum(axis=0)) / EDGE for side in sides)
     return down, up
-
-
-def log_sd(constants: C, covariance: Array, logarithm: Callable[[C], Array]) -> Array:
-    """The wider of both sides' deviations; see :func:`log_sds`."""
-    return np.maximum(*log_sds(constants, covariance, logarithm))
