@@ -41,6 +41,14 @@ class Constants:
         """Covariance of the logarithms that was learnt, or else the prior's: the spreads'."""
         return np.diag(cls.spreads() ** 2) if learnt is None else learnt
 
+    @classmethod
+    def transferred(cls, learnt: Array | None) -> Array | None:
+        """What runs of other models say, as a prior: wider, but no wider than before any; None."""
+        if learnt is None:
+            return None
+        inverse = np.linalg.inv
+        return np.asarray(inverse(inverse(cls.covariance()) + inverse(TRANSFER**2 * learnt)))
+
     def logs(self) -> Array:
         return np.log([getattr(self, name) for name in names(type(self))])
 

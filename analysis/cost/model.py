@@ -8,7 +8,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from analysis.cost.constants import TRANSFER, fit, integrated, log_odds, log_sds
+from analysis.cost.constants import fit, integrated, log_odds, log_sds
 from analysis.cost.groups import LinkConstants
 from analysis.cost.hypotheses import TIMING, Doubts
 from analysis.cost.memory import MemoryParts, host_bytes
@@ -273,7 +273,7 @@ class CostModel:
 
         Step times are residuals, peaks likewise, failures by memory bounds. Without a single
         usable row the model is returned as it is. What was learnt from other runs is the prior,
-        wider than it was (``TRANSFER``), and with its correlations: constants that only together
+        wider than it was (``transferred``), and with its correlations: constants that only together
         explain the other runs move together. Each engine learns from its own trials.
         """
         if self.others:
@@ -291,7 +291,7 @@ class CostModel:
 
     def _timed(self, jobs: Jobs, measured: Array) -> CostModel:
         """The model with constants fitted to logarithms of step times."""
-        known = None if self.covariance is None else TRANSFER**2 * self.covariance
+        known = self.constants.transferred(self.covariance)
         residuals = partial(self._residuals, jobs, measured)
         found = fit(self.constants, residuals, FIT_LOG_SD, covariance=known)
         # Few rows say little of the spread: the prior's counts as four of them.
@@ -327,7 +327,7 @@ class CostModel:
 
     def evidence(self, jobs: Jobs, measured: Array) -> float:
         """Log-probability of logarithms of step times; see :func:`integrated`."""
-        known = None if self.covariance is None else TRANSFER**2 * self.covariance
+        known = self.constants.transferred(self.covariance)
         residuals = partial(self._residuals, jobs, measured)
         return integrated(self.constants, known, residuals, FIT_LOG_SD)[0]
 
