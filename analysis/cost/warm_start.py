@@ -79,7 +79,8 @@ def discounted(model: CostModel, before: CostModel) -> CostModel:
 
     A calibration starts from constants wider than what is known (``transferred``), for the run may
     be another case. So may the next one be: what this run says is taken for as wide again there,
-    but what it does not speak of stays as sure as it was. ``before`` is the model that was calibrated.
+    but what it does not speak of stays as sure as it was. ``before`` is the model that was
+    calibrated.
     """
     if model.others:
         pairs = zip(model.engines, before.engines, strict=True)
