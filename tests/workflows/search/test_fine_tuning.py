@@ -111,7 +111,9 @@ class Job:
         if self.trainer in FILES:
             own = json.dumps(FILES[self.trainer]).replace("HERE", here)
             (folder / "own.yaml").write_text(yaml.safe_dump(json.loads(own)))
-        spec: dict[str, Any] = {"adapter": self.trainer, "env": {"AXOLOTL_DO_NOT_TRACK": "1"}}
+        # One thread: several wait for each other by spinning where the machine does other work.
+        env = {"AXOLOTL_DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1"}
+        spec: dict[str, Any] = {"adapter": self.trainer, "env": env}
         spec |= {"entry": self.entry} if self.entry else {}
         args = ARGUMENTS.get(self.trainer)
         spec |= {"args": args.replace("HERE", here)} if args else {"config": "own.yaml"}
