@@ -208,5 +208,11 @@ def test_a_trainer_takes_what_is_written_for_it_and_its_log_is_read(
         assert trial.result is not None and trial.result[job.objective] > 0
         assert trial.result["loss"] > 0
         adapted = trial.config["tuning"] != "full"
-        if job.trainer != "litgpt":  # which saves in a format of its own
+        if job.trainer == "ms-swift":  # which saves nothing, as it was told
+            share = re.search(r"Trainable \[([\d.]+)%\]", log(tmp_path, number, "stderr"))
+            assert share and (float(share[1]) < 50) == adapted
+        elif job.trainer == "litgpt":  # which saves in a format of its own
+            folder = tmp_path / f"runs/tune/trials/{number:04}/output/final"
+            assert (folder / "lit_model.pth.lora").exists() == adapted
+        else:
             assert saved(tmp_path, number) == {ADAPTER if adapted else FULL}
