@@ -145,11 +145,9 @@ class Cluster(_Record):
         return "cuda" if self.gpu else None
 
     def bill(self, node_s: Any, joules: Any) -> dict[str, Any]:
-        """Metrics ``cost`` and ``co2`` (kg), as far as prices are stated.
+        """Metrics ``cost`` and ``co2`` (kg) of a job, as far as prices are stated.
 
-        Args:
-            node_s: node-seconds of a job, a number or an array.
-            joules: of all its nodes; None if unknown, when what needs them is left out.
+        Where its ``joules`` are unknown (None), what needs them is left out.
         """
         prices = self.price_per_node_hour or 0.0, self.price_per_kwh or 0.0
         found: dict[str, Any] = {}
@@ -172,18 +170,12 @@ class Cluster(_Record):
 
     @classmethod
     def read(cls, path: Path) -> Cluster:
-        """The cluster that a file describes, such as ``meshtune preflight`` writes.
-
-        Raises SpaceError if it cannot be read, or a fact is missing, unknown or out of range.
-        """
+        """The cluster that a file describes, such as ``meshtune preflight`` writes."""
         return validate(cls, read_document(path, SpaceError))
 
     @classmethod
     def named(cls, name: str) -> Cluster:
-        """A shipped cluster by its name, or the one that a file (``*.yaml``) describes.
-
-        Raises SpaceError that begins with ``found``, if there is none.
-        """
+        """A shipped cluster by its name, or the one that a file (``*.yaml``) describes."""
         return read_named(cls, "cluster", name)
 
     @classmethod
