@@ -68,7 +68,10 @@ def read_from(path: Path, start: int, most: int, *, follow: bool = True) -> byte
 
 
 def read_text(path: Path, most: int) -> str:
-    """A regular file of at most ``most`` bytes of UTF-8, with or without a byte-order mark."""
+    """A regular file of at most ``most`` bytes of UTF-8, with or without a byte-order mark.
+
+    Raises FileError if it is larger, or not such text.
+    """
     data = read_bytes(path, most)
     try:
         text = data.decode("utf-8-sig")
@@ -90,7 +93,10 @@ def size_of(path: Path) -> int:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file of at most :data:`MAX_JSON_BYTES`, without NaN and infinity."""
+    """The content of a JSON file of at most :data:`MAX_JSON_BYTES`, without NaN and infinity.
+
+    Raises FileError if it is larger, deeply nested, or not JSON.
+    """
     return parse_json(read_bytes(path, MAX_JSON_BYTES), shown(path), finite=True)
 
 
@@ -99,6 +105,8 @@ def parse_json(text: str | bytes, name: str, *, finite: bool = False) -> Any:
 
     ``name`` is that of the file or line, for messages; ``finite`` refuses NaN and infinity, which
     Python writes and JSON does not know.
+
+    Raises FileError if it is no JSON, deeper, or has a number of thousands of digits.
     """
     try:
         value = json.loads(text, parse_constant=refuse_constant if finite else None)

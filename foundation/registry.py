@@ -51,7 +51,11 @@ class Registry(Generic[P]):
         return found
 
     def get(self, name: str, more: Mapping[str, P] = MappingProxyType({})) -> P:
-        """The part of that name, imported now; ``more`` are parts that only the caller has."""
+        """The part of that name, imported now; ``more`` are parts that only the caller has.
+
+        Raises RegistryError if there is none, two distributions offer one, or it cannot be
+        imported.
+        """
         if name in more:
             return more[name]
         if name in self._own:

@@ -170,12 +170,18 @@ class Cluster(_Record):
 
     @classmethod
     def read(cls, path: Path) -> Cluster:
-        """The cluster that a file describes, such as ``meshtune preflight`` writes."""
+        """The cluster that a file describes, such as ``meshtune preflight`` writes.
+
+        Raises SpaceError if it cannot be read, or a fact is missing, unknown or out of range.
+        """
         return validate(cls, read_document(path, SpaceError))
 
     @classmethod
     def named(cls, name: str) -> Cluster:
-        """A shipped cluster by its name, or the one that a file (``*.yaml``) describes."""
+        """A shipped cluster by its name, or the one that a file (``*.yaml``) describes.
+
+        Raises SpaceError that begins with ``found``, if there is none.
+        """
         return read_named(cls, "cluster", name)
 
     @classmethod

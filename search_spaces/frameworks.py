@@ -264,5 +264,8 @@ class Framework(RecordedHabits):
             return False
 
     def with_habits(self, **habits: Any) -> Framework:
-        """The same framework with some habits replaced; raises ValidationError."""
+        """The same framework with some habits replaced.
+
+        Raises ValidationError for an unknown habit, or a value that it cannot have.
+        """
         return Framework(**{**dict(self), **habits})

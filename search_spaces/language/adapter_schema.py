@@ -180,7 +180,10 @@ class AdapterFile(KnownTrainer):
 
     @classmethod
     def named(cls, name: str, folder: Path = Path()) -> AdapterFile:
-        """An adapter by its shipped name, or that of a file (``*.yaml``)."""
+        """An adapter by its shipped name, or that of a file (``*.yaml``).
+
+        Raises SpaceError that begins with ``found``, if there is none.
+        """
         return read_named(cls, "adapter", name, folder)
 
     framework: FrameworkName = Field(description="whose habits the cost model assumes")

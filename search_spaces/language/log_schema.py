@@ -140,7 +140,10 @@ class LogRecord(TokenFacts):
     """lines after which a step's time does not count; {pauses}: the usual ones"""
 
     def resolved(self, formats: Mapping[str, LogFormat]) -> ResultPatterns:
-        """The same patterns as a space states them; this log may share those of known trainers."""
+        """The same patterns as a space states them; this log may share those of known trainers.
+
+        Raises SpaceError if a log that is shared has no patterns of the metric.
+        """
         found: dict[str, PatternsSpec] = {
             metric: [one for spec in specs for one in self._filled(spec, metric, formats)]
             for metric, specs in self.patterns.items()
