@@ -5,7 +5,6 @@ from __future__ import annotations
 import keyword
 import math
 from collections.abc import Iterable, Mapping
-from functools import partial
 from graphlib import CycleError
 
 from foundation.documents import Document
@@ -174,9 +173,9 @@ class Builder:
                 builtin += trainers.of_deepspeed(trainer, types)
             if "cp" in types and trainer.splits_samples:
                 builtin.append(rules.expressed("documents_by_cp", parse("cp == 1", types)))
-            derive = partial(facts.derive, own, conditions, self.static, self.defaults, axes)
+            derived = facts.Derivation(own, conditions, self.static, self.defaults, axes)
             builtin += placements.one_placement(own)
-            builtin += placements.counted_once(own, conditions, derive, axes)
+            builtin += placements.counted_once(own, conditions, derived.facts, axes)
         given = [
             rules.expressed(f"constraint_{number}", expression)
             for number, expression in enumerate(constraints, start=1)
