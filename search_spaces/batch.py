@@ -22,7 +22,10 @@ def with_gas(
     """Parameters with ``gas`` in place of ``global_batch_size``, and the constraint on the batch.
 
     ``gas`` gets every divisor of the sizes, of which the constraint leaves one per configuration.
+
     ``defaults`` are the trainer's own settings, which may fix ``mbs`` or ``gas``.
+
+    Raises SpaceError if the sizes are no positive whole numbers, or there is no ``mbs``.
     """
     if BATCH not in parameters:
         return dict(parameters), []

@@ -17,7 +17,10 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?<!\.json)(?<!\.yaml)(?<!\.ym
 
 
 def model_of(given: ModelFile | BasedModel | str | None, document: Document) -> ModelFile | None:
-    """The model that a space gives under its key ``model``; raises SpaceError."""
+    """The model that a space gives under its key ``model``.
+
+    Raises SpaceError if there is no such model, or something is wrong with its file.
+    """
     if given is None or isinstance(given, ModelFile):
         return given
     based = BasedModel(base=given) if isinstance(given, str) else given
@@ -43,7 +46,9 @@ def read_model(
 def downloaded(name: str) -> str:
     """The file of a model on the Hugging Face hub, in the local cache; other names stay.
 
-    Nothing is downloaded: raises SpaceError if the cache has no such model.
+    Nothing is downloaded.
+
+    Raises SpaceError if the cache has no such model.
     """
     if not _HUB_NAME.fullmatch(name) or Path(name).exists():
         return name

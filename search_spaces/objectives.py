@@ -33,9 +33,11 @@ def objectives_of(
     own: Mapping[str, Parameter],
     found: Collection[str] | None = None,
 ) -> tuple[Objective, ...]:
-    """The objectives of a space file with the parameters ``own``.
+    """The objectives of a space file, whose trainer is a command and which has parameters ``own``.
 
     ``found`` are keys of every result; None: any.
+
+    Raises SpaceError for a repeated one, one that never varies, or one that is never reported.
     """
     given = file.objective
     several = isinstance(given, list)
@@ -60,7 +62,12 @@ def objectives_of(
 def bounds_of(
     document: Document, file: SpaceFile, facts: Collection[str], found: Collection[str] | None
 ) -> tuple[Bound, ...]:
-    """The bounds of a space file on measured values; ``facts`` are known before a trial runs."""
+    """The bounds of a space file on measured values.
+
+    ``facts`` are known before a trial runs, ``found`` are keys of every result; None: any.
+
+    Raises SpaceError for text that is none, or a metric that is never reported.
+    """
     bounds = []
     for index, text in enumerate(file.subject_to):
         path: Where = ("subject_to", index)
@@ -159,9 +166,11 @@ _COUNTED = {TOKENS, f"{TOKENS}_per_gpu", "tokens"}
 
 
 def check_sources(document: Document, space: SearchSpace, found: Collection[str] | None) -> None:
-    """Refuse an objective or bound on tokens where lengths vary and the log counts none.
+    """Refuse an objective of tokens that nothing in the trainer's log would count, or without a
+    price; ``found`` are keys of every result, None: any.
 
-    Likewise on cost and CO2 where the cluster states no price, or nothing measures the energy.
+    Raises SpaceError where lengths vary, and the log's patterns have no real tokens; or the cluster
+    states no price, or one of energy that nothing measures.
     """
     patterns = space.program.log.patterns
     uncounted = space.uneven_lengths and patterns and _COUNTED.isdisjoint(patterns)

@@ -186,7 +186,9 @@ def check_layouts(
 ) -> None:
     """Check the values of :data:`LAYOUT`, if a space has it among its ``own`` parameters.
 
-    If it is not ``written`` there, its trainer's own arguments or file state it.
+    Those that are not ``written`` in it are in its trainer's own arguments or file.
+
+    Raises SpaceError at the first one that is no layout, or none of the model or of its pipelines.
     """
     parameter = own.get(LAYOUT)
     if parameter is None:

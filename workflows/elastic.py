@@ -63,7 +63,10 @@ class Searched:
 
     @classmethod
     def of(cls, folder: Path, training: Run | None = None) -> Searched:
-        """A run's best configuration, or what that was when its training began."""
+        """A run's best configuration, or what that was when its training began.
+
+        Raises ConfigError if no trial has succeeded.
+        """
         run, space = read_run(folder), RunFolder(folder).frozen_space()
         if training is not None and (file := training.directory / BASE_NAME).exists():
             return cls(run, space, read_json(file))
@@ -102,7 +105,10 @@ class Searched:
 
 
 def resharding(space: SearchSpace) -> str:
-    """How a trainer's checkpoints resume under another layout; raises ConfigError."""
+    """How a trainer's checkpoints resume under another layout.
+
+    Raises ConfigError if they are not known to.
+    """
     framework = space.program.habits
     if not framework.reshards:
         raise ConfigError(

@@ -20,6 +20,10 @@ def of_best(source: Path, adapter: str | None, script: Path | None = None) -> tu
     """The best configuration of a run, or of its ``best.yaml``, for a trainer; and a title.
 
     The trainer is the run's own by default; the ``script`` that launches it tells its version.
+
+    Raises:
+        ConfigError: if no trial has succeeded.
+        SpaceError: if there is no such trainer.
     """
     if source.is_dir():
         run = read_run(source)

@@ -60,7 +60,12 @@ class First:
 
 
 def first_space(wanted: Wanted, file: str) -> First:
-    """A space, to be written to ``file``, with notes on it and on the options it leaves out."""
+    """A space file, with notes on it and on the user's options that it leaves out.
+
+    Other files are named as seen from ``file``, which it will be written to.
+
+    Raises SpaceError for what does not exist, or does not go together.
+    """
     try:
         record = AdapterFile.named(wanted.adapter)
     except SpaceError as error:

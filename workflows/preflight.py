@@ -43,7 +43,10 @@ def preflight_spec(folder: Path, num_nodes: int, ranks_per_node: int, quick: boo
 
 
 def default_ranks(launcher: Launcher, num_nodes: int) -> int:
-    """Ranks per node: one per GPU; on nodes without GPUs, one per core of this machine."""
+    """Ranks per node: one per GPU; on nodes without GPUs, one per core of this machine.
+
+    Raises LauncherError if the number of GPUs is unknown.
+    """
     gpus = launcher.gpus_per_node()
     if gpus is None:
         raise LauncherError(

@@ -28,7 +28,10 @@ STDERR_LINES = 20
 
 
 def values_of(space: SearchSpace, given: list[str]) -> dict[str, Scalar]:
-    """Values of a space's parameters from texts such as ``tp=2``; raises SpaceError."""
+    """Values of a space's parameters from texts such as ``tp=2``.
+
+    Raises SpaceError if a text is no ``NAME=VALUE``, or has an unknown parameter or value.
+    """
     values: dict[str, Scalar] = {}
     for text in given:
         key, sign, value = text.partition("=")
@@ -155,7 +158,10 @@ def _line(label: str, text: str) -> str:
 
 
 def started_by(space: SearchSpace, site: Site, folder: RunFolder | None = None) -> Iterator[str]:
-    """The srun line of the configuration that is expected to be best; none for a plain site."""
+    """The srun line of the configuration that is expected to be best; none for a plain site.
+
+    Raises LauncherError if the site does not start the space's container.
+    """
     container = space.trainer.container
     if container is None and site.reference == "generic":
         return

@@ -67,9 +67,12 @@ class Pages:
         self.latest: tuple[str, str] = (_NOT_YET, "0")
 
     def refresh(self) -> bool:
-        """Make the page again if the journal has grown and the last one is not too recent.
+        """Make the page again if the journal has grown and the last page is not too recent.
 
-        Returns whether it was made; raises PageError and OSError, and the next call tries again.
+        Returns whether it was made.
+
+        Raises:
+            PageError, OSError: if it could not be made; the next call tries again.
         """
         found = self._folder.journal_file.stat()
         state = (found.st_size, found.st_mtime_ns)

@@ -39,11 +39,12 @@ def results_run(path: Path) -> Run | None:
     DeepHyper maximizes every objective. Raises TableError with the line and column of a wrong one.
     """
     frame = read_csv(path)
-    names = [*map(str, frame)]
-    has_objective = bool({"objective", "objective_0"} & {*names})
-    if not has_objective or not any(n.startswith("p:") for n in names):
+    has_objective = bool({"objective", "objective_0"} & {*frame})
+    if not has_objective or not any(n.startswith("p:") for n in map(str, frame)):
         return None
-    keys = ["objective"] if "objective" in frame else _several(frame)
+    keys = ["objective"]
+    if "objective" not in frame:
+        keys = [key for i in range(frame.shape[1]) if (key := f"objective_{i}") in frame]
     failed = frame[keys[0]].str.startswith(_FAILED)
     kept = frame.assign(**{key: frame[key].mask(failed, "") for key in keys})
     values = np.stack([number_column(kept, key, path) for key in keys], axis=1)
@@ -70,12 +71,6 @@ def _name(path: Path) -> str:
     if path.stem != "results" or path.parent == Path():
         return path.stem
     return path.absolute().parent.resolve().name or path.stem
-
-
-def _several(frame: pd.DataFrame) -> list[str]:
-    names = {*map(str, frame)}
-    found = [f"objective_{i}" for i in range(len(names))]
-    return [name for name in found if name in names]
 
 
 def _times_s(frame: pd.DataFrame, path: Path) -> tuple[Any, Any]:
@@ -112,9 +107,6 @@ def _end(objective: str, values: Any, status: str) -> tuple[str, str]:
 def _named(cells: Mapping[str, str], prefix: str) -> dict[str, Any]:
     """Values of columns with a prefix; a blank parameter is inactive, a blank metric missing."""
     found = {n.removeprefix(prefix): v for n, v in cells.items() if n.startswith(prefix)}
-    values = {name: _value(text.strip()) for name, text in found.items()}
+    words = {"True": "true", "False": "false", "nan": "null"}
+    values = {n: plain_scalar(words.get(v.strip(), v.strip())) for n, v in found.items()}
     return values if prefix == "p:" else {n: v for n, v in values.items() if v is not None}
-
-
-def _value(text: str) -> Any:
-    return plain_scalar({"True": "true", "False": "false", "nan": "null"}.get(text, text))

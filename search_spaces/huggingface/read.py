@@ -49,10 +49,12 @@ print("parameters", sum(p.numel() for p in {id(p): p for p in model.parameters()
 
 
 def read_config(path: Path, seq_length: int | None = None) -> ModelFile:
-    """The model that Hugging Face's ``config.json`` describes; raises SpaceError.
+    """The model that Hugging Face's ``config.json`` describes.
 
     ``seq_length`` are tokens of a training sequence; default 8192, or as many as the model was made
     for, if fewer.
+
+    Raises SpaceError if it is no such file, or a model's record cannot describe it.
     """
     try:
         text = read_text(path, MAX_BYTES)

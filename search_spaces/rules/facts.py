@@ -86,7 +86,10 @@ def types(
 
 
 def condition_order(conditions: Mapping[str, Expression]) -> list[str]:
-    """Conditional parameters, each after those that its condition names; raises CycleError."""
+    """Conditional parameters, each after those that its condition names.
+
+    Raises graphlib.CycleError if conditions name each other in a circle.
+    """
     graph = {name: expression.names & conditions.keys() for name, expression in conditions.items()}
     return list(TopologicalSorter(graph).static_order())
 

@@ -38,8 +38,12 @@ def adapted(
     """The space file with its adapter's trainer as a command, and the model that is trained.
 
     A parameter that the user's arguments or file fix becomes one of a single value, so that rules
-    and cost model know it; options that the search sets replace the user's. ``facts`` are names
+    and cost model know it; options that the search sets replace the user's.
+
+    Where the space names no model, the trainer's arguments or file describe it. ``facts`` are names
     that templates can use besides parameters and fields of the model.
+
+    Raises SpaceError if the trainer needs something that the space lacks, or two models are stated.
     """
     if file.trainer.adapter is None:
         return file, model

@@ -86,7 +86,10 @@ def _beside(folder: Path, entry: str | Flags, workdir: str | None) -> str | Flag
 
 
 def with_workdir(document: Document, file: SpaceFile, *, there: bool) -> SpaceFile:
-    """The file with the absolute path of its trainer's folder, which may have to be ``there``."""
+    """The file with the absolute path of its trainer's working folder.
+
+    Raises SpaceError if it has to be ``there`` and is not.
+    """
     if file.trainer.workdir is None:
         return file
     folder = Path(os.path.abspath(Path(document.name).parent / file.trainer.workdir))  # noqa: PTH100
@@ -101,7 +104,10 @@ def with_workdir(document: Document, file: SpaceFile, *, there: bool) -> SpaceFi
 
 
 def with_image(document: Document, file: SpaceFile, *, there: bool) -> SpaceFile:
-    """The file with the absolute path of its container's image, if that is a file."""
+    """The file with the absolute path of its container's image, if that is a file.
+
+    Raises SpaceError if one beside the space has to be ``there`` and is not.
+    """
     container = file.trainer.container
     if container is None or container.file is None or container.file.is_absolute():
         return file
@@ -135,7 +141,10 @@ _IN_SHELL = re.compile(rf"(?:^|[\s;&|/])({'|'.join(map(re.escape, _LAUNCHERS))})
 def check_launcher(document: Document, spec: TrainerSpec, ranks_per_node: int, nodes: int) -> None:
     """Refuse a command that launches ranks itself where every rank runs it.
 
-    With one process per node ``torchrun --nnodes`` may start the node's ranks.
+    With one process per node ``torchrun --nnodes`` may start the node's ranks. ``nodes``: the most
+    that a trial has.
+
+    Raises SpaceError if each of the ranks would start a training of its own.
     """
     launcher = _launcher(spec.words)
     alone = launcher is not None and "--standalone" in spec.words and nodes > 1

@@ -36,7 +36,10 @@ def wrong_file_name(name: str) -> str | None:
 
 
 def read_base(path: Path) -> dict[str, Any]:
-    """The content of a base file, in the format of its suffix; raises SpaceError."""
+    """The content of a base file, in the format of its suffix.
+
+    Raises SpaceError if it cannot be read, or is not a mapping of keys.
+    """
     try:
         if path.suffix == ".json":
             content = parse_json(read_text(path, MAX_BYTES), str(path))

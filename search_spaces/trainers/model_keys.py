@@ -26,7 +26,10 @@ def read(
 ) -> ModelConfig | None:
     """The model that a trainer's options describe; None unless they have all that a record needs.
 
-    Beside a ``known`` model, which they name, only a sequence length counts.
+    ``stated`` are its options, or its file's values by dotted path; beside a ``known`` model, which
+    they name, only a sequence length counts.
+
+    Raises SpaceError for values that make no model, or that cannot be read.
     """
     record = ModelFile if known is None else type(known)
     fields: dict[str, Any] = {} if known is None else known.model_dump(exclude_unset=True)

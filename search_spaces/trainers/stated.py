@@ -26,6 +26,8 @@ _IS = re.compile(r"(?P<name>\w+)(?: == '?(?P<value>[^']+?)'?)?")  # sequence_par
 class StatedOptions:
     """Options that a user states for a known trainer, on its command line and in its file.
 
+    Raises SpaceError if the file is missing or cannot be read.
+
     Attributes:
         file: content of the user's configuration file.
         paths: its values by dotted path.
@@ -46,7 +48,10 @@ class StatedOptions:
 
     @classmethod
     def of(cls, trainer: Mapping[str, Any]) -> StatedOptions:
-        """The options of a space's trainer, given as ``{adapter: ..., args: ..., config: ...}``."""
+        """The options of a space's trainer, given as ``{adapter: ..., args: ..., config: ...}``.
+
+        Raises SpaceError if there is no such adapter, or its file cannot be read.
+        """
         document = document_of({"trainer": dict(trainer)}, "space", SpaceError)
         return cls(document, TrainerSpec(**trainer), AdapterFile.named(trainer["adapter"]))
 
@@ -134,7 +139,10 @@ class StatedOptions:
         return None
 
     def model(self, model: ModelConfig | None) -> ModelConfig | None:
-        """The model that is trained: the space's, or else the one that the options describe."""
+        """The model that is trained: the space's, or else the one that the options describe.
+
+        Raises SpaceError if they describe another one than the space.
+        """
         keys = self.adapter.model
         path = ("trainer", "args" if self.adapter.model_in == "arguments" else "config")
         if model is None:

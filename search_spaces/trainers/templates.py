@@ -31,7 +31,12 @@ def names(text: str) -> frozenset[str]:
 
 
 def filled(text: str, values: Mapping[str, Scalar]) -> str:
-    """A template filled with values; raises ExpressionError and ZeroDivisionError."""
+    """A template filled with values; booleans become true and false.
+
+    Raises:
+        ExpressionError: for an expression of unknown names or wrong types.
+        ZeroDivisionError: if one divides by zero.
+    """
 
     def fill(found: re.Match[str]) -> str:
         if found[1] is not None:

@@ -131,7 +131,12 @@ TRAINERS: Registry[Callable[[TrainerSpec], Trainer]] = Registry(
 
 
 def make_trainer(spec: TrainerSpec) -> Trainer:
-    """The trainer that a space names; raises RegistryError, and ValueError for wrong options."""
+    """The trainer that a space names.
+
+    Raises:
+        RegistryError: if the name is unknown, or what is installed under it is no trainer.
+        ValueError: by the trainer, for wrong options.
+    """
     name = spec.use or ("meshtune" if spec.builtin is not None else "command")
     trainer = TRAINERS.get(name)(spec)
     if not isinstance(trainer, Trainer):

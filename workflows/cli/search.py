@@ -120,7 +120,10 @@ def _warn(space: SearchSpace, pricing: analysis.Pricing | None) -> None:
 def asked(
     arguments: Namespace, pricing_begins: Callable[[], object] = lambda: None
 ) -> tuple[SearchSpace, analysis.RunFolder, analysis.Pricing | None]:
-    """The space to search, the run's folder, and prices learnt from earlier runs, if any."""
+    """The space to search, the run's folder, and prices learnt from earlier runs if any are given.
+
+    Raises UsageError, SpaceError or RegistryError if the arguments are wrong.
+    """
     from workflows.optimizer.registry import POLICIES
 
     space = _space(arguments)

@@ -129,6 +129,8 @@ def of_results(run: Run) -> Landscape:
 
     Only values and objectives are known: without a model and a cluster the cost model has no price,
     and no rule of a space applies.
+
+    Raises TableError if no space can have its values, or there is nothing to choose from.
     """
     trials = [trial for trial in run.trials.values() if trial.ended and not trial.stopped_early]
     names = _names([*dict.fromkeys(name for trial in trials for name in trial.config)])

@@ -37,7 +37,12 @@ class SimulationError(ValueError):
 
 
 def parse_options(space: SearchSpace, text: str) -> tuple[SimulatedCluster, dict[str, float]]:
-    """The cluster set by ``text``, with defaults for a space; ``model_error`` and ``misfit``."""
+    """The cluster set by ``text``, with defaults for a space, and its errors by name.
+
+    The errors are its distance from the cost model, ``model_error`` and ``misfit``.
+
+    Raises SimulationError for an unknown key or a value that does not fit it.
+    """
     known = None if space.cluster is None else space.cluster.num_nodes
     most = DEFAULT_TRIALS * space.widths[-1]
     nodes = min(known or most, most)
@@ -213,7 +218,10 @@ def _cost_model(space: SearchSpace, error: float, seed: int) -> Answers:
 
 
 def true_pricing(space: SearchSpace, error: float, seed: int) -> Pricing:
-    """The prices of a simulated cluster; see ``model_error``."""
+    """The prices of a simulated cluster; see ``model_error``.
+
+    Raises NotPricedError if the cost model cannot price the space.
+    """
     from analysis import Pricing
 
     pricing = Pricing(space)
