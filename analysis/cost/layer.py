@@ -12,8 +12,8 @@ from typing import get_args
 
 import numpy as np
 
-from analysis.cost import collectives as links
 from analysis.cost.activations import layer_bytes, repeated_products, repeats_attention
+from analysis.cost.collectives import collective_s
 from analysis.cost.compute import BACKWARD_LAUNCHES, Compute, PassTimes, smooth_max
 from analysis.cost.groups import members_per_node
 from analysis.cost.time_constants import TimeConstants
@@ -32,12 +32,6 @@ ELEMENTWISE_AGAIN = 0.6
 HOST_GB_PER_S = 31.5  # between a GPU and its host, where a cluster does not say: PCIe Gen4 x16
 HOST_SHARE = 0.8  # of that in copies of pinned memory: nvbandwidth's 12.36 of Gen3's 15.75
 
-_TIMED: dict[str, Callable[..., Array]] = {
-    "all_gather": links.all_gather_s,
-    "reduce_scatter": links.reduce_scatter_s,
-    "all_reduce": links.all_reduce_s,
-    "all_to_all": links.all_to_all_s,
-}
 Price = Callable[[Exchange], Array]
 
 
@@ -49,8 +43,8 @@ def price(cluster: Cluster, c: TimeConstants) -> Price:
         # The exchange is kept with its price, so that no other object takes over its parts' ids.
         key = (exchange.operation, id(exchange.group), id(exchange.num_bytes))
         if key not in known:
-            timed = _TIMED[exchange.operation]
-            known[key] = exchange, timed(cluster, c, exchange.group, exchange.num_bytes)
+            sent = exchange.operation, cluster, c, exchange.group, exchange.num_bytes
+            known[key] = exchange, collective_s(*sent)
         return known[key][1]
 
     return seconds

@@ -25,7 +25,7 @@ from analysis.cost.stages import StageLoad, all_holders, fullest_stages, kept_by
 from analysis.cost.state_exchanges import as_run
 from search_spaces import Framework
 from trainer.plan.axes import cp, ep, grid
-from trainer.plan.axes.dp import Holders, dense_holders, in_buckets
+from trainer.plan.axes.dp import Holders, in_buckets
 from trainer.plan.jobs import NONE, STEP_GRAPHS, Array, Jobs
 from trainer.plan.sizes import expert_weights, ffn_weights, layer_weights, table_weights
 from trainer.plan.states import DEGREES, PENDING_REDUCTIONS, masters_are_weights, state_bytes
@@ -95,14 +95,12 @@ class MemoryParts(Parts):
 
 
 def rank_state_bytes(
-    parameters: Array, jobs: Jobs, framework: Framework, holders: Holders | None = None
+    parameters: Array, jobs: Jobs, framework: Framework, holders: Holders
 ) -> dict[str, Array]:
     """Weights, secondary copy, gradients and optimizer states of a rank's parameters.
 
-    ``trainer.plan.states`` with the framework's habits. ``holders`` are by default those of dense
-    parameters.
+    ``trainer.plan.states`` with the framework's habits.
     """
-    holders = holders or dense_holders(jobs)
     e, bits = jobs.options.element_bytes, jobs.placement.secondary_bits
     one_copy = np.asarray(e == 4)
     if framework.sharded_masters:

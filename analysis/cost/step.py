@@ -93,7 +93,7 @@ def step(
         pipeline=pp.rounds(jobs) * _sends(jobs, cluster, framework, c),
         crowded=crowded_s(jobs, c) * crowded,
         bubble=(path - m * slowest) * used,
-        **states._asdict(),
+        **states,
         optimizer=update(jobs, compute, c),
         fixed=c.step_s + np.zeros(len(jobs)),
     )

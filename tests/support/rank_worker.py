@@ -40,10 +40,9 @@ from trainer.model import transformer
 from trainer.model.experts import MixtureMlp, stage_mixtures
 from trainer.model.initialize import initialize
 from trainer.model.offload import Offload
-from trainer.model.precision import COMPUTE_DTYPE, WIRE_DTYPE, LossScaler
+from trainer.model.precision import COMPUTE_DTYPE, LossScaler
 from trainer.model.transformer import Stage
 from trainer.plan.config import TrainConfig
-from trainer.plan.formats import Format
 from trainer.runtime.device import Device
 from trainer.train import Trainer
 
@@ -182,7 +181,6 @@ def in_float64() -> Iterator[None]:
 
     with (
         mock.patch.dict(COMPUTE_DTYPE, fp32=wide),
-        mock.patch.dict(WIRE_DTYPE, {Format.FP32: wide}),
         mock.patch.object(torch, "float32", wide),
         mock.patch.object(torch.Tensor, "float", widened),
     ):
