@@ -67,8 +67,8 @@ MEMORY = (
     frozenset(Framework.model_fields)
     - (TIMING - {"reduce_bytes"})
     - {"split", "counts_ends", "stage_settings", "fills_pipeline", "fp8_copy_bytes", "own_kernels"}
-    - {"adapter_bytes", "quantized_bytes", "unquantized_bytes", "compiled_layers"}
-    - {"tensor_splits_states", "expandable_segments", "reduced_apart", "stashed_layers"}
+    - {"stashed_layers", "adapter_bytes", "quantized_bytes", "unquantized_bytes", "compiled_layers"}
+    - {"tensor_splits_states", "expandable_segments", "reduced_apart"}
     - {"source", "choices", "fitted_as", "fine_tunes", "stated"}
 )
 """What memory is asked about; the rest is told by a job, its log or its errors."""
