@@ -77,11 +77,10 @@ class Prediction:
     @cached_property
     def host_bytes(self) -> Array:
         """Pinned buffers of offloaded activations, of the rank with most of them."""
-
-        def held(model: CostModel, own: Jobs) -> Columns:
-            return {"host": host_bytes(own, model.framework, model.memory.constants)}
-
-        return self.model._each(self.jobs, held)["host"]
+        each = self.model._each(
+            self.jobs, lambda m, j: {"host": host_bytes(j, m.framework, m.memory.constants)}
+        )
+        return each["host"]
 
     @cached_property
     def time_log_sds(self) -> tuple[Array, Array]:

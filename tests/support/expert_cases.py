@@ -117,6 +117,11 @@ QUICK = [
     case("gated", 4, ep=4, zero_stage=2, cp=2),
 ]
 AGAIN = {**QUICK[1], "id": f"{QUICK[1]['id']} again"}
+OFFLOADED = {
+    **QUICK[7],
+    "id": f"{QUICK[7]['id']} offloaded",
+    "config": {**QUICK[7]["config"], "offload_activations": True},
+}
 
 
 def every_layout() -> list[dict[str, Any]]:

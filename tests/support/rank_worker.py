@@ -217,7 +217,10 @@ def held_out_loss(stage: Stage, config: TrainConfig, global_batch: int) -> float
 
 def run_job(job: dict[str, Any]) -> dict[str, Any]:
     options = job.get("options", {})
-    with in_float64() if options.get("float64") else contextlib.nullcontext():
+    with (
+        in_float64() if options.get("float64") else contextlib.nullcontext(),
+        mock.patch("trainer.model.offload.LEAST_BYTES", 1),  # all that a layer keeps moves
+    ):
         return run_in_format(job, options)
 
 
@@ -247,7 +250,6 @@ def run_in_format(job: dict[str, Any], options: dict[str, Any]) -> dict[str, Any
     buffers = mock.patch.object(Offload, "_buffer", autospec=True, side_effect=Offload._buffer)
     with (
         mock.patch("trainer.parallel.loss.CHUNK_ELEMENTS", logits),  # several chunks
-        mock.patch("trainer.model.offload.LEAST_BYTES", 1),
         buffers as made,
     ):
         result = train(config, RandomTokens(words), lines.append, held_out=HeldOut(words))

@@ -17,7 +17,14 @@ EXACT = 1e-13
 
 @pytest.fixture(scope="module")
 def results(run_ranks: Any) -> dict[str, Any]:
-    jobs = [*cases.REFERENCES, *cases.QUICK, cases.AGAIN, *cases.BYTES, cases.UNEVEN]
+    jobs = [
+        *cases.REFERENCES,
+        *cases.QUICK,
+        cases.AGAIN,
+        cases.OFFLOADED,
+        *cases.BYTES,
+        cases.UNEVEN,
+    ]
     return run_ranks(jobs)
 
 
@@ -63,8 +70,13 @@ def test_the_reference_learns_and_its_routers_biases_move(
     assert bool(moved) == (model == "sigmoid")
 
 
-def test_a_second_run_has_the_same_bits(results: dict[str, Any]) -> None:
-    first, second = (results[case["id"]] for case in (cases.QUICK[1], cases.AGAIN))
+@pytest.mark.parametrize(
+    "pair",
+    [(cases.QUICK[1], cases.AGAIN), (cases.QUICK[7], cases.OFFLOADED)],
+    ids=["as it was", "offloaded"],
+)
+def test_a_second_run_has_the_same_bits(results: dict[str, Any], pair: Any) -> None:
+    first, second = (results[case["id"]] for case in pair)
     for name in ("losses", "grad_norms", "biases"):
         assert first[name] == second[name]
 

@@ -142,8 +142,9 @@ class Offload:
 
     def _release(self) -> None:
         """Free the device's memory that the host has copies of."""
+        if self.leaving:
+            self._wait(self.leaving[0].layer)
         for memory in self.leaving:
-            self._wait(memory.layer)
             memory.device = None
         self.leaving = []
 
