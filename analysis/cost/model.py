@@ -8,10 +8,10 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from analysis.cost.constants import TRANSFER, fit, integrated, log_odds, log_sds
+from analysis.cost.constants import fit, integrated, log_odds, log_sds
 from analysis.cost.groups import LinkConstants
 from analysis.cost.hypotheses import TIMING, Doubts
-from analysis.cost.memory import MemoryParts
+from analysis.cost.memory import MemoryParts, host_bytes
 from analysis.cost.memory_fit import MemoryModel
 from analysis.cost.network import UNKNOWN, Network, expected_state, likelier, quantile
 from analysis.cost.stages import refused
@@ -41,6 +41,12 @@ class Measurements:
     peak_bytes: Array  # of the fullest rank; nan where unknown
     out_of_memory: Mask  # failed for lack of memory
 
+    @property
+    def timed(self) -> tuple[Jobs, Array]:
+        """Jobs with a step time, and its logarithm."""
+        known = np.isfinite(self.step_time_s) & (self.step_time_s > 0)
+        return self.jobs[known], np.log(self.step_time_s[known])
+
     def of_engine(self, number: int) -> Measurements:
         """The measurements of one engine's jobs."""
         rows = self.jobs.options.engine == number
@@ -67,6 +73,15 @@ class Prediction:
     @cached_property
     def peak_bytes(self) -> Array:
         return self.memory.total
+
+    @cached_property
+    def host_bytes(self) -> Array:
+        """Pinned buffers of offloaded activations, of the rank with most of them."""
+
+        def held(model: CostModel, own: Jobs) -> Columns:
+            return {"host": host_bytes(own, model.framework, model.memory.constants)}
+
+        return self.model._each(self.jobs, held)["host"]
 
     @cached_property
     def time_log_sds(self) -> tuple[Array, Array]:
@@ -258,7 +273,7 @@ class CostModel:
 
         Step times are residuals, peaks likewise, failures by memory bounds. Without a single
         usable row the model is returned as it is. What was learnt from other runs is the prior,
-        wider than it was (``TRANSFER``), and with its correlations: constants that only together
+        wider than it was (``transferred``), and with its correlations: constants that only together
         explain the other runs move together. Each engine learns from its own trials.
         """
         if self.others:
@@ -271,15 +286,12 @@ class CostModel:
             measurements.jobs, self.framework, *peaks, self.memory_limit_bytes
         )
         learnt = replace(self, memory=memory)
-        timed = np.isfinite(measurements.step_time_s) & (measurements.step_time_s > 0)
-        if not timed.any():
-            return learnt
-        jobs, measured = measurements.jobs[timed], np.log(measurements.step_time_s[timed])
-        return learnt._likeliest(jobs, measured)._timed(jobs, measured)
+        jobs, measured = measurements.timed
+        return learnt._likeliest(jobs, measured)._timed(jobs, measured) if len(jobs) else learnt
 
     def _timed(self, jobs: Jobs, measured: Array) -> CostModel:
         """The model with constants fitted to logarithms of step times."""
-        known = None if self.covariance is None else TRANSFER**2 * self.covariance
+        known = self.constants.transferred(self.covariance)
         residuals = partial(self._residuals, jobs, measured)
         found = fit(self.constants, residuals, FIT_LOG_SD, covariance=known)
         # Few rows say little of the spread: the prior's counts as four of them.
@@ -315,7 +327,7 @@ class CostModel:
 
     def evidence(self, jobs: Jobs, measured: Array) -> float:
         """Log-probability of logarithms of step times; see :func:`integrated`."""
-        known = None if self.covariance is None else TRANSFER**2 * self.covariance
+        known = self.constants.transferred(self.covariance)
         residuals = partial(self._residuals, jobs, measured)
         return integrated(self.constants, known, residuals, FIT_LOG_SD)[0]
 
