@@ -84,9 +84,7 @@ class Prediction:
 
     @cached_property
     def time_log_sds(self) -> tuple[Array, Array]:
-        """Deviations of the step time's logarithm in the likelier state of the network: to the
-        side of shorter steps, and of longer ones.
-        """
+        """Deviations of the logarithm in the network's likelier state, downwards and upwards."""
         return self.model.time_log_sds(self.jobs)
 
     @cached_property
@@ -107,9 +105,7 @@ class Prediction:
         return 1 / ((1 - self.crowded) / calm_s + self.crowded / crowded_s)
 
     def interval_s(self) -> tuple[Array, Array]:
-        """Step times between which the true one is expected with 95 %, in whichever state of the
-        network it is measured.
-        """
+        """Step times between which the true one is with 95 %, whatever the network's state."""
         calm, late = np.log(self.states_s)
         low, high = (
             np.exp(quantile(share, calm, late, self.crowded, self.time_log_sds))
