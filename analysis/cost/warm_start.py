@@ -83,9 +83,10 @@ def _like(model: CostModel, other: CostModel) -> CostModel:
 def discounted(model: CostModel, before: CostModel) -> CostModel:
     """A model that was calibrated with a run, as one for others to start from.
 
-    A calibration starts from constants wider than what is known (``transferred``), for the run may be
-    another case. So may the next one be: what this run says is taken for as wide again there, but
-    what it does not speak of stays as sure as it was. ``before`` is the model that was calibrated.
+    A calibration starts from constants wider than what is known (``transferred``), for the run may
+    be another case. So may the next one be: what this run says is taken for as wide again there,
+    but what it does not speak of stays as sure as it was. ``before`` is the model that was
+    calibrated.
     """
     if model.others:
         pairs = zip(model.engines, before.engines, strict=True)
