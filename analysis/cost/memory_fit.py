@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.cost.constants import STEP, fit, integrated, log_sd
+from analysis.cost.constants import STEP, fit, integrated, log_sds
 from analysis.cost.hypotheses import Doubts, Hypothesis
 from analysis.cost.memory import MemoryConstants, MemoryParts, memory, reported
 from analysis.cost.stages import refused
@@ -122,12 +122,12 @@ class MemoryModel:
         near = (np.abs(margin) < NEAR).any(axis=0)
         if near.any():
             close = jobs[near]
-            spread = log_sd(
+            sides = log_sds(
                 self.constants,
                 self.constants.covariance(self.covariance),
                 lambda c: np.log(memory(close, likely[0].framework, c).total),
             )
-            deviation[near] = np.hypot(self.log_sd, spread)
+            deviation[near] = np.hypot(self.log_sd, np.maximum(*sides))
         fits = weights @ ndtr(margin / deviation)
         roomy = weights @ ndtr((margin + np.log1p(-ROOM)) / deviation)
         full = 1 - roomy / np.maximum(fits, np.finfo(float).tiny)

@@ -62,16 +62,10 @@ def likeliest(models: Mapping[str, CostModel], measurements: Measurements) -> st
         engines, parts = models[name].engines, [measurements]
         if len(engines) > 1:
             parts = [measurements.of_engine(number) for number in range(len(engines))]
-        return sum(map(_evidence, engines, parts))
+        timed = [(model, *part.timed) for model, part in zip(engines, parts, strict=True)]
+        return sum(model.evidence(jobs, logs) for model, jobs, logs in timed if len(jobs))
 
     return max(models, key=evidence) if len(models) > 1 else next(iter(models))
-
-
-def _evidence(model: CostModel, measurements: Measurements) -> float:
-    timed = np.isfinite(measurements.step_time_s) & (measurements.step_time_s > 0)
-    if not timed.any():
-        return 0.0
-    return model.evidence(measurements.jobs[timed], np.log(measurements.step_time_s[timed]))
 
 
 def _like(model: CostModel, other: CostModel) -> CostModel:

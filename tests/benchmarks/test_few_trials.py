@@ -12,9 +12,7 @@ from benchmarks.cost_model.few_trials import main
 
 
 def test_trials_are_judged_with_both_priors_as_measured_and_disturbed(
-    truth: Callable[..., Path],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    truth: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(few_trials, "DRAWS", 2)
     folder = truth((16, 1), (32, 1))
