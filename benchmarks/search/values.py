@@ -40,7 +40,7 @@ def features() -> np.ndarray:
 
 
 class Known:
-    """What is known after some trials."""
+    """The residual process after some trials."""
 
     def __init__(self, tried: list[int], left: list[float], rng: np.random.Generator) -> None:
         every = features()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cost_model import few_trials
-from benchmarks.cost_model.few_trials import main
+from benchmarks.search import few_trials
+from benchmarks.search.few_trials import main
 
 
 def test_trials_are_judged_with_both_priors_as_measured_and_disturbed(

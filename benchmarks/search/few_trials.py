@@ -1,6 +1,6 @@
 """A cost model that other models' runs taught, after one to three trials of a new one.
 
-    python -m benchmarks.cost_model.few_trials --truth FOLDER
+    python -m benchmarks.search.few_trials --truth FOLDER
 
 Of each table every model is left out in turn, and the constants are fitted to the others. One to
 three drawn runs of it calibrate them, as a search's first trials do; its other runs judge: scatter
@@ -72,7 +72,7 @@ def games(table: Table) -> Iterator[tuple[str, list[tuple[float, float]]]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cost_model.few_trials")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.search.few_trials")
     parser.add_argument("--truth", type=Path, required=True, metavar="DIR")
     parser.add_argument("--without", default="sweep", help="a form of tables to leave out")
     arguments = parser.parse_args(argv)
