@@ -266,10 +266,8 @@ class CostModel:
     def calibrated(self, measurements: Measurements) -> CostModel:
         """The model after measured trials: constants between what they were and what was measured.
 
-        Step times are residuals, peaks likewise, failures by memory bounds. Without a single
-        usable row the model is returned as it is. What was learnt from other runs is the prior,
-        wider than it was (``transferred``), and with its correlations: constants that only together
-        explain the other runs move together. Each engine learns from its own trials.
+        Step times are residuals, peaks likewise, failures by memory bounds. The prior is what other
+        runs taught, wider (``transferred``), and with its correlations; each engine has its own.
         """
         if self.others:
             return CostModel.of_engines(
