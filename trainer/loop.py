@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,9 +75,13 @@ def train(
     else:
         engine = Trainer(config, device)
     training = _Training(config, engine, device, dataset, held_out)
-    with _metrics(config, folder, training.first) as note:
+    with ExitStack() as stack:
+        if config.metrics is not None and folder is not None and dist.get_rank() == 0:
+            told = config.model_dump(exclude_none=True)
+            writer = MetricsWriter(config.metrics, folder, training.first, told)
+            training.writer = stack.enter_context(closing(writer))
         dist.barrier()
-        training.run(progress, step_done, note, stop)
+        training.run(progress, step_done, stop)
     return training.results()
 
 
@@ -90,6 +94,7 @@ class _Training:
     device: Device
     dataset: Dataset
     held_out: Dataset | None
+    writer: MetricsWriter | None = None
     times_s: list[float] = field(default_factory=list)
     reports: list[StepReport] = field(default_factory=list)
     validations: dict[int, float] = field(default_factory=dict)
@@ -101,11 +106,7 @@ class _Training:
         self.meter = self.device.meter(dist.get_rank())
 
     def run(
-        self,
-        progress: Callable[[str], None],
-        step_done: StepDone,
-        note: Note,
-        stop: Callable[[], bool],
+        self, progress: Callable[[str], None], step_done: StepDone, stop: Callable[[], bool]
     ) -> None:
         """Train until the last step, or until a rank is asked to stop."""
         config, engine, last = self.config, self.engine, self.last
@@ -125,7 +126,7 @@ class _Training:
                 with attention_backends(self.device.type):
                     self.validations[done] = engine.validate(self.held_out)
                 progress(f"step {done}/{last} validation loss {self.validations[done]:.4f}")
-            note(done, report, time_s, self.validations.get(done))
+            self._write(done, report, time_s)
             begin_s = self.device.clock()
             saved = engine.save_if_due(done, done if report.stop else last)
             further: dict[str, float] = {"finished_steps": done} if config.save else {}
@@ -146,6 +147,22 @@ class _Training:
         self.reports.append(report)
         self.times_s.append(time_s)
         return report, time_s
+
+    def _write(self, done: int, report: StepReport, time_s: float) -> None:
+        """Write a step's metrics, if the configuration asks for them and this is rank 0."""
+        if self.writer is None:
+            return
+        figures = {
+            "loss": report.loss,
+            "grad_norm": report.grad_norm,
+            "lr": self.config.lr(done - 1),
+            "skipped": int(not report.done),
+            "step_time_s": time_s,
+            **rates(self.config, dist.get_world_size(), time_s),
+        }
+        if done in self.validations:
+            figures["validation_loss"] = self.validations[done]
+        self.writer.write(done, figures)
 
     def results(self) -> dict[str, Any]:
         """See ``train``; waits until everything is written."""
@@ -168,35 +185,6 @@ class _Training:
             "communication": {} if traffic is None else traffic.report(self.config.measured_steps),
             "kernels": engine.kernels,
         }
-
-
-Note = Callable[[int, StepReport, float, float | None], None]
-"""Called after a step: its number, report, seconds, and the held-out loss if there is one."""
-
-
-@contextmanager
-def _metrics(config: TrainConfig, folder: Path | None, first: int) -> Iterator[Note]:
-    """Writer of per-step metrics on rank 0, if the configuration asks for them."""
-    if config.metrics is None or folder is None or dist.get_rank() != 0:
-        yield lambda *_: None
-        return
-    writer = MetricsWriter(config.metrics, folder, first, config.model_dump(exclude_none=True))
-
-    def note(step: int, report: StepReport, time_s: float, validation: float | None) -> None:
-        figures = {
-            "loss": report.loss,
-            "grad_norm": report.grad_norm,
-            "lr": config.lr(step - 1),
-            "skipped": int(not report.done),
-            "step_time_s": time_s,
-            **rates(config, dist.get_world_size(), time_s),
-        }
-        if validation is not None:
-            figures["validation_loss"] = validation
-        writer.write(step, figures)
-
-    with closing(writer):
-        yield note
 
 
 class MetricsWriter:

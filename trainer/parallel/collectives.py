@@ -54,11 +54,11 @@ class Traffic:
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
         """Pause the counters: what is sent meanwhile is not part of a step."""
-        clock, self.clock, self.counting = self.clock, None, False
+        self.counting = False
         try:
             yield
         finally:
-            self.clock, self.counting = clock, True
+            self.counting = True
 
     def clear(self) -> None:
         self.calls.clear()
@@ -186,7 +186,7 @@ class Group:
     ) -> dist.Work:
         self.traffic.add(purpose, self.level, num_bytes)
         clock = self.traffic.clock
-        if clock is None:
+        if clock is None or not self.traffic.counting:
             return collective(async_op=async_op) or _DONE
         begin = clock()
         collective(async_op=False)

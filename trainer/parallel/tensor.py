@@ -1,9 +1,8 @@
 """Tensor parallelism (Shoeybi et al. 2019) and sequence parallelism (Korthikanti et al. 2022).
 
-The styles plug into torch's ``parallelize_module``, but hold plain local tensors and call the
-collectives themselves: an input's gradient is summed while the weight's is computed, sequence
-parallelism keeps only a shard of the input for the backward pass, and DTensor's dispatch costs
-nothing.
+Styles hold plain local tensors and call the collectives themselves, where torch's own hold
+DTensors: an input's gradient is summed while the weight's is computed, sequence parallelism keeps
+only a shard of the input for the backward pass, and no dispatch costs time.
 """
 
 from __future__ import annotations
@@ -14,9 +13,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.parallel import parallelize_module
-from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from trainer.model.experts import Stacked
 from trainer.model.kernels import Kernels
@@ -76,7 +72,7 @@ def split_over_tp(dims: dict[str, int], cut: Cut) -> dict[str, Split]:
     return {name: by_dim[dim] for name, dim in dims.items()}
 
 
-class Style(ParallelStyle):
+class Style:
     """One way of splitting a module; ``opaque``: projections are custom operators."""
 
     dims: dict[str, int] = {}  # noqa: RUF012 - constant per class
@@ -84,13 +80,12 @@ class Style(ParallelStyle):
     def __init__(
         self, group: Group | None, sequence: bool, kernels: Kernels, opaque: bool = False
     ) -> None:
-        super().__init__()
         self.group = group
         self.sequence = sequence
         self.kernels = kernels
         self.name = named(group, kernels) if opaque else None
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+    def apply(self, module: nn.Module) -> None:
         assert self.group is not None
         split(module, split_over_tp(self.dims, Cut(self.group.rank, self.group.size)))
         if isinstance(module, Linear):
@@ -98,7 +93,6 @@ class Style(ParallelStyle):
             module.split = self
         else:
             module.forward = functools.partial(self.compute, module, self.group)
-        return module
 
     def product(self, linear: Linear, x: Tensor) -> Tensor:
         """The projection's output, computed over the group."""
@@ -228,7 +222,7 @@ def parallelize(stage: Stage, mesh: Mesh, config: TrainConfig, kernels: Kernels)
         **dict.fromkeys(("out", "down"), row),
         **dict.fromkeys(("q_down", "kv_down", "gate"), whole),
     }
-    modules = ((path, path.split(".")[-1], module) for path, module in stage.named_modules())
-    # A routed expert is not split.
-    plan = {path: styles[n] for path, n, m in modules if n in styles and not isinstance(m, Stacked)}
-    parallelize_module(stage, DeviceMesh.from_group(group.handle, mesh.device_type), plan)
+    for path, module in stage.named_modules():
+        style = styles.get(path.rpartition(".")[2])
+        if style is not None and not isinstance(module, Stacked):  # a routed expert is not split
+            style.apply(module)
