@@ -56,13 +56,9 @@ def train(
         stop: whether this rank was asked to stop; all stop after the step in which any was. Asked
             only where there is a folder to save into.
 
-    Returns:
-        On every rank: ``step_times_s``, ``losses`` (global mean of each step), ``grad_norms``
-        (before clipping), ``skipped_steps``, ``validation_losses`` (by step, from 1), ``stopped``,
-        ``checkpoints_s`` (for which each checkpoint stopped training);
-        and this rank's ``device``, ``memory``, ``energy`` from the first measured step to the last
-        (``Meter.used``), ``communication`` per measured step (``Traffic.report``; empty with
-        DeepSpeed) and ``kernels`` (``Tuning.report``, or None).
+    Returns the same on every rank, except its own ``device``, ``memory``, ``energy``,
+    ``communication`` and ``kernels``. Losses are global means, norms before clipping, and
+    ``checkpoints_s`` how long each checkpoint stopped training.
 
     Raises ConfigError if the configuration cannot run on so many ranks.
     """
@@ -191,8 +187,6 @@ class MetricsWriter:
     """Writes metrics to files and services; used on rank 0 only.
 
     Lines after step ``first``, from a run that died after its last checkpoint, are removed.
-
-    Raises ConfigError if a package is not installed, or the file cannot be written.
     """
 
     def __init__(

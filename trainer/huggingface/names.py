@@ -37,10 +37,7 @@ class Architecture:
     experts: int = 0
 
     def sources(self, name: str) -> list[str]:
-        """Their names for one of our parameters, in the order of its rows.
-
-        None for a router's bias, where they do not have it.
-        """
+        """Their names for one of our parameters, in the order of its rows; none if they lack it."""
         found = _LAYER.fullmatch(name)
         if found is None:
             return [self.top[name]]
@@ -110,10 +107,7 @@ _NO_MATTER = ("architectures", "torch_dtype", "rope_scaling", "num_nextn_predict
 
 
 def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
-    """Check that a ``config.json`` is of this model.
-
-    Raises ConfigError if it is not; names the keys and both values.
-    """
+    """Raise ConfigError, with keys and both values, unless a ``config.json`` is of this model."""
     wanted = config_of(model) | rope_of(model) | {"layer_types": model.layer_types}
     there = _architectures().get(str(given.get("model_type")))
     known = {**(there.defaults if there else {}), **given}
