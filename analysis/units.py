@@ -38,6 +38,11 @@ def unit(key: str) -> str:
     return next((shown for suffix, shown in _ENDS.items() if stem.endswith(suffix)), "")
 
 
+def unit_or_name(key: str) -> str:
+    """What a value of a metric is followed by."""
+    return unit(key) or name(key)
+
+
 def label(key: str) -> str:
     """Name and unit, for an axis or a column: ``throughput (tokens/s)``."""
     return f"{name(key)} ({unit(key)})" if unit(key) else name(key)
@@ -45,8 +50,7 @@ def label(key: str) -> str:
 
 def text(key: str, value: float, error: float = 0.0) -> str:
     """A value with its unit, and with its standard error if there is one: ``31.5 ± 0.7 s``."""
-    shown = measured(scaled(key, value), scaled(key, error))
-    return f"{shown} {unit(key) or name(key)}"
+    return f"{measured(scaled(key, value), scaled(key, error))} {unit_or_name(key)}"
 
 
 def scaled(key: str, value: Value) -> Value:

@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import math
+import textwrap
+from statistics import median
 
 from analysis import units
 from analysis.finalists import EQUAL, EXACT_LOG_SD, FINAL_WEIGHT, median_variance, noise_of, verdict
 from analysis.run.fold import Run
-from foundation.quantities import counted, percent
+from foundation.quantities import counted, percent, significant
 
+SHOWN_MESSAGE = 200  # characters
 SPEEDS = ("tokens_per_second", "samples_per_second", "tflops_per_gpu", "step_time_s")
 """Objectives whose best trial is the fastest one."""
 
 
 def verdict_lines(run: Run, confidence: float | None = None) -> list[tuple[str, str]]:
-    """Lines (label, text) on the winner once a trial was repeated, on what is left to gain as the
-    search last expected it, and on early stops.
+    """Lines (label, text) on the winner once a trial was repeated and on better ones that then
+    failed, on what is left to gain as the search last expected it, and on early stops.
 
     They mention the ``confidence`` that the search was to reach, if it is given.
     """
-    bounds = [] if run.best else [("subject to", run.no_best)]
-    bounds = bounds if any(t.violated for t in run.trials.values()) else []
-    return [*bounds, *_winner(run, confidence), *_headroom(run), *_early_stops(run)]
+    lines = [*_winner(run, confidence), *_dropped(run)]
+    if not run.best and any(t.violated for t in run.trials.values()):
+        lines = [("subject to", run.no_best), *lines]
+    if (left := expected_left(run)) is not None:
+        lines.append(("headroom", f"{percent(left)} expected in all that is untried"))
+    return [*lines, *_early_stops(run)]
 
 
 def expected_left(run: Run) -> float | None:
     """Share of the best that all untried configurations together were last expected to add."""
     told = [t.expected["left"] for _, t in sorted(run.trials.items()) if "left" in t.expected]
     return told[-1] if told else None
-
-
-def _headroom(run: Run) -> list[tuple[str, str]]:
-    left = expected_left(run)
-    return (
-        [] if left is None else [("headroom", f"{percent(left)} expected in all that is untried")]
-    )
 
 
 def _winner(run: Run, confidence: float | None) -> list[tuple[str, str]]:
@@ -62,15 +61,25 @@ def _winner(run: Run, confidence: float | None) -> list[tuple[str, str]]:
         met = "reached" if now.confidence >= confidence else "not reached"
         words += f" (confidence {confidence:g} {met})"
     lines = [("winner", words)]
-    other = now.runner_up
-    if other:
-        words = (
-            f"trial {other.trial}, {percent(other.behind)} behind, measured "
-            f"{_times(other.measurements)}"
-        )
-        lines.append(("runner-up", words))
+    if other := now.runner_up:
+        words = f"trial {other.trial}, {percent(other.behind)} behind"
+        lines.append(("runner-up", f"{words}, measured {_times(other.measurements)}"))
     share = percent(now.noise.log_sd) if now.noise.log_sd > EXACT_LOG_SD else "none"
     lines.append(("noise", f"{share} between runs of one configuration"))
+    return lines
+
+
+def _dropped(run: Run) -> list[tuple[str, str]]:
+    """Trials that were better than the winner, but failed when they were measured again."""
+    sign, best, lines = (1 if run.maximize else -1), run.best, []
+    for trial in run.trials.values():
+        done = [a.objective for a in trial.attempts if a.complete and a.objective is not None]
+        if trial.ok or not trial.failed_repeats or not done:
+            continue
+        if best is None or sign * median(done) > sign * (best.objective or 0.0):
+            words = f"trial {trial.number}, {units.text(run.objective_key, median(done))} at first"
+            why = textwrap.shorten(trial.message, SHOWN_MESSAGE, placeholder=" ...")
+            lines.append(("dropped", f"{words}, {trial.kind}: {why}"))
     return lines
 
 
@@ -79,7 +88,7 @@ def _early_stops(run: Run) -> list[tuple[str, str]]:
     if not early:
         return []
     saved_min = sum(t.saved_node_s for t in early) / 60
-    minutes = counted(float(f"{saved_min:.3g}"), "node-minute")
+    minutes = counted(significant(saved_min), "node-minute")
     saved = minutes if saved_min >= 1 else counted(round(60 * saved_min), "node-second")
     known = f", {saved} saved" if saved_min * 60 >= 0.5 else ""
     return [("early stop", f"{counted(len(early), 'trial')}{known}")]

@@ -18,6 +18,11 @@ def number(value: float) -> str:
     return f"{value:.3e}"
 
 
+def significant(value: float, digits: int = 3) -> float:
+    """The value with so many significant digits."""
+    return float(f"{value:.{digits}g}")
+
+
 def tokens_text(tokens: float) -> str:
     """``5 million tokens``, ``300 billion tokens``, ``15 trillion tokens``."""
     sizes = ((1e12, " trillion"), (1e9, " billion"), (1e6, " million"), (1.0, ""))

@@ -12,10 +12,10 @@ group of one or where there are no bytes.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from analysis.cost import groups
 from analysis.cost.constants import Array
@@ -27,43 +27,58 @@ from trainer.plan.exchange import Operation, share_sent
 MIB = 2.0**20
 
 
-def once_around_s(
+def collective_s(
     operation: Operation,
     cluster: Cluster,
     constants: LinkConstants,
     group: RankGroup,
     num_bytes: ArrayLike,
 ) -> Array:
-    """Seconds of a ring's size - 1 steps: (size - 1) / size of the whole tensor over every link."""
-    path = groups.path_of(cluster, constants, group)
-    num_bytes = np.asarray(num_bytes, np.float64)
-    latency_s = constants.call_s + path.ring_latency_s
-    formula_s = latency_s + share_sent(group.size) * num_bytes / path.ring_bytes_per_s
-    return _or_measured(cluster, operation, path, num_bytes, latency_s, formula_s)
+    """Seconds of a collective: the formula's, or the measured ones of the same group.
 
-
-all_gather_s = partial(once_around_s, "all_gather")
-"""Seconds to give every rank all of a tensor of which each has 1 / size."""
-reduce_scatter_s = partial(once_around_s, "reduce_scatter")
-"""Seconds to sum a tensor over the ranks and leave 1 / size of it with each."""
-
-
-def all_reduce_s(
-    cluster: Cluster, constants: LinkConstants, group: RankGroup, num_bytes: ArrayLike
-) -> Array:
-    """Seconds to sum a tensor over the ranks and give all of it to each.
-
-    The faster of a ring (reduce-scatter, then all-gather) and of a hierarchy: reduce inside each
-    node, up and down a binary tree of nodes, spread inside each node. NCCL chooses between the
-    same two. The hierarchy sends 2 (N - 1) / N of the bytes out of each of N nodes and not
-    2 (n - 1) / n, which is why two nodes can measure more than their adapters' bandwidth, and its
-    latency grows with the logarithm of N.
+    ``num_bytes`` are those of the whole tensor; for an all-to-all, of the one that each rank has.
     """
     path = groups.path_of(cluster, constants, group)
-    size, num_bytes = group.size, np.asarray(num_bytes, np.float64)
-    ring_latency_s = constants.call_s + 2 * path.ring_latency_s
-    ring_s = ring_latency_s + 2 * share_sent(size) * num_bytes / path.ring_bytes_per_s
-    tree_latency_s = constants.call_s + 2 * (
+    num_bytes = np.asarray(num_bytes, np.float64)
+    latency_s, formula_s = _FORMULAS[operation](path, constants.call_s, num_bytes)
+    if not cluster.measured:
+        return np.where((num_bytes <= 0) | (group.size <= 1), 0.0, formula_s)
+    columns = (num_bytes, group.size, group.stride, path.nodes)
+    shape = np.broadcast_shapes(np.shape(formula_s)[-1:], *map(np.shape, columns))
+    sent, size, stride, nodes = (np.broadcast_to(column, shape) for column in columns)
+    # Times may be those of several constants at once: of shape (constants, rows).
+    taken = np.array(np.broadcast_to(formula_s, np.shape(formula_s)[:-1] + shape))
+    start_s = np.broadcast_to(latency_s, taken.shape)
+    for key, entries in groups.measured_groups(cluster).items():
+        own = [entry for entry in entries if entry.operation == operation]
+        own = own or [entry for entry in entries if entry.operation == "any"]
+        rows = np.flatnonzero((size == key[0]) & (nodes == key[1]) & (stride == key[2]))
+        if own and rows.size:
+            # These rows are alike but for their bytes, so that they have one latency.
+            latency = start_s[..., rows[:1]]
+            taken[..., rows] = _interpolated_s(own, operation, latency, sent[rows])
+    taken[..., (sent <= 0) | (size <= 1)] = 0.0
+    return taken
+
+
+def _once_around(path: Path, call_s: float, num_bytes: Array) -> tuple[Array, Array]:
+    """A ring's size - 1 steps: (size - 1) / size of the whole tensor over every link."""
+    latency_s = call_s + path.ring_latency_s
+    sent = share_sent(path.group.size) * num_bytes
+    return latency_s, latency_s + sent / path.ring_bytes_per_s
+
+
+def _all_reduce(path: Path, call_s: float, num_bytes: Array) -> tuple[Array, Array]:
+    """The faster of a ring (reduce-scatter, then all-gather) and of a hierarchy.
+
+    Reduce inside each node, up and down a binary tree of nodes, spread inside each node. NCCL
+    chooses between the same two. The hierarchy sends 2 (N - 1) / N of the bytes out of each of N
+    nodes and not 2 (n - 1) / n, which is why two nodes can measure more than their adapters'
+    bandwidth, and its latency grows with the logarithm of N.
+    """
+    ring_latency_s = call_s + 2 * path.ring_latency_s
+    ring_s = ring_latency_s + 2 * share_sent(path.group.size) * num_bytes / path.ring_bytes_per_s
+    tree_latency_s = call_s + 2 * (
         (path.members - 1) * path.hop_s + np.ceil(np.log2(path.nodes)) * path.inter_node_hop_s
     )
     per_byte_s = np.maximum(
@@ -71,30 +86,31 @@ def all_reduce_s(
         share_sent(path.members) / path.node_bytes_per_s,
     )
     tree_s = tree_latency_s + 2 * per_byte_s * num_bytes
-    latency_s = np.minimum(ring_latency_s, tree_latency_s)
-    formula_s = np.minimum(ring_s, tree_s)
-    return _or_measured(cluster, "all_reduce", path, num_bytes, latency_s, formula_s)
+    return np.minimum(ring_latency_s, tree_latency_s), np.minimum(ring_s, tree_s)
 
 
-def all_to_all_s(
-    cluster: Cluster, constants: LinkConstants, group: RankGroup, num_bytes: ArrayLike
-) -> Array:
-    """Seconds until every rank has sent 1 / size of its bytes to every rank.
+def _all_to_all(path: Path, call_s: float, num_bytes: Array) -> tuple[Array, Array]:
+    """Every rank sends 1 / size of its bytes to every rank, a message for each peer.
 
-    Inside the node and between nodes at the same time; one message for each peer.
-
-    ``num_bytes`` are those of the tensor that each rank has.
+    Inside the node and between nodes at the same time.
     """
-    path = groups.path_of(cluster, constants, group)
-    size, num_bytes = group.size, np.asarray(num_bytes, np.float64)
+    size = path.group.size
     inside = (path.members - 1) / size
     # A node's members send out together, over the part of its adapters that is theirs.
     outside = path.members * (size - path.members) / size
     per_byte_s = np.maximum(inside / path.node_bytes_per_s, outside / path.nic_bytes_per_s)
-    latency_s = constants.call_s + (size - 1) * path.hop_s
+    latency_s = call_s + (size - 1) * path.hop_s
     latency_s = latency_s + np.where(path.nodes > 1, path.inter_node_hop_s, 0.0)
-    formula_s = latency_s + per_byte_s * num_bytes
-    return _or_measured(cluster, "all_to_all", path, num_bytes, latency_s, formula_s)
+    return latency_s, latency_s + per_byte_s * num_bytes
+
+
+_FORMULAS: dict[str, Callable[[Path, float, Array], tuple[Array, Array]]] = {
+    "all_gather": _once_around,
+    "reduce_scatter": _once_around,
+    "all_reduce": _all_reduce,
+    "all_to_all": _all_to_all,
+}
+"""Seconds before the first byte and in all; a path's calls take so many seconds to start."""
 
 
 def send_s(
@@ -127,36 +143,16 @@ def send_s(
         between = adapters * nic.gb_per_s * groups.GB * constants.inter_node_share
         bytes_per_s = np.where(crosses, between, bytes_per_s)
         hop_s = np.where(crosses, groups.inter_node_hop_s(cluster, constants), hop_s)
-    start_s = constants.call_s + hop_s
-    taken = _or_measured_send(cluster, chain, crosses, num_bytes, start_s, num_bytes / bytes_per_s)
-    return np.where((num_bytes > 0) & (chain.size > 1), taken, 0.0)
-
-
-def _or_measured_send(
-    cluster: Cluster,
-    chain: RankGroup,
-    crosses: NDArray[np.bool_],
-    num_bytes: Array,
-    start_s: Array,
-    transfer_s: Array,
-) -> Array:
-    """The formula's time, or the measured one where a pair sent under the same conditions.
-
-    Inside a node that is a pair at the same stride. Between nodes all pairs of two nodes were
-    measured at once, so that it holds where at least as many ranks send.
-    """
-    taken = start_s + transfer_s
+    taken = constants.call_s + hop_s + num_bytes / bytes_per_s
     for (_, nodes, stride), entries in groups.measured_groups(cluster).items():
-        own = [entry for entry in entries if entry.operation == "send"]
-        if not own:
-            continue
-        rows = ~crosses & (chain.stride == stride) if nodes == 1 else crosses
-        rows = rows & (chain.stride >= stride)
-        # Start and transfer were measured together.
-        sent = np.broadcast_to(num_bytes, rows.shape)
-        measured_s = _interpolated_s(own, "send", np.zeros(1), sent)
-        taken = np.where(rows, measured_s, taken)
-    return np.asarray(taken)
+        if own := [entry for entry in entries if entry.operation == "send"]:
+            # Inside a node a pair at the same stride was measured; between nodes all pairs at once,
+            # which holds where at least as many ranks send. Start and transfer are together.
+            rows = ~crosses & (chain.stride == stride) if nodes == 1 else crosses
+            sent = np.broadcast_to(num_bytes, rows.shape)
+            measured_s = _interpolated_s(own, "send", np.zeros(1), sent)
+            taken = np.where(rows & (chain.stride >= stride), measured_s, taken)
+    return np.where((num_bytes > 0) & (chain.size > 1), taken, 0.0)
 
 
 def bus_bytes_per_s(cluster: Cluster, constants: LinkConstants, group: RankGroup) -> Array:
@@ -170,35 +166,6 @@ def bus_bytes_per_s(cluster: Cluster, constants: LinkConstants, group: RankGroup
         rows = (group.size == gpus) & (path.nodes == nodes) & (group.stride == stride)
         bandwidth = np.where(rows, measured, bandwidth)
     return bandwidth
-
-
-def _or_measured(
-    cluster: Cluster,
-    operation: Operation,
-    path: Path,
-    num_bytes: Array,
-    latency_s: Array,
-    formula_s: Array,
-) -> Array:
-    """The formula's time, or the measured one where the facts have the same group."""
-    if not cluster.measured:
-        return np.where((num_bytes <= 0) | (path.group.size <= 1), 0.0, formula_s)
-    columns = (num_bytes, path.group.size, path.group.stride, path.nodes)
-    shape = np.broadcast_shapes(np.shape(formula_s)[-1:], *map(np.shape, columns))
-    sent, size, stride, nodes = (np.broadcast_to(column, shape) for column in columns)
-    # Times may be those of several constants at once: of shape (constants, rows).
-    taken = np.array(np.broadcast_to(formula_s, np.shape(formula_s)[:-1] + shape))
-    start_s = np.broadcast_to(latency_s, taken.shape)
-    for key, entries in groups.measured_groups(cluster).items():
-        own = [entry for entry in entries if entry.operation == operation]
-        own = own or [entry for entry in entries if entry.operation == "any"]
-        rows = np.flatnonzero((size == key[0]) & (nodes == key[1]) & (stride == key[2]))
-        if own and rows.size:
-            # These rows are alike but for their bytes, so that they have one latency.
-            latency = start_s[..., rows[:1]]
-            taken[..., rows] = _interpolated_s(own, operation, latency, sent[rows])
-    taken[..., (sent <= 0) | (size <= 1)] = 0.0
-    return taken
 
 
 def _interpolated_s(

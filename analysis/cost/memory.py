@@ -14,17 +14,18 @@ import numpy as np
 from analysis.cost import tuning
 from analysis.cost.activations import (
     layer_bytes,
+    left_on_device,
     logits_bytes,
     sequence_split,
     stage_bytes,
     waiting_logits_bytes,
 )
 from analysis.cost.constants import Constants, Parts, constant
-from analysis.cost.stages import StageLoad, all_holders, kept_by, stacked_stages
+from analysis.cost.stages import StageLoad, all_holders, fullest_stages, kept_by, stacked_stages
 from analysis.cost.state_exchanges import as_run
 from search_spaces import Framework
 from trainer.plan.axes import cp, ep, grid
-from trainer.plan.axes.dp import Holders, dense_holders, in_buckets
+from trainer.plan.axes.dp import Holders, in_buckets
 from trainer.plan.jobs import NONE, STEP_GRAPHS, Array, Jobs
 from trainer.plan.sizes import expert_weights, ffn_weights, layer_weights, table_weights
 from trainer.plan.states import DEGREES, PENDING_REDUCTIONS, masters_are_weights, state_bytes
@@ -94,14 +95,12 @@ class MemoryParts(Parts):
 
 
 def rank_state_bytes(
-    parameters: Array, jobs: Jobs, framework: Framework, holders: Holders | None = None
+    parameters: Array, jobs: Jobs, framework: Framework, holders: Holders
 ) -> dict[str, Array]:
     """Weights, secondary copy, gradients and optimizer states of a rank's parameters.
 
-    ``trainer.plan.states`` with the framework's habits. ``holders`` are by default those of dense
-    parameters.
+    ``trainer.plan.states`` with the framework's habits.
     """
-    holders = holders or dense_holders(jobs)
     e, bits = jobs.options.element_bytes, jobs.placement.secondary_bits
     one_copy = np.asarray(e == 4)
     if framework.sharded_masters:
@@ -136,6 +135,13 @@ def memory(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> Memo
             for name, part in stages.as_dict().items()
         }
     )
+
+
+def host_bytes(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> Array:
+    """Offloaded activations of the rank with most of them, in the host's memory."""
+    layer = constants.activation_scale * layer_bytes(jobs, framework, jobs.options.recompute)
+    held = [stage.in_flight * stage.layers * layer for stage in fullest_stages(jobs, framework)]
+    return np.where(jobs.options.offload_activations, np.max(held, axis=0), 0.0)
 
 
 def reported(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> tuple[Array, Array]:
@@ -193,7 +199,8 @@ def _stage_memory(
     tables = _tables(stage, jobs) * table_weights(jobs.model) / jobs.layout.layer_ranks
     states = tuning.tuned_states(states, jobs, framework, every, tables, stage.layers)
     one = constants.activation_scale * stage_bytes(stage, layer, jobs, framework)
-    one = tuning.left_on_device(one, layer, jobs)
+    scaled = constants.activation_scale * layer
+    one = left_on_device(stage, one, scaled, jobs, framework)
     logits = np.where(stage.head, constants.logit_scale * logits_bytes(jobs, framework), 0.0)
     working = _working_bytes(stage, layer, one, logits, jobs, framework, held[0])
     activations = stage.in_flight * (one + grid.kept_weight_bytes(jobs, stage.layers))

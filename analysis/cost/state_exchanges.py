@@ -7,7 +7,6 @@ of its own: dense ones, and experts.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -42,14 +41,6 @@ def held_parameters(jobs: Jobs, framework: Framework) -> list[tuple[Array, dp.Ho
     return [*zip(fullest_parameters(jobs, framework), ep.all_holders(jobs), strict=False)]
 
 
-class ExposedStates(NamedTuple):
-    """Exposed seconds of a step's exchanges of training states."""
-
-    gather: Array
-    gradients: Array
-    publish: Array
-
-
 def exposed_state_s(
     jobs: Jobs,
     cluster: Cluster,
@@ -57,8 +48,8 @@ def exposed_state_s(
     c: TimeConstants,
     forward: Array,
     backward: Array,
-) -> ExposedStates:
-    """Seconds of gathering weights, reducing gradients and publishing weights that do not hide.
+) -> dict[str, Array]:
+    """Seconds of a step's ``gather`` and ``publish`` of weights and ``gradients`` that do not hide.
 
     Behind a layer's pass the next layer's weights are gathered and the last one's gradients
     reduced: an exchange hides behind its own pass only, and shares it with those on its links.
@@ -114,7 +105,7 @@ def exposed_state_s(
     if framework.owners_send:
         owners = np.where(jobs.placement.weight_shard == 1, jobs.placement.optimizer_shard - 1, 0.0)
         publish = publish + c.owner_s * owners
-    return ExposedStates(gather, gradients, publish)
+    return {"gather": gather, "gradients": gradients, "publish": publish}
 
 
 def _of_trained(sent: dp.StateExchanges, jobs: Jobs, framework: Framework) -> dp.StateExchanges:

@@ -23,26 +23,28 @@ _TIMES = (("m:timestamp_start", "m:timestamp_end"), ("m:timestamp_submit", "m:ti
 _FAILED = "F"  # the objective of a failure begins with it
 
 
-def results_table(path: Path) -> pd.DataFrame | None:
-    """The rows of a ``results.csv`` as text; None for another table's; raises TableError."""
-    frame = read_csv(path)
-    names = [*map(str, frame)]
-    has_objective = bool({"objective", "objective_0"} & {*names})
-    return frame if has_objective and any(n.startswith("p:") for n in names) else None
-
-
 def from_deephyper(path: Path) -> Run:
-    """The trials of a ``results.csv`` in its order; DeepHyper maximizes every objective.
-
-    Raises TableError for another table, or a wrong objective; the message names line and column.
-    """
-    frame = results_table(path)
-    if frame is None:
+    """The trials of a ``results.csv``; raises TableError for another table."""
+    if (run := results_run(path)) is None:
         raise TableError(
             f"{shown(path)}: not a results.csv: accepted columns p:NAME, and objective or "
             "objective_0, objective_1 ..."
         )
-    keys = ["objective"] if "objective" in frame else _several(frame)
+    return run
+
+
+def results_run(path: Path) -> Run | None:
+    """The trials of a ``results.csv`` in its order; None for another table.
+
+    DeepHyper maximizes every objective. Raises TableError with the line and column of a wrong one.
+    """
+    frame = read_csv(path)
+    has_objective = bool({"objective", "objective_0"} & {*frame})
+    if not has_objective or not any(n.startswith("p:") for n in map(str, frame)):
+        return None
+    keys = ["objective"]
+    if "objective" not in frame:
+        keys = [key for i in range(frame.shape[1]) if (key := f"objective_{i}") in frame]
     failed = frame[keys[0]].str.startswith(_FAILED)
     kept = frame.assign(**{key: frame[key].mask(failed, "") for key in keys})
     values = np.stack([number_column(kept, key, path) for key in keys], axis=1)
@@ -69,12 +71,6 @@ def _name(path: Path) -> str:
     if path.stem != "results" or path.parent == Path():
         return path.stem
     return path.absolute().parent.resolve().name or path.stem
-
-
-def _several(frame: pd.DataFrame) -> list[str]:
-    names = {*map(str, frame)}
-    found = [f"objective_{i}" for i in range(len(names))]
-    return [name for name in found if name in names]
 
 
 def _times_s(frame: pd.DataFrame, path: Path) -> tuple[Any, Any]:
@@ -111,9 +107,6 @@ def _end(objective: str, values: Any, status: str) -> tuple[str, str]:
 def _named(cells: Mapping[str, str], prefix: str) -> dict[str, Any]:
     """Values of columns with a prefix; a blank parameter is inactive, a blank metric missing."""
     found = {n.removeprefix(prefix): v for n, v in cells.items() if n.startswith(prefix)}
-    values = {name: _value(text.strip()) for name, text in found.items()}
+    words = {"True": "true", "False": "false", "nan": "null"}
+    values = {n: plain_scalar(words.get(v.strip(), v.strip())) for n, v in found.items()}
     return values if prefix == "p:" else {n: v for n, v in values.items() if v is not None}
-
-
-def _value(text: str) -> Any:
-    return plain_scalar({"True": "true", "False": "false", "nan": "null"}.get(text, text))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from analysis.imported.times import MISSING, with_times
 from analysis.run.fold import Run
@@ -20,13 +20,6 @@ LAUNCHER = "Optuna"
 _TABLES = {"studies", "version_info", "alembic_version"}  # of a database that Optuna made
 
 
-class _Study(NamedTuple):
-    name: str
-    goals: list[str]  # ``maximize`` or ``minimize`` for each objective
-    keys: list[str]  # names of the objectives
-    trials: list[optuna.trial.FrozenTrial]  # those that were started
-
-
 def from_optuna(url: str, name: str = "") -> Run:
     """The trials of a study; its storage, such as ``sqlite:///runs.db``, is not changed.
 
@@ -35,13 +28,12 @@ def from_optuna(url: str, name: str = "") -> Run:
 
     Raises TableError if Optuna is not installed, or the storage or study cannot be found or read.
     """
-    study = _read(url, name)
-    goals, keys, trials = study.goals, study.keys, study.trials
+    name, goals, keys, trials = _read(url, name)
     where = without_secrets(url)
-    run = Run(Path(where), study.name, launcher=LAUNCHER, objective={goals[0]: keys[0]})
+    run = Run(Path(where), name, launcher=LAUNCHER, objective={goals[0]: keys[0]})
     several = len(goals) > 1
     run.objectives = [{g: key} for g, key in zip(goals, keys, strict=True)] if several else []
-    run.origin, run.not_said = f"Optuna's study {study.name} in {where}", MISSING
+    run.origin, run.not_said = f"Optuna's study {name} in {where}", MISSING
     names = dict.fromkeys(name for trial in trials for name in trial.params)
     for found in trials:
         config = {name: _plain(found.params.get(name)) for name in names}
@@ -72,7 +64,8 @@ def _end(trial: Trial, found: optuna.trial.FrozenTrial, keys: list[str]) -> None
     trial.result = {name: v for name, v in found.user_attrs.items() if isinstance(v, int | float)}
 
 
-def _read(url: str, name: str) -> _Study:
+def _read(url: str, name: str) -> tuple[str, list[str], list[str], list[optuna.trial.FrozenTrial]]:
+    """A study's name, directions and names of its objectives, and the trials that were started."""
     try:
         import optuna
         from sqlalchemy.engine import make_url
@@ -103,7 +96,7 @@ def _read(url: str, name: str) -> _Study:
             trials = [trial for trial in study.trials if trial.state.name != "WAITING"]
             numbered = [f"objective_{i}" for i in range(len(goals))]
             keys = study.metric_names or (numbered if len(goals) > 1 else ["objective"])
-            return _Study(study.study_name, goals, keys, trials)
+            return study.study_name, goals, keys, trials
         finally:
             storage.engine.dispose()
     except TableError:

@@ -51,9 +51,7 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
     2014. GP-UCB: Srinivas et al. 2010. Discarding candidates whose upper bound is below a known
     value: de Freitas et al. 2012.
 
-    Args:
-        posterior: of the candidates.
-        best: the best trial; None before the first success, or for several objectives.
+    ``best`` is None before the first success, and for several objectives.
     """
     runs, observations = posterior.feasibility, posterior.observations
     counts = posterior.at_speed
@@ -91,11 +89,7 @@ def _first_variants(posterior: Posterior, best: Trial, gains: Array, least: floa
     on them. None while other trials run: a batch would hold variants of one configuration. Nor if
     even the best trial was slower than its interval: slow or disturbed, it is no measure.
 
-    Args:
-        posterior: of the candidates.
-        best: the best trial.
-        gains: expected improvement of each, times the probability to count.
-        least: that a variant gains at all.
+    ``gains`` are times the probability to count; a variant has to gain ``least`` at all.
     """
     run, objective = posterior.observations.run, best.objective or 0.0
     edge = best.expected.get("low" if run.maximize else "high", objective)

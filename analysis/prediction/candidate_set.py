@@ -41,8 +41,9 @@ class CandidateSet:
         self.num_nodes = np.broadcast_to(columns.columns["num_nodes"], indices.shape)
         unpriced = unpriced_features(space, raw, len(indices))
         self.features, self.num_unpriced = features(self.jobs, unpriced), unpriced.shape[1]
-        self._unpriced = unpriced_parameters(candidates.space)
-        self._radix = [len(parameter.values) for parameter in candidates.space.parameters.values()]
+        unknown, every = unpriced_parameters(candidates.space), candidates.space.parameters
+        self._unpriced = np.array([name in unknown for name in every])
+        self._radix = [len(parameter.values) for parameter in every.values()]
 
     @classmethod
     def shortlist(cls, pricing: Pricing, candidates: Candidates, seed: int) -> Self:
@@ -83,26 +84,23 @@ class CandidateSet:
     def _groups(self) -> Indices:
         return self._groups_of(self.indices)
 
-    def unpriced_values(self, indices: Indices) -> dict[str, Indices]:
-        """Place of each configuration's value of every parameter without a price."""
-        digits = np.unravel_index(indices, self._radix)
-        named = zip(self.candidates.space.parameters, digits, strict=True)
-        return {name: place for name, place in named if name in self._unpriced}
+    def unpriced_values(self, indices: Indices) -> Indices:
+        """Place of each configuration's value of every parameter without a price; shape (k, n)."""
+        digits = np.stack(np.unravel_index(indices, self._radix))
+        return np.asarray(digits[self._unpriced])
 
     def _groups_of(self, indices: Indices) -> Indices:
         """The index of each variant in which every unpriced parameter has its first value."""
-        digits = np.unravel_index(indices, self._radix)
-        named = zip(self.candidates.space.parameters, digits, strict=True)
-        first = [0 * place if name in self._unpriced else place for name, place in named]
-        return np.asarray(np.ravel_multi_index(first, self._radix))
+        digits = np.stack(np.unravel_index(indices, self._radix))
+        digits[self._unpriced] = 0
+        return np.asarray(np.ravel_multi_index(tuple(digits), self._radix))
 
 
 def features_of(pricing: Pricing, trials: Sequence[Trial]) -> Array:
     """Features of trials of a priced space; shape (len(trials), d)."""
-    space, rows = pricing.space, [pricing.space.raw(t.config) for t in trials]
-    raw = {name: np.array([row[name] for row in rows]) for name in space.parameters}
-    jobs = pricing.jobs(space.columns(raw), len(rows))
-    return features(jobs, unpriced_features(space, raw, len(rows)))
+    space, raw = pricing.space, pricing.raw([trial.config for trial in trials])
+    jobs = pricing.jobs(space.columns(raw), len(trials))
+    return features(jobs, unpriced_features(space, raw, len(trials)))
 
 
 def switch_values(jobs: Jobs) -> Array:

@@ -36,13 +36,10 @@ def errors(run: Run) -> Array:
 
 
 def residual_log_sd(run: Run, before: float) -> float:
-    """Standard deviation of the model's log error, by this run's errors and earlier evidence.
+    """Standard deviation of the model's log error: ``before`` this run, and by this run's errors.
 
-    The median of this run's errors counts, so that disturbed trials do not widen it.
-
-    Args:
-        run: with trials that the model predicted beforehand.
-        before: the deviation by earlier evidence, worth PRIOR_TRIALS trials.
+    The earlier evidence counts as PRIOR_TRIALS trials, of this run's errors their median, so that
+    disturbed trials do not widen it.
     """
     off = np.abs(errors(run))
     spread = min(1.4826 * float(np.median(off)), WIDEST * PRIOR_LOG_SD) if len(off) else 0.0

@@ -69,9 +69,9 @@ class Goal:
         return np.asarray(np.exp(goal if self._objectives[0].maximize else np.negative(goal)))
 
     def _merits(self, prediction: Prediction) -> Array:
-        figures = self._pricing.figures(prediction)
-        assert figures is not None  # the policy has checked it
-        return merits(self._objectives, figures)
+        figures = [self._pricing.figure(each.key, prediction) for each in self._objectives]
+        known = [figure for figure in figures if figure is not None]  # the policy has checked it
+        return merits(self._objectives, np.stack(known, axis=1))
 
     def _reached(self, trials: Sequence[Trial]) -> Array:
         return Scalarization.merits(self._objectives, trials)

@@ -140,34 +140,33 @@ def cross_validated(run: Run) -> CrossValidation | None:
         before = pricing.predict([t.config for t in trials])
     except ValueError:  # the cluster's facts lack a link that these trials cross
         return None
-    held_out_s, held_out_bytes, held_out_fits = _held_out(pricing, trials, before.jobs)
     whole = pricing.calibrated(telling(pricing, trials))
     return CrossValidation(
         trials=tuple(t.number for t in trials),
         prediction=whole.predict(before.jobs),
         before_s=before.step_time_s,
-        held_out_s=held_out_s,
-        held_out_bytes=held_out_bytes,
-        held_out_fits=held_out_fits,
+        **_held_out(pricing, trials, before.jobs),
         measured_s=pricing.step_times_s(trials),
         measured_bytes=np.array([reported(t, "peak_memory_bytes") for t in trials]),
         out_of_memory=np.array([not t.ok for t in trials]),
     )
 
 
-def _held_out(pricing: Pricing, trials: list[Trial], jobs: Jobs) -> tuple[Array, Array, Array]:
+def _held_out(pricing: Pricing, trials: list[Trial], jobs: Jobs) -> dict[str, Array]:
     """Step times, peak bytes and probabilities to fit, each by a model without the trial."""
-    held_out_s, held_out_bytes, held_out_fits = (np.empty(len(trials)) for _ in range(3))
+    names = ("held_out_s", "held_out_bytes", "held_out_fits")
+    held_out = {name: np.empty(len(trials)) for name in names}
     parts = np.arange(len(trials)) % (FEWER_FOLDS if len(trials) >= PLENTY else FOLDS)
     for part in np.unique(parts):
         own = np.flatnonzero(parts == part)
         others = [t for t, p in zip(trials, parts, strict=True) if p != part]
         model = pricing.calibrated(telling(pricing, others))
         found = model.predict(jobs[own])
-        held_out_s[own] = found.step_time_s
-        held_out_bytes[own] = model.memory.peak_bytes(found.jobs, model.framework)  # as reported
-        held_out_fits[own] = found.fits
-    return held_out_s, held_out_bytes, held_out_fits
+        held_out["held_out_s"][own] = found.step_time_s
+        as_reported = model.memory.peak_bytes(found.jobs, model.framework)
+        held_out["held_out_bytes"][own] = as_reported
+        held_out["held_out_fits"][own] = found.fits
+    return held_out
 
 
 def _median(values: Array) -> float:

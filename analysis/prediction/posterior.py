@@ -225,8 +225,7 @@ class Posterior:
         at = self._candidates.indices[self._rows]
         if trials is not None:
             at = self._candidates.candidates.indices_of([t.config for t in trials])
-        found = [*self._candidates.unpriced_values(at).values()]
-        return np.array(found, dtype=int).reshape(len(found), len(at))
+        return self._candidates.unpriced_values(at)
 
     @cached_property
     def _failed_variants(self) -> list[Trial]:

@@ -176,14 +176,7 @@ class Pricing:
 
     @property
     def prices_all_objectives(self) -> bool:
-        """Whether ``figures`` has something to say."""
         return all(self.prices(objective.key) for objective in self.space.objectives)
-
-    def figures(self, prediction: Prediction) -> Array | None:
-        """The figures of all objectives, shape (n, k); None where one of them is not priced."""
-        columns = [self.figure(o.key, prediction) for o in self.space.objectives]
-        found = [column for column in columns if column is not None]
-        return np.stack(found, axis=1) if len(found) == len(columns) else None
 
     def promise(self, prediction: Prediction) -> Array:
         """A positive figure, the greater the better, by which configurations are ranked.
@@ -258,11 +251,6 @@ class Pricing:
         other.learn(run, of)
         self.offered |= {name: other.model}
 
-    def learn_from(self, model: CostModel) -> None:
-        """Take over what another model has learnt; machine and framework stay this space's."""
-        own = self.model
-        self.model = replace(model, cluster=own.cluster, framework=own.framework, others=own.others)
-
     def supposing(self) -> Pricing:
         """The same, as unsure of what a framework keeps as a search should be."""
         other = copy(self)
@@ -318,25 +306,24 @@ class Pricing:
         """
         times_s = np.array([reported(t, "step_time_s.median") for t in trials])
         key = self.space.objective.key
-        rows = [
-            row
-            for row, t in enumerate(trials)
-            if np.isnan(times_s[row]) and t.ok and t.objective and t.objective > 0
-        ]
+        objectives = np.array([(t.ok and t.objective) or 0.0 for t in trials])
+        rows = np.flatnonzero(np.isnan(times_s) & (objectives > 0)).tolist()
         if not rows or key not in (*RATES, *TIMES):
             return times_s
         predicted = self.predict([trials[row].config for row in rows])
-        figure = self.objective(predicted)
-        if figure is not None:
-            factor = figure / np.array([trials[row].objective for row in rows], dtype=float)
+        if (figure := self.objective(predicted)) is not None:
+            factor = figure / objectives[rows]
             times_s[rows] = predicted.step_time_s * (factor if key in RATES else 1 / factor)
         return times_s
 
     def jobs_of(self, configs: Sequence[Mapping[str, Any]]) -> Jobs:
         """The jobs of configurations, raw or canonical."""
+        return self.jobs(self.space.columns(self.raw(configs)), len(configs))
+
+    def raw(self, configs: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+        """The raw values of configurations, as a column for each parameter."""
         rows = [self.space.raw(config) for config in configs]
-        raw = {name: np.array([row[name] for row in rows]) for name in self.space.parameters}
-        return self.jobs(self.space.columns(raw), len(rows))
+        return {name: np.array([row[name] for row in rows]) for name in self.space.parameters}
 
 
 def _engines(space: SearchSpace) -> dict[str, Framework]:

@@ -70,8 +70,8 @@ def lessons(pricing: Pricing) -> Iterator[str]:
     """Lines on what the probes told of trainer and machine, as quantities of the job."""
     if pricing.probes is None:
         return
+    shallow, trials = pricing.probes
     pricing = pricing.supposing()
-    shallow, trials = pricing.probes or (pricing, ())
     successes = [trial for trial in trials if trial.ok]
     if not successes:
         yield f"nothing: none of {counted(len(trials), 'probe')} ran"

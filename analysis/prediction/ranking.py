@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +20,7 @@ from analysis.prediction.start_up import StartUp
 from analysis.units import GIB, aligned
 from foundation.quantities import config_text, counted, duration, number, tokens_text
 from search_spaces import Candidates, CheckReport, SearchSpace, check, notes
+from trainer.plan.jobs import Indices
 
 SAMPLED = 1_000_000  # configurations priced of a space too large to list
 COUNTED = 50_000  # likewise, where only the share that fits is asked for
@@ -49,10 +50,7 @@ class Ranking:
         Raises SpaceError if no configuration is valid; it names the rules that remove the most.
         """
         space = pricing.space
-        candidates = Candidates(space)
-        indices = candidates.indices(sampled, np.random.default_rng(0), [], max_nodes=2**31)
-        if not len(indices):
-            check(space)
+        candidates, indices = _sampled(space, sampled)
         prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
         likely = int(np.count_nonzero(prediction.fits >= LIKELY))
         value, ranked_by = -prediction.peak_bytes, "memory"
@@ -67,10 +65,8 @@ class Ranking:
                 ranked_by += f", with {', '.join(bound.text for bound in space.subject_to)}"
         order = np.argsort(-value, kind="stable")[:top]
         configs = [space.canonical(raw) for raw in candidates.configs(indices[order])]
-        warnings = _memory_warning(pricing, prediction) + _time_limit_warning(pricing, prediction)
-        return cls(
-            pricing, configs, pricing.predict(configs), len(indices), likely, ranked_by, warnings
-        )
+        predicted, warnings = pricing.predict(configs), tuple(_warnings(pricing, prediction))
+        return cls(pricing, configs, predicted, len(indices), likely, ranked_by, warnings)
 
     @classmethod
     def of_one(cls, pricing: Pricing, config: dict[str, Any]) -> Self:
@@ -127,6 +123,8 @@ class Ranking:
             f"{prediction.memory.reserved[0] / GIB:.4g} GiB"
         )
         lines += _bars(prediction.memory.as_dict(), total, GIB, "GiB")
+        if host := prediction.host_bytes[0] / GIB:
+            lines.append(f"host: {host:.4g} GiB of pinned buffers per GPU")
         step_s = float(prediction.step_time_s[0])
         low, high = prediction.interval_s()
         lines.append(f"step: {step_s:.4g} s, 95 % between {low[0]:.4g} and {high[0]:.4g}")
@@ -164,8 +162,7 @@ class Ranking:
             pricing = Pricing(report.space)
         except NotPricedError as error:
             return f"memory is not predicted: {error}"
-        candidates = Candidates(report.space)
-        indices = candidates.indices(COUNTED, np.random.default_rng(0), [], max_nodes=2**31)
+        candidates, indices = _sampled(report.space, COUNTED)
         model = pricing.model
         jobs = pricing.jobs(report.space.columns(candidates.columns(indices)), len(indices))
         fits = model.fits(jobs)
@@ -175,12 +172,10 @@ class Ranking:
             f"{about}{likely:,} of {report.valid:,} valid configurations are "
             f"predicted to fit in {model.memory_limit_bytes / GIB:.4g} GiB "
             "(cost model, uncalibrated)",
-            *_unpriced_note(report.space),
-            *_objective_note(pricing),
+            *_notes(pricing),
         ]
         with suppress(MissingFactError):  # such as the network: it can be counted, not timed
-            prediction = model.predict(jobs)
-            lines += _memory_warning(pricing, prediction) + _time_limit_warning(pricing, prediction)
+            lines += _warnings(pricing, model.predict(jobs))
         return "\n".join(lines)
 
 
@@ -189,82 +184,73 @@ def search_warnings(space: SearchSpace, pricing: Pricing | None) -> tuple[str, .
 
     Raises SpaceError if no configuration is valid; it names the rules that remove the most.
     """
-    candidates = Candidates(space)
-    indices = candidates.indices(COUNTED, np.random.default_rng(0), [], max_nodes=2**31)
-    if not len(indices):
-        check(space)
-    said = tuple(f"note: {note}" for note in notes(space))
+    candidates, indices = _sampled(space, COUNTED)
+    said = [f"note: {note}" for note in notes(space)]
     if pricing is None:
-        return said + tuple(
+        said += [
             f"note: the cost model cannot price the parallel axis {name}: it neither filters nor "
             "ranks configurations"
             for name in unpriced_axes(space)
-        )
-    said += _unpriced_note(space) + _objective_note(pricing)
+        ]
+        return tuple(said)
+    said += _notes(pricing)
     with suppress(MissingFactError):
         prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
-        memory = _memory_warning(pricing, prediction)
-        return said + memory + _time_limit_warning(pricing, prediction)
-    return said
+        said += _warnings(pricing, prediction)
+    return tuple(said)
 
 
-def _unpriced_note(space: SearchSpace) -> tuple[str, ...]:
-    """Note on parameters whose effect only trials can tell."""
-    unknown = [name for name in unpriced_parameters(space) if name not in space.unused()]
-    if not unknown:
-        return ()
-    return (
-        f"note: the cost model sees no difference between values of {', '.join(unknown)}: the "
-        "search learns their effect from trials",
-    )
+def _sampled(space: SearchSpace, count: int) -> tuple[Candidates, Indices]:
+    """The valid configurations, and ``count`` or all of them; raises SpaceError without any."""
+    candidates = Candidates(space)
+    indices = candidates.indices(count, np.random.default_rng(0), [], max_nodes=2**31)
+    if not len(indices):
+        check(space)
+    return candidates, indices
 
 
-def _objective_note(pricing: Pricing) -> tuple[str, ...]:
-    """Note on objectives that the cost model does not predict."""
-    unknown = [o.key for o in pricing.space.objectives if not pricing.prices(o.key)]
-    if not unknown:
-        return ()
-    return (
-        f"note: the cost model does not predict {', '.join(unknown)}: DeepHyper searches, among "
-        "what is likely to fit; a speed called tokens_per_second would be predicted",
-    )
+def _notes(pricing: Pricing) -> Iterator[str]:
+    """Notes on parameters whose effect only trials can tell, and objectives without a price."""
+    space = pricing.space
+    if unknown := [name for name in unpriced_parameters(space) if name not in space.unused()]:
+        yield (
+            f"note: the cost model sees no difference between values of {', '.join(unknown)}: the "
+            "search learns their effect from trials"
+        )
+    if unknown := [o.key for o in space.objectives if not pricing.prices(o.key)]:
+        yield (
+            f"note: the cost model does not predict {', '.join(unknown)}: DeepHyper searches, "
+            "among what is likely to fit; a speed called tokens_per_second would be predicted"
+        )
 
 
-def _memory_warning(pricing: Pricing, prediction: Prediction) -> tuple[str, ...]:
-    """A warning where nothing is expected to fit."""
-    if np.any(prediction.fits >= LIKELY):
-        return ()
-    least, limit = prediction.peak_bytes.min() / GIB, pricing.model.memory_limit_bytes / GIB
-    return (
-        f"warning: none is expected to fit: the least that one needs is {least:,.4g} GiB on its "
-        f"fullest GPU, of {limit:.4g} GiB; split the model more (tp, pp, zero_stage, num_nodes), "
-        "or recompute",
-    )
-
-
-def _time_limit_warning(pricing: Pricing, prediction: Prediction) -> tuple[str, ...]:
-    """A warning where many trials that fit would not end before the space's time limits do."""
+def _warnings(pricing: Pricing, prediction: Prediction) -> Iterator[str]:
+    """Warnings where nothing is expected to fit, or much of it to end after the time limits."""
     trial = pricing.space.trial
     fits = prediction.fits >= LIKELY
     if not fits.any():
-        return ()
+        least, limit = prediction.peak_bytes.min() / GIB, pricing.model.memory_limit_bytes / GIB
+        yield (
+            f"warning: none is expected to fit: the least that one needs is {least:,.4g} GiB on "
+            f"its fullest GPU, of {limit:.4g} GiB; split the model more (tp, pp, zero_stage, "
+            "num_nodes), or recompute"
+        )
+        return
     step_s, steps = prediction.step_time_s[fits], trial.warmup_steps + trial.measured_steps
     start_s = StartUp.expected(pricing.space).base_s
     limits = {
         "timeout": (start_s + steps * step_s, trial.timeout_s),
         "no_progress_timeout": (step_s, trial.no_progress_timeout_s or np.inf),
     }
-    warnings = []
     for name, (needed_s, limit_s) in limits.items():
         share = float(np.mean(needed_s > limit_s))
         if share > TOLERATED_SHARE:
-            warnings.append(
+            yield (
                 f"warning: {100 * share:.2g} % of those that fit need longer than "
                 f"trial.{name} ({duration(limit_s)}): up to {duration(needed_s.max())}, with "
                 f"{counted(steps, 'step')} of {duration(step_s.max())} and "
                 f"{duration(start_s)} to start"
             )
-    return tuple(warnings)
 
 
 def _bars(parts: Mapping[str, np.ndarray], total: float, unit: float, name: str) -> list[str]:

@@ -80,7 +80,7 @@ class StartUp:
         Those that ended in vain count until one at least as wide has started sooner.
         """
         trials = list(trials)
-        started = list(_besides_s(space, trials))
+        started = [(nodes, start_s) for nodes, start_s, _ in _took_s(space, trials)]
         line = cls.through(started) or cls.expected(space)
         waited = tuple(
             (nodes, waited_s)
@@ -123,23 +123,19 @@ class StartUp:
 
         The first alone: where later ones share a launch, they start sooner.
         """
-        steps = space.trial.warmup_steps + space.trial.measured_steps
-        for trial in sorted(trials, key=lambda trial: trial.ended_t or 0.0):
-            if of_first := list(_besides_s(space, [trial])):
-                [(_, start_s)] = of_first
-                return start_s > steps * float(
-                    Metrics(trial.result).get("step_time_s.median") or 0.0
-                )
-        return False
+        in_order = sorted(trials, key=lambda trial: trial.ended_t or 0.0)
+        _, start_s, steps_s = next(_took_s(space, in_order), (0, 0.0, 0.0))
+        return start_s > steps_s
 
 
-def _besides_s(space: SearchSpace, trials: Iterable[Trial]) -> Iterator[tuple[int, float]]:
-    """Nodes, and seconds that were no steps, of successes that were measured to the end."""
+def _took_s(space: SearchSpace, trials: Iterable[Trial]) -> Iterator[tuple[int, float, float]]:
+    """Nodes, and seconds besides steps and of steps, of successes measured to the end."""
     steps = space.trial.warmup_steps + space.trial.measured_steps
     for trial in trials:
         step_s, whole = Metrics(trial.result).get("step_time_s.median"), trial.measured
         if trial.ok and whole and step_s and step_s > 0:
-            yield len(whole.nodes), whole.elapsed_s - steps * float(step_s)
+            steps_s = steps * float(step_s)
+            yield len(whole.nodes), whole.elapsed_s - steps_s, steps_s
 
 
 def _waited_s(space: SearchSpace, trials: Sequence[Trial]) -> Iterator[tuple[int, float]]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from analysis.cost.collectives import bus_bytes_per_s
 from analysis.cost.groups import LinkConstants, group_of
+from foundation.quantities import significant
 from search_spaces import Cluster, Collective, Link, Nic
 from trainer.plan.exchange import Operation
 
@@ -43,6 +44,11 @@ class Point:
     seconds: float
 
     @property
+    def group(self) -> tuple[int, int, int]:
+        """GPUs, nodes and stride."""
+        return self.gpus, self.nodes, self.stride
+
+    @property
     def bus_gb_per_s(self) -> float:
         """Bus bandwidth as in nccl-tests: bytes that one rank sends in a ring, over the time."""
         share = 1.0 if self.operation == "send" else (self.gpus - 1) / self.gpus
@@ -70,24 +76,10 @@ def collectives(measurements: Sequence[Point]) -> list[Collective]:
     ]
 
 
-def significant(value: float, digits: int = 3) -> float:
-    return float(f"{value:.{digits}g}")
-
-
-def _of_group(
-    measurements: Sequence[Point], group: tuple[int, int, int], operations: Sequence[str]
-) -> list[Point]:
-    own = [p for p in measurements if (p.gpus, p.nodes, p.stride) == group]
-    return [p for p in own if p.operation in operations]
-
-
 def best_ring(measurements: Sequence[Point], gpus: int, nodes: int, stride: int) -> Point | None:
     """The measurement with the largest bus bandwidth among a group's largest messages."""
-    own = _of_group(measurements, (gpus, nodes, stride), RINGS)
-    largest = max((p.size_bytes for p in own), default=0)
-    return max(
-        (p for p in own if p.size_bytes == largest), key=lambda p: p.bus_gb_per_s, default=None
-    )
+    own = [p for p in measurements if p.group == (gpus, nodes, stride) and p.operation in RINGS]
+    return max(own, key=lambda p: (p.size_bytes, p.bus_gb_per_s), default=None)
 
 
 def derived_links(measurements: Sequence[Point], gpus_per_node: int) -> list[Link]:
@@ -161,8 +153,9 @@ def inter_node_hop_us(measurements: Sequence[Point], gpus_per_node: int) -> floa
 
 
 def _smallest_s(measurements: Sequence[Point], gpus: int, nodes: int, stride: int) -> float | None:
-    own = _of_group(measurements, (gpus, nodes, stride), ["all_gather"])
-    return min(own, key=lambda p: p.size_bytes).seconds if own else None
+    own = [p for p in measurements if p.group == (gpus, nodes, stride)]
+    gathers = [p for p in own if p.operation == "all_gather"]
+    return min(gathers, key=lambda p: p.size_bytes).seconds if gathers else None
 
 
 def link_warnings(measurements: Sequence[Point], nominal: Cluster) -> list[str]:
@@ -176,20 +169,18 @@ def link_warnings(measurements: Sequence[Point], nominal: Cluster) -> list[str]:
     for between in (False, True):
         if not (nominal.nic if between else nominal.links):
             continue
-        worst: tuple[float, str] = (SUSPICIOUS, "")
-        for gpus, nodes, stride in sorted({(p.gpus, p.nodes, p.stride) for p in measurements}):
+        slow: list[tuple[float, str]] = []
+        for gpus, nodes, stride in sorted({p.group for p in measurements}):
             ring = best_ring(measurements, gpus, nodes, stride)
             if (nodes > 1) != between or ring is None or ring.size_bytes < LARGE_BYTES:
                 continue
             if nodes > 1 and not nominal.links and gpus > nodes:
                 continue  # its ring also uses links inside the nodes
             expected = float(bus_bytes_per_s(data_sheet, whole, group_of(gpus, stride))[0]) / 1e9
-            share = ring.bus_gb_per_s / expected
-            if share < worst[0]:
-                worst = (share, _slow(ring, expected))
-        if worst[1]:
-            causes = BETWEEN_NODES_CAUSES if between else IN_NODE_CAUSES
-            warnings.append(f"{worst[1]}: {causes}")
+            slow.append((ring.bus_gb_per_s / expected, _slow(ring, expected)))
+        share, worst = min(slow, default=(SUSPICIOUS, ""), key=lambda each: each[0])
+        if share < SUSPICIOUS:
+            warnings.append(f"{worst}: {BETWEEN_NODES_CAUSES if between else IN_NODE_CAUSES}")
     return warnings
 
 

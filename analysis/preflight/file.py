@@ -9,13 +9,12 @@ from datetime import datetime
 from statistics import median
 from typing import Any
 
-import numpy as np
 import yaml
 
 from analysis.cost.compute import ComputeConstants
 from analysis.cost.groups import LinkConstants
 from analysis.preflight import facts
-from foundation.quantities import counted
+from foundation.quantities import counted, significant
 from search_spaces import Cluster, Link, Nic
 
 # NVIDIA A100-SXM4-80GB, AMD Instinct MI250X: letters, two digits or more.
@@ -87,7 +86,7 @@ class Preflight:
         for key, label in (("copy", "memory copy"), ("host_copy", "host to device")):
             for copy in self.result.get(key, []):
                 lines.append(f"{label:44s}{median(copy['gb_per_s']):10.4g} GB/s")
-        for gpus, nodes, stride in dict.fromkeys((p.gpus, p.nodes, p.stride) for p in self.points):
+        for gpus, nodes, stride in dict.fromkeys(p.group for p in self.points):
             label = f"{gpus} ranks on {counted(nodes, 'node')}, stride {stride}"
             if ring := facts.best_ring(self.points, gpus, nodes, stride):
                 lines.append(
@@ -113,7 +112,7 @@ class Preflight:
         copied = self._middle_of("copy")
         memory = known.memory_gb_per_s if known else None
         if memory is None and copied:
-            memory = facts.significant(copied / ComputeConstants().memory_share)
+            memory = significant(copied / ComputeConstants().memory_share)
         peak = known.peak_bf16_tflops if known else None
         unstated = "the best product measured: state the data sheet's peak"
         host = known.host_link_gb_per_s if known else None
@@ -125,7 +124,7 @@ class Preflight:
             ("shared_by", self._shared_by(), "ranks to a core"),
             ("compute_units", 1 if device["type"] == "cpu" else device["compute_units"], ""),
             ("power_watts", known.power_watts if known else None, like),
-            ("memory_gib", facts.significant(device["memory_bytes"] / 2**30, 4), ""),
+            ("memory_gib", significant(device["memory_bytes"] / 2**30, 4), ""),
             ("memory_gb_per_s", memory, self._measured_at(copied, like, "a copy")),
             ("peak_bf16_tflops", peak or _rounded(half), like if peak else unstated),
             ("peak_fp32_tflops", _rounded(full), unstated),
@@ -153,7 +152,7 @@ class Preflight:
         """Ranks per core, where CPU ranks outnumber the cores."""
         cores = self.result["cpus_per_node"]
         shared = self.device["type"] == "cpu" and self.per_node > cores
-        return facts.significant(self.per_node / cores) if shared else None
+        return significant(self.per_node / cores) if shared else None
 
     def _nic(self, alike: Sequence[Cluster]) -> tuple[Nic | None, str]:
         named = [c for c in alike if c.name == self.name and c.nic]
@@ -175,16 +174,11 @@ class Preflight:
 
     def _best(self, *formats: str) -> float | None:
         """TFLOP/s of the best square product, on the median rank."""
-        squares = [
-            float(np.median(g["tflops"]))
-            for g in self.result["gemm"]
-            if g["dtype"] in formats and g["of"] == "square"
-        ]
-        return max(squares, default=None)
+        squares = [g for g in self.result["gemm"] if g["of"] == "square"]
+        return max((median(g["tflops"]) for g in squares if g["dtype"] in formats), default=None)
 
     def _middle_of(self, kind: str) -> float | None:
-        rates = [float(np.median(c["gb_per_s"])) for c in self.result.get(kind, [])]
-        return max(rates, default=None)
+        return max((median(c["gb_per_s"]) for c in self.result.get(kind, [])), default=None)
 
     def _measured_at(self, rate: float | None, like: str, what: str) -> str:
         if rate is None:
@@ -207,7 +201,7 @@ class Preflight:
 
 
 def _rounded(value: float | None) -> float | None:
-    return None if value is None else facts.significant(value, 4)
+    return None if value is None else significant(value, 4)
 
 
 def _line(key: str, value: Any, note: str) -> str:

@@ -27,7 +27,7 @@ def objective_drivers(content: Content) -> str:
         doubtful=doubt(content.validation),
         sensitivity=found,
         refusal=refusal,
-        effect=_unit(content),
+        effect=units.unit_or_name(content.run.objective_key),
         explored=sum(trial.explores for trial in content.run.trials.values()),
         interactions=interactions(content.leading)[:NAMED] if content.leading else [],
         leading=list(content.dependence),
@@ -55,8 +55,9 @@ def mattered_most(content: Content) -> tuple[list[tuple[str, float]], str]:
         found = None
     if found is content.by_trials[0] and found is not None and found.oob_score < LOW_R2:
         found = None
+    unit = units.unit_or_name(content.run.objective_key)
     first = [] if found is None else list(found.mean_abs.head(LED_BY).items())
-    return [(str(name), mean) for name, mean in first if mean > 0], _unit(content)
+    return [(str(name), mean) for name, mean in first if mean > 0], unit
 
 
 def failure_drivers(content: Content) -> str:
@@ -90,10 +91,6 @@ def doubt(validation: CrossValidation | None) -> str:
         rank = validation.rank_correlation
         return f"rank correlation {rank:.2f} on held-out trials"
     return f"median error of step times {percent(error)}"
-
-
-def _unit(content: Content) -> str:
-    return units.unit(content.run.objective_key) or units.name(content.run.objective_key)
 
 
 def _check(validation: CrossValidation | None) -> str:

@@ -20,11 +20,10 @@ class Encoded:
     """Parameters as ordered numbers, one column per parameter that varied."""
 
     # float, one row per trial. Numbers are kept, false and true are 0 and 1, words are their index
-    # in ``legend``; an inactive parameter (None) is one below the smallest
+    # in order; an inactive parameter (None) is one below the smallest
     values: pd.DataFrame
     inactive: pd.DataFrame  # bool, the same shape: where the parameter is inactive
-    legend: dict[str, str]  # parameter -> its values from low to high, as one text
-    words: dict[str, dict[float, str]]  # parameter -> its values as text, by code
+    words: dict[str, dict[float, str]]  # parameter -> its values as text, by code, from low to high
     constant: dict[str, Any]  # parameters with a single value, and that value
     types: dict[str, str]  # parameter -> ordered, continuous, logarithmic or categorical
 
@@ -42,7 +41,7 @@ class Encoded:
         return found
 
     def rows(self, chosen: NDArray[np.int_]) -> Encoded:
-        """Some of the rows; legends still list all values."""
+        """Some of the rows; ``words`` still has all values."""
         return replace(self, values=self.values.iloc[chosen], inactive=self.inactive.iloc[chosen])
 
 
@@ -54,8 +53,7 @@ def encode(frame: pd.DataFrame) -> Encoded:
     """
     values: dict[str, list[float]] = {}
     inactive: dict[str, list[bool]] = {}
-    legend: dict[str, str] = {}
-    texts: dict[str, dict[float, str]] = {}
+    words: dict[str, dict[float, str]] = {}
     constant: dict[str, Any] = {}
     types: dict[str, str] = {}
     for column in frame.columns:
@@ -63,9 +61,9 @@ def encode(frame: pd.DataFrame) -> Encoded:
             continue
         name = column.removeprefix("p:")
         cells = [None if pd.isna(v) else v for v in frame[column]]
-        words = {v if _is_number(v) else str(v) for v in cells if v is not None}
         order = _order(name, frame[column].dtype)
-        distinct = _in_order(words, order)
+        found = {v if _is_number(v) else str(v) for v in cells if v is not None}
+        distinct = sorted(found, key=lambda value: place(value, order))
         if len(distinct) + (None in cells) < 2:
             constant[name] = distinct[0] if distinct else None
             continue
@@ -74,14 +72,12 @@ def encode(frame: pd.DataFrame) -> Encoded:
         off = min(code.values()) - 1
         values[name] = [off if v is None else code[v if _is_number(v) else str(v)] for v in cells]
         inactive[name] = [v is None for v in cells]
-        legend[name] = _legend(distinct, None in cells)
-        texts[name] = {float(number): _word(v) for v, number in code.items()}
+        words[name] = {float(number): _word(v) for v, number in code.items()}
         types[name] = _type(distinct, bool(order))
     return Encoded(
         pd.DataFrame(values, index=frame.index, dtype=float),
         pd.DataFrame(inactive, index=frame.index, dtype=bool),
-        legend,
-        texts,
+        words,
         constant,
         types,
     )
@@ -108,21 +104,11 @@ def _order(name: str, dtype: Any) -> Sequence[str]:
     return _ORDERS.get(name, ())
 
 
-def _in_order(distinct: set[Any], order: Sequence[str]) -> list[Any]:
-    """Numbers by value, then words in their order, else alphabetically."""
-
-    def key(value: Any) -> tuple[int, float, str]:
-        if _is_number(value):
-            return 0, float(value), ""
-        return 1, order.index(value) if value in order else len(order), value
-
-    return sorted(distinct, key=key)
-
-
-def _legend(distinct: list[Any], inactive: bool) -> str:
-    words = [_word(v) for v in distinct]
-    shown = ", ".join(words) if len(words) <= 6 else f"{words[0]} … {words[-1]}"
-    return f"{shown}, or inactive" if inactive else shown
+def place(value: Any, order: Sequence[str] = ()) -> tuple[int, float, str]:
+    """Key of a value among others: numbers by size, then words in their order, else by letters."""
+    if _is_number(value):
+        return 0, float(value), ""
+    return 1, order.index(value) if value in order else len(order), str(value)
 
 
 def _word(value: Any) -> str:

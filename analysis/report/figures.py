@@ -23,6 +23,7 @@ from analysis.report.trajectory import blamed, ended_t, in_order, succeeded
 from analysis.run.fold import Run
 from analysis.run.trial import Attempt, Trial
 from foundation.messages import printable
+from foundation.quantities import significant
 from trainer.plan.jobs import Array
 
 LANES = 48  # nodes with a line of their own; for more the number of busy ones is drawn
@@ -48,11 +49,6 @@ def embedded(record: Any) -> Markup:
     return Markup(text)
 
 
-def digits(value: float, count: int = 6) -> float:
-    """A number with so many significant digits."""
-    return float(f"{value:.{count}g}")
-
-
 def _clean(value: Any, count: int = 6) -> Any:
     """Printable text, finite numbers with so many digits, None for the others."""
     if isinstance(value, dict):
@@ -64,7 +60,7 @@ def _clean(value: Any, count: int = 6) -> Any:
     if isinstance(value, bool | int) or value is None:
         return value
     number = float(value)
-    return digits(number, count) if math.isfinite(number) else None
+    return significant(number, count) if math.isfinite(number) else None
 
 
 def trials(run: Run, frame: pd.DataFrame, pricing: Pricing | None) -> dict[str, Any]:
@@ -86,7 +82,7 @@ def trials(run: Run, frame: pd.DataFrame, pricing: Pricing | None) -> dict[str, 
         metrics[key]["of"] = {"name": "objective", "power": 1, "times": 1}
     return {
         "label": units.label(key),
-        "unit": units.unit(key) or units.name(key),
+        "unit": units.unit_or_name(key),
         "maximize": run.maximize,
         "parameters": {n: c | {"of": _signs(c["of"])} for n, c in parameters.items()},
         "metrics": metrics,

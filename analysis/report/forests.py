@@ -8,7 +8,7 @@ evenly over the predictions, are explained. The forest is fitted to all rows.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -168,24 +168,19 @@ def resampled(target: NDArray[Any], seed: int) -> Iterable[Refit]:
         yield chosen, target[chosen]
 
 
-def parents(space: SearchSpace) -> dict[str, frozenset[str]]:
-    """The names in the condition of each conditional parameter."""
-    return {name: condition.names for name, condition in space.conditions.items()}
-
-
-def folded(found: Sensitivity, parents: Mapping[str, Collection[str]]) -> Sensitivity:
+def folded(found: Sensitivity, space: SearchSpace) -> Sensitivity:
     """The sensitivity with no effect of their own for inactive parameters.
 
     A tree that splits on whether a parameter is active (``vpp`` needs a pipeline) in fact splits on
-    the parameters in its condition (``pp``), its ``parents``. They get, in equal parts, its
-    contribution where it is inactive, and its mean contribution where it is active; what remains is
-    the effect of its values. Every row still adds up to its prediction; intervals keep their
-    relative width.
+    the parameters in its condition (``pp``). They get, in equal parts, its contribution where it is
+    inactive, and its mean contribution where it is active; what remains is the effect of its
+    values. Every row still adds up to its prediction; intervals keep their relative width.
     """
     columns = found.encoded.values.columns
     shap = found.shap.copy()
-    for name in (n for n in columns if n in parents):
-        heirs = [columns.get_loc(parent) for parent in parents[name] if parent in columns]
+    for name in (n for n in columns if n in space.conditions):
+        decisive = space.conditions[name].names
+        heirs = [columns.get_loc(parent) for parent in decisive if parent in columns]
         off, own = found.encoded.inactive[name].to_numpy(), columns.get_loc(name)
         if not heirs or not off.any():
             continue

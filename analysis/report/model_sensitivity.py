@@ -17,15 +17,7 @@ from analysis.cost.model import LIKELY
 from analysis.prediction.columns import unpriced_parameters
 from analysis.prediction.telling import SUCCESSES
 from analysis.report.encoding import encode
-from analysis.report.forests import (
-    NUM_REFITS,
-    NotEnough,
-    Refit,
-    Sensitivity,
-    fitted,
-    folded,
-    parents,
-)
+from analysis.report.forests import NUM_REFITS, NotEnough, Refit, Sensitivity, fitted, folded
 from analysis.report.outlook import Outlook
 
 SAMPLED = 2_000  # configurations that likely fit, to which the forest is fitted
@@ -69,7 +61,7 @@ def model_sensitivity(outlook: Outlook, seed: int = 0) -> ModelSensitivity:
             yield rows, outlook.objective(outlook.drawn(members))
 
     space = outlook.pricing.space
-    found = folded(fitted(encoded, target, seed, draws()), parents(space))
+    found = folded(fitted(encoded, target, seed, draws()), space)
     unseen = tuple(n for n in unpriced_parameters(space) if n in encoded.values)
     return ModelSensitivity(
         found, min(SUCCESSES, len(outlook.observations.successes)), float(likely.mean()), unseen

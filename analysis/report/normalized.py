@@ -17,14 +17,6 @@ from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from trainer.plan.jobs import Array
 
-LABELS = {
-    "us_per_token": "time per token (µs)",
-    "mfu": "model FLOPs utilization",
-    "intensity": "arithmetic intensity (FLOPs/byte)",
-    "attained": "attained rate (TFLOP/s per GPU)",
-    "node_hours": "node-hours",
-}
-
 
 def normalized(run: Run, ended: Sequence[Trial], pricing: Pricing | None) -> dict[str, Any]:
     """Metrics of the ended trials by name: a ``label`` and a column ``of`` values, or the metric
@@ -43,28 +35,25 @@ def normalized(run: Run, ended: Sequence[Trial], pricing: Pricing | None) -> dic
     if pricing is not None and done:
         with suppress(ValueError):  # a fact is missing, or the space has other parameters
             roof = roofline(pricing.model, pricing.jobs_of([trial.config for trial in done]))
-    if pricing is not None and roof:
-        step_s = pricing.step_times_s(done)
-        told = {"intensity": roof.intensity, "attained": roof.attained_tflops(step_s)}
-        for name, values in told.items():
-            column[name] = np.full(len(ended), np.nan)
-            column[name][rows] = values
+            attained = roof.attained_tflops(pricing.step_times_s(done))
+            for name, values in (("intensity", roof.intensity), ("attained", attained)):
+                column[name] = np.full(len(ended), np.nan)
+                column[name][rows] = values
     if not run.origin:
         column["node_hours"] = np.array([t.node_seconds / 3600 for t in ended])
     found: dict[str, Any] = {
-        name: {"label": LABELS.get(name) or units.label(name), "of": values.tolist()}
+        name: {"label": units.label(name), "of": values.tolist()}
         for name, values in column.items()
         if np.isfinite(values).any()
     }
-    cluster = pricing.space.cluster if pricing is not None else None
-    peak = cluster.peak_bf16_tflops if cluster is not None else None
+    peak = pricing.model.cluster.peak_bf16_tflops if pricing is not None else None
     for name, source, power, times in (
         ("us_per_token", "tokens_per_second", -1, 1e6),
         ("mfu", "tflops_per_gpu", 1, 1 / peak if peak else 0.0),
     ):
         if source in found and times:
             follows = {"name": source, "power": power, "times": times}
-            found[name] = {"label": LABELS[name], "of": follows}
+            found[name] = {"label": units.label(name), "of": follows}
     if roof and "attained" in found:
         found["attained"]["limits"] = {"peak_tflops": roof.peak_tflops, "gb_per_s": roof.gb_per_s}
     return found

@@ -7,7 +7,7 @@ follows from the others then.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 
 from analysis.finalists import FINAL_WEIGHT, noise_of
 from analysis.prediction.pricing import Pricing
+from analysis.report.encoding import place
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 
@@ -76,18 +77,9 @@ def _pairs(
     alike: dict[Any, dict[str, Trial]] = defaultdict(dict)
     for trial, batch in zip(trials, batches, strict=True):
         follows = batch_known and name != FOLLOWS
-        rest = {
-            n: v for n, v in trial.config.items() if n != name and not (follows and n == FOLLOWS)
-        }
-        key = (batch if follows else None, *sorted((n, repr(v)) for n, v in rest.items()))
+        apart = {name, FOLLOWS} if follows else {name}
+        rest = sorted((n, repr(v)) for n, v in trial.config.items() if n not in apart)
+        key = (batch if follows else None, *rest)
         alike[key].setdefault(repr(trial.config.get(name)), trial)
     for group in alike.values():
-        yield from pairwise(sorted(group.values(), key=lambda t: _place(t.config, name)))
-
-
-def _place(config: Mapping[str, Any], name: str) -> tuple[bool, float, str]:
-    """Order of a value among others: numbers by their size, before words."""
-    value = config.get(name)
-    if isinstance(value, (bool, int, float)):
-        return False, float(value), ""
-    return True, 0.0, str(value)
+        yield from pairwise(sorted(group.values(), key=lambda t: place(t.config.get(name))))

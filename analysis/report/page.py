@@ -7,13 +7,12 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-import pandas as pd
 from markupsafe import Markup
 
 from analysis import units
-from analysis.prediction.held_out import CrossValidation, cross_validated
 from analysis.report import figures, front
 from analysis.report.section import Content, Section
 from analysis.report.sections import SECTIONS
@@ -31,7 +30,6 @@ HEAD = 4096
 def write_report(
     of: Run | Path | str,
     sections: Sequence[Section] = SECTIONS,
-    validate: Callable[[Run], CrossValidation | None] = cross_validated,
     home: Path | None = None,
     folder: Path | None = None,
     tell: Callable[[str], object] = lambda _: None,
@@ -41,7 +39,6 @@ def write_report(
     Args:
         of: ``runs/NAME``, or a run from :func:`analysis.read_results`, whose page has what its
             trials tell alone.
-        validate: compares the cost model with the run's trials, or gives None.
         home: what the page calls the run's folder, where that is a copy.
         folder: of the page; default ``report/`` in the run folder.
         tell: is told what is being done.
@@ -64,43 +61,33 @@ def write_report(
         what = f"{folder} is a file, where a report's folder should be: move it away"
         raise FileExistsError(what) from None
 
-    def compared(run: Run) -> CrossValidation | None:  # the longest step, whoever asks first
-        tell("report: comparing the cost model with the trials")
-        return validate(run)
-
-    content = content_of(run, compared, home)
+    content = content_of(run, home, tell)
     if not run.origin:
         problem = write_best(run, folder / "best.yaml")
         problem = problem.replace(str(run.folder.path), str(home)) if home else problem
         content = replace(content, best_problem=problem)
-    return _write(content, sections, folder, tell)
+    return _write(content, sections, folder)
 
 
 def content_of(
-    run: Run,
-    validate: Callable[[Run], CrossValidation | None] = cross_validated,
-    home: Path | None = None,
+    run: Run, home: Path | None = None, tell: Callable[[str], object] = lambda _: None
 ) -> Content:
     """Content of a run's sections; see :func:`write_report`. Raises RunError as it does."""
-    if run.origin:
-        validate = Content.validate
-    else:
+    if not run.origin:
         with suppress(SpaceError):  # without its space a run has a shorter page
             run.check_configurations(load_space(run.folder.space_file, frozen=True))
     frame = frame_of(run)
     frame = frame.assign(objective=units.scaled(run.objective_key, frame["objective"]))
-    return Content(run, frame, home or run.directory, validate)
+    return Content(run, frame, home or run.directory, tell)
 
 
-def _write(
-    content: Content, sections: Sequence[Section], folder: Path, tell: Callable[[str], object]
-) -> Path:
+def _write(content: Content, sections: Sequence[Section], folder: Path) -> Path:
     run, best = content.run, content.run.best
     drawn, data = [], {"trials": content.trials}
     for section in sections:
         if section.condition(content):
             title = section.heading(content)
-            tell(f"report: {title}")
+            content.tell(f"report: {title}")
             body = Markup(section.draw(content).rstrip())
             drawn.append({"title": title, "anchor": section.anchor, "body": body})
             data |= section.data(content)
@@ -122,15 +109,11 @@ def _facts(run: Run) -> dict[str, Any]:
     done, hours = ranked_trials(run), run.node_hours
     rivals = [t for t in done if not t.violated]  # what the best was chosen among
     failed = [trial for trial in run.ended if not trial.ok]
-    middle = (
-        float(pd.Series([t.objective for t in rivals], dtype=float).median()) if rivals else 0.0
-    )
-    best = run.best.objective if run.best and run.best.objective is not None else 0.0
-    ratio = (
-        (best / middle if run.maximize else middle / best)
-        if best > 0 and middle > 0 and len(rivals) > 1
-        else None
-    )
+    ratio = None
+    if run.best and len(rivals) > 1:
+        best, middle = run.best.objective or 0.0, median(t.objective or 0.0 for t in rivals)
+        if best > 0 and middle > 0:
+            ratio = best / middle if run.maximize else middle / best
     return {
         "ok": len(done),
         "failed": len(failed),

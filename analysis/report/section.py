@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,18 +15,20 @@ from markupsafe import Markup
 
 from analysis import units
 from analysis.cost.groups import MissingFactError
-from analysis.prediction.held_out import CrossValidation
+from analysis.prediction.held_out import CrossValidation, cross_validated
 from analysis.prediction.pricing import Pricing
 from analysis.report import figures, tables
-from analysis.report.forests import NotEnough, Sensitivity, folded, parents
+from analysis.report.forests import NotEnough, Sensitivity, folded
 from analysis.report.interactions import dependence, memory_border
 from analysis.report.model_sensitivity import ModelSensitivity, model_sensitivity
 from analysis.report.outlook import Outlook
 from analysis.report.sensitivity import LOW_R2, failure_sensitivity, objective_sensitivity
 from analysis.run.fold import Run
+from analysis.run.trial import Trial
 from analysis.verdict import standard_errors
+from foundation import quantities
 from foundation.messages import printable
-from foundation.quantities import counted, duration, measured, number, percent, value_text
+from foundation.quantities import number, percent, significant, value_text
 from search_spaces import SpaceError
 
 Account = tuple[Sensitivity | None, str]
@@ -43,14 +45,14 @@ _TEMPLATES = jinja2.Environment(
 )
 _TEMPLATES.filters |= {
     "number": number,
-    "duration": duration,
-    "value": lambda value: value_text(float(f"{value:.5g}") if type(value) is float else value),
+    "duration": quantities.duration,
+    "value": lambda value: value_text(significant(value, 5) if type(value) is float else value),
     "percent": lambda share: Markup(percent(share).replace(" ", "&nbsp;")),  # on one line
     "thousands": "{:,}".format,
     "hours": lambda h: number(h) if h >= 1 or not h else f"{h:.2g}" if h >= 1e-3 else "below 0.001",
-    "digits": figures.digits,
-    "counted": counted,
-    "measured": measured,
+    "digits": lambda value: significant(value, 6),
+    "counted": quantities.counted,
+    "measured": quantities.measured,
     "quoted": lambda path: quote(str(path)),
 }
 
@@ -68,8 +70,17 @@ class Content:
     run: Run
     frame: pd.DataFrame  # its ended trials, the objective in the unit in which it is shown
     home: Path  # the run's folder, as the page calls it
-    validate: Callable[[Run], CrossValidation | None] = lambda _: None
+    tell: Callable[[str], object] = lambda _: None  # is told what is being done
     best_problem: str = ""  # why there is no ``best.yaml``; empty if there is
+
+    @cached_property
+    def listed(self) -> dict[int, Trial]:
+        """The trials that the page lists, by number."""
+        return {trial.number: trial for trial in tables.listed(self.run)}
+
+    def rows(self, trials: Iterable[Trial]) -> list[dict[str, Any]]:
+        """Rows of a table of trials."""
+        return [tables.trial_row(self.run, trial) for trial in trials]
 
     @property
     def objective(self) -> str:
@@ -79,7 +90,10 @@ class Content:
     @cached_property
     def validation(self) -> CrossValidation | None:
         """The cost model beside the run's trials; None where it cannot price them."""
-        return self.validate(self.run)
+        if self.run.origin:
+            return None
+        self.tell("report: comparing the cost model with the trials")  # the longest step
+        return cross_validated(self.run)
 
     @cached_property
     def pricing(self) -> Pricing | None:
@@ -148,7 +162,7 @@ class Content:
             found = analyse(self.frame)
         except NotEnough as reason:
             return None, str(reason)
-        return folded(found, parents(self.pricing.space)) if self.pricing else found, ""
+        return folded(found, self.pricing.space) if self.pricing else found, ""
 
     def html(self, template: str, **values: Any) -> Markup:
         """A template of ``templates/``; values are escaped unless they are markup."""

@@ -78,7 +78,7 @@ def _next(content: Content) -> str:
         "next.html",
         found=found,
         trained=min(SUCCESSES, len(outlook.observations.successes)) if outlook else 0,
-        pending=[tables.trial_row(run, trial) for trial in pending[:TOP]],
+        pending=content.rows(pending[:TOP]),
         left=expected_left(run),
         goes_on=resumption(run, content.home, budget, len(run.trials) + len(found) + NEXT),
         doubtful=doubt(content.validation),
@@ -92,17 +92,13 @@ def _has_next(content: Content) -> bool:
 
 
 def _front(content: Content) -> str:
-    run, listed = content.run, _listed(content)
+    best = content.run.front()
     return content.html(
         "front.html",
-        successes=len(run.comparable()),
-        optimal=len(run.front()),
-        rows=[tables.trial_row(run, trial) for trial in run.front() if trial.number in listed],
+        successes=len(content.run.comparable()),
+        optimal=len(best),
+        rows=content.rows(trial for trial in best if trial.number in content.listed),
     )
-
-
-def _listed(content: Content) -> set[int]:
-    return {trial.number for trial in tables.listed(content.run)}
 
 
 def _history(content: Content) -> str:
@@ -140,22 +136,21 @@ def _landscape(content: Content) -> str:
 def _cost_model(content: Content) -> str:
     validation = content.validation
     assert validation is not None  # the section's condition
-    listed, pairs = _listed(content), list(_parts(content)["of"])
+    pairs = list(_parts(content)["of"])
     return content.html(
         "cost_model.html",
         validation=validation,
         # Where its account of the parameters is shown, the warning stands there.
         doubtful="" if content.by_model else doubt(validation),
         stacks=bool(ranked_trials(content.run)),
-        rows=[row for row in validation.by_trial if row["number"] in listed],
+        rows=[row for row in validation.by_trial if row["number"] in content.listed],
         pairs=pairs if len(pairs) > 1 else [],
     )
 
 
 def _parts(content: Content) -> dict[str, Any]:
     assert content.validation is not None
-    listed = _listed(content)
-    ran = [t.number for t in ranked_trials(content.run) if t.number in listed]
+    ran = [t.number for t in ranked_trials(content.run) if t.number in content.listed]
     return figures.parts(content.validation, ran)
 
 
@@ -167,10 +162,7 @@ def _cost_model_data(content: Content) -> dict[str, Any]:
 
 
 def _top(content: Content) -> str:
-    run = content.run
-    return content.html(
-        "top.html", top=[tables.trial_row(run, trial) for trial in ranked_trials(run)[:TOP]]
-    )
+    return content.html("top.html", top=content.rows(ranked_trials(content.run)[:TOP]))
 
 
 def _top_title(content: Content) -> str:
@@ -179,9 +171,8 @@ def _top_title(content: Content) -> str:
 
 
 def _trials(content: Content) -> str:
-    run = content.run
-    rows = [tables.trial_row(run, trial) for trial in tables.listed(run)]
-    return content.html("trials.html", trials=rows, left_out=len(run.trials) - len(rows))
+    rows = content.rows(content.listed.values())
+    return content.html("trials.html", trials=rows, left_out=len(content.run.trials) - len(rows))
 
 
 def _lessons(content: Content) -> list[str]:
@@ -200,7 +191,7 @@ SECTIONS: tuple[Section, ...] = (
         _front,
         condition=lambda content: bool(content.run.front()),
         anchor="front",
-        data=lambda content: {"front": front.figure(content.run, _listed(content))},
+        data=lambda content: {"front": front.figure(content.run, content.listed)},
         figures=("front",),
     ),
     Section("Optimization history", _history, figures=("history",)),

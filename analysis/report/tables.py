@@ -54,15 +54,14 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
     folder = run.folder.trial(trial.number)
     key = run.objective_key
     expected = expectation(run, trial)
+    state = trial.kind or ("running" if trial.running else "pending")
     return {
         "number": trial.number,
         # the filter reads trials that have ended from the page's data
-        "words": f"trial {trial.number} {'running' if trial.running else 'pending'} {trial.by} "
-        + config_text(trial.config)
-        if not trial.ended
-        else "",
-        "state": (trial.kind or ("running" if trial.running else "pending"))
-        + (", beyond a bound" if trial.violated else ""),
+        "words": ""
+        if trial.ended
+        else f"trial {trial.number} {state} {trial.by} {config_text(trial.config)}",
+        "state": f"{state}, beyond a bound" if trial.violated else state,
         "early": trial.stopped_early,
         "measurements": [
             units.scaled(key, x) for x in trial.measurements if len(trial.measurements) > 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from analysis.run.lines import FIRST, UNSEALED_VERSION
+from analysis.run.lines import FIRST
 
 _Following = Mapping[str, Sequence["Line"]]
 
@@ -36,22 +36,17 @@ def in_order(
     two lines follow one, two drivers wrote: the longer branch is kept. ``damaged`` lines are
     already left out.
     """
-    ordered: list[Line] = []
     notes: list[tuple[int, str]] = []
     known: dict[str, Line] = {}
     following: dict[str, list[Line]] = defaultdict(list)
-    last = FIRST
     for line in lines:
-        if line.record["v"] == UNSEALED_VERSION:
-            ordered.append(line)
-            last = line.checksum
-        elif line.checksum in known:
+        if line.checksum in known:
             notes.append((line.number, f"left out: it repeats line {known[line.checksum].number}"))
         else:
             known[line.checksum] = line
             following[line.after].append(line)
-    ordered += _longest(following, last)
-    for begin in [after for after in following if after not in known and after != last]:
+    ordered = _longest(following, FIRST)
+    for begin in [after for after in following if after not in known and after != FIRST]:
         chain = _longest(following, begin)
         if chain[0].number - 1 not in damaged:
             notes.append((chain[0].number, "what was written before it is lost"))

@@ -9,13 +9,11 @@ be missing in journals of older versions; unknown events and keys are ignored.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Self, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from analysis.run.lines import UNSEALED_VERSION, VERSION
+from analysis.run.lines import VERSION
 from foundation.files import finite
 
 if TYPE_CHECKING:
@@ -30,19 +28,23 @@ Goal = Annotated[
 """A metric by the direction in which it is optimized."""
 
 Value = str | int | float | bool | None  # A parameter's value
+Metric = int | float  # whole ones stay whole
 
-_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _LATEST_T = 253_402_300_799.0  # the end of the year 9999, the last that a date can have
 
 
-def _sparse(default: Any = None, **factory: Any) -> Any:
+def _sparse(default: Any = None) -> Any:
     """A field that is written only if it differs from its default."""
-    given = factory or {"default": default}
-    return field(**given, metadata={"sparse": True})
+    return Field(default, json_schema_extra={"sparse": True})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Opened:
+class _Event(BaseModel):
+    """Base of events: their values are validated, and none is converted."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
+
+
+class Opened(_Event):
     """A driver begins a session."""
 
     space: str  # its name
@@ -55,7 +57,7 @@ class Opened:
     objectives: Sequence[Goal] = _sparse(())
     subject_to: Sequence[str] = _sparse(())  # bounds on measured values
     # of the folder (``id``, ``path``, ``inode``); trials' names carry it
-    identity: Mapping[str, str | int] = _sparse(default_factory=dict)
+    identity: Mapping[str, str | int] = _sparse({})
 
     @classmethod
     def of(cls, space: SearchSpace, launcher: str, seed: int = 0, **more: Any) -> Self:
@@ -64,8 +66,7 @@ class Opened:
         return cls(seed=seed, launcher=launcher, **more)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Proposed:
+class Proposed(_Event):
     """A configuration was chosen for a new trial."""
 
     trial: Number
@@ -74,11 +75,10 @@ class Proposed:
     why: str = ""  # its reason
     # objective, low, high (95 % interval), fits (probability to run), holds (probability to satisfy
     # the bounds), gain, left, as far as known
-    expected: Mapping[str, float] = field(default_factory=dict)
+    expected: Mapping[str, Metric] = {}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Started:
+class Started(_Event):
     """An attempt at a trial is about to get its processes."""
 
     trial: Number
@@ -88,16 +88,15 @@ class Started:
     repeat: bool = _sparse(False)  # the trial has its result and is measured again
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ended:
+class Ended(_Event):
     """An attempt has ended."""
 
     trial: Number
     attempt: Number
     kind: str  # how it ended
-    objective: float | None  # None unless it succeeded
-    objectives: Mapping[str, float] = _sparse(default_factory=dict)  # metrics by key, if several
-    bounded: Mapping[str, float] = _sparse(default_factory=dict)  # metrics that have bounds
+    objective: Metric | None  # None unless it succeeded
+    objectives: Mapping[str, Metric] = _sparse({})  # metrics by key, if several
+    bounded: Mapping[str, Metric] = _sparse({})  # metrics that have bounds
     result: Mapping[str, Any] | None = None  # the trainer's; null stands for nan and infinity
     message: str  # one line on the end
     stderr_tail: str = ""
@@ -111,8 +110,7 @@ class Ended:
     saved_node_s: float | None = _sparse()  # node-seconds saved by the stop; None unless ``early``
 
 
-@dataclass(frozen=True, kw_only=True)
-class Closed:
+class Closed(_Event):
     """The session ended by itself."""
 
     reason: str
@@ -128,27 +126,24 @@ _CLASSES: dict[str, type[Event]] = {
 def to_record(event: Event, t: float) -> dict[str, Any]:
     """The journal's record of an event at ``t`` (seconds since the epoch)."""
     record: dict[str, Any] = {"v": VERSION, "t": t, "event": type(event).__name__.lower()}
-    for each in fields(event):
-        value = getattr(event, each.name)
-        if not each.metadata.get("sparse") or value != _default(each):
-            record[each.name] = finite(value) if each.name == "result" else value
+    for name, field in type(event).model_fields.items():
+        value = getattr(event, name)
+        if not field.json_schema_extra or value != field.default:
+            record[name] = finite(value) if name == "result" else value
     return record
 
 
 def from_record(record: Mapping[str, Any]) -> Event | None:
     """A record's event, None if of a later version; raises ValueError for a wrong value."""
     name = record.get("event")
-    if not isinstance(name, str) or name not in _CLASSES:
-        if not isinstance(name, str) or record.get("v") == UNSEALED_VERSION:
-            raise ValueError(f"there is no event {name!r:.60}")
+    if not isinstance(name, str):
+        raise ValueError(f"there is no event {name!r:.60}")
+    if name not in _CLASSES:
         return None
-    values = _values_of(name)
-    known = {key: record[key] for key in values.model_fields if key in record}
     try:
-        values.model_validate(known)
+        return _CLASSES[name].model_validate(record)
     except ValidationError as error:
         raise ValueError(f"event {name}: {_first(error)}") from None
-    return _CLASSES[name](**known)
 
 
 def time_of(record: Mapping[str, Any]) -> float:
@@ -159,17 +154,6 @@ def time_of(record: Mapping[str, Any]) -> float:
     return float(t)  # type: ignore[arg-type]
 
 
-@cache
-def _values_of(name: str) -> type[BaseModel]:
-    """A pydantic model that validates an event's values without converting any."""
-    event = _CLASSES[name]
-    kinds = get_type_hints(event, include_extras=True)
-    values: dict[str, Any] = {
-        each.name: (kinds[each.name], ... if _required(each) else None) for each in fields(event)
-    }
-    return create_model(name, __config__=_STRICT, **values)
-
-
 def _first(error: ValidationError) -> str:
     """The first wrong value, and what is accepted."""
     first = error.errors(include_url=False, include_context=False)[0]
@@ -177,11 +161,3 @@ def _first(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"it has no {where}"
     return f"{where} is {first['input']!r:.60}: {first['msg'].lower()}"
-
-
-def _required(each: Any) -> bool:
-    return each.default is MISSING and each.default_factory is MISSING
-
-
-def _default(each: Any) -> Any:
-    return each.default if each.default_factory is MISSING else each.default_factory()

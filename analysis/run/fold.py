@@ -159,8 +159,8 @@ class Run:
         A trial that was stopped early is never the best: it was slower than the best of its time.
         Nor is one that violates a bound.
         """
-        done = (t for t in self.trials.values() if t.ok and not (t.stopped_early or t.violated))
-        done = (t for t in done if t.objective is not None)
+        done = (t for t in self.trials.values() if t.ok and t.objective is not None)
+        done = (t for t in done if not (t.stopped_early or t.violated))
         return max(done, key=lambda t: (*self.merits(t), -t.number), default=None)
 
     @property
@@ -194,9 +194,10 @@ class Run:
 
         Empty with one objective.
         """
+        if not self.objectives:
+            return []
         keys = [key for key, _ in self.goals]
-        done = (t for t in self.ended if t.ok and not t.stopped_early and len(keys) > 1)
-        done = (t for t in done if not t.violated)
+        done = (t for t in self.ended if t.ok and not (t.stopped_early or t.violated))
         return [t for t in done if all(math.isfinite(t.objectives.get(k, math.nan)) for k in keys)]
 
     def objectives_text(self, trial: Trial) -> str:
@@ -288,14 +289,14 @@ def apply(run: Run, t: float, event: events.Event | None) -> None:
             if event.trial in run.trials:
                 raise ValueError(f"trial {event.trial} is proposed a second time")
             trial = Trial(event.trial, dict(event.config), t, event.by, event.why)
-            trial.expected = dict(event.expected or {})
+            trial.expected = dict(event.expected)
             run.trials[event.trial] = trial
         case events.Started():
             trial = _proposed(run, event.trial)
             if event.attempt < trial.next_attempt:
                 raise ValueError(f"attempt {event.attempt} at trial {event.trial} starts twice")
             attempt = Attempt(event.attempt, event.name, tuple(event.nodes), t)
-            attempt.repeat = bool(event.repeat)
+            attempt.repeat = event.repeat
             trial.attempts.append(attempt)
         case events.Ended():
             _end(run, _proposed(run, event.trial), event, t)
@@ -316,18 +317,17 @@ def _end(run: Run, trial: Trial, event: events.Ended, t: float) -> None:
         raise ValueError(f"attempt {event.attempt} at trial {trial.number} was never started")
     if (attempt and attempt.kind is not None) or (event.final and trial.ended):
         raise ValueError(f"attempt {event.attempt} at trial {trial.number} ends twice")
-    objectives, result = event.objectives or {}, event.result or {}
+    result = event.result or {}
     if attempt:
         # The next driver ends what a killed one left running, maybe hours later. The nodes are
         # known to have been held up to the last event of the attempt's own session.
         own_end = (left for left in run.left_t if left >= attempt.started_t)
         attempt.ended_t = next(own_end, t)
         attempt.kind, attempt.message = event.kind, event.message
-        attempt.objective, attempt.objectives = event.objective, objectives
+        attempt.objective, attempt.objectives = event.objective, event.objectives
         attempt.bounded, attempt.result, attempt.steps = event.bounded, result, event.steps
-        attempt.excused = bool(event.excused)
-        attempt.stopped_early = bool(event.early)
-        attempt.saved_node_s = float(event.saved_node_s or 0.0)
+        attempt.excused, attempt.stopped_early = event.excused, event.early
+        attempt.saved_node_s = event.saved_node_s or 0.0
         if attempt.repeat:
             _revise(trial, attempt, event.stderr_tail)
             run.check_bounds(trial, trial.bounded)
@@ -335,7 +335,7 @@ def _end(run: Run, trial: Trial, event: events.Ended, t: float) -> None:
     trial.message, trial.stderr_tail = event.message, event.stderr_tail
     if event.final:
         trial.kind, trial.objective, trial.ended_t = event.kind, event.objective, t
-        trial.objectives, trial.result = objectives, result
+        trial.objectives, trial.result = event.objectives, result
         run.check_bounds(trial, event.bounded)
 
 

@@ -136,19 +136,14 @@ class RunFolder:
             f"`meshtune search SPACE --run-dir {quote(shown(self.path))}`"
         )
 
-    def write_trial(
-        self, number: int, files: Mapping[str, Any], texts: Mapping[str, str] | None = None
-    ) -> Path:
+    def write_trial(self, number: int, files: Mapping[str, Any], texts: Mapping[str, str]) -> Path:
         """Write JSON files and texts by name, folders included, into the trial's folder."""
-        directory = self.trial(number)
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            text = json.dumps(content, indent=1) + "\n"
-            write_atomically(directory / name, text, private=True)
-        for name, text in (texts or {}).items():
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(directory / name, text, private=True)
-        return directory
+        written = {name: json.dumps(content, indent=1) + "\n" for name, content in files.items()}
+        for name, text in (written | dict(texts)).items():
+            file = self.trial(number) / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, text, private=True)
+        return self.trial(number)
 
 
 def _seal_of(text: str) -> str:

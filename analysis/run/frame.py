@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis.metrics import Metrics
 from analysis.run.fold import Run, read_run
@@ -53,12 +52,6 @@ def _ordered(run: Run) -> dict[str, list[str]]:
     return {p.name: [str(v) for v in p.values] for p in space.parameters.values() if p.ordered}
 
 
-def _whole(values: Iterable[Any]) -> bool:
-    """Whether whole numbers would become fractions: some are missing, the others are whole."""
-    kinds = {type(value) for value in values}
-    return kinds == {int, type(None)}
-
-
 def frame_of(run: Run) -> pd.DataFrame:
     """The table of :func:`load`, of a run that has been read."""
     import pandas as pd
@@ -92,9 +85,10 @@ def frame_of(run: Run) -> pd.DataFrame:
     names = list(dict.fromkeys(name for row in rows for name in row))
     names.sort(key=lambda name: (name.startswith("m:"), name in _COLUMNS[1:], name != "trial"))
     frame = pd.DataFrame(rows, columns=names or list(_COLUMNS))
-    for name in names:
-        if name.startswith(("p:", "m:")) and _whole(row.get(name) for row in rows):
-            frame[name] = pd.array([row.get(name) for row in rows], dtype="Int64")
+    for name in (name for name in names if name.startswith(("p:", "m:"))):
+        values = [row.get(name) for row in rows]
+        if {*map(type, values)} == {int, type(None)}:  # whole numbers would become fractions
+            frame[name] = pd.array(values, dtype="Int64")
     frame.attrs = {"objective": run.objective_key, "maximize": run.maximize}
     for name, words in _ordered(run).items():
         if (column := f"p:{name}") in frame:

@@ -6,8 +6,7 @@ A line is one JSON object, whose last two keys seal it::
 
 ``crc`` is the CRC-32 of all bytes before it, so a changed byte costs one line and no other.
 ``after`` is the ``crc`` of the line before, so removed, repeated and moved lines are found, and two
-drivers' lines can be told apart. Lines of version 1 have neither; they are accepted unchecked, and
-only before all others. Later versions keep both keys.
+drivers' lines can be told apart. Later versions keep both keys.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from foundation.files import FileError, MissingFileError, open_regular, refuse_c
 from foundation.messages import shown
 
 VERSION = 2
-UNSEALED_VERSION = 1
 FIRST = "00000000"  # ``after`` of the first line
 MAX_LINE_BYTES = 16 << 20
 
@@ -75,7 +73,7 @@ def unsealed(line: bytes) -> tuple[dict[str, Any], str]:
     Raises DamagedLineError if it is not as it was written, or LaterVersionError.
     """
     seal = _SEAL.fullmatch(line[-_SEAL_BYTES:])
-    crc = checksum(line[:-_SEAL_BYTES] if seal else line)
+    crc = checksum(line[:-_SEAL_BYTES])
     if seal and crc != seal[1].decode():
         raise DamagedLineError("its checksum does not fit: bytes of it have changed")
     try:
@@ -89,9 +87,9 @@ def unsealed(line: bytes) -> tuple[dict[str, Any], str]:
         raise LaterVersionError(
             f"journal version {version}, this meshtune reads up to {VERSION}: update meshtune"
         )
-    if type(version) is not int or version < UNSEALED_VERSION:
+    if type(version) is not int or version < VERSION:
         raise DamagedLineError("it is not a line of a journal")
-    if not seal and version != UNSEALED_VERSION:
+    if not seal:
         raise DamagedLineError(f"it is of journal version {version}, and has no checksum")
     return record, crc
 
@@ -137,7 +135,6 @@ class Lines:
         self.number = 0  # of the latest line
         self.end = 0  # of the latest whole line, in bytes
         self.last = FIRST  # its checksum
-        self._sealed = False  # whether it has one of its own
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the record of each line; a half-written last one, of a killed driver, is skipped.
@@ -165,24 +162,16 @@ class Lines:
 
     def _record(self, line: bytes) -> dict[str, Any]:
         record, crc = unsealed(line[:-1])
-        if record["v"] == UNSEALED_VERSION:
-            if self._sealed:
-                raise DamagedLineError("it has no checksum, unlike lines before it")
-        elif record.get("after") != self.last:
+        if record.get("after") != self.last:
             raise DamagedLineError(
                 "it does not follow the line before it: lines were removed, repeated or moved, or "
                 "two drivers wrote here"
             )
-        self._sealed = record["v"] != UNSEALED_VERSION
-        self._passed(line, crc)
+        self.added(line, crc)
         return record
 
     def added(self, line: bytes, crc: str) -> None:
-        """Count a sealed line that was written at ``end``; it is not yielded."""
-        self._sealed = True
-        self._passed(line, crc)
-
-    def _passed(self, line: bytes, crc: str) -> None:
+        """Count a whole line at ``end``: one that was read, or that the caller has written."""
         self.number += 1
         self.last = crc
         self.end += len(line)

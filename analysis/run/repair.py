@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -21,7 +21,6 @@ from analysis.run.fold import Run, apply
 from analysis.run.folder import TRIAL_FILE, RunFolder
 from analysis.run.lines import (
     FIRST,
-    UNSEALED_VERSION,
     DamagedLineError,
     LaterVersionError,
     RunError,
@@ -89,28 +88,22 @@ def repair_run(directory: Path | str) -> Repair:
 
 def _sound_lines(raws: Iterable[bytes], repair: Repair) -> Iterator[Line]:
     """Yield the intact lines; note the others."""
-    number, ended, has_seals = 0, True, False
+    number, ended = 0, True
     for raw in raws:
         number += ended
         ended = raw.endswith(b"\n")
-        sound = [raw[:-1]]
         try:
             if not ended:
                 check_torn(raw)
                 raise DamagedLineError("it was not written to its end")
-            record, _ = unsealed(raw[:-1])
-            if has_seals and record["v"] == UNSEALED_VERSION:
-                raise DamagedLineError("it has no checksum, unlike lines before it")
+            sound = [unsealed(raw[:-1])]
         except DamagedLineError as error:
-            sound = list(sound_within(raw))
+            sound = [unsealed(line) for line in sound_within(raw)]
             text = f", but for {counted(len(sound), 'line')} within it" if sound else ""
             repair.notes.append((number, f"left out{text}: {error}: {_excerpt(raw)}"))
         except LaterVersionError as error:
             raise RunError(f"line {number} of the journal: {error}") from None
-        for each in sound:
-            record, checksum = unsealed(each)
-            has_seals = record["v"] != UNSEALED_VERSION
-            yield Line(number, record, checksum)
+        yield from (Line(number, *each) for each in sound)
 
 
 def _fitting(
@@ -130,14 +123,7 @@ def _fitting(
             text = f"left out: {error}: {_excerpt(str(line.record).encode())}"
             repair.notes.append((line.number, text))
         else:
-            yield _renewed(line.record, t, event)
-
-
-def _renewed(record: Mapping[str, Any], t: float, event: events.Event | None) -> dict[str, Any]:
-    """The record without its seal, in this version's form."""
-    if record["v"] == UNSEALED_VERSION and event:
-        return events.to_record(event, t)
-    return {key: value for key, value in record.items() if key not in ("after", "crc")}
+            yield {key: v for key, v in line.record.items() if key not in ("after", "crc")}
 
 
 def _text(records: Iterable[dict[str, Any]]) -> bytes:
@@ -206,8 +192,8 @@ class MissingEvents:
     def _opened(self) -> events.Opened | None:
         """The opening of another session, or one made from the run's space."""
         for line in self.lines:
-            if line.record.get("event") == "opened":
-                event = _valid(line.record)
+            with suppress(ValueError):
+                event = events.from_record(line.record)
                 if isinstance(event, events.Opened):
                     return event
         try:
@@ -221,17 +207,6 @@ class MissingEvents:
         file = self.folder.trial(number) / TRIAL_FILE
         try:
             content: Any = parse_json(read_bytes(file, MAX_SPEC_BYTES), str(file))
-            proposed = events.Proposed(
-                trial=number, config=content["config"], why="its line was lost"
-            )
-        except (FileError, KeyError, TypeError):
+            return events.Proposed(trial=number, config=content["config"], why="its line was lost")
+        except (FileError, KeyError, TypeError, ValueError):
             return None
-        found = _valid(events.to_record(proposed, 0.0))
-        return found if isinstance(found, events.Proposed) else None
-
-
-def _valid(record: Any) -> events.Event | None:
-    try:
-        return events.from_record(record)
-    except ValueError:
-        return None

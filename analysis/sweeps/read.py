@@ -16,24 +16,18 @@ from analysis.sweeps import record
 from analysis.sweeps.gpus import with_network
 from analysis.sweeps.record import Table, TableError
 from analysis.units import GIB
-from foundation.documents import plain_scalar
+from foundation.documents import plain_scalar, read_document
 from foundation.messages import listed
 from search_spaces import Cluster, Framework
 from trainer.plan.jobs import BY_HABIT, FULL, RECOMPUTE, Array, Jobs, Mask, jobs
 from trainer.plan.sizes import Mixture
 
-SWEEP = {
-    *("model", "layers", "hidden", "heads", "kv_heads", "ffn", "gated", "tied_emb", "vocab"),
-    *("seq", "gpu", "n_nodes", "n_gpu", "dp", "tp", "pp", "mbs", "gas", "gbs", "zero_stage"),
-    *("tok_s", "peak_mem_GB", "crashed_or_oom"),
-}
-_COUNTS = {
-    "num_layers": "layers", "hidden_size": "hidden", "num_heads": "heads", "kv_heads": "kv_heads",
-    "ffn_size": "ffn", "vocab_size": "vocab", "seq_length": "seq",
-    **{name: name for name in ("tp", "pp", "dp", "mbs", "gas")},
-}  # fmt: skip
-"""Whole numbers of a job: the column of each."""
-_ALSO = {"tokens_per_second": "tok_s", "out_of_memory": "crashed_or_oom", "attn": "attention"}
+_TABLE: dict[str, Any] = read_document(Path(__file__).with_suffix(".yaml")).root.plain()
+SWEEP = {name for names in _TABLE["sweep"] for name in names}
+VTRAIN = {"iter_ms", "gbs", "n_gpu", *_TABLE["vtrain"].values()}
+_BLANK = {"element_bytes": 2.0, "flash_attention": BY_HABIT}  # numbers of blanks that are not 0
+_SHARED = ("fused_loss", "liger", "attention")  # by a landscape's rows
+_EXPERTS = ("experts", "experts_per_token", "expert_ffn", "shared_ffn", "dense_layers")
 
 
 @dataclass(frozen=True)
@@ -50,14 +44,14 @@ class _Columns:
         return record.count_column(self.frame, name, self.path)
 
     def flag(self, name: str, default: bool = False) -> Mask:
-        return np.asarray(self.choice(name, _FLAGS, float(default)) == 1)
+        return np.asarray(self.choice(name, _TABLE["flags"], default) == 1)
 
     def choice(self, name: str, accepted: Mapping[str, float], default: float = 0.0) -> Array:
         """Each word's number; the default for a blank."""
         plain = self.frame[name].str.strip().str.lower().str.removesuffix(".0")
         right = plain.isin([*accepted, "", "nan", "n/a"])
         record.check(self.frame, name, right, ", ".join(accepted), self.path)
-        return np.array([accepted.get(value, default) for value in plain])
+        return np.array([accepted.get(value, default) for value in plain], dtype=float)
 
     def framework(self) -> record.Keys:
         """Names of frameworks, known or not; nanotron for a blank."""
@@ -80,9 +74,10 @@ def _jobs(columns: _Columns) -> Jobs:
     given: dict[str, Any] = {n: columns.count(n) for n in ("cp", "ep", "vpp") if n in frame}
     if "sp" in frame:  # Ulysses: another way to split sequences
         given["cp"] = given.get("cp", 1) * columns.count("sp")
-    for name, (column, words, blank) in _CHOICES.items():
+    recompute = ("recompute", {**RECOMPUTE, "0": 0, "false": 0})
+    for name, (column, words) in {"recompute": recompute, **_TABLE["choices"]}.items():
         if column in frame:
-            given[name] = columns.choice(column, words, blank)
+            given[name] = columns.choice(column, words, _BLANK.get(name, 0.0))
     if "head_dim" in frame:
         given["attention_size"] = columns.count("heads") * columns.count("head_dim")
     if "experts" in frame:
@@ -92,10 +87,10 @@ def _jobs(columns: _Columns) -> Jobs:
     return jobs(
         {
             **given,
-            **{name: columns.count(column) for name, column in _COUNTS.items()},
+            **{name: columns.count(column) for name, column in _TABLE["counts"].items()},
             "gated": columns.flag("gated"),
             "tied_embeddings": columns.flag("tied_emb"),
-            "zero_stage": columns.choice("zero_stage", _ZERO_STAGES),
+            "zero_stage": columns.choice("zero_stage", {str(stage): stage for stage in range(4)}),
             "sequence_parallel": sequence_parallel & (columns.number("tp") > 1),
         }
     )
@@ -115,7 +110,7 @@ def _habits(columns: _Columns) -> dict[str, NDArray[np.object_]]:
 
 def read_sweep(path: Path, frame: pd.DataFrame) -> Table:
     """Read the general form; the framework is nanotron unless a column says otherwise."""
-    frame = frame.rename(columns={a: b for a, b in _ALSO.items() if b not in frame})
+    frame = frame.rename(columns={a: b for a, b in _TABLE["also"].items() if b not in frame})
     columns = _Columns(path, frame)
     what = _jobs(columns)
     num_gpus, nodes = columns.count("n_gpu"), columns.count("n_nodes")
@@ -152,45 +147,17 @@ def read_sweep(path: Path, frame: pd.DataFrame) -> Table:
     return record.drop(table, reasons)
 
 
-_FLAGS = {"1": 1.0, "true": 1.0, "yes": 1.0, "0": 0.0, "false": 0.0, "no": 0.0}
-_ZERO_STAGES = {str(stage): float(stage) for stage in range(4)}
-_RECOMPUTE = {k: float(v) for k, v in RECOMPUTE.items()} | {"0": 0.0, "false": 0.0}
-_16_BITS = dict.fromkeys(("bf16", "fp16", "amp_bf16", "amp_fp16"), 0.0)
-_8_BITS = dict.fromkeys(("fp8", "mxfp8"), 1.0)
-_WRITTEN = dict.fromkeys(("eager", "math", "unfused"), 0.0)
-_FLASH = dict.fromkeys(("sdpa", "flash", "flash_attention_2", "fa2", "fa3", "fused"), 1.0)
-_CHOICES = {
-    "recompute": ("recompute", _RECOMPUTE, 0.0),
-    "fp8": ("precision", {**_16_BITS, "fp32": 0.0, **_8_BITS}, 0.0),
-    "element_bytes": ("precision", dict.fromkeys([*_16_BITS, *_8_BITS], 2.0) | {"fp32": 4.0}, 2.0),
-    "fused_loss": ("fused_loss", _FLAGS, 0.0),
-    "chunked_loss": ("liger", _FLAGS, 0.0),
-    "flash_attention": ("attention", {**_WRITTEN, **_FLASH}, BY_HABIT),
-}
-"""Optional choices of a job: the column, the number of each of its words, and that of a blank."""
-_SHARED = ("fused_loss", "liger", "attention")  # by a landscape's rows
-_EXPERTS = ("experts", "experts_per_token", "expert_ffn", "shared_ffn", "dense_layers")
-
-
-_GPT_COUNTS = {
-    "hidden": "hidden_size", "layers": "num_layers", "heads": "num_heads", "seq": "seq_length",
-    "tp": "tp", "pp": "pp", "dp": "dp", "mbs": "mbs", "gas": "gas",
-}  # fmt: skip
-VTRAIN = {"iter_ms", "gbs", "n_gpu", *_GPT_COUNTS}
-
-
 def read_vtrain(path: Path, frame: pd.DataFrame) -> Table:
     """Read vTrain's form (Bang et al. 2024, MICRO, its artifact): plain GPTs, ms per iteration.
 
     Megatron-DeepSpeed, eight A100 per node, 800 Gb/s between nodes.
     """
-    counts = {
-        name: record.count_column(frame, name, path) for name in (*_GPT_COUNTS, "gbs", "n_gpu")
-    }
+    names = (*_TABLE["vtrain"].values(), "gbs", "n_gpu")
+    counts = {name: record.count_column(frame, name, path) for name in names}
     times_ms = record.number_column(frame, "iter_ms", path)
     record.check(frame, "iter_ms", ~(times_ms <= 0), "a number above 0", path)
     gpts = jobs(
-        {name: counts[column] for column, name in _GPT_COUNTS.items()}
+        {name: counts[column] for name, column in _TABLE["vtrain"].items()}
         | {
             "kv_heads": counts["heads"],
             "ffn_size": 4 * counts["hidden"],
@@ -221,11 +188,12 @@ def read_vtrain(path: Path, frame: pd.DataFrame) -> Table:
     return record.drop(table, record.contradictory(table, counts["gbs"], counts["n_gpu"]))
 
 
+_OTHER_WORDS = {b: a for a, b in _TABLE["also"].items()}
 Format = tuple[Set[str], Callable[[Path, pd.DataFrame], Table]]
 """The columns that identify a form, and its reader."""
 TABLE_FORMATS: Mapping[str, Format] = {
     "sweep": (SWEEP, read_sweep),
-    "sweep in other words": (SWEEP - {*_ALSO.values()} | {*_ALSO} - {"attn"}, read_sweep),
+    "sweep in other words": ({_OTHER_WORDS.get(name, name) for name in SWEEP}, read_sweep),
     "vtrain": (VTRAIN, read_vtrain),
 }
 """Forms of tables by name; the first that fits is used."""

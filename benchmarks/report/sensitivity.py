@@ -35,6 +35,7 @@ from analysis.run.frame import frame_of
 from benchmarks.printing import machine
 from benchmarks.published.read import read_table
 from benchmarks.search.games import LeftOut, policy_for
+from benchmarks.search.wrong_models import start_from
 from search_spaces import Candidates
 from workflows.replay.landscape import Landscape
 from workflows.replay.landscapes import landscapes
@@ -201,7 +202,7 @@ def searched(
     policy = policy_for(landscape, "meshtune", seed, model)
     run = play(landscape, policy, seed, 1, arguments.trials, None).run
     pricing = Pricing(landscape.space)
-    pricing.learn_from(model)
+    start_from(pricing, model)
     only = Candidates(landscape.space, only=landscape.configs)
     return model_sensitivity(Outlook(run, pricing, seed, only), seed), run
 

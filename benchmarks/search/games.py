@@ -19,7 +19,7 @@ from analysis.prediction.pricing import Pricing
 from analysis.run.fold import Run
 from analysis.sweeps.record import Table
 from benchmarks.cost_model.transfer import parts_of, transferred
-from benchmarks.search.wrong_models import wrong
+from benchmarks.search.wrong_models import start_from, wrong
 from search_spaces import SearchSpace
 from search_spaces.known import FRAMEWORKS, framework_named
 from workflows.optimizer.policy import Policy
@@ -70,7 +70,7 @@ def policy_for(
     """
     if pricing := Pricing.of(landscape.space):
         if model is not None:
-            pricing.learn_from(model)
+            start_from(pricing, model)
         for run, space in earlier:
             pricing.learn(run, Pricing(space))
         for run, space in offered:

@@ -31,7 +31,7 @@ from benchmarks.search.games import REPLAYED, LeftOut, Unseen, forgotten, policy
 from benchmarks.search.oppa import OppaPolicy
 from benchmarks.search.probed import STEPS, node_seconds, size, told_by_probes
 from benchmarks.search.varied import disturbed, with_unpriced
-from benchmarks.search.wrong_models import inverted, wrong
+from benchmarks.search.wrong_models import inverted, start_from, wrong
 from workflows.optimizer.policy import Policy, Problem, Proposal
 from workflows.replay.landscape import Landscape
 from workflows.replay.landscapes import landscapes
@@ -133,7 +133,7 @@ def game(
     ended = chosen.ended_after or len(played.shares)
     pricing = Pricing(landscape.space)
     if model is not None:
-        pricing.learn_from(model)
+        start_from(pricing, model)
     stated = pricing.supposing().predict(landscape.configs).may_fit
     fits = np.array([tuple(c.items()) in landscape.medians for c in landscape.configs])
     trial_s = node_seconds(landscape, played.run.trials.values()).mean()

@@ -55,6 +55,12 @@ class WrongModel(CostModel):
         return np.array([every[row] for row in _identities(jobs)], dtype=int)
 
 
+def start_from(pricing: Pricing, model: CostModel) -> None:
+    """Take over what another model has learnt; machine and framework stay the space's."""
+    own = pricing.model
+    pricing.model = replace(model, cluster=own.cluster, framework=own.framework, others=own.others)
+
+
 def wrong(
     landscape: Landscape, permutation: Permutation, seed: int, model: CostModel | None
 ) -> CostModel:
@@ -68,7 +74,7 @@ def wrong(
     """
     pricing = Pricing(landscape.space)
     if model is not None:
-        pricing.learn_from(model)
+        start_from(pricing, model)
     right, jobs = pricing.model, pricing.jobs_of(landscape.configs)
     taken = permutation(right.predict(jobs).step_time_s, np.random.default_rng(seed))
     own = {f.name: getattr(right, f.name) for f in fields(right)}

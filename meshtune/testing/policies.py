@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -146,14 +147,7 @@ class PolicyContract:
 def propose(run: Run, proposal: Proposal) -> None:
     """Add a trial for a proposal, as the driver does."""
     number = len(run.trials) + 1
-    run.trials[number] = Trial(
-        number,
-        dict(proposal.config),
-        float(number),
-        proposal.by,
-        proposal.why,
-        dict(proposal.expected),
-    )
+    run.trials[number] = Trial(number, proposed_t=float(number), **asdict(proposal))
 
 
 def tell(space: SearchSpace, run: Run, answer: Answer) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from analysis.run.events import Ended, Event, Opened, Proposed, Started
 from analysis.run.fold import Run, read_run
 from analysis.run.journal import Journal
+from analysis.run.lines import FIRST, sealed
 
 T0 = 1_700_000_000.0
 
@@ -137,15 +138,14 @@ class RunBook:
         (folder / "trial.json").write_text(json.dumps(spec))
 
 
-def as_version_1(journal: Path) -> list[dict[str, Any]]:
-    """Write a journal's lines as version 1 did, without checksums; returns their records."""
-    records = [json.loads(line) for line in journal.read_text().splitlines()]
-    for record in records:
-        record["v"] = 1
-        record.pop("after", None)
-        record.pop("crc", None)
-    journal.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return records
+def resealed(journal: Path, was: str, now: str) -> None:
+    """Replace a text in a journal, whose lines get the checksums that they then have."""
+    lines, last = [], FIRST
+    for line in journal.read_text().replace(was, now).splitlines():
+        record = {k: v for k, v in json.loads(line).items() if k not in ("after", "crc")}
+        told, last = sealed(record, last)
+        lines.append(told)
+    journal.write_bytes(b"".join(lines))
 
 
 class RepeatBook(RunBook):

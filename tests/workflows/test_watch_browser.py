@@ -123,8 +123,7 @@ def test_runs_are_compared_by_what_mattered_and_by_their_fronts(
         book.close()
     drawn = [s for s in SECTIONS if s.anchor in ("front", "drivers")]
     site = Site(
-        [tmp_path / "one", tmp_path / "two"],
-        lambda copy, home: analysis.write_report(copy, drawn, lambda _: None),
+        [tmp_path / "one", tmp_path / "two"], lambda copy, home: analysis.write_report(copy, drawn)
     )
     assert all(pages.refresh() for pages in site.pages.values())
     with serving(site) as address:

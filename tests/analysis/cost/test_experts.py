@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from analysis.cost.collectives import all_to_all_s
+from analysis.cost.collectives import collective_s
 from analysis.cost.groups import LinkConstants, group_of
 from analysis.cost.memory import MemoryConstants, memory
 from analysis.cost.model import CostModel
@@ -193,7 +193,8 @@ def test_a_domain_of_several_nodes_needs_no_network_inside() -> None:
     assert (rack.gpus_per_node, rack.domain_gpus) == (4, 64)
     links = LinkConstants()
     inside, outside = (
-        all_to_all_s(rack, links, group_of(size, 1, 256), 1e8)[0] for size in (64, 128)
+        collective_s("all_to_all", rack, links, group_of(size, 1, 256), 1e8)[0]
+        for size in (64, 128)
     )
     assert outside > 4 * inside
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,10 +34,8 @@ Timed = Callable[[Cluster, LinkConstants, RankGroup, Array], Array]
 
 TRUTH = Path(__file__).parents[4] / "shared" / "truth"
 COLLECTIVES: dict[str, Timed] = {
-    "all_gather": links.all_gather_s,
-    "reduce_scatter": links.reduce_scatter_s,
-    "all_reduce": links.all_reduce_s,
-    "all_to_all": links.all_to_all_s,
+    operation: partial(links.collective_s, operation)
+    for operation in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 }
 CONSTANTS = LinkConstants()
 EXACT = LinkConstants(
@@ -109,7 +108,9 @@ def test_a_ring_in_a_node_sends_its_share_over_the_nominal_link() -> None:
     for operation, times in [("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)]:
         taken = COLLECTIVES[operation](cluster, EXACT, group_of(8), np.array([8e8]))
         assert taken == pytest.approx(times * once, rel=1e-6)
-    assert links.all_to_all_s(cluster, EXACT, group_of(8), np.array([8e8])) == pytest.approx(once)
+    assert links.collective_s(
+        "all_to_all", cluster, EXACT, group_of(8), np.array([8e8])
+    ) == pytest.approx(once)
 
 
 def test_fully_connected_gpus_use_a_link_to_each_other_one() -> None:
@@ -145,17 +146,17 @@ def test_blocks_that_do_not_divide_a_node_straddle_two_of_them() -> None:
     assert members_per_node(cluster, alone) == 6
     assert members_per_node(cluster, among) == 3
     sent = np.array([1e9])
-    assert links.all_gather_s(cluster, CONSTANTS, among, sent) > links.all_gather_s(
-        cluster, CONSTANTS, alone, sent
+    assert links.collective_s("all_gather", cluster, CONSTANTS, among, sent) > links.collective_s(
+        "all_gather", cluster, CONSTANTS, alone, sent
     )
 
 
 def test_two_nodes_reduce_faster_than_a_flat_ring_over_their_adapters() -> None:
     """A hierarchy sends S out of each of two nodes of 4, a ring 1.75 S."""
     cluster = without_measurements(shipped_cluster("alps"))
-    taken = links.all_reduce_s(cluster, EXACT, group_of(8), np.array([1e9]))
+    taken = links.collective_s("all_reduce", cluster, EXACT, group_of(8), np.array([1e9]))
     assert taken == pytest.approx(1e9 / 100e9, rel=1e-6)
-    many = links.all_reduce_s(cluster, EXACT, group_of(4096), np.array([1e9]))
+    many = links.collective_s("all_reduce", cluster, EXACT, group_of(4096), np.array([1e9]))
     assert many == pytest.approx(2 * 1e9 / 100e9, rel=2e-3)
 
 
@@ -164,13 +165,15 @@ def test_small_messages_wait_for_hops_and_a_tree_of_nodes_has_few() -> None:
     few, many = group_of(8, 8), group_of(512, 8)
     tiny = np.array([1.0])
     c = CONSTANTS
-    assert links.all_gather_s(cluster, c, many, tiny) == pytest.approx(
+    assert links.collective_s("all_gather", cluster, c, many, tiny) == pytest.approx(
         c.call_s + 511 * c.inter_node_hop_s, rel=1e-3
     )
-    assert links.all_reduce_s(cluster, c, many, tiny) == pytest.approx(
+    assert links.collective_s("all_reduce", cluster, c, many, tiny) == pytest.approx(
         c.call_s + 2 * 9 * c.inter_node_hop_s, rel=1e-3
     )
-    assert links.all_reduce_s(cluster, c, few, tiny) < links.all_reduce_s(cluster, c, many, tiny)
+    assert links.collective_s("all_reduce", cluster, c, few, tiny) < links.collective_s(
+        "all_reduce", cluster, c, many, tiny
+    )
 
 
 def test_a_stated_latency_goes_before_the_constant() -> None:
@@ -186,7 +189,9 @@ def test_an_all_to_all_leaves_the_node_once_for_every_member() -> None:
     With one GPU of each of 4 nodes: 3/4 of 1 GB through an eighth of the adapters.
     """
     cluster = without_measurements(shipped_cluster("dgx_a100"))
-    taken = links.all_to_all_s(cluster, EXACT, group_of([16, 4], [1, 8]), np.array([1e9, 1e9]))
+    taken = links.collective_s(
+        "all_to_all", cluster, EXACT, group_of([16, 4], [1, 8]), np.array([1e9, 1e9])
+    )
     assert taken == pytest.approx([8 * 0.5e9 / 200e9, 0.75e9 / 25e9], rel=1e-6)
 
 
@@ -218,7 +223,9 @@ def test_a_measured_send_goes_before_the_formula_where_as_many_ranks_send() -> N
     assert taken[3:] == pytest.approx(before[3:])
     # It is no collective: all-gathers of the same pairs keep the formula's time.
     pair = group_of([2, 2], [8, 1])
-    same = [links.all_gather_s(m, EXACT, pair, np.full(2, 1e9)) for m in (cluster, known)]
+    same = [
+        links.collective_s("all_gather", m, EXACT, pair, np.full(2, 1e9)) for m in (cluster, known)
+    ]
     assert same[0] == pytest.approx(same[1])
 
 
@@ -241,14 +248,14 @@ def test_bandwidths_that_axonns_authors_publish_are_the_clusters_and_equation_7s
 def test_links_that_the_facts_do_not_state_are_asked_for() -> None:
     cluster = without_measurements(shipped_cluster("dgx_a100"), nic=None)
     one = np.array([1.0])
-    assert links.all_gather_s(cluster, CONSTANTS, group_of(8), one) > 0
+    assert links.collective_s("all_gather", cluster, CONSTANTS, group_of(8), one) > 0
     with pytest.raises(ValueError, match="states no nic"):
-        links.all_gather_s(cluster, CONSTANTS, group_of(16), one)
+        links.collective_s("all_gather", cluster, CONSTANTS, group_of(16), one)
     with pytest.raises(ValueError, match="states no nic"):
         links.send_s(cluster, CONSTANTS, 8, one)
     bare = without_measurements(cluster, links=[])
     with pytest.raises(ValueError, match="states no links"):
-        links.all_reduce_s(bare, CONSTANTS, group_of(2), one)
+        links.collective_s("all_reduce", bare, CONSTANTS, group_of(2), one)
 
 
 def test_a_measured_group_has_its_measured_time_and_others_the_formula() -> None:
@@ -259,13 +266,13 @@ def test_a_measured_group_has_its_measured_time_and_others_the_formula() -> None
     plain = without_measurements(shipped_cluster("dgx_a100"))
     cluster = plain.model_copy(update={"measured": entries})
     sizes = np.array([64, 1024]) * MIB
-    taken = links.all_reduce_s(cluster, CONSTANTS, group_of(8), sizes)
+    taken = links.collective_s("all_reduce", cluster, CONSTANTS, group_of(8), sizes)
     assert taken == pytest.approx(1.75 * sizes / np.array([50e9, 80e9]))
-    between = links.all_reduce_s(cluster, CONSTANTS, group_of(8), 256 * MIB)
+    between = links.collective_s("all_reduce", cluster, CONSTANTS, group_of(8), 256 * MIB)
     assert taken[0] < between < taken[1]
     for other in (group_of(4), group_of(8, 2)):
-        assert links.all_reduce_s(cluster, CONSTANTS, other, sizes) == pytest.approx(
-            links.all_reduce_s(plain, CONSTANTS, other, sizes)
+        assert links.collective_s("all_reduce", cluster, CONSTANTS, other, sizes) == pytest.approx(
+            links.collective_s("all_reduce", plain, CONSTANTS, other, sizes)
         )
 
 
@@ -284,7 +291,7 @@ def test_nvlink_all_reduce_is_predicted_at_sizes_and_groups_not_fitted_to() -> N
     measured = column(rows, "time_us") * 1e-6
 
     def predict(constants: LinkConstants) -> Array:
-        return links.all_reduce_s(cluster, constants, group_of(gpus), sizes)
+        return links.collective_s("all_reduce", cluster, constants, group_of(gpus), sizes)
 
     assert other_half(predict, measured, np.arange(len(gpus)) % 2 == 1) < 0.08
     assert other_half(predict, measured, np.isin(gpus, [2, 4, 8])) < 0.08
@@ -328,7 +335,7 @@ def test_two_nodes_of_gh200_are_predicted_at_sizes_not_fitted_to() -> None:
     cluster = without_measurements(shipped_cluster("alps"))
 
     def predict(constants: LinkConstants) -> Array:
-        return links.all_reduce_s(cluster, constants, group_of(8), sizes)
+        return links.collective_s("all_reduce", cluster, constants, group_of(8), sizes)
 
     assert other_half(predict, measured, np.arange(len(sizes)) % 2 == 1) < 0.15
     assert error(predict(CONSTANTS), measured) < 0.40
@@ -358,10 +365,12 @@ def test_what_adapters_were_seen_to_reach_goes_before_the_constant() -> None:
     frontier, prior = shipped_cluster("frontier"), LinkConstants()
     ranks = np.array([2.0, 4, 8, 16, 32])
     groups = group_of(ranks, 8, 64 * ranks)
-    sums_s = links.all_reduce_s(frontier, prior, groups, 2795.52 * 2**20)
+    sums_s = links.collective_s("all_reduce", frontier, prior, groups, 2795.52 * 2**20)
     assert sums_s == pytest.approx([0.614, 0.903, 1.041, 1.112, 1.144], rel=0.06)
     shards_mib = np.array([698.25, 349.12, 174.56, 87.28, 43.64])
-    weights_s = links.all_gather_s(frontier, prior, groups, shards_mib * ranks * 2**20)
+    weights_s = links.collective_s(
+        "all_gather", frontier, prior, groups, shards_mib * ranks * 2**20
+    )
     assert weights_s == pytest.approx([0.155, 0.232, 0.266, 0.283, 0.290], rel=0.07)
 
 

@@ -17,6 +17,7 @@ from search_spaces.frameworks import Framework
 from search_spaces.known import FRAMEWORKS, framework_named
 from support.gpt_jobs import gpt
 from support.unit_exchanges import bytes_per_rank
+from trainer.plan.axes.dp import dense_holders
 from trainer.plan.formats import Format
 from trainer.plan.jobs import (
     BREADTH_FIRST,
@@ -70,9 +71,9 @@ def test_states_equal_the_trainers_placement(dp: int, precision: Format) -> None
     if dp == 16:
         placements += [place("zero0", wish, dp, 1, topology, precision) for wish in FREE]
     for placement in placements:
-        made = rank_state_bytes(
-            np.array([PARAMETERS]), as_job(placement, precision), framework_named("meshtune")
-        )
+        job = as_job(placement, precision)
+        held = np.array([PARAMETERS]), job, framework_named("meshtune"), dense_holders(job)
+        made = rank_state_bytes(*held)
         wanted = bytes_per_rank(placement, PARAMETERS, precision=precision)
         assert {name: float(value[0]) for name, value in made.items()} == pytest.approx(wanted)
 

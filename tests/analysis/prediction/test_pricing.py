@@ -19,6 +19,7 @@ from search_spaces import load_space
 from search_spaces.known import framework_named
 from search_spaces.points.candidates import Candidates
 from support.unit_exchanges import bytes_per_rank
+from trainer.plan.axes.dp import dense_holders
 from trainer.plan.config import TrainConfig
 from trainer.plan.fields import RankOrder
 
@@ -35,7 +36,7 @@ def test_a_space_is_priced_as_its_own_trials_would_be_placed() -> None:
         train = TrainConfig.parse(space.train_config(config, "none"))
         placement = train.place(space.facts(config)["world_size"], space.cluster.gpus_per_node)
         job = prediction.jobs[row : row + 1]
-        own = rank_state_bytes(np.array([1e6]), job, MESHTUNE)
+        own = rank_state_bytes(np.array([1e6]), job, MESHTUNE, dense_holders(job))
         expected = bytes_per_rank(placement, 1_000_000)
         assert sum(expected.values()) == pytest.approx(float(sum(own.values())[0]), rel=0.02)
 
@@ -167,7 +168,8 @@ def test_each_engines_trials_are_priced_as_that_engines(tmp_path: Path, device: 
         assert alone.step_time_s.tolist() == together.step_time_s[own].tolist()
         assert alone.peak_bytes.tolist() == together.peak_bytes[own].tolist()
         assert alone.fits.tolist() == together.fits[own].tolist()
-        assert alone.time_log_sd.tolist() == together.time_log_sd[own].tolist()
+        for one, side in zip(alone.time_log_sds, together.time_log_sds, strict=True):
+            assert one.tolist() == side[own].tolist()
     pairs = [{**rows[0], "engine": engine} for engine in ("deepspeed", "meshtune")]
     ours, theirs = both.predict(pairs).peak_bytes
     assert ours != theirs

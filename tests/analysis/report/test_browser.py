@@ -314,7 +314,7 @@ def test_two_continuous_parameters_are_drawn_with_contours(window: Browser, fold
         book.run_one(number, config, "ok", 2.0 + ((i - 6) ** 2 + (j - 6) ** 2) / 100)
     book.close()
     landscape = [s for s in SECTIONS if s.title == "Parameters and objective"]
-    window.open(write_report(book.directory, landscape, lambda _: None))
+    window.open(write_report(book.directory, landscape))
     window.run("document.querySelectorAll('figure').forEach(f => drawn[f.dataset.draw](f))")
     lengths = window.run(
         "return [...document.querySelectorAll('#figure-heat path.level')].map(p => ["

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +13,7 @@ import pytest
 from analysis.cost.model import CostModel
 from analysis.prediction.pricing import Pricing
 from analysis.report.figures import effects
-from analysis.report.forests import folded, parents
+from analysis.report.forests import folded
 from analysis.report.interactions import dependence, interactions, memory_border
 from analysis.report.outlook import Outlook
 from analysis.report.sensitivity import objective_sensitivity
@@ -67,15 +69,18 @@ def test_the_absence_of_a_conditional_parameter_counts_for_what_decides_it() -> 
     speed = np.where(pp == 1, 10.0, 0.0) + rng.normal(0, 0.1, len(pp))
     plain = objective_sensitivity(frame(speed, pp=pp.tolist(), vpp=vpp))
     assert plain.mean_abs["vpp"] > 0.2 * plain.mean_abs["pp"]
-    whole = folded(plain, {"vpp": {"pp"}, "not_there": {"pp"}})
+    needs_pp = SimpleNamespace(names={"pp"})
+    space: Any = SimpleNamespace(conditions={"vpp": needs_pp, "not_there": needs_pp})
+    whole = folded(plain, space)
     assert whole.mean_abs["vpp"] < 0.05 * whole.mean_abs["pp"]
     assert np.allclose(whole.shap.sum(axis=1), plain.shap.sum(axis=1))
     rows = {row["name"]: row for row in effects(whole, 5)}
     assert rows["vpp"]["low"] <= rows["vpp"]["mean"] <= rows["vpp"]["high"]
 
 
-def test_parents_are_what_a_condition_reads() -> None:
-    assert parents(load_space("tiny_cpu")) == {"zero_stage": {"tp", "pp"}}
+def test_what_a_condition_reads_is_what_decides_it() -> None:
+    conditions = load_space("tiny_cpu").conditions
+    assert {name: c.names for name, c in conditions.items()} == {"zero_stage": {"tp", "pp"}}
 
 
 def test_memory_ends_where_the_model_says_and_the_parameters_that_decide_it_are_named(

@@ -10,6 +10,7 @@ import pytest
 
 from analysis.cost.model import CostModel
 from analysis.prediction.held_out import CrossValidation
+from analysis.report import section
 from analysis.report.drivers import doubt
 from analysis.report.figures import COUNTERS, seen, stacks
 from analysis.report.page import write_report
@@ -62,8 +63,9 @@ def priced(journal) -> Path:
     return book.directory
 
 
-def test_the_page_shows_predictions_beside_what_was_measured(priced):
-    page = Page(write_report(priced, validate=lambda run: forecast(1.25)))
+def test_the_page_shows_predictions_beside_what_was_measured(priced, monkeypatch):
+    monkeypatch.setattr(section, "cross_validated", lambda run: forecast(1.25))
+    page = Page(write_report(priced))
     text = " ".join(page.text.split())
     assert "Median error of the step time 20 % (before calibration: 20 %)" in text
     assert "Of 1 trial that ran out of memory, 1 was predicted to; of 2 that ran, 1 was" in text
@@ -73,8 +75,9 @@ def test_the_page_shows_predictions_beside_what_was_measured(priced):
     assert "inaccurate here" not in text
 
 
-def test_a_model_that_is_far_off_is_not_to_be_trusted(priced):
-    assert "inaccurate here" in Page(write_report(priced, validate=lambda run: forecast(1.4))).text
+def test_a_model_that_is_far_off_is_not_to_be_trusted(priced, monkeypatch):
+    monkeypatch.setattr(section, "cross_validated", lambda run: forecast(1.4))
+    assert "inaccurate here" in Page(write_report(priced)).text
 
 
 def test_a_model_that_foresees_no_failure_is_not_to_be_trusted():
@@ -108,10 +111,12 @@ def test_a_model_that_orders_trials_badly_is_not_to_be_trusted():
     assert not replace(backwards, **roots).doubtful
 
 
-def test_a_run_without_prices_has_no_word_of_the_model(priced):
-    write_report(priced, validate=lambda run: forecast())
+def test_a_run_without_prices_has_no_word_of_the_model(priced, monkeypatch):
+    monkeypatch.setattr(section, "cross_validated", lambda run: forecast())
+    write_report(priced)
     told: list[str] = []
-    page = Page(write_report(priced, validate=lambda run: None, tell=told.append))
+    monkeypatch.setattr(section, "cross_validated", lambda run: None)
+    page = Page(write_report(priced, tell=told.append))
     assert told.count("report: comparing the cost model with the trials") == 1
     assert "report: What the cost model says" not in told
     assert "cost model" not in page.text

@@ -18,6 +18,7 @@ from analysis.run.best import Best
 from analysis.run.fold import read_run
 from analysis.run.lines import RunError
 from support.page import Page
+from support.run_book import resealed
 
 pytestmark = pytest.mark.usefixtures("quick_forests")
 
@@ -207,20 +208,9 @@ def test_a_simulated_run_says_so_and_is_not_to_be_trained_with(journal):
     assert "(simulated)" in page.source.split("</title>")[0]
     assert "No process ran" in page.text and "Train with it" not in page.text
     assert "Trial 2 is the best of 3 measured configurations" in page.text
-    lines = (book.directory / "journal.jsonl").read_text().replace('"simulate"', '"local"')
-    records = [json.loads(line) for line in lines.splitlines()]
-    as_version_1_of(book.directory, records)
+    resealed(book.directory / "journal.jsonl", '"simulate"', '"local"')
     page = Page(write_report(book.directory))
     assert "No process ran" not in page.text and "Train with it" in page.text
-
-
-def as_version_1_of(folder: Path, records: list[dict[str, Any]]) -> None:
-    """Write a journal without checksums, as version 1 did."""
-    for record in records:
-        record["v"] = 1
-        record.pop("after", None)
-        record.pop("crc", None)
-    (folder / "journal.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in records))
 
 
 def test_the_record_that_figures_are_drawn_from_cannot_end_its_script():

@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from analysis.run.folder import RunFolder
 from analysis.run.lines import RunError
 from analysis.run.repair import repair_run
 from search_spaces import load_space
-from support.run_book import as_version_1
 from workflows.search.session import Search
 from workflows.simulation.workload import simulated_launcher
 
@@ -120,28 +118,6 @@ def check_refusal(original: Original, damaged: bytes, message: str) -> None:
             assert now.attempts[0].objective == was.attempts[0].objective
     again = repair_run(original.folder)
     assert again.notes == [] and again.backup is None
-
-
-def test_damage_before_there_were_checksums_never_tells_a_trial_twice(original: Original) -> None:
-    """What can be known of such a journal is that its lines fit each other."""
-    original.journal.write_bytes(original.data)
-    as_version_1(original.journal)
-    old = original.journal.read_bytes()
-    assert read_run(original.folder) == original.run
-    outcomes: Counter[str] = Counter()
-    for damaged in islice(changed_lines(old), 0, None, 5):
-        original.journal.write_bytes(damaged)
-        try:
-            read_run(original.folder)
-            outcomes["read"] += 1
-        except RunError as error:
-            assert "journal.jsonl:" in str(error)
-            outcomes["refused"] += 1
-            done = repair_run(original.folder)
-            assert done.backup is not None
-            done.backup.unlink()
-            assert read_run(original.folder) == done.run
-    assert outcomes["refused"] > outcomes["read"]
 
 
 def test_a_journal_without_damage_is_read_as_it_is(original: Original) -> None:

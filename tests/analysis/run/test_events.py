@@ -120,17 +120,12 @@ def test_a_line_without_what_every_version_writes_is_an_error_that_names_it() ->
         from_record({"event": "started", "trial": 1, "attempt": 1, "name": "r"})
 
 
-def test_version_1_has_no_other_events() -> None:
-    with pytest.raises(ValueError, match="there is no event 'enden'"):
-        from_record({"v": 1, "event": "enden", "trial": 1})
-
-
 WRONG = ["text", -1, 1.5, True, None, [], [1], {}, {"a": []}, 2**70, math.nan, math.inf]
 
 
 @pytest.mark.parametrize("event", [event for event, _ in LINES])
 def test_a_value_of_a_wrong_type_is_an_error_that_names_its_key(event: Event) -> None:
-    right = {**json.loads(json.dumps(to_record(event, 1.5))), "v": 1}
+    right = json.loads(json.dumps(to_record(event, 1.5)))
     refused = set()
     for key in right.keys() - {"v"}:
         for wrong in WRONG:
@@ -142,7 +137,7 @@ def test_a_value_of_a_wrong_type_is_an_error_that_names_its_key(event: Event) ->
                 assert key in str(error) and len(str(error)) < 200
                 refused.add(key)
             else:  # then it is a value that could have been written
-                assert isinstance(found, type(event))
+                assert isinstance(found, type(event)) or (key, found) == ("event", None)
     assert refused == right.keys() - {"v"}
 
 

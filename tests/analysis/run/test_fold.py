@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -11,21 +10,20 @@ from analysis import load
 from analysis.run.events import Started, to_record
 from analysis.run.fold import read_run
 from analysis.run.lines import FIRST, Lines, RunError, sealed
-from support.run_book import as_version_1
 
 
 def test_a_torn_last_line_is_skipped(build):
     folder = build(5)
     whole = read_run(folder)
     with (folder / "journal.jsonl").open("a") as file:
-        file.write('{"v": 1, "t": 17000000')
+        file.write('{"v": 2, "t": 17000000')
     assert read_run(folder) == whole
 
 
 def test_a_whole_last_line_without_its_newline_counts_as_torn(build):
     folder = build(5)
     with (folder / "journal.jsonl").open("a") as file:
-        file.write('{"v": 1, "t": 1700009999, "event": "closed", "reason": "later"}')
+        file.write('{"v": 2, "t": 1700009999, "event": "closed", "reason": "later"}')
     assert read_run(folder).closed == "budget: all trials are done"
 
 
@@ -50,9 +48,10 @@ def test_an_unknown_version_is_an_error_that_names_both_versions(build):
 def test_an_event_of_a_trial_that_was_never_proposed_is_an_error_with_its_line(journal):
     book = journal()
     started = Started(trial=3, attempt=1, name="t3", nodes=["n"])
-    as_version_1(book.directory / "journal.jsonl")
-    with (book.directory / "journal.jsonl").open("a") as file:
-        file.write(json.dumps({**to_record(started, book.t), "v": 1}) + "\n")
+    lines = Lines(book.directory / "journal.jsonl")
+    assert len(list(lines)) == 1
+    with lines.path.open("ab") as file:
+        file.write(sealed(to_record(started, book.t), lines.last)[0])
     with pytest.raises(RunError, match=r"journal\.jsonl:2: trial 3 was never proposed"):
         read_run(book.directory)
 

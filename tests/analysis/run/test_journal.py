@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from analysis.run.events import Closed, Ended, Opened, Proposed, Started
 from analysis.run.fold import fold, read_run
 from analysis.run.journal import Journal
-from analysis.run.lines import Lines, RunError
+from analysis.run.lines import FIRST, Lines, RunError, sealed
 from analysis.run.lock import RunBusyError, driver_of
 from workflows.search.budget import Budget, node_hours, wall_time_s
 
@@ -91,9 +91,8 @@ def test_a_torn_last_line_is_cut_and_the_journal_goes_on(
 
 
 def test_a_damaged_line_is_an_error_that_names_it(tmp_path: Path) -> None:
-    (tmp_path / "journal.jsonl").write_text(
-        '{"v": 1, "t": 0, "event": "closed", "reason": ""}\ngarbage\n'
-    )
+    line, _ = sealed({"v": 2, "t": 0, "event": "closed", "reason": ""}, FIRST)
+    (tmp_path / "journal.jsonl").write_bytes(line + b"garbage\n")
     with pytest.raises(RunError, match=r"journal\.jsonl:2: it is not JSON .*`meshtune repair"):
         read_run(tmp_path)
 
@@ -106,7 +105,7 @@ def test_a_journal_of_a_later_version_is_refused(tmp_path: Path) -> None:
 
 def test_nan_never_reaches_the_file(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    with pytest.raises(ValueError, match="not JSON compliant"):
+    with pytest.raises(ValueError, match="finite number"):
         journal.write(Proposed(trial=1, config={"x": float("nan")}, by="", why=""))
     journal.close()
     assert (tmp_path / "journal.jsonl").read_bytes() == b""
@@ -241,7 +240,7 @@ def test_a_result_that_comes_last_does_not_displace_an_equal_best(tmp_path: Path
                 "final": True,
             }
         )
-    events = [json.loads(json.dumps({"v": 1, "t": i, **line})) for i, line in enumerate(lines)]
+    events = [json.loads(json.dumps({"v": 2, "t": i, **line})) for i, line in enumerate(lines)]
     best = fold(tmp_path, events).best
     assert best is not None
     assert best.number == 1

@@ -64,12 +64,10 @@ def predicted(space: SearchSpace) -> Answer:
 
     def answer(config: Mapping[str, Any]) -> Mapping[str, float] | None:
         prediction = pricing.predict([config])
-        reached = pricing.figures(prediction)
-        assert reached is not None
-        keys = [objective.key for objective in space.objectives]
-        return (
-            dict(zip(keys, reached[0].tolist(), strict=True)) if prediction.fits[0] > 0.9 else None
-        )
+        figures = {o.key: pricing.figure(o.key, prediction) for o in space.objectives}
+        reached = {key: float(figure[0]) for key, figure in figures.items() if figure is not None}
+        assert len(reached) == len(figures)
+        return reached if prediction.fits[0] > 0.9 else None
 
     return answer
 

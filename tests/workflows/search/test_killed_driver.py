@@ -30,7 +30,7 @@ def deadly(self, event):
         die()
     if hit and when == "torn":
         with open(self.run.directory / "journal.jsonl", "ab") as file:
-            file.write(b'{"v": 1, "t": 17')
+            file.write(b'{"v": 2, "t": 17')
         die()
     write(self, event)
     if hit:

@@ -18,7 +18,7 @@ from analysis.run.folder import RunFolder
 from analysis.run.journal import Journal
 from search_spaces import SearchSpace, load_space
 from slurm.simulated.launcher import EPOCH
-from support.run_book import as_version_1
+from support.run_book import resealed
 from workflows.cli.main import main
 from workflows.optimizer.registry import make_policy
 from workflows.search.budget import Budget
@@ -390,9 +390,7 @@ def test_real_and_simulated_results_are_never_in_one_run(
     arguments = ["search", space.file, "--run-dir", str(tmp_path / "run")]
     assert main([*arguments, "--launcher", "local"]) == 2
     assert "holds a simulated run" in capsys.readouterr().err
-    journal = tmp_path / "run" / "journal.jsonl"
-    as_version_1(journal)
-    journal.write_text(journal.read_text().replace('"simulate"', '"srun"'))
+    resealed(tmp_path / "run" / "journal.jsonl", '"simulate"', '"srun"')
     assert main([*arguments, "--launcher", "simulate"]) == 2
     assert "holds a real run (srun)" in capsys.readouterr().err
     assert main([*arguments, "--simulate", "nodes=4"]) == 2
