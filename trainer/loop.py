@@ -201,7 +201,8 @@ class MetricsWriter:
         except OSError as error:
             raise ConfigError(f"metrics: {self.path}: {error.strerror}") from error
         self.others: list[Callable[[int, Mapping[str, float]], None]] = []
-        self.ends: list[Callable[[], None]] = [self.file.close]
+        self.open = ExitStack()
+        self.open.enter_context(self.file)
         if metrics.enable_tensorboard:
             module = optional(
                 "torch.utils.tensorboard", "metrics.enable_tensorboard", ", or set it to false"
@@ -213,13 +214,13 @@ class MetricsWriter:
                     board.add_scalar(name, value, step)
 
             self.others.append(scalars)
-            self.ends.append(board.close)
+            self.open.callback(board.close)
         if metrics.enable_wandb:
             run = optional("wandb", "metrics.enable_wandb", ", or set it to false").init(
                 config=dict(config), dir=str(folder)
             )
             self.others.append(lambda step, figures: run.log(dict(figures), step=step))
-            self.ends.append(run.finish)
+            self.open.callback(run.finish)
 
     def write(self, step: int, figures: Figures) -> None:
         """Write one step, counted from 1; values that are not finite become null."""
@@ -233,8 +234,7 @@ class MetricsWriter:
             write(step, numbers)
 
     def close(self) -> None:
-        for end in self.ends:
-            end()
+        self.open.close()
 
 
 def _lines_until(path: Path, step: int) -> list[str]:
