@@ -73,7 +73,7 @@ def split_over_tp(dims: dict[str, int], cut: Cut) -> dict[str, Split]:
 
 
 class Style:
-    """One way of splitting a module; ``opaque``: projections are custom operators."""
+    """A way to split a module, if over a group; ``opaque``: projections are custom operators."""
 
     dims: dict[str, int] = {}  # noqa: RUF012 - constant per class
 
@@ -86,8 +86,8 @@ class Style:
         self.name = named(group, kernels) if opaque else None
 
     def apply(self, module: nn.Module) -> None:
-        assert self.group is not None
-        split(module, split_over_tp(self.dims, Cut(self.group.rank, self.group.size)))
+        if self.group is not None:
+            split(module, split_over_tp(self.dims, Cut(self.group.rank, self.group.size)))
         if isinstance(module, Linear):
             # The same object in every layer: one compiled graph is then for all of them.
             module.split = self
@@ -104,7 +104,7 @@ class Style:
 
 
 class ColumnParallel(Style):
-    """Output features over the ranks."""
+    """Output features over the ranks; without a group all of them on each."""
 
     dims = {"weight": 0, "bias": 0}  # noqa: RUF012
 
@@ -131,19 +131,6 @@ class RowParallel(Style):
                 partial = self.kernels.outputs(x, module.weight)
             total = Sum.apply(partial, group, self.sequence)
         return total if module.bias is None else total + module.bias
-
-
-class Whole(ColumnParallel):
-    """All features on each rank, of the tokens that it has."""
-
-    dims = {}  # noqa: RUF012
-
-    def __init__(self, group: Group, kernels: Kernels, opaque: bool) -> None:
-        super().__init__(group, False, kernels)
-        self.name = named(None, kernels) if opaque else None
-
-    def product(self, linear: Linear, x: Tensor) -> Tensor:
-        return self.compute(linear, None, x)
 
 
 class SharedKey(Style):
@@ -191,14 +178,13 @@ class SequencePositions(Style):
 
 def compute_by(kernels: Kernels, stage: Stage, opaque: bool) -> None:
     """Let a stage that no axis splits compute its projections and logits by these kernels."""
-    products = ColumnParallel(None, False, kernels, opaque)
-    head = VocabParallelHead(None, False, kernels)
+    styles: dict[type[nn.Module], Style] = {
+        Linear: ColumnParallel(None, False, kernels, opaque),
+        Head: VocabParallelHead(None, False, kernels),
+    }
     for module in stage.modules():
-        if isinstance(module, Linear):
-            module.split = products
-        elif isinstance(module, Head):
-            forward = functools.partial(head.compute, module, None)
-            module.forward = forward  # type: ignore[method-assign]
+        if type(module) in styles:
+            styles[type(module)].apply(module)
 
 
 def parallelize(stage: Stage, mesh: Mesh, config: TrainConfig, kernels: Kernels) -> None:
@@ -212,7 +198,7 @@ def parallelize(stage: Stage, mesh: Mesh, config: TrainConfig, kernels: Kernels)
     assert group is not None
     opaque = config.compile
     column, row = (kind(group, sequence, kernels, opaque) for kind in (ColumnParallel, RowParallel))
-    whole = Whole(group, kernels, opaque)
+    whole = ColumnParallel(None, False, kernels, opaque)  # all features, of each rank's tokens
     styles: dict[str, Style] = {
         "embedding": VocabParallelEmbedding(group, sequence, kernels),
         "positions": SequencePositions(group, sequence, kernels),
