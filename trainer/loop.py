@@ -187,6 +187,8 @@ class MetricsWriter:
     """Writes metrics to files and services; used on rank 0 only.
 
     Lines after step ``first``, from a run that died after its last checkpoint, are removed.
+
+    Raises ConfigError if a package is not installed, or the file cannot be written.
     """
 
     def __init__(

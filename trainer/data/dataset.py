@@ -22,6 +22,8 @@ class TokenDataset:
     Args:
         vocab_size: of the model; larger tokens are an error when met.
         loss_mask: prefix of an indexed file of equal length; 0: the token is no target.
+
+    Raises ConfigError as ``read_index``, or if the two files differ in length.
     """
 
     def __init__(
@@ -47,7 +49,11 @@ class TokenDataset:
     def samples(
         self, first: int, count: int, *, seq_length: int, seed: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See ``Dataset``; raises ConfigError if there is no whole sample, or an unknown token."""
+        """Tokens and targets of samples counted since training began: int64 (count, seq_length).
+
+        Raises ConfigError if the data is shorter than one sample, or a token is not in the model's
+        vocabulary.
+        """
         places = [self._place(first + row, seq_length, seed) for row in range(count)]
         rows = np.stack([self._sample(begin, seq_length) for begin in places])
         samples = torch.from_numpy(rows.astype(np.int64))

@@ -78,7 +78,10 @@ class Index:
 
 
 def read_index(prefix: str | Path) -> Index:
-    """Check ``PREFIX.idx`` against the sizes of both files; raises ConfigError with a remedy."""
+    """Check ``PREFIX.idx`` against the sizes of both files, in constant time.
+
+    Raises ConfigError if a file is missing, truncated or of another kind; names it and the remedy.
+    """
     idx, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
     remedy = _REMEDY.format(prefix=shown(str(prefix)))
     try:

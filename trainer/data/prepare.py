@@ -37,7 +37,10 @@ class Tokenizer:
 
 
 def tokenizer_named(name: str) -> Tokenizer:
-    """A ``tokenizer.json``, or what ``transformers`` knows: a folder, or a name of its hub."""
+    """A ``tokenizer.json``, or what ``transformers`` knows: a folder, or a name of its hub.
+
+    Raises ConfigError if there is no such tokenizer, or the package that reads it is not installed.
+    """
     if Path(name).is_file():
         return _of_file(name)
     module = optional("transformers", f"tokenizer {name!r}: no such file", ", or take `bytes`")
@@ -84,6 +87,9 @@ def prepare_data(files: Sequence[Path], out: Path, tokenizer: str = "bytes") -> 
         out: prefix of the two files; its folder is made if need be.
         tokenizer: ``bytes``: byte b is token b, and 256 ends a document: vocabulary 257, rounded up
             to a multiple of ``tp``. Else see ``tokenizer_named``; UTF-8 files are read whole.
+
+    Raises ConfigError if there is nothing to read, the tokenizer is unknown, or ``out`` cannot be
+    written.
     """
     by = None if tokenizer == "bytes" else tokenizer_named(tokenizer)
     code = UINT16 if by is None or by.vocab_size <= 1 << 16 else INT32

@@ -32,7 +32,10 @@ def unsupported(
     device_type: DeviceType,
     local_world_size: int | None = None,
 ) -> str | None:
-    """Why DeepSpeed cannot train a valid configuration, whatever its ``engine``; None if it can."""
+    """Why DeepSpeed cannot train a valid configuration, whatever its ``engine``; None if it can.
+
+    Raises ConfigError if the degrees do not fit the ranks.
+    """
     facts = config.facts(world_size, local_world_size)
     settings = [*refused_settings(config, "deepspeed").values()]
     reason = settings[0] if settings else refusal(deepspeed_requirements(device_type), facts)

@@ -23,6 +23,8 @@ class Weights:
 
     They must be of ``model``, whose vocabulary may be larger (further words get the mean of all)
     and whose sequences may be shorter.
+
+    Raises ConfigError if they are of another model, or cannot be read.
     """
 
     def __init__(self, folder: Path, model: ModelConfig) -> None:

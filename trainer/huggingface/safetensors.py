@@ -28,6 +28,8 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
     """Every tensor of a model by its name, mapped into memory and not to be written to.
 
     They are in ``model.safetensors``, or in several files that have an index.
+
+    Raises ConfigError if there is none, or a file is not what it should be.
     """
     try:
         if not (folder / TABLE).exists():
@@ -47,7 +49,12 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
 
 
 def read_file(path: Path) -> dict[str, Tensor]:
-    """The tensors of one file; raises FileError if there is none, ConfigError if it is another."""
+    """The tensors of one file.
+
+    Raises:
+        FileError: if there is none.
+        ConfigError: if it is something else, or shorter than its table says.
+    """
     size = size_of(path)
     with path.open("rb") as file:
         (table_bytes,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
