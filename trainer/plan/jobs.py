@@ -198,6 +198,20 @@ class Jobs:
         """Jobs selected by a mask, slice or index array."""
         return Jobs(**{name: getattr(self, name).rows(rows) for name in _PARTS})
 
+    def columns(self) -> dict[str, Array]:
+        """All numeric columns by name, including those of mixtures and latent attention."""
+        found: dict[str, Array] = {}
+        for part in (getattr(self, name) for name in _PARTS):
+            for name, value in part.stored().items():
+                if isinstance(value, np.ndarray) and value.dtype.kind != "U":
+                    found[name] = np.asarray(value, np.float64)
+                elif isinstance(value, dict):
+                    found |= {key: np.asarray(own, np.float64) for key, own in value.items()}
+        for name in ("mixture", "latent"):
+            if (few := getattr(self.model, name)) is not None:
+                found |= {f"{name}.{key}": value for key, value in few._asdict().items()}
+        return found
+
     @cached_property
     def folded(self) -> Mask:
         """Whether the schedule places the first and the last stage on the same pipeline rank."""
