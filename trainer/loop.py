@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,13 +56,9 @@ def train(
         stop: whether this rank was asked to stop; all stop after the step in which any was. Asked
             only where there is a folder to save into.
 
-    Returns:
-        On every rank: ``step_times_s``, ``losses`` (global mean of each step), ``grad_norms``
-        (before clipping), ``skipped_steps``, ``validation_losses`` (by step, from 1), ``stopped``,
-        ``checkpoints_s`` (for which each checkpoint stopped training);
-        and this rank's ``device``, ``memory``, ``energy`` from the first measured step to the last
-        (``Meter.used``), ``communication`` per measured step (``Traffic.report``; empty with
-        DeepSpeed) and ``kernels`` (``Tuning.report``, or None).
+    Returns the same on every rank, except its own ``device``, ``memory``, ``energy``,
+    ``communication`` and ``kernels``. Losses are global means, norms before clipping, and
+    ``checkpoints_s`` how long each checkpoint stopped training.
 
     Raises ConfigError if the configuration cannot run on so many ranks.
     """
@@ -75,9 +71,13 @@ def train(
     else:
         engine = Trainer(config, device)
     training = _Training(config, engine, device, dataset, held_out)
-    with _metrics(config, folder, training.first) as note:
+    with ExitStack() as stack:
+        if config.metrics is not None and folder is not None and dist.get_rank() == 0:
+            told = config.model_dump(exclude_none=True)
+            writer = MetricsWriter(config.metrics, folder, training.first, told)
+            training.writer = stack.enter_context(closing(writer))
         dist.barrier()
-        training.run(progress, step_done, note, stop)
+        training.run(progress, step_done, stop)
     return training.results()
 
 
@@ -90,6 +90,7 @@ class _Training:
     device: Device
     dataset: Dataset
     held_out: Dataset | None
+    writer: MetricsWriter | None = None
     times_s: list[float] = field(default_factory=list)
     reports: list[StepReport] = field(default_factory=list)
     validations: dict[int, float] = field(default_factory=dict)
@@ -101,11 +102,7 @@ class _Training:
         self.meter = self.device.meter(dist.get_rank())
 
     def run(
-        self,
-        progress: Callable[[str], None],
-        step_done: StepDone,
-        note: Note,
-        stop: Callable[[], bool],
+        self, progress: Callable[[str], None], step_done: StepDone, stop: Callable[[], bool]
     ) -> None:
         """Train until the last step, or until a rank is asked to stop."""
         config, engine, last = self.config, self.engine, self.last
@@ -125,7 +122,7 @@ class _Training:
                 with attention_backends(self.device.type):
                     self.validations[done] = engine.validate(self.held_out)
                 progress(f"step {done}/{last} validation loss {self.validations[done]:.4f}")
-            note(done, report, time_s, self.validations.get(done))
+            self._write(done, report, time_s)
             begin_s = self.device.clock()
             saved = engine.save_if_due(done, done if report.stop else last)
             further: dict[str, float] = {"finished_steps": done} if config.save else {}
@@ -146,6 +143,22 @@ class _Training:
         self.reports.append(report)
         self.times_s.append(time_s)
         return report, time_s
+
+    def _write(self, done: int, report: StepReport, time_s: float) -> None:
+        """Write a step's metrics, if the configuration asks for them and this is rank 0."""
+        if self.writer is None:
+            return
+        figures = {
+            "loss": report.loss,
+            "grad_norm": report.grad_norm,
+            "lr": self.config.lr(done - 1),
+            "skipped": int(not report.done),
+            "step_time_s": time_s,
+            **rates(self.config, dist.get_world_size(), time_s),
+        }
+        if done in self.validations:
+            figures["validation_loss"] = self.validations[done]
+        self.writer.write(done, figures)
 
     def results(self) -> dict[str, Any]:
         """See ``train``; waits until everything is written."""
@@ -170,35 +183,6 @@ class _Training:
         }
 
 
-Note = Callable[[int, StepReport, float, float | None], None]
-"""Called after a step: its number, report, seconds, and the held-out loss if there is one."""
-
-
-@contextmanager
-def _metrics(config: TrainConfig, folder: Path | None, first: int) -> Iterator[Note]:
-    """Writer of per-step metrics on rank 0, if the configuration asks for them."""
-    if config.metrics is None or folder is None or dist.get_rank() != 0:
-        yield lambda *_: None
-        return
-    writer = MetricsWriter(config.metrics, folder, first, config.model_dump(exclude_none=True))
-
-    def note(step: int, report: StepReport, time_s: float, validation: float | None) -> None:
-        figures = {
-            "loss": report.loss,
-            "grad_norm": report.grad_norm,
-            "lr": config.lr(step - 1),
-            "skipped": int(not report.done),
-            "step_time_s": time_s,
-            **rates(config, dist.get_world_size(), time_s),
-        }
-        if validation is not None:
-            figures["validation_loss"] = validation
-        writer.write(step, figures)
-
-    with closing(writer):
-        yield note
-
-
 class MetricsWriter:
     """Writes metrics to files and services; used on rank 0 only.
 
@@ -219,7 +203,8 @@ class MetricsWriter:
         except OSError as error:
             raise ConfigError(f"metrics: {self.path}: {error.strerror}") from error
         self.others: list[Callable[[int, Mapping[str, float]], None]] = []
-        self.ends: list[Callable[[], None]] = [self.file.close]
+        self.open = ExitStack()
+        self.open.enter_context(self.file)
         if metrics.enable_tensorboard:
             module = optional(
                 "torch.utils.tensorboard", "metrics.enable_tensorboard", ", or set it to false"
@@ -231,13 +216,13 @@ class MetricsWriter:
                     board.add_scalar(name, value, step)
 
             self.others.append(scalars)
-            self.ends.append(board.close)
+            self.open.callback(board.close)
         if metrics.enable_wandb:
             run = optional("wandb", "metrics.enable_wandb", ", or set it to false").init(
                 config=dict(config), dir=str(folder)
             )
             self.others.append(lambda step, figures: run.log(dict(figures), step=step))
-            self.ends.append(run.finish)
+            self.open.callback(run.finish)
 
     def write(self, step: int, figures: Figures) -> None:
         """Write one step, counted from 1; values that are not finite become null."""
@@ -251,8 +236,7 @@ class MetricsWriter:
             write(step, numbers)
 
     def close(self) -> None:
-        for end in self.ends:
-            end()
+        self.open.close()
 
 
 def _lines_until(path: Path, step: int) -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from foundation.energy import in_all
 from foundation.files import finite
-from foundation.writing import sync_folder
+from foundation.writing import sync_folder, write_atomically
 from trainer.plan.config import TrainConfig
 from trainer.plan.flops import executed_flops, speed
 
@@ -44,17 +44,11 @@ def completed(
     memory: Sequence[Mapping[str, int]],
     energy: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Result of a run whose steps all ended: ``ok``, or ``diverged``.
+    """Result of a run whose steps all ended: ``ok``, or ``diverged`` with the first bad step.
 
     ``training`` is what ``trainer.loop.train`` returned on one rank, ``memory`` every rank's
-    ``Device.memory``, ``energy`` every rank's ``Meter.used``.
-
-    Returns:
-        For ``ok`` the metrics in ``FIGURES`` over the measured steps; ``loss`` includes warm-up.
-        For ``diverged`` the first bad step as ``where``. ``peak_memory_bytes`` is the largest
-        ``allocated`` of all ranks, ``device`` rank 0's; ``validation_loss`` is by step,
-        ``checkpoint_s`` for how long each stopped training. ``energy_joules`` is of all nodes or
-        GPUs, ``energy_source`` its source, or why there is none.
+    ``Device.memory``, ``energy`` every rank's ``Meter.used``. Rates are over the measured steps;
+    ``loss`` includes warm-up, and ``peak_memory_bytes`` is the largest ``allocated`` of all ranks.
     """
     losses = list(training["losses"])
     saves_s = list(training["checkpoints_s"])
@@ -167,11 +161,8 @@ def write_result(directory: Path, result: Mapping[str, Any]) -> bool:
     path = directory / RESULT_NAME
     draft = directory / f".{RESULT_NAME}.{uuid.uuid4().hex}"
     try:
-        with draft.open("w") as file:
-            json.dump(finite(result), file, indent=1, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
+        text = json.dumps(finite(result), indent=1, allow_nan=False)
+        write_atomically(draft, text + "\n", sync=True)
         os.link(draft, path)
     except FileExistsError:
         return False

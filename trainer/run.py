@@ -98,7 +98,7 @@ class _Run:
         try:
             training = self._train()
             own = {key: training[key] for key in ("memory", "energy")}
-            code = self._conclude(training, self.peers.gather(own) or [own])
+            code = self._conclude(training, self.peers.gather(own, "used") or [own])
         except Exception as error:
             code = self._report(error)
             if self.place.world_size > 1:

@@ -374,5 +374,8 @@ def test_a_bad_file_is_one_message_and_exit_code_2(
 def test_a_wrong_command_line_is_exit_code_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(arguments) == EXIT_INVALID
-    assert "usage: python -m trainer CONFIG.json" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == EXIT_INVALID
+    said = capsys.readouterr().err
+    assert "usage: python -m trainer" in said and "CONFIG.json" in said

@@ -99,24 +99,20 @@ class SaveChunks(DefaultSavePlanner):
         self.chunks = {(c.name, torch.Size(c.slice.offsets)): c for c in chunks if c.writes}
 
     def create_local_plan(self) -> planner.SavePlan:
-        self.plan = planner.SavePlan([_write(chunk) for chunk in self.chunks.values()])
+        items = []
+        for chunk in self.chunks.values():
+            data = planner.TensorWriteData(
+                chunk=chunk.extent,
+                properties=TensorProperties.create_from_tensor(chunk.data),
+                size=torch.Size(chunk.whole),
+            )
+            index = MetadataIndex(chunk.name, chunk.extent.offsets)
+            items.append(planner.WriteItem(index, planner.WriteItemType.SHARD, tensor_data=data))
+        self.plan = planner.SavePlan(items)
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
         return self.chunks[index.fqn, index.offset].data
-
-
-def _write(chunk: Chunk) -> planner.WriteItem:
-    extent = chunk.extent
-    return planner.WriteItem(
-        index=MetadataIndex(chunk.name, extent.offsets),
-        type=planner.WriteItemType.SHARD,
-        tensor_data=planner.TensorWriteData(
-            chunk=extent,
-            properties=TensorProperties.create_from_tensor(chunk.data),
-            size=torch.Size(chunk.whole),
-        ),
-    )
 
 
 class LoadChunks(DefaultLoadPlanner):

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
-import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from trainer.data.goldfish import IGNORED, without
 from trainer.plan.config import TrainConfig
@@ -87,13 +88,12 @@ def document_bounds(starts: list[Tensor]) -> list[Tensor]:
     """
     first = [[row.unique_consecutive() for row in micro_batch] for micro_batch in starts]
     most = max((len(row) for rows in first for row in rows), default=0)
-    size = 1 << most.bit_length()
     found = []
     for rows, micro_batch in zip(first, starts, strict=True):
-        bounds = torch.full((len(rows), size), micro_batch.size(1), dtype=torch.int32)
-        for row, begin in zip(bounds, rows, strict=True):
-            row[: len(begin)] = begin
-        found.append(bounds)
+        length = micro_batch.size(1)
+        bounds = pad_sequence(rows, batch_first=True, padding_value=length)
+        missing = (1 << most.bit_length()) - bounds.size(1)
+        found.append(F.pad(bounds, (0, missing), value=length).int())
     return found
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from trainer.data.goldfish import IGNORED, mix
-from trainer.data.indexed import Documents, read_index
+from trainer.data.indexed import read_index
 from trainer.plan.limits import ConfigError
 
 
@@ -31,12 +31,11 @@ class TokenDataset:
     ) -> None:
         self.prefix = str(prefix)
         self.vocab_size = vocab_size
-        index = read_index(prefix)
+        self._index = index = read_index(prefix)
         self.num_tokens = index.num_tokens
         if self.num_tokens < 2:
             raise ConfigError(f"{prefix}.bin: holds {self.num_tokens} tokens; add text")
         self._tokens = np.memmap(f"{prefix}.bin", dtype=index.dtype, mode="r")
-        self._documents = Documents(prefix)
         self._in_loss: np.ndarray | None = None
         if loss_mask is not None:
             mask = read_index(loss_mask)
@@ -68,7 +67,7 @@ class TokenDataset:
         """Start of each token's document in its sample, and the last target's: see ``Dataset``."""
         places = [self._place(first + row, seq_length, seed) for row in range(count)]
         return torch.from_numpy(
-            np.stack([self._documents.starts(begin, seq_length + 1) for begin in places])
+            np.stack([self._index.starts(begin, seq_length + 1) for begin in places])
         )
 
     def _place(self, number: int, seq_length: int, seed: int) -> int:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import bisect
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -42,10 +43,38 @@ _REMEDY = "build it with `meshtune prepare-data FILES --out {prefix}`"
 
 @dataclass(frozen=True)
 class Index:
-    """Number and type of the tokens in ``PREFIX.bin``, from ``PREFIX.idx``."""
+    """Tokens in ``PREFIX.bin`` and the documents that they are in, from ``PREFIX.idx``."""
 
+    path: Path
     dtype: np.dtype
     num_tokens: int
+    num_sequences: int
+    num_boundaries: int  # documents + 1
+
+    @cached_property
+    def _offsets(self) -> np.ndarray:
+        sizes_end = HEADER.size + 4 * self.num_sequences
+        return np.memmap(self.path, "<i8", "r", sizes_end, (self.num_sequences,))
+
+    @cached_property
+    def _first(self) -> np.ndarray:
+        offsets_end = HEADER.size + 12 * self.num_sequences
+        return np.memmap(self.path, "<i8", "r", offsets_end, (self.num_boundaries,))
+
+    def begin(self, document: int) -> int:
+        """Its first token, counted from the beginning of the data."""
+        return int(self._offsets[self._first[document]]) // self.dtype.itemsize
+
+    def starts(self, begin: int, count: int) -> np.ndarray:
+        """Start of each token's document, int64, relative to the first token, which starts one
+        itself."""
+        found = np.zeros(count, np.int64)
+        documents = range(self.num_boundaries - 1)  # the last entry is where all end
+        number = bisect.bisect_right(documents, begin, key=self.begin)
+        while number < len(documents) and (start := self.begin(number) - begin) < count:
+            found[start:] = start
+            number += 1
+        return found
 
 
 def read_index(prefix: str | Path) -> Index:
@@ -79,35 +108,8 @@ def read_index(prefix: str | Path) -> Index:
             f"{data}: {bin_bytes} bytes, but {idx.name} describes {expected_bytes}: truncated, or "
             f"of another dataset; {remedy}"
         )
-    return Index(DTYPES[code], bin_bytes // DTYPES[code].itemsize)
-
-
-class Documents:
-    """Starts of a dataset's documents, in tokens; the index has passed ``read_index``."""
-
-    def __init__(self, prefix: str | Path) -> None:
-        path = f"{prefix}.idx"
-        with Path(path).open("rb") as file:
-            _, _, code, sequences, boundaries = HEADER.unpack(file.read(HEADER.size))
-        self.itemsize = DTYPES[code].itemsize
-        sizes_end = HEADER.size + 4 * sequences
-        self.offsets = np.memmap(path, "<i8", "r", sizes_end, (sequences,))
-        self.first = np.memmap(path, "<i8", "r", sizes_end + 8 * sequences, (boundaries,))
-
-    def begin(self, document: int) -> int:
-        """Its first token, counted from the beginning of the data."""
-        return int(self.offsets[self.first[document]]) // self.itemsize
-
-    def starts(self, begin: int, count: int) -> np.ndarray:
-        """Start of each token's document, int64, relative to the first token, which starts one
-        itself."""
-        found = np.zeros(count, np.int64)
-        documents = range(len(self.first) - 1)  # the last entry is where all end
-        number = bisect.bisect_right(documents, begin, key=self.begin)
-        while number < len(documents) and (start := self.begin(number) - begin) < count:
-            found[start:] = start
-            number += 1
-        return found
+    tokens = bin_bytes // DTYPES[code].itemsize
+    return Index(idx, DTYPES[code], tokens, num_sequences, num_boundaries)
 
 
 def _data_bytes(idx: Path, num_sequences: int, itemsize: int) -> int:

@@ -1,7 +1,4 @@
-"""Text files to a token file that the trainer reads: ``meshtune prepare-data``.
-
-Torch-free.
-"""
+"""Text files to a token file that the trainer reads: ``meshtune prepare-data``. Torch-free."""
 
 from __future__ import annotations
 

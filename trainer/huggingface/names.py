@@ -6,6 +6,7 @@ projections of SwiGLU. GPT-2's matrices are transposed there.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,10 +37,7 @@ class Architecture:
     experts: int = 0
 
     def sources(self, name: str) -> list[str]:
-        """Their names for one of our parameters, in the order of its rows.
-
-        None for a router's bias, where they do not have it.
-        """
+        """Their names for one of our parameters, in the order of its rows; none if they lack it."""
         found = _LAYER.fullmatch(name)
         if found is None:
             return [self.top[name]]
@@ -99,16 +97,17 @@ def rope_of(model: ModelConfig) -> dict[str, Any]:
     return {"rope_type": model.rope_type, **{key: getattr(model, ours) for key, ours in keys}}
 
 
-_AT_LEAST = ("max_position_embeddings", "n_positions")  # a shorter sequence reads fewer of them
-_AT_MOST = ("vocab_size",)  # ours may be rounded up
+# A shorter sequence reads fewer positions, and our vocabulary may be rounded up.
+_COMPARED = {
+    "max_position_embeddings": operator.le,
+    "n_positions": operator.le,
+    "vocab_size": operator.ge,
+}
 _NO_MATTER = ("architectures", "torch_dtype", "rope_scaling", "num_nextn_predict_layers")
 
 
 def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
-    """Check that a ``config.json`` is of this model.
-
-    Raises ConfigError if it is not; names the keys and both values.
-    """
+    """Raise ConfigError, with keys and both values, unless a ``config.json`` is of this model."""
     wanted = config_of(model) | rope_of(model) | {"layer_types": model.layer_types}
     there = _architectures().get(str(given.get("model_type")))
     known = {**(there.defaults if there else {}), **given}
@@ -131,20 +130,19 @@ def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
     ):
         if known.get(key) is None and isinstance(known.get(other), int):
             known[key] = factor * known[other]
-    wrong = []
-    for key, ours in wanted.items():
-        theirs = known.get(key)
-        if key in _NO_MATTER:
-            continue
-        if key in _AT_LEAST or key in _AT_MOST:
-            less = -1 if key in _AT_MOST else 1
-            if isinstance(theirs, int) and less * ours <= less * theirs:
-                continue
-        elif theirs == ours:
-            continue
-        wrong.append(f"{key} is {theirs!r} there and {ours!r} here")
+    wrong = [
+        f"{key} is {known.get(key)!r} there and {ours!r} here"
+        for key, ours in wanted.items()
+        if key not in _NO_MATTER and not _fits(key, ours, known.get(key))
+    ]
     if wrong:
         raise ConfigError(f"is of another model: {'; '.join(wrong)}")
+
+
+def _fits(key: str, ours: Any, theirs: Any) -> bool:
+    if key in _COMPARED:
+        return isinstance(theirs, int) and _COMPARED[key](ours, theirs)
+    return bool(theirs == ours)
 
 
 def _layer_types(known: Mapping[str, Any], layers: int) -> list[str]:

@@ -25,12 +25,8 @@ from trainer.plan.model import ModelConfig
 def export(checkpoint: Path, out: Path) -> None:
     """Write ``config.json`` and ``model.safetensors`` in float32; one tensor is in memory at once.
 
-    The folder gets its name, in place of an older one, when all is in it.
-
-    Raises:
-        ConfigError: if the model is not one of ``transformers``.
-        CheckpointError: if the checkpoint cannot be read.
-        OSError: if the folder cannot be written.
+    The folder gets its name, in place of an older one, when all is in it. Raises ConfigError if the
+    model is not one of ``transformers``, CheckpointError if the checkpoint cannot be read.
     """
     model = ModelConfig.model_validate(read_record(checkpoint).model)
     architecture = architecture_of(model)

@@ -183,9 +183,9 @@ class MixtureMlp(nn.Module):
             weights = weights / weights.sum(-1, keepdim=True)
         if self.scaling != 1:
             weights = weights * self.scaling
-        rows = _Spread.apply(tokens, routes.order, routes.inverse, self.per_token)
+        rows = Permute.apply(tokens, routes.order, routes.inverse, self.per_token)
         rows = self.dispatch.compute(experts, rows, routes)
-        rows = Permute.apply(rows, routes.inverse, routes.order)
+        rows = Permute.apply(rows, routes.inverse, routes.order, 1)
         rows = rows.view(-1, self.per_token, x.size(-1)) * weights[..., None].to(x.dtype)
         out = rows.sum(1).view_as(x)
         if self.shared is None:
@@ -282,30 +282,19 @@ def _counts(numbers: Tensor, kinds: int) -> Tensor:
 
 
 class Permute(torch.autograd.Function):
-    """Rows in another order; ``inverse`` undoes it."""
+    """Rows, each ``times`` over, in another order; ``inverse`` undoes it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-        ctx.inverse = inverse
-        return x[order]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return grad[ctx.inverse], None, None
-
-
-class _Spread(torch.autograd.Function):
-    """A row for each pair of token and expert, in the order of pairs."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor, per_token: int) -> Tensor:
-        ctx.inverse, ctx.per_token = inverse, per_token
-        return x[order // per_token]
+    def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor, times: int) -> Tensor:
+        ctx.inverse, ctx.times = inverse, times
+        return x[order // times if times > 1 else order]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rows = grad[ctx.inverse].view(-1, ctx.per_token, grad.size(-1))
-        return rows.sum(1), None, None, None
+        rows = grad[ctx.inverse]
+        if ctx.times > 1:
+            rows = rows.view(-1, ctx.times, grad.size(-1)).sum(1)
+        return rows, None, None, None
 
 
 class _AddLoss(torch.autograd.Function):

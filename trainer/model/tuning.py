@@ -133,13 +133,10 @@ class Tuning:
         """Time all forms, then the better ones again, so that a lucky time does not win."""
         mine = sorted(set(products) & self.kernels.calls.keys())
         first = self._slowest(dict.fromkeys(mine, FORMS))
-        promising = {
-            product: min(times, key=lambda form: times[form]) for product, times in first.items()
-        }
         rivals = {
-            product: (product.form, form)
-            for product, form in promising.items()
-            if product in mine and form != product.form
+            product: (product.form, fastest)
+            for product, times in first.items()
+            if product in mine and (fastest := _fastest(times)) != product.form
         }
         second = self._slowest(rivals)
         return {
@@ -182,10 +179,14 @@ def choose(default: Form, first: Mapping[Form, float], second: Mapping[Form, flo
 
     ``first`` has times of all forms, ``second`` of the default and of the fastest of the first.
     """
-    best = min(first, key=lambda form: first[form])
+    best = _fastest(first)
     if all(times[best] <= WORTH * times[default] for times in (first, second)):
         return Choice(form=best, default_s=second[default], form_s=second[best])
     return Choice(form=default, default_s=second[default], form_s=second[default])
+
+
+def _fastest(times: Mapping[Form, float]) -> Form:
+    return min(times, key=lambda form: times[form])
 
 
 def alternately(

@@ -54,11 +54,11 @@ class Traffic:
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
         """Pause the counters: what is sent meanwhile is not part of a step."""
-        clock, self.clock, self.counting = self.clock, None, False
+        self.counting = False
         try:
             yield
         finally:
-            self.clock, self.counting = clock, True
+            self.counting = True
 
     def clear(self) -> None:
         self.calls.clear()
@@ -186,7 +186,7 @@ class Group:
     ) -> dist.Work:
         self.traffic.add(purpose, self.level, num_bytes)
         clock = self.traffic.clock
-        if clock is None:
+        if clock is None or not self.traffic.counting:
             return collective(async_op=async_op) or _DONE
         begin = clock()
         collective(async_op=False)
@@ -194,14 +194,19 @@ class Group:
         return _DONE
 
 
-class _Done(dist.Work):
-    """Handle of a collective that has been waited for."""
+class Handle(dist.Work):
+    """Handle of work that has begun; ``end`` waits for it."""
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        super().__init__()
+        self.end = end
 
     def wait(self, timeout: Any = None) -> bool:
+        self.end()
         return True
 
 
-_DONE = _Done()
+_DONE = Handle(lambda: None)
 
 
 def _scatter_directly(
@@ -214,20 +219,13 @@ def _scatter_directly(
     """
     received = torch.empty_like(whole)
     work = dist.all_to_all_single(received, whole, group=group, async_op=True)
-    return _Sum(work, received.view(group.size(), -1), share.view(-1), average)
+    reduce = torch.mean if average else torch.sum
 
+    def end() -> None:
+        work.wait()
+        reduce(received.view(group.size(), -1), 0, out=share.view(-1))
 
-class _Sum(dist.Work):
-    """Handle that sums, or averages, the rows that the all-to-all has received."""
-
-    def __init__(self, work: Any, received: Tensor, share: Tensor, average: bool) -> None:
-        super().__init__()
-        self.work, self.received, self.share, self.average = work, received, share, average
-
-    def wait(self, timeout: Any = None) -> bool:
-        self.work.wait()
-        (torch.mean if self.average else torch.sum)(self.received, 0, out=self.share)
-        return True
+    return Handle(end)
 
 
 def _scatter_in_ring(share: Tensor, whole: Tensor, group: dist.ProcessGroup) -> None:

@@ -69,8 +69,8 @@ class RankDispatch(Dispatch):
             return super().compute(experts, rows, routes)
         send, receive, order, inverse, counts = routes.plan
         rows = _Exchange.apply(rows, send, receive, self.group)
-        rows = experts(Permute.apply(rows, order, inverse), counts)
-        rows = Permute.apply(rows, inverse, order)
+        rows = experts(Permute.apply(rows, order, inverse, 1), counts)
+        rows = Permute.apply(rows, inverse, order, 1)
         return _Exchange.apply(rows, receive, send, self.group)
 
     def sum_counts(self, counts: Tensor) -> None:

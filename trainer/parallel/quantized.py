@@ -52,10 +52,9 @@ def quantized_reduce_scatter(
     they belong (Wang et al. 2023, section 4.3).
 
     Args:
-        out: (n,) float32.
+        out: (n,) float32, added to if ``accumulate``.
         rows: (ranks, n), floating point; ranks is the product of the hops' sizes.
-        hops: groups, nearest first; none for this rank alone.
-        accumulate: add to ``out``.
+        hops: groups, nearest first; one at least.
     """
     n = rows.size(1)
     for number, group in enumerate(hops):
@@ -66,11 +65,6 @@ def quantized_reduce_scatter(
         packed = quantize(rows.reshape(group.size, rest * n).contiguous(), fmt)
         received = torch.empty_like(packed)
         group.all_to_all(received, packed, purpose)
-        if number == len(hops) - 1:
-            dequantize_sum(received, fmt, out, accumulate)
-            return
-        rows = dequantize_sum(received, fmt, out.new_empty(rest * n)).view(rest, n)
-    if accumulate:
-        out.add_(rows[0])
-    else:
-        out.copy_(rows[0])
+        if number < len(hops) - 1:
+            rows = dequantize_sum(received, fmt, out.new_empty(rest * n)).view(rest, n)
+    dequantize_sum(received, fmt, out, accumulate)

@@ -1,9 +1,8 @@
 """Tensor parallelism (Shoeybi et al. 2019) and sequence parallelism (Korthikanti et al. 2022).
 
-The styles plug into torch's ``parallelize_module``, but hold plain local tensors and call the
-collectives themselves: an input's gradient is summed while the weight's is computed, sequence
-parallelism keeps only a shard of the input for the backward pass, and DTensor's dispatch costs
-nothing.
+Styles hold plain local tensors and call the collectives themselves, where torch's own hold
+DTensors: an input's gradient is summed while the weight's is computed, sequence parallelism keeps
+only a shard of the input for the backward pass, and no dispatch costs time.
 """
 
 from __future__ import annotations
@@ -14,9 +13,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.parallel import parallelize_module
-from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from trainer.model.experts import Stacked
 from trainer.model.kernels import Kernels
@@ -76,29 +72,27 @@ def split_over_tp(dims: dict[str, int], cut: Cut) -> dict[str, Split]:
     return {name: by_dim[dim] for name, dim in dims.items()}
 
 
-class Style(ParallelStyle):
-    """One way of splitting a module; ``opaque``: projections are custom operators."""
+class Style:
+    """A way to split a module, if over a group; ``opaque``: projections are custom operators."""
 
     dims: dict[str, int] = {}  # noqa: RUF012 - constant per class
 
     def __init__(
         self, group: Group | None, sequence: bool, kernels: Kernels, opaque: bool = False
     ) -> None:
-        super().__init__()
         self.group = group
         self.sequence = sequence
         self.kernels = kernels
         self.name = named(group, kernels) if opaque else None
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        assert self.group is not None
-        split(module, split_over_tp(self.dims, Cut(self.group.rank, self.group.size)))
+    def apply(self, module: nn.Module) -> None:
+        if self.group is not None:
+            split(module, split_over_tp(self.dims, Cut(self.group.rank, self.group.size)))
         if isinstance(module, Linear):
             # The same object in every layer: one compiled graph is then for all of them.
             module.split = self
         else:
             module.forward = functools.partial(self.compute, module, self.group)
-        return module
 
     def product(self, linear: Linear, x: Tensor) -> Tensor:
         """The projection's output, computed over the group."""
@@ -110,7 +104,7 @@ class Style(ParallelStyle):
 
 
 class ColumnParallel(Style):
-    """Output features over the ranks."""
+    """Output features over the ranks; without a group all of them on each."""
 
     dims = {"weight": 0, "bias": 0}  # noqa: RUF012
 
@@ -137,19 +131,6 @@ class RowParallel(Style):
                 partial = self.kernels.outputs(x, module.weight)
             total = Sum.apply(partial, group, self.sequence)
         return total if module.bias is None else total + module.bias
-
-
-class Whole(ColumnParallel):
-    """All features on each rank, of the tokens that it has."""
-
-    dims = {}  # noqa: RUF012
-
-    def __init__(self, group: Group, kernels: Kernels, opaque: bool) -> None:
-        super().__init__(group, False, kernels)
-        self.name = named(None, kernels) if opaque else None
-
-    def product(self, linear: Linear, x: Tensor) -> Tensor:
-        return self.compute(linear, None, x)
 
 
 class SharedKey(Style):
@@ -197,14 +178,13 @@ class SequencePositions(Style):
 
 def compute_by(kernels: Kernels, stage: Stage, opaque: bool) -> None:
     """Let a stage that no axis splits compute its projections and logits by these kernels."""
-    products = ColumnParallel(None, False, kernels, opaque)
-    head = VocabParallelHead(None, False, kernels)
+    styles: dict[type[nn.Module], Style] = {
+        Linear: ColumnParallel(None, False, kernels, opaque),
+        Head: VocabParallelHead(None, False, kernels),
+    }
     for module in stage.modules():
-        if isinstance(module, Linear):
-            module.split = products
-        elif isinstance(module, Head):
-            forward = functools.partial(head.compute, module, None)
-            module.forward = forward  # type: ignore[method-assign]
+        if type(module) in styles:
+            styles[type(module)].apply(module)
 
 
 def parallelize(stage: Stage, mesh: Mesh, config: TrainConfig, kernels: Kernels) -> None:
@@ -218,7 +198,7 @@ def parallelize(stage: Stage, mesh: Mesh, config: TrainConfig, kernels: Kernels)
     assert group is not None
     opaque = config.compile
     column, row = (kind(group, sequence, kernels, opaque) for kind in (ColumnParallel, RowParallel))
-    whole = Whole(group, kernels, opaque)
+    whole = ColumnParallel(None, False, kernels, opaque)  # all features, of each rank's tokens
     styles: dict[str, Style] = {
         "embedding": VocabParallelEmbedding(group, sequence, kernels),
         "positions": SequencePositions(group, sequence, kernels),
@@ -228,7 +208,7 @@ def parallelize(stage: Stage, mesh: Mesh, config: TrainConfig, kernels: Kernels)
         **dict.fromkeys(("out", "down"), row),
         **dict.fromkeys(("q_down", "kv_down", "gate"), whole),
     }
-    modules = ((path, path.split(".")[-1], module) for path, module in stage.named_modules())
-    # A routed expert is not split.
-    plan = {path: styles[n] for path, n, m in modules if n in styles and not isinstance(m, Stacked)}
-    parallelize_module(stage, DeviceMesh.from_group(group.handle, mesh.device_type), plan)
+    for path, module in stage.named_modules():
+        style = styles.get(path.rpartition(".")[2])
+        if style is not None and not isinstance(module, Stacked):  # a routed expert is not split
+            style.apply(module)

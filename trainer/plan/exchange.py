@@ -39,11 +39,7 @@ class Habits(Protocol):
 
 
 def share_sent(ranks: Any) -> Any:
-    """Fraction of a tensor that each of d ranks sends once around a ring: (d - 1) / d.
-
-    All-gather and reduce-scatter; an all-reduce is both (Patarasuk and Yuan 2009; Thakur et al.
-    2005).
-    """
+    """Fraction of a tensor that each of d ranks sends once around a ring (Thakur et al. 2005)."""
     return (ranks - 1) / ranks
 
 

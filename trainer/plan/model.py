@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,9 @@ from pydantic import Field, model_validator
 from foundation.documents import read_document
 from foundation.records import Described
 from trainer.plan import sizes
+from trainer.plan.annotations import value_types
 from trainer.plan.limits import ConfigError, Layers, Tokens, Width
+from trainer.plan.rules.expression import Expression, ValueType, parse
 
 Some = Annotated[int, Field(ge=0, le=10_000_000)]
 Together = Mapping[str, Sequence[Sequence[str]]]
@@ -84,45 +87,11 @@ class ModelConfig(Described):
     def _agrees(self) -> ModelConfig:
         """Refuse keys without the others that they need, and sizes that do not divide."""
         self.check_together(_STATED["together"])
-        if self.num_experts and (self.experts_per_token or 0) > self.num_experts:
-            raise ValueError(
-                f"experts_per_token {self.experts_per_token} is more than num_experts "
-                f"{self.num_experts}"
-            )
-        if self.topk_group > self.n_group:
-            raise ValueError(f"topk_group {self.topk_group} is more than n_group {self.n_group}")
-        size, part = divmod(self.num_experts, self.n_group)
-        enough = size * self.topk_group >= (self.experts_per_token or 0)
-        if self.n_group > 1 and (part or size < 2 or not enough):
-            raise ValueError(
-                f"num_experts {self.num_experts}, n_group {self.n_group}, topk_group "
-                f"{self.topk_group}: groups need as many experts each, two or more, and the best "
-                "of them experts_per_token"
-            )
-        for name in ("dense_layers", "windowed_layers"):
-            if (layers := getattr(self, name)) > self.num_layers:
-                raise ValueError(f"{name} {layers} is more than num_layers {self.num_layers}")
-        if not self.head_size and not self.kv_lora_rank and self.hidden_size % self.num_heads:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} is not divisible by num_heads {self.num_heads}; "
-                "heads of another size: set head_size"
-            )
-        if self.num_heads % self.kv_heads:
-            raise ValueError(
-                f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.kv_heads}"
-            )
-        if self.positions == "rotary" and self.rotary_size % 2:
-            raise ValueError(f"rotary positions need an even head size, not {self.rotary_size}")
-        if self.rope_type != "yarn" and self.rope_mscale != 1:
-            raise ValueError(f"rope_mscale {self.rope_mscale} without rope_type yarn: remove it")
-        if self.rope_type == "yarn" and not self.kv_lora_rank:
-            raise ValueError("rope_type yarn without latent attention: set kv_lora_rank")
-        between = self.rope_high_freq_factor - self.rope_low_freq_factor
-        if between < 0 or (between == 0 and self.rope_type == "llama3"):
-            raise ValueError(
-                f"rope_high_freq_factor {self.rope_high_freq_factor} is not above "
-                f"rope_low_freq_factor {self.rope_low_freq_factor}"
-            )
+        further = {"kv_heads": self.kv_heads, "rotary_size": self.rotary_size}
+        values = {**self.model_dump(exclude_none=True), "head_size": self.head_size or 0, **further}
+        for condition, refusal in _conditions():
+            if condition.names <= values.keys() and not condition.value(values):
+                raise ValueError(refusal.format(**values))
         return self
 
     @model_validator(mode="after")
@@ -291,3 +260,10 @@ class ModelConfig(Described):
             experts = sizes.expert_weights(self, mixture) + gate
             whole += sizes.mixed_layers(self, mixture) * experts
         return int(whole)
+
+
+@cache
+def _conditions() -> list[tuple[Expression, str]]:
+    types: dict[str, ValueType] = value_types(ModelConfig)
+    types |= dict.fromkeys(("kv_heads", "rotary_size"), "number")
+    return [(parse(each["text"], types), each["refusal"]) for each in _STATED["conditions"]]

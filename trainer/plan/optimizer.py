@@ -63,11 +63,7 @@ class LRScheduler(Described):
         return round(total_steps * self.decay_ratio)
 
     def factor(self, step: int) -> float:
-        """Factor on the learning rate in a step, counted from 0.
-
-        The decay would end one step after the last, as in torchtitan
-        (``components/lr_scheduler.py``).
-        """
+        """Factor in a step, from 0; the decay ends one step after the last, as in torchtitan."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         if self.total_steps is None:

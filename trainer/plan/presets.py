@@ -43,15 +43,12 @@ def resolve_presets(
     apart: Value,
     topology: Topology,
 ) -> dict[str, Value]:
-    """Final preset, shard degrees and quantizations of configurations.
+    """Final ``placement``, ``DEGREES`` and ``QUANTIZED`` of configurations, by name.
 
     Args:
         said: settings; ``zero_stage`` stands for a preset where ``placement`` is not set.
         counts: where each setting is set, by name; a missing name is set nowhere.
         apart: distance of two data-parallel ranks in rank numbers.
-
-    Returns:
-        ``placement``, and every name of ``DEGREES`` and ``QUANTIZED``.
     """
 
     def either(name: str, otherwise: Value) -> Value:

@@ -87,8 +87,6 @@ def state_bytes(
 
     Args:
         parameters: left to the rank by tp and pp.
-        shards: degrees.
-        weight_bytes, secondary_bytes, gradient_bytes: per parameter, in memory.
         one_copy: weights are the master weights, counted with the optimizer.
         regathers: replicated weights whose gradients are sharded less than the optimizer states
             also keep a copy sharded as the gradients.

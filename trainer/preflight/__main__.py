@@ -167,16 +167,13 @@ def measure(record: Record, place: RankEnvironment, peers: Peers, quick: bool) -
         links.close()
     if place.world_size > 1:  # the last: a rank that hangs here measures no more
         own = ends_side_by_side(device, SIDE_BY_SIDE_S)
-        peers.store.set(f"preflight/side_by_side/{place.rank}", json.dumps(own))
-        keys = [f"preflight/side_by_side/{r}" for r in range(place.world_size)]
-        record.put(side_by_side=all(json.loads(peers.store.get(key)) for key in keys))
+        record.put(side_by_side=all(peers.gather(own, "side_by_side", everywhere=True)))
 
 
 def _facts(record: Record, device: Device, place: RankEnvironment, peers: Peers) -> None:
     """Who takes part, and on what."""
     own = {"host": socket.gethostname(), "cpus": sorted(os.sched_getaffinity(0))}
-    peers.store.set(f"preflight/{place.rank}", json.dumps(own))
-    ranks = [json.loads(peers.store.get(f"preflight/{r}")) for r in range(place.world_size)]
+    ranks = peers.gather(own, "places", everywhere=True)
     first = ranks[: place.local_world_size]
     record.put(
         device=device.facts(),

@@ -106,11 +106,7 @@ class Device:
         return {"backend": self.backend, **bound}
 
     def facts(self) -> dict[str, str | int | None]:
-        """Device type, name, memory, compute units, versions of driver and runtime, collectives'
-        library.
-
-        A CPU rank counts an equal share of its node's memory, and has no units, driver or runtime.
-        """
+        """Facts for a result; a CPU rank counts an equal share of its node's memory."""
         if self.type == "cuda":
             seen = torch.cuda.get_device_properties(self.torch)
             library = "RCCL" if torch.version.hip else "NCCL"

@@ -183,11 +183,12 @@ class Peers:
         if self.place.rank == 0 and self.place.world_size > 1:
             time.sleep(_LINGER_S)
 
-    def gather(self, value: Any) -> list[Any]:
-        """JSON of every rank, in rank order, on rank 0; an empty list elsewhere."""
-        keys = [f"meshtune/gathered/{rank}" for rank in range(self.place.world_size)]
+    def gather(self, value: Any, name: str, everywhere: bool = False) -> list[Any]:
+        """JSON of every rank, in rank order, on rank 0 or ``everywhere``; else an empty list."""
+        keys = [f"meshtune/{name}/{rank}" for rank in range(self.place.world_size)]
         self.store.set(keys[self.place.rank], json.dumps(value))
-        return [json.loads(self.store.get(key)) for key in keys] if self.place.rank == 0 else []
+        wanted = everywhere or self.place.rank == 0
+        return [json.loads(self.store.get(key)) for key in keys] if wanted else []
 
     def part(self) -> None:
         """End a successful run; rank 0, the store's host, goes last, when nobody waits for it."""

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foundation.files import finite
+from trainer.data.prepare import prepare_data
 from trainer.model.attention import attend, document_starts, for_each_query, own_document
 from trainer.model.initialize import initialize
 from trainer.model.transformer import Stage
@@ -290,8 +291,9 @@ def out_of_memory(device: Device) -> Figures:
         "data": "", "device": device.type, "device_memory_bytes": 300 << 20,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        tokens = Path(folder) / "tokens"
-        write_tokens(tokens)
+        tokens, text = Path(folder) / "tokens", Path(folder) / "text"
+        text.write_text("the quick brown fox jumps over the lazy dog. " * 2000)
+        prepare_data([text], tokens)
         path = Path(folder) / "config.json"
         path.write_text(json.dumps({**config, "data": str(tokens)}))
         argv = [sys.executable, "-m", "trainer", str(path)]
@@ -302,14 +304,6 @@ def out_of_memory(device: Device) -> Figures:
         said = told.get("message") or done.stderr[-500:]
         raise WrongError(f"running out of memory ends as {told.get('status', 'no result')}: {said}")
     return {"exit_code": done.returncode, "where": told.get("where"), "message": told["message"]}
-
-
-def write_tokens(prefix: Path) -> None:
-    from trainer.data.prepare import prepare_data
-
-    text = prefix.with_suffix(".txt")
-    text.write_text("the quick brown fox jumps over the lazy dog. " * 2000)
-    prepare_data([text], prefix)
 
 
 def layers(device: Device, size: str, plain: bool = False, **settings: Any) -> Figures:

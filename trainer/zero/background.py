@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from trainer.parallel.collectives import Handle
 
 
 class InlineStream:
@@ -44,56 +46,41 @@ class DeviceStream(InlineStream):
         """Nothing to do: FSDP2 makes the main stream wait at the end of the backward pass."""
 
 
-class ThreadStream:
-    """A worker thread of the host; at most ``bound`` calls wait at once, each with its input."""
-
-    def __init__(self, name: str, bound: int) -> None:
-        self.bound = bound
-        self.executor = ThreadPoolExecutor(1, name)
-        self.pending: deque[Future[None]] = deque()
-
-    def run(self, work: Callable[[], None]) -> dist.Work:
-        """Start a collective; returns a handle to wait for."""
-        while len(self.pending) >= self.bound:
-            self.pending.popleft().result()
-        future = self.executor.submit(torch.no_grad()(work))
-        self.pending.append(future)
-        return _ThreadWork(future)
-
-    def finish(self) -> None:
-        """Wait for all collectives; raises what one of them raised."""
-        while self.pending:
-            self.pending.popleft().result()
-
-
-class _ThreadWork(dist.Work):
-    """Handle that FSDP2 waits for before it uses gathered weights."""
-
-    def __init__(self, future: Future[None]) -> None:
-        super().__init__()
-        self.future = future
-
-    def wait(self, timeout: Any = None) -> bool:
-        self.future.result()
-        return True
-
-
 class Pending:
     """Collectives under way; adding one ends the oldest where there are more than ``bound``."""
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
-        self.ends: deque[Callable[[], None]] = deque()
+        self.ends: deque[Callable[[], object]] = deque()
 
-    def add(self, end: Callable[[], None]) -> None:
+    def add(self, end: Callable[[], object]) -> None:
         """Add a collective that has begun, by what waits for it and takes its result."""
         self.ends.append(end)
-        while len(self.ends) > self.bound:
+        self.keep(self.bound)
+
+    def keep(self, most: int) -> None:
+        """End the oldest until no more than ``most`` are left; raises what one of them raised."""
+        while len(self.ends) > most:
             self.ends.popleft()()
 
     def finish(self) -> None:
-        while self.ends:
-            self.ends.popleft()()
+        self.keep(0)
+
+
+class ThreadStream:
+    """A worker thread of the host; at most ``bound`` calls wait at once, each with its input."""
+
+    def __init__(self, name: str, bound: int) -> None:
+        self.executor = ThreadPoolExecutor(1, name)
+        self.pending = Pending(bound)
+        self.finish = self.pending.finish
+
+    def run(self, work: Callable[[], None]) -> dist.Work:
+        """Start a collective; returns a handle that FSDP2 waits for."""
+        self.pending.keep(self.pending.bound - 1)
+        future = self.executor.submit(torch.no_grad()(work))
+        self.pending.add(future.result)
+        return Handle(future.result)
 
 
 CommunicationStream = DeviceStream | ThreadStream

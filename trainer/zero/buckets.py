@@ -68,17 +68,18 @@ class Bucket:
         share = total // shares
         self.begin = holders.rank % shares * share
         self.weight_share = self.weights[self.begin : self.begin + share].view(-1, ROW)
-        self.master: nn.Parameter | None = None
 
-    def make_master(self) -> nn.Parameter:
-        """The float32 weights that the optimizer updates, with their gradients."""
-        self.master = nn.Parameter(self.weight_share.float())
-        self.master.grad = self.gradients.share
-        return self.master
+    @functools.cached_property
+    def master(self) -> nn.Parameter:
+        """The float32 weights that the optimizer updates, with their gradients: of the weights as
+        they are when it is first asked for.
+        """
+        master = nn.Parameter(self.weight_share.float())
+        master.grad = self.gradients.share
+        return master
 
     def publish(self) -> None:
         """Start gathering the updated weights on every replica."""
-        assert self.master is not None
         if self.master.dtype != self.weights.dtype:
             self.weight_share.copy_(self.master.detach())
         if self.sharing is not None:
@@ -93,7 +94,6 @@ class Bucket:
 
     def pieces(self) -> Iterator[Piece]:
         """The parts of parameters in this rank's share."""
-        assert self.master is not None
         end = self.begin + self.master.numel()
         offset = 0
         for slot in self.members:
@@ -147,7 +147,7 @@ class WholeWeights:
             self._wait_before_use(stage)
         self.masters: dict[Traits, list[nn.Parameter]] = {}
         for bucket in self.buckets:
-            self.masters.setdefault(bucket.traits, []).append(bucket.make_master())
+            self.masters.setdefault(bucket.traits, []).append(bucket.master)
 
     def _wait_before_use(self, stage: Stage) -> None:
         """Make each part of a stage wait for its own weights, if they are still being gathered."""

@@ -64,12 +64,13 @@ class BucketGradients(ABC):
         """Expect so many gradients of every parameter."""
 
     @abstractmethod
-    def receive(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+    def receive(self, parameter: Tensor, gradient: Tensor) -> None:
         """Take a micro-batch's gradient that autograd was not given."""
 
-    @abstractmethod
     def _take(self, parameter: Tensor) -> None:
         """Take the gradient that autograd has left with its parameter."""
+        gradient, parameter.grad = parameter.grad, None
+        self.receive(parameter, gradient)
 
     @abstractmethod
     def finish(self) -> None:
@@ -127,11 +128,9 @@ class WholeGradients(BucketGradients):
         if self.in_place and parameter in self.begun:
             self._count()
             return
-        assert parameter.grad is not None
-        gradient, parameter.grad = parameter.grad, None
+        super()._take(parameter)
         if self.in_place:
             parameter.grad = self.parts[parameter]
-        self.receive(parameter, gradient)
 
     def _count(self) -> None:
         self.missing -= 1
@@ -186,7 +185,7 @@ class SplitGradients(BucketGradients):
     def start_step(self, micro_batches: int) -> None:
         self.first = True
 
-    def receive(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+    def receive(self, parameter: Tensor, gradient: Tensor) -> None:
         if self.whole is None:
             self.whole = torch.empty(self.numel, dtype=self.wire, device=self.device)
             self._set_parts(self.whole).zero_()
@@ -197,11 +196,6 @@ class SplitGradients(BucketGradients):
             self._reduce(self.whole)
             self.whole = None
             self.parts.clear()
-
-    def _take(self, parameter: Tensor) -> None:
-        assert isinstance(parameter, nn.Parameter) and parameter.grad is not None
-        self.receive(parameter, parameter.grad)
-        parameter.grad = None
 
     def _reduce(self, whole: Tensor) -> None:
         """Start reducing a micro-batch's gradients over the replicas."""

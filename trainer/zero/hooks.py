@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -47,6 +47,18 @@ class HookContext:
         if held is None or held.numel() < numel:
             held = self._scratch[dtype] = torch.empty(numel, dtype=dtype, device=self.device)
         return held[:numel]
+
+
+class UnitGroups(NamedTuple):
+    """Groups of the ranks that hold a unit; every rank must make them in the same order."""
+
+    gather: Group
+    secondary: Group | None
+    hops: list[Group]  # they accumulate a whole between them, nearest first; one if not quantized
+    sync: Group | None  # ranks with the same piece that update different slices of it
+    copies: Group | None  # ranks that update the same slice
+    across: Group | None
+    within: Group | None
 
 
 class GatherWeights:
@@ -101,32 +113,22 @@ class ReduceGradients:
     After the last micro-batch the pieces of all groups are summed, which leaves ``final``: the mean
     over replicas of the gradients that this rank updates with.
 
-    Args:
-        hops: groups that accumulate a whole between them, nearest first; one if not quantized.
-        sync: ranks with the same piece that update different slices of it.
-        copies: ranks that update the same slice.
-        summed: ranks whose tokens each gradient already sums, beside those that hold the unit.
+    ``summed``: ranks whose tokens each gradient already sums, beside those that hold the unit.
     """
 
     def __init__(
-        self,
-        unit: UnitLayout,
-        hops: Sequence[Group],
-        sync: Group | None,
-        copies: Group | None,
-        context: HookContext,
-        summed: int = 1,
+        self, unit: UnitLayout, groups: UnitGroups, context: HookContext, summed: int
     ) -> None:
         self.unit = unit
         self.wire = unit.placement.reduce_format
-        self.hops = hops
-        self.sync = sync
-        self.copies = copies
+        self.hops, self.sync, self.copies = groups.hops, groups.sync, groups.copies
         self.context = context
         self.divisor = unit.placement.dp * summed
         self.seen = 0
         self.piece = torch.zeros(unit.piece, device=context.device)
-        self.final = self.piece if sync is None else torch.zeros(unit.slice, device=context.device)
+        self.final = self.piece
+        if self.sync is not None:
+            self.final = torch.zeros(unit.slice, device=context.device)
         numel = unit.ranks * unit.used if context.sums_whole else 0
         self.whole = torch.empty(numel, device=context.device)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,20 +16,8 @@ from trainer.parallel.mesh import Holders
 from trainer.parallel.quantized import gather_rows
 from trainer.plan.shards import UnitLayout
 from trainer.quantization.blocks import dequantize, quantize
-from trainer.zero.hooks import GatherWeights, HookContext, ReduceGradients
+from trainer.zero.hooks import GatherWeights, HookContext, ReduceGradients, UnitGroups
 from trainer.zero.secondary import SecondaryCopy
-
-
-class UnitGroups(NamedTuple):
-    """Groups of the ranks that hold a unit; every rank must make them in the same order."""
-
-    gather: Group
-    secondary: Group | None
-    hops: list[Group]
-    sync: Group | None
-    copies: Group | None
-    across: Group | None
-    within: Group | None
 
 
 def unit_groups(layout: UnitLayout, holders: Holders) -> UnitGroups:
@@ -76,9 +64,7 @@ class FsdpUnit:
             where = (self.dtype, context.device, context.copying, context.copying)
             copy = SecondaryCopy(layout, groups.secondary, holders.rank % degree, *where)
         self.gather = GatherWeights(layout, groups.gather, copy, context)
-        self.reduce = ReduceGradients(
-            layout, groups.hops, groups.sync, groups.copies, context, holders.apart
-        )
+        self.reduce = ReduceGradients(layout, groups, context, holders.apart)
         module.set_custom_all_gather(self.gather)
         module.set_custom_reduce_scatter(self.reduce)
         # The hook divides. FSDP2 would divide gradients in fp16 by the root of the ranks, for fear

@@ -39,14 +39,20 @@ def test_work_runs_in_the_given_order_on_one_other_thread(stream: ThreadStream) 
 
 
 def test_the_caller_goes_on_while_work_waits(stream: ThreadStream) -> None:
-    gate = threading.Event()
-    work = stream.run(lambda: held(gate))
+    gate, done = threading.Event(), threading.Event()
+
+    def first() -> None:
+        held(gate)
+        done.set()
+
+    work = stream.run(first)
     stream.run(lambda: None)  # returns although the first is not done
-    assert not stream.pending[0].done()
+    assert not done.is_set()
     gate.set()
     assert work.wait()
+    assert done.is_set()
     stream.finish()
-    assert not stream.pending
+    assert not stream.pending.ends
 
 
 def test_the_caller_waits_when_as_much_waits_as_may(stream: ThreadStream) -> None:

@@ -7,8 +7,9 @@ changing results or order.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -65,14 +66,12 @@ class Depth:
             self._hand_over(source)
 
     def _hand_over(self, source: Block) -> None:
-        weight = source.weight
-        total: Tensor | None = None
-        for work, share in self.late.pop(source):
-            work.wait()
-            gradient = share.to(weight.dtype)
-            total = gradient if total is None else total + gradient
-        assert total is not None
-        self.receive(weight, total)
+        def arrived() -> Iterator[Tensor]:
+            for work, share in self.late.pop(source):
+                work.wait()
+                yield share.to(source.weight.dtype)
+
+        self.receive(source.weight, functools.reduce(torch.add, arrived()))
 
 
 class Block:
@@ -97,9 +96,7 @@ class Block:
 
     @property
     def weight(self) -> nn.Parameter:
-        found = self.source.module.weight
-        assert isinstance(found, nn.Parameter)
-        return found
+        return self.source.module.weight
 
     @property
     def leaf(self) -> nn.Parameter:

@@ -93,33 +93,30 @@ def _of_unlike_chunks(jobs: Jobs, stage: Array | int, alike: Array) -> Array:
     rows = (jobs.stages.pipeline_layout != NO_LAYOUT) & (jobs.layout.vpp > 1)
     if not rows.any():
         return alike
+    layout = jobs.layout
     columns = (
         jobs.stages.pipeline_layout,
-        jobs.layout.pp,
-        jobs.layout.gas,
+        layout.pp,
+        layout.gas,
         np.broadcast_to(stage, rows.shape),
     )
-    keys = list(zip(*(column[rows].tolist() for column in columns), strict=True))
-    found = {key: _kept_by_order(*key) for key in set(keys)}
+    own = np.vectorize(_kept_by_order, [float])(*(column[rows] for column in columns))
     kept = np.array(alike, dtype=float)
-    kept[rows] = [
-        own if own is not None else kept
-        for own, kept in zip((found[key] for key in keys), alike[rows], strict=True)
-    ]
+    kept[rows] = np.where(np.isnan(own), kept[rows], own)
     return kept
 
 
 @lru_cache(maxsize=10_000)
-def _kept_by_order(layout: str, pp: float, gas: float, stage: float) -> float | None:
+def _kept_by_order(layout: str, pp: float, gas: float, stage: float) -> float:
     """Peak of micro-batches in flight in Megatron-LM's chunk order, weighted by layers.
 
     Forward passes take pp micro-batches through each chunk in turn, backward passes likewise from
-    the last chunk on. None if the chunks are alike, or there is no such rank.
+    the last chunk on. NaN if the chunks are alike, or there is no such rank.
     """
     ranks, rank = int(pp), int(stage)
     chunks = parsed_layout(layout).layers_of_chunks(ranks)
     if not 0 <= rank < len(chunks) or len(set(chunks[rank])) == 1:
-        return None
+        return np.nan
     layers = chunks[rank]
     turn = ranks * len(layers)
     # The order is periodic: three turns include the peak.
