@@ -5,7 +5,7 @@ from .cost.groups import MissingFactError
 from .cost.model import CostModel
 from .explanation import explain_trial
 from .finalists import next_repeat, noise_of
-from .imported.deephyper import results_table
+from .imported.deephyper import results_run
 from .imported.results import read_results
 from .metrics import Metrics, MissingMetricError
 from .prediction.acquisition import acquisition, expected_gain
@@ -37,7 +37,7 @@ from .run.repair import repair_run
 from .run.results import ResultsFile
 from .run.trial import Trial
 from .sweeps.read import read_tables
-from .sweeps.record import Table, TableError, number_column
+from .sweeps.record import Table, TableError
 from .verdict import verdict_lines
 
 __all__ = [
@@ -87,13 +87,12 @@ __all__ = [
     "load",
     "next_repeat",
     "noise_of",
-    "number_column",
     "objective_sensitivity",
     "read_results",
     "read_run",
     "read_tables",
     "repair_run",
-    "results_table",
+    "results_run",
     "search_warnings",
     "trusted",
     "verdict_lines",

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
+import textwrap
+from statistics import median
 
 from analysis import units
 from analysis.finalists import EQUAL, EXACT_LOG_SD, FINAL_WEIGHT, median_variance, noise_of, verdict
 from analysis.run.fold import Run
 from foundation.quantities import counted, percent, significant
 
+SHOWN_MESSAGE = 200  # characters
 SPEEDS = ("tokens_per_second", "samples_per_second", "tflops_per_gpu", "step_time_s")
 """Objectives whose best trial is the fastest one."""
 
 
 def verdict_lines(run: Run, confidence: float | None = None) -> list[tuple[str, str]]:
-    """Lines (label, text) on the winner once a trial was repeated, on what is left to gain as the
-    search last expected it, and on early stops.
+    """Lines (label, text) on the winner once a trial was repeated and on better ones that then
+    failed, on what is left to gain as the search last expected it, and on early stops.
 
     They mention the ``confidence`` that the search was to reach, if it is given.
     """
-    lines = _winner(run, confidence)
+    lines = [*_winner(run, confidence), *_dropped(run)]
     if not run.best and any(t.violated for t in run.trials.values()):
         lines = [("subject to", run.no_best), *lines]
     if (left := expected_left(run)) is not None:
@@ -63,6 +66,20 @@ def _winner(run: Run, confidence: float | None) -> list[tuple[str, str]]:
         lines.append(("runner-up", f"{words}, measured {_times(other.measurements)}"))
     share = percent(now.noise.log_sd) if now.noise.log_sd > EXACT_LOG_SD else "none"
     lines.append(("noise", f"{share} between runs of one configuration"))
+    return lines
+
+
+def _dropped(run: Run) -> list[tuple[str, str]]:
+    """Trials that were better than the winner, but failed when they were measured again."""
+    sign, best, lines = (1 if run.maximize else -1), run.best, []
+    for trial in run.trials.values():
+        done = [a.objective for a in trial.attempts if a.complete and a.objective is not None]
+        if trial.ok or not trial.failed_repeats or not done:
+            continue
+        if best is None or sign * median(done) > sign * (best.objective or 0.0):
+            words = f"trial {trial.number}, {units.text(run.objective_key, median(done))} at first"
+            why = textwrap.shorten(trial.message, SHOWN_MESSAGE, placeholder=" ...")
+            lines.append(("dropped", f"{words}, {trial.kind}: {why}"))
     return lines
 
 

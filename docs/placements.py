@@ -62,7 +62,7 @@ class Collective(NamedTuple):
             return placement.gather_format
         if self.purpose == "secondary":
             return secondary_wire(placement)
-        if self.purpose == "gradient_sync" and self.stride == placement.optimizer.degree:
+        if self.purpose == "gradient_sync" and self.stride == placement.optimizer_shard:
             return sum_format(placement)
         return placement.reduce_format
 
@@ -72,11 +72,11 @@ def layer_collectives(placement: Placement) -> dict[Collective, str]:
 
     def count(gas: int) -> Counter[Collective]:
         if not placement.fully_sharded:
-            shares = placement.optimizer.degree
+            shares = placement.optimizer_shard
             whole = {Collective("gradients", shares, 1): gas, Collective("publish", shares, 1): 1}
             return Counter(whole)
         gathers = 1 if placement.keeps_whole else 2 * gas  # forward, backward
-        far = 1 if placement.secondary else gathers
+        far = 1 if placement.secondary_shard else gathers
         unit = UnitLayout(placement, ((1024, 1024),), SMALL.replicas_per_node(RANKS, 1))
 
         holders = Holders(RANKS, 1, 1, placement)
@@ -103,13 +103,13 @@ def degrees_table() -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for preset in PRESETS:
         placement = small(preset)
-        copy = placement.secondary
+        copy, form = placement.secondary_shard, placement.secondary_format
         cells = (
             f"`{preset}`",
-            f"1/{placement.weights.degree}",
-            f"1/{copy.degree} {copy.format}" if copy else "",
-            f"1/{placement.gradients.degree}",
-            f"1/{placement.optimizer.degree}",
+            f"1/{placement.weight_shard}",
+            f"1/{copy} {form}" if copy else "",
+            f"1/{placement.gradient_shard}",
+            f"1/{placement.optimizer_shard}",
             f"{sum(bytes_per_rank(placement, 1000).values()) / 1000:g}",
         )
         yield f"| {' | '.join(cells)} |"
@@ -171,9 +171,9 @@ def out_of_a_node(config: TrainConfig, placement: Placement) -> int:
     ranks that stand at the same place in their nodes leaves it with all that each of them sends.
     """
     report = expected_traffic(config, FRONTIER_RANKS, 0, FRONTIER.ranks_per_node)["bytes"]
-    strides = {"gradient_sync": placement.gradients.degree}
+    strides = {"gradient_sync": placement.gradient_shard}
     if placement.fully_sharded:
-        strides["publish"] = placement.gradients.degree
+        strides["publish"] = placement.gradient_shard
     if placement.reduce_format.quantized:
         strides["gradients"] = FRONTIER.ranks_per_node  # the second hop
     return sum(

@@ -43,8 +43,8 @@ def holdings(placement: Placement, rank: int) -> dict[str, tuple[float, float]]:
 
     Rows end to end, as ``trainer.plan.shards`` cuts them: into pieces, and these into slices.
     """
-    weights, gradients = placement.weights.degree, placement.gradients.degree
-    optimizer = placement.optimizer.degree
+    weights, gradients = placement.weight_shard, placement.gradient_shard
+    optimizer = placement.optimizer_shard
     row = rank % weights / weights
     piece = row + rank % gradients // weights / gradients
     cut = piece + rank % optimizer // gradients / optimizer
@@ -53,8 +53,7 @@ def holdings(placement: Placement, rank: int) -> dict[str, tuple[float, float]]:
         "gradients": (piece, 1 / gradients),
         "optimizer": (cut, 1 / optimizer),
     }
-    if placement.secondary is not None:
-        degree = placement.secondary.degree
+    if degree := placement.secondary_shard:
         parts["copy"] = (rank % degree / degree, 1 / degree)
     return parts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
@@ -41,8 +42,8 @@ def with_gas(
         raise document.error(path, "needs mbs among the parameters: gas follows from both and dp")
     rest = {name: spec for name, spec in parameters.items() if name != BATCH}
     if "gas" not in defaults:
-        divisors = sorted({*chain.from_iterable(map(_divisors, sizes))})
-        rest.setdefault("gas", divisors[:MOST_DIVISORS])
+        every = sorted({*chain.from_iterable(map(divisors, sizes))})
+        rest.setdefault("gas", every[:MOST_DIVISORS])
     return rest, [f"{BATCH} in {sizes}" if len(sizes) > 1 else f"{BATCH} == {sizes[0]}"]
 
 
@@ -55,7 +56,7 @@ def with_batch(document: Document, file: SpaceFile) -> SpaceFile:
     return file.model_copy(update=changes) if constraints else file
 
 
-def _divisors(size: int) -> list[int]:
-    """Numbers of micro-batches that a global batch can have."""
-    small = [d for d in range(1, int(size**0.5) + 1) if size % d == 0]
-    return [*small, *(size // d for d in small)]
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})

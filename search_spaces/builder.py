@@ -123,18 +123,20 @@ class Builder:
 
     def _model_and_cluster(self) -> None:
         """The built-in trainer needs both; a cluster decides the ranks per node."""
+        if self.own_trainer:
+            return
         for key, value in (("model", self.model), ("cluster", self.cluster)):
-            if value is None and not self.own_trainer:
+            if value is None:
                 what = f"key '{key}' is missing: the built-in trainer needs it"
                 raise self.document.error((), what)
         ranks, cluster = self.file.trial.ranks_per_node, self.cluster
-        if cluster is not None and ranks is not None and not self.own_trainer:
+        if cluster is not None and ranks is not None:
             raise self.document.error(
                 ("trial", "ranks_per_node"),
                 f"found {ranks}: the built-in trainer has a process for each of the "
                 f"{cluster.gpus_per_node} GPUs of a node of {cluster.name}; remove it",
             )
-        if not self.own_trainer and isinstance(self.model, ModelShape):
+        if isinstance(self.model, ModelShape):
             keys = ", ".join(self.model.beyond_trainer)
             raise self.document.error(
                 ("model",),
@@ -150,10 +152,7 @@ class Builder:
         conditions: Mapping[str, Expression],
         constraints: Iterable[Expression],
     ) -> tuple[rules.Rule, ...]:
-        once = [
-            rules.pinned(name, own[name].array[0], condition)
-            for name, condition in conditions.items()
-        ]
+        once = [rules.pinned(n, own[n].array[0], condition) for n, condition in conditions.items()]
         axes, trainer = self.program.axes, self.file.trainer.builtin
         off = self._allowed()
         builtin = rules.builtin(types, own_trainer=self.own_trainer, own_axes=axes, allow=off)

@@ -98,7 +98,8 @@ class Cluster(_Record):
     links: list[Link] = Field(default=[], max_length=16)
     """inside a node, innermost first; the outermost may join whole nodes"""
     nic: Nic | None = None
-    host_link_gb_per_s: Rate | None = Field(default=None, description="GPU to host memory")
+    host_link_gb_per_s: Rate | None = None
+    """GPU to host memory, for activations that wait there. Default 31.5, PCIe Gen4"""
     overlap: float | None = Field(
         default=None,
         ge=0.001,

@@ -11,6 +11,7 @@ from typing import Any
 
 from foundation.documents import as_written
 from foundation.messages import nearest
+from search_spaces.batch import divisors
 from search_spaces.cluster import Cluster
 from search_spaces.errors import SpaceError
 from search_spaces.known import FRAMEWORKS
@@ -117,10 +118,7 @@ def _batch(
 
 
 def default_batch(model: ModelConfig, world: int, least: int = 1) -> int:
-    """A batch of about four million tokens, in sequences, that many replicas can share evenly.
-
-    It is a multiple of ``least``, the smallest number of replicas on a ``world`` of GPUs.
-    """
+    """Sequences of about four million tokens, a multiple of ``least``: the fewest replicas."""
     target = max(1, round(BATCH_TOKENS / model.seq_length))
     step = world
     while step > target and step % 2 == 0:
@@ -160,29 +158,28 @@ def _read(
 def _degrees(model: ModelConfig, cluster: Cluster, world: int, framework: str) -> Degrees:
     """Parallel degrees; each divides what it splits, and the ranks."""
     choices = FRAMEWORKS[framework].choices
-    within_node = _divisors(cluster.gpus_per_node, cluster.gpus_per_node)
     degrees = {"tp": [1], "pp": [1]}
     if choices.tensor:
-        degrees["tp"] = [tp for tp in within_node if model.kv_heads % tp == 0]
+        degrees["tp"] = divisors(math.gcd(cluster.gpus_per_node, model.kv_heads))
     if choices.pipelines:
-        stages = _divisors(world, min(MOST_STAGES, model.num_layers))
+        stages = _up_to(min(MOST_STAGES, model.num_layers), divisors(world))
         layers = _shared_layers(model, framework, stages)
         even = FRAMEWORKS[framework].split == "even" and not _allowed(model, framework, stages)
         degrees["pp"] = [pp for pp in stages if not even or layers % pp == 0]
         if choices.interleaved and degrees["pp"] != [1]:
-            degrees["vpp"] = _divisors(layers, MOST_CHUNKS)
+            degrees["vpp"] = _up_to(MOST_CHUNKS, divisors(layers))
     if "cp" in choices.further and model.seq_length >= LONG_SEQUENCE:
-        degrees["cp"] = _divisors(world, MOST_CONTEXT)
+        degrees["cp"] = _up_to(MOST_CONTEXT, divisors(world))
     if "ep" in choices.further and model.mixture is not None:
-        experts = model.mixture.num_experts
-        degrees["ep"] = [ep for ep in _divisors(world, MOST_EXPERT) if experts % ep == 0]
+        experts = int(model.mixture.num_experts)
+        degrees["ep"] = _up_to(MOST_EXPERT, divisors(math.gcd(world, experts)))
         if degrees["tp"] != [1] and framework != "meshtune":  # which splits no expert
             degrees["etp"] = degrees["tp"]
     return degrees
 
 
-def _divisors(number: int, most: int) -> list[int]:
-    return [d for d in range(1, min(number, most) + 1) if number % d == 0]
+def _up_to(most: int, numbers: list[int]) -> list[int]:
+    return [number for number in numbers if number <= most]
 
 
 def _others(

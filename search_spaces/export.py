@@ -34,16 +34,14 @@ class Export:
         adapter: str,
         arguments: Sequence[str] = (),
     ) -> Export:
-        """A configuration of a space in the options of a known trainer.
+        """A configuration of a space, and its model, in the options of a known trainer.
 
         Args:
-            space: that has the configuration; its model is written, too.
-            config: canonical or raw.
             adapter: the trainer's name, or a file of an adapter.
             arguments: of the user's own command line, which tell the trainer's version; default
                 those of the space, if its trainer is the same.
 
-        Raises SpaceError that begins with ``found``, if there is none.
+        Raises SpaceError that begins with ``found``, if there is no such adapter.
         """
         record = AdapterFile.named(adapter)
         stated = StatedOptions.in_arguments(record, arguments)
@@ -97,10 +95,7 @@ class Export:
 def _known_settings(
     record: AdapterFile, values: Mapping[str, Any], stated: Collection[str]
 ) -> Iterator[tuple[str, list[Setting]]]:
-    """Settings of the parameters and facts that have a value, if all names they read have one.
-
-    They are those of the version that takes the ``stated`` options.
-    """
+    """Settings that go with the ``stated`` options, if all names that they read have values."""
     for name, settings in record.settings.items():
         fitting = [setting for setting in settings if setting.applies(stated)]
         lacking = {each for setting in fitting for each in names_of(setting)} - values.keys()

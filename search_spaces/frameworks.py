@@ -141,6 +141,10 @@ class Habits(Described):
     outputs of matrix products: of every second one (torchtitan's 'selective op'), or of all but the
     last, which nothing reads; empty: it keeps all but what is inside attention.
     """
+    stashed_layers: Annotated[float, _in("layers")] = 5
+    """Offloaded activations that are on the device at once, on their way to the host or back.
+    Source: torchtune's max_fwd_stash_size.
+    """
     keeps_outputs: bool = False
     """The output of a stage stays in memory until its gradient arrives."""
     logits_bytes: PerLogit = 8

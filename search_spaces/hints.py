@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from foundation.documents import as_written
+from foundation.documents import as_written, by_dotted_path
 from foundation.messages import nearest
 from search_spaces.known import FRAMEWORKS
 from search_spaces.language.trainer_schema import TrainerSpec
@@ -122,18 +122,14 @@ def offloading(spec: TrainerSpec) -> list[str]:
     found = [word for word in spec.words if word.startswith("-") and "offload" in word]
     for file in spec.files.values():
         for content in (file.content or {}, file.set, *(case.set for case in file.cases)):
-            found += _switched_on(content)
+            values = by_dotted_path(content)
+            found += [path for path, value in values.items() if _switches_on(path, value)]
     found += [name for name, v in spec.env.items() if "OFFLOAD" in name and v not in _OFF]
-    return sorted({word.partition("=")[0] for word in found})
+    return sorted({word.partition("=")[0].removesuffix(".device") for word in found})
 
 
-def _switched_on(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted paths of the offloading keys that are on."""
-    for key, value in content.items():
-        path = f"{prefix}{key}"
-        if "offload" in path:
-            device = value.get("device") if isinstance(value, dict) else value
-            if device not in _OFF and device != "{offload_activations}":  # that is modelled
-                yield path
-        elif isinstance(value, dict):
-            yield from _switched_on(value, f"{path}.")
+def _switches_on(path: str, value: Any) -> bool:
+    """Whether an offloading key, or its ``device``, says so; offloaded activations are modelled."""
+    above, _, last = path.rpartition(".")
+    says = "offload" in last or (last == "device" and "offload" in above)
+    return says and value not in _OFF and value != "{offload_activations}"

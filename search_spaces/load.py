@@ -26,7 +26,6 @@ def load_space(
     """Load a space from a YAML file, from its content, or a shipped one by its name.
 
     Args:
-        reference: the file, its content as a mapping, or the name.
         frozen: the space of a run, which can be read where its trainer's folder does not exist.
         cluster: in place of the space's own: a shipped one, or a file.
 

@@ -11,7 +11,7 @@ from foundation.documents import Document
 from search_spaces.errors import SpaceError
 from search_spaces.huggingface.read import read_config
 from search_spaces.language.schema import BasedModel, ModelFile
-from search_spaces.shipped import named, read_named
+from search_spaces.shipped import read_named
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?<!\.json)(?<!\.yaml)(?<!\.yml)")
 
@@ -25,23 +25,22 @@ def model_of(given: ModelFile | BasedModel | str | None, document: Document) -> 
         return given
     based = BasedModel(base=given) if isinstance(given, str) else given
     try:
-        based = based.model_copy(update={"base": downloaded(based.base)})
+        return read_model(based.base, based.seq_length, Path(document.name).parent, "a record, ")
     except SpaceError as error:
         raise document.error(("model",), str(error), at_value=True) from None
-    read = partial(read_config, seq_length=based.seq_length)
-    return _long(named(ModelFile, ("model",), based.base, document, read), based.seq_length)
 
 
-def read_model(name: str, seq_length: int | None = None) -> ModelFile:
+def read_model(
+    name: str, seq_length: int | None = None, folder: Path = Path(), others: str = ""
+) -> ModelFile:
     """A shipped model by its name, or that of a file (``*.yaml``, ``config.json``).
 
-    ``seq_length`` are tokens of a training sequence; default the model's own.
-
-    Raises SpaceError that begins with ``found``.
+    ``seq_length`` are tokens of a training sequence; default the model's own. Other arguments and
+    errors are those of ``read_named``.
     """
     read = partial(read_config, seq_length=seq_length)
-    found = read_named(ModelFile, "model", downloaded(name), read_json=read)
-    return _long(found, seq_length)
+    model = read_named(ModelFile, "model", downloaded(name), folder, read, others)
+    return model if seq_length is None else model.model_copy(update={"seq_length": seq_length})
 
 
 def downloaded(name: str) -> str:
@@ -63,10 +62,6 @@ def downloaded(name: str) -> str:
             f"`hf download {name} config.json` once"
         )
     return str(found[-1])
-
-
-def _long(model: ModelFile, seq_length: int | None) -> ModelFile:
-    return model if seq_length is None else model.model_copy(update={"seq_length": seq_length})
 
 
 def assumed(given: ModelFile | BasedModel | str | None, model: ModelFile | None) -> str:

@@ -91,11 +91,7 @@ def keys_found(
 ) -> set[str] | None:
     """Keys of the results of a user's own trainer, with those that follow; None: any.
 
-    Args:
-        spec: the trainer, as a command.
-        patterns: keys that its log's patterns find.
-        names: that expressions can use.
-        has_model: the space names a model.
+    Its log's ``patterns`` are given by key, and the ``names`` that expressions can use.
     """
     found = {*patterns}
     stated = _own_statements(spec) if spec.command and found else True

@@ -57,27 +57,20 @@ def build(
 ) -> Parameter:
     """The parameter of a checked file; raises SpaceError at the value that is wrong.
 
-    Args:
-        own_trainer: a trainer of the user's may take any values.
-        is_axis: it is a parallel axis that only that trainer knows: a degree.
-        points: of the grid of a continuous parameter.
+    A trainer of the user's may take any values. If it ``is_axis``, it is a degree that only that
+    trainer knows. A continuous parameter's grid has so many ``points``.
     """
     place = _Place(document, ("parameters", name))
     span = place.span(spec, points) if isinstance(spec, (Float, Int)) else None
     ordered = isinstance(spec, Ordered) if isinstance(spec, (Ordered, Categories)) else None
-    steps: tuple[str, ...] = ()
+    steps = () if ordered is None else tuple(type(spec).model_fields)  # its only key
+    if isinstance(spec, Log2):
+        place.check_powers(spec)
+    values: Sequence[Scalar] = listed(spec)
     if span is not None:
-        values: Sequence[Scalar] = span.grid
+        values = span.grid
     elif isinstance(spec, Range):
         values = place.numbers(spec)
-    elif isinstance(spec, Log2):
-        values = place.powers(spec)
-    elif isinstance(spec, Ordered):
-        values, steps = spec.ordered, ("ordered",)
-    elif isinstance(spec, Categories):
-        values, steps = spec.categories, ("categories",)
-    else:
-        values = spec if isinstance(spec, list) else [spec]
     if len(values) > MAX_VALUES:
         raise place.error(f"found {len(values):,} values, accepted at most {MAX_VALUES:,}")
     adapter = _DEGREE if is_axis else (_OTHERS if own_trainer else _BUILTIN).get(name)
@@ -177,14 +170,12 @@ class _Place:
         numbers = [low + i * step for i in range(math.floor(steps) + 1)]
         return numbers if whole and isinstance(step, int) else [round(n, 12) for n in numbers]
 
-    def powers(self, spec: Log2) -> list[int]:
-        low, high = spec.log2
+    def check_powers(self, spec: Log2) -> None:
         for index, end in enumerate(spec.log2):
             if end < 1 or end & (end - 1):
                 what = f"found {end}, accepted powers of two: 1, 2, 4, 8, ..."
                 raise self.error(what, "log2", index)
         self.check_ends(spec.log2, "log2", equal=True)
-        return [1 << i for i in range(low.bit_length() - 1, high.bit_length())]
 
 
 def check_layouts(

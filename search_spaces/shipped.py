@@ -58,20 +58,11 @@ def _title(file: Path) -> str:
     return lines[0].removeprefix("#").strip().removesuffix(".")
 
 
-def named(
-    record: type[Record],
-    path: Where,
-    value: str,
-    document: Document,
-    read_json: Callable[[Path], Record] | None = None,
-) -> Record:
-    """The record that a key of a document names, as :func:`read_named` finds it.
-
-    The last part of the ``path`` is the kind of record; files are beside the document.
-    """
+def named(record: type[Record], path: Where, value: str, document: Document) -> Record:
+    """The record that a key of a document names; the last part of its path is the kind."""
     folder = Path(document.name).parent
     try:
-        return read_named(record, str(path[-1]), value, folder, read_json, "a record, ")
+        return read_named(record, str(path[-1]), value, folder, others="a record, ")
     except SpaceError as error:
         raise document.error(path, str(error), at_value=True) from None
 
@@ -84,13 +75,9 @@ def read_named(
     read_json: Callable[[Path], Record] | None = None,
     others: str = "",
 ) -> Record:
-    """A record by its shipped name or by file, where no document names it.
+    """A record by its shipped name, or by a file relative to ``folder``.
 
-    Args:
-        kind: ``model``, ``cluster`` or ``adapter``.
-        folder: that files are relative to.
-        read_json: reads a file ``*.json``, which is accepted, too.
-        others: what else is accepted, for a message.
+    A file ``*.json`` is accepted with ``read_json``; a message names ``others`` that are.
 
     Raises SpaceError that begins with ``found``; the caller adds the place.
     """

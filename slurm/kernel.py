@@ -1,6 +1,7 @@
 """Linux, for an agent that imports next to nothing: processes, descriptors, memory.
 
-The standard library alone, from Python 3.8 on; :mod:`slurm.agent` loads it by its path.
+The standard library alone, from Python 3.8 on; :mod:`slurm.agent` loads it by its path. As a
+program, ``kernel.py PARENT PROGRAM ...``, it becomes another one that its parent takes along.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import errno
 import fcntl
 import os
 import signal
+import sys
 
 try:
     import ctypes
@@ -182,3 +184,9 @@ def moved(end: int, mode: int) -> int:
     os.dup2(nothing, end)
     os.close(nothing)
     return copy
+
+
+if __name__ == "__main__":
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == int(sys.argv[1]):  # else it has died meanwhile
+        execute(sys.argv[2:], os.environ)

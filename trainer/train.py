@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from trainer.huggingface.load import Weights as HuggingFaceWeights
 from trainer.huggingface.save import export
 from trainer.model.deferred import DeferredKernels
 from trainer.model.kernels import Kernels, TunedKernels
+from trainer.model.offload import Offload
 from trainer.model.precision import COMPUTE_DTYPE, LossScaler
 from trainer.model.transformer import Stage, chosen
 from trainer.model.tuning import Tuning
@@ -73,6 +75,11 @@ def build_stages(
             if config.chunked_loss and stage.head is not None:
                 chunk_loss(stage.head, mesh.tp.group, config.sequence_parallel)
                 stage.chunked_loss = True
+    if config.offload_activations:
+        offload = Offload(device.torch)
+        for stage in stages:
+            for number, block in enumerate(stage.blocks.values()):
+                block.keeping = functools.partial(offload.keeping, number == 0)
     return stages
 
 

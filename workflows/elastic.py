@@ -126,10 +126,7 @@ def train_elastic(
     save: Path | None = None,
     avoid_slow: bool = False,
 ) -> int:
-    """Train a run's winner in the folder ``out``, on whatever nodes there are; the exit code.
-
-    3: the allocation is over or no node is left, and the same command goes on in another.
-    """
+    """Train a run's winner in the folder ``out``, on whatever nodes there are; the exit code."""
     out = out.absolute()
     RunFolder(out).create(RunFolder(folder).frozen_space())  # refuses another space's training
     with closing(Journal(out, launcher.clock.time)) as journal:

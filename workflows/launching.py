@@ -39,11 +39,7 @@ def launcher_for(
 
     ``simulate`` has the simulated cluster's settings, ``KEY=VALUE,...``.
 
-    Raises:
-        RegistryError: if there is no such launcher.
-        LaunchError: if the folder holds a simulated run and this one is real, or the reverse; or if
-            this machine is too small for so many ranks, or cannot measure the objective; or the
-            built-in trainer has no torch.
+    Raises RegistryError if there is no such launcher, LaunchError if it cannot run this search.
     """
     if simulate and name != "simulate":
         raise LaunchError("settings of a simulated cluster go with the launcher 'simulate'")

@@ -80,10 +80,7 @@ def run_preflight(launcher: Launcher, spec: TrialSpec, out: Path, name: str) -> 
 
 
 def conclude(result_file: Path, out: Path, name: str, failure: str) -> int:
-    """Write the cluster file ``out`` from the measurements, complete or not; print a summary.
-
-    Returns the exit code: 1 after a ``failure``.
-    """
+    """Write the cluster file ``out`` from what was measured; the exit code, 1 after a failure."""
     try:
         result = json.loads(result_file.read_text())
         if not failure and result["status"] != "ok":

@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 
 
 def to_optuna(run: Run, storage: str, name: str) -> tuple[int, int]:
-    """Add a run's trials to a study; trials that it has already are left alone.
+    """Add a run's trials to a study, which is made unless it exists.
 
-    The study is made unless it exists. The storage is Optuna's URL, such as ``sqlite:///runs.db``.
-
-    Returns numbers of added trials, and of those that were there already.
+    Returns the number of added trials, and of those that were there already, which stay.
 
     Raises PolicyError if Optuna is not installed, ValueError if the storage is unusable, or the
     study is another run's.

@@ -83,17 +83,14 @@ _NO_NAME = re.compile(r"[^\w./: -]", re.ASCII)  # characters that MLflow accepts
 
 
 def to_mlflow(run: Run, uri: str, name: str) -> tuple[int, int]:
-    """Add a run's trials to an experiment; trials that it has already are left alone.
+    """Add a run's trials to an experiment, which is made unless it exists.
 
-    A trial that an interrupted call has begun is completed in the same MLflow run. The experiment
-    is made unless it exists; ``uri`` is a server, ``sqlite:///mlflow.db`` or a folder.
+    A trial that an interrupted call has begun is completed in the same MLflow run.
 
-    Returns numbers of added trials, and of those that were there already.
+    Returns the number of added trials, and of those that were there already, which stay.
 
-    Raises:
-        ValueError: if MLflow is not installed, the URI is wrong, or the experiment is another
-            run's.
-        TrackerError: if the store cannot be reached, or its disk is full.
+    Raises ValueError if MLflow is not installed, the URI is wrong, or the experiment is another
+    run's; TrackerError if the store cannot be reached, or its disk is full.
     """
     mlflow = tracker("mlflow")
     if uri.startswith(DATABASES):
@@ -188,8 +185,7 @@ def to_wandb(run: Run, project: str, name: str, folder: Path) -> int:
     """Add a run's trials to a project's group ``name``; return how many were written.
 
     A W&B run's id follows from its trial, so that a second call writes the same runs; its metrics
-    are all in the summary, as each call would append to a history. With ``WANDB_MODE=offline``
-    everything is in ``folder/wandb``.
+    are all in the summary, as each call would append to a history.
 
     Raises ValueError if W&B is not installed, TrackerError if it refuses, or the disk is full.
     """

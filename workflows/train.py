@@ -142,8 +142,7 @@ class Steps:
 def settle_earlier(launcher: Launcher, out: Path, name: str, others: bool = True) -> None:
     """End ranks that a killed command left in this folder, and write the new attempt's name.
 
-    If this folder is a copy, the ranks of the original are left alone; ``others`` are not looked
-    for where there can be none.
+    If this folder is a copy, the ranks of the original are left alone.
     """
     file, inode = out / ATTEMPT_NAME, out.stat().st_ino
     names = []

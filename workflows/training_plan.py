@@ -54,14 +54,10 @@ class TrainingPlan:
     ) -> Self:
         """The layout with the most tokens per day after failures, on at most so many nodes.
 
-        Args:
-            searched: the search's run, whose trials count.
-            base: the configuration whose global batch and number formats stay.
-            training: until now, whose starts count as trials; see ``workflows.elastic``.
+        Global batch and number formats are those of ``base``. The starts of a ``training`` until
+        now count as trials.
 
-        Raises:
-            SpaceError: if no layout is valid on so many nodes.
-            NotPricedError: if the cost model has no word for the space.
+        Raises SpaceError if no layout is valid on so many nodes, NotPricedError without prices.
         """
         trials = [trial for trial in searched.trials.values() if trial.ended]
         starts = [] if training is None else [t for t in training.trials.values() if t.ended]

@@ -50,9 +50,7 @@ def values_of(space: SearchSpace, given: list[str]) -> dict[str, Scalar]:
 def choose(space: SearchSpace, given: Mapping[str, Scalar], max_nodes: int) -> dict[str, Any]:
     """The valid configuration with the given values that the cost model expects to be best.
 
-    Without prices it is the first one that is found.
-
-    Raises SpaceError if none has them.
+    Without prices it is the first one that is found. Raises SpaceError if none has them.
     """
     drawn = Candidates(space).draw(DRAWN, np.random.default_rng(0), [], max_nodes)
     # A value given for a continuous parameter is almost never among the drawn ones: substitute it.
@@ -80,10 +78,7 @@ def choose(space: SearchSpace, given: Mapping[str, Scalar], max_nodes: int) -> d
 def try_out(
     space: SearchSpace, config: Mapping[str, Any], launcher: Launcher, out: Path
 ) -> Generator[str, None, bool]:
-    """Run one trial of a space; yields lines on what is done, read and missing.
-
-    The generator's value says whether the trial gave its objectives.
-    """
+    """Run one trial; yields lines on it, and at the end whether it gave its objectives."""
     folder = RunFolder(out)
     if space.trainer.container is not None:
         launcher.check_container(space.trainer.container)

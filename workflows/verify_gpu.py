@@ -39,9 +39,7 @@ def verify(
 ) -> list[str]:
     """Run the checks of some parts that have no good result yet; what is to be fixed.
 
-    Raises:
-        NoGpuError: if torch finds no GPU.
-        FileError: if ``out`` is no file of this command.
+    Raises NoGpuError if torch finds no GPU, FileError if ``out`` is no file of this command.
     """
     results = _read(out)
     facts = results.get("device")

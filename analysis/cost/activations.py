@@ -184,6 +184,26 @@ def stage_bytes(stage: StageLoad, layer: Array, jobs: Jobs, framework: Framework
     return np.asarray(kept)
 
 
+def left_on_device(
+    stage: StageLoad, kept: Array, layer: Array, jobs: Jobs, framework: Framework
+) -> Array:
+    """Bytes of a micro-batch on the device, of those that a stage keeps, and each of its layers.
+
+    The built-in trainer's last norm and logits stay, and the input of a pipeline's stage, which its
+    schedule holds; with gradients of weights apart all of it comes back for them.
+    """
+    moves = jobs.options.offload_activations & ~jobs.defers_weight_gradients
+    if not moves.any():
+        return kept
+    stays: Array = np.zeros(len(jobs))
+    if framework.keeps_products == "all":
+        given = (jobs.layout.pp > 1) & ~stage.embedding
+        message = pp.message(jobs, framework).num_bytes * jobs.layout.vpp
+        stays = kept - stage.layers * layer + np.where(given, message, 0.0)
+    moving = framework.stashed_layers * layer / np.maximum(stage.in_flight, 1.0)
+    return np.where(moves, np.minimum(kept, stays + moving), kept)
+
+
 def mask_bytes(jobs: Jobs) -> Array:
     """Masks of documents in a micro-batch: a number per score, once per chunk."""
     scores = jobs.tokens * jobs.model.seq_length

@@ -41,6 +41,14 @@ class Constants:
         """Covariance of the logarithms that was learnt, or else the prior's: the spreads'."""
         return np.diag(cls.spreads() ** 2) if learnt is None else learnt
 
+    @classmethod
+    def transferred(cls, learnt: Array | None) -> Array | None:
+        """What runs of other models say, as a prior: wider, but no wider than before any; None."""
+        if learnt is None:
+            return None
+        inverse = np.linalg.inv
+        return np.asarray(inverse(inverse(cls.covariance()) + inverse(TRANSFER**2 * learnt)))
+
     def logs(self) -> Array:
         return np.log([getattr(self, name) for name in names(type(self))])
 
@@ -205,13 +213,16 @@ def log_odds(first: Array, second: Array, noise: float) -> Array:
     return np.asarray((_student((first / noise) ** 2) - _student((second / noise) ** 2)) / 2)
 
 
-def log_sd(constants: C, covariance: Array, logarithm: Callable[[C], Array]) -> Array:
-    """Standard deviation that uncertain constants leave to a logarithm.
+def log_sds(
+    constants: C, covariance: Array, logarithm: Callable[[C], Array]
+) -> tuple[Array, Array]:
+    """Standard deviations that uncertain constants leave to a logarithm, downwards and upwards.
 
-    Each of the independent directions of their uncertainty moves the logarithm as far as the edge
-    of its own 95 % does, to the side where that is further: a constant that nothing was fitted to
+    Each of the independent directions of their uncertainty moves the logarithm as far as the edges
+    of its own 95 % do, and each edge counts for its own side: a constant that nothing was fitted to
     may count for nothing at its median and for most of a step at its edge, which no derivative
-    shows. Of narrow ones it is the first order. Constants without a variance are left alone.
+    shows, and a step can lose no more than what it has. Of narrow ones both are the first order.
+    Constants without a variance are left alone.
 
     Args:
         logarithm: of n rows, for one record of constants or for c at once; see ``from_logs``.
@@ -221,5 +232,7 @@ def log_sd(constants: C, covariance: Array, logarithm: Callable[[C], Array]) -> 
     loose = variances > _NO_VARIANCE
     edges = EDGE * (np.sqrt(variances[loose]) * directions[:, loose]).T
     beside = logarithm(type(constants).from_logs(np.vstack([logs, logs + edges, logs - edges])))
-    up, down = np.abs(beside[1:] - beside[0]).reshape(2, len(edges), beside.shape[1])
-    return np.asarray(np.sqrt((np.maximum(up, down) ** 2).sum(axis=0)) / EDGE)
+    moved = (beside[1:] - beside[0]).reshape(2, len(edges), beside.shape[1])
+    sides = np.minimum(moved.min(axis=0), 0.0), np.maximum(moved.max(axis=0), 0.0)
+    down, up = (np.sqrt((side**2).sum(axis=0)) / EDGE for side in sides)
+    return down, up

@@ -12,7 +12,7 @@ from typing import get_args
 
 import numpy as np
 
-from analysis.cost.activations import repeated_products, repeats_attention
+from analysis.cost.activations import layer_bytes, repeated_products, repeats_attention
 from analysis.cost.collectives import collective_s
 from analysis.cost.compute import BACKWARD_LAUNCHES, Compute, PassTimes, smooth_max
 from analysis.cost.groups import members_per_node
@@ -29,6 +29,8 @@ _BACKWARD = 2 / 3  # of the device's time in both passes
 # Of a layer's elementwise traffic: norms, rotation and activation, without residuals and what
 # products read and write.
 ELEMENTWISE_AGAIN = 0.6
+HOST_GB_PER_S = 31.5  # between a GPU and its host, where a cluster does not say: PCIe Gen4 x16
+HOST_SHARE = 0.8  # of that in copies of pinned memory: nvbandwidth's 12.36 of Gen3's 15.75
 
 Price = Callable[[Exchange], Array]
 
@@ -70,6 +72,7 @@ class Layer:
     tensor: Array
     context: Array
     experts: Array
+    offload: Array  # activations on their way to the host and back, as far as no pass hides them
     launch: Array  # what the host takes beyond all of these
 
     @property
@@ -80,7 +83,7 @@ class Layer:
     @property
     def total(self) -> Array:
         sent = self.tensor + self.context + self.experts
-        return self.device + self.again + sent + self.launch
+        return self.device + self.again + sent + self.offload + self.launch
 
 
 def layer(
@@ -121,12 +124,15 @@ def layer(
 
     first, second = host(forward, "forward"), host(backward, "backward", BACKWARD_LAUNCHES)
     device = forward.device + backward.device
+    again = _again(jobs, framework, forward)
+    ways = forward.device, backward.device + again
     return Layer(
         device=device,
-        again=_again(jobs, framework, forward),
+        again=again,
         tensor=exposed["tensor"],
         context=exposed["context"],
         experts=dispatch_s(jobs, cluster, framework, c, device),
+        offload=_offload_s(jobs, cluster, framework, compute, ways),
         launch=first * passes + second,
     )
 
@@ -138,6 +144,27 @@ def _again(jobs: Jobs, framework: Framework, forward: PassTimes) -> Array:
     some = np.where(repeats_attention(jobs, framework), forward.attention, kept)
     some = np.where(jobs.options.recompute == SELECTIVE, some, 0.0)
     return np.where(jobs.repeats_layers, forward.device, some)
+
+
+def _offload_s(
+    jobs: Jobs,
+    cluster: Cluster,
+    framework: Framework,
+    compute: Compute,
+    passes: tuple[Array, Array],
+) -> Array:
+    """Exposed seconds of what a layer keeps on its way to the host, behind another's forward pass,
+    and back, behind a backward pass. A CPU copies it itself, by reading and writing.
+    """
+    if not jobs.options.offload_activations.any():
+        return np.zeros(len(jobs))
+    kept = layer_bytes(jobs, framework, jobs.options.recompute)
+    if cluster.is_cpu:
+        shown = 2 * len(passes) * kept / compute.memory_bytes_per_s
+    else:
+        rate = HOST_SHARE * 1e9 * (cluster.host_link_gb_per_s or HOST_GB_PER_S)
+        shown = np.add(*(left_over(kept / rate, beside) for beside in passes))
+    return np.where(jobs.options.offload_activations, shown, 0.0)
 
 
 def exposed_s(

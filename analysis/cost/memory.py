@@ -14,13 +14,14 @@ import numpy as np
 from analysis.cost import tuning
 from analysis.cost.activations import (
     layer_bytes,
+    left_on_device,
     logits_bytes,
     sequence_split,
     stage_bytes,
     waiting_logits_bytes,
 )
 from analysis.cost.constants import Constants, Parts, constant
-from analysis.cost.stages import StageLoad, all_holders, kept_by, stacked_stages
+from analysis.cost.stages import StageLoad, all_holders, fullest_stages, kept_by, stacked_stages
 from analysis.cost.state_exchanges import as_run
 from search_spaces import Framework
 from trainer.plan.axes import cp, ep, grid
@@ -136,6 +137,13 @@ def memory(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> Memo
     )
 
 
+def host_bytes(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> Array:
+    """Offloaded activations of the rank with most of them, in the host's memory."""
+    layer = constants.activation_scale * layer_bytes(jobs, framework, jobs.options.recompute)
+    held = [stage.in_flight * stage.layers * layer for stage in fullest_stages(jobs, framework)]
+    return np.where(jobs.options.offload_activations, np.max(held, axis=0), 0.0)
+
+
 def reported(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> tuple[Array, Array]:
     """The peak that the framework prints, and its tensors' part, below which none can be; bytes."""
     state: Allocator = "tensors" if framework.reports == "allocated" else "roomy"
@@ -191,7 +199,8 @@ def _stage_memory(
     tables = _tables(stage, jobs) * table_weights(jobs.model) / jobs.layout.layer_ranks
     states = tuning.tuned_states(states, jobs, framework, every, tables, stage.layers)
     one = constants.activation_scale * stage_bytes(stage, layer, jobs, framework)
-    one = tuning.left_on_device(one, layer, jobs)
+    scaled = constants.activation_scale * layer
+    one = left_on_device(stage, one, scaled, jobs, framework)
     logits = np.where(stage.head, constants.logit_scale * logits_bytes(jobs, framework), 0.0)
     working = _working_bytes(stage, layer, one, logits, jobs, framework, held[0])
     activations = stage.in_flight * (one + grid.kept_weight_bytes(jobs, stage.layers))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.cost.constants import STEP, TRANSFER, fit, integrated, log_sd
+from analysis.cost.constants import STEP, fit, integrated, log_sds
 from analysis.cost.hypotheses import Doubts, Hypothesis
 from analysis.cost.memory import MemoryConstants, MemoryParts, memory, reported
 from analysis.cost.stages import refused
@@ -122,12 +122,12 @@ class MemoryModel:
         near = (np.abs(margin) < NEAR).any(axis=0)
         if near.any():
             close = jobs[near]
-            spread = log_sd(
+            sides = log_sds(
                 self.constants,
                 self.constants.covariance(self.covariance),
                 lambda c: np.log(memory(close, likely[0].framework, c).total),
             )
-            deviation[near] = np.hypot(self.log_sd, spread)
+            deviation[near] = np.hypot(self.log_sd, np.maximum(*sides))
         fits = weights @ ndtr(margin / deviation)
         roomy = weights @ ndtr((margin + np.log1p(-ROOM)) / deviation)
         full = 1 - roomy / np.maximum(fits, np.finfo(float).tiny)
@@ -185,7 +185,8 @@ class MemoryModel:
             sure = np.concatenate([bounds, beyond], axis=-1) * (noise / BOUND_LOG_SD)
             return np.concatenate([np.log(predicted) - peaks, sure], axis=-1)
 
-        found = fit(self.constants, residuals, noise, covariance=self._learnt_covariance)
+        prior = self.constants.transferred(self.covariance)
+        found = fit(self.constants, residuals, noise, covariance=prior)
         if self.habits:
             first = replace(self.habits[0], rest=found.constants)
             self = replace(self, habits=(first, *self.habits[1:]))
@@ -194,14 +195,6 @@ class MemoryModel:
             left = misfit + float(np.median(residuals(found.constants)[: len(peaks)]))
             misfit -= left / (1 + noise**2 / (len(peaks) * self.log_sd**2))
         return replace(self, constants=found.constants, covariance=found.covariance, misfit=misfit)
-
-    @property
-    def _learnt_covariance(self) -> Array | None:
-        """Prior covariance of the constants' logarithms; None: that of their spreads."""
-        if self.covariance is None:
-            return None
-        first = np.diag(MemoryConstants.spreads() ** -2.0)
-        return np.asarray(np.linalg.inv(first + np.linalg.inv(TRANSFER**2 * self.covariance)))
 
     def learnt(self, framework: Framework, told: Told) -> tuple[float, MemoryConstants]:
         """Logarithm of how probable trials are by some habits, and the constants in their mean.
@@ -217,7 +210,7 @@ class MemoryModel:
             return np.log(reported(told.measured, framework, constants)[0]) - told.peaks
 
         noise = FACTOR_LOG_SD[framework.reports]
-        prior = self._learnt_covariance
+        prior = self.constants.transferred(self.covariance)
         log, mean, covariance = integrated(self.constants, prior, over, noise)
         if len(told.failed):
             normal = np.random.default_rng(0).standard_normal((SAMPLES, len(mean)))

@@ -8,12 +8,12 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from analysis.cost.constants import EDGE, TRANSFER, fit, integrated, log_odds, log_sd
+from analysis.cost.constants import fit, integrated, log_odds, log_sds
 from analysis.cost.groups import LinkConstants
 from analysis.cost.hypotheses import TIMING, Doubts
-from analysis.cost.memory import MemoryParts
+from analysis.cost.memory import MemoryParts, host_bytes
 from analysis.cost.memory_fit import MemoryModel
-from analysis.cost.network import RARE, UNKNOWN, Network, expected_state, likelier
+from analysis.cost.network import UNKNOWN, Network, expected_state, likelier, quantile
 from analysis.cost.stages import refused
 from analysis.cost.step import StepParts, crowded_s, step
 from analysis.cost.time_constants import TimeConstants, without_effect
@@ -75,9 +75,20 @@ class Prediction:
         return self.memory.total
 
     @cached_property
-    def time_log_sd(self) -> Array:
-        """Standard deviation of the step time's logarithm in the likelier state of the network."""
-        return self.model.time_log_sd(self.jobs)
+    def host_bytes(self) -> Array:
+        """Pinned buffers of offloaded activations, of the rank with most of them."""
+
+        def held(model: CostModel, own: Jobs) -> Columns:
+            return {"host": host_bytes(own, model.framework, model.memory.constants)}
+
+        return self.model._each(self.jobs, held)["host"]
+
+    @cached_property
+    def time_log_sds(self) -> tuple[Array, Array]:
+        """Deviations of the step time's logarithm in the likelier state of the network: to the
+        side of shorter steps, and of longer ones.
+        """
+        return self.model.time_log_sds(self.jobs)
 
     @cached_property
     def crowded(self) -> Array:
@@ -97,15 +108,15 @@ class Prediction:
         return 1 / ((1 - self.crowded) / calm_s + self.crowded / crowded_s)
 
     def interval_s(self) -> tuple[Array, Array]:
-        """Step times between which the true one is expected with 95 %.
-
-        From the calm network's to the crowded one's, but for a state that is too rare to count.
+        """Step times between which the true one is expected with 95 %, in whichever state of the
+        network it is measured.
         """
-        factor = np.exp(EDGE * self.time_log_sd)
-        calm_s, crowded_s = self.states_s
-        low_s = np.where(self.crowded > 1 - RARE, crowded_s, calm_s)
-        high_s = np.where(self.crowded > RARE, crowded_s, calm_s)
-        return low_s / factor, high_s * factor
+        calm, late = np.log(self.states_s)
+        low, high = (
+            np.exp(quantile(share, calm, late, self.crowded, self.time_log_sds))
+            for share in (0.025, 0.975)
+        )
+        return low, high
 
     @cached_property
     def may_fit(self) -> Array:
@@ -262,7 +273,7 @@ class CostModel:
 
         Step times are residuals, peaks likewise, failures by memory bounds. Without a single
         usable row the model is returned as it is. What was learnt from other runs is the prior,
-        wider than it was (``TRANSFER``), and with its correlations: constants that only together
+        wider than it was (``transferred``), and with its correlations: constants that only together
         explain the other runs move together. Each engine learns from its own trials.
         """
         if self.others:
@@ -280,7 +291,7 @@ class CostModel:
 
     def _timed(self, jobs: Jobs, measured: Array) -> CostModel:
         """The model with constants fitted to logarithms of step times."""
-        known = None if self.covariance is None else TRANSFER**2 * self.covariance
+        known = self.constants.transferred(self.covariance)
         residuals = partial(self._residuals, jobs, measured)
         found = fit(self.constants, residuals, FIT_LOG_SD, covariance=known)
         # Few rows say little of the spread: the prior's counts as four of them.
@@ -316,7 +327,7 @@ class CostModel:
 
     def evidence(self, jobs: Jobs, measured: Array) -> float:
         """Log-probability of logarithms of step times; see :func:`integrated`."""
-        known = None if self.covariance is None else TRANSFER**2 * self.covariance
+        known = self.constants.transferred(self.covariance)
         residuals = partial(self._residuals, jobs, measured)
         return integrated(self.constants, known, residuals, FIT_LOG_SD)[0]
 
@@ -339,9 +350,12 @@ class CostModel:
         memory = self.memory.supposing(Doubts(self.framework))
         return replace(self, memory=memory, suspected=suspected)
 
-    def time_log_sd(self, jobs: Jobs) -> Array:
+    def time_log_sds(self, jobs: Jobs) -> tuple[Array, Array]:
+        """Deviations of step times' logarithms downwards and upwards; see :func:`log_sds`."""
         if self.others:
-            return self._each(jobs, lambda m, j: {"log_sd": m.time_log_sd(j)})["log_sd"]
+            sides = ("down", "up")
+            each = self._each(jobs, lambda m, j: dict(zip(sides, m.time_log_sds(j), strict=True)))
+            return each["down"], each["up"]
         known = self.covariance
         used = ~without_effect(jobs)
         covariance = (between_machines() if known is None else known) * np.outer(used, used)
@@ -353,7 +367,8 @@ class CostModel:
         def logarithm(constants: TimeConstants) -> Array:
             return np.log(step(jobs, self.cluster, self.framework, constants, state).total)
 
-        return np.hypot(self.log_sd, log_sd(self.constants, covariance, logarithm))
+        down, up = log_sds(self.constants, covariance, logarithm)
+        return np.hypot(self.log_sd, down), np.hypot(self.log_sd, up)
 
     def drawn(self, rng: np.random.Generator) -> CostModel:
         """The model with other constants of time and one network, each engine's drawn by itself."""

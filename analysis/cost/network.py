@@ -21,11 +21,12 @@ NEVER = 12 / 13
 NODES = 30.0  # at which 63 % of the runs are crowded, where there is such a state
 NODES_LOG_SD = 0.7
 MOST_RUNS = 20.0  # of evidence: runs of one campaign are not independent
-RARE = 0.025  # a state less probable than this is beyond one end of an interval that has 95 %
 _WIDE = 2.0  # nodes: pipelines whose tensor parallelism spans more were always crowded
 _ALWAYS = 0.98
 _CERTAIN = 6.0  # logarithm of the odds of a state, at most, that one run's time tells
 _GRID = np.linspace(-2.0, 2.0, 9)
+_FAR = 4.0  # standard deviations, beyond which no end of an interval is looked for
+_HALVINGS = 30
 
 
 @dataclass(frozen=True)
@@ -107,3 +108,24 @@ def expected_state(chance: Array, calm_s: Array, more_s: Array) -> Array:
     takes ``calm_s`` in a calm one, ``more_s`` longer in a crowded one.
     """
     return np.asarray(chance * calm_s > (1 - chance) * (calm_s + more_s), np.float64)
+
+
+def quantile(
+    share: float, calm: Array, late: Array, chance: Array, spread: tuple[Array, Array]
+) -> Array:
+    """Logarithms of times below which this share of the runs is, of a job that may be crowded.
+
+    In a state times spread around its own, to either side of it as far as ``spread`` says.
+    """
+    from scipy.special import ndtr  # slow to import
+
+    down, up = spread
+    low, high = calm - _FAR * down, late + _FAR * up
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        of_calm, of_late = (
+            ndtr((middle - state) / np.where(middle < state, down, up)) for state in (calm, late)
+        )
+        below = of_calm + chance * (of_late - of_calm) < share
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    return np.asarray((low + high) / 2)

@@ -33,6 +33,7 @@ class StepParts(Parts):
     tensor: Array  # collectives of tensor parallelism
     context: Array  # keys and values of context parallelism, as far as attention does not hide them
     experts: Array  # sending tokens to their experts and back
+    offload: Array  # activations on their way to the host's memory and back, likewise
     launch: Array  # waiting for the host
     head: Array  # output layer and loss, where it is on the slowest stage
     pipeline: Array  # handing activations and their gradients on
@@ -83,6 +84,7 @@ def step(
         "tensor": one.tensor,
         "context": one.context,
         "experts": one.experts,
+        "offload": one.offload,
         "launch": one.launch,
     }
     return StepParts(

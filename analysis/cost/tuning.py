@@ -14,7 +14,6 @@ from trainer.plan.jobs import ADAPTED_TARGETS, FULL_TUNING, QLORA, Array, Jobs, 
 from trainer.plan.sizes import layer_weights, model_weights, table_weights
 
 _ATTENTION, _LINEAR = ADAPTED_TARGETS["attention"], ADAPTED_TARGETS["linear"]
-STASHED = 5.0  # layers on their way to the host's memory: torchtune's max_fwd_stash_size
 ADAPTER_KERNELS = 5.0
 """Kernels beside a target's own: cast, two products, scale, sum; a plain layer has about 30."""
 
@@ -110,11 +109,6 @@ def _adapter_bytes(jobs: Jobs, framework: Framework) -> Array:
     """Bytes of an adapter's parameter with its gradient and moments."""
     beside_plain, beside_quantized = framework.adapter_bytes
     return np.where(quantizes(jobs), beside_quantized, beside_plain)
-
-
-def left_on_device(kept: Array, layer: Array, jobs: Jobs) -> Array:
-    """Activations of a micro-batch on the device, of those that a stage keeps and a layer does."""
-    return np.where(jobs.options.offload_activations, np.minimum(kept, STASHED * layer), kept)
 
 
 def kept_bytes(jobs: Jobs, framework: Framework) -> tuple[Array, Array]:

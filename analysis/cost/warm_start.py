@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from analysis.cost.constants import TRANSFER, Array
+from analysis.cost.constants import Array, Constants
 from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, gpu_kind
 from analysis.cost.memory import MemoryConstants
 from analysis.cost.model import CostModel, Measurements
@@ -77,33 +77,22 @@ def _like(model: CostModel, other: CostModel) -> CostModel:
 def discounted(model: CostModel, before: CostModel) -> CostModel:
     """A model that was calibrated with a run, as one for others to start from.
 
-    A calibration starts from constants wider than what is known (``TRANSFER``), for the run may be
-    another case. So may the next one be: what this run says is taken for as wide again there, but
-    what it does not speak of stays as sure as it was. ``before`` is the model that was calibrated.
+    A calibration starts from constants wider than what is known (``transferred``), for the run may
+    be another case. So may the next one be: what this run says is taken for as wide again there,
+    but what it does not speak of stays as sure as it was. ``before`` is the model that was
+    calibrated.
     """
     if model.others:
         pairs = zip(model.engines, before.engines, strict=True)
         return CostModel.of_engines(discounted(*pair) for pair in pairs)
-    if model.covariance is not None and model.covariance is not before.covariance:
-        first = TimeConstants.covariance()
-        known = first / TRANSFER**2 if before.covariance is None else before.covariance
-        start = TRANSFER**2 * known
-        model = replace(model, covariance=_more(known, start, model.covariance))
-    own, old = model.memory.covariance, before.memory.covariance
-    if own is not None and own is not old:
-        first = MemoryConstants.covariance()
-        known = first if old is None else old
-        start = first if old is None else _no_wider(TRANSFER**2 * old, first)
-        memory = replace(model.memory, covariance=_more(known, start, own))
-        model = replace(model, memory=memory)
-    return model
+    time = _more(TimeConstants, before.covariance, model.covariance)
+    memory = _more(MemoryConstants, before.memory.covariance, model.memory.covariance)
+    return replace(model, covariance=time, memory=replace(model.memory, covariance=memory))
 
 
-def _more(known: Array, start: Array, after: Array) -> Array:
+def _more(kind: type[Constants], known: Array | None, after: Array | None) -> Array | None:
     """Known covariance with what a run added to where its calibration started."""
-    inverse = np.linalg.inv
-    return inverse(inverse(known) + inverse(after) - inverse(start))
-
-
-def _no_wider(a: Array, b: Array) -> Array:
-    return np.asarray(np.linalg.inv(np.linalg.inv(a) + np.linalg.inv(b)))
+    if after is None or after is known:
+        return after
+    inverse, start = np.linalg.inv, kind.covariance(kind.transferred(known))
+    return np.asarray(inverse(inverse(kind.covariance(known)) + inverse(after) - inverse(start)))

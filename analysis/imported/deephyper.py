@@ -23,24 +23,25 @@ _TIMES = (("m:timestamp_start", "m:timestamp_end"), ("m:timestamp_submit", "m:ti
 _FAILED = "F"  # the objective of a failure begins with it
 
 
-def results_table(path: Path) -> pd.DataFrame | None:
-    """The rows of a ``results.csv`` as text; None for another table's; raises TableError."""
-    frame = read_csv(path)
-    has_objective = bool({"objective", "objective_0"} & {*frame})
-    return frame if has_objective and any(n.startswith("p:") for n in map(str, frame)) else None
-
-
 def from_deephyper(path: Path) -> Run:
-    """The trials of a ``results.csv`` in its order; DeepHyper maximizes every objective.
-
-    Raises TableError for another table, or a wrong objective; the message names line and column.
-    """
-    frame = results_table(path)
-    if frame is None:
+    """The trials of a ``results.csv``; raises TableError for another table."""
+    if (run := results_run(path)) is None:
         raise TableError(
             f"{shown(path)}: not a results.csv: accepted columns p:NAME, and objective or "
             "objective_0, objective_1 ..."
         )
+    return run
+
+
+def results_run(path: Path) -> Run | None:
+    """The trials of a ``results.csv`` in its order; None for another table.
+
+    DeepHyper maximizes every objective. Raises TableError with the line and column of a wrong one.
+    """
+    frame = read_csv(path)
+    has_objective = bool({"objective", "objective_0"} & {*frame})
+    if not has_objective or not any(n.startswith("p:") for n in map(str, frame)):
+        return None
     keys = ["objective"]
     if "objective" not in frame:
         keys = [key for i in range(frame.shape[1]) if (key := f"objective_{i}") in frame]

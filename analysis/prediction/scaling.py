@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from analysis.cost.constants import EDGE, log_sd
+from analysis.cost.constants import EDGE, log_sds
 from analysis.cost.model import LIKELY, CostModel, Prediction
 from analysis.cost.step import step
 from analysis.cost.time_constants import TimeConstants
@@ -31,7 +31,7 @@ class Scaled:
     config: Mapping[str, Any]
     prediction: Prediction  # of each number of nodes that can be had, ascending
     efficiency: Array  # tokens/s of a node over those on the fewest nodes
-    efficiency_log_sd: Array  # standard deviation of its logarithm; see ``_efficiency_log_sd``
+    efficiency_log_sds: tuple[Array, Array]  # of its logarithm, down and up; see ``_log_sds``
     goodput: Goodput  # of the same through failures
     basis: str  # of it, as a line of text
     left_out: tuple[str, ...]  # why other numbers of nodes are not there, as lines of text
@@ -46,8 +46,13 @@ class Scaled:
     @property
     def efficiency_interval(self) -> tuple[Array, Array]:
         """95 % interval, low and high."""
-        spread = np.exp(EDGE * self.efficiency_log_sd)
-        return self.efficiency / spread, self.efficiency * spread
+        less, more = self._efficiency_factors
+        return self.efficiency / less, self.efficiency * more
+
+    @property
+    def _efficiency_factors(self) -> tuple[Array, Array]:
+        down, up = self.efficiency_log_sds
+        return np.exp(EDGE * down), np.exp(EDGE * up)
 
     @classmethod
     def of(
@@ -86,7 +91,7 @@ class Scaled:
             config=space.canonical(config),
             prediction=prediction,
             efficiency=rate / rate[0],
-            efficiency_log_sd=_efficiency_log_sd(prediction),
+            efficiency_log_sds=_log_sds(prediction),
             goodput=pricing.failures.goodput(prediction),
             basis=pricing.failures.basis(),
             left_out=reasons,
@@ -97,14 +102,13 @@ class Scaled:
         prediction, goodput = self.prediction, self.goodput
         low_s, high_s = prediction.interval_s()
         less, more = prediction.step_time_s / low_s, high_s / prediction.step_time_s
-        spread = np.exp(EDGE * self.efficiency_log_sd)
         columns: dict[str, list[str]] = {
             "nodes": [f"{n:,.0f}" for n in prediction.num_nodes],
             "gas": [f"{n:.0f}" for n in prediction.jobs.layout.gas],
             "batch": [f"{n:,.0f}" for n in prediction.jobs.global_batch],
             "step s": _ranges(prediction.step_time_s, less, more),
             "tokens/s": _ranges(prediction.tokens_per_second, more, less),
-            "efficiency %": _ranges(100 * self.efficiency, spread, spread),
+            "efficiency %": _ranges(100 * self.efficiency, *self._efficiency_factors),
             "useful %": [f"{100 * share:.3g}" for share in goodput.share],
             "save every": [duration(each) for each in goodput.interval_s],
             f"days for {tokens_text(tokens)}": _ranges(goodput.days(tokens), less, more),
@@ -197,8 +201,8 @@ def _hindrance(prices: Pricing, config: Mapping[str, Any]) -> str:
     return f"expected to need more than {model.memory_limit_bytes / GIB:.4g} GiB"
 
 
-def _efficiency_log_sd(prediction: Prediction) -> Array:
-    """Standard deviation of the efficiency's logarithm that the model's constants leave.
+def _log_sds(prediction: Prediction) -> tuple[Array, Array]:
+    """Standard deviations of the efficiency's logarithm that the model's constants leave.
 
     An error that all sizes share, such as in the rate of products, cancels. Before a calibration
     the constants are as uncertain as their priors say: how links differ between machines, which
@@ -209,9 +213,9 @@ def _efficiency_log_sd(prediction: Prediction) -> Array:
 
     def logarithm(constants: TimeConstants) -> Array:
         logs = np.log(step(prediction.jobs, model.cluster, model.framework, constants).total)
-        return np.asarray(logs - logs[..., :1])
+        return np.asarray(logs[..., :1] - logs)
 
-    return log_sd(model.constants, covariance, logarithm)
+    return log_sds(model.constants, covariance, logarithm)
 
 
 def _own_model(prediction: Prediction) -> CostModel:

@@ -42,6 +42,7 @@ class Scores:
         time_error, time_error_median: of step time, over the rows that ran.
         time_bias: median of predicted over measured, less 1.
         time_covered: share of the rows within the interval that should have 95 % of them.
+        time_interval: its score.
         rankings: of each landscape.
         memory_error: mean, of peak memory.
         fitting: of all rows, if some failed.
@@ -53,6 +54,7 @@ class Scores:
     time_error_median: float
     time_bias: float
     time_covered: float
+    time_interval: float
     memory_error: float
     fitting: metrics.Fitting | None
     fitting_memory: metrics.Fitting | None
@@ -95,6 +97,7 @@ def score(table: Table, predicted: Predicted) -> Scores:
         time_error_median=metrics.median(errors),
         time_bias=metrics.median(predicted.step_time_s / table.step_time_s) - 1,
         time_covered=metrics.covered(predicted.low_s, predicted.high_s, table.step_time_s),
+        time_interval=metrics.interval_score(predicted.low_s, predicted.high_s, table.step_time_s),
         memory_error=metrics.mean(metrics.relative_errors(predicted.peak_bytes, table.peak_bytes)),
         fitting=fitting,
         fitting_memory=fitting_memory,

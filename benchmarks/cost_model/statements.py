@@ -247,17 +247,16 @@ def placement_columns(placed: Placement) -> dict[str, float]:
     def bits(form: Format) -> float:
         return form.num_bytes(BLOCK) * 8 / BLOCK
 
-    copy = placed.secondary
     return {
-        "weight_shard": placed.weights.degree,
-        "gradient_shard": placed.gradients.degree,
-        "optimizer_shard": placed.optimizer.degree,
-        "secondary_shard": copy.degree if copy else 0,
+        "weight_shard": placed.weight_shard,
+        "gradient_shard": placed.gradient_shard,
+        "optimizer_shard": placed.optimizer_shard,
+        "secondary_shard": placed.secondary_shard,
         "gather_bits": bits(placed.gather_format),
         "reduce_bits": bits(placed.reduce_format),
-        "secondary_bits": bits(copy.format) if copy else 0,
+        "secondary_bits": bits(placed.secondary_format) if placed.secondary_shard else 0,
         # As published: before each backward pass.
-        "renews_copy": copy is not None,
+        "renews_copy": placed.secondary_shard > 0,
     }
 
 

@@ -123,6 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(HEADER)
     errors: dict[str, list[float]] = {"other tables": [], "neither": []}
     held: dict[str, list[float]] = {name: [] for name in errors}
+    wide: dict[str, list[float]] = {name: [] for name in errors}
     for table in asked:
         priors = evaluate(table, tables, Meshtune(), ZERO_SHOT)
         others = evaluate(table, tables, Transfer(), FROM_OTHERS)
@@ -133,6 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, scores in zip(errors, (others.pooled, out.pooled), strict=True):
             errors[name].append(scores.time_error_median)
             held[name].append(scores.time_covered)
+            wide[name].append(scores.time_interval)
     low, high = map(percent, COVERAGE)
     for name, medians in errors.items():
         reached = sum(error <= GOAL for error in medians)
@@ -140,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(
             f"\nfrom {name}: median within {percent(GOAL)} in {reached} of {len(medians)} tables; "
             f"intervals hold {low} to {high} in {within}, in the mean "
-            f"{percent(metrics.mean(held[name]))}"
+            f"{percent(metrics.mean(held[name]))}, at a score of {metrics.mean(wide[name]):.2f}"
         )
     print("\n".join(["", MEMORY, *(memory_line(table) for table in asked)]))
 

@@ -55,6 +55,11 @@ class Recorder(TorchDispatchMode):
         if name == "_to_copy" and type(args[0]) is Tensor:  # a batch, which a thread has read
             given = (self.fake.from_tensor(args[0]), *args[1:])
         out = func(*given, **kwargs)
+        if name in _ALLOCATIONS:
+            if kwargs.get("pin_memory"):
+                _PINNED.add(out)
+            elif out.is_cuda:
+                timeline.allocated(out)  # by the current stream, whichever uses it first
         returns = func._schema.returns
         if any(r.alias_info and not r.alias_info.is_write for r in returns) or name in _NO_KERNEL:
             return out
@@ -66,10 +71,11 @@ class Recorder(TorchDispatchMode):
         _collect(out, writes)
         if name in ("copy_", "_to_copy"):
             self._note_copy(name, args, kwargs, out)
-        on_device = [tensor for tensor in (*reads, *writes) if tensor.is_cuda]
-        if on_device:
-            reads = [tensor for tensor in reads if tensor.is_cuda]
-            launch(name, reads, [tensor for tensor in writes if tensor.is_cuda])
+        if any(tensor.is_cuda for tensor in (*reads, *writes)):
+            reads, writes = (
+                [x for x in some if x.is_cuda or x in _PINNED] for some in (reads, writes)
+            )
+            launch(name, reads, writes)
         return out
 
     def _note_copy(self, name: str, args: Any, kwargs: dict[str, Any], out: Tensor) -> None:
@@ -84,24 +90,24 @@ class Recorder(TorchDispatchMode):
             timeline.waits["copy to host" if source.is_cuda else "copy from host"] += 1
 
 
-class _Identities:
-    """Tensors by identity; they stay alive."""
+class _Memories:
+    """Memory of tensors, which stay alive."""
 
     def __init__(self) -> None:
         self.held: dict[int, Tensor] = {}
 
     def add(self, tensor: Tensor) -> None:
-        self.held[id(tensor)] = tensor
+        self.held[tensor.untyped_storage()._cdata] = tensor
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return id(tensor) in self.held
+        return tensor.untyped_storage()._cdata in self.held
 
 
-_PINNED = _Identities()
+_PINNED = _Memories()
+_ALLOCATIONS = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
 _NO_KERNEL = {
-    "prim::device",
-    "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "resize_", "set_",
-    "_unsafe_view", "record_stream", "lift_fresh", "is_same_size",
+    *_ALLOCATIONS, "prim::device", "resize_", "set_", "_unsafe_view", "record_stream",
+    "lift_fresh", "is_same_size",
 }  # fmt: skip
 
 
@@ -122,10 +128,12 @@ def _collect(value: Any, into: list[Tensor]) -> None:
 
 
 def launch(name: str, reads: list[Tensor], writes: list[Tensor]) -> None:
-    """A kernel on the current stream; what it reads and writes counts once a tensor."""
+    """A kernel on the current stream; what it reads and writes of the device counts once a
+    tensor.
+    """
     timeline.launch(name, reads, writes, None)
     timeline.kernels[name] += 1
-    timeline.bytes[name] += sum(tensor.nbytes for tensor in (*reads, *writes))
+    timeline.bytes[name] += sum(tensor.nbytes for tensor in (*reads, *writes) if tensor.is_cuda)
 
 
 # ---- attention: which kernel a GPU would take ----

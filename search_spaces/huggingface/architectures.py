@@ -46,8 +46,8 @@ class Architecture(Record):
     positions: Literal["learned"] | None = None  # unless the family's
     # flags of a file; linear layers have biases if all of them are true
     biases: list[str] = Field(default=[])
-    # layers with a sliding window, where a file has one and does not list them
-    windows: Literal["none", "all", "later", "alternating", "three_of_four", "most"] = "none"
+    # formula of the layers with a sliding window, where a file has one and does not list them
+    windows: str = ""
     experts: str = ""  # key of the size of an expert; empty: a dense model
     # further properties: formulas of ``parts.yaml``, or functions here
     parts: list[str] = Field(default=[])
@@ -59,8 +59,8 @@ class Architecture(Record):
         shape["positions"] = self.positions or shape["positions"]
         if self.biases:
             shape["linear_bias"] = all(keys.flag(name) for name in self.biases)
-        if self.windows != "none":
-            shape |= _windows(keys, self.windows, shape["num_layers"])
+        if self.windows:
+            shape |= _windows(keys, self.windows, shape)
         if self.experts:
             shape |= {
                 "num_experts": keys.count("num_experts"),
@@ -128,25 +128,14 @@ def _sizes(keys: Keys) -> Shape:
     return shape
 
 
-def _windows(keys: Keys, which: str, layers: int) -> Shape:
+def _windows(keys: Keys, formula: str, shape: Shape) -> Shape:
     """Windowed layers: as the file lists them, or as the architecture has them."""
-    if which == "later":  # Qwen: from max_window_layers on, where windows are used
-        if not keys.flag("use_sliding_window"):
-            return {}
-        number = max(0, layers - (keys.some("max_window_layers", 0) or 0))
-    elif which == "alternating":  # Gemma 2 and gpt-oss: every second layer, starting with the first
-        number = (layers + 1) // 2
-    elif which == "three_of_four":  # OLMo 3, Cohere 2
-        number = layers - layers // 4
-    elif which == "most":  # Gemma 3: all but every sixth
-        every = keys.some("sliding_window_pattern") or keys.count("_sliding_window_pattern")
-        number = layers - layers // every
-    else:
-        number = layers
-    size = keys.some("sliding_window")
-    kinds = keys.words("layer_types")
-    if kinds is not None:
-        number = kinds.count("sliding_attention")
+    if keys.given("use_sliding_window") is not None and not keys.flag("use_sliding_window"):
+        return {}
+    size, kinds = keys.some("sliding_window"), keys.words("layer_types")
+    part = Part(formulas={"windowed_layers": formula}, optional=["max_window_layers"])
+    found = part.shape(keys, shape) if kinds is None else {}
+    number = found["windowed_layers"] if kinds is None else kinds.count("sliding_attention")
     return {"windowed_layers": number, "window_size": size} if size and number else {}
 
 
@@ -180,9 +169,8 @@ def tower_parameters(keys: Keys, width: int) -> int:
     """Parameters of what reads pictures: its blocks, and the products to the layers' width.
 
     Patches and positions are left out, a hundredth of it, and sizes that a file does not state.
-    Gemma 3n's, with what it hears by, are of one size.
     """
-    if keys.given("model_type") == "gemma3n_vision":
+    if keys.given("model_type") == "gemma3n_vision":  # of one size, with what it hears by
         return 983_800_000
     h, f = keys.some("hidden_size") or 0, keys.some("intermediate_size") or 0
     ups = 3 if keys.given("model_type") == "pixtral" else 2  # gated

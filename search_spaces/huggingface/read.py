@@ -138,10 +138,8 @@ def _architecture(keys: Keys, text: str) -> tuple[str, Architecture, int | None]
 def counted_parameters(text: str) -> int | None:
     """Parameters of the model that a ``config.json`` describes, counted by ``transformers``.
 
-    It builds the model without memory (torch's meta device), in a process of its own: importing it
-    takes seconds, and would load torch into commands that do without.
-
-    None where ``transformers`` is missing, or does not know the architecture either.
+    None where it is missing, or does not know the architecture either. A process of its own builds
+    the model, on torch's meta device: importing both takes seconds.
     """
     if find_spec("transformers") is None or find_spec("torch") is None:
         return None

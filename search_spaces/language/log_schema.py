@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 else:
     FormatName = Literal[known_trainers("log")]
 REDUCTION_NAMES = tuple(REDUCTIONS)
-TOKEN_FACTS = ("rows_vary", "padded_by", "real_if")  # keys that say which tokens a log counts
 _PLACEHOLDERS = {
     # 1,234.5, 1.2e3, 34.5K
     "{number}": r"(?P<value>[\d.,]+(?:[eE][-+]?\d+)?(?:[KMGB](?![A-Za-z]))?)",
@@ -72,7 +71,21 @@ PatternsSpec = OneOrSeveral[
 ]
 
 
-class ResultPatterns(Described):
+class TokenFacts(Described):
+    """Keys that say which tokens a log counts."""
+
+    rows_vary: bool = False
+    """sequences are as long as the data's rows: tokens are counted, never derived from steps"""
+    padded_by: str = ""
+    """parameter with which the real tokens that the trainer counts have padding among them"""
+    real_if: str = ""
+    """text in the trainer's arguments or files without which its tokens have padding among them"""
+
+
+TOKEN_FACTS = tuple(TokenFacts.model_fields)
+
+
+class ResultPatterns(TokenFacts):
     """Patterns for the logs of a trainer that writes no result."""
 
     format: str | None = None
@@ -83,12 +96,6 @@ class ResultPatterns(Described):
     pauses: str | None = None
     """regular expression of lines after which a step's time does not count, as after a
     checkpoint"""
-    rows_vary: bool = False
-    """sequences are as long as the data's rows: tokens are counted, never derived from steps"""
-    padded_by: str = ""
-    """parameter with which the real tokens that the trainer counts have padding among them"""
-    real_if: str = ""
-    """text in the trainer's arguments or files without which its tokens have padding among them"""
 
     @model_validator(mode="after")
     def _some(self) -> ResultPatterns:
@@ -118,7 +125,7 @@ _RecordPattern = Annotated[
 ]
 
 
-class LogRecord(Described):
+class LogRecord(TokenFacts):
     """The log of a known trainer.
 
     In a regular expression ``{number}``, ``{decimal}`` and ``{rate}`` find a number, and ``{step}``
@@ -131,12 +138,6 @@ class LogRecord(Described):
     patterns: dict[str, list[_RecordPattern]] = Field(description="result key: patterns")
     pauses: str = "{pauses}"
     """lines after which a step's time does not count; {pauses}: the usual ones"""
-    rows_vary: bool = False
-    """sequences are as long as the data's rows: tokens are counted, never derived from steps"""
-    padded_by: str = ""
-    """parameter with which the real tokens that the trainer counts have padding among them"""
-    real_if: str = ""
-    """text in the trainer's arguments or files without which its tokens have padding among them"""
 
     def resolved(self, formats: Mapping[str, LogFormat]) -> ResultPatterns:
         """The same patterns as a space states them; this log may share those of known trainers.

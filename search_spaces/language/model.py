@@ -9,14 +9,13 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from foundation.records import Described
 from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import Mixture, model_weights, table_weights
 
 _TOGETHER = {"num_experts": ((), ("capacity_factor",))}
 
 
-class ModelShape(ModelConfig, Described):
+class ModelShape(ModelConfig):
     """Shape of a decoder-only transformer, under the names that public configurations use."""
 
     capacity_factor: float | None = Field(default=None, gt=0, le=1000)

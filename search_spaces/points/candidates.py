@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,8 +25,6 @@ class Candidates:
         self._radix = [len(parameter.values) for parameter in self._parameters]
         self._uneven = any(parameter.shares is not None for parameter in self._parameters)
         self._known: dict[tuple[tuple[str, Any], ...], int] = {}  # index by configuration
-        self._asked: list[Mapping[str, Any]] = []  # the last call of indices_of, and its answer
-        self._answered: Indices = np.zeros(0, dtype=np.int64)
         self._listed: Indices | None = None
         if only is not None:
             self._listed = self.indices_of(only)
@@ -57,9 +54,8 @@ class Candidates:
     ) -> Indices:
         """Distinct valid raw configurations in random order, by their index.
 
-        Args:
-            size: how many at most; fewer are returned only where there are no more (exactly so in
-                a space whose valid configurations are listed, nearly so in a larger one).
+        Fewer than ``size`` are returned only where there are no more (exactly so in a space whose
+        valid configurations are listed, nearly so in a larger one).
         """
         known = self.indices_of(exclude)
         if self._listed is not None:
@@ -99,15 +95,7 @@ class Candidates:
 
     def indices_of(self, configs: Iterable[Mapping[str, Any]]) -> Indices:
         """The indices of configurations, raw or canonical."""
-        asked = list(configs)
-        # Every draw passes the whole history: that of the last draw, and a few more.
-        known = len(self._asked)
-        if known > len(asked) or not all(map(operator.is_, self._asked, asked)):
-            known = 0
-        new = np.array([self._index(config) for config in asked[known:]], dtype=np.int64)
-        self._asked = asked
-        self._answered = np.concatenate([self._answered[:known], new])
-        return self._answered
+        return np.array([self._index(config) for config in configs], dtype=np.int64)
 
     def configs(self, indices: Indices) -> list[dict[str, Any]]:
         """Raw configurations by index."""

@@ -78,8 +78,6 @@ class CheckReport:
 def check(space: SearchSpace, max_edges: int = MAX_EDGES) -> CheckReport:
     """Count valid configurations, and those that each rule removes.
 
-    Where ``max_edges`` of ``ValidConfigs`` are too few, the counts are estimates.
-
     Raises SpaceError if no configuration is valid; it names the rules that remove the most.
     """
     valid = ValidConfigs(space, max_edges=max_edges)

@@ -35,8 +35,7 @@ def static_facts(
     """Facts of the model and the cluster, under the names of their records.
 
     Sizes that follow from others are resolved; the cluster's own number of nodes is
-    ``cluster_nodes``, since ``num_nodes`` is a trial's. Without a cluster there is nothing but
-    ``gpus_per_node``: the ranks that a trial has on each of its nodes.
+    ``cluster_nodes``, since ``num_nodes`` is a trial's.
     """
     facts: dict[str, Any] = {}
     if model is not None:

@@ -35,12 +35,7 @@ def ranks_per_pair(cluster: Cluster) -> int:
 
 
 def resolved(columns: Mapping[str, Array], counts: Mapping[str, Array]) -> dict[str, Array]:
-    """Resolved placements; see ``trainer.plan.presets.resolve_presets``.
-
-    Args:
-        columns: all other facts, and what the space says of placements.
-        counts: by parameter of the space, where what it says counts.
-    """
+    """Resolved placements; ``counts`` masks, by parameter, where it is active."""
     topology = Topology(int(columns["gpus_per_node"]), int(columns["ranks_per_pair"]))
     apart = columns["tp"] * columns["gx"] * columns["gy"] * columns["gz"]
     apart = apart * np.where(is_pp_inside(columns["rank_order"]), columns["pp"], 1)

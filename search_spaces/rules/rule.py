@@ -87,11 +87,7 @@ def builtin(
     own_axes: Sequence[str] = (),
     allow: Iterable[str],
 ) -> list[Rule]:
-    """The requirements that the space has the facts for, as rules; those in ``allow`` are off.
-
-    Of the user's ``own_trainer``, whose parallel axes are ``own_axes``, what only the built-in one
-    needs does not count; else what only others need does not.
-    """
+    """The trainer's requirements that the space has the facts for; those in ``allow`` are off."""
     off = {SWITCHED_OFF_BY[name] for name in allow}
     return [
         expressed(requirement.name, requirement.condition, required=True)

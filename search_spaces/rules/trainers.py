@@ -73,8 +73,7 @@ def of_stages(
 ) -> list[Rule]:
     """The rules for the layers of a pipeline's stages, which may differ if they are ``uneven``.
 
-    Settings that the framework does not know are read by none. ``known`` are names that the space
-    has facts for.
+    ``known`` are names that the space has facts for.
     """
     if not {"num_layers", "pp", "vpp"} <= known:
         return []

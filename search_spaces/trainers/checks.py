@@ -59,8 +59,7 @@ def with_known_axes(file: SpaceFile) -> SpaceFile:
 def standing_alone(document: Document, file: SpaceFile) -> SpaceFile:
     """The file with the content of its trainer's base files, so that it needs no other file.
 
-    A script beside it is named by its whole path, since trials start in folders of their own,
-    unless the trainer's working folder has a script of that name.
+    A script beside it is named by its whole path: trials start in folders of their own.
     """
     folder, workdir = Path(document.name).parent.absolute(), file.trainer.workdir
     command = [_beside(folder, entry, workdir) for entry in file.trainer.command or []]
@@ -124,10 +123,7 @@ def with_image(document: Document, file: SpaceFile, *, there: bool) -> SpaceFile
 
 
 def check_trainer(document: Document, spec: TrainerSpec, types: Mapping[str, ValueType]) -> None:
-    """Check a command, its files and its patterns; raises SpaceError for the first mistake.
-
-    ``types`` are of the names that expressions can use, without those of a trial.
-    """
+    """Check a command, its files and its patterns; raises SpaceError for the first mistake."""
     checks = _Checks(document, spec, types)
     checks.command()
     checks.config_files()

@@ -119,17 +119,12 @@ def filled(value: Any, values: Mapping[str, Scalar]) -> Any:
 
 
 def rendered(name: str, file: ConfigFile, values: Mapping[str, Scalar]) -> str:
-    """A file's text for one trial.
+    """A file's text for one trial, in the format of its suffix.
 
-    Args:
-        name: of the file; its suffix decides the format.
-        file: its content, and what is set in it by dotted path; a part of a path that is a whole
-            number counts in a list.
-        values: parameters, facts and what else a command may use.
+    A part of a dotted path that is a whole number counts in a list.
 
-    Raises:
-        SpaceError: if a path leads through something that has no parts.
-        ExpressionError, ZeroDivisionError: see ``templates.filled``.
+    Raises SpaceError if a path leads through something that has no parts, and what
+    ``templates.filled`` raises.
     """
     content = deepcopy(file.content or {})
     cases = [case.set for case in file.cases if templates.holds(case.when, values)]

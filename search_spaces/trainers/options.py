@@ -10,11 +10,9 @@ from search_spaces.language.trainer_schema import Flags
 
 
 def written(options: Mapping[str, Any], style: str) -> list[str]:
-    """Write options as arguments.
+    """Options as arguments; true is a flag, false none, and a list several values.
 
-    Args:
-        options: values by name. True is a flag, false none; a list is several values.
-        style: ``--key value``, ``--key=value`` or ``key=value``, where nothing is a flag.
+    ``style`` is ``--key value``, ``--key=value`` or ``key=value``, where nothing is a flag.
     """
     arguments: list[str] = []
     for key, value in options.items():
@@ -31,10 +29,7 @@ def written(options: Mapping[str, Any], style: str) -> list[str]:
 
 
 def read(arguments: Sequence[str | Flags], style: str) -> dict[str, Any]:
-    """Options in arguments, the inverse of :func:`written`; conditional ones are None.
-
-    Arguments that belong to no option are left out.
-    """
+    """Options in arguments, the inverse of :func:`written`; conditional ones are None."""
     options: dict[str, Any] = {}
     key = ""
     for entry in arguments:

@@ -62,9 +62,7 @@ class StatedOptions:
 
     @classmethod
     def of_command(cls, adapter: AdapterFile, spec: TrainerSpec) -> set[str]:
-        """Options and paths that a space's trainer states, now a command; none if the adapter was
-        another.
-        """
+        """Options and paths that a command states; none if it was made by another adapter."""
         usual = {adapter.name, adapter.log} if isinstance(adapter.log, str) else {adapter.name}
         if spec.result is None or spec.result.format not in usual:
             return set()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from foundation.python import isolated_argv, module_argv
-from slurm import agent
+from slurm import agent, kernel
 from slurm.handshake import VARIABLE
 from slurm.launcher import LauncherError
 from slurm.mpiexec.dialects import Dialect
@@ -97,6 +98,14 @@ def sweep_argv(
     """The mpiexec line that ends whatever is left of these trials, one process a host."""
     line = dialect.argv(program, hosts, 1, exported(environ))
     return [*line, *module_argv("slurm.sweep.node", dialect.rank_variable, ALL, *names)]
+
+
+def bound(argv: Sequence[str]) -> list[str]:
+    """The line of a program that is killed when the thread that starts it ends, however it does.
+
+    An mpiexec whose host's daemon was killed may wait for it for ever.
+    """
+    return [*isolated_argv(kernel.__file__, str(os.getpid())), *argv]
 
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from foundation.writing import write_private
 from slurm.launcher import Launcher, LauncherError, LauncherOptions
 from slurm.mpiexec.agents import MpiAgents
 from slurm.mpiexec.command import (
+    bound,
     mpiexec_argv,
     mpiexec_environment,
     scrubbed,
@@ -98,7 +99,7 @@ class MpiexecLauncher(Launcher):
         if spec.obstacle:
             return Outcome(Kind.LAUNCH_FAILURE, message=spec.obstacle)
         agents = MpiAgents(
-            self._argv(replace(spec, argv=()), lease, environ),
+            bound(self._argv(replace(spec, argv=()), lease, environ)),
             spec.started_in,
             mpiexec_environment(spec, self._environ),
             spec.world_size,
@@ -163,7 +164,7 @@ class MpiexecLauncher(Launcher):
     def _ask(self, hosts: Sequence[str], names: Collection[str]) -> tuple[Answers, str]:
         environ = scrubbed(self._environ)
         argv = sweep_argv(self._program, self._dialect, hosts, names, environ)
-        said = self._run(argv, environ, self._answer_s + GONE_S)
+        said = self._run(bound(argv), environ, self._answer_s + GONE_S)
         by_rank = {int(rank): pids for rank, pids in answers(said).items() if rank.isdecimal()}
         return {hosts[rank]: pids for rank, pids in by_rank.items() if rank < len(hosts)}, said
 

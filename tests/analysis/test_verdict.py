@@ -47,6 +47,22 @@ def test_one_configuration_alone_is_not_said_to_be_the_best_of_any(book: RepeatB
     )
 
 
+@pytest.mark.parametrize("minimize", [False, True])
+def test_a_faster_configuration_whose_repeats_failed_is_named(
+    tmp_path: Path, minimize: bool
+) -> None:
+    book = RepeatBook(tmp_path / "run", minimize)
+    better, worse = (60.0, 120.0) if minimize else (120.0, 60.0)
+    for trial, speed in ((1, 100.0), (2, better), (3, worse)):
+        book.measure(trial, speed)
+        for _ in range(2):  # one failure more than measurements
+            book.measure(trial, *((speed, "ok") if trial == 1 else (None, "crash")))
+    told = [words for label, words in verdict_lines(book.read(), 0.5) if label == "dropped"]
+    assert told == [
+        f"trial 2, {better:.0f} speed at first, crash: failed when it was measured again: attempt 3"
+    ]
+
+
 def test_what_is_left_to_gain_is_what_the_search_last_expected(book: RepeatBook) -> None:
     run = book.run({1: [100.0], 2: [97.0], 3: [90.0]})
     run.trials[2].expected["left"], run.trials[3].expected["left"] = 0.3, 0.125

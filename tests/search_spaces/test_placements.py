@@ -68,13 +68,13 @@ def columns(raws: list[dict[str, Any]]) -> dict[str, np.ndarray]:
 def decided(placement: Placement) -> dict[str, Any]:
     """A placement in the words of a space."""
     return {
-        "weight_shard": placement.weights.degree,
-        "secondary_shard": placement.secondary.degree if placement.secondary else 0,
-        "gradient_shard": placement.gradients.degree,
-        "optimizer_shard": placement.optimizer.degree,
+        "weight_shard": placement.weight_shard,
+        "secondary_shard": placement.secondary_shard,
+        "gradient_shard": placement.gradient_shard,
+        "optimizer_shard": placement.optimizer_shard,
         "quantize_weights": placement.gather_format == "int8",
         "quantize_gradients": placement.reduce_format == "int4",
-        "quantize_secondary": bool(placement.secondary and placement.secondary.format == "int8"),
+        "quantize_secondary": placement.secondary_format == "int8",
     }
 
 
@@ -114,7 +114,7 @@ def twin(config: TrainConfig, world_size: int) -> str:
     if placement.dp == 1:  # nothing is ever on its way
         placement = TrainConfig(model=config.model, data="x").place(1)
     words = {"placement", "zero_stage", *decided(placement), "reduce_precision"}
-    if placement.secondary is None:
+    if placement.secondary_shard == 0:
         words.add("refresh_secondary")
     return f"{config.model_dump(exclude=words)} {placement} {world_size}"
 
@@ -334,7 +334,7 @@ def test_the_cluster_says_what_shares_a_node_and_a_card(load: Load) -> None:
     config = space.train_config({"num_nodes": 2, "placement": "zero_topo"}, "x")
     assert (config["ranks_per_node"], config["ranks_per_pair"]) == (4, 2)
     placement = TrainConfig.parse(config).place(8)
-    assert (placement.weights.degree, placement.gradients.degree) == (2, 4)
+    assert (placement.weight_shard, placement.gradient_shard) == (2, 4)
 
 
 def test_a_large_space_of_placements_is_counted(load: Load) -> None:

@@ -179,6 +179,18 @@ MORE_COMPILED = [
         overlap_reduce_scatter=False, overlap_all_gather=False,
     ),
 ]  # fmt: skip
+
+
+def offloaded(case: dict[str, Any]) -> dict[str, Any]:
+    config = {**case["config"], "offload_activations": True}
+    return {**case, "id": f"{case['id']} offloaded", "config": config}
+
+
+OFFLOADED = [offloaded(QUICK[number]) for number in (2, 5, 8)]
+MORE_OFFLOADED = [
+    *(offloaded(QUICK[number]) for number in (3, 6, 7, 9, 10, 11)),
+    *map(offloaded, [*COMPILED, *MORE_COMPILED]),
+]
 QUICK_SIXTEEN = [("bf16", 3), ("fp16", 2)]
 OTHER_SIXTEEN = [("bf16", 0), ("bf16", 1), ("bf16", 2), ("fp16", 0), ("fp16", 1), ("fp16", 3)]
 

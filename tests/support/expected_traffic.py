@@ -45,11 +45,10 @@ def once_bytes(exchange: Exchange) -> Size:
 def job_of(config: TrainConfig, world_size: int, local_world_size: int | None = None) -> Jobs:
     """A configuration as one row of what the cost model is asked about."""
     placement = config.place(world_size, local_world_size)
-    copy = placement.secondary
     formats = {
         "gather_bits": placement.gather_format,
         "reduce_bits": placement.reduce_format,
-        "secondary_bits": copy.format if copy else Format.FP32,
+        "secondary_bits": placement.secondary_format,
     }
     names = ("gy", "gz", "cp", "pp", "vpp", "mbs", "gas")
     shards = ("weight_shard", "secondary_shard", "gradient_shard", "optimizer_shard")
@@ -271,7 +270,7 @@ class _Walk:
             return 1, 0
         stored, copies = dp.gathers_per_step(
             self.config.gas,
-            placement.secondary is not None,
+            placement.secondary_shard > 0,
             passes=1 if outermost else 2,
             refresh_each=self.config.refresh_secondary == "micro_batch",
         )
@@ -284,7 +283,7 @@ class _Walk:
             dealt = "ep" in bucket[0].traits.split
             holders = self.of_experts if dealt else self.holders
             placement = holders.placement
-            each = placement.gradients.degree > 1 and not config.sums_whole_gradients
+            each = placement.gradient_shard > 1 and not config.sums_whole_gradients
             total = padded(bucket, placement.optimizer_shard)
             reductions = config.gas if each else 1
             for sent in bucket_exchanges(placement, total, holders, reductions):
@@ -359,7 +358,7 @@ def bucket_exchanges(
     Gradients go straight to the ranks that update them. Without a split there is one sum of them.
     """
     shares = placement.optimizer_shard
-    share, stored = total // shares, placement.weights.format
+    share, stored = total // shares, placement.gather_format
     wire = placement.reduce_format.num_bytes
     whole = state_exchanges(
         holders,

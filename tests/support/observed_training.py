@@ -160,11 +160,11 @@ def held(training: Trainer) -> Iterator[tuple[str, list[Tensor]]]:
             own = [str(axis.rank) for axis in mesh.inside if axis.name in split]
             place = f"pp {mesh.pp.rank} part {'-'.join(own) or 'whole'}"
             yield f"{place} stored {number}", [bucket.weights]
-            share = mesh.states.rank % placement.optimizer.degree
+            share = mesh.states.rank % placement.optimizer_shard
             yield f"{place} master {share} {number}", [bucket.master]
         return
     place = f"pp {mesh.pp.rank} tp {mesh.tp.rank}"
-    updates = f"{place} master {mesh.states.rank % placement.optimizer.degree}"
+    updates = f"{place} master {mesh.states.rank % placement.optimizer_shard}"
     assert isinstance(weights, ShardedWeights)
     stored = f"{place} stored {mesh.states.rank % placement.storage_degree}"
     for number, unit in enumerate(weights.units):

@@ -212,10 +212,10 @@ def holds_the_same(results: dict[str, Any], case: dict[str, Any]) -> None:
     placement = TrainConfig.parse(case["config"]).place(RANKS)
     copies = {
         "stored": placement.dp // (placement.storage_degree if placement.fully_sharded else 1),
-        "master": placement.dp // placement.optimizer.degree,
+        "master": placement.dp // placement.optimizer_shard,
     }
-    if placement.secondary is not None:
-        copies["secondary"] = placement.dp // placement.secondary.degree
+    if placement.secondary_shard:
+        copies["secondary"] = placement.dp // placement.secondary_shard
     found = results[case["id"]]["holders"]
     assert found["counts"] == {state: [number] for state, number in copies.items()}
     assert found["differ"] == []

@@ -39,10 +39,10 @@ from trainer.loop import train
 from trainer.model import transformer
 from trainer.model.experts import MixtureMlp, stage_mixtures
 from trainer.model.initialize import initialize
-from trainer.model.precision import COMPUTE_DTYPE, WIRE_DTYPE, LossScaler
+from trainer.model.offload import Offload
+from trainer.model.precision import COMPUTE_DTYPE, LossScaler
 from trainer.model.transformer import Stage
 from trainer.plan.config import TrainConfig
-from trainer.plan.formats import Format
 from trainer.runtime.device import Device
 from trainer.train import Trainer
 
@@ -181,7 +181,6 @@ def in_float64() -> Iterator[None]:
 
     with (
         mock.patch.dict(COMPUTE_DTYPE, fp32=wide),
-        mock.patch.dict(WIRE_DTYPE, {Format.FP32: wide}),
         mock.patch.object(torch, "float32", wide),
         mock.patch.object(torch.Tensor, "float", widened),
     ):
@@ -245,11 +244,17 @@ def run_in_format(job: dict[str, Any], options: dict[str, Any]) -> dict[str, Any
     lines: list[str] = []
     words = config.model.vocab_size
     logits = 256 if config.chunked_loss else trainer.parallel.loss.CHUNK_ELEMENTS
-    with mock.patch("trainer.parallel.loss.CHUNK_ELEMENTS", logits):  # several chunks
+    buffers = mock.patch.object(Offload, "_buffer", autospec=True, side_effect=Offload._buffer)
+    with (
+        mock.patch("trainer.parallel.loss.CHUNK_ELEMENTS", logits),  # several chunks
+        mock.patch("trainer.model.offload.LEAST_BYTES", 1),
+        buffers as made,
+    ):
         result = train(config, RandomTokens(words), lines.append, held_out=HeldOut(words))
     agreed = agree(result["losses"], result["grad_norms"])
     graphs = counters["stats"]["unique_graphs"]
-    return {**result, "progress": lines, "ranks_agree": agreed, "graphs": graphs}
+    more = {"progress": lines, "graphs": graphs, "buffers": made.call_count}
+    return {**result, **more, "ranks_agree": agreed}
 
 
 def agree(*values: Any) -> bool:

@@ -14,18 +14,22 @@ from trainer.plan.states import Degrees, masters_are_weights, state_bytes
 
 
 def bytes_per_rank(
-    placement: Placement, parameters: int, own_masters: bool = False
+    placement: Placement,
+    parameters: int,
+    own_masters: bool = False,
+    precision: Format = Format.BF16,
+    gradients: Format = Format.FP32,
 ) -> dict[str, float]:
     """Bytes of each state on one rank, with ``parameters`` left to it by tp and pp; see
     ``state_bytes``. ``own_masters``: weights are never the master weights."""
-    in_float32 = placement.weights.format == Format.FP32
+    in_float32 = precision == Format.FP32
     alike = masters_are_weights(placement, in_float32, not placement.fully_sharded)
     found = state_bytes(
         parameters,
         placement,
-        weight_bytes=placement.weights.format.bits / 8,
-        secondary_bytes=placement.secondary.format.bits / 8 if placement.secondary else 0.0,
-        gradient_bytes=placement.gradients.format.bits / 8,
+        weight_bytes=precision.bits / 8,
+        secondary_bytes=placement.secondary_format.bits / 8,
+        gradient_bytes=gradients.bits / 8,
         one_copy=alike and not own_masters,
     )
     return {name: float(value) for name, value in found.items()}
@@ -46,10 +50,10 @@ def unit_exchanges(
         reductions: gradient reductions per step.
     """
     placement = unit.placement
-    rows, copied = unit.secondary if placement.secondary is not None else (0, 0)
-    copy = secondary_wire(placement) if placement.secondary is not None else Format.FP32
+    rows, copied = unit.secondary if placement.secondary_shard else (0, 0)
+    copy = secondary_wire(placement)
     gather, reduce = placement.gather_format.num_bytes, placement.reduce_format.num_bytes
-    degree = placement.gradients.degree
+    degree = placement.gradient_shard
     whole = state_exchanges(
         holders,
         # Gathers read the stored weights, which may be sharded where those in use are not.

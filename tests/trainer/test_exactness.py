@@ -43,8 +43,15 @@ def results(run_ranks) -> dict[str, Any]:
         *cases.VALIDATIONS,
         *cases.PACKED,
         *cases.SPECIAL,
+        *cases.OFFLOADED,
     ]
-    more = [*cases.MORE_SCHEDULES, *cases.MORE_PACKED, *cases.MORE_VALIDATIONS, *cases.MORE_SPECIAL]
+    more = [
+        *cases.MORE_SCHEDULES,
+        *cases.MORE_PACKED,
+        *cases.MORE_VALIDATIONS,
+        *cases.MORE_SPECIAL,
+        *cases.MORE_OFFLOADED,
+    ]
     groups = (cases.in_few_steps(quick), cases.in_few_steps(more))
     return LongSweep(run_ranks, references, *groups, timeout_s=1_160)
 
@@ -104,6 +111,15 @@ def test_compiled_layers_train_like_one_process_each_in_one_graph(
     found, model = results[case["id"]], case["id"].split()[0]
     equals(found, results[f"{model} reference"], 1e-5, FEW_STEPS)
     assert found["graphs"] == 1
+
+
+@pytest.mark.parametrize("case", quick_and_heavy(cases.OFFLOADED, cases.MORE_OFFLOADED))
+def test_offloaded_activations_change_no_bit(results: dict[str, Any], case: dict[str, Any]) -> None:
+    plain, found = results[case["id"].removesuffix(" offloaded")], results[case["id"]]
+    assert [found[name] for name in ("losses", "grad_norms")] == [
+        plain[name] for name in ("losses", "grad_norms")
+    ]
+    assert found["buffers"] > plain["buffers"] == 0
 
 
 def test_without_clipping_a_layout_still_trains_like_one_process(results: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ comp
 
 QUICK = {
     *cases.LAYERS, "zero 1", "zero++", "grid", "pp, zero bubble", "tuned", "documents, AMD",
-    "masked",
+    "masked", "offloaded",
 }  # fmt: skip
 ON_THE_HOST = {
     "data", "engine", "optimizer", "lr_scheduler", "seed", "device", "device_memory_bytes",
@@ -38,6 +38,7 @@ PROGRAM = """
 import json
 from benchmarks.pretended_gpu import steps
 from trainer import train
+from trainer.model.offload import Offload
 from trainer.zero.buckets import Bucket
 steps.main()
 own = train.cross_entropy
@@ -48,9 +49,13 @@ def reads(*args):
 train.cross_entropy = reads
 waits = steps.run("zero 1")["waits"]
 Bucket.wait = lambda bucket: bucket.waiting.clear()
-print(json.dumps({"waits": waits, "race": steps.run("zero 1")["error"]}))
+race = steps.run("zero 1")["error"]
+steps.timeline.crossing.clear()
+Offload._wait = lambda offload, layer: None
+offloaded = steps.run("offloaded")["error"]
+print(json.dumps({"waits": waits, "race": race, "offloaded": offloaded}))
 """
-"""Runs cases, and one that is broken in two ways."""
+"""Runs cases, one that is broken in two ways, and one whose copies nothing waits for."""
 
 
 class Steps(dict[str, dict[str, Any]]):
@@ -135,3 +140,4 @@ def test_weights_used_before_they_are_there_and_a_number_read_by_the_host_are_fo
     race = steps.broken["race"]
     assert "memory that all_gather on" in race and "does not wait for it" in race
     assert steps.broken["waits"] == {"item": 1, "tolist": 1}
+    assert "is freed while copy_ on stream" in steps.broken["offloaded"]

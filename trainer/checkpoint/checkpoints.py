@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, FileSystemWriter
 
+from foundation.messages import first_line
 from trainer.checkpoint import folders, integrity
 from trainer.checkpoint.chunks import Chunk, LoadChunks, SaveChunks, chunks
 from trainer.checkpoint.integrity import CheckpointError, checksum
@@ -299,4 +300,4 @@ def _cause(error: BaseException) -> str:
     if isinstance(error, CheckpointException):
         rank, (cause, _) = min(error.failures.items())
         return f"rank {rank}: {_cause(cause)}"
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    return first_line(error)

@@ -61,7 +61,7 @@ def chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> Iterator[Ch
         shard = shard_of(slot.module, slot.name)
         # Copies are told apart by a number, and take turns in saving.
         holders = mesh.holders(slot.traits.split)
-        degree = holders.placement.optimizer.degree
+        degree = holders.placement.optimizer_shard
         copies, copy = holders.size // degree, holders.rank // degree
         for axis in mesh.inside:
             if axis.name not in slot.traits.split:

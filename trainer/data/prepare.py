@@ -18,6 +18,7 @@ from typing import BinaryIO
 import numpy as np
 
 from foundation.files import explained
+from foundation.messages import first_line
 from trainer.data.indexed import DTYPES, HEADER, INT32, MAGIC, UINT16, VERSION
 from trainer.plan.limits import ConfigError, optional
 
@@ -49,7 +50,7 @@ def tokenizer_named(name: str) -> Tokenizer:
     try:
         found = module.AutoTokenizer.from_pretrained(name)
     except Exception as error:  # of many kinds: the network's, the hub's, the file's
-        said = next(iter(str(error).splitlines()), type(error).__name__)
+        said = first_line(error)
         raise ConfigError(f"tokenizer {name!r}: transformers finds none: {said}") from error
     if found.eos_token_id is None:
         raise ConfigError(f"tokenizer {name!r} has no eos_token, which ends a document")
@@ -104,7 +105,7 @@ def prepare_data(files: Sequence[Path], out: Path, tokenizer: str = "bytes") -> 
     documents = array("q", [0])
     with _replacing(Path(f"{out}.bin")) as data:
         for path in _walk(files):
-            lengths = _append(path, data) if by is None else _append_text(path, data, by, code)
+            lengths = _append(path, data, by, code)
             if lengths:
                 sequences.extend(lengths)
                 documents.append(len(sequences))
@@ -157,44 +158,34 @@ def _check_regular(path: Path) -> None:
         raise ConfigError(f"{path}: a device or a pipe; name readable files or folders")
 
 
-def _append(path: Path, data: BinaryIO) -> list[int]:
+def _append(path: Path, data: BinaryIO, by: Tokenizer | None, code: int) -> list[int]:
     """Write one document; returns the tokens of each sequence it is cut into, none if empty."""
     tokens = 0
-    for chunk in _chunks(path):
-        data.write(np.frombuffer(chunk, np.uint8).astype("<u2").tobytes())
-        tokens += len(chunk)
+    for piece in _pieces(path, by):
+        data.write(np.asarray(piece, DTYPES[code]).tobytes())
+        tokens += len(piece)
     if tokens == 0:
         return []
-    data.write(END_OF_DOCUMENT.to_bytes(2, "little"))
-    return _cut(tokens + 1)
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with _reading(path), path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            yield chunk
-
-
-def _append_text(path: Path, data: BinaryIO, tokenizer: Tokenizer, code: int) -> list[int]:
-    """The same of text."""
-    try:
-        with _reading(path):
-            text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{path}: not text in UTF-8: {error.reason} at byte {error.start}"
-        ) from error
-    if not text:
-        return []
-    tokens = [*tokenizer.encode(text), tokenizer.end]
-    data.write(np.asarray(tokens, DTYPES[code]).tobytes())
-    return _cut(len(tokens))
-
-
-def _cut(tokens: int) -> list[int]:
-    """The sequences that a document of so many tokens is in."""
-    whole, rest = divmod(tokens, _MAX_SEQUENCE_TOKENS)
+    end = END_OF_DOCUMENT if by is None else by.end
+    data.write(np.asarray(end, DTYPES[code]).tobytes())
+    whole, rest = divmod(tokens + 1, _MAX_SEQUENCE_TOKENS)
     return [_MAX_SEQUENCE_TOKENS] * whole + ([rest] if rest else [])
+
+
+def _pieces(path: Path, by: Tokenizer | None) -> Iterator[np.ndarray | list[int]]:
+    """A document's tokens in order: of bytes as they are read, of text all at once."""
+    with _reading(path):
+        if by is None:
+            with path.open("rb") as file:
+                while chunk := file.read(_CHUNK_BYTES):
+                    yield np.frombuffer(chunk, np.uint8)
+            return
+        try:
+            yield by.encode(path.read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"{path}: not text in UTF-8: {error.reason} at byte {error.start}"
+            ) from error
 
 
 def _write_index(index: BinaryIO, code: int, sequences: np.ndarray, documents: np.ndarray) -> None:

@@ -106,7 +106,7 @@ def deepspeed_config(config: TrainConfig, placement: Placement) -> dict[str, Any
 
 
 def _zero(config: TrainConfig, placement: Placement, stage: int | None) -> dict[str, Any]:
-    model, secondary = config.model, placement.secondary
+    model = config.model
     layer = 12 * model.hidden_size**2  # elements of a layer, about
     zero: dict[str, Any] = {
         "stage": stage,
@@ -121,7 +121,7 @@ def _zero(config: TrainConfig, placement: Placement, stage: int | None) -> dict[
             # By default no layer of a model below 10^9 parameters is ever freed.
             "stage3_max_reuse_distance": layer,
             "stage3_param_persistence_threshold": 10 * model.hidden_size,
-            "zero_hpz_partition_size": secondary.degree if secondary else 1,
+            "zero_hpz_partition_size": placement.secondary_shard or 1,
             "zero_quantized_weights": placement.gather_format == Format.INT8,
             "zero_quantized_gradients": placement.reduce_format == Format.INT4,
         }

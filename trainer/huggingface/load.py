@@ -62,7 +62,7 @@ class Weights:
         if not sources:
             return
         tensors = [self._tensor(theirs) for theirs in sources]
-        turned = self.architecture.is_transposed(name) and columns
+        turned = self.architecture.is_transposed(name)
         wholes = [tensor.t() if turned else tensor for tensor in tensors]
         rows_differ = name in (*_WORDS, "positions.weight")
         if any(whole.shape[1:] != chunk.whole[1:] for whole in wholes) or (

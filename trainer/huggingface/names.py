@@ -52,7 +52,8 @@ class Architecture:
 
     def is_transposed(self, name: str) -> bool:
         """Whether our parameter is theirs the other way round."""
-        return self.transposed and name.startswith("blocks.") and "norm" not in name
+        matrix = name.startswith("blocks.") and name.endswith(".weight") and "norm" not in name
+        return self.transposed and matrix
 
 
 @cache

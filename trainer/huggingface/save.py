@@ -70,7 +70,7 @@ def _tensors(
                 f"{name} is not 0: {architecture.class_name} chooses experts without a bias; train "
                 "with moe_router_bias_update_rate: 0"
             )
-        turned = whole.dim() > 1 and architecture.is_transposed(name)
+        turned = architecture.is_transposed(name)
         begin = 0
         for theirs, shape in parts:
             rows = shape[1] if turned else shape[0]
@@ -88,7 +88,7 @@ def _parts(
     if len(sources) == 3 and ".qkv." in name:
         keys = model.kv_heads * model.head_dim
         rows = [whole[0] - 2 * keys, keys, keys]
-    turned = len(whole) > 1 and architecture.is_transposed(name)
+    turned = architecture.is_transposed(name)
     shapes = [(count, *whole[1:]) for count in rows]
     return [
         (theirs, tuple(reversed(shape)) if turned else shape)

@@ -7,17 +7,12 @@ import torch
 from trainer.plan.fields import Precision
 from trainer.plan.formats import Format
 
-COMPUTE_DTYPE: dict[Precision, torch.dtype] = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
-WIRE_DTYPE: dict[Format, torch.dtype] = {
+COMPUTE_DTYPE: dict[str, torch.dtype] = {
     Format.FP32: torch.float32,
     Format.BF16: torch.bfloat16,
     Format.FP16: torch.float16,
 }
-"""torch's dtypes of formats that are sent unquantized."""
+"""torch's dtypes of formats that are computed in, and sent unquantized."""
 
 
 class LossScaler:

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from trainer.model.offload import keeper, restored
 from trainer.plan.fields import Recompute
 
 _aten = torch.ops.aten
@@ -92,7 +93,7 @@ def computed_again(repeats: bool, compute: Callable[..., Any], *inputs: Any) -> 
         yield values
         return
     again = _Again(compute, inputs, values if isinstance(values, tuple) else (values,))
-    with saved_tensors_hooks(again.pack, _unpack):
+    with saved_tensors_hooks(again.pack, _unpacked):
         yield values
 
 
@@ -112,18 +113,18 @@ class _Again:
     def __init__(
         self, compute: Callable[..., Any], inputs: tuple[Any, ...], values: tuple[Tensor, ...]
     ) -> None:
-        self.compute = compute
-        self.inputs = [x.detach() if isinstance(x, Tensor) else x for x in inputs]
-        kept = {_memory(x) for x in self.inputs if isinstance(x, Tensor)}
+        self.compute, self.keep = compute, keeper()
+        kept = {_memory(x) for x in inputs if isinstance(x, Tensor)}
+        self.inputs = [self.keep(x.detach()) if isinstance(x, Tensor) else x for x in inputs]
         self.values = {_memory(x): place for place, x in enumerate(values)}
         self.values = {memory: at for memory, at in self.values.items() if memory not in kept}
         self.asked = 0
         self.found: tuple[Tensor, ...] = ()
 
-    def pack(self, x: Tensor) -> Tensor | _Place:
+    def pack(self, x: Tensor) -> Any:
         value = self.values.get(_memory(x))
         if value is None:  # a node that kept its own output would keep itself
-            return x if x.is_leaf else x.detach()
+            return self.keep(x if x.is_leaf else x.detach())
         self.asked += 1
         return _Place(self, value, x.size(), x.stride(), x.storage_offset())
 
@@ -131,7 +132,7 @@ class _Again:
         """The tensor of that place."""
         if not self.found:
             with torch.no_grad():
-                values = self.compute(*self.inputs)
+                values = self.compute(*map(restored, self.inputs))
             self.found = values if isinstance(values, tuple) else (values,)
         view = self.found[place.value].as_strided(place.size, place.stride, place.offset)
         self.asked -= 1
@@ -140,8 +141,8 @@ class _Again:
         return view
 
 
-def _unpack(kept: Tensor | _Place) -> Tensor:
-    return kept if isinstance(kept, Tensor) else kept.again.view(kept)
+def _unpacked(kept: Any) -> Any:
+    return kept.again.view(kept) if isinstance(kept, _Place) else restored(kept)
 
 
 def _memory(x: Tensor) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -124,6 +125,7 @@ class Block(nn.Module):
         self.mlp = feed_forward(model, layer)
         self.recompute = recompute
         self.compiled = compiled
+        self.keeping: Callable[[Any], AbstractContextManager[Any]] = nullcontext  # ``Offload``'s
         # The compiler takes torch's own way, whose dispatch costs the host more than the layer.
         self.repeats = recompute == "selective" and not compiled
         self.attention.repeats = self.mlp.repeats = self.repeats
@@ -134,7 +136,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, places: Places) -> Tensor:
         whole = self.compiled and not isinstance(self.mlp, MixtureMlp)
-        return (compiled(run_layer) if whole else run_layer)(self, x, places)
+        with self.keeping((self, places)):
+            return (compiled(run_layer) if whole else run_layer)(self, x, places)
 
     def repeat_attention_only(self) -> None:
         """Set what ``selective`` recomputes where products or attention communicate."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -73,13 +73,12 @@ class Traffic:
         }
         if self.clock is not None:
             counters["seconds"] = self.seconds
-        report: dict[str, dict[str, dict[str, float]]] = {}
+        report: dict[str, dict[str, dict[str, float]]] = {name: {} for name in counters}
         for name, counter in counters.items():
-            table = report[name] = {}
             for (purpose, level), total in sorted(counter.items()):
-                share = total / steps
                 whole = name != "seconds" and total % steps == 0
-                table.setdefault(purpose, {})[level.value] = total // steps if whole else share
+                share = total // steps if whole else total / steps
+                report[name].setdefault(purpose, {})[level.value] = share
         return report
 
 
@@ -101,13 +100,8 @@ class Group:
         self, whole: Tensor, share: Tensor, purpose: Purpose, async_op: bool = False
     ) -> dist.Work:
         """All-gather every rank's ``share`` into ``whole``, along the first dimension."""
-        sent = (self.size - 1) * share.nbytes
-        return self._do(
-            purpose,
-            sent,
-            async_op,
-            lambda wait: dist.all_gather_single(whole, share, self.handle, not wait),
-        )
+        gather = partial(dist.all_gather_single, whole, share, self.handle)
+        return self._do(purpose, (self.size - 1) * share.nbytes, async_op, gather)
 
     def reduce_scatter(
         self,
@@ -118,22 +112,20 @@ class Group:
         async_op: bool = False,
     ) -> dist.Work:
         """Reduce ``whole`` over the ranks; each gets its ``share`` of the first dimension."""
-        sent = (self.size - 1) * share.nbytes
-        return self._do(
-            purpose, sent, async_op, lambda wait: self._reduce_scatter(share, whole, op, wait)
-        )
+        scatter = partial(self._reduce_scatter, share, whole, op)
+        return self._do(purpose, (self.size - 1) * share.nbytes, async_op, scatter)
 
     def _reduce_scatter(
-        self, share: Tensor, whole: Tensor, op: dist.ReduceOp.RedOpType, wait: bool
+        self, share: Tensor, whole: Tensor, op: dist.ReduceOp.RedOpType, async_op: bool
     ) -> dist.Work | None:
         average, far = op == dist.ReduceOp.AVG, self.level is Level.INTER_NODE
         if not self.on_gloo or (average and far):
-            return dist.reduce_scatter_single(share, whole, op, self.handle, not wait)
-        if wait and far:
+            return dist.reduce_scatter_single(share, whole, op, self.handle, async_op)
+        if far and not async_op:
             _scatter_in_ring(share, whole, self.handle)
             return None
         work = _scatter_directly(share, whole, self.handle, average)
-        if wait:
+        if not async_op:
             work.wait()
         return work
 
@@ -146,22 +138,20 @@ class Group:
     ) -> dist.Work:
         """Reduce in place; every rank gets the whole."""
         sent = 2 * (self.size - 1) * tensor.nbytes // self.size  # a ring's
-        return self._do(
-            purpose, sent, async_op, lambda wait: dist.all_reduce(tensor, op, self.handle, not wait)
-        )
+        return self._do(purpose, sent, async_op, partial(dist.all_reduce, tensor, op, self.handle))
 
     def all_to_all(self, received: Tensor, sent: Tensor, purpose: Purpose) -> None:
         """All-to-all: row r of ``sent`` goes to rank r; its row for this rank arrives as row r."""
         num_bytes = sent.nbytes // self.size * (self.size - 1)
-        exchange = functools.partial(dist.all_to_all_single, received, sent, group=self.handle)
-        self._do(purpose, num_bytes, False, lambda wait: exchange())
+        exchange = partial(dist.all_to_all_single, received, sent, group=self.handle)
+        self._do(purpose, num_bytes, False, exchange)
 
     def exchange(self, sent: Tensor, send: list[int], receive: list[int]) -> Tensor:
         """Rows that the ranks have for this one: of ``sent``, ``send[r]`` rows go to rank r."""
         received = sent.new_empty(sum(receive), *sent.shape[1:])
         num_bytes = (sum(send) - send[self.rank]) * sent.element_size() * sent.shape[1:].numel()
-        collective = functools.partial(dist.all_to_all_single, received, sent, receive, send)
-        self._do("experts", num_bytes, False, lambda wait: collective(group=self.handle))
+        exchange = partial(dist.all_to_all_single, received, sent, receive, send, self.handle)
+        self._do("experts", num_bytes, False, exchange)
         return received
 
     def rotate(self, received: Tensor, sent: Tensor, purpose: Purpose) -> Callable[[], None]:
@@ -173,9 +163,9 @@ class Group:
         ]
         works: list[dist.Work] = []
 
-        def begin(wait: bool) -> None:
+        def begin(async_op: bool) -> None:
             works.extend(dist.batch_isend_irecv(ops))
-            if wait:
+            if not async_op:
                 finish()
 
         def finish() -> None:
@@ -192,14 +182,14 @@ class Group:
         purpose: Purpose,
         num_bytes: int,
         async_op: bool,
-        collective: Callable[[bool], dist.Work | None],
+        collective: Callable[..., dist.Work | None],
     ) -> dist.Work:
         self.traffic.add(purpose, self.level, num_bytes)
         clock = self.traffic.clock
         if clock is None:
-            return collective(not async_op) or _DONE
+            return collective(async_op=async_op) or _DONE
         begin = clock()
-        collective(True)
+        collective(async_op=False)
         self.traffic.seconds[purpose, self.level] += clock() - begin
         return _DONE
 

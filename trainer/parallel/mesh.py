@@ -64,7 +64,7 @@ class Holders:
     def counts(self) -> bool:
         """Whether this rank's masters count in global sums; one of the ranks with equal ones
         does."""
-        return self.rank < self.placement.optimizer.degree
+        return self.rank < self.placement.optimizer_shard
 
     def replicas(self, size: int, stride: int, stream: str) -> Group | None:
         """This rank's group of ``size`` of them; see ``Mesh.replicas``."""

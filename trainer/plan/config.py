@@ -33,12 +33,10 @@ class TrainConfig(Settings, Choices):
     model: ModelConfig
     warmup_steps: int = Field(default=2, ge=0, le=1_000_000_000)
     measured_steps: Steps = 5
-    ranks_per_node: Ranks | None = Field(
-        default=None, description="default what the launcher says (LOCAL_WORLD_SIZE)"
-    )
-    ranks_per_pair: Ranks = Field(
-        default=1, description="ranks on one card: 2 on MI250X, whose dies are devices"
-    )
+    ranks_per_node: Ranks | None = None
+    """default what the launcher says (LOCAL_WORLD_SIZE)"""
+    ranks_per_pair: Ranks = 1
+    """ranks on one card: 2 on MI250X, whose dies are devices"""
 
     @model_validator(mode="after")
     def _agrees(self) -> TrainConfig:
@@ -175,7 +173,7 @@ class TrainConfig(Settings, Choices):
         """Final values of all names that requirements read; raises ConfigError as ``place``."""
         placement = self.place(world_size, local_world_size)
         ranks_per_node = self.topology(world_size, local_world_size).ranks_per_node
-        model, copy = self.model, placement.secondary
+        model = self.model
         return {
             **model.model_dump(exclude_none=True),
             "num_kv_heads": model.kv_heads,
@@ -185,7 +183,7 @@ class TrainConfig(Settings, Choices):
             **{name: getattr(placement, name) for name in DEGREES},
             "quantize_weights": placement.gather_format == Format.INT8,
             "quantize_gradients": placement.reduce_format == Format.INT4,
-            "quantize_secondary": copy is not None and copy.format == Format.INT8,
+            "quantize_secondary": placement.secondary_format == Format.INT8,
             "world_size": world_size,
             "dp": self.data_parallel(world_size),
             "num_nodes": -(-world_size // ranks_per_node),  # the last one may be part-filled

@@ -188,6 +188,13 @@ class Choices(Described):
     each layer from its input"""
     recompute_every: Annotated[Layers, Refused("it recomputes every layer")] = 1
     """one layer in so many recomputes; the others keep everything"""
+    offload_activations: Annotated[
+        bool,
+        OtherNames("activation_offloading enable_activation_offloading"),
+        Refused("its activations stay on the device"),
+        Column(),
+    ] = False
+    """activations wait in the host's memory for their backward pass, all but a few layers'"""
     chunked_loss: Annotated[bool, Refused("its loss is of whole logits"), Column()] = False
     """compute the output layer with the loss, few words at a time: logits are never whole, and are
     computed twice"""
@@ -242,10 +249,6 @@ class OtherChoices(Described):
     """matrices that have adapters: all of a layer, those of attention, or queries and values"""
     lora_dropout: Annotated[float, Column()] = Field(default=0.0, ge=0, lt=1)
     """share of an adapter's inputs that is dropped; above 0 each keeps a copy and a mask"""
-    offload_activations: Annotated[
-        bool, OtherNames("activation_offloading enable_activation_offloading"), Column()
-    ] = False
-    """activations wait in the host's memory for their backward pass, all but a few layers'"""
     reference_model: Annotated[bool, Column()] = False
     """a frozen copy of the model is in memory, too, as DPO has it without adapters"""
 

@@ -2,76 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from foundation.records import Record
+from foundation.documents import read_document
+from foundation.records import Described
 from trainer.plan import sizes
 from trainer.plan.limits import ConfigError, Layers, Tokens, Width
 
 Some = Annotated[int, Field(ge=0, le=10_000_000)]
-Together = Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
+Together = Mapping[str, Sequence[Sequence[str]]]
 """For each key: keys that it needs, and keys that are meaningless without it."""
-TOGETHER: Together = {
-    "num_experts": (
-        ("experts_per_token", "expert_ffn_hidden_size"),
-        (
-            "shared_ffn_hidden_size", "dense_layers", "router_score", "norm_topk_prob",
-            "routed_scaling_factor", "n_group", "topk_group",
-        ),
-    ),
-    "windowed_layers": (("window_size",), ()),
-    "qk_norm": ((), ("qk_norm_all_heads",)),
-    "shared_ffn_hidden_size": ((), ("shared_expert_gate",)),
-    "kv_lora_rank": (("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), ("q_lora_rank",)),
-}  # fmt: skip
+_STATED: dict[str, Any] = read_document(Path(__file__).with_suffix(".yaml")).root.plain()
+ROPE_KEYS, ROPE_DEFAULTS = _STATED["rope_keys"], _STATED["rope_defaults"]
+_SPECIAL = {name for kind in _STATED["kinds"].values() for name in " ".join(kind).split()}
 
 
-_STRETCHED = {"factor": "rope_factor", "original_max_position_embeddings": "rope_original_length"}
-ROPE_KEYS = {
-    "llama3": {
-        **_STRETCHED, "low_freq_factor": "rope_low_freq_factor",
-        "high_freq_factor": "rope_high_freq_factor",
-    },
-    "yarn": {
-        **_STRETCHED, "beta_slow": "rope_low_freq_factor", "beta_fast": "rope_high_freq_factor",
-        "mscale": "rope_mscale", "mscale_all_dim": "rope_mscale",
-    },
-}  # fmt: skip
-"""For each way of stretching positions the keys of ``transformers``, and ours."""
-ROPE_DEFAULTS = {"llama3": {}, "yarn": {"beta_slow": 1.0, "beta_fast": 32.0}}
-"""Those that a file may leave out."""
-_MIXED = "num_experts kv_lora_rank shared_ffn_hidden_size"
-_GROUPED = "q_lora_rank dense_layers routed_scaling_factor n_group topk_group"
-_KINDS = {
-    "llama": ("", "head_size"),
-    "mistral": ("windowed_layers", "head_size"),
-    "qwen2": ("qkv_bias", "head_size windowed_layers"),
-    "qwen3": ("qk_norm", "head_size windowed_layers"),
-    "mixtral": ("num_experts", "head_size"),
-    "qwen3_moe": ("num_experts qk_norm", "head_size norm_topk_prob"),
-    "olmoe": ("num_experts qk_norm qk_norm_all_heads", "norm_topk_prob"),
-    "qwen2_moe": (
-        "num_experts qkv_bias shared_ffn_hidden_size shared_expert_gate", "norm_topk_prob",
-    ),
-    "deepseek_v2": (f"{_MIXED} norm_topk_prob", _GROUPED),
-    "deepseek_v3": (f"{_MIXED} router_score", f"{_GROUPED} norm_topk_prob"),
-}  # fmt: skip
-"""Models of ``transformers``: what differs from its default in all of them, and what may."""
-_SPECIAL = {name for kind in _KINDS.values() for name in " ".join(kind).split()}
-
-
-class ModelConfig(Record):
+class ModelConfig(Described):
     """Shape of a decoder-only transformer. Sizes are counts, not bytes."""
 
     num_layers: Layers
     hidden_size: Width
     num_heads: Width
-    num_kv_heads: Width | None = Field(
-        default=None, description="groups of grouped-query attention; default num_heads"
-    )
+    num_kv_heads: Width | None = None
+    """groups of grouped-query attention; default num_heads"""
     ffn_hidden_size: Width | None = Field(default=None, description="default 4 * hidden_size")
     vocab_size: Tokens = Field(ge=2)
     seq_length: Tokens
@@ -81,49 +38,37 @@ class ModelConfig(Record):
     activation: Literal["gelu", "swiglu"] = "gelu"
     linear_bias: bool = True
     tied_embeddings: bool = True
-    head_size: Width | None = Field(
-        default=None, description="channels of a head; default hidden_size / num_heads"
-    )
+    head_size: Width | None = None
+    """channels of a head; default hidden_size / num_heads"""
     qk_norm: bool = Field(default=False, description="each head's queries and keys are normed")
     qk_norm_all_heads: bool = Field(default=False, description="those of all heads by one norm")
-    qkv_bias: bool = Field(
-        default=False, description="queries, keys and values have biases where linear_bias is false"
-    )
+    qkv_bias: bool = False
+    """queries, keys and values have biases where linear_bias is false"""
     rope_theta: float = Field(default=10_000.0, gt=0, le=1e15)
-    rope_factor: float = Field(
-        default=1.0, ge=1, le=1e6, description="low frequencies are divided by it"
-    )
+    rope_factor: float = Field(default=1.0, ge=1, le=1e6)
+    """low frequencies are divided by it"""
     rope_type: Literal["llama3", "yarn"] = Field(default="llama3", description="which are low")
-    rope_mscale: float = Field(
-        default=1.0, gt=0, le=100, description="yarn: scores grow by (0.1 mscale ln factor + 1)^2"
-    )
-    rope_low_freq_factor: float = Field(
-        default=1.0, gt=0, le=1e6, description="turns in rope_original_length of a low frequency"
-    )
-    rope_high_freq_factor: float = Field(
-        default=4.0, gt=0, le=1e6, description="turns of one that stays; above the other"
-    )
-    rope_original_length: Tokens = Field(
-        default=8192, description="positions before they were stretched"
-    )
-    windowed_layers: Some = Field(
-        default=0, description="layers whose tokens attend to the last window_size tokens only"
-    )
+    rope_mscale: float = Field(default=1.0, gt=0, le=100)
+    """yarn: scores grow by (0.1 mscale ln factor + 1)^2"""
+    rope_low_freq_factor: float = Field(default=1.0, gt=0, le=1e6)
+    """turns in rope_original_length of a low frequency"""
+    rope_high_freq_factor: float = Field(default=4.0, gt=0, le=1e6)
+    """turns of one that stays; above the other"""
+    rope_original_length: Tokens = 8192
+    """positions before they were stretched"""
+    windowed_layers: Some = 0
+    """layers whose tokens attend to the last window_size tokens only"""
     window_size: Width | None = None
-    num_experts: Some = Field(
-        default=0, description="of a layer, in place of its feed-forward part; 0: a dense model"
-    )
+    num_experts: Some = 0
+    """of a layer, in place of its feed-forward part; 0: a dense model"""
     experts_per_token: Width | None = Field(default=None, description="that the router chooses")
     expert_ffn_hidden_size: Width | None = Field(default=None, description="of one expert")
-    shared_ffn_hidden_size: Some = Field(
-        default=0, description="of the experts that every token takes, together"
-    )
-    dense_layers: Some = Field(
-        default=0, description="first layers with an ordinary feed-forward part and no experts"
-    )
-    router_score: Literal["softmax", "sigmoid"] = Field(
-        default="softmax", description="of an expert"
-    )
+    shared_ffn_hidden_size: Some = 0
+    """of the experts that every token takes, together"""
+    dense_layers: Some = 0
+    """first layers with an ordinary feed-forward part and no experts"""
+    router_score: Literal["softmax", "sigmoid"] = "softmax"
+    """of an expert"""
     norm_topk_prob: bool = Field(default=True, description="a token's scores sum to 1")
     routed_scaling_factor: float = Field(default=1.0, gt=0, le=1e6, description="times this")
     n_group: Width = Field(default=1, description="groups of experts; a token chooses")
@@ -138,7 +83,7 @@ class ModelConfig(Record):
     @model_validator(mode="after")
     def _agrees(self) -> ModelConfig:
         """Refuse keys without the others that they need, and sizes that do not divide."""
-        self.check_together(TOGETHER)
+        self.check_together(_STATED["together"])
         if self.num_experts and (self.experts_per_token or 0) > self.num_experts:
             raise ValueError(
                 f"experts_per_token {self.experts_per_token} is more than num_experts "
@@ -303,7 +248,7 @@ class ModelConfig(Record):
         fields = type(self).model_fields
         special = {name for name in _SPECIAL if getattr(self, name) != fields[name].default}
         if parts == ("rmsnorm", "rotary", "swiglu", False):
-            for kind, (needed, others) in _KINDS.items():
+            for kind, (needed, others) in _STATED["kinds"].items():
                 parted = self.kv_lora_rank and self.num_shared_experts is None
                 if {*needed.split()} <= special <= {*f"{needed} {others}".split()} and not parted:
                     some = kind == "mistral" and self.windowed_layers < self.num_layers

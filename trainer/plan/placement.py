@@ -71,22 +71,18 @@ def shared_within(ranks: int, dp: Any, apart: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Share:
-    degree: int  # consecutive data-parallel ranks that it is sharded over
-    format: Format  # in memory
-
-
-@dataclass(frozen=True)
 class Placement:
     """Shard degrees and formats of all states over ``dp`` ranks."""
 
     dp: int  # ranks with the same weights: data parallel times context parallel
-    weights: Share  # of the forward and backward passes
-    gradients: Share  # as accumulated over micro-batches
-    optimizer: Share  # float32 master weights and AdamW's moments
+    # consecutive data-parallel ranks that each state is sharded over
+    weight_shard: int  # of the forward and backward passes
+    gradient_shard: int  # as accumulated over micro-batches, in float32
+    optimizer_shard: int  # float32 master weights and AdamW's moments
     gather_format: Format  # of weights in collectives
     reduce_format: Format  # of gradients in collectives
-    secondary: Share | None = None  # copy of weights on nearer ranks, gathered instead (hpZ)
+    secondary_shard: int = 0  # copy of weights on nearer ranks, gathered instead (hpZ); 0: none
+    secondary_format: Format = Format.FP32  # of that copy in memory
 
     def __post_init__(self) -> None:
         degrees = {name: getattr(self, name) for name in ("dp", *DEGREES)}
@@ -96,23 +92,6 @@ class Placement:
                 raise PlacementError(f"{name} {degree} is below {least}, which means: not split")
         if broken := refusal(REQUIREMENTS, degrees):
             raise PlacementError(broken)
-
-    @property
-    def weight_shard(self) -> int:
-        return self.weights.degree
-
-    @property
-    def secondary_shard(self) -> int:
-        """0: no secondary copy."""
-        return self.secondary.degree if self.secondary else 0
-
-    @property
-    def gradient_shard(self) -> int:
-        return self.gradients.degree
-
-    @property
-    def optimizer_shard(self) -> int:
-        return self.optimizer.degree
 
     @property
     def fully_sharded(self) -> bool:
@@ -126,26 +105,21 @@ class Placement:
 
         FSDP2 gathers whole weights once a step from the gradients' sharding, and keeps them.
         """
-        return self.weights.degree if self.weights.degree > 1 else self.gradients.degree
+        return self.weight_shard if self.weight_shard > 1 else self.gradient_shard
 
     @property
     def keeps_whole(self) -> bool:
         """Whether whole weights stay in memory between steps."""
-        return self.weights.degree == 1
+        return self.weight_shard == 1
 
     def among(self, fewer: int) -> Placement:
         """The placement of parameters that only one in ``fewer`` of the ranks holds."""
         if fewer == 1:
             return self
         holders = self.dp // fewer
-
-        def share(whole: Share) -> Share:
-            return replace(whole, degree=int(degree_among(whole.degree, fewer, holders)))
-
-        weights, gradients = share(self.weights), share(self.gradients)
-        copy = None if self.secondary is None or weights.degree == 1 else share(self.secondary)
-        optimizer = share(self.optimizer)
-        return replace(
-            self,
-            dp=holders, weights=weights, gradients=gradients, optimizer=optimizer, secondary=copy,
-        )  # fmt: skip
+        degrees: dict[str, Any] = {
+            n: int(degree_among(getattr(self, n), fewer, holders)) for n in DEGREES
+        }
+        if degrees["weight_shard"] == 1:
+            degrees["secondary_shard"] = 0
+        return replace(self, dp=holders, **degrees)

@@ -8,39 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from foundation.documents import read_document
 from trainer.plan.fields import Preset
 from trainer.plan.formats import Format
-from trainer.plan.placement import Placement, PlacementError, Share, Topology, shared_within
+from trainer.plan.placement import Placement, PlacementError, Topology, shared_within
 from trainer.plan.rules.requirement import QUANTIZED, refusal
 from trainer.plan.rules.requirements import requirements
-from trainer.plan.states import DEGREES, Degrees
+from trainer.plan.states import DEGREES
 
 PRESETS: tuple[Preset, ...] = get_args(Preset)
 ZERO_PRESETS = PRESETS[:4]  # by the number of ZeRO's stage
 Value = Any  # one, or a numpy column of them
 
-_SPANS = ("one", "pair", "node", "all")  # a pair is the node where a card is one device
-_Span = Literal["one", "pair", "node", "all"]
-
-
-class _Meaning(NamedTuple):
-    """Ranks over which a preset shards each state, and what it quantizes; see ``presets.yaml``."""
-
-    weights: _Span
-    gradients: _Span
-    optimizer: _Span
-    secondary: _Span | None = None
-    quantized: bool = False
-    quantized_copy: bool = False
-
-
+_SPANS = ("no copy", "one", "pair", "node", "all")
+"""Ranks over which presets shard a state; a pair is the node where a card is one device."""
 _STATED = read_document(Path(__file__).with_suffix(".yaml")).root.plain()
-_MEANINGS: dict[Preset, _Meaning] = {name: _Meaning(**each) for name, each in _STATED.items()}
+_NAMES = np.array(sorted(PRESETS))
+_TABLE = {
+    state: np.array([_SPANS.index(_STATED[name].get(state, _SPANS[0])) for name in _NAMES])
+    for state in ("weights", "gradients", "optimizer", "secondary")
+}
+_QUANTIZED = np.array([_STATED[name].get("quantized", False) for name in _NAMES])
+_QUANTIZED_COPY = np.array([_STATED[name].get("quantized_copy", False) for name in _NAMES])
 
 
 def resolve_presets(
@@ -96,26 +89,18 @@ def _meant(placement: Value, dp: Value, apart: Value, topology: Topology) -> dic
     apart = np.asarray(apart).astype(np.int64)
     node = shared_within(topology.ranks_per_node, dp, apart)
     pair = shared_within(topology.ranks_per_pair, dp, apart)
-    spans = (1, np.where(pair > 1, pair, node), node, dp)
-    names = sorted(PRESETS)
-    which = np.searchsorted(names, placement)
-    meanings = [_MEANINGS[name] for name in names]
-
-    def degree(of: list[_Span]) -> Value:
-        codes = np.array([_SPANS.index(span) for span in of])
-        return np.choose(codes[which], spans).astype(np.float64)
-
-    weights = degree([m.weights for m in meanings])
-    has_copy = (weights > 1) & np.array([m.secondary is not None for m in meanings])[which]
-    quantized = np.array([m.quantized for m in meanings])[which]
+    spans = (0, 1, np.where(pair > 1, pair, node), node, dp)
+    which = np.searchsorted(_NAMES, placement)
+    degree = {s: np.choose(of[which], spans).astype(np.float64) for s, of in _TABLE.items()}
+    copy = np.where(degree["weights"] > 1, degree["secondary"], 0)
     return {
-        "weight_shard": weights,
-        "secondary_shard": np.where(has_copy, degree([m.secondary or "one" for m in meanings]), 0),
-        "gradient_shard": degree([m.gradients for m in meanings]),
-        "optimizer_shard": degree([m.optimizer for m in meanings]),
-        "quantize_weights": quantized,
-        "quantize_gradients": quantized,
-        "quantize_secondary": has_copy & np.array([m.quantized_copy for m in meanings])[which],
+        "weight_shard": degree["weights"],
+        "secondary_shard": copy,
+        "gradient_shard": degree["gradients"],
+        "optimizer_shard": degree["optimizer"],
+        "quantize_weights": _QUANTIZED[which],
+        "quantize_gradients": _QUANTIZED[which],
+        "quantize_secondary": (copy > 0) & _QUANTIZED_COPY[which],
     }
 
 
@@ -132,35 +117,27 @@ def place(
 ) -> Placement:
     """The built-in trainer's placement: a preset, overridden by the configuration.
 
-    Gradients accumulate in float32. Where weights are sharded as the optimizer states are, they are
-    the master weights, cast when gathered.
+    Where weights are sharded as the optimizer states are, they are the master weights, cast when
+    gathered.
 
     Args:
-        preset: fills what ``wishes`` leave open.
-        wishes: the configuration's own, by the names of ``DEGREES`` and ``QUANTIZED``; None leaves
-            the preset's; ``secondary_shard`` 0: no copy.
+        wishes: by the names of ``DEGREES`` and ``QUANTIZED``; None leaves the preset's.
         apart: distance of two data-parallel ranks in rank numbers.
-        reduce_precision: of gradients in collectives, unless quantized.
-        cp: context-parallel ranks, which hold the same weights.
-        gz: ranks along the grid's third axis, which gather weights too.
 
     Raises PlacementError if the degrees break a requirement.
     """
     wished = {name: wish for name, wish in wishes.items() if wish is not None}
     said, given = {"zero_stage": 0, "placement": preset, **wished}, {"placement", *wished}
     found = resolve_presets(said, dict.fromkeys(given, True), dp * cp, apart, topology)
-    degrees = Degrees(*(int(found[name]) for name in DEGREES))
+    degrees = {name: int(found[name]) for name in DEGREES}
     quantized = {name: bool(found[name]) for name in QUANTIZED}
-    facts = {"dp": dp, "cp": cp, "gz": gz, **degrees._asdict(), **quantized}
+    facts = {"dp": dp, "cp": cp, "gz": gz, **degrees, **quantized}
     if broken := refusal(requirements(*(["cp"] if cp > 1 else [])), facts):
         raise PlacementError(broken)
-    copy_format = Format.INT8 if quantized["quantize_secondary"] else precision
     return Placement(
         dp=dp * cp,
-        weights=Share(degrees.weight_shard, precision),
-        secondary=Share(degrees.secondary_shard, copy_format) if degrees.secondary_shard else None,
-        gradients=Share(degrees.gradient_shard, Format.FP32),
-        optimizer=Share(degrees.optimizer_shard, Format.FP32),
+        **degrees,
         gather_format=Format.INT8 if quantized["quantize_weights"] else precision,
         reduce_format=Format.INT4 if quantized["quantize_gradients"] else reduce_precision,
+        secondary_format=Format.INT8 if quantized["quantize_secondary"] else precision,
     )

@@ -55,23 +55,23 @@ class UnitLayout:
     @property
     def pieces(self) -> int:
         """Gradient shards per row."""
-        return self.placement.gradients.degree // self.ranks
+        return self.placement.gradient_shard // self.ranks
 
     @property
     def slices(self) -> int:
         """Optimizer shards per gradient shard."""
-        return self.placement.optimizer.degree // self.placement.gradients.degree
+        return self.placement.optimizer_shard // self.placement.gradient_shard
 
     @property
     def copies(self) -> int:
         """Ranks that update the same slice."""
-        return self.placement.dp // self.placement.optimizer.degree
+        return self.placement.dp // self.placement.optimizer_shard
 
     @property
     def hops(self) -> tuple[int, ...]:
         """Sizes of the all-to-alls that reduce quantized gradients: within a node, then across
         nodes."""
-        degree = self.placement.gradients.degree
+        degree = self.placement.gradient_shard
         local = math.gcd(self.node_replicas, degree)
         return tuple(size for size in (local, degree // local) if size > 1)
 
@@ -112,8 +112,7 @@ class UnitLayout:
         Whole rows of the primary if the copy's degree divides it, which keeps quantization blocks
         aligned; else an even part of all rows end to end.
         """
-        assert self.placement.secondary is not None
-        degree = self.placement.secondary.degree
+        degree = self.placement.secondary_shard
         if self.ranks % degree == 0:
             return self.ranks // degree, self.used
         return 1, -(-self.ranks * self.used // degree)
@@ -130,8 +129,8 @@ class UnitLayout:
     def begin(self, replica: int) -> int:
         """Start of a data-parallel rank's optimizer shard in the row."""
         placement = self.placement
-        piece = replica % placement.gradients.degree // self.ranks
-        cut = replica % placement.optimizer.degree // placement.gradients.degree
+        piece = replica % placement.gradient_shard // self.ranks
+        cut = replica % placement.optimizer_shard // placement.gradient_shard
         return piece * self.piece + cut * self.slice
 
     def updated(self, replica: int) -> Iterator[Segment]:
@@ -146,9 +145,8 @@ class UnitLayout:
 
 def secondary_wire(placement: Placement) -> Format:
     """Format in which the secondary copy is gathered."""
-    copy = placement.secondary
-    assert copy is not None
-    return copy.format if copy.format.quantized else placement.gather_format
+    copy = placement.secondary_format
+    return copy if copy.quantized else placement.gather_format
 
 
 def sum_format(placement: Placement) -> Format:

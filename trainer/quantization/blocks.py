@@ -25,6 +25,7 @@ NVIDIA's and AMD's GPUs, and where neither can be had, with a warning, from plai
 from __future__ import annotations
 
 import functools
+import importlib
 import warnings
 from types import ModuleType
 
@@ -32,93 +33,72 @@ import torch
 from torch import Tensor
 
 from trainer.plan.formats import Format
-from trainer.quantization import cpu, reference
+from trainer.quantization import reference
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def quantize(rows: Tensor, fmt: Format, out: Tensor | None = None) -> Tensor:
-    """Quantize every row by itself.
+    """Quantize every row of (r, n), contiguous, into (r, ``fmt.num_bytes(n)``) uint8.
 
-    Args:
-        rows: (r, n), contiguous, float32, bfloat16 or float16.
-        out: (r, ``fmt.num_bytes(n)``) uint8, contiguous; default a new tensor.
-
-    Raises ValueError if a tensor or the format does not fit.
+    Raises ValueError, as all here, if a tensor or the format does not fit.
     """
-    _check_numbers("rows", rows, rank=2)
     _check(rows.is_contiguous(), "rows must be contiguous, but have strides", rows.stride())
-    if out is None:
-        shape = (rows.shape[0], _packed_bytes(fmt, rows.shape[1]))
-        out = torch.empty(shape, dtype=torch.uint8, device=rows.device)
-    _check_packed(out, fmt, *rows.shape)
-    _check(out.device == rows.device, f"rows are on {rows.device}, but out is on", out.device)
+    out = _fitting("rows", rows, fmt, out)
     if rows.numel():
         kernels_for(rows.device.type).quantize(rows.detach(), fmt, out)
     return out
 
 
 def dequantize(packed: Tensor, fmt: Format, out: Tensor) -> Tensor:
-    """Decode every row.
-
-    Args:
-        packed: (r, ``fmt.num_bytes(n)``) uint8, contiguous.
-        out: (r, n), float32, bfloat16 or float16; each row contiguous.
-
-    Raises ValueError if a tensor or the format does not fit.
-    """
-    _check_numbers("out", out, rank=2)
-    contiguous = out.shape[1] <= 1 or out.stride(1) == 1
+    """Decode every row into (r, n), each row contiguous."""
+    contiguous = out.size(-1) <= 1 or out.stride(-1) == 1
     _check(contiguous, "out's rows must be contiguous, but it has strides", out.stride())
-    _check_packed(packed, fmt, *out.shape)
-    _check(out.device == packed.device, f"packed is on {packed.device}, but out on", out.device)
+    _fitting("out", out, fmt, packed)
     if out.numel():
         kernels_for(out.device.type).dequantize(packed, fmt, out.detach())
     return out
 
 
 def dequantize_sum(packed: Tensor, fmt: Format, out: Tensor, accumulate: bool = False) -> Tensor:
-    """Sum the decoded rows in float32, in their order: the reduction of a reduce-scatter.
+    """Sum the decoded rows in their order into (n,), contiguous: a reduce-scatter's reduction.
 
-    Args:
-        packed: (r, ``fmt.num_bytes(n)``) uint8, contiguous.
-        out: (n,) float32, contiguous.
-        accumulate: add to ``out``.
-
-    Raises ValueError if a tensor or the format does not fit.
+    In float32; ``accumulate``: add to ``out``.
     """
-    _check_numbers("out", out, rank=1)
     _check(out.dtype == torch.float32, "out must be float32, but is", out.dtype)
     _check(out.is_contiguous(), "out must be contiguous, but has strides", out.stride())
-    rows = packed.shape[0] if packed.dim() else 0
-    _check_packed(packed, fmt, rows, out.numel())
-    _check(out.device == packed.device, f"packed is on {packed.device}, but out on", out.device)
+    _fitting("out", out, fmt, packed, dims=1)
     if out.numel():
         kernels_for(out.device.type).dequantize_sum(packed, fmt, out.detach(), accumulate)
     return out
 
 
+_MODULES = {
+    "cpu": ("cpu", "install a C compiler, or name one in CC"),
+    "cuda": ("gpu", "pip install triton, and a C compiler on PATH or in CC"),
+}
+"""Module of each type of device, and what it needs."""
+
+
 @functools.cache
 def kernels_for(device_type: str) -> ModuleType:
-    """The module that does the work on such devices."""
-    if device_type == "cpu" and cpu.compiled_library():
-        return cpu
-    if device_type == "cuda":
-        try:
-            from trainer.quantization import gpu
+    """The module that does the work on such devices: if its kernels cannot be had, plain torch's.
 
-            gpu.build()
-        except Exception as error:  # no Triton, no C compiler on this node, no such GPU
-            warnings.warn(
-                f"no compiled quantization on this GPU, which makes it several times slower: "
-                f"{type(error).__name__}: {error} (remedy: pip install triton, and a C compiler on "
-                "PATH or in CC)",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-        else:
-            return gpu
-    return reference
+    One warning says so.
+    """
+    name, remedy = _MODULES[device_type]
+    try:
+        kernels = importlib.import_module(f"trainer.quantization.{name}")
+        kernels.load()
+    except Exception as error:  # no C compiler on this node, no Triton, no such GPU
+        warnings.warn(
+            f"no compiled quantization on this {name.upper()}, which makes it several times "
+            f"slower: {type(error).__name__}: {error} (remedy: {remedy})",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return reference
+    return kernels
 
 
 def _check(good: bool, complaint: str, found: object) -> None:
@@ -126,28 +106,25 @@ def _check(good: bool, complaint: str, found: object) -> None:
         raise ValueError(f"{complaint} {found}")
 
 
-def _check_numbers(name: str, numbers: Tensor, rank: int) -> None:
-    _check(numbers.dim() == rank, f"{name} must have {rank} dims, but is", tuple(numbers.shape))
-    _check(
-        numbers.dtype in DTYPES,
-        f"{name} must be float32, bfloat16 or float16, but is",
-        numbers.dtype,
-    )
-
-
-def _check_packed(packed: Tensor, fmt: Format, rows: int, n: int) -> None:
-    shape = (rows, _packed_bytes(fmt, n))
-    _check(
-        tuple(packed.shape) == shape,
-        f"{rows} rows of {n} numbers in {fmt} take a tensor of {shape}, but this one is",
-        tuple(packed.shape),
-    )
+def _fitting(
+    name: str, numbers: Tensor, fmt: Format, packed: Tensor | None, dims: int = 2
+) -> Tensor:
+    """Quantized rows that fit the numbers: new ones, or those given, once they are checked."""
+    shape = tuple(numbers.shape)
+    _check(len(shape) == dims, f"{name} must have {dims} dims, but is", shape)
+    wrong = f"{name} must be float32, bfloat16 or float16, but is"
+    _check(numbers.dtype in DTYPES, wrong, numbers.dtype)
+    _check(fmt.quantized, "the format must be int8 or int4, not", fmt)
+    rows, n = shape if dims == 2 or packed is None else (packed.shape[0], *shape)
+    wanted = (rows, fmt.num_bytes(n))
+    if packed is None:
+        return torch.empty(wanted, dtype=torch.uint8, device=numbers.device)
+    wrong = f"{rows} rows of {n} numbers in {fmt} take a tensor of {wanted}, but this one is"
+    _check(packed.shape == wanted, wrong, tuple(packed.shape))
     _check(packed.dtype == torch.uint8, "quantized rows are uint8, not", packed.dtype)
     _check(packed.is_contiguous(), "quantized rows must be contiguous, not", packed.stride())
     offset = packed.storage_offset()
     _check(offset % 4 == 0, "quantized rows must begin at a multiple of 4 bytes, not", offset)
-
-
-def _packed_bytes(fmt: Format, n: int) -> int:
-    _check(fmt.quantized, "the format must be int8 or int4, not", fmt)
-    return fmt.num_bytes(n)
+    wrong = f"{name} is on {numbers.device}, but the quantized rows on"
+    _check(packed.device == numbers.device, wrong, packed.device)
+    return packed

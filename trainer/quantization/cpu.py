@@ -15,7 +15,6 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-import warnings
 from pathlib import Path
 
 import torch
@@ -48,9 +47,7 @@ def dequantize(packed: Tensor, fmt: Format, out: Tensor) -> None:
 def dequantize_sum(packed: Tensor, fmt: Format, out: Tensor, accumulate: bool) -> None:
     count, n = packed.shape[0], out.numel()
     threads = _threads(count * n)
-    library = compiled_library()
-    assert library is not None
-    library.dequantize_sum(
+    load().dequantize_sum(
         out.data_ptr(), packed.data_ptr(), fmt.bits, count, n, accumulate, threads
     )
 
@@ -58,7 +55,7 @@ def dequantize_sum(packed: Tensor, fmt: Format, out: Tensor, accumulate: bool) -
 def _call(function: str, numbers: Tensor, packed: Tensor, fmt: Format) -> None:
     count, n = numbers.shape
     threads = _threads(count * n)
-    getattr(compiled_library(), function)(
+    getattr(load(), function)(
         numbers.data_ptr(), packed.data_ptr(), DTYPES[numbers.dtype], fmt.bits,
         count, n, numbers.stride(0), threads,
     )  # fmt: skip
@@ -70,18 +67,9 @@ def _threads(numbers: int) -> int:
 
 
 @functools.cache
-def compiled_library() -> ctypes.CDLL | None:
-    """The library, compiled now if need be; None, with one warning, if it cannot be."""
-    try:
-        library = ctypes.CDLL(str(build()))
-    except OSError as error:
-        warnings.warn(
-            f"no compiled quantization on this CPU, which makes it several times slower: {error} "
-            "(remedy: install a C compiler, or name one in CC)",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None
+def load() -> ctypes.CDLL:
+    """The library, compiled now if need be; raises OSError if it cannot be."""
+    library = ctypes.CDLL(str(build()))
     pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
     for function in (library.quantize, library.dequantize):
         function.argtypes = [pointer, pointer, i32, i32, i64, i64, i64, i32]

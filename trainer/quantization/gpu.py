@@ -35,7 +35,7 @@ _NAN = tl.constexpr(0x7FC00000)
 _SMALLEST = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 
-def build() -> None:
+def load() -> None:
     """Run each kernel once on the current device; raises what compiling or launching it raises."""
     numbers = torch.zeros(1, BLOCK, device="cuda")
     for fmt in (Format.INT8, Format.INT4):

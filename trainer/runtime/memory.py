@@ -117,11 +117,10 @@ def out_of_memory(error: BaseException, free_bytes: int | None = None) -> BaseEx
             return link
         if isinstance(link, OSError) and link.errno == errno.ENOMEM:
             return link
-        if isinstance(link, RuntimeError) and _SIGNS.search(str(link)):
+        said = str(link) if isinstance(link, RuntimeError) else ""
+        if _SIGNS.search(said) or (full and _AMBIGUOUS.search(said)):
             return link
-        if isinstance(link, RuntimeError) and full and _AMBIGUOUS.search(str(link)):
-            return link
-        if isinstance(link, RuntimeError) and _NO_THREAD.search(str(link)) and _at_limit():
+        if _NO_THREAD.search(said) and _at_limit():
             return link
     return None
 

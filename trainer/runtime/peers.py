@@ -28,6 +28,7 @@ import torch.distributed as dist
 from trainer.plan.limits import ConfigError
 from trainer.runtime.exit_codes import EXIT_PEER_FAILED
 
+_PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _NEWS = "meshtune/news"  # why a rank failed; empty: all is done
 _PARTED = "meshtune/parted"
 _FOREVER = timedelta(days=365)
@@ -49,12 +50,7 @@ class RankEnvironment:
 
     def variables(self) -> dict[str, str]:
         """Torch's environment variables, which devices and meshes read."""
-        return {
-            "RANK": str(self.rank),
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_RANK": str(self.local_rank),
-            "LOCAL_WORLD_SIZE": str(self.local_world_size),
-        }
+        return {name: str(getattr(self, name.lower())) for name in _PLACE}
 
 
 def rank_environment(environ: Mapping[str, str]) -> RankEnvironment:
@@ -63,10 +59,9 @@ def rank_environment(environ: Mapping[str, str]) -> RankEnvironment:
     Raises ConfigError if variables are missing, are not numbers, or contradict each other.
     """
     if "RANK" in environ:
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        rank, world_size = (_number(environ, name) for name in names[:2])
-        local_rank = _number(environ, names[2], default=0 if world_size == 1 else None)
-        local_world_size = _number(environ, names[3], default=1 if world_size == 1 else None)
+        rank, world_size = (_number(environ, name) for name in _PLACE[:2])
+        local_rank = _number(environ, _PLACE[2], default=0 if world_size == 1 else None)
+        local_world_size = _number(environ, _PLACE[3], default=1 if world_size == 1 else None)
     elif "SLURM_PROCID" in environ and "SLURM_NTASKS" in environ:
         rank, world_size = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_NTASKS")
         local_rank, local_world_size = _number(environ, "SLURM_LOCALID"), _tasks_here(environ)

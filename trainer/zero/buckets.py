@@ -46,7 +46,7 @@ class Bucket:
     ) -> None:
         self.traits = members[0].traits
         self.members = members
-        shares = holders.placement.optimizer.degree
+        shares = holders.placement.optimizer_shard
         self.sharing = holders.replicas(shares, 1, "main")
         self.waiting: list[dist.Work] = []
         total = padded(members, shares)
@@ -122,10 +122,10 @@ class WholeWeights:
         self.micro_batches = config.gas
         self.sequence_parallel = config.sequence_parallel and mesh.tp.size > 1
         dtype = COMPUTE_DTYPE[config.precision]
-        split = mesh.placement.gradients.degree > 1 and not config.sums_whole_gradients
+        split = mesh.placement.gradient_shard > 1 and not config.sums_whole_gradients
         self.reductions = Pending(PENDING_REDUCTIONS) if split else None
         for holders in (mesh.dense, mesh.experts):  # a stage may have no experts: as on all ranks
-            shares = holders.placement.optimizer.degree
+            shares = holders.placement.optimizer_shard
             holders.replicas(shares, 1, "main")
             holders.replicas(holders.size // shares, shares, "main")
         held = [

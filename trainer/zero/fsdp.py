@@ -19,7 +19,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, share_comm
 from trainer.model.experts import stage_mixtures
 from trainer.model.initialize import initialize
 from trainer.model.parameters import Piece, Slot, slots
-from trainer.model.precision import COMPUTE_DTYPE, WIRE_DTYPE
+from trainer.model.precision import COMPUTE_DTYPE
 from trainer.model.transformer import Stage
 from trainer.parallel.mesh import Holders, Mesh
 from trainer.plan.config import TrainConfig
@@ -115,12 +115,15 @@ class ShardedWeights:
         elsewhere: set[nn.Parameter],
     ) -> list[FsdpUnit]:
         """Put a module under FSDP2; its unit, if it has parameters of its own."""
-        placement = holders.placement
+        placement, computed = holders.placement, self.context.dtype
         shapes = tuple(tuple(slot.parameter.shape) for slot in members)
+        wire = placement.reduce_format
+        narrow = wire.quantized or COMPUTE_DTYPE[wire] == computed
+        reduced = computed if narrow else torch.float32
         fully_shard(
             module,
             mesh=self.shards[holders.apart],
-            mp_policy=self._policy(),
+            mp_policy=MixedPrecisionPolicy(computed, reduced, cast_forward_inputs=False),
             reshard_after_forward=not (placement.keeps_whole or outermost),
             ignored_params=elsewhere or None,
         )
@@ -155,7 +158,7 @@ class ShardedWeights:
     ) -> None:
         """Initial weights, rounded to the compute format, in the storage format."""
         computed = self.context.dtype
-        are_masters = placement.storage_degree == placement.optimizer.degree
+        are_masters = placement.storage_degree == placement.optimizer_shard
         stored = torch.float32 if are_masters else computed
         names = {module: name for name, module in stage.named_modules()}
         for module in dict.fromkeys(slot.module for slot in members):
@@ -164,15 +167,6 @@ class ShardedWeights:
             for name, parameter in list(module.named_parameters(recurse=False)):
                 exact = parameter.detach().to(computed).to(stored)
                 setattr(module, name, nn.Parameter(exact))
-
-    def _policy(self) -> MixedPrecisionPolicy:
-        wire = self.mesh.placement.reduce_format
-        narrow = wire.quantized or WIRE_DTYPE[wire] == self.context.dtype
-        return MixedPrecisionPolicy(
-            param_dtype=self.context.dtype,
-            reduce_dtype=self.context.dtype if narrow else torch.float32,
-            cast_forward_inputs=False,
-        )
 
     def pieces(self) -> Iterator[Piece]:
         for unit in self.units:
@@ -239,7 +233,7 @@ def _hook_context(config: TrainConfig, mesh: Mesh, device: torch.device) -> Hook
     reduction: background.CommunicationStream | background.Pending = background.DeviceStream()
     if on_host:  # all ranks choose alike, or they would not begin collectives in one order
         places = (mesh.dense.placement, mesh.experts.placement)
-        single = not any(p.gather_format.quantized or p.secondary for p in places)
+        single = not any(p.gather_format.quantized or p.secondary_shard for p in places)
         gathering = None if single else background.ThreadStream("gather", 2)
         single = not any(p.reduce_format.quantized for p in places)
         near = mesh.world.level is not Level.INTER_NODE  # a ring takes several

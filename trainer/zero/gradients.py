@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.model.precision import WIRE_DTYPE
+from trainer.model.precision import COMPUTE_DTYPE
 from trainer.parallel.mesh import Holders
 from trainer.plan.shards import ROW
 from trainer.zero.background import Pending
@@ -34,12 +34,12 @@ class BucketGradients(ABC):
         self.parts: dict[Tensor, Tensor] = {}
         """Views of the parameters' gradients in the bucket."""
         self.missing = 0
-        shares = holders.placement.optimizer.degree
+        shares = holders.placement.optimizer_shard
         self.sharing = holders.replicas(shares, 1, "main")
         self.copies = holders.replicas(holders.size // shares, shares, "main")
         self.summed = holders.apart
-        """Ranks whose tokens each holder's gradients already sum, beside which it averages."""
-        self.wire = WIRE_DTYPE[holders.placement.reduce_format]
+        """Ranks whose tokens the exchange with experts has brought together in each gradient."""
+        self.wire = COMPUTE_DTYPE[holders.placement.reduce_format]
         # The garbage collector does not see through autograd's hooks. One that held this object,
         # and so the parameters, would keep all for ever, and process groups' threads with them.
         weak = weakref.ref(self)
@@ -75,16 +75,13 @@ class BucketGradients(ABC):
     def finish(self) -> None:
         """Wait until ``share`` is final."""
 
-    def _average_copies(self) -> None:
-        """Sum over the ranks that update the same share."""
-        if self.copies is not None:
+    def _average(self) -> None:
+        """Average over the ranks that update the same share, which each sum ``summed`` ranks'."""
+        if self.sharing is not None and self.copies is not None:
             out = self.share.to(self.wire)
             self.copies.all_reduce(out, "gradient_sync", dist.ReduceOp.AVG)
             if out is not self.share:
                 self.share.copy_(out)
-
-    def _average_summed(self) -> None:
-        """Divide by the ranks whose tokens the exchange with experts has brought together."""
         if self.summed > 1:
             self.share.div_(self.summed)
 
@@ -104,7 +101,7 @@ class WholeGradients(BucketGradients):
         super().__init__(parameters, numel, holders)
         self.whole = torch.zeros(numel, device=parameters[0].device)
         self._set_parts(self.whole)
-        shares = holders.placement.optimizer.degree
+        shares = holders.placement.optimizer_shard
         share = numel // shares
         begin = holders.rank % shares * share
         self.share = self.whole[begin : begin + share].view(-1, ROW)
@@ -165,9 +162,7 @@ class WholeGradients(BucketGradients):
         if self.arrive is not None:
             self.arrive()
             self.arrive = None
-        if self.sharing is not None:
-            self._average_copies()
-        self._average_summed()
+        self._average()
 
 
 class SplitGradients(BucketGradients):
@@ -226,5 +221,4 @@ class SplitGradients(BucketGradients):
     def finish(self) -> None:
         self.reductions.finish()
         self.share.div_(self.group.size)
-        self._average_copies()
-        self._average_summed()
+        self._average()

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.model.precision import WIRE_DTYPE
+from trainer.model.precision import COMPUTE_DTYPE
 from trainer.parallel.collectives import Group
 from trainer.parallel.quantized import quantized_all_gather, quantized_reduce_scatter
 from trainer.plan.shards import UnitLayout, sum_format
@@ -175,7 +175,7 @@ class ReduceGradients:
             )
             return self._finish if last else lambda: None
         (group,) = self.hops
-        rows = rows.to(WIRE_DTYPE[self.wire])
+        rows = rows.to(COMPUTE_DTYPE[self.wire])
         direct = first and rows.dtype == self.piece.dtype
         out = self.piece if direct else rows.new_empty(self.unit.piece)
         work = group.reduce_scatter(out, rows.view(-1), "gradients", async_op=async_op)
@@ -205,11 +205,11 @@ class ReduceGradients:
             if self.wire.quantized:
                 quantized_reduce_scatter(self.final, rows, [self.sync], self.wire, "gradient_sync")
             else:
-                out = rows.new_empty(unit.slice, dtype=WIRE_DTYPE[self.wire])
+                out = rows.new_empty(unit.slice, dtype=COMPUTE_DTYPE[self.wire])
                 self.sync.reduce_scatter(out, rows.to(out.dtype).view(-1), "gradient_sync")
                 self.final.copy_(out)
         if self.copies is not None:
-            total = self.final.to(WIRE_DTYPE[sum_format(unit.placement)])
+            total = self.final.to(COMPUTE_DTYPE[sum_format(unit.placement)])
             self.copies.all_reduce(total, "gradient_sync")
             self.final.copy_(total)
         self.final.div_(self.divisor)

@@ -33,14 +33,12 @@ class SecondaryCopy:
         writing: InlineStream,
         reading: InlineStream,
     ) -> None:
-        copy = unit.placement.secondary
-        assert copy is not None
         self.rows, self.length = unit.secondary
         self.total = unit.ranks * unit.used
-        self.degree = copy.degree
+        self.degree = unit.placement.secondary_shard
         self.group = group
         self.rank = rank
-        self.stored = copy.format
+        self.stored = unit.placement.secondary_format
         self.wire = secondary_wire(unit.placement)
         if self.stored.quantized:
             shape = (self.rows, self.stored.num_bytes(self.length))

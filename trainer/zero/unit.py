@@ -35,10 +35,10 @@ class UnitGroups(NamedTuple):
 def unit_groups(layout: UnitLayout, holders: Holders) -> UnitGroups:
     """The groups of a unit's collectives; see ``GatherWeights``, ``ReduceGradients``."""
     placement = layout.placement
-    degree = placement.gradients.degree
+    degree = placement.gradient_shard
     gather = holder_group(holders, layout.ranks, 1, "gather")
-    copy = placement.secondary
-    secondary = holders.replicas(copy.degree, 1, "gather") if copy else None
+    copy = placement.secondary_shard
+    secondary = holders.replicas(copy, 1, "gather") if copy else None
     hops, stride = [], 1
     for size in layout.hops if placement.reduce_format.quantized else (degree,):
         hops.append(holder_group(holders, size, stride, "reduce"))
@@ -48,7 +48,7 @@ def unit_groups(layout: UnitLayout, holders: Holders) -> UnitGroups:
         secondary,
         hops,
         holders.replicas(layout.slices, degree, "reduce"),
-        holders.replicas(layout.copies, placement.optimizer.degree, "reduce"),
+        holders.replicas(layout.copies, placement.optimizer_shard, "reduce"),
         holders.replicas(layout.slices, degree, "main"),
         holders.replicas(layout.pieces, layout.ranks, "main"),
     )
@@ -71,7 +71,10 @@ class FsdpUnit:
         self.replica = holders.rank
         self.dtype = context.dtype
         groups = unit_groups(layout, holders)
-        copy = self._secondary(groups.secondary, context)
+        copy = None
+        if degree := layout.placement.secondary_shard:
+            where = (self.dtype, context.device, context.copying, context.copying)
+            copy = SecondaryCopy(layout, groups.secondary, holders.rank % degree, *where)
         self.gather = GatherWeights(layout, groups.gather, copy, context)
         self.reduce = ReduceGradients(
             layout, groups.hops, groups.sync, groups.copies, context, holders.apart
@@ -88,20 +91,6 @@ class FsdpUnit:
         self.locals = [cast(DTensor, slot.parameter.detach()).to_local() for slot in members]
         self.flat: Tensor | None = None
         self.pieces = list(self._split() if layout.pieces * layout.slices > 1 else self._whole())
-
-    def _secondary(self, group: Group | None, context: HookContext) -> SecondaryCopy | None:
-        copy = self.layout.placement.secondary
-        if copy is None:
-            return None
-        return SecondaryCopy(
-            self.layout,
-            group,
-            self.replica % copy.degree,
-            self.dtype,
-            context.device,
-            writing=context.copying,
-            reading=context.copying,
-        )
 
     def _whole(self) -> Iterator[Piece]:
         """Masters if the stored weights are the masters: one per parameter."""

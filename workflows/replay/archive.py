@@ -35,9 +35,7 @@ def add(archive: Path, directory: Path, whole: bool = False) -> Path:
 
     ``whole`` keeps the space and the journal as they are, with commands, paths and hosts.
 
-    Raises:
-        FileError: if no trial has succeeded, or a parameter's values are paths.
-        RunError, OSError: if the run cannot be read, or the archive not written.
+    Raises FileError if no trial has succeeded, or a parameter's values are paths.
     """
     run, folder = read_run(directory), RunFolder(directory)
     space, trials = folder.frozen_space(), run.trials.items()

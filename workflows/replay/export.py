@@ -33,11 +33,8 @@ _EXPERTS = ("experts", "experts_per_token", "expert_ffn", "shared_ffn", "dense_l
 def export(run: Run, space: SearchSpace, licence: str, path: Path) -> int:
     """Write the completed trials of a run, and its cluster's facts beside them; returns how many.
 
-    The ``licence`` is chosen by the owner of the measurements.
-
-    Raises:
-        FileError: if the general form cannot say what was varied, or a file exists.
-        NotPricedError: if the space has no model or no cluster.
+    Raises FileError if the general form cannot say what was varied, or a file exists;
+    NotPricedError if the space has no model or no cluster.
     """
     facts = path.with_suffix(".cluster.yaml")
     trials = [trial for trial in run.trials.values() if trial.completed]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis import Metrics, MissingMetricError, Run, TableError
+from analysis import Metrics, MissingMetricError, Run, TableError, Trial
 from foundation.messages import shown
 from search_spaces import SearchSpace, SpaceError, load_space
 
@@ -28,6 +28,12 @@ class Answer:
     kind: str = "ok"  # as in the journal
     # metrics besides the objective, for the policy
     result: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, trial: Trial) -> Answer:
+        """What a trial ended with."""
+        reached = np.nan if trial.objective is None else trial.objective
+        return cls(reached, str(trial.kind), {**trial.result, **trial.bounded})
 
     @property
     def ok(self) -> bool:
@@ -91,9 +97,8 @@ class Landscape:
     def share(self, config: Mapping[str, Any]) -> float:
         """The objective of a configuration relative to the best: 1 is as good, less is worse.
 
-        It is the same for all repeats: a search that has tried the best configuration has found
-        it. 0 for one that never ran. If the best is not positive: 1 minus the distance from it
-        over its size.
+        0 for one that never ran. If the best is not positive: 1 minus the distance from it over
+        its size.
         """
         objective = self.medians.get(tuple(config.items()))
         if objective is None:
@@ -150,8 +155,7 @@ def of_results(run: Run) -> Landscape:
     def recorded() -> Iterator[tuple[Mapping[str, Any], Answer]]:
         for row, trial in enumerate(trials):
             config = space.canonical({name: cells[row] for name, cells in columns.items()})
-            reached = np.nan if trial.objective is None else trial.objective
-            yield config, Answer(reached, str(trial.kind), {**trial.result, **trial.bounded})
+            yield config, Answer.of(trial)
 
     return Landscape.of(run.space, space, recorded()).checked(run.where)
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from analysis import Table, TableError, number_column, read_results, read_tables, results_table
+from analysis import Run, Table, TableError, read_results, read_tables, results_run
 from foundation.documents import as_written, plain_scalar
 from foundation.messages import listed, shown
 from search_spaces import SearchSpace, SpaceError, load_space
@@ -45,10 +44,9 @@ def recorded(where: Path | str, columns: Sequence[str] = (), study: str = "") ->
 
     Args:
         where: a table's file, a run's folder or ``results.csv``, DeepHyper's, or the URL of an
-            Optuna storage.
+            Optuna storage, in which ``study`` names one.
         columns: rows with equal values in these columns are one landscape; default: by the table's
             form.
-        study: the Optuna study, if the storage has several.
 
     Raises TableError if there is nothing to replay; the message says why.
     """
@@ -58,11 +56,9 @@ def recorded(where: Path | str, columns: Sequence[str] = (), study: str = "") ->
     with suppress(OSError):  # an unreadable path has its error when it is read
         if path.is_dir():
             path /= "results.csv"
-    frame = results_table(path)
-    if frame is not None:
+    if run := results_run(path):
         own = (path.parent / "space.yaml").is_file()
-        landscape = _of_run(path, frame) if own else of_results(read_results(str(path)))
-        return _of_search(columns, str(path), landscape)
+        return _of_search(columns, str(path), _of_run(path, run) if own else of_results(run))
     found: list[Landscape] = []
     left_out: Counter[str] = Counter()
     for table in read_tables(path, columns):
@@ -102,51 +98,37 @@ def landscapes(table: Table) -> Iterator[Landscape]:
             yield landscape
 
 
-def _of_run(path: Path, frame: pd.DataFrame) -> Landscape:
+def _of_run(path: Path, run: Run) -> Landscape:
     """A run's own trials, in its own space."""
     file = path.parent / "space.yaml"
-    space = load_space(str(file))
-    if space.more_objectives:  # a landscape has only the first
-        space = replace(space, more_objectives=())
-        frame = frame.rename(columns={"objective_0": "objective"})
-    names = [n.removeprefix("p:") for n in map(str, frame) if n.startswith("p:")]
+    space = replace(load_space(str(file)), more_objectives=())  # a landscape has only the first
+    names = dict.fromkeys(name for trial in run.trials.values() for name in trial.config)
     if unknown := [name for name in names if name not in space.parameters]:
         raise TableError(f"{path}: {file} has no parameter {listed(unknown)}")
-    if "objective" not in frame:
-        raise TableError(f"{path}: has no column objective, accepted the results of {file}")
-    failed = frame["objective"].str.startswith("F_")
-    objectives = number_column(
-        frame.assign(objective=frame["objective"].mask(failed, "")), "objective", path
-    )
-    measured = {
-        name.removeprefix("m:"): pd.to_numeric(frame[name], errors="coerce").to_numpy(float)
-        for name in map(str, frame)
-        if name.startswith("m:")
-    }
 
     def trials() -> Iterator[tuple[Mapping[str, Any], Answer]]:
-        for row, line in enumerate(frame.index):
-            where = f"{path}:{line}"
-            raw = {name: _value(where, space, name, frame[f"p:{name}"].iloc[row]) for name in names}
+        for trial in run.trials.values():
+            where = f"{path}: trial {trial.number}"
+            raw = {name: _value(where, space, name, v) for name, v in trial.config.items()}
             try:
                 config = space.canonical(raw)
             except ValueError as error:  # a parameter is missing, or has no value here
                 raise TableError(f"{where}: p:{error}") from None
-            metrics = {name: float(c[row]) for name, c in measured.items() if np.isfinite(c[row])}
-            kind = frame["objective"].iloc[row].removeprefix("F_") if failed.iloc[row] else "ok"
-            yield config, Answer(float(objectives[row]), kind, metrics)
+            yield config, Answer.of(trial)
 
     return Landscape.of(space.name, space, trials()).checked(str(path))
 
 
-def _value(where: str, space: SearchSpace, name: str, text: str) -> Any:
+def _value(where: str, space: SearchSpace, name: str, value: Any) -> Any:
+    """The value of a parameter that was read from text, where words may look like numbers."""
     parameter = space.parameters[name]
-    if text and parameter.span is not None:
-        return plain_scalar(text)  # canonical() checks the interval
-    values = {str(v): v for v in parameter.values}
-    if text and text not in values:
-        raise TableError(f"{where}: p:{name} is {as_written(text)}, accepted {listed(values)}")
-    return values.get(text)
+    if value is None or parameter.span is not None:
+        return value  # canonical() checks the interval
+    values = {plain_scalar(str(v)): v for v in parameter.values}
+    if value not in values:
+        accepted = listed(parameter.values)
+        raise TableError(f"{where}: p:{name} is {as_written(value)}, accepted {accepted}")
+    return values[value]
 
 
 def _landscape(key: str, table: Table) -> Landscape:

@@ -158,8 +158,7 @@ def simulated_launcher(
     ``start`` is the virtual time in seconds since the epoch; ``answers`` default to the cost
     model's.
 
-    Raises SimulationError for an unknown key or a value that does not fit it; if the cost model
-    cannot price the space, or does not say what it seeks; if nothing would ever end the search.
+    Raises SimulationError for wrong keys and values, and for a search that cannot be simulated.
     """
     cluster, truth = parse_options(space, text)
     budget = space.budget

@@ -3,7 +3,7 @@ const PARTS = {  // "gradients" are kept in memory, "gradients µs" is the time 
   "weights": "#4a7fb5", "secondary": "#8fbce2", "gradients": "#0072b2", "optimizer": "#009e73",
   "activations": "#e69f00", "working": "#f0e442", "logits": "#d55e00", "buffers": "#a3a9b3", "framework": "#c3c8cf",
   "forward backward": "#0072b2", "recompute": "#8fbce2", "head": "#4a7fb5", "tensor": "#e69f00", "pipeline": "#f0e442",
-  "gradients µs": "#b5543a", "gather": "#d55e00", "context": "#7fb069", "experts": "#cc79a7", "publish": "#f2b8a0", "bubble": "#c3c8cf", "launch": "#a3a9b3", "fixed": "#56627a",
+  "gradients µs": "#b5543a", "gather": "#d55e00", "context": "#7fb069", "experts": "#cc79a7", "offload": "#b2855c", "publish": "#f2b8a0", "bubble": "#c3c8cf", "launch": "#a3a9b3", "fixed": "#56627a",
 };
 
 drawn.front = function (figure) {

@@ -40,18 +40,17 @@ PARAMETERS = 1_000_003
 TRUTH = Path(__file__).parents[4] / "shared" / "truth"
 
 
-def as_job(placement: Placement) -> Jobs:
-    secondary = placement.secondary
+def as_job(placement: Placement, precision: Format) -> Jobs:
     return gpt(
         tp=1,
         dp=placement.dp,
         zero_stage=-1,
-        weight_shard=placement.weights.degree,
-        gradient_shard=placement.gradients.degree,
-        optimizer_shard=placement.optimizer.degree,
-        secondary_shard=secondary.degree if secondary else 0,
-        secondary_bits=secondary.format.bits if secondary else 0,
-        element_bytes=placement.weights.format.bits / 8,
+        weight_shard=placement.weight_shard,
+        gradient_shard=placement.gradient_shard,
+        optimizer_shard=placement.optimizer_shard,
+        secondary_shard=placement.secondary_shard,
+        secondary_bits=placement.secondary_format.bits,
+        element_bytes=precision.bits / 8,
     )
 
 
@@ -72,10 +71,10 @@ def test_states_equal_the_trainers_placement(dp: int, precision: Format) -> None
     if dp == 16:
         placements += [place("zero0", wish, dp, 1, topology, precision) for wish in FREE]
     for placement in placements:
-        job = as_job(placement)
+        job = as_job(placement, precision)
         held = np.array([PARAMETERS]), job, framework_named("meshtune"), dense_holders(job)
         made = rank_state_bytes(*held)
-        wanted = bytes_per_rank(placement, PARAMETERS)
+        wanted = bytes_per_rank(placement, PARAMETERS, precision=precision)
         assert {name: float(value[0]) for name, value in made.items()} == pytest.approx(wanted)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from analysis.cost.fitted import cost_model
 from analysis.cost.model import CostModel, Measurements
-from analysis.cost.network import UNKNOWN, Network
+from analysis.cost.network import UNKNOWN, Network, quantile
 from analysis.cost.step import step
 from analysis.cost.time_constants import TimeConstants
 from search_spaces.cluster import Cluster
@@ -63,6 +63,17 @@ def test_calm_runs_make_a_crowded_network_less_probable() -> None:
     after = model.calibrated(told(of, times_s)).network
     assert after.never > 0.8
     assert np.all(after.crowded(of, H100) < model.network.crowded(of, H100))
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.02, 0.3, 1.0])
+def test_an_interval_ends_where_its_share_of_the_runs_of_both_states_does(chance: float) -> None:
+    rng, runs = np.random.default_rng(2), 100_000
+    off = rng.standard_normal(runs)
+    logs = np.where(rng.random(runs) < chance, 3.0, 1.0) + np.where(off < 0, 0.2, 0.5) * off
+    one = np.ones(1)
+    for share in (0.025, 0.5, 0.975):
+        end = quantile(share, 1.0 * one, 3.0 * one, chance * one, (0.2 * one, 0.5 * one))[0]
+        assert np.mean(logs < end) == pytest.approx(share, abs=0.003)
 
 
 def test_the_more_nodes_the_more_often() -> None:

@@ -5,13 +5,14 @@ What every launcher does is tested in ``test_contract.py``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -295,29 +296,50 @@ def test_lines_that_ranks_print_at_once_are_whole_in_the_log(
     assert sorted(lines) == sorted([*every, 'MESHTUNE_RESULT {"x": 1}'])
 
 
+DRIVER = """
+import sys, threading
+from pathlib import Path
+from slurm.mpiexec.hosts import Host
+from slurm.mpiexec.launcher import MpiexecLauncher
+from slurm.trial import Lease, TrialSpec
+name, directory, *argv = sys.argv[1:]
+nodes = ("node0", "node1")
+spec = TrialSpec(name, Path(directory), tuple(argv), 2, 2, 600)
+MpiexecLauncher(map(Host, nodes)).run(spec, Lease(name, nodes), threading.Event())
+"""
+
+
+@contextlib.contextmanager
+def driver_of(spec: TrialSpec, hosts: Any) -> Iterator[int]:
+    """A driver of two hosts that is killed at the end; gives the id of its mpiexec."""
+    argv = [sys.executable, "-c", DRIVER, spec.name, spec.directory, *spec.argv]
+    child = subprocess.Popen(argv, env=hosts.environ)
+    try:
+        wait_for(lambda: len(pids(spec)) == 4, "all ranks run")
+        yield mpiexec_of(spec)
+    finally:
+        child.kill()
+        child.wait()
+
+
 def test_what_a_killed_driver_and_its_killed_mpiexec_left_is_settled(
     make_launcher: Make, hosts: Any, tmp_path: Path
 ) -> None:
     orphan = trial(tmp_path, "orphan", IGNORE_TERM + HANG + SLEEP, num_nodes=2)
-    driver = (
-        "import sys, threading; from pathlib import Path\n"
-        "from slurm.mpiexec.hosts import Host; from slurm.mpiexec.launcher import MpiexecLauncher\n"
-        "from slurm.trial import Lease, TrialSpec\n"
-        "name, directory, *argv = sys.argv[1:]\n"
-        "nodes = ('node0', 'node1')\n"
-        "spec = TrialSpec(name, Path(directory), tuple(argv), 2, 2, 600)\n"
-        "launcher = MpiexecLauncher(map(Host, nodes))\n"
-        "launcher.run(spec, Lease(name, nodes), threading.Event())\n"
-    )
-    argv = [sys.executable, "-c", driver, orphan.name, orphan.directory, *orphan.argv]
-    child = subprocess.Popen(argv, env=hosts.environ)
-    wait_for(lambda: len(pids(orphan)) == 4, "all ranks run")
-    mpiexec = mpiexec_of(orphan)
-    child.kill()
-    child.wait()
+    with driver_of(orphan, hosts) as mpiexec:
+        pass
     processes.send([mpiexec], signal.SIGKILL)
     make_launcher().settle([orphan.name])
     assert_gone(orphan)
+
+
+def test_an_mpiexec_that_hangs_ends_with_its_driver(hosts: Any, tmp_path: Path) -> None:
+    """As one may whose host's daemon was killed: it waits for it, and for nobody else."""
+    orphan = trial(tmp_path, "orphan", IGNORE_TERM + HANG + SLEEP, num_nodes=2)
+    with driver_of(orphan, hosts) as mpiexec:
+        processes.send([mpiexec], signal.SIGSTOP)
+    wait_for(lambda: not processes.is_running(mpiexec), "mpiexec ends")
+    wait_for(lambda: not marked(orphan), "its ranks end")
 
 
 def test_hosts_that_do_not_answer_are_down_before_the_first_trial(

@@ -10,9 +10,10 @@ from support.expected_traffic import once_bytes
 from support.unit_exchanges import bytes_per_rank, unit_exchanges
 from trainer.plan.axes.dp import Holders
 from trainer.plan.formats import Format
-from trainer.plan.placement import Level, Placement, Share, Topology
+from trainer.plan.placement import Level, Placement, Topology
 from trainer.plan.presets import Preset, place
 from trainer.plan.shards import UnitLayout
+from trainer.plan.states import DEGREES
 
 FRONTIER = Topology(ranks_per_node=8, ranks_per_pair=2)
 GIB = 2**30
@@ -25,19 +26,20 @@ def papers(scheme: str, nodes: int) -> Placement:
     """A scheme of Xu et al. 2025, Tables IV to VIII: weights and gradients in 16 bits."""
     everything = 8 * nodes
     weights, secondary, gradients = {
-        "ZeRO-1": (1, None, 1),
-        "ZeRO-2": (1, None, everything),
-        "ZeRO-3": (everything, None, everything),
-        "ZeRO++": (everything, Share(8, FP16), everything),
-        "Ours, Sec-Degree=8": (2, Share(8, Format.INT8), 8),
-        "Ours, Sec-Degree=2": (2, Share(2, Format.INT8), 8),
+        "ZeRO-1": (1, 0, 1),
+        "ZeRO-2": (1, 0, everything),
+        "ZeRO-3": (everything, 0, everything),
+        "ZeRO++": (everything, 8, everything),
+        "Ours, Sec-Degree=8": (2, 8, 8),
+        "Ours, Sec-Degree=2": (2, 2, 8),
     }[scheme]
     return Placement(
         dp=everything,
-        weights=Share(weights, FP16),
-        secondary=secondary,
-        gradients=Share(gradients, FP16),
-        optimizer=Share(everything, Format.FP32),
+        weight_shard=weights,
+        secondary_shard=secondary,
+        secondary_format=Format.INT8 if scheme.startswith("Ours") else FP16,
+        gradient_shard=gradients,
+        optimizer_shard=everything,
         gather_format=FP16 if scheme.startswith("ZeRO-") else Format.INT8,
         reduce_format=FP16 if scheme.startswith("ZeRO-") else Format.INT4,
     )
@@ -58,9 +60,8 @@ def test_presets_have_the_sharding_factors_of_table_iv(
     preset: Preset, scheme: str, nodes: int
 ) -> None:
     ours, theirs = (place(preset, {}, 8 * nodes, 1, FRONTIER, Format.BF16), papers(scheme, nodes))
-    for state in ("weights", "gradients", "optimizer", "secondary"):
-        found, expected = getattr(ours, state), getattr(theirs, state)
-        assert (found and found.degree) == (expected and expected.degree), state
+    for state in DEGREES:
+        assert getattr(ours, state) == getattr(theirs, state), state
 
 
 @pytest.mark.parametrize("nodes", [2, 48])
@@ -76,7 +77,9 @@ def test_presets_have_the_sharding_factors_of_table_iv(
 def test_weights_take_the_memory_of_table_v(
     scheme: str, bytes_per_parameter: Any, nodes: int
 ) -> None:
-    of = bytes_per_rank(papers(scheme, nodes), 1_000_000, own_masters=True)
+    of = bytes_per_rank(
+        papers(scheme, nodes), 1_000_000, own_masters=True, precision=FP16, gradients=FP16
+    )
     assert of["weights"] + of["secondary"] == pytest.approx(1e6 * bytes_per_parameter(nodes))
 
 
@@ -92,7 +95,9 @@ def test_weights_take_the_memory_of_table_v(
 def test_gradients_take_the_memory_of_table_vi(
     scheme: str, bytes_per_parameter: Any, nodes: int
 ) -> None:
-    of = bytes_per_rank(papers(scheme, nodes), 1_000_000, own_masters=True)
+    of = bytes_per_rank(
+        papers(scheme, nodes), 1_000_000, own_masters=True, precision=FP16, gradients=FP16
+    )
     assert of["gradients"] == pytest.approx(1e6 * bytes_per_parameter(nodes))
 
 
@@ -106,13 +111,17 @@ def test_gradients_take_the_memory_of_table_vi(
 )
 def test_all_states_take_the_memory_of_section_iii_b(scheme: str, total: Any) -> None:
     """Xu et al. 2025, section III-B, with K = 12 for Adam; N are ranks there."""
-    of = bytes_per_rank(papers(scheme, nodes=6), 1_000_000, own_masters=True)
+    of = bytes_per_rank(
+        papers(scheme, nodes=6), 1_000_000, own_masters=True, precision=FP16, gradients=FP16
+    )
     assert sum(of.values()) == pytest.approx(1e6 * total(48))
 
 
 def billions(scheme: str, nodes: int, memory_bytes: float) -> float:
     """Parameters whose states fill a device, in billions."""
-    held = bytes_per_rank(papers(scheme, nodes), 1, own_masters=True)
+    held = bytes_per_rank(
+        papers(scheme, nodes), 1, own_masters=True, precision=FP16, gradients=FP16
+    )
     return memory_bytes / sum(held.values()) / 1e9
 
 

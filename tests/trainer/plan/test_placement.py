@@ -12,7 +12,7 @@ from trainer.plan.config import TrainConfig
 from trainer.plan.formats import Format
 from trainer.plan.limits import ConfigError
 from trainer.plan.model import ModelConfig
-from trainer.plan.placement import Placement, PlacementError, Share, Topology, shared_within
+from trainer.plan.placement import Placement, PlacementError, Topology, shared_within
 from trainer.plan.presets import PRESETS, Preset, place
 from trainer.plan.rules.requirement import QUANTIZED
 from trainer.plan.states import DEGREES
@@ -34,12 +34,11 @@ def placed(
 
 def degrees(placement: Placement) -> tuple[int, int, int, int]:
     """Weights, secondary copy (0: none), gradients, optimizer states."""
-    secondary = placement.secondary.degree if placement.secondary else 0
     return (
-        placement.weights.degree,
-        secondary,
-        placement.gradients.degree,
-        placement.optimizer.degree,
+        placement.weight_shard,
+        placement.secondary_shard,
+        placement.gradient_shard,
+        placement.optimizer_shard,
     )
 
 
@@ -130,7 +129,7 @@ def test_a_preset_has_its_number_formats(
 ) -> None:
     placement = placed(preset)
     assert (placement.gather_format, placement.reduce_format) == (gather, reduce)
-    assert (placement.secondary.format if placement.secondary else None) == secondary
+    assert (placement.secondary_format if placement.secondary_shard else None) == secondary
 
 
 @pytest.mark.parametrize(
@@ -155,7 +154,7 @@ def test_a_wish_changes_the_preset(
 def test_a_quantization_can_be_switched_off() -> None:
     placement = placed("zero_topo", quantize_gradients=False, quantize_secondary=False)
     assert (placement.gather_format, placement.reduce_format) == ("int8", "fp32")
-    assert placement.secondary == Share(2, Format.BF16)
+    assert (placement.secondary_shard, placement.secondary_format) == (2, Format.BF16)
 
 
 _degree = st.none() | st.sampled_from([0, 1, 2, 3, 4, 6, 8, 12, 16])
@@ -229,7 +228,7 @@ def test_the_trainers_own_states_take_what_its_documentation_says(
 ) -> None:
     """As in docs/how-it-works/trainer.md: weights that are the master weights are counted once."""
     placement = place(preset, {}, 16, 1, FRONTIER, precision)
-    assert sum(bytes_per_rank(placement, 1000).values()) == pytest.approx(
+    assert sum(bytes_per_rank(placement, 1000, precision=precision).values()) == pytest.approx(
         1000 * bytes_per_parameter
     )
 

@@ -36,7 +36,7 @@ WORKER = Path(__file__).parents[2] / "support/triton_worker.py"
 Cases = list[dict[str, Any]]
 
 needs_compiler = pytest.mark.skipif(
-    quantization_cpu.compiled_library() is None, reason="no C compiler"
+    quantization.kernels_for("cpu") is not quantization_cpu, reason="no C compiler"
 )
 
 
@@ -136,7 +136,7 @@ def test_the_number_of_threads_changes_nothing(numbers, fmt: Format, monkeypatch
 def first_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """As in a process that has not quantized yet, for a user without a cache; gives its folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    caches = (quantization.kernels_for, quantization_cpu.compiled_library)
+    caches = (quantization.kernels_for, quantization_cpu.load)
     for cache in caches:
         cache.cache_clear()
     yield tmp_path / "meshtune"

@@ -18,7 +18,7 @@ from trainer.model.transformer import Stage
 from trainer.parallel.tensor import split, split_over_tp
 from trainer.plan.formats import BLOCK, Format
 from trainer.plan.model import ModelConfig
-from trainer.plan.placement import Placement, Share
+from trainer.plan.placement import Placement
 from trainer.plan.shards import ROW, UnitLayout, fill, padded
 from trainer.plan.sizes import stage_weights
 
@@ -108,10 +108,10 @@ def layouts(draw: Any) -> UnitLayout:
     degree = draw(st.sampled_from([d for d in range(1, dp + 1) if dp % d == 0]))
     placement = Placement(
         dp=dp,
-        weights=Share(weights, Format.FP32),
-        secondary=Share(degree, Format.FP32) if weights > 1 else None,
-        gradients=Share(gradients, Format.FP32),
-        optimizer=Share(optimizer, Format.FP32),
+        weight_shard=weights,
+        secondary_shard=degree if weights > 1 else 0,
+        gradient_shard=gradients,
+        optimizer_shard=optimizer,
         gather_format=draw(st.sampled_from([Format.FP32, Format.INT8])),
         reduce_format=Format.INT4,
     )
@@ -124,7 +124,7 @@ def layouts(draw: Any) -> UnitLayout:
 @settings(max_examples=200)
 @given(layouts())
 def test_every_element_is_updated_once_in_each_group_of_optimizer_ranks(layout: UnitLayout) -> None:
-    degree = layout.placement.optimizer.degree
+    degree = layout.placement.optimizer_shard
     for group in range(layout.placement.dp // degree):
         seen: Counter[tuple[int, int]] = Counter()
         for replica in range(group * degree, (group + 1) * degree):
@@ -145,15 +145,15 @@ def test_every_element_is_updated_once_in_each_group_of_optimizer_ranks(layout: 
 @given(layouts())
 def test_slices_tile_the_row_and_hops_reach_all_that_accumulate(layout: UnitLayout) -> None:
     placement = layout.placement
-    own_row = range(0, placement.optimizer.degree, layout.ranks)
+    own_row = range(0, placement.optimizer_shard, layout.ranks)
     begins = sorted(layout.begin(replica) for replica in own_row)
     assert begins == list(range(0, layout.row, layout.slice))
     cuts = layout.pieces * layout.slices
     block = BLOCK if cuts > 1 and placement.gather_format.quantized else 1
     assert 0 <= layout.row - layout.used < cuts * block
     assert layout.slice % block == 0
-    assert math.prod(layout.hops) == placement.gradients.degree
-    assert layout.slices * layout.copies * placement.gradients.degree == placement.dp
+    assert math.prod(layout.hops) == placement.gradient_shard
+    assert layout.slices * layout.copies * placement.gradient_shard == placement.dp
 
 
 @settings(max_examples=200)
@@ -161,9 +161,9 @@ def test_slices_tile_the_row_and_hops_reach_all_that_accumulate(layout: UnitLayo
 def test_shares_of_the_secondary_copy_cover_the_whole_with_little_filling(
     layout: UnitLayout,
 ) -> None:
-    if layout.placement.secondary is None:
+    if layout.placement.secondary_shard == 0:
         return
-    degree = layout.placement.secondary.degree
+    degree = layout.placement.secondary_shard
     rows, length = layout.secondary
     total = layout.ranks * layout.used
     assert total <= degree * rows * length < total + degree

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from trainer.plan.formats import Format
-from trainer.plan.placement import Placement, Share
+from trainer.plan.placement import Placement
 from trainer.plan.shards import UnitLayout
 from trainer.zero.background import InlineStream
 from trainer.zero.secondary import SecondaryCopy
@@ -114,10 +114,11 @@ class Training:
         self.compute = Stream(self.device)
         placement = Placement(
             dp=2,
-            weights=Share(2, Format.FP32),
-            secondary=Share(1, stored),
-            gradients=Share(2, Format.FP32),
-            optimizer=Share(2, Format.FP32),
+            weight_shard=2,
+            secondary_shard=1,
+            secondary_format=stored,
+            gradient_shard=2,
+            optimizer_shard=2,
             gather_format=Format.FP32,
             reduce_format=Format.FP32,
         )
@@ -222,10 +223,10 @@ def test_shares_hold_the_weights_and_zeros_behind_them(
     dp = math.lcm(ranks, degree)
     placement = Placement(
         dp=dp,
-        weights=Share(ranks, Format.FP32),
-        secondary=Share(degree, Format.FP32),
-        gradients=Share(ranks, Format.FP32),
-        optimizer=Share(ranks, Format.FP32),
+        weight_shard=ranks,
+        secondary_shard=degree,
+        gradient_shard=ranks,
+        optimizer_shard=ranks,
         gather_format=Format.FP32,
         reduce_format=Format.FP32,
     )

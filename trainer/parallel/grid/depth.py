@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.model.kernels import Kernels
-from trainer.model.precision import WIRE_DTYPE
+from trainer.model.precision import COMPUTE_DTYPE
 from trainer.model.transformer import Stage
 from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
@@ -35,7 +35,7 @@ class Depth:
         self.group = mesh.grid.z.group
         self.gathers_ahead = config.overlap_all_gather
         self.scatters_late = config.overlap_reduce_scatter
-        self.wire = WIRE_DTYPE[Format(config.reduce_precision)]
+        self.wire = COMPUTE_DTYPE[config.reduce_precision]
         self.quantized = bool(config.quantize_weights)
         self.anchor = nn.Parameter(torch.empty(0))
         self.late: dict[Block, list[tuple[Any, Tensor]]] = {}

@@ -31,14 +31,18 @@ MAX_LENGTH = 500
 MAX_DEPTH = 40
 MAX_NUMBER = 2**53
 
-_ARITHMETIC: dict[type[ast.operator], Callable[[Array, Array], Array]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: np.divide,
-    ast.FloorDiv: np.floor_divide,
-    ast.Mod: np.mod,
+_OPERATORS: dict[type[ast.AST], tuple[ValueType, Callable[..., Array]]] = {
+    ast.Add: ("number", operator.add),
+    ast.Sub: ("number", operator.sub),
+    ast.Mult: ("number", operator.mul),
+    ast.Div: ("number", np.divide),
+    ast.FloorDiv: ("number", np.floor_divide),
+    ast.Mod: ("number", np.mod),
+    ast.USub: ("number", operator.neg),
+    ast.UAdd: ("number", operator.pos),
+    ast.Not: ("boolean", np.logical_not),
 }
+"""Type of the operands and of the result, and its computation."""
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Array, Array], Array]] = {
     ast.Eq: np.equal,
     ast.NotEq: np.not_equal,
@@ -46,11 +50,6 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Array, Array], Array]] = {
     ast.LtE: np.less_equal,
     ast.Gt: np.greater,
     ast.GtE: np.greater_equal,
-}
-_SIGNS: dict[type[ast.unaryop], tuple[ValueType, Callable[[Array], Array]]] = {
-    ast.Not: ("boolean", np.logical_not),
-    ast.USub: ("number", operator.neg),
-    ast.UAdd: ("number", operator.pos),
 }
 _ARTICLE = {"number": "a number", "boolean": "true or false", "text": "text"}
 _GRAMMAR = (
@@ -116,6 +115,16 @@ def _of(compute: Callable[..., Array], *parts: _Evaluate) -> _Evaluate:
     def evaluate(columns: Mapping[str, Array]) -> Value:
         values = [part(columns) for part in parts]
         return Value(compute(*[value.value for value in values]), _any(*[v.bad for v in values]))
+
+    return evaluate
+
+
+def _divisor(part: _Evaluate) -> _Evaluate:
+    """The same, bad where it is 0."""
+
+    def evaluate(columns: Mapping[str, Array]) -> Value:
+        found = part(columns)
+        return Value(found.value, np.logical_or(found.bad, np.equal(found.value, 0)))
 
     return evaluate
 
@@ -205,9 +214,9 @@ class _Compiler:
             case ast.BoolOp():
                 return self._logic(node, depth)
             case ast.UnaryOp():
-                return self._unary(node, depth)
+                return self._operation(node.op, [node.operand], node, depth)
             case ast.BinOp():
-                return self._arithmetic(node, depth)
+                return self._operation(node.op, [node.left, node.right], node, depth)
             case ast.Compare():
                 return self._comparison(node, depth)
             case ast.IfExp():
@@ -255,26 +264,16 @@ class _Compiler:
 
         return found, evaluate
 
-    def _unary(self, node: ast.UnaryOp, depth: int) -> tuple[ValueType, _Evaluate]:
-        if type(node.op) not in _SIGNS:
-            raise self._error(node, f"found {_called(node.op)}, accepted {_GRAMMAR}")
-        found, compute = _SIGNS[type(node.op)]
-        return found, _of(compute, self._typed(node.operand, found, depth))
-
-    def _arithmetic(self, node: ast.BinOp, depth: int) -> tuple[ValueType, _Evaluate]:
-        compute = _ARITHMETIC.get(type(node.op))
-        if compute is None:
-            raise self._error(node, f"found {_called(node.op)}, accepted {_GRAMMAR}")
-        left = self._typed(node.left, "number", depth)
-        right = self._typed(node.right, "number", depth)
-        if not isinstance(node.op, (ast.Div, ast.FloorDiv, ast.Mod)):
-            return "number", _of(compute, left, right)
-
-        def divisor(columns: Mapping[str, Array]) -> Value:
-            value = right(columns)
-            return Value(value.value, np.logical_or(value.bad, np.equal(value.value, 0)))
-
-        return "number", _of(compute, left, divisor)
+    def _operation(
+        self, sign: ast.AST, operands: list[ast.expr], node: ast.expr, depth: int
+    ) -> tuple[ValueType, _Evaluate]:
+        if type(sign) not in _OPERATORS:
+            raise self._error(node, f"found {_called(sign)}, accepted {_GRAMMAR}")
+        found, compute = _OPERATORS[type(sign)]
+        parts = [self._typed(operand, found, depth) for operand in operands]
+        if isinstance(sign, (ast.Div, ast.FloorDiv, ast.Mod)):
+            parts[1] = _divisor(parts[1])
+        return found, _of(compute, *parts)
 
     def _comparison(self, node: ast.Compare, depth: int) -> tuple[ValueType, _Evaluate]:
         sides = [node.left, *node.comparators]
