@@ -39,7 +39,7 @@ def unit(key: str) -> str:
 
 
 def unit_or_name(key: str) -> str:
-    """What a value of a metric is followed by."""
+    """Unit of a metric, or its name where there is none."""
     return unit(key) or name(key)
 
 
