@@ -43,7 +43,7 @@ class Constants:
 
     @classmethod
     def transferred(cls, learnt: Array | None) -> Array | None:
-        """What runs of other models say, as a prior: wider, but no wider than before any; None."""
+        """Prior by runs of other models: wider than they say, but no wider than before any."""
         if learnt is None:
             return None
         inverse = np.linalg.inv
