@@ -39,7 +39,7 @@ def unit(key: str) -> str:
 
 
 def unit_or_name(key: str) -> str:
-    """Unit of a metric, or its name where there is none."""
+    """The unit of a metric, as it follows a value."""
     return unit(key) or name(key)
 
 

@@ -43,7 +43,7 @@ class Constants:
 
     @classmethod
     def transferred(cls, learnt: Array | None) -> Array | None:
-        """Prior by runs of other models: wider than they say, but no wider than before any."""
+        """A prior from runs of other models: wider, but no wider than before any; None."""
         if learnt is None:
             return None
         inverse = np.linalg.inv

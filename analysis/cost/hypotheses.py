@@ -67,7 +67,7 @@ MEMORY = (
     frozenset(Framework.model_fields)
     - (TIMING - {"reduce_bytes"})
     - {"split", "counts_ends", "stage_settings", "fills_pipeline", "fp8_copy_bytes", "own_kernels"}
-    - {"adapter_bytes", "quantized_bytes", "unquantized_bytes", "compiled_layers"}
+    - {"stashed_layers", "adapter_bytes", "quantized_bytes", "unquantized_bytes", "compiled_layers"}
     - {"tensor_splits_states", "expandable_segments", "reduced_apart"}
     - {"source", "choices", "fitted_as", "fine_tunes", "stated"}
 )

@@ -31,7 +31,7 @@ class Answer:
 
     @classmethod
     def of(cls, trial: Trial) -> Answer:
-        """How a trial ended."""
+        """The end of a trial, and its figures."""
         reached = np.nan if trial.objective is None else trial.objective
         return cls(reached, str(trial.kind), {**trial.result, **trial.bounded})
 
