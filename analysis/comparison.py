@@ -16,7 +16,6 @@ from analysis.run.fold import Run
 from analysis.verdict import expected_left
 from foundation.documents import by_dotted_path
 from foundation.quantities import clock_text, counted, number, value_text
-from search_spaces import SpaceError, load_space
 
 NEAR = 0.05  # distance from the run's best, as a share of it
 Rows = list[tuple[str, list[str]]]
@@ -30,7 +29,7 @@ class Comparison:
 
     def rows(self) -> Rows:
         """Rows of a label and one text per run; parameters that all bests share have one text."""
-        runs = self.runs
+        runs, left = self.runs, map(expected_left, self.runs)
         bests = [run.best for run in runs]
         times = [clock_text(r.search_s(r.last_t)) if r.opened_t else "–" for r in runs]
         rows = [
@@ -42,7 +41,7 @@ class Comparison:
             ("relative to the first", _ratios(runs)),
             ("best trial", [str(best.number) if best else "–" for best in bests]),
             (f"within {100 * NEAR:.0f} % of it", [_soon(run) for run in runs]),
-            ("left, expected", [_left(run) for run in runs]),
+            ("left, expected", ["–" if x is None else f"{100 * x:.2g} %" for x in left]),
             ("search time", times),
             ("node-hours", ["–" if run.origin else f"{number(run.node_hours)}" for run in runs]),
         ]
@@ -115,11 +114,8 @@ class Comparison:
 
 def _space_of(run: Run) -> dict[str, str]:
     """The run's space, each value as text by its dotted key; empty if it cannot be read."""
-    try:
-        space = load_space(run.folder.space_file, frozen=True)
-    except SpaceError:
-        return {}
-    content = by_dotted_path(yaml.safe_load(space.frozen()))
+    space = run.folder.readable_space()
+    content = by_dotted_path(yaml.safe_load(space.frozen())) if space else {}
     return {key: json.dumps(value) for key, value in content.items()}
 
 
@@ -143,8 +139,3 @@ def _soon(run: Run) -> str:
         if trial.ok and run.merits(trial)[0] >= most - NEAR * abs(most):
             return f"after {counted(count, 'trial')}"
     return "–"
-
-
-def _left(run: Run) -> str:
-    left = expected_left(run)
-    return "–" if left is None else f"{100 * left:.2g} %"

@@ -6,13 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from analysis import units
-from analysis.cost.groups import MissingFactError
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.ranking import Ranking
 from analysis.run.fold import Run
 from analysis.run.trial import Attempt, Trial
 from foundation.quantities import config_text, counted, duration, number, percent, value_text
-from search_spaces import SpaceError
 
 TOKENS = 1e12  # for which training time is shown
 WIDTH = 12  # of the labels
@@ -52,7 +50,7 @@ def _model(run: Run, trial: Trial) -> Iterator[str]:
             return
         pricing.learn(run)
         ranking = Ranking.of_one(pricing, pricing.space.canonical(trial.config))
-    except (SpaceError, MissingFactError, ValueError):
+    except ValueError:  # a fact is missing, say, or the trial is of other parameters
         return
     yield ""
     observations = len(pricing.teaching(run.trials.values()))

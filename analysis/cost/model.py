@@ -50,9 +50,7 @@ class Measurements:
     def of_engine(self, number: int) -> Measurements:
         """The measurements of one engine's jobs."""
         rows = self.jobs.options.engine == number
-        return Measurements(
-            self.jobs[rows], self.step_time_s[rows], self.peak_bytes[rows], self.out_of_memory[rows]
-        )
+        return Measurements(*(getattr(self, each.name)[rows] for each in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -237,10 +235,8 @@ class CostModel:
         A search, which orders them, prefers what is surer to fit by what most programs do.
         """
         limit = self.memory_limit_bytes
-        fits = self._each(
-            jobs, lambda m, j: {"fits": m.memory.cautious.fits(j, m.framework, limit)}
-        )
-        return fits["fits"]
+        found = self._each(jobs, lambda m, j: m.memory.cautious.chances(j, m.framework, limit))
+        return found["fits"]
 
     def _chances(self, jobs: Jobs) -> Columns:
         """Probabilities to fit, and to have no memory to spare if so."""

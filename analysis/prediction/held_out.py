@@ -13,7 +13,6 @@ from analysis.prediction.telling import telling
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.units import GIB
-from search_spaces import SpaceError
 from trainer.plan.jobs import Array, Jobs, Mask
 
 FOLDS = 5
@@ -127,14 +126,9 @@ def cross_validated(run: Run) -> CrossValidation | None:
     Returns:
         None where the space cannot be read or priced, or no trial says anything.
     """
-    try:
-        pricing = Pricing.of_run(run.folder)
-    except SpaceError:
-        return None
-    if pricing is None:
-        return None
-    trials = pricing.teaching(t for _, t in sorted(run.trials.items()))
-    if not trials:
+    pricing = Pricing.of_run(run.folder)
+    trials = pricing.teaching(t for _, t in sorted(run.trials.items())) if pricing else []
+    if pricing is None or not trials:
         return None
     try:
         before = pricing.predict([t.config for t in trials])

@@ -127,11 +127,12 @@ class Pricing:
 
     @classmethod
     def of_run(cls, folder: RunFolder) -> Pricing | None:
-        """Prices of a run's space, which learn from its probes as well; None: no word for it.
+        """Prices of a run's space, which learn from its probes as well.
 
-        Raises SpaceError if the space cannot be read.
+        None if the space cannot be read, or the cost model has no word for it.
         """
-        pricing = cls.of(load_space(folder.space_file, frozen=True))
+        space = folder.readable_space()
+        pricing = cls.of(space) if space else None
         return pricing and pricing.probed(folder)
 
     @property

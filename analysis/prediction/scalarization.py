@@ -103,7 +103,5 @@ def spread_ranks(points: Array) -> Array:
             points
         )
         order = np.argsort(-value, kind="stable")
-        ranks = np.empty(len(points))
-        ranks[order] = np.arange(1, len(points) + 1)
-        best = np.minimum(best, ranks)
+        best = np.minimum(best, np.argsort(order) + 1)
     return best

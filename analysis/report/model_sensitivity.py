@@ -7,7 +7,6 @@ fitted to these predictions, and SHAP explains the forest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,7 @@ from analysis.cost.model import LIKELY
 from analysis.prediction.columns import unpriced_parameters
 from analysis.prediction.telling import SUCCESSES
 from analysis.report.encoding import encode
-from analysis.report.forests import NUM_REFITS, NotEnough, Refit, Sensitivity, fitted, folded
+from analysis.report.forests import NUM_REFITS, NotEnough, Sensitivity, fitted, folded
 from analysis.report.outlook import Outlook
 
 SAMPLED = 2_000  # configurations that likely fit, to which the forest is fitted
@@ -55,13 +54,9 @@ def model_sensitivity(outlook: Outlook, seed: int = 0) -> ModelSensitivity:
     if encoded.values.empty or np.ptp(target) == 0:
         raise NotEnough("The cost model expects the same of all configurations that likely fit.")
 
-    def draws() -> Iterable[Refit]:
-        rows = np.arange(len(target))
-        for _ in range(NUM_REFITS):
-            yield rows, outlook.objective(outlook.drawn(members))
-
-    space = outlook.pricing.space
-    found = folded(fitted(encoded, target, seed, draws()), space)
+    space, rows = outlook.pricing.space, np.arange(len(target))
+    draws = ((rows, outlook.objective(outlook.drawn(members))) for _ in range(NUM_REFITS))
+    found = folded(fitted(encoded, target, seed, draws), space)
     unseen = tuple(n for n in unpriced_parameters(space) if n in encoded.values)
     return ModelSensitivity(
         found, min(SUCCESSES, len(outlook.observations.successes)), float(likely.mean()), unseen

@@ -63,9 +63,8 @@ class Outlook:
         self.indices = self.candidates.indices(PRICED, self.rng, [], max_nodes=2**31)
         self.observations = Observations.of(run)
         self.model = self.observations.calibrated(self.pricing)
-        columns = pricing.space.columns(self.candidates.columns(self.indices))
-        self.fits = self.model.fits(pricing.jobs(columns, len(self.indices)))
-        self.num_nodes = np.broadcast_to(columns.columns["num_nodes"], self.indices.shape)
+        every = self.members(self.indices)
+        self.fits, self.num_nodes = self.model.fits(every.jobs), every.num_nodes
 
     def kept(self, config: Mapping[str, Any]) -> Goodput:
         """A configuration in a run of weeks."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +20,6 @@ from analysis.run.best import write_best
 from analysis.run.fold import Run, read_run
 from analysis.run.frame import frame_of
 from foundation.writing import write_atomically
-from search_spaces import SpaceError, load_space
 
 TITLE = b"meshtune report</title>"  # within the first HEAD bytes of every page
 HEAD = 4096
@@ -73,9 +71,9 @@ def content_of(
     run: Run, home: Path | None = None, tell: Callable[[str], object] = lambda _: None
 ) -> Content:
     """Content of a run's sections; see :func:`write_report`. Raises RunError as it does."""
-    if not run.origin:
-        with suppress(SpaceError):  # without its space a run has a shorter page
-            run.check_configurations(load_space(run.folder.space_file, frozen=True))
+    space = None if run.origin else run.folder.readable_space()
+    if space:  # without one a run has a shorter page
+        run.check_configurations(space)
     frame = frame_of(run)
     frame = frame.assign(objective=units.scaled(run.objective_key, frame["objective"]))
     return Content(run, frame, home or run.directory, tell)

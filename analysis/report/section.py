@@ -29,7 +29,6 @@ from analysis.verdict import standard_errors
 from foundation import quantities
 from foundation.messages import printable
 from foundation.quantities import number, percent, significant, value_text
-from search_spaces import SpaceError
 
 Account = tuple[Sensitivity | None, str]
 """A sensitivity, or None and the reason."""
@@ -98,10 +97,7 @@ class Content:
     @cached_property
     def pricing(self) -> Pricing | None:
         """Prices of the run's space, not calibrated; None where there are none."""
-        try:
-            return Pricing.of_run(self.run.folder)
-        except SpaceError:
-            return None
+        return Pricing.of_run(self.run.folder)
 
     @cached_property
     def outlook(self) -> Outlook | None:

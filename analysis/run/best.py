@@ -143,7 +143,7 @@ def write_best(run: Run, path: Path) -> str:
             "num_nodes": spec["num_nodes"],
             "ranks_per_node": spec["ranks_per_node"],
         }
-        if _is_builtin(spec["argv"]):
+        if tuple(spec["argv"][1:4]) == module_argv("trainer")[1:]:  # with any interpreter
             content["train"] = _json(folder / "config.json")
         else:
             # `meshtune train` puts its own folder in place of the trial's.
@@ -175,9 +175,3 @@ def _is_best(document: Document) -> bool:
 
 def _json(path: Path) -> Any:
     return parse_json(read_text(path, MAX_BYTES), str(path))
-
-
-def _is_builtin(argv: list[str]) -> bool:
-    """Whether a command starts the built-in trainer, as this version or an older one does."""
-    now = list(module_argv("trainer")[1:])  # with any interpreter
-    return argv[1 : 1 + len(now)] == now or argv[1:3] == ["-m", "trainer"]

@@ -18,7 +18,7 @@ from analysis.run.workers import Worker
 from foundation.files import FileError, read_text
 from foundation.messages import shown
 from foundation.writing import write_atomically
-from search_spaces import SearchSpace, load_space
+from search_spaces import SearchSpace, SpaceError, load_space
 
 TRIAL_FILE = "trial.json"  # in a trial's folder: what was started
 MAX_SPACE_BYTES = 10_000_000
@@ -87,6 +87,13 @@ class RunFolder:
                 f"{self._freeze_anew()}"
             )
         return space
+
+    def readable_space(self) -> SearchSpace | None:
+        """The run's space, changed or not; None if it cannot be read."""
+        try:
+            return load_space(self.space_file, frozen=True)
+        except SpaceError:
+            return None
 
     def prepare(self, space: SearchSpace) -> None:
         """Make the folder, or check that the space frozen in it is the same.

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from analysis.metrics import Metrics
 from analysis.run.fold import Run, read_run
-from search_spaces import SpaceError, load_space
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,11 +44,9 @@ def load(directory: Path | str) -> pd.DataFrame:
 
 def _ordered(run: Run) -> dict[str, list[str]]:
     """Values of parameters that the run's space orders; empty if it cannot be read."""
-    try:
-        space = load_space(run.folder.space_file, frozen=True)
-    except SpaceError:
-        return {}
-    return {p.name: [str(v) for v in p.values] for p in space.parameters.values() if p.ordered}
+    space = run.folder.readable_space()
+    every = space.parameters.values() if space else ()
+    return {p.name: [str(v) for v in p.values] for p in every if p.ordered}
 
 
 def frame_of(run: Run) -> pd.DataFrame:

@@ -208,5 +208,5 @@ class MissingEvents:
         try:
             content: Any = parse_json(read_bytes(file, MAX_SPEC_BYTES), str(file))
             return events.Proposed(trial=number, config=content["config"], why="its line was lost")
-        except (FileError, KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError):
             return None

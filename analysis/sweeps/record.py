@@ -155,13 +155,11 @@ def shape_keys(j: Jobs) -> Keys:
 def drop(table: Table, reasons: Mapping[str, Mask]) -> Table:
     """The table without the masked rows, each counted under the first reason that has it."""
     keep = np.ones(len(table), dtype=bool)
-    left_out = dict(table.left_out)
+    left_out = Counter(table.left_out)
     for reason, mask in reasons.items():
-        taken = int(np.sum(keep & mask))
-        if taken:
-            left_out[reason] = left_out.get(reason, 0) + taken
+        left_out[reason] += int(np.sum(keep & mask))
         keep &= ~mask
-    return replace(table[keep], left_out=left_out)
+    return replace(table[keep], left_out=+left_out)  # of what was there at all
 
 
 def contradictory(table: Table, global_batch: Array, world_size: Array) -> dict[str, Mask]:

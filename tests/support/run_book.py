@@ -11,6 +11,7 @@ from analysis.run.events import Ended, Event, Opened, Proposed, Started
 from analysis.run.fold import Run, read_run
 from analysis.run.journal import Journal
 from analysis.run.lines import FIRST, sealed
+from foundation.python import module_argv
 
 T0 = 1_700_000_000.0
 
@@ -130,7 +131,7 @@ class RunBook:
         (folder / "config.json").write_text(json.dumps(train_config(config)))
         spec = {
             "name": f"t{trial:04d}",
-            "argv": ["/usr/bin/python", "-m", "trainer", str(folder / "config.json")],
+            "argv": ["/usr/bin/python", *module_argv("trainer", str(folder / "config.json"))[1:]],
             "num_nodes": config.get("num_nodes", 1),
             "ranks_per_node": 8,
             "env": {},
