@@ -1,9 +1,8 @@
 """YAML with positions: a small tree whose every value knows its line and column.
 
-The reader of every YAML file that people write: spaces, models, clusters, site profiles,
-``best.yaml``. Built from the parser's events rather than with ``yaml.load``, because a mistake
-found later (a wrong type, an unknown name in a constraint) is to be reported where it stands in the
-file, and because size, depth and aliases have to be bounded while reading.
+Built from the parser's events rather than with ``yaml.load``, because a mistake found later (a
+wrong type, an unknown name in a constraint) is to be reported where it stands in the file, and
+because size, depth and aliases have to be bounded while reading.
 
 Plain scalars follow YAML 1.2: ``on``, ``yes`` and ``12:30`` are text, ``1e-3`` is a number.
 """

@@ -45,10 +45,7 @@ def without_secrets(text: str) -> str:
 
 
 def shown(path: Path | str, most: int = 200) -> str:
-    """A file's name, or a URL, for a message.
-
-    It has no control characters and no password, and is not longer than it helps.
-    """
+    """A file's name, or a URL, for a message: printable, without a password, and short."""
     name = printable(without_secrets(str(path))).replace("\n", "\\n").replace("\t", "\\t")
     return name if len(name) <= most else f"{name[: most // 2]}...{name[-most // 2 :]}"
 

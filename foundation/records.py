@@ -50,10 +50,7 @@ class Described(Record):
 
     @classmethod
     def descriptions(cls) -> dict[str, str]:
-        """The description of each field on one line, of those whose source is there.
-
-        The source is slow to read.
-        """
+        """The description of each field on one line, if its source is there; slow to read."""
         found = {n: f.description for n, f in cls.model_fields.items() if f.description}
         for each in cls.__mro__[: cls.__mro__.index(Described)]:
             with suppress(OSError, SyntaxError):  # it may be gone, or another version's

@@ -12,10 +12,8 @@ def write_atomically(
 ) -> None:
     """Replace ``path`` in one step: no reader, and no killed process, ever sees half of it.
 
-    Args:
-        content: text is written as UTF-8.
-        private: only its owner may read it, as it may hold secrets (``trainer.env``).
-        sync: it is on disk on return; else a crash of the machine may lose it.
+    Only its owner may read a ``private`` one, as it may hold secrets (``trainer.env``). With
+    ``sync`` it is on disk on return; else a crash of the machine may lose it.
     """
     if isinstance(content, str):
         content = content.encode("utf-8", errors="backslashreplace")

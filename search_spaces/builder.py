@@ -5,7 +5,6 @@ from __future__ import annotations
 import keyword
 import math
 from collections.abc import Iterable, Mapping
-from functools import partial
 from graphlib import CycleError
 
 from foundation.documents import Document
@@ -174,9 +173,9 @@ class Builder:
                 builtin += trainers.of_deepspeed(trainer, types)
             if "cp" in types and trainer.splits_samples:
                 builtin.append(rules.expressed("documents_by_cp", parse("cp == 1", types)))
-            derive = partial(facts.derive, own, conditions, self.static, self.defaults, axes)
+            derived = facts.Derivation(own, conditions, self.static, self.defaults, axes)
             builtin += placements.one_placement(own)
-            builtin += placements.counted_once(own, conditions, derive, axes)
+            builtin += placements.counted_once(own, conditions, derived.facts, axes)
         given = [
             rules.expressed(f"constraint_{number}", expression)
             for number, expression in enumerate(constraints, start=1)
@@ -222,26 +221,20 @@ class Builder:
     def _axes(self) -> None:
         """Refuse names of further parallel axes that cannot be axes."""
         axes = self.program.axes if self.own_trainer else ()
+        own = self.file.parameters
         for index, name in enumerate(axes):
-            path = ("trainer", "axes", index)
             if name in ordered() or name in facts.DERIVED:
-                known = ", ".join(ordered())
-                raise self.document.error(
-                    path, f"found {name}, accepted names other than {known}, which always count"
-                )
-            if name in parameters.BUILTIN_NAMES and name not in (*parameters.AXES, "ep"):
-                raise self.document.error(
-                    path, f"found {name}, which is no axis; accepted degrees of parallelism"
-                )
-            if name in axes[:index]:
-                raise self.document.error(path, f"found {name} twice, accepted once")
-            if name not in self.file.parameters:
-                raise self.document.error(
-                    path,
-                    f"found {name}, accepted parameters of this space: "
-                    f"{', '.join(self.file.parameters)}{nearest(name, self.file.parameters)}",
-                    at_value=True,
-                )
+                problem = f", accepted names other than {', '.join(ordered())}, which always count"
+            elif name in parameters.BUILTIN_NAMES and name not in (*parameters.AXES, "ep"):
+                problem = ", which is no axis; accepted degrees of parallelism"
+            elif name in axes[:index]:
+                problem = " twice, accepted once"
+            elif name not in own:
+                known = ", ".join(own)
+                problem = f", accepted parameters of this space: {known}{nearest(name, own)}"
+            else:
+                continue
+            raise self.document.error(("trainer", "axes", index), f"found {name}{problem}")
 
     def _parameters(self) -> dict[str, Parameter]:
         for points in (FINEST, COARSEST):
@@ -255,29 +248,8 @@ class Builder:
         )
 
     def _parameter(self, name: str, points: int) -> Parameter:
-        path = ("parameters", name)
-        if name in facts.DERIVED and not (name == "dp" and self.own_trainer):
-            raise self.document.error(path, "is derived from the others, never searched; remove it")
-        if name in self.static or name in TRIAL_PLACEHOLDERS:
-            raise self.document.error(path, "is a fact of the model, cluster or trial; rename it")
-        if self.own_trainer and (usual := parameters.USUAL_NAMES.get(name, name)) != name:
-            raise self.document.error(
-                path,
-                f"is {usual} here: rename it, so that dp, batch and cost model know it; the "
-                f"command can pass {{{usual}}} on by any name",
-            )
-        if keyword.iskeyword(name) or name in ("true", "false"):
-            raise self.document.error(path, "is a word of the constraint grammar; rename it")
-        if not self.own_trainer and name not in parameters.BUILTIN_NAMES:
-            names = sorted(parameters.BUILTIN_NAMES)
-            raise self.document.error(
-                path,
-                f"unknown parameter of the built-in trainer, accepted: {', '.join(names)}"
-                f"{nearest(name, names)}",
-            )
-        builtin = self.file.trainer.builtin
-        if builtin is not None and name in builtin.model_fields_set:
-            raise self.document.error(path, "found here and under trainer.builtin, accepted once")
+        if problem := self._problem(name):
+            raise self.document.error(("parameters", name), problem)
         spec = self.file.parameters[name]
         if spec is True and name not in self.written and not parameter_values.is_flag(name):
             raise self.document.error(
@@ -291,6 +263,28 @@ class Builder:
             is_axis=name == "dp" or name in self.program.axes,
             points=points,
         )
+
+    def _problem(self, name: str) -> str:
+        """Why a parameter cannot have this name; empty if it can."""
+        builtin = self.file.trainer.builtin
+        if name in facts.DERIVED and not (name == "dp" and self.own_trainer):
+            return "is derived from the others, never searched; remove it"
+        if name in self.static or name in TRIAL_PLACEHOLDERS:
+            return "is a fact of the model, cluster or trial; rename it"
+        if self.own_trainer and (usual := parameters.USUAL_NAMES.get(name, name)) != name:
+            return (
+                f"is {usual} here: rename it, so that dp, batch and cost model know it; the "
+                f"command can pass {{{usual}}} on by any name"
+            )
+        if keyword.iskeyword(name) or name in ("true", "false"):
+            return "is a word of the constraint grammar; rename it"
+        if not self.own_trainer and name not in parameters.BUILTIN_NAMES:
+            names = sorted(parameters.BUILTIN_NAMES)
+            accepted = f"accepted: {', '.join(names)}{nearest(name, names)}"
+            return f"unknown parameter of the built-in trainer, {accepted}"
+        if builtin is not None and name in builtin.model_fields_set:
+            return "found here and under trainer.builtin, accepted once"
+        return ""
 
     def _conditions(
         self, own: Mapping[str, Parameter], types: Mapping[str, ValueType]

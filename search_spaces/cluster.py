@@ -146,11 +146,9 @@ class Cluster(_Record):
         return "cuda" if self.gpu else None
 
     def bill(self, node_s: Any, joules: Any) -> dict[str, Any]:
-        """Metrics ``cost`` and ``co2`` (kg), as far as prices are stated.
+        """Metrics ``cost`` and ``co2`` (kg) of a job, as far as prices are stated.
 
-        Args:
-            node_s: node-seconds of a job, a number or an array.
-            joules: of all its nodes; None if unknown, when what needs them is left out.
+        Where its ``joules`` are unknown (None), what needs them is left out.
         """
         prices = self.price_per_node_hour or 0.0, self.price_per_kwh or 0.0
         found: dict[str, Any] = {}

@@ -54,7 +54,6 @@ def default_space(
         model: a shipped model, a file (``*.yaml``, Hugging Face's ``config.json``), or its record.
         cluster: a shipped cluster, or a file.
         nodes: of every trial.
-        framework: whose habits the cost model assumes, and whose choices are searched.
         seq_length: tokens of a training sequence; default the model's own.
         global_batch_size: sequences of a step; default about four million tokens.
         settings: parameters that the trainer has options for; default all.

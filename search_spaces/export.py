@@ -13,6 +13,7 @@ from search_spaces.trainers import config_files, model_keys, options, templates
 from search_spaces.trainers.adapters import names_of
 from search_spaces.trainers.stated import StatedOptions
 from trainer.plan.axes.mesh import ordered
+from trainer.plan.model import ModelConfig
 
 DEGREES = (*ordered(), "vpp")  # of which 1 is no news
 
@@ -46,41 +47,28 @@ class Export:
         record = AdapterFile.named(adapter)
         stated = StatedOptions.in_arguments(record, arguments)
         stated = stated or StatedOptions.of_command(record, space.trainer)
-        own = space.canonical(config)
-        inactive = space.parameters.keys() - own.keys()
-        values = {name: v for name, v in space.facts(config).items() if name not in inactive}
+        own, facts = space.canonical(config), space.facts(config)
+        values = {n: v for n, v in facts.items() if n in own or n not in space.parameters}
         known = dict(_known_settings(record, values, stated))
         every = [setting for settings in known.values() for setting in settings]
         chosen = [s for s in every if s.when is None or templates.holds(s.when, values)]
-        passed = {key: value for setting in chosen for key, value in setting.arguments.items()}
-        paths = {key: value for setting in chosen for key, value in setting.file.items()}
+        model, unmapped = _model(record, space.model)
+        in_arguments = record.model_in == "arguments"
+        passed, paths = (model, dict[str, Any]()) if in_arguments else ({}, model)
+        for setting in chosen:
+            passed |= setting.arguments
+            paths |= setting.file
         environment = {
             key: templates.filled(text, values)
             for setting in (*(s for s in record.always if s.applies(stated)), *chosen)
             for key, text in setting.environment.items()
         }
-        unmapped: list[str] = []
-        if space.model is not None:
-            model = model_keys.written(record.model, space.model, {})
-            if record.model_in == "arguments":
-                passed = model | passed
-            else:
-                paths = model | paths
-            unwritten = model_keys.unwritten(record.model, space.model)
-            if unwritten and len(record.model) <= 1:  # but the length of its sequences
-                unmapped.append(f"the model ({', '.join(unwritten)}): {adapter} has it elsewhere")
-                unwritten = []
-            unmapped += [
-                f"model.{name}: {getattr(space.model, name)}: {adapter} has no such key"
-                for name in unwritten
-            ]
         filled = {key: config_files.filled(value, values) for key, value in passed.items()}
         argv = [options.written({key: value}, record.options) for key, value in filled.items()]
         argv.append([word for setting in chosen for word in setting.words])
         files = {}
-        if record.file is not None and paths:
-            file = ConfigFile(set=dict(paths))
-            files = {record.file.name: config_files.rendered(record.file.name, file, values)}
+        if (file := record.file) is not None and paths:
+            files[file.name] = config_files.rendered(file.name, ConfigFile(set=paths), values)
         told = {*known, *frozenset[str]().union(*(names_of(setting) for setting in every))}
         if "global_batch_size" in told:
             told |= {"mbs", "gas"}
@@ -101,6 +89,17 @@ def _known_settings(
         lacking = {each for setting in fitting for each in names_of(setting)} - values.keys()
         if fitting and name in values and not lacking:
             yield name, fitting
+
+
+def _model(record: AdapterFile, model: ModelConfig | None) -> tuple[dict[str, Any], list[str]]:
+    """The model in the trainer's keys, and lines on the fields that it has none for."""
+    if model is None:
+        return {}, []
+    unwritten = model_keys.unwritten(record.model, model)
+    lines = [f"model.{n}: {getattr(model, n)}: {record.name} has no such key" for n in unwritten]
+    if unwritten and len(record.model) <= 1:  # but the length of its sequences
+        lines = [f"the model ({', '.join(unwritten)}): {record.name} has it elsewhere"]
+    return model_keys.written(record.model, model, {}), lines
 
 
 def _unmapped(

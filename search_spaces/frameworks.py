@@ -60,64 +60,52 @@ class Habits(Described):
     """Size of an accumulated gradient."""
     master_bytes: PerParameter = 4
     """Size of a master weight: 2 where it is no more than the bits that a 16-bit weight lacks, 0
-    without master weights.
-    """
+    without master weights."""
     moment_bytes: PerParameter = 4
     """Size of each of AdamW's two moments; their mean where they differ."""
     optimizer_always_sharded: bool = False
     """Master weights and moments are sharded without ZeRO, too. Source: DeepSpeed's
-    BF16_Optimizer.
-    """
+    BF16_Optimizer."""
     extra_gradient_bytes: Pair = (0, 0)
     """Size of a second copy of whole gradients: without ZeRO, and with a sharded optimizer. Source:
-    DeepSpeed's BF16_Optimizer.
-    """
+    DeepSpeed's BF16_Optimizer."""
     step_gradient_bytes: Pair = (0, 0)
     """Size of the copies that each rank makes of its part of the gradients to apply them: with an
-    unsharded optimizer, and with a sharded one.
-    """
+    unsharded optimizer, and with a sharded one."""
     loose_gradients: bool = False
     """Gradients of a micro-batch lie beside the accumulated ones until its backward pass ends."""
     placeholder_gradients: bool = False
     """The matrix product adds a weight's gradient to the accumulated one itself, and autograd gets
     an empty matrix of the same shape: one stays for each shape in a layer, that of the output layer
-    is freed. Source: Transformer Engine from 2.3 on.
-    """
+    is freed. Source: Transformer Engine from 2.3 on."""
     sharded_masters: bool = False
     """Weights sharded as their master weights exist in float32 only, and are cast when gathered."""
     freed_weight_bytes: PerParameter = 0
     """Memory that the allocator keeps after the weights were copied into one flat buffer."""
     fp8_copy_bytes: PerParameter = 0
     """8-bit copies of a weight kept from step to step beside it where layers compute in FP8: 2, one
-    per direction; 0 where these two are the weight, or it is cast in each pass.
-    """
+    per direction; 0 where these two are the weight, or it is cast in each pass."""
     tensor_splits_states: bool = True
     """Sharded states of a rank are those of its part of the layers under tensor parallelism; false:
-    of whole layers, over replicas alone, as a peak and six failures of transformers' FSDP show.
-    """
+    of whole layers, over replicas alone, as a peak and six failures of transformers' FSDP show."""
     live_parameters: Parameters = 1e18
     """Sharded weights that may be gathered at once, unless one matrix has more; without this bound
-    those of two layers.
-    """
+    those of two layers."""
     reduced_apart: Parameters = 0
     """Gradients that a stream of its own copies and reduces at once where weights are sharded, or
     one matrix's if more: other streams cannot use its memory; 0: a layer's, in memory of all.
-    Source: DeepSpeed's reduce_and_partition_stream.
-    """
+    Source: DeepSpeed's reduce_and_partition_stream."""
     whole_in_pipelines: bool = False
     """In a pipeline, sharded weights and gradients stay whole from the first micro-batch to the
-    last. Source: FSDP2 neither reshards nor reduces between micro-batches.
-    """
+    last. Source: FSDP2 neither reshards nor reduces between micro-batches."""
 
     # Buffers.
     flat_buckets: bool = False
     """Whole weights lie in flat buckets, in which gradients are sharded as optimizer states are and
-    reduced bucket by bucket; there float32 weights are their own master weights.
-    """
+    reduced bucket by bucket; there float32 weights are their own master weights."""
     bucket_bytes: PerParameter = 0
     """Place in gradient buckets kept from step to step where replicas are not sharded. Source:
-    torch's DDP.
-    """
+    torch's DDP."""
     fixed_buffer_bytes: Bytes = 0
     """Communication buckets whose size does not depend on the model."""
     flat_reduction: bool = False
@@ -130,21 +118,17 @@ class Habits(Described):
     """Sequence parallelism is always on with tensor parallelism."""
     masked_dropout: bool = False
     """Dropout masks are kept, 1 byte per element; models with gated units train without dropout.
-    Source: Korthikanti et al. 2022.
-    """
+    Source: Korthikanti et al. 2022."""
     fused_layers: bool = False
     """Gate and product of a gated unit are one kernel that keeps its inputs, and rotation is one
-    that keeps its outputs.
-    """
+    that keeps its outputs."""
     keeps_products: Literal["", "second", "all"] = ""
     """Under selective recomputation a layer keeps only its input, attention's output and the
     outputs of matrix products: of every second one (torchtitan's 'selective op'), or of all but the
-    last, which nothing reads; empty: it keeps all but what is inside attention.
-    """
+    last, which nothing reads; empty: it keeps all but what is inside attention."""
     stashed_layers: Annotated[float, _in("layers")] = 5
     """Offloaded activations that are on the device at once, on their way to the host or back.
-    Source: torchtune's max_fwd_stash_size.
-    """
+    Source: torchtune's max_fwd_stash_size."""
     keeps_outputs: bool = False
     """The output of a stage stays in memory until its gradient arrives."""
     logits_bytes: PerLogit = 8
@@ -154,30 +138,24 @@ class Habits(Described):
     autocast_layers: bool = False
     """Layers compute one operation at a time on float32 activations under autocast: norms keep
     float32 numbers, and each product of a gated model its own 16-bit copy of its input. Source:
-    transformers' Llama under torch.autocast.
-    """
+    transformers' Llama under torch.autocast."""
     adapter_bytes: Pair = (16, 16)
     """Weights, gradients and AdamW's moments of adapters, beside 16-bit weights and beside
-    quantized ones: 16 in float32, 8 in 16 bits. Source: PEFT makes float32 ones.
-    """
+    quantized ones: 16 in float32, 8 in 16 bits. Source: PEFT makes float32 ones."""
     quantized_bytes: PerParameter = 0.5159
     """A weight in NF4: 4 bits, with a scale for each 64 weights, of 8 bits if these are quantized,
-    too; 0.5625 if not. Source: Dettmers et al. 2023, section 3; bitsandbytes.
-    """
+    too; 0.5625 if not. Source: Dettmers et al. 2023, section 3; bitsandbytes."""
     unquantized_bytes: PerParameter = 2
     """A weight of the vocabulary's tables beside quantized layers."""
     separate_tables: bool = False
     """Sharded vocabulary tables are gathered by themselves, not with the layers. Source:
-    torchtune's custom_sharded_layers.
-    """
+    torchtune's custom_sharded_layers."""
     compiled_layers: bool = False
     """A compiled layer computes elementwise results again in its backward pass, where its adapters'
-    inputs are such. Source: the partitioner of torch.compile.
-    """
+    inputs are such. Source: the partitioner of torch.compile."""
     expandable_segments: bool = False
     """The allocator's blocks need not be contiguous: none is too small. Source: torch's
-    PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
-    """
+    PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
     step_graph_bytes: Bytes = 0
     """Memory that CUDA graphs of a whole step hold beside what the step needs without them."""
 
@@ -190,27 +168,22 @@ class Habits(Described):
     """The reduction of gradients whose optimizer states are sharded may hide likewise."""
     overlaps_publish: bool = False
     """If weights and gradients are whole or in flat buckets, updated weights arrive during the
-    next forward pass.
-    """
+    next forward pass."""
     owners_send: bool = True
     """Where optimizer states alone are sharded, each rank sends its part of the updated weights by
-    itself; false: one flat buffer is gathered.
-    """
+    itself; false: one flat buffer is gathered."""
     overlaps_tensor: bool = False
     """Collectives of tensor parallelism hide behind the products that need them. Source:
-    Transformer Engine's user buffers.
-    """
+    Transformer Engine's user buffers."""
     gradients_synced_per_micro_batch: bool = False
     """Without ZeRO, a pipeline reduces gradients after every micro-batch, not every step."""
     repeated_sums: PerLayer = 2
     """All-reduces of tensor parallelism that full recomputation repeats in a layer: 2, or 1 where
-    the last is left out, whose result no gradient needs.
-    """
+    the last is left out, whose result no gradient needs."""
     one_adapter: bool = False
     """Sharded weights and gradients, which come and go layer by layer, cross nodes at the rate of
     one network adapter, however many there are. Source: Narayanan et al. 2021, Table 2: ZeRO-3
-    takes as long with eight adapters.
-    """
+    takes as long with eight adapters."""
     sends_tokens_once: bool = False
     """A token is sent once to a rank that has several of its experts. Source: DeepEP."""
 
@@ -218,14 +191,12 @@ class Habits(Described):
     split: Split = "even"
     """Layers per stage: equal, or the job is refused (even); the first stages have one more
     (first_more); each has as many as the fullest needs until none are left (last_fewer); by
-    weights, output layer included (by_weight).
-    """
+    weights, output layer included (by_weight)."""
     counts_ends: bool = False
     """Embedding and output layer count as a layer each, unless the job says otherwise."""
     stage_settings: Names = ()
     """Parameters of a space that change the split: first_stage_layers, last_stage_layers,
-    account_for_embedding, account_for_loss, pipeline_layout.
-    """
+    account_for_embedding, account_for_loss, pipeline_layout."""
     fills_pipeline: bool = False
     """Refuses fewer than pp - 1 micro-batches, and stages without a block."""
 
@@ -234,8 +205,7 @@ class Habits(Described):
     """The shares of a GPU's peak that products and attention reach are the framework's own."""
     reports: Literal["allocated", "reserved", "device"] = "allocated"
     """Peak memory that it prints: of tensors (allocated), with the allocator's free blocks
-    (reserved), or all that the device held (device).
-    """
+    (reserved), or all that the device held (device)."""
     reports_first_stage: bool = False
     """The printed peak is the first rank's, not the fullest one's."""
 
@@ -251,8 +221,7 @@ class RecordedHabits(Habits):
     """Framework whose fitted constants it has, for want of own ones."""
     reshards: str = ""
     """How its checkpoints are saved so that they resume under another layout; empty: they are not
-    known to.
-    """
+    known to."""
     fine_tunes: bool = False
     """Fine-tuning is what it is for: a program that has no record is not taken to be like it."""
 
@@ -262,8 +231,7 @@ FrameworkName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,39}$")]
 
 class StatedHabits(Habits):
     """A framework with habits that are known for certain, from the user or from a launch line;
-    those that are left out are as the record of the base has them.
-    """
+    those that are left out are as the record of the base has them."""
 
     base: FrameworkName
     """The framework whose record has all habits that are not stated here."""

@@ -1,8 +1,4 @@
-"""Known trainers: the habits of frameworks and the formats of logs, each read from its record.
-
-One file ``known_trainers/NAME.yaml`` says what meshtune knows of a trainer. A record is read when
-it is first asked for.
-"""
+"""Known trainers: the habits of frameworks and the formats of logs, each read from its record."""
 
 from __future__ import annotations
 

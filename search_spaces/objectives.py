@@ -140,27 +140,22 @@ def _check_key(
     if builtin and (root not in known or key == "step_time_s"):
         often = ("tflops_per_gpu", "tokens_per_second", "step_time_s.median")
         names = [*often, *(name for name in known if name != "step_time_s")]
-        raise document.error(
-            where,
-            f"found {as_written(key)}, accepted a figure of the built-in trainer, such as "
-            f"{', '.join(often)}{nearest(key, names)}",
-            at_value=True,
+        such = f"{', '.join(often)}{nearest(key, names)}"
+        problem = f"accepted a figure of the built-in trainer, such as {such}"
+    elif not _KEY.fullmatch(key):
+        problem = (
+            "accepted one key of the trainer's result, not an expression; let the trainer print "
+            "it: MESHTUNE_RESULT {...}"
         )
-    if not _KEY.fullmatch(key):
-        raise document.error(
-            where,
-            f"found {as_written(key)}, accepted one key of the trainer's result, not an "
-            "expression; let the trainer print it: MESHTUNE_RESULT {...}",
-            at_value=True,
+    elif found is not None and key not in found:
+        problem = (
+            "which neither the trainer's log nor what follows from it has: accepted "
+            f"{', '.join(sorted(found))}; or state its pattern under "
+            f"trainer.result.patterns{nearest(key, found)}"
         )
-    if found is not None and key not in found:
-        raise document.error(
-            where,
-            f"found {as_written(key)}, which neither the trainer's log nor what follows from it "
-            f"has: accepted {', '.join(sorted(found))}; or state its pattern under "
-            f"trainer.result.patterns{nearest(key, found)}",
-            at_value=True,
-        )
+    else:
+        return
+    raise document.error(where, f"found {as_written(key)}, {problem}", at_value=True)
 
 
 TOKENS = "tokens_per_second"

@@ -22,6 +22,7 @@ from search_spaces.language.schema import BudgetSection, FinalistsSection, Trial
 from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.parameters import LENGTHS, Parameter
 from search_spaces.rules import facts as _facts
+from search_spaces.rules.facts import Derivation
 from search_spaces.rules.rule import Facts, Rule
 from search_spaces.trainers.trainer import Trainer, TrialFacts, make_trainer
 from trainer.plan.model import ModelConfig
@@ -101,9 +102,7 @@ class SearchSpace:
     @cached_property
     def reads(self) -> dict[str, frozenset[str]]:
         """Parameters that each name in a rule is derived from; none for facts of the model."""
-        return _facts.reads(
-            self.parameters, self.conditions, self._static, self._defaults, self.program.axes
-        )
+        return self._derivation.reads()
 
     def holding(self, names: Collection[str]) -> SearchSpace:
         """The space without these parameters: each is held at one value, and no rule reads it."""
@@ -125,8 +124,7 @@ class SearchSpace:
 
     def columns(self, raw: Mapping[str, Any]) -> Facts:
         """Every name that rules can use, from columns of raw configurations."""
-        static, known, axes = self._static, self._defaults, self.program.axes
-        return _facts.derive(self.parameters, self.conditions, static, known, axes, raw)
+        return self._derivation.facts(raw)
 
     def valid(self, columns: Mapping[str, Any]) -> np.ndarray:
         """Mask of the N raw configurations that satisfy every rule; shape (N,)."""
@@ -216,7 +214,7 @@ class SearchSpace:
         ranks = {1}
         for parameter in degrees:  # an inactive one counts as 1
             ranks = {have * int(value) for have in ranks for value in {*parameter.values, 1}}
-        nodes = {count // int(self._static["gpus_per_node"]) for count in ranks}
+        nodes = {count // int(self._derivation.static["gpus_per_node"]) for count in ranks}
         return tuple(sorted(nodes - {0})) or (1,)
 
     @cached_property
@@ -358,12 +356,10 @@ class SearchSpace:
         }
 
     @cached_property
-    def _static(self) -> dict[str, Scalar]:
-        return _facts.static_facts(self.model, self.cluster, self.ranks_per_node)
-
-    @cached_property
-    def _defaults(self) -> dict[str, Scalar]:
-        return _facts.defaults(self.trainer)
+    def _derivation(self) -> Derivation:
+        static = _facts.static_facts(self.model, self.cluster, self.ranks_per_node)
+        known, axes = _facts.defaults(self.trainer), self.program.axes
+        return Derivation(self.parameters, self.conditions, static, known, axes)
 
 
 def _one_row(config: Mapping[str, Scalar]) -> dict[str, list[Scalar]]:

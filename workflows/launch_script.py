@@ -78,18 +78,22 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     asked = _asked(batch := batch_options(text))
     shell.texts |= {name: str(asked[key]) for key in asked for name in _ASKED[key][1:]}
     shell.run(text)
-    starts = [(*program(words), words) for words in shell.commands]
-    best = max(starts, key=lambda each: (bool(each[0]), len(each[2])))
-    entry, module, arguments, told, command = best
+    starts = [program(words) for words in shell.commands]
+    at = max(range(len(starts)), key=lambda i: (bool(starts[i][0]), len(starts[i][2])))
+    entry, module, arguments, told = starts[at]
     if not entry:
         arguments = [word for words in shell.arrays.values() for word in words] or [
             word for words in shell.commands for word in words
         ]
-    launcher = [*_around(shell, command), *told] if entry else []
-    counts = [*launcher, *_own_counts(shell, command, told, arguments)]
+    # The words around a command that is quoted for a shell: ``srun ... bash -c``.
+    around = shell.commands[shell.outer[at]] if at in shell.outer else []
+    launcher, variables = [*around, *told] if entry else [], _variables(shell, at)
+    counts = list(launcher)
+    if not {*WORDS["commands"]}.isdisjoint(told):  # it launches ranks itself, and counts them
+        counts += [*arguments, *(f"--{name.lower()}={v}" for name, v in variables.items())]
     nodes = asked.get("nodes") or number(counts, "nnodes", "num_machines", "num_nodes", "nodes")
     passed, left_out = _passed(arguments, key_value, together)
-    environment, of_shell = _exported(shell, command)
+    environment, of_shell = _exported(variables)
     loaded = [words[2:] for words in shell.commands if words[:2] == ["module", "load"]]
     folder = next((words[1] for words in reversed(shell.commands) if _is_cd(words)), "")
     return Launched(
@@ -105,18 +109,8 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         batch,
         folder,
         launcher,
-        _not_carried(shell, command) if entry else [],
+        _not_carried(shell, (shell.commands[at], around)) if entry else [],
     )
-
-
-def _own_counts(
-    shell: _Shell, command: Sequence[str], told: Sequence[str], arguments: Sequence[str]
-) -> list[str]:
-    """Options and variables in which a command that launches ranks itself may count them."""
-    if {*WORDS["commands"]}.isdisjoint(told):
-        return []
-    own = _variables(shell, command).items() if command else ()
-    return [*arguments, *(f"--{name.lower()}={text}" for name, text in own)]
 
 
 def _asked(batch: Sequence[str]) -> dict[str, int]:
@@ -134,13 +128,6 @@ def _is_cd(words: Sequence[str]) -> bool:
     return len(words) == 2 and words[0] == "cd" and words[1][:1] == "/" and "$" not in words[1]
 
 
-def _around(shell: _Shell, command: Sequence[str]) -> list[str]:
-    """The words around a command that is quoted for a shell: ``srun ... bash -c``."""
-    index = next(i for i, words in enumerate(shell.commands) if words is command)
-    outer = shell.outer.get(index)
-    return [] if outer is None else shell.commands[outer]
-
-
 def _set_up(shell: _Shell) -> list[str]:
     """Lines before the command that a shell has to run, with what is known replaced."""
     own = [words for i, words in enumerate(shell.commands) if i not in shell.outer]
@@ -153,33 +140,28 @@ def _quoted(word: str) -> str:
     return f'"{word}"' if re.search(r"[$`]", word) else shlex.quote(word)
 
 
-def _not_carried(shell: _Shell, command: Sequence[str]) -> list[str]:
-    """Commands that are neither the trainer's nor carried nor of no consequence."""
-    around = _around(shell, command) if command else []
+def _not_carried(shell: _Shell, own: Sequence[Sequence[str]]) -> list[str]:
+    """Commands that are neither the trainer's ``own`` nor carried nor of no consequence."""
     texts = [
         " ".join(words)
         for index, words in enumerate(shell.commands)
-        if words and words not in (command, around) and words[0] not in WORDS["not told"]
+        if words and words not in own and words[0] not in WORDS["not told"]
         if not _is_cd(words)
         if index in shell.outer or not _SET_UP.match(" ".join(map(_quoted, words)))
     ]
     return list(dict.fromkeys(texts))
 
 
-def _variables(shell: _Shell, command: Sequence[str]) -> dict[str, str]:
-    """Variables that a script exports, or sets for its ``command`` alone."""
+def _variables(shell: _Shell, at: int) -> dict[str, str]:
+    """Variables that a script exports, or sets for one command alone."""
     alone = {name for words in shell.commands if words[:1] == ["export"] for name in words[1:]}
     found = {name: text for name, text in shell.texts.items() if name in alone | shell.exported}
-    return found | next((shell.before[i] for i, c in enumerate(shell.commands) if c is command), {})
+    return found | shell.before[at]
 
 
-def _exported(shell: _Shell, command: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Variables that a script sets for its ``command``; and lines of shell for others.
-
-    The latter are values that only a shell knows. What a launcher sets is neither.
-    """
-    found = _variables(shell, command).items()
-    own = {name: text for name, text in found if not _OF_LAUNCHER.fullmatch(name)}
+def _exported(variables: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Variables without those of a launcher; lines of shell for what only a shell knows."""
+    own = {name: text for name, text in variables.items() if not _OF_LAUNCHER.fullmatch(name)}
     unknown = [name for name, text in own.items() if re.search(r"[$`<]", text)]
     carried = {name: text for name, text in own.items() if name not in unknown}
     return carried, [f"export {name}={_quoted(own[name])}" for name in unknown]

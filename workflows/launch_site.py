@@ -49,17 +49,16 @@ class SitePart:
 def site_part(launched: Launched, cluster: str) -> SitePart:
     """The site's part of a launch script, on top of the shipped profile of this cluster."""
     part = SitePart(workdir=launched.folder)
-    base = Site.load(cluster) if cluster in Site.shipped() else None
-    if base is not None:
-        part.profile = base.model_dump(exclude_defaults=True, exclude={"source", "modules"})
+    shipped: dict[str, Any] = {}
+    if cluster in Site.shipped():
+        shipped = Site.load(cluster).model_dump(exclude_defaults=True, exclude={"source"})
+    part.profile = dict(shipped)
     srun: list[str] = []
     rest = list(launched.launcher)
     if rest[:1] == ["srun"]:
         srun, rest = options_and_rest(rest[1:])
     _of_steps(part, [*launched.batch_options, *srun])
-    containers: dict[str, Any] = {}
-    if base is not None and base.containers is not None:
-        containers = base.containers.model_dump(exclude_defaults=True)
+    containers = shipped.get("containers", {})
     found = _of_pyxis(part, srun) or _of_wrapper(part, rest, launched.batch_options)
     if part.image and found:
         same = containers if containers.get("runtime") == found["runtime"] else {}
@@ -72,7 +71,7 @@ def site_part(launched: Launched, cluster: str) -> SitePart:
         mine = {option.partition("=")[0] for option in options}
         before = [o for o in part.profile.get(key, []) if o.partition("=")[0] not in mine]
         part.profile[key] = [*before, *options]
-    part.profile["modules"] = list(launched.modules) or (list(base.modules) if base else [])
+    part.profile["modules"] = list(launched.modules) or shipped.get("modules", [])
     part.profile["setup"] = list(launched.set_up)
     if named := next(filter(None, map(_PYTHON.fullmatch, reversed(launched.launcher))), None):
         if part.image:
@@ -80,9 +79,7 @@ def site_part(launched: Launched, cluster: str) -> SitePart:
         else:  # a trial's python is the first on the PATH
             part.profile["setup"].append(f'export PATH="{named[1]}:$PATH"')
     part.profile = {key: value for key, value in part.profile.items() if value}
-    if base is not None and part.profile == base.model_dump(
-        exclude_defaults=True, exclude={"source"}
-    ):
+    if part.profile == shipped:
         part.profile = {}  # the shipped one says it all
     return part
 

@@ -6,6 +6,7 @@ import importlib
 import math
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,12 @@ def to_mlflow(run: Run, uri: str, name: str) -> tuple[int, int]:
     run's; TrackerError if the store cannot be reached, or its disk is full.
     """
     mlflow = tracker("mlflow")
-    if uri.startswith(DATABASES):
-        _check_databases()
+    # mlflow-skinny comes without them.
+    if uri.startswith(DATABASES) and not (find_spec("sqlalchemy") and find_spec("alembic")):
+        raise ValueError(
+            "MLflow needs more packages for a database; `pip install sqlalchemy alembic`, or name "
+            "a server"
+        )
     try:
         client = mlflow.MlflowClient(tracking_uri=uri)
         experiment = _experiment(client, run, name)
@@ -114,18 +119,6 @@ def to_mlflow(run: Run, uri: str, name: str) -> tuple[int, int]:
     except OSError as error:
         raise _failed(uri, error) from None
     return len(new), len(trials) - len(new)
-
-
-def _check_databases() -> None:
-    """Raise if the packages for databases are missing: mlflow-skinny comes without them."""
-    try:
-        importlib.import_module("sqlalchemy")
-        importlib.import_module("alembic")
-    except ImportError:
-        raise ValueError(
-            "MLflow needs more packages for a database; `pip install sqlalchemy alembic`, or name "
-            "a server"
-        ) from None
 
 
 def _failed(uri: str, error: Exception) -> TrackerError:

@@ -43,7 +43,7 @@ class Constants:
 
     @classmethod
     def transferred(cls, learnt: Array | None) -> Array | None:
-        """A prior from runs of other models: wider, but no wider than before any; None."""
+        """A prior by runs of other models: wider than they left it, no wider than before any."""
         if learnt is None:
             return None
         inverse = np.linalg.inv

@@ -82,9 +82,7 @@ class Prediction:
 
     @cached_property
     def time_log_sds(self) -> tuple[Array, Array]:
-        """Deviations of the step time's logarithm in the likelier state of the network: to the
-        side of shorter steps, and of longer ones.
-        """
+        """Deviations of the logarithm in the network's likelier state, downwards and upwards."""
         return self.model.time_log_sds(self.jobs)
 
     @cached_property
@@ -105,9 +103,7 @@ class Prediction:
         return 1 / ((1 - self.crowded) / calm_s + self.crowded / crowded_s)
 
     def interval_s(self) -> tuple[Array, Array]:
-        """Step times between which the true one is expected with 95 %, in whichever state of the
-        network it is measured.
-        """
+        """Step times between which the true one is with 95 %, whatever the network's state."""
         calm, late = np.log(self.states_s)
         low, high = (
             np.exp(quantile(share, calm, late, self.crowded, self.time_log_sds))
@@ -268,10 +264,8 @@ class CostModel:
     def calibrated(self, measurements: Measurements) -> CostModel:
         """The model after measured trials: constants between what they were and what was measured.
 
-        Step times are residuals, peaks likewise, failures by memory bounds. Without a single
-        usable row the model is returned as it is. What was learnt from other runs is the prior,
-        wider than it was (``transferred``), and with its correlations: constants that only together
-        explain the other runs move together. Each engine learns from its own trials.
+        Step times are residuals, peaks likewise, failures by memory bounds. The prior is what other
+        runs taught, wider (``transferred``), and with its correlations; each engine has its own.
         """
         if self.others:
             return CostModel.of_engines(

@@ -93,10 +93,7 @@ class ModelNames(Described):
 
 
 class WrittenFile(Described):
-    """The trainer's configuration file; the user's own, ``trainer.config``, is its base.
-
-    It is written unless it is empty.
-    """
+    """The trainer's configuration file, unless it is empty; the user's own is its base."""
 
     name: str = Field(description="in the trial's folder; its suffix is its format")
     arguments: list[str] = Field(default=[], description="that name it on the command line")

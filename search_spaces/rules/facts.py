@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Any
 
@@ -93,81 +94,80 @@ def condition_order(conditions: Mapping[str, Expression]) -> list[str]:
     return list(TopologicalSorter(graph).static_order())
 
 
-def reads(
-    parameters: Mapping[str, Parameter],
-    conditions: Mapping[str, Expression],
-    static: Mapping[str, Scalar],
-    known: Mapping[str, Scalar],
-    own_axes: Sequence[str] = (),
-) -> dict[str, frozenset[str]]:
-    """The parameters that each name comes from, as ``derive`` computes it; none for constants."""
-    found = {name: frozenset[str]() for name in (*static, *known)}
-    found |= {name: frozenset((name,)) for name in parameters}
+@dataclass(frozen=True)
+class Derivation:
+    """How the names that rules can use follow from the parameters of a space."""
 
-    def of(*names: str) -> frozenset[str]:
-        return frozenset().union(*(found.get(name, frozenset()) for name in names))
+    parameters: Mapping[str, Parameter]
+    conditions: Mapping[str, Expression]
+    static: Mapping[str, Scalar]  # facts of the model and the cluster
+    known: Mapping[str, Scalar]  # the trainer's defaults
+    own_axes: Sequence[str]
 
-    for name in condition_order(conditions):
-        found[name] = of(name, *conditions[name].names)
-    if derived_nodes(parameters):
-        found["num_nodes"] = of(*ordered(own_axes))
-    found["world_size"] = of("num_nodes")
-    if "dp" not in parameters:
-        found["dp"] = of("num_nodes", *beside_dp(own_axes))
-    if _places(known):
-        placed = of("zero_stage", "dp", "tp", "pp", "rank_order", *own_axes, *placements.TYPES)
-        for name in placements.TYPES:
-            if name not in parameters or name in conditions:
-                found[name] = placed
-    found["global_batch_size"] = of("mbs", "gas", "dp")
-    return found
+    def reads(self) -> dict[str, frozenset[str]]:
+        """The parameters that each name comes from; none for constants."""
+        found = {name: frozenset[str]() for name in (*self.static, *self.known)}
+        found |= {name: frozenset((name,)) for name in self.parameters}
 
+        def of(*names: str) -> frozenset[str]:
+            return frozenset().union(*(found.get(name, frozenset()) for name in names))
 
-def derive(
-    parameters: Mapping[str, Parameter],
-    conditions: Mapping[str, Expression],
-    static: Mapping[str, Scalar],
-    known: Mapping[str, Scalar],
-    own_axes: Sequence[str],
-    raw: Mapping[str, Array],
-) -> Facts:
-    """All facts of raw configurations, as columns.
+        for name in condition_order(self.conditions):
+            found[name] = of(name, *self.conditions[name].names)
+        if derived_nodes(self.parameters):
+            found["num_nodes"] = of(*ordered(self.own_axes))
+        found["world_size"] = of("num_nodes")
+        if "dp" not in self.parameters:
+            found["dp"] = of("num_nodes", *beside_dp(self.own_axes))
+        if _places(self.known):
+            order = ("zero_stage", "dp", "tp", "pp", "rank_order", *self.own_axes)
+            placed = of(*order, *placements.TYPES)
+            for name in placements.TYPES:
+                if name not in self.parameters or name in self.conditions:
+                    found[name] = placed
+        found["global_batch_size"] = of("mbs", "gas", "dp")
+        return found
 
-    A conditional parameter is active where its condition is true and every conditional parameter
-    that the condition names is active. Elsewhere it has the trainer's default, or is missing.
-    The built-in trainer's placement is resolved: its columns are what configurations end with.
-    """
-    columns: dict[str, Array] = {name: constant(v) for name, v in {**static, **known}.items()}
-    typed = {name: parameters[name].column(raw[name]) for name in parameters}
-    columns |= typed
-    active: dict[str, Array] = {}
-    missing: dict[str, Array] = {}
-    for name in condition_order(conditions):
-        condition = conditions[name]
-        is_active: Array = condition.holds(columns)
-        for parent in condition.names & active.keys():
-            is_active = is_active & active[parent]
-        active[name] = is_active
-        if name in known:
-            columns[name] = np.where(is_active, typed[name], constant(known[name]))
-        else:
-            missing[name] = np.logical_not(is_active)
-    replica = ranks_of_replica(columns, own_axes)
-    if derived_nodes(parameters):
-        columns["num_nodes"] = np.floor_divide(replica * columns["dp"], columns["gpus_per_node"])
-    columns["world_size"] = columns["num_nodes"] * columns["gpus_per_node"]
-    if "dp" not in parameters:
-        columns["dp"] = np.floor_divide(columns["world_size"], replica)
-    if _places(known):
-        counts = {name: active.get(name, np.True_) for name in typed}
-        columns |= placements.resolved(columns, counts)
-        missing = {name: where for name, where in missing.items() if name not in placements.TYPES}
-    if "mbs" in columns and "gas" in columns:
-        columns["global_batch_size"] = columns["mbs"] * columns["gas"] * columns["dp"]
-        absent = [missing[name] for name in ("mbs", "gas") if name in missing]
-        if absent:
-            missing["global_batch_size"] = np.logical_or.reduce(absent)
-    return Facts(columns, typed, active, missing)
+    def facts(self, raw: Mapping[str, Array]) -> Facts:
+        """All facts of raw configurations, as columns.
+
+        A conditional parameter is active where its condition is true and every conditional
+        parameter that the condition names is active. Elsewhere it has the trainer's default, or is
+        missing. The built-in trainer's placement is resolved.
+        """
+        constants = {**self.static, **self.known}
+        columns: dict[str, Array] = {name: constant(v) for name, v in constants.items()}
+        typed = {name: own.column(raw[name]) for name, own in self.parameters.items()}
+        columns |= typed
+        active: dict[str, Array] = {}
+        missing: dict[str, Array] = {}
+        for name in condition_order(self.conditions):
+            condition = self.conditions[name]
+            is_active: Array = condition.holds(columns)
+            for parent in condition.names & active.keys():
+                is_active = is_active & active[parent]
+            active[name] = is_active
+            if name in self.known:
+                columns[name] = np.where(is_active, typed[name], constant(self.known[name]))
+            else:
+                missing[name] = np.logical_not(is_active)
+        replica = ranks_of_replica(columns, self.own_axes)
+        if derived_nodes(self.parameters):
+            ranks = replica * columns["dp"]
+            columns["num_nodes"] = np.floor_divide(ranks, columns["gpus_per_node"])
+        columns["world_size"] = columns["num_nodes"] * columns["gpus_per_node"]
+        if "dp" not in self.parameters:
+            columns["dp"] = np.floor_divide(columns["world_size"], replica)
+        if _places(self.known):
+            counts = {name: active.get(name, np.True_) for name in typed}
+            columns |= placements.resolved(columns, counts)
+            missing = {n: where for n, where in missing.items() if n not in placements.TYPES}
+        if "mbs" in columns and "gas" in columns:
+            columns["global_batch_size"] = columns["mbs"] * columns["gas"] * columns["dp"]
+            absent = [missing[name] for name in ("mbs", "gas") if name in missing]
+            if absent:
+                missing["global_batch_size"] = np.logical_or.reduce(absent)
+        return Facts(columns, typed, active, missing)
 
 
 def _places(known: Mapping[str, Scalar]) -> bool:

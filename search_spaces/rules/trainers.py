@@ -34,16 +34,11 @@ def of_deepspeed(trainer: BuiltinTrainer, types: Mapping[str, ValueType]) -> lis
         texts.setdefault(requirement.name, []).append(requirement.text)
     # Settings are no names that a rule could read.
     texts |= {f"deepspeed_{name}": ["false"] for name in refused_settings(trainer, "deepspeed")}
+    every = {name: " and ".join(f"({part})" for part in parts) for name, parts in texts.items()}
     return [
-        expressed(name, parse(f"engine != 'deepspeed' or {_all(parts)}", types))
-        for name, parts in texts.items()
+        expressed(name, parse(f"engine != 'deepspeed' or {text}", types))
+        for name, text in every.items()
     ]
-
-
-def _all(texts: list[str]) -> str:
-    if len(texts) == 1:
-        return texts[0]
-    return " and ".join(f"({text})" if " or " in text else text for text in texts)
 
 
 def of_experts(

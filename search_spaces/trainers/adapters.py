@@ -65,11 +65,8 @@ class _Adapting:
         self.document, self.file, self.adapter = document, file, adapter
         self.spec = file.trainer
         self.stated = StatedOptions(document, self.spec, adapter)
-        fixed = self.stated.parameters()
-        self.parameters: dict[str, Any] = {
-            **file.parameters,
-            **{name: value for name, value in fixed.items() if name not in file.parameters},
-        }
+        own, fixed = file.parameters, self.stated.parameters()
+        self.parameters: dict[str, Any] = {**own, **fixed, **own}  # the space's come first, and win
         if chunks := self._chunks():
             self.parameters.setdefault("vpp", chunks)
 

@@ -12,6 +12,7 @@ from analysis.prediction.pricing import Pricing
 from benchmarks.search.floor import fewest
 from benchmarks.search.games import forgotten, unread
 from benchmarks.search.judge import bins, main
+from benchmarks.search.values import RULES, trials
 from benchmarks.search.varied import KERNELS, WORKERS, disturbed, with_unpriced
 from search_spaces.known import framework_named
 from workflows.replay.landscape import Landscape
@@ -45,6 +46,15 @@ def test_what_is_unknown_is_so_whatever_was_played_before(landscape: Landscape) 
         unknown = Pricing(unread(landscape).space).model.framework
         assert unknown == framework_named(known.name) != known
     assert Pricing(unread(landscape).space).model.framework == known
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_of_choosing_values_are_between_chance_and_knowing_the_effects(rule: str) -> None:
+    def mean(name: str, kind: str) -> float:
+        return float(np.mean(np.log([trials(RULES[name], kind, seed) for seed in range(60)])))
+
+    assert np.log(fewest(tuple(KERNELS.values()), tuple(WORKERS.values()))) < mean(rule, "judge")
+    assert mean(rule, "drawn") <= mean("any order", "drawn")
 
 
 def test_bins_say_what_was_stated_and_what_ran() -> None:

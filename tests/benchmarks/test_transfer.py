@@ -14,7 +14,7 @@ from analysis.cost.time_constants import TimeConstants
 from analysis.sweeps.record import Table
 from benchmarks.cost_model.fit import fitted_tables
 from benchmarks.cost_model.folds import from_others, leave_both_out
-from benchmarks.cost_model.metrics import covered
+from benchmarks.cost_model.metrics import covered, interval_score
 from benchmarks.cost_model.transfer import (
     NOISE_LOG_SD,
     of_framework,
@@ -117,6 +117,17 @@ def test_what_is_new_in_machine_and_framework_is_predicted_from_what_shares_neit
 def test_an_interval_covers_the_rows_within_it() -> None:
     nan = float("nan")
     assert covered([0.9, 1.8, nan, 0.9], [1.2, 2.2, 1.2, 1.2], [1.1, 1, 1, nan]) == 0.5
+
+
+def test_the_true_95_percent_has_the_best_score() -> None:
+    measured = np.exp(np.random.default_rng(3).standard_normal(50_000))
+
+    def score(edge: float) -> float:
+        low, high = np.full((2, len(measured)), np.exp(edge)) ** [[-1], [1]]
+        return interval_score(low, high, measured)
+
+    assert score(1.96) < min(score(1.7), score(2.3))
+    assert interval_score([1.0], [np.e**2], [np.e**3]) == pytest.approx(2 + 40 * 1)
 
 
 def test_a_framework_has_its_constants_where_it_was_fitted_and_what_transfers_elsewhere() -> None:

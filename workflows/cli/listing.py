@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import search_spaces
 import slurm
 from workflows.cli.json_output import print_json
 
 NAME_WIDTH = 28  # of the first column, unless a name is longer
+SHIPPED = ("space", "model", "cluster", "adapter", "framework")
 
 
 def show(arguments: Namespace) -> None:
@@ -25,8 +27,8 @@ def show(arguments: Namespace) -> None:
         print(f"{name:{width}}  {words}".rstrip())
 
 
-def _shipped(kind: str) -> Callable[[], dict[str, str]]:
-    return lambda: search_spaces.shipped_records(kind)
+def _shipped(kind: str) -> dict[str, str]:
+    return search_spaces.shipped_records(kind)
 
 
 def _policies() -> dict[str, str]:
@@ -41,22 +43,11 @@ def _launchers() -> dict[str, str]:
 
 # A facade's name is looked up when it is asked for: until then nothing heavy is imported.
 KINDS: dict[str, Callable[[], dict[str, str]]] = {
-    "spaces": _shipped("space"),
-    "models": _shipped("model"),
-    "clusters": _shipped("cluster"),
-    "adapters": _shipped("adapter"),
-    "frameworks": _shipped("framework"),
+    **{f"{kind}s": partial(_shipped, kind) for kind in SHIPPED},
     "sites": lambda: slurm.Site.shipped(),
     "launchers": _launchers,
     "policies": _policies,
 }
-
-
-_OF = {  # argument: what it names, see ``meshtune list``
-    "space": "spaces", "model": "models", "cluster": "clusters", "adapter": "adapters",
-    "to": "adapters", "framework": "frameworks", "site": "sites", "launcher": "launchers",
-    "policy": "policies",
-}  # fmt: skip
 
 
 def complete(parser: ArgumentParser) -> None:
@@ -70,8 +61,9 @@ def complete(parser: ArgumentParser) -> None:
     for commands in parser._subparsers._group_actions if parser._subparsers else ():
         for each in dict(commands.choices or {}).values():
             for action in each._actions:
-                if action.dest in _OF:
-                    action.completer = _completer(_OF[action.dest])
+                kind = {"to": "adapters", "policy": "policies"}.get(action.dest, f"{action.dest}s")
+                if kind in KINDS:
+                    action.completer = _completer(kind)
     autocomplete(parser)
 
 

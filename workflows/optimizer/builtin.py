@@ -109,10 +109,9 @@ class LikelyToRun(DeepHyperPolicy):
 class MeshtunePolicy(Policy):
     """The cost model while it can be trusted, then Bayesian optimization."""
 
-    def __init__(self, problem: Problem, num_initial: int | None = None) -> None:
+    def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        self._num_initial = num_initial
-        self._optimizer = DeepHyperOptimizer(problem.space, num_initial)
+        self._optimizer = DeepHyperOptimizer(problem.space)
 
     def propose(self, run: Run, max_nodes: int) -> Proposal | None:
         model = self._model
@@ -169,7 +168,7 @@ class MeshtunePolicy(Policy):
     @cached_property
     def _alone(self) -> LikelyToRun:
         """DeepHyper, for when the model does not choose."""
-        return LikelyToRun(self.problem, self._num_initial)
+        return LikelyToRun(self.problem)
 
     @cached_property
     def _continuous(self) -> ContinuousPart:

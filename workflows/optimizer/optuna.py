@@ -132,10 +132,7 @@ def _sampler(module: Any, problem: Problem) -> Any:
 
 
 def imported() -> Any:
-    """Optuna, silent.
-
-    Raises PolicyError if it is not installed.
-    """
+    """Optuna, silent; raises PolicyError if it is not installed."""
     try:
         import optuna
     except ImportError as error:

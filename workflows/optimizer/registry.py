@@ -46,9 +46,7 @@ def make_policy(
 ) -> Policy:
     """The policy of that name, for one space; see ``Problem`` for the other arguments.
 
-    Raises:
-        RegistryError: if there is no such policy, or what is installed under that name is none.
-        PolicyError: if it cannot search this space.
+    Raises RegistryError if there is no such policy, PolicyError if it cannot search this space.
     """
     from workflows.optimizer.policy import Policy, Problem
 

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from analysis.cost.constants import TRANSFER
 from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU
 from analysis.cost.model import CostModel, Measurements
 from analysis.cost.time_constants import TimeConstants
@@ -24,16 +25,16 @@ def model(cluster: str, framework: str, **constants: float) -> CostModel:
     return replace(start, constants=replace(start.constants, **constants))
 
 
+SHAPE = {
+    "num_layers": 12, "hidden_size": 1024, "num_heads": 16, "kv_heads": 16, "ffn_size": 4096,
+    "gated": False, "tied_embeddings": True, "vocab_size": 32000, "seq_length": 2048, "gas": 4,
+}  # fmt: skip
+
+
 def one_gpu() -> Jobs:
     """Nothing here says anything of a network."""
     mbs = np.array([1, 2, 4, 8, 16, 32])
-    return jobs(
-        {
-            "num_layers": 12, "hidden_size": 1024, "num_heads": 16, "kv_heads": 16,
-            "ffn_size": 4096, "gated": False, "tied_embeddings": True, "vocab_size": 32000,
-            "seq_length": 2048, "tp": 1, "pp": 1, "dp": 1, "gas": 4, "mbs": mbs, "zero_stage": 0,
-        }
-    )  # fmt: skip
+    return jobs({**SHAPE, "tp": 1, "pp": 1, "dp": 1, "mbs": mbs, "zero_stage": 0})
 
 
 def measured(of: CostModel) -> Measurements:
@@ -85,6 +86,28 @@ def test_what_a_run_does_not_speak_of_is_as_unsure_after_many_runs_as_before() -
     assert found.covariance[at, at] == pytest.approx(0.01, rel=0.01)
     assert np.all(np.linalg.eigvalsh(found.covariance) < 0.01 * 1.01)
     assert found.covariance[ALL.index("launch_s"), ALL.index("launch_s")] < 0.005
+
+
+def test_what_earlier_runs_left_open_is_no_wider_than_before_any() -> None:
+    first = TimeConstants.covariance()
+    learnt, at = first.copy(), ALL.index("gemm_share")
+    learnt[at, at] /= 10_000
+    found = TimeConstants.transferred(learnt)
+    assert found is not None and np.all(np.diag(found) <= np.diag(first))
+    assert found[at, at] == pytest.approx(TRANSFER**2 * learnt[at, at], rel=0.01)
+    assert TimeConstants.transferred(None) is None
+
+
+def test_one_slow_trial_moves_nothing_that_earlier_runs_left_open() -> None:
+    """They were of one GPU each: any network could explain it."""
+    start = model("dgx_a100", "fsdp")
+    known = start.calibrated(measured(start))
+    tp = np.array([2, 1, 8])
+    asked = jobs({**SHAPE, "tp": tp, "pp": 1, "dp": 16 // tp, "mbs": 4, "zero_stage": 0})
+    expected_s = known.predict(asked).step_time_s
+    nothing = np.array([np.nan]), np.zeros(1, dtype=bool)
+    found = known.calibrated(Measurements(asked[np.array([0])], 3 * expected_s[:1], *nothing))
+    assert np.all(found.predict(asked).step_time_s < 1.1 * expected_s)
 
 
 def test_a_narrow_run_makes_no_model_surer_of_other_runs() -> None:

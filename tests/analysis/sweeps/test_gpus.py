@@ -42,3 +42,10 @@ def test_a_node_of_another_size_keeps_its_share_of_the_network() -> None:
     assert [(link.gpus, link.gb_per_s) for link in large.links] == [(2, 200)]
     with pytest.raises(UnknownGpuError, match="accepted"):
         cluster_of("GTX 1080")
+
+
+def test_a_gpu_of_less_power_multiplies_by_its_cube_root() -> None:
+    full, less = cluster_of("H100"), cluster_of("H100-96GB-HBM2e-500W")
+    assert (full.power_watts, less.power_watts) == (700, 500)
+    assert less.gemm_bf16_tflops == pytest.approx((5 / 7) ** (1 / 3) * full.gemm_bf16_tflops, 1e-3)
+    assert less.gemm_fp8_tflops == pytest.approx((5 / 7) ** (1 / 3) * 0.8 * 1979, 1e-3)
