@@ -75,10 +75,8 @@ class Prediction:
     @cached_property
     def host_bytes(self) -> Array:
         """Pinned buffers of offloaded activations, of the rank with most of them."""
-        each = self.model._each(
-            self.jobs, lambda m, j: {"host": host_bytes(j, m.framework, m.memory.constants)}
-        )
-        return each["host"]
+        of = self.model._each
+        return of(self.jobs, lambda m, j: {"": host_bytes(j, m.framework, m.memory.constants)})[""]
 
     @cached_property
     def time_log_sds(self) -> tuple[Array, Array]:
