@@ -11,7 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from analysis.run.lines import VERSION
 from foundation.files import finite
@@ -28,7 +35,15 @@ Goal = Annotated[
 """A metric by the direction in which it is optimized."""
 
 Value = str | int | float | bool | None  # A parameter's value
-Metric = int | float  # whole ones stay whole
+
+
+def _as_given(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """A valid number, not converted: whole ones stay whole, and a message names no union's part."""
+    validate(value)
+    return value
+
+
+Metric = Annotated[float, WrapValidator(_as_given)]
 
 _LATEST_T = 253_402_300_799.0  # the end of the year 9999, the last that a date can have
 

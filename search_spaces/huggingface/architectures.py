@@ -130,7 +130,8 @@ def _sizes(keys: Keys) -> Shape:
 
 def _windows(keys: Keys, formula: str, shape: Shape) -> Shape:
     """Windowed layers: as the file lists them, or as the architecture has them."""
-    if keys.given("use_sliding_window") is not None and not keys.flag("use_sliding_window"):
+    switch = "use_sliding_window"  # Qwen's; transformers ignores it in files of others
+    if switch in keys.defaults and not keys.flag(switch):
         return {}
     size, kinds = keys.some("sliding_window"), keys.words("layer_types")
     part = Part(formulas={"windowed_layers": formula}, optional=["max_window_layers"])

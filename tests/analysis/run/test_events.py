@@ -120,6 +120,21 @@ def test_a_line_without_what_every_version_writes_is_an_error_that_names_it() ->
         from_record({"event": "started", "trial": 1, "attempt": 1, "name": "r"})
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"objective": "text"}, "objective is 'text': input should be a valid number"),
+        ({"objective": math.nan}, "objective is nan: input should be a finite number"),
+        ({"bounded": {"gib": None}}, "bounded.gib is None: input should be a valid number"),
+    ],
+)
+def test_a_wrong_metric_is_an_error_that_says_what_a_metric_is(
+    changed: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^event ended: {message}$"):
+        from_record(to_record(ENDED, 1.5) | changed)
+
+
 WRONG = ["text", -1, 1.5, True, None, [], [1], {}, {"a": []}, 2**70, math.nan, math.inf]
 
 

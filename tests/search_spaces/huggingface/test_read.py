@@ -297,6 +297,8 @@ def test_windows_count_where_a_sequence_is_longer(tmp_path: Path) -> None:
     qwen = {"model_type": "qwen2", "sliding_window": 1024, "max_window_layers": 28}
     assert read(tmp_path, qwen).windowed_layers == 0
     assert read(tmp_path, {**qwen, "use_sliding_window": True}).windowed_layers == 4
+    assert read(tmp_path, {**qwen, "use_sliding_window": None}).windowed_layers == 0
+    assert read(tmp_path, {**mistral, "use_sliding_window": False}, 8192).windowed_layers == 32
 
 
 def test_the_language_model_of_one_that_reads_pictures_is_read(tmp_path: Path) -> None:
