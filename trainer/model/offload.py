@@ -2,7 +2,8 @@
 
 What a layer keeps is copied to pinned buffers while the next layer computes, and comes back while
 the layer behind it computes backwards: the device holds that of two layers at most. Copies run on
-a stream of their own, in order, so that a buffer can be used again as soon as it is free.
+a stream of their own, in order, so that a buffer can be used again as soon as it is free. Its size
+is a power of two, as torch makes pinned ones: the next pass may give an expert fewer tokens.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class _Memory:
 
     def __del__(self) -> None:
         if self.host is not None:
-            self.layer.offload.free[self.host.dtype, self.host.numel()].append(self.host)
+            buffer = self.host.untyped_storage()
+            self.layer.offload.free[buffer.nbytes()].append(buffer)
 
 
 class _View(NamedTuple):
@@ -81,7 +83,7 @@ class Offload:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream = torch.cuda.Stream() if device.type == "cuda" else None
-        self.free: dict[tuple[torch.dtype, int], list[Tensor]] = defaultdict(list)
+        self.free: dict[int, list[torch.UntypedStorage]] = defaultdict(list)  # by their bytes
         self.last: _Layer | None = None
         self.leaving: list[_Memory] = []
         """What the last layer's forward pass kept, which may still be read on the device."""
@@ -156,9 +158,13 @@ class Offload:
             self._copy(layer, [(memory.device, memory.host) for memory in gone])
 
     def _buffer(self, like: Tensor) -> Tensor:
-        if free := self.free[like.dtype, like.numel()]:
-            return free.pop()
-        return torch.empty(like.numel(), dtype=like.dtype, pin_memory=self.stream is not None)
+        size = 1 << (like.nbytes - 1).bit_length()
+        if free := self.free[size]:
+            buffer = free.pop()
+        else:
+            made = torch.empty(size, dtype=torch.uint8, pin_memory=self.stream is not None)
+            buffer = made.untyped_storage()
+        return torch.empty(0, dtype=like.dtype).set_(buffer, 0, like.shape)
 
     def _copy(self, layer: _Layer, pairs: list[tuple[Tensor, Tensor]]) -> None:
         """Copy a layer's memory beside the computation, behind all that it has begun."""
