@@ -1,27 +1,77 @@
-"""Words that mean out of memory; ``out_of_memory.yaml`` has them, with who prints them.
+"""Words that mean out of memory, each once, with who prints them.
 
 Two readers compose them. The trainer (``trainer.runtime.memory``) asks its own exceptions, whose
 text is short and about one failure. A launcher's verdict (``slurm.outcome.kinds``) searches whole
 logs, in which a line may also be a warning that the program went on after, or a word of something
 else. So what is unmistakable wherever it stands is in both, and the rest in one of them only.
+
+All are sources of regular expressions for ``search``, linear in the length of a text: no repetition
+without a bound, unless it is an atomic group from the start of a line.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
-from foundation.documents import read_document
+DEVICE_OOM = (
+    # torch; "driver": expandable segments; "Error": Transformer Engine
+    r"(?:CUDA|HIP) (?:driver |runtime )?[Ee]rror(?: \(\S{1,200}\)| in \w{1,40})?: out of memory",
+    r"hipErrorOutOfMemory|cudaErrorMemoryAllocation",  # the runtimes' names
+    r"Triton Error \[(?:CUDA|HIP)\]: [^\n]{0,60}out of memory",
+    r"(?:(?:CU|HIP)(?:BLAS|SPARSE)|CUSOLVER|CUDNN|MIOPEN)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED",
+    r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED|CURAND_STATUS_ALLOCATION_FAILED",
+    r"rocblas_status_memory_error|miopenStatusAllocFailed|cuBLAS Error: the resource allocation",
+    r"(?:Cuda|CUDA|HIP|hip) (?:failure|error)(?: \d+)?:? 'out of memory'",  # NCCL, RCCL
+)
+"""Memory of the accelerator, in exceptions and in logs."""
 
-_WORDS: dict[str, list[str]] = read_document(Path(__file__).with_suffix(".yaml")).root.plain()
-DEVICE_OOM = _WORDS["DEVICE_OOM"]
-DEVICE_OOM_IN_LOGS = _WORDS["DEVICE_OOM_IN_LOGS"]
-DEVICE_OOM_IN_ERRORS = _WORDS["DEVICE_OOM_IN_ERRORS"]
-HOST_OOM = _WORDS["HOST_OOM"]
-HOST_OOM_IN_LOGS = _WORDS["HOST_OOM_IN_LOGS"]
-PERHAPS_DEVICE_OOM = _WORDS["PERHAPS_DEVICE_OOM"]
-PERHAPS_NO_THREAD_STACK = _WORDS["PERHAPS_NO_THREAD_STACK"]
+DEVICE_OOM_IN_LOGS = (
+    # An exception has a type; a trainer may log the bare words and go on with smaller batches.
+    r"torch(?:\.\w{2,4})?\.OutOfMemoryError|(?:CUDA|HIP|XPU|NPU) out of memory\. Tried to allocate",
+    r"(?m:^Error out of memory at line \d{1,6} in file )",  # bitsandbytes, which then exits
+    r"Last error:\s{1,4}Failed to (?:CUDA|HIP|Cuda|hip) (?:host )?[mc]?alloc",  # else a warning
+    r"(?:UR|ZE)_RESULT_ERROR_OUT_OF_DEVICE_MEMORY|MODULE:PT_DEVMEM Allocation failed",  # XPU, HPU
+    # XLA and TensorFlow warn with the same words; an exception begins its line.
+    r"(?m:^(?:\[rank\d+\]: *)?(?:[\w.]{0,100}OutOfMemoryError: |[\w.]{1,100}Error: (?:(?>.{0,80}?"
+    r"RESOURCE_EXHAUSTED: )(?:\w{3,4} )?|(?:CUDA|HIP|XPU|NPU|HPU|HBM|GPU) ))"
+    r"(?:[Oo]ut of memory|OOM when allocating|Error allocating device buffer))",
+)
+
+DEVICE_OOM_IN_ERRORS = (
+    r"(?:CUDA|HIP) out of memory",
+    # XLA logs it while it tries again with a smaller pool.
+    r"CUDA_ERROR_OUT_OF_MEMORY",
+    r"Failed to (?:CUDA|HIP|Cuda|hip) (?:host )?[mc]?alloc",  # NCCL and RCCL
+    # ROCm's runtime, which says it of queues and signals, too.
+    r"HSA_STATUS_ERROR_OUT_OF_RESOURCES[^\n]{0,200}(?:memory|allocat)",
+)
+
+HOST_OOM = (
+    r"DefaultCPUAllocator: (?:can't allocate|not enough) memory",  # torch
+    r"std::bad_alloc",  # C++, so gloo
+    r"unable to mmap \d+ bytes[^\n]{0,300}Cannot allocate memory",  # torch's shared memory
+)
+"""Memory of the host, which a process has no more of or may have no more of; in both."""
+
+HOST_OOM_IN_LOGS = (
+    # Python, numpy, Arrow: an exception has a type or an errno, and words of any language.
+    r"(?m:^(?:\[rank\d+\]: *)?(?:[\w.]+\.(?:_Array|Arrow))?MemoryError\b)|\[Errno 12\] ",
+    r"\bmemory allocation of \d{1,20} bytes failed",  # Rust, so tokenizers
+    r"cannot allocate memory for thread-local data|cannot map zero-fill pages",  # the loader
+    r"OpenBLAS error: Memory allocation",
+)
+
+PERHAPS_DEVICE_OOM = (
+    r"(?:CU|HIP)BLAS(?:LT)?_STATUS_NOT_INITIALIZED",
+    r"(?:CUDNN|MIOPEN)_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR)",
+    r"rocblas_status_internal_error|HSA_STATUS_ERROR_OUT_OF_RESOURCES|NVLS|[Mm]ulticast",
+)
+"""A library got no memory for its handle or buffers, or failed otherwise: count it only where the
+device is full."""
+
+PERHAPS_NO_THREAD_STACK = (r"can't start new thread", r"Resource temporarily unavailable")
+"""A thread got no stack, or there are too many: count it only at a limit on memory."""
 
 
 def any_of(*groups: Iterable[str]) -> re.Pattern[str]:

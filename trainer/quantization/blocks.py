@@ -86,6 +86,8 @@ def kernels_for(device_type: str) -> ModuleType:
 
     One warning says so.
     """
+    if device_type not in _MODULES:
+        return reference
     name, remedy = _MODULES[device_type]
     try:
         kernels = importlib.import_module(f"trainer.quantization.{name}")

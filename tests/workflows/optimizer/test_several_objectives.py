@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -276,11 +277,12 @@ def test_a_continued_search_proposes_what_an_unbroken_one_does(
     priced: SearchSpace, policy: str
 ) -> None:
     answer = predicted(priced)
-    make = {"meshtune": MeshtunePolicy, "deephyper": DeepHyperPolicy}[policy]
-    unbroken = make(Problem(priced, 3), num_initial=3)
+    few = partial(DeepHyperPolicy, num_initial=3)
+    make = {"meshtune": MeshtunePolicy, "deephyper": few}[policy]
+    unbroken = make(Problem(priced, 3))
     run = search(unbroken, 8, answer)
     expected = unbroken.propose(run, max_nodes=8)
-    assert make(Problem(priced, 3), num_initial=3).propose(run, max_nodes=8) == expected
+    assert make(Problem(priced, 3)).propose(run, max_nodes=8) == expected
 
 
 def test_a_figure_without_a_price_leaves_the_search_to_deephyper(tmp_path: Path) -> None:
