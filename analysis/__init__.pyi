@@ -37,7 +37,7 @@ from .run.repair import repair_run
 from .run.results import ResultsFile
 from .run.trial import Trial
 from .sweeps.read import read_tables
-from .sweeps.record import Table, TableError
+from .sweeps.record import Table, TableError, read_csv
 from .verdict import verdict_lines
 
 __all__ = [
@@ -88,6 +88,7 @@ __all__ = [
     "next_repeat",
     "noise_of",
     "objective_sensitivity",
+    "read_csv",
     "read_results",
     "read_run",
     "read_tables",

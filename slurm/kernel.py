@@ -189,4 +189,8 @@ def moved(end: int, mode: int) -> int:
 if __name__ == "__main__":
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == int(sys.argv[1]):  # else it has died meanwhile
-        execute(sys.argv[2:], os.environ)
+        try:
+            execute(sys.argv[2:], os.environ)
+        except OSError as error:
+            why = "%s cannot be started: %s" % (sys.argv[2], error.strerror)
+            sys.exit("meshtune: %s; is it still on PATH (often `module load`)?" % why)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis import Run, Table, TableError, read_results, read_tables, results_run
+from analysis import Run, Table, TableError, read_csv, read_results, read_tables, results_run
 from foundation.documents import as_written, plain_scalar
 from foundation.messages import listed, shown
 from search_spaces import SearchSpace, SpaceError, load_space
@@ -107,8 +107,8 @@ def _of_run(path: Path, run: Run) -> Landscape:
         raise TableError(f"{path}: {file} has no parameter {listed(unknown)}")
 
     def trials() -> Iterator[tuple[Mapping[str, Any], Answer]]:
-        for trial in run.trials.values():
-            where = f"{path}: trial {trial.number}"
+        for line, trial in zip(read_csv(path).index, run.trials.values(), strict=True):
+            where = f"{path}:{line}"
             raw = {name: _value(where, space, name, v) for name, v in trial.config.items()}
             try:
                 config = space.canonical(raw)

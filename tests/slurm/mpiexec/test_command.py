@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,6 +18,7 @@ import pytest
 from slurm import agent
 from slurm.launcher import LauncherError
 from slurm.mpiexec.command import (
+    bound,
     exported,
     mpiexec_argv,
     mpiexec_environment,
@@ -126,3 +128,10 @@ def test_mpiexec_itself_knows_its_trial_and_has_no_threads_of_the_driver() -> No
 def test_only_variables_that_mean_something_on_another_host_are_exported() -> None:
     names = ["PATH", "HOSTNAME", "TMPDIR", "SSH_CLIENT", "LSB_HOSTS", "_", "BASH_FUNC_x%%", "A_1"]
     assert exported(names) == ["A_1", "PATH"]
+
+
+def test_a_program_that_has_vanished_is_named_with_a_remedy_and_no_traceback() -> None:
+    done = subprocess.run(bound(["no-such-mpiexec", "-n", "1"]), capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("meshtune: no-such-mpiexec cannot be started: No such file")
+    assert "is it still on PATH" in done.stderr and "Traceback" not in done.stderr

@@ -293,7 +293,8 @@ def test_a_run_with_a_value_that_its_space_lacks_is_refused(
     path = recorded_run.path / "results.csv"
     path.write_text(path.read_text().replace("False", "Maybe"))
     assert main(["replay", str(path)]) == 2
-    assert "p:fused is 'Maybe', accepted True, False" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "results.csv:" in said and "p:fused is 'Maybe', accepted True, False" in said
 
 
 @pytest.mark.skipif(not TRUTH.exists(), reason=f"there is no {TRUTH}")
