@@ -77,16 +77,18 @@ def test_values_without_a_price_are_compared_at_the_same_degrees_first(searched:
 def test_trials_at_once_are_not_variants_of_one_configuration(
     unpriced: SearchSpace, as_predicted: Callable[[Mapping[str, Any]], float]
 ) -> None:
-    """Each is the favourite of another model; most of the first one's may still be as good."""
+    """Each is the favourite of another model. If variants came first as they do one at a time, all
+    of each batch would be of the first trial's degrees, with any seed.
+    """
     others = 0
-    for seed in range(4):
+    for seed in range(10):
         policy = make_policy(unpriced, seed=seed)
         run = search(policy, 1, as_predicted)
         for number in range(2, 6):
             proposal = ask(policy, run)
             run.trials[number] = Trial(number, proposal.config, 0.0, expected=proposal.expected)
         others += len({*degrees_of(run)}) > 1
-    assert others
+    assert others >= 3
 
 
 def test_what_was_slow_is_not_run_again_with_another_kernel(
