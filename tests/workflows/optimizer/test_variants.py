@@ -81,14 +81,14 @@ def test_trials_at_once_are_not_variants_of_one_configuration(
     of each batch would be of the first trial's degrees, with any seed.
     """
     others = 0
-    for seed in range(10):
+    for seed in range(6):
         policy = make_policy(unpriced, seed=seed)
         run = search(policy, 1, as_predicted)
         for number in range(2, 6):
             proposal = ask(policy, run)
             run.trials[number] = Trial(number, proposal.config, 0.0, expected=proposal.expected)
         others += len({*degrees_of(run)}) > 1
-    assert others >= 3
+    assert others >= 2
 
 
 def test_what_was_slow_is_not_run_again_with_another_kernel(
