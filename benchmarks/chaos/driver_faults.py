@@ -164,11 +164,12 @@ def onlookers(world: World, planned: Planned) -> Course:
     """Somebody looks at the run while it is written: its status, or a report of it."""
     if not world.journal.exists():
         return
-    command = "status" if planned.pick < 0.5 else "report"
+    command, damages = "status" if planned.pick < 0.5 else "report", world.damages
     with _run(world, [sys.executable, "-m", "meshtune", command, str(world.run_dir)]) as other:
         while other.poll() is None:
             yield 0.1
-    if other.returncode:
+    refused = other.returncode == 2 and "meshtune repair" in world.others_said()
+    if other.returncode and not (refused and world.damages > damages):  # damaged meanwhile
         world.violate(f"meshtune {command} ended with {other.returncode}: {world.others_said()}")
 
 

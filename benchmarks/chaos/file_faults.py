@@ -117,6 +117,7 @@ def damage_and_repair(world: World, planned: Planned) -> None:
     folder = f"{event.get('trial', 0):04d}"  # a repair reads there what was proposed
     if event["event"] == "proposed" and not (world.run_dir / "trials" / folder).exists():
         world.finished.pop(event["trial"], None)
+    world.damages += 1
     world.journal.write_bytes(b"\n".join([*lines[:hit], bytes(damaged), *lines[hit + 1 :]]))
     code, said = world.ask(*world.command())
     if code != 2 or f":{hit + 1}:" not in said or "meshtune repair" not in said:

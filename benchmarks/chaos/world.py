@@ -83,6 +83,7 @@ class World:
     sessions: int = 0
     peak_bytes: int = 0  # of a driver's memory
     head_lines: int = 0  # that the next driver's reader takes; 0: all
+    damages: int = 0  # that the journal had, until they were repaired
     finished: dict[int, tuple[str, float | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
