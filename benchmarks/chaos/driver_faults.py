@@ -148,7 +148,7 @@ def continued_copy(world: World, planned: Planned) -> Course:
     try:
         shutil.copytree(world.run_dir, copy, symlinks=True, ignore=_only_small)
     except OSError:  # the disk is full, or a trial removes its folder just then
-        shutil.rmtree(copy)
+        shutil.rmtree(copy, ignore_errors=True)  # not even begun, perhaps
         return
     # Two Open MPIs of one user may remove each other's session folder on a host.
     world.disturbed = world.disturbed or world.machine.launcher == "mpiexec"
