@@ -18,12 +18,12 @@ import numpy as np
 from analysis.cost.model import LIKELY, CostModel, Prediction
 from analysis.finalists import NOISE_LOG_SD
 from analysis.prediction.candidate_set import CandidateSet, features_of, switch_values
-from analysis.prediction.foretold import residual_log_sd
 from analysis.prediction.goal import Goal
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.residual import DISTURBED_SHARE, ResidualProcess, survival
 from analysis.prediction.satisfaction import Satisfaction
 from analysis.prediction.telling import telling
+from analysis.prediction.trust import residual_log_sd
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from trainer.plan.jobs import Array, Indices, Mask

@@ -159,7 +159,7 @@ class MeshtunePolicy(Policy):
         return self.problem.space.raw(run.best.config) if enough and not wide else None
 
     def _trusts(self, model: ModelGuidedSearch, run: Run) -> bool:
-        return model.trusted(run)
+        return trusted(run, model.pricing)
 
     def _lesson(self, run: Run) -> Run:
         """The run that the model learns from."""
