@@ -26,7 +26,7 @@ def shipped_records(kind: str) -> dict[str, str]:
     ``kind``: ``space``, ``model``, ``cluster``, ``adapter`` or ``framework``.
     """
     titles = {name: _title(file) for name, file in shipped_files(kind).items()}
-    titles |= {name: member["name"] for name, member in _members(kind).items()}
+    titles |= {name: title for name, (title, _) in _members(kind).items()}
     return dict(sorted(titles.items()))
 
 
@@ -39,13 +39,16 @@ def shipped_files(kind: str) -> dict[str, Path]:
 
 
 @cache
-def _members(kind: str) -> dict[str, dict[str, Any]]:
-    """Records that one file has together, by name; its other keys are the same in all of them."""
-    found: dict[str, dict[str, Any]] = {}
+def _members(kind: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Titles and contents of records that one file has together, by name.
+
+    A member's title is its name unless it has one; the file's other keys are the same in all.
+    """
+    found = {}
     for file in (SHIPPED / f"{kind}_families").glob("*.yaml"):
         common = read_document(file).root.plain()
-        members = common.pop("members")
-        found |= {name: {**own, **common} for name, own in members.items()}
+        for name, own in common.pop("members").items():
+            found[name] = own.pop("title", own["name"]), {**own, **common}
     return found
 
 
@@ -97,7 +100,7 @@ def read_named(
     endings = (".yaml", ".yml", *((".json",) if read_json else ()))
     members = _members(kind)
     if value in members:
-        return validate(record, document_of(members[value], value, SpaceError))
+        return validate(record, document_of(members[value][1], value, SpaceError))
     if value.endswith(endings):
         file = folder / value
     else:
