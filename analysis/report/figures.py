@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -39,6 +39,8 @@ COUNTERS = {  # of a framework's reported memory: what each counts
 # as in the tables, up to ten million: eight; factors that metrics follow by: all.
 DIGITS = {**dict.fromkeys(("expected", "parts", "border"), 4), "objective": 8, "times": 17}
 SHOWN_SHARE = 0.01  # of the longest bar: thinner parts are drawn as one
+WIDE = 8.0  # ratio of largest to smallest objective above which an axis is logarithmic
+NAMED = 12  # points of the Pareto front that are labelled with their trial
 
 
 def embedded(record: Any) -> Markup:
@@ -141,6 +143,37 @@ def nodes(run: Run) -> dict[str, Any]:
         for number, a, start, end in spans
     ]  # fmt: skip
     return {"end_s": end_s, "count": len(names), "names": names, "bars": bars}
+
+
+def front(run: Run, listed: Collection[int]) -> dict[str, Any]:
+    """Successes over the first two objectives; only ``listed`` trials are drawn.
+
+    ``labels`` and ``up`` (maximized) of the objectives; ``log``: logarithmic axes of the first two;
+    ``front`` and ``rest``: ``[trial, first, second, third?]`` of each point; ``counts`` of both;
+    ``named``: labelled points of the front; ``steps``, with two objectives: (second, first) of the
+    line of the best first objective at no worse a second one.
+    """
+
+    def shown(trial: Trial) -> list[float]:
+        return [units.scaled(key, trial.objectives[key]) for key, _ in run.goals]
+
+    best, every = run.front(), run.comparable()
+    numbers = {trial.number for trial in best}
+    drawn = [t for t in best if t.number in listed]
+    rest = [t for t in every if t.number in listed and t.number not in numbers]
+    columns = list(zip(*map(shown, every), strict=True))
+    _, second_up = run.goals[1]
+    points = sorted(((p[1], p[0]) for p in map(shown, drawn)), reverse=second_up)
+    return {
+        "labels": [units.label(key) for key, _ in run.goals],
+        "up": [up for _, up in run.goals],
+        "log": [min(c) > 0 and max(c) / min(c) > WIDE for c in columns[:2]],
+        "front": [[t.number, *shown(t)] for t in drawn],
+        "rest": [[t.number, *shown(t)] for t in rest],
+        "counts": [len(best), len(every) - len(best)],
+        "named": NAMED,
+        "steps": points if len(run.goals) == 2 else [],
+    }
 
 
 def effects(found: Sensitivity, limit: int) -> list[dict[str, Any]]:
