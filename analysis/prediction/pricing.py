@@ -175,10 +175,6 @@ class Pricing:
             return key in cluster.bill(0.0, cluster.power_watts)
         return bool(cluster.power_watts) if key in _ENERGY else key in _OBJECTIVES
 
-    @property
-    def prices_all_objectives(self) -> bool:
-        return all(self.prices(objective.key) for objective in self.space.objectives)
-
     def promise(self, prediction: Prediction) -> Array:
         """A positive figure, the greater the better, by which configurations are ranked.
 
