@@ -100,13 +100,7 @@ def search(
     folder = _run_folder(space, launcher, run_dir)
     seed = None if seed is None else checked_whole("seed", seed, 0)
     checked_text("policy", policy)
-    if listen is not None and not callable(listen):
-        raise refused("listen", listen, "a function of an event and a run")
-
-    def tell(event: object, driver: Any) -> None:
-        if listen is not None and isinstance(event, Event):  # neither ticks nor notices
-            listen(event, driver.state)
-
+    tell = _listener(listen)
     with _opened(launcher, space, folder, simulate) as opened:
         return Search(space, folder, opened, seed, policy).run(tell)
 
@@ -132,6 +126,18 @@ def _run_folder(space: SearchSpace, launcher: Any, run_dir: str | Path | None) -
         return RunFolder(checked_path("run_dir", run_dir))
     simulated = launcher.simulated if isinstance(launcher, Launcher) else launcher == "simulate"
     return RunFolder(Path("runs") / f"{space.name}{'-simulated' * simulated}")
+
+
+def _listener(listen: Listener | None) -> Callable[[object, Any], None]:
+    """A driver's listener that passes events on, and no ticks and notices."""
+    if listen is not None and not callable(listen):
+        raise refused("listen", listen, "a function of an event and a run")
+
+    def tell(event: object, driver: Any) -> None:
+        if listen is not None and isinstance(event, Event):
+            listen(event, driver.state)
+
+    return tell
 
 
 def _opened(

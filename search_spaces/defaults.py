@@ -77,9 +77,7 @@ def default_space(
         "description": f"{_stem(model)}, {file.num_parameters / 1e9:,.4g} billion parameters, on "
         f"{nodes:,} x {machine.gpus_per_node} GPUs of {machine.name} with {framework}: steps of "
         f"{batch:,} x {file.seq_length:,} tokens, {batch * file.seq_length / 1e6:,.3g} million",
-        "model": {"base": model, "seq_length": file.seq_length}
-        if isinstance(model, str)
-        else file.model_dump(exclude_defaults=True, exclude_none=True),
+        "model": _named(model, file),
         "cluster": cluster,
         "trainer": _trainer(framework, parameters),
         "parameters": {n: v[0] if len(v) == 1 else [*v] for n, v in parameters.items()},
@@ -125,6 +123,13 @@ def default_batch(model: ModelConfig, world: int, least: int = 1) -> int:
     while step > target and step % 2 == 0:
         step //= 2
     return math.ceil(max(1, round(target / step)) * step / least) * least
+
+
+def _named(model: str | ModelConfig, file: ModelFile) -> dict[str, Any]:
+    """The key ``model`` of the space."""
+    if isinstance(model, str):
+        return {"base": model, "seq_length": file.seq_length}
+    return file.model_dump(exclude_defaults=True, exclude_none=True)
 
 
 def _read(
