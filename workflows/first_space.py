@@ -160,7 +160,9 @@ class _Own:
     def trainer(self) -> dict[str, Any]:
         """Keys of a space's ``trainer`` section."""
         args = _lines(self.arguments) if self.arguments else ""
-        env = {name: _literal(text) for name, text in self.launched.environment.items()}
+        # Braces that hold an expression are doubled: a template is filled to the same text.
+        told = self.launched.environment.items()
+        env = {name: re.sub(r"\{([^{}]*)\}", r"{{\1}}", text) for name, text in told}
         keys = {
             "entry": self.entry,
             "config": self.config,
@@ -208,11 +210,6 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
             own.arguments += [f"--{option}", str(value)]
             own.notes.append(f"--{option} is taken to be {value}: correct it if it is not")
     return own
-
-
-def _literal(text: str) -> str:
-    """A template that is filled to the same text: braces that hold an expression are doubled."""
-    return re.sub(r"\{([^{}]*)\}", r"{{\1}}", text)
 
 
 def _least_space(trainer: Mapping[str, Any], wanted: Wanted) -> SearchSpace:

@@ -6,8 +6,8 @@ from typing import Any
 
 from analysis.finalists import verdict
 from analysis.metrics import Metrics
+from analysis.prediction.pricing import SUCCESSES
 from analysis.prediction.probes import lessons
-from analysis.prediction.telling import SUCCESSES
 from analysis.report import figures, tables
 from analysis.report.drivers import (
     doubt,
