@@ -1,101 +1,50 @@
 # The facade: what __init__.py exports, each from its module when it is first used.
-
-from .comparison import Comparison
-from .cost.groups import MissingFactError
-from .cost.model import CostModel
-from .explanation import explain_trial
-from .finalists import next_repeat, noise_of
-from .imported.deephyper import results_run
-from .imported.results import read_results
-from .metrics import Metrics, MissingMetricError
-from .prediction.acquisition import acquisition, expected_gain
-from .prediction.candidate_set import CandidateSet
-from .prediction.goal import Goal
-from .prediction.posterior import Observations, Posterior
-from .prediction.pricing import NotPricedError, Pricing
-from .prediction.probes import informative, lessons
-from .prediction.ranking import Ranking, search_warnings
-from .prediction.scalarization import Scalarization
-from .prediction.scaling import Scaled
-from .prediction.start_up import StartUp
-from .prediction.trust import trusted
-from .preflight.file import Preflight
-from .report.drawing import Drawn
-from .report.forests import NotEnough, Sensitivity
-from .report.outlook import Outlook
-from .report.page import write_report
-from .report.sensitivity import failure_sensitivity, objective_sensitivity
-from .run.best import Best
-from .run.events import Closed, Ended, Event, Opened, Proposed, Started
-from .run.fold import Run, read_run
-from .run.folder import Identity, RunFolder
-from .run.frame import load
-from .run.journal import Journal
-from .run.lines import RunError
-from .run.lock import RunBusyError
-from .run.repair import repair_run
-from .run.results import ResultsFile
-from .run.trial import Trial
-from .sweeps.read import read_tables
-from .sweeps.record import Table, TableError, read_csv
-from .verdict import verdict_lines
-
-__all__ = [
-    "Best",
-    "CandidateSet",
-    "Closed",
-    "Comparison",
-    "CostModel",
-    "Drawn",
-    "Ended",
-    "Event",
-    "Goal",
-    "Identity",
-    "Journal",
-    "Metrics",
-    "MissingFactError",
-    "MissingMetricError",
-    "NotEnough",
-    "NotPricedError",
-    "Observations",
-    "Opened",
-    "Outlook",
-    "Posterior",
-    "Preflight",
-    "Pricing",
-    "Proposed",
-    "Ranking",
-    "ResultsFile",
-    "Run",
-    "RunBusyError",
-    "RunError",
-    "RunFolder",
-    "Scalarization",
-    "Scaled",
-    "Sensitivity",
-    "StartUp",
-    "Started",
-    "Table",
-    "TableError",
-    "Trial",
-    "acquisition",
-    "expected_gain",
-    "explain_trial",
-    "failure_sensitivity",
-    "informative",
-    "lessons",
-    "load",
-    "next_repeat",
-    "noise_of",
-    "objective_sensitivity",
-    "read_csv",
-    "read_results",
-    "read_run",
-    "read_tables",
-    "repair_run",
-    "results_run",
-    "search_warnings",
-    "trusted",
-    "verdict_lines",
-    "write_report",
-]
+from .comparison import Comparison as Comparison
+from .cost.groups import MissingFactError as MissingFactError
+from .cost.model import CostModel as CostModel
+from .explanation import explain_trial as explain_trial
+from .finalists import next_repeat as next_repeat, noise_of as noise_of
+from .imported.deephyper import results_run as results_run
+from .imported.results import read_results as read_results
+from .metrics import Metrics as Metrics, MissingMetricError as MissingMetricError
+from .prediction.acquisition import acquisition as acquisition, expected_gain as expected_gain
+from .prediction.candidate_set import CandidateSet as CandidateSet
+from .prediction.goal import Goal as Goal
+from .prediction.posterior import Observations as Observations, Posterior as Posterior
+from .prediction.pricing import NotPricedError as NotPricedError, Pricing as Pricing
+from .prediction.probes import informative as informative, lessons as lessons
+from .prediction.ranking import Ranking as Ranking, search_warnings as search_warnings
+from .prediction.scalarization import Scalarization as Scalarization
+from .prediction.scaling import Scaled as Scaled
+from .prediction.start_up import StartUp as StartUp
+from .prediction.trust import trusted as trusted
+from .preflight.file import Preflight as Preflight
+from .report.drawing import Drawn as Drawn
+from .report.forests import NotEnough as NotEnough, Sensitivity as Sensitivity
+from .report.outlook import Outlook as Outlook
+from .report.page import write_report as write_report
+from .report.sensitivity import (
+    failure_sensitivity as failure_sensitivity,
+    objective_sensitivity as objective_sensitivity,
+)
+from .run.best import Best as Best
+from .run.events import (
+    Closed as Closed,
+    Ended as Ended,
+    Event as Event,
+    Opened as Opened,
+    Proposed as Proposed,
+    Started as Started,
+)
+from .run.fold import Run as Run, read_run as read_run
+from .run.folder import Identity as Identity, RunFolder as RunFolder
+from .run.frame import load as load
+from .run.journal import Journal as Journal
+from .run.lines import RunError as RunError
+from .run.lock import RunBusyError as RunBusyError
+from .run.repair import repair_run as repair_run
+from .run.results import ResultsFile as ResultsFile
+from .run.trial import Trial as Trial
+from .sweeps.read import read_tables as read_tables
+from .sweeps.record import Table as Table, TableError as TableError, read_csv as read_csv
+from .verdict import verdict_lines as verdict_lines

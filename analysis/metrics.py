@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis import units
+from foundation.documents import by_dotted_path
 from foundation.files import is_number
 
 LEAST, LARGEST = 1e-100, 1e100  # of what can be measured, besides 0
@@ -57,13 +58,8 @@ class Metrics:
 
     def all(self) -> dict[str, float]:
         """Every possible metric of the result, by dotted key."""
-        flat: dict[str, float] = {}
-        for key, value in self._result.items():
-            if isinstance(value, Mapping):
-                flat.update({f"{key}.{below}": v for below, v in Metrics(value).all().items()})
-            elif is_number(value) and self.possible(value):
-                flat[str(key)] = value
-        return flat
+        every = by_dotted_path(self._result).items()
+        return {key: v for key, v in every if is_number(v) and self.possible(v)}
 
     def _at(self, key: str) -> Any:
         if key in self._result:  # of a table, whose columns have whole keys

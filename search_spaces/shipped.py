@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from foundation.documents import Document, Where, as_written, read_document
+from foundation.documents import Document, Where, as_written, document_of, read_document
 from foundation.messages import nearest
 from foundation.records import validate
 from search_spaces.errors import SpaceError
@@ -25,7 +25,9 @@ def shipped_records(kind: str) -> dict[str, str]:
 
     ``kind``: ``space``, ``model``, ``cluster``, ``adapter`` or ``framework``.
     """
-    return {name: _title(file) for name, file in shipped_files(kind).items()}
+    titles = {name: _title(file) for name, file in shipped_files(kind).items()}
+    titles |= {name: title for name, (title, _) in _members(kind).items()}
+    return dict(sorted(titles.items()))
 
 
 def shipped_files(kind: str) -> dict[str, Path]:
@@ -34,6 +36,20 @@ def shipped_files(kind: str) -> dict[str, Path]:
         return {name: known_file(name) for name in known_trainers(_KNOWN[kind])}
     folder = SHIPPED if kind == "space" else SHIPPED / f"{kind}s"
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+
+
+@cache
+def _members(kind: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Titles and contents of records that one file has together, by name.
+
+    A member's title is its name unless it has one; the file's other keys are the same in all.
+    """
+    found = {}
+    for file in (SHIPPED / f"{kind}_families").glob("*.yaml"):
+        common = read_document(file).root.plain()
+        for name, own in common.pop("members").items():
+            found[name] = own.pop("title", own["name"]), {**own, **common}
+    return found
 
 
 @cache
@@ -82,15 +98,19 @@ def read_named(
     Raises SpaceError that begins with ``found``; the caller adds the place.
     """
     endings = (".yaml", ".yml", *((".json",) if read_json else ()))
+    members = _members(kind)
+    if value in members:
+        return validate(record, document_of(members[value][1], value, SpaceError))
     if value.endswith(endings):
         file = folder / value
     else:
         files = "*.yaml or *.json" if read_json else "*.yaml"
         shipped = shipped_files(kind)
         if value not in shipped:
+            names = sorted({*shipped, *members})
             raise SpaceError(
                 f"found {as_written(value)}, accepted a file ({files}), {others}or one of "
-                f"{', '.join(shipped)}{nearest(value, shipped)}"
+                f"{', '.join(names)}{nearest(value, names)}"
             )
         file = shipped[value]
     try:

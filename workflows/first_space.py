@@ -29,7 +29,8 @@ from slurm import BatchError, BatchJob
 from trainer.plan.model import ModelConfig
 from workflows import launch_script
 from workflows.estimate import Estimate
-from workflows.launch_site import site_part
+from workflows.launch_script import Launched
+from workflows.launch_site import SitePart, site_part
 from workflows.submission import least_s
 
 _COMMENTS: dict[str, str] = read_document(Path(__file__).with_suffix(".yaml")).root.plain()
@@ -78,12 +79,13 @@ def first_space(wanted: Wanted, file: str) -> First:
     if model is None:
         keys = {name: key.key for name, key in record.model.items()}
         raise SpaceError(_no_model(wanted.adapter, keys, own.arguments, own.left_out))
-    batch = stated.batch()
+    batch, launched = stated.batch(), own.launched
+    nodes = wanted.nodes or launched.nodes or 1
     whole = partial(
-        default_space, model, wanted.cluster, own.nodes or 1, record.framework,
+        default_space, model, wanted.cluster, nodes, record.framework,
         seq_length=stated.seq_length(), settings=record.settings, batch_is_stated=batch is not None,
     )  # fmt: skip
-    ranks = own.ranks or (own.nodes or 1) * least.ranks_per_node
+    ranks = launched.ranks or nodes * least.ranks_per_node
     stated_batch = stated.batch_on(ranks)
     if stated_batch is None and least.program.log.rows_vary:
         stated_batch = ROWS * ranks
@@ -115,27 +117,30 @@ def first_space(wanted: Wanted, file: str) -> First:
             fitting = [v for v in values if all(e.value({name: v}) for e in alone)]
             content["parameters"][name] = fitting
     notes += [f"left out: {words}" for words in own.left_out]
-    counts = own.ranks and own.nodes and not wanted.nodes
-    per_node = own.ranks / own.nodes if counts else space.ranks_per_node
+    counts = launched.ranks and launched.nodes and not wanted.nodes
+    per_node = launched.ranks / nodes if counts else space.ranks_per_node
     if per_node != space.ranks_per_node:
         notes.append(
             f"your script starts {per_node:g} ranks on a node, and a node of {wanted.cluster} has "
             f"{counted(space.ranks_per_node, 'GPU')}: name your nodes by --cluster"
         )
-    nodes, time = space.widths[-1], own.time
+    nodes = space.widths[-1]
+    limits = (o[7:] for o in launched.batch_options if o.startswith("--time="))
+    time = own_time = next(limits, "")  # of the script's job
     with suppress(BatchError):  # the limit is a variable
         if not time or BatchJob.time_limit_s(time) < least_s(space):
             search_h = 0.0
             with suppress(SpaceError):  # no configuration is valid: `meshtune check` says why
                 search_h = (Estimate.of(space).expected_node_hours or 0.0) / nodes
             time = f"{math.ceil(least_s(space) / 60 + 60 * search_h)}m"
-    if time != own.time and own.time:
+    if time != own_time and own_time:
         shortest = math.ceil(least_s(space) / 60)
         notes.append(f"a job shorter than {shortest}m starts no trial: submit for that of several")
+    profile = own.part.profile
     return First(
         _text(content, file),
         [content["description"], *own.notes, *notes],
-        own.site,
+        written_document({"source": str(wanted.arguments), **profile}) if profile else "",
         [f"--nodes {nodes}", f"--time {time}"],
     )
 
@@ -146,47 +151,38 @@ class _Own:
 
     entry: str
     config: str
-    nodes: int  # of each trial; 0: unknown
-    ranks: int = 0  # that the script starts; 0: unknown
+    launched: Launched = field(default_factory=Launched)  # the script; empty without one
+    part: SitePart = field(default_factory=SitePart)  # the site's part of it
     arguments: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)  # options whose value only a shell knows
     notes: list[str] = field(default_factory=list)  # on differences to the user's script
-    environment: Mapping[str, str] = field(default_factory=dict)
-    container: Any = None
-    workdir: str = ""
-    site: str = ""
-    time: str = ""  # limit of the script's job
 
     def trainer(self) -> dict[str, Any]:
         """Keys of a space's ``trainer`` section."""
         args = _lines(self.arguments) if self.arguments else ""
-        env = {name: _literal(text) for name, text in self.environment.items()}
+        # Braces that hold an expression are doubled: a template is filled to the same text.
+        told = self.launched.environment.items()
+        env = {name: re.sub(r"\{([^{}]*)\}", r"{{\1}}", text) for name, text in told}
         keys = {
             "entry": self.entry,
             "config": self.config,
             "args": args,
             "env": env,
-            "workdir": self.workdir,
-            "container": self.container,
+            "workdir": self.part.workdir,
+            "container": self.part.container,
         }
         return {key: value for key, value in keys.items() if value}
 
 
 def _own(wanted: Wanted, record: AdapterFile) -> _Own:
-    own = _Own(wanted.entry, wanted.config, wanted.nodes)
+    own = _Own(wanted.entry, wanted.config)
     if wanted.arguments is None:
         return own
     by_equals = record.options == "key=value"
-    launched = launch_script.read(wanted.arguments, by_equals, record.together)
-    own.nodes, own.ranks = wanted.nodes or launched.nodes, launched.ranks
-    own.arguments, own.left_out = launched.arguments, launched.left_out
-    own.environment = launched.environment
-    part = site_part(launched, wanted.cluster)
-    own.container, own.workdir = part.container, part.workdir
-    own.left_out = [*own.left_out, *launched.dropped, *part.left_out]
-    if part.profile:
-        own.site = written_document({"source": str(wanted.arguments), **part.profile})
-    own.time = next((o[7:] for o in launched.batch_options if o.startswith("--time=")), "")
+    own.launched = launched = launch_script.read(wanted.arguments, by_equals, record.together)
+    own.part = site_part(launched, wanted.cluster)
+    own.arguments = launched.arguments
+    own.left_out = [*launched.left_out, *launched.dropped, *own.part.left_out]
     if launched.module == ("-m" in record.command) and any("{entry}" in w for w in record.command):
         own.entry = own.entry or launched.entry
     bare = record.file is not None and not any(w[:1] == "-" for w in record.file.arguments)
@@ -214,11 +210,6 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
             own.arguments += [f"--{option}", str(value)]
             own.notes.append(f"--{option} is taken to be {value}: correct it if it is not")
     return own
-
-
-def _literal(text: str) -> str:
-    """A template that is filled to the same text: braces that hold an expression are doubled."""
-    return re.sub(r"\{([^{}]*)\}", r"{{\1}}", text)
 
 
 def _least_space(trainer: Mapping[str, Any], wanted: Wanted) -> SearchSpace:

@@ -43,10 +43,11 @@ _OF_LAUNCHER = re.compile("|".join(WORDS["of the launcher"]))
 
 @dataclass(frozen=True)
 class Launched:
-    entry: str  # the trainer's script, or its module after ``-m``; empty where none is named
-    module: bool  # ``entry`` is a module
-    arguments: list[str]  # of the trainer, without those of srun and torchrun
-    left_out: list[str]  # options whose value only a shell knows
+    entry: str = ""  # the trainer's script, or its module after ``-m``; empty where none is named
+    module: bool = False  # ``entry`` is a module
+    # of the trainer, without those of srun and torchrun
+    arguments: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)  # options whose value only a shell knows
     nodes: int = 0  # that the script requests from Slurm or its launcher; 0: none are stated
     ranks: int = 0  # that it starts; 0: unknown
     environment: Mapping[str, str] = field(default_factory=dict)  # that it exports

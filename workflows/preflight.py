@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from shlex import join
 
 from analysis import Preflight
 from foundation.messages import printable
@@ -59,11 +58,6 @@ def cluster_name(environ: Mapping[str, str]) -> str:
     """The machine's name: Slurm's name of the cluster, else this host's."""
     name = environ.get("SLURM_CLUSTER_NAME") or socket.gethostname().split(".")[0]
     return re.sub(r"[^\w-]", "_", name) or "cluster"
-
-
-def dry_run(launcher: Launcher, spec: TrialSpec) -> str:
-    """The exact command; starts and writes nothing."""
-    return join(launcher.command(spec, first_nodes(launcher, spec)))
 
 
 def run_preflight(launcher: Launcher, spec: TrialSpec, out: Path, name: str) -> int:

@@ -9,7 +9,6 @@ import numpy as np
 
 from analysis.cost.model import LIKELY, Prediction
 from analysis.prediction.pricing import Pricing, reported
-from analysis.prediction.telling import telling
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.units import GIB
@@ -120,8 +119,8 @@ def cross_validated(run: Run) -> CrossValidation | None:
 
     A model that has seen a trial predicts it too well. What is compared with a trial's metrics is
     therefore predicted by a model calibrated without it: the trials are cut into five parts (of
-    many trials three), and each is predicted after the others; see :func:`telling` for those that
-    calibrate.
+    many trials three), and each is predicted after the others; see ``Pricing.telling`` for those
+    that calibrate.
 
     Returns:
         None where the space cannot be read or priced, or no trial says anything.
@@ -134,7 +133,7 @@ def cross_validated(run: Run) -> CrossValidation | None:
         before = pricing.predict([t.config for t in trials])
     except ValueError:  # the cluster's facts lack a link that these trials cross
         return None
-    whole = pricing.calibrated(telling(pricing, trials))
+    whole = pricing.calibrated(pricing.telling(trials))
     return CrossValidation(
         trials=tuple(t.number for t in trials),
         prediction=whole.predict(before.jobs),
@@ -154,7 +153,7 @@ def _held_out(pricing: Pricing, trials: list[Trial], jobs: Jobs) -> dict[str, Ar
     for part in np.unique(parts):
         own = np.flatnonzero(parts == part)
         others = [t for t, p in zip(trials, parts, strict=True) if p != part]
-        model = pricing.calibrated(telling(pricing, others))
+        model = pricing.calibrated(pricing.telling(others))
         found = model.predict(jobs[own])
         held_out["held_out_s"][own] = found.step_time_s
         as_reported = model.memory.peak_bytes(found.jobs, model.framework)

@@ -18,12 +18,11 @@ import numpy as np
 from analysis.cost.model import LIKELY, CostModel, Prediction
 from analysis.finalists import NOISE_LOG_SD
 from analysis.prediction.candidate_set import CandidateSet, features_of, switch_values
-from analysis.prediction.foretold import residual_log_sd
 from analysis.prediction.goal import Goal
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.residual import DISTURBED_SHARE, ResidualProcess, survival
 from analysis.prediction.satisfaction import Satisfaction
-from analysis.prediction.telling import telling
+from analysis.prediction.trust import residual_log_sd
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from trainer.plan.jobs import Array, Indices, Mask
@@ -48,14 +47,14 @@ class Observations:
         return cls(run, completed, [t for t in completed if t.ok and t.positive])
 
     def calibrated(self, pricing: Pricing) -> CostModel:
-        """The cost model, calibrated with these trials; see :func:`telling`.
+        """The cost model, calibrated with these trials; see ``Pricing.telling``.
 
         Among many trials the latest few change little: the model is calibrated again whenever
         there are a twentieth more.
         """
         step = max(1, len(self.completed) // 20)
         by_time = sorted(self.completed, key=lambda t: (t.ended_t or 0.0, t.number))
-        return pricing.calibrated(telling(pricing, by_time[: len(by_time) // step * step]))
+        return pricing.calibrated(pricing.telling(by_time[: len(by_time) // step * step]))
 
 
 def remembered(trials: Sequence[Trial], goal: Goal) -> list[Trial]:

@@ -40,6 +40,8 @@ CPU_MEMORY = MemoryModel(
     MemoryConstants(context_bytes=4e6, communicator_bytes=1e6, workspace_bytes=4e6), log_sd=0.15
 )
 _NOTHING = 1.0  # bytes; constants are positive
+FAILURES = 100  # for lack of memory, that calibrate a model
+SUCCESSES = 2_000  # likewise, of which each costs 0.3 ms
 # Result keys that follow from a step's time; each by its own convention in trainer.result.
 _OBJECTIVES: dict[str, Callable[[Prediction], Array]] = {
     "tokens_per_second": lambda p: p.tokens_per_second,
@@ -175,10 +177,6 @@ class Pricing:
             return key in cluster.bill(0.0, cluster.power_watts)
         return bool(cluster.power_watts) if key in _ENERGY else key in _OBJECTIVES
 
-    @property
-    def prices_all_objectives(self) -> bool:
-        return all(self.prices(objective.key) for objective in self.space.objectives)
-
     def promise(self, prediction: Prediction) -> Array:
         """A positive figure, the greater the better, by which configurations are ranked.
 
@@ -268,6 +266,23 @@ class Pricing:
     def teaching(self, trials: Iterable[Trial]) -> list[Trial]:
         """Trials that inform the model about time or memory."""
         return [t for t in trials if t.ok or t.kind in self.memory_failures]
+
+    def telling(self, trials: Sequence[Trial]) -> list[Trial]:
+        """The trials that calibrate the cost model: all successes, and failures near the border.
+
+        A failure for lack of memory says that the border lies below what it needs; those that need
+        least by the model say it all. Of more than ``SUCCESSES`` successes some, evenly over the
+        run.
+        """
+        done = [t for t in trials if t.ok]
+        failed = [t for t in self.teaching(trials) if not t.ok]
+        if len(done) > SUCCESSES:
+            done = [done[row] for row in np.linspace(0, len(done) - 1, SUCCESSES).astype(int)]
+        if len(failed) > FAILURES:
+            need = self.model.reported_peak_bytes(self.jobs_of([t.config for t in failed]))
+            failed = [failed[row] for row in np.argsort(need, kind="stable")[:FAILURES]]
+        chosen = {t.number for t in (*done, *failed)}
+        return [t for t in trials if t.number in chosen]
 
     def probed(self, folder: RunFolder) -> Pricing:
         """The same prices, that learn from a run's probes as well, if it has any."""

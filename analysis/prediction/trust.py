@@ -1,4 +1,8 @@
-"""Whether the cost model may choose, judged by its predictions of this run's trials."""
+"""Whether the cost model may choose, judged by its predictions of this run's trials.
+
+The journal keeps what was expected of each trial. The error of these predictions says how far off
+the model may be elsewhere; the residuals of trials that it was fitted to do not.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,51 @@ import numpy as np
 from analysis.cost.constants import EDGE
 from analysis.cost.model import PRIOR_LOG_SD
 from analysis.finalists import NOISE_LOG_SD
-from analysis.prediction.foretold import WIDEST, errors, foretold
 from analysis.prediction.pricing import Pricing
-from analysis.prediction.residual import DISTURBED_SHARE, MEAN_SLOWDOWN
+from analysis.prediction.residual import DISTURBED_SHARE, MEAN_SLOWDOWN, PRIOR_TRIALS
 from analysis.run.fold import Run
+from analysis.run.trial import Trial
+from trainer.plan.jobs import Array
 
 PRIOR_LOG_ODDS = 5.0  # log odds that the model is right, before any trial
 ALTERNATIVE_WIDTH = 5.0  # range in logarithms of objectives if the model is wrong
 PROBES = 3  # successes chosen by others before a model in doubt gets another chance
 MIN_RANK_CORRELATION = 0.5  # with which it gets one
+WIDEST = 2.0  # times what a model is off before any evidence: its residual at most
 NEAR = PRIOR_LOG_SD  # error in logarithms up to which a prediction is good
 BEYOND = WIDEST * PRIOR_LOG_SD  # error that no deviation of the posterior's covers
 SURPRISED = 5  # latest trials of which none may be faster than expected
 MAX_UNFORESEEN_OOMS = 5  # in a row, of trials expected to fit
+
+
+def foretold(run: Run) -> list[Trial]:
+    """Trials that ran and whose objective was expected.
+
+    Explorations are left out: they are where the model knows least, and none would be chosen for
+    what it promises there.
+    """
+    return [
+        t
+        for t in run.trials.values()
+        if t.ok and t.positive and t.expected.get("objective") and not t.explores
+    ]
+
+
+def errors(run: Run) -> Array:
+    """Logarithms of measured over expected, of what was foretold."""
+    return np.log([(t.objective or 1.0) / t.expected["objective"] for t in foretold(run)])
+
+
+def residual_log_sd(run: Run, before: float) -> float:
+    """Standard deviation of the model's log error: ``before`` this run, and by this run's errors.
+
+    The earlier evidence counts as PRIOR_TRIALS trials, of this run's errors their median, so that
+    disturbed trials do not widen it.
+    """
+    off = np.abs(errors(run))
+    spread = min(1.4826 * float(np.median(off)), WIDEST * PRIOR_LOG_SD) if len(off) else 0.0
+    known, new = PRIOR_TRIALS * before**2, len(off) * spread**2
+    return float(np.sqrt((known + new) / (PRIOR_TRIALS + len(off))))
 
 
 def trusted(run: Run, pricing: Pricing | None = None) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from itertools import repeat
 from typing import Any
 
@@ -14,11 +15,13 @@ from markupsafe import Markup
 
 from analysis import units
 from analysis.cost.model import Prediction
+from analysis.cost.roofline import roofline
+from analysis.metrics import Metrics
 from analysis.prediction.held_out import CrossValidation
 from analysis.prediction.pricing import Pricing
 from analysis.report.encoding import encode
 from analysis.report.forests import Sensitivity
-from analysis.report.normalized import normalized
+from analysis.report.tables import KEY_METRICS
 from analysis.report.trajectory import blamed, ended_t, in_order, succeeded
 from analysis.run.fold import Run
 from analysis.run.trial import Attempt, Trial
@@ -39,6 +42,8 @@ COUNTERS = {  # of a framework's reported memory: what each counts
 # as in the tables, up to ten million: eight; factors that metrics follow by: all.
 DIGITS = {**dict.fromkeys(("expected", "parts", "border"), 4), "objective": 8, "times": 17}
 SHOWN_SHARE = 0.01  # of the longest bar: thinner parts are drawn as one
+WIDE = 8.0  # ratio of largest to smallest objective above which an axis is logarithmic
+NAMED = 12  # points of the Pareto front that are labelled with their trial
 
 
 def embedded(record: Any) -> Markup:
@@ -77,7 +82,7 @@ def trials(run: Run, frame: pd.DataFrame, pricing: Pricing | None) -> dict[str, 
     encoded = encode(frame.set_index("trial").loc[[t.number for t in ended]])
     objective = [units.scaled(key, t.objective or 0.0) if succeeded(t) else None for t in ended]
     parameters = {str(name): encoded.levels(str(name)) for name in encoded.values}
-    metrics = normalized(run, ended, pricing)
+    metrics = _metrics(run, ended, pricing)
     if key in metrics and np.array_equal(metrics[key]["of"], np.array(objective, float), True):
         metrics[key]["of"] = {"name": "objective", "power": 1, "times": 1}
     return {
@@ -119,6 +124,53 @@ def _signs(codes: Sequence[int]) -> str | Sequence[int]:
     return codes if max(codes, default=0) > 35 else "".join(map(np.base_repr, codes, repeat(36)))
 
 
+def _metrics(run: Run, ended: Sequence[Trial], pricing: Pricing | None) -> dict[str, Any]:
+    """Metrics of the ended trials by name: a ``label`` and a column ``of`` values, or the metric
+    that they follow from, ``times * values ** power``.
+
+    Beside what trainers report: time per token, model FLOPs utilization, arithmetic intensity and
+    attained rate (with the GPU's ``limits``), further objectives (energy where it is one),
+    node-hours. NaN where nothing is known.
+    """
+    results = [Metrics(trial.result) for trial in ended]
+    column = {key: _shown(key, [r.get(key) for r in results]) for key in KEY_METRICS}
+    for key, _ in run.goals[1:]:
+        column[key] = _shown(key, [trial.objectives.get(key) for trial in ended])
+    roof, rows = None, [row for row, trial in enumerate(ended) if trial.ok]
+    done = [ended[row] for row in rows]
+    if pricing is not None and done:
+        with suppress(ValueError):  # a fact is missing, or the space has other parameters
+            roof = roofline(pricing.model, pricing.jobs_of([trial.config for trial in done]))
+            attained = roof.attained_tflops(pricing.step_times_s(done))
+            for name, values in (("intensity", roof.intensity), ("attained", attained)):
+                column[name] = np.full(len(ended), np.nan)
+                column[name][rows] = values
+    if not run.origin:
+        column["node_hours"] = np.array([t.node_seconds / 3600 for t in ended])
+    found: dict[str, Any] = {
+        name: {"label": units.label(name), "of": values.tolist()}
+        for name, values in column.items()
+        if np.isfinite(values).any()
+    }
+    peak = pricing.model.cluster.peak_bf16_tflops if pricing is not None else None
+    for name, source, power, times in (
+        ("us_per_token", "tokens_per_second", -1, 1e6),
+        ("mfu", "tflops_per_gpu", 1, 1 / peak if peak else 0.0),
+    ):
+        if source in found and times:
+            follows = {"name": source, "power": power, "times": times}
+            found[name] = {"label": units.label(name), "of": follows}
+    if roof and "attained" in found:
+        found["attained"]["limits"] = {"peak_tflops": roof.peak_tflops, "gb_per_s": roof.gb_per_s}
+    return found
+
+
+def _shown(key: str, values: Sequence[float | None]) -> Array:
+    """The values in the unit in which they are shown, NaN for None."""
+    known = [np.nan if value is None else value for value in values]
+    return np.array([units.scaled(key, value) for value in known], dtype=float)
+
+
 def nodes(run: Run) -> dict[str, Any]:
     """Attempts by node and time; with many nodes, the number of busy ones over time."""
     spans: list[tuple[int, Attempt, float, float]] = []
@@ -141,6 +193,37 @@ def nodes(run: Run) -> dict[str, Any]:
         for number, a, start, end in spans
     ]  # fmt: skip
     return {"end_s": end_s, "count": len(names), "names": names, "bars": bars}
+
+
+def front(run: Run, listed: Collection[int]) -> dict[str, Any]:
+    """Successes over the first two objectives; only ``listed`` trials are drawn.
+
+    ``labels`` and ``up`` (maximized) of the objectives; ``log``: logarithmic axes of the first two;
+    ``front`` and ``rest``: ``[trial, first, second, third?]`` of each point; ``counts`` of both;
+    ``named``: labelled points of the front; ``steps``, with two objectives: (second, first) of the
+    line of the best first objective at no worse a second one.
+    """
+
+    def shown(trial: Trial) -> list[float]:
+        return [units.scaled(key, trial.objectives[key]) for key, _ in run.goals]
+
+    best, every = run.front(), run.comparable()
+    numbers = {trial.number for trial in best}
+    drawn = [t for t in best if t.number in listed]
+    rest = [t for t in every if t.number in listed and t.number not in numbers]
+    columns = list(zip(*map(shown, every), strict=True))
+    _, second_up = run.goals[1]
+    points = sorted(((p[1], p[0]) for p in map(shown, drawn)), reverse=second_up)
+    return {
+        "labels": [units.label(key) for key, _ in run.goals],
+        "up": [up for _, up in run.goals],
+        "log": [min(c) > 0 and max(c) / min(c) > WIDE for c in columns[:2]],
+        "front": [[t.number, *shown(t)] for t in drawn],
+        "rest": [[t.number, *shown(t)] for t in rest],
+        "counts": [len(best), len(every) - len(best)],
+        "named": NAMED,
+        "steps": points if len(run.goals) == 2 else [],
+    }
 
 
 def effects(found: Sensitivity, limit: int) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import numpy as np
 from analysis.cost.groups import MissingFactError
 from analysis.cost.model import LIKELY
 from analysis.prediction.columns import unpriced_parameters
-from analysis.prediction.telling import SUCCESSES
+from analysis.prediction.pricing import SUCCESSES
 from analysis.report.encoding import encode
 from analysis.report.forests import NUM_REFITS, NotEnough, Sensitivity, fitted, folded
 from analysis.report.outlook import Outlook

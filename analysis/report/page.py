@@ -12,7 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from analysis import units
-from analysis.report import figures, front
+from analysis.report import figures
 from analysis.report.section import Content, Section
 from analysis.report.sections import SECTIONS
 from analysis.report.trajectory import ranked_trials
@@ -92,7 +92,7 @@ def _write(content: Content, sections: Sequence[Section], folder: Path) -> Path:
     page = content.html(
         "page.html",
         facts=_facts(run),
-        sought=front.sought(run),
+        sought=_sought(run),
         best=units.scaled(run.objective_key, best.objective or 0.0) if best else None,
         best_trial=best.number if best else None,
         sections=drawn,
@@ -100,6 +100,13 @@ def _write(content: Content, sections: Sequence[Section], folder: Path) -> Path:
     )
     write_atomically(folder / "index.html", page.encode("utf-8", "replace"))
     return folder / "index.html"
+
+
+def _sought(run: Run) -> str:
+    """``Maximizes throughput (tokens/s), minimizes nodes``."""
+    goals = [f"{'maximizes' if up else 'minimizes'} {units.label(k)}" for k, up in run.goals]
+    text = ", ".join(goals)
+    return text[0].upper() + text[1:]
 
 
 def _facts(run: Run) -> dict[str, Any]:

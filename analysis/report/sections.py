@@ -6,9 +6,9 @@ from typing import Any
 
 from analysis.finalists import verdict
 from analysis.metrics import Metrics
+from analysis.prediction.pricing import SUCCESSES
 from analysis.prediction.probes import lessons
-from analysis.prediction.telling import SUCCESSES
-from analysis.report import figures, front, tables
+from analysis.report import figures, tables
 from analysis.report.drivers import (
     doubt,
     failure_data,
@@ -179,10 +179,6 @@ def _lessons(content: Content) -> list[str]:
     return [*lessons(content.pricing)] if content.pricing else []
 
 
-def _trials_title(content: Content) -> str:
-    return "Every trial" if len(content.run.trials) <= tables.LISTED else "Trials"
-
-
 SECTIONS: tuple[Section, ...] = (
     Section("Best configuration", _best),
     Section("What to try next", _next, condition=_has_next, anchor="next"),
@@ -191,7 +187,7 @@ SECTIONS: tuple[Section, ...] = (
         _front,
         condition=lambda content: bool(content.run.front()),
         anchor="front",
-        data=lambda content: {"front": front.figure(content.run, content.listed)},
+        data=lambda content: {"front": figures.front(content.run, content.listed)},
         figures=("front",),
     ),
     Section("Optimization history", _history, figures=("history",)),
@@ -247,5 +243,8 @@ SECTIONS: tuple[Section, ...] = (
         figures=("nodes",),
     ),
     Section(_top_title, _top, condition=lambda content: bool(ranked_trials(content.run))),
-    Section(_trials_title, _trials),
+    Section(
+        lambda content: "Every trial" if len(content.run.trials) <= tables.LISTED else "Trials",
+        _trials,
+    ),
 )

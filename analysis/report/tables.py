@@ -9,7 +9,7 @@ import pandas as pd
 from analysis import units
 from analysis.explanation import expectation
 from analysis.metrics import Metrics
-from analysis.report.trajectory import ended_t, ranked_trials, succeeded
+from analysis.report.trajectory import ranked_trials, succeeded
 from analysis.run.fold import Run
 from analysis.run.trial import Trial, meaning
 from foundation.quantities import config_text
@@ -72,7 +72,6 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
         "config": trial.config,
         "metrics": {key: _scaled(key, Metrics(trial.result).get(key)) for key in KEY_METRICS},
         "elapsed_s": trial.elapsed_s or None,
-        "ended_t": ended_t(trial),
         "attempts": len(trial.attempts),
         "nodes": trial.attempts[-1].nodes if trial.attempts else (),
         "by": trial.by,

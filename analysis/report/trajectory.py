@@ -1,4 +1,4 @@
-"""The course of a search: best so far and failures over time, Dash et al. 2023, Figure 9."""
+"""The course of a search, and its failures by kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pandas as pd
 
 from analysis.run.fold import Run
 from analysis.run.trial import COMPLETED, Trial, meaning
-from slurm import Kind
 
 
 def succeeded(trial: Trial) -> bool:
@@ -29,17 +28,11 @@ def in_order(run: Run) -> list[Trial]:
     return sorted(run.ended, key=lambda trial: (ended_t(trial), trial.number))
 
 
-def failure_window(num_trials: int) -> int:
-    """Width of the rolling share of failures: a sixth of the trials, from 5 to 20."""
-    return min(20, max(5, num_trials // 6))
-
-
 def trajectory(run: Run) -> pd.DataFrame:
     """One row per ended trial, in the order in which they ended.
 
     Columns: ``trial``; ``search_s``, seconds of searching when it ended; ``kind``; ``objective``,
-    NaN unless ok; ``best``, the best objective so far; ``failure_share``, failures among the last
-    ``failure_window`` completed trials (a lost node, say, does not count).
+    NaN unless ok; ``best``, the best objective so far.
     """
     ended = in_order(run)
     kinds = {"trial": int, "search_s": float, "kind": object, "objective": float}
@@ -51,10 +44,6 @@ def trajectory(run: Run) -> pd.DataFrame:
     counted = frame["objective"].where(np.array([not t.violated for t in ended], bool))
     best = counted.cummax() if run.maximize else counted.cummin()
     frame["best"] = best.ffill()
-    completed = frame["kind"].isin(COMPLETED)
-    failed = (frame["kind"] != Kind.OK.value)[completed].astype(float)
-    share = failed.rolling(failure_window(len(failed)), min_periods=1).mean()
-    frame["failure_share"] = share.reindex(frame.index).ffill()
     return frame
 
 

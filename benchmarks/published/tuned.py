@@ -23,10 +23,8 @@ from analysis.sweeps.record import (
     number_column,
 )
 from benchmarks.published.gpt import one_cluster_table
-from foundation.documents import read_document
-from foundation.records import validate
 from search_spaces.language.schema import ModelFile
-from search_spaces.shipped import SHIPPED
+from search_spaces.shipped import read_named
 from trainer.plan.jobs import BY_HABIT, DISPATCHERS, GRAPHS, NO_GRAPHS, Array, Mask, jobs
 from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import Latent, Mixture
@@ -139,7 +137,7 @@ def _recipes(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def _model(name: str) -> ModelConfig:
-    return validate(ModelFile, read_document(SHIPPED / "models" / f"{name}.yaml")).config()
+    return read_named(ModelFile, "model", name).config()
 
 
 def _numbers(frame: pd.DataFrame, name: str, missing: float) -> Array:

@@ -40,7 +40,7 @@ _ROUTER = ("norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group")
 class Architecture(Record):
     """One ``model_type``."""
 
-    family: Literal["llama", "gpt"]  # its norms, activation, biases
+    family: Literal["llama", "gpt"] = "llama"  # its norms, activation, biases
     defaults: dict[str, Any]  # of keys that a file may leave out
     names: dict[str, str] = Field(default={})  # other names of a key in its files
     positions: Literal["learned"] | None = None  # unless the family's

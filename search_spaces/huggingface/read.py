@@ -121,7 +121,7 @@ def _architecture(keys: Keys, text: str) -> tuple[str, Architecture, int | None]
         )
     known = isinstance(kind, str) and kind in architectures()
     if isinstance(kind, str) and not known and (total := counted_parameters(text)) is not None:
-        return kind, Architecture(family="llama", defaults={}), total
+        return kind, Architecture(defaults={}), total
     if not known:
         classes = keys.given("architectures")
         of = f" of {as_written(classes[0])}" if isinstance(classes, list) and classes else ""

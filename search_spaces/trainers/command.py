@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from search_spaces.errors import SpaceError
 from search_spaces.known import log_format
@@ -78,7 +77,3 @@ class CommandTrainer(Trainer):
     @property
     def log(self) -> LogFormat:
         return log_format(self.spec.result, f"{self.spec.command}{self.spec.files}")
-
-    @property
-    def axes(self) -> Sequence[str]:
-        return self.spec.axes

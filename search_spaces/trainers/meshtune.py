@@ -20,10 +20,6 @@ class MeshtuneTrainer(Trainer):
     def preload(self) -> Sequence[str]:
         return ("trainer.__main__",) if self.spec.preload is None else self.spec.preload
 
-    @property
-    def axes(self) -> Sequence[str]:
-        return self.spec.axes
-
     def command(self, trial: TrialFacts) -> tuple[str, ...]:
         return module_argv("trainer", str(trial.directory / "config.json"))
 

@@ -112,7 +112,7 @@ class Trainer(ABC):
     @property
     def axes(self) -> Sequence[str]:
         """Parameters that are further parallel axes, innermost first, between tp and dp."""
-        return ()
+        return self.spec.axes
 
     @property
     def constraints(self) -> Sequence[str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from analysis.report.trajectory import trajectory
-from benchmarks.search.figure9 import HOUR_S, TABLE_4, course, picture, simulate
+from benchmarks.search.figure9 import HOUR_S, TABLE_4, course, failure_share, picture, simulate
 from search_spaces import load_space
 from workflows.search.budget import Budget
 from workflows.simulation.workload import simulated_launcher
@@ -54,6 +55,12 @@ def tflops_of_recipe(options: str) -> float:
     workload = simulated_launcher(load_space(WIDE), f"{options},time=1h").workload
     price = workload.price(RECIPE)
     return float(workload.figures(RECIPE, [price.step_time_s], price.peak_bytes)["tflops_per_gpu"])
+
+
+def test_the_failure_share_is_of_the_last_window_and_ignores_lost_nodes() -> None:
+    kinds = pd.Series(["oom", "ok", "node_failure", "crash", "ok", "ok", "ok"])
+    expected = [1, 1 / 2, 1 / 2, 2 / 3, 2 / 4, 2 / 5, 1 / 5]
+    assert failure_share(kinds).tolist() == pytest.approx(expected)
 
 
 def test_the_picture_has_a_column_for_every_policy_and_both_kinds_of_ends() -> None:

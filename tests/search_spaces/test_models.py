@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from foundation.documents import read_document
-from foundation.records import validate
 from search_spaces import SpaceError, load_space
 from search_spaces.language.model import ModelShape
 from search_spaces.language.schema import ModelFile
-from search_spaces.shipped import SHIPPED
+from search_spaces.shipped import read_named
 from trainer.plan.flops import model_flops
 from trainer.plan.jobs import jobs, joined
 from trainer.plan.model import ModelConfig
@@ -20,7 +18,7 @@ from trainer.plan.sizes import model_weights
 
 
 def shape(name: str) -> ModelConfig:
-    return validate(ModelFile, read_document(SHIPPED / "models" / f"{name}.yaml")).config()
+    return read_named(ModelFile, "model", name).config()
 
 
 def text(model: Any, **trainer: Any) -> str:

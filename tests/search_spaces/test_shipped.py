@@ -16,7 +16,7 @@ from foundation.records import validate
 from search_spaces import SearchSpace, check, json_schema, load_space, shipped_records
 from search_spaces.cluster import Cluster
 from search_spaces.language.schema import ModelFile
-from search_spaces.shipped import SHIPPED
+from search_spaces.shipped import SHIPPED, read_named
 
 REQUIRED = {
     "tiny_cpu",
@@ -34,7 +34,7 @@ REQUIRED = {
 
 
 def model(name: str) -> ModelFile:
-    return validate(ModelFile, read_document(SHIPPED / "models" / f"{name}.yaml"))
+    return read_named(ModelFile, "model", name)
 
 
 def cluster(name: str) -> Cluster:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 from pathlib import Path
+from shlex import join
 
 import trainer
 from workflows.cli.arguments import UsageError, check_site, launched
@@ -12,6 +13,7 @@ from workflows.cli.arguments import UsageError, check_site, launched
 
 def preflight(arguments: Namespace) -> int:
     from workflows import preflight as measuring
+    from workflows.launching import first_nodes
 
     check_site(arguments)
     name = measuring.cluster_name(os.environ)
@@ -31,7 +33,7 @@ def preflight(arguments: Namespace) -> int:
             out.with_name(f"{out.stem}-preflight"), nodes, ranks, arguments.quick
         )
         if arguments.dry_run:
-            print(measuring.dry_run(launcher, spec))
+            print(join(launcher.command(spec, first_nodes(launcher, spec))))
             return 0
         return measuring.run_preflight(launcher, spec, out, name)
 

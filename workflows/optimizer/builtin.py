@@ -159,7 +159,7 @@ class MeshtunePolicy(Policy):
         return self.problem.space.raw(run.best.config) if enough and not wide else None
 
     def _trusts(self, model: ModelGuidedSearch, run: Run) -> bool:
-        return model.trusted(run)
+        return trusted(run, model.pricing)
 
     def _lesson(self, run: Run) -> Run:
         """The run that the model learns from."""
@@ -181,7 +181,7 @@ class MeshtunePolicy(Policy):
         if problem.pricing is None:
             return None
         try:
-            if not problem.pricing.prices_all_objectives:
+            if not all(problem.pricing.prices(each.key) for each in problem.space.objectives):
                 return None  # measurements alone say what is best, or where the front is
             return ModelGuidedSearch(
                 problem.pricing.supposing(), self._continuous.candidates, problem.seed

@@ -21,7 +21,6 @@ from analysis import (
     Run,
     acquisition,
     expected_gain,
-    trusted,
 )
 from foundation.quantities import counted
 from search_spaces import Candidates
@@ -44,12 +43,8 @@ class ModelGuidedSearch:
     """
 
     def __init__(self, pricing: Pricing, candidates: Candidates, seed: int) -> None:
-        self._pricing = pricing
+        self.pricing = pricing
         self._shortlist = CandidateSet.shortlist(pricing, candidates, seed)
-
-    def trusted(self, run: Run) -> bool:
-        """Whether the model may go on choosing."""
-        return trusted(run, self._pricing)
 
     def suggest(
         self,
@@ -68,11 +63,11 @@ class ModelGuidedSearch:
         if not len(rows):
             return None
         observations = Observations.of(run)
-        calibrated = model = observations.calibrated(self._pricing)
+        calibrated = model = observations.calibrated(self.pricing)
         rule, pending = "highest acquisition", len(run.trials) - len(observations.completed)
         if pending:
             model, rule = model.drawn(rng), "favourite of one of several models"
-        goal = Goal(self._pricing)
+        goal = Goal(self.pricing)
         if weights is not None:
             prediction = model.predict(self._shortlist.jobs[rows])
             goal = goal.towards(weights, prediction, observations.successes)
@@ -80,14 +75,14 @@ class ModelGuidedSearch:
         best = run.best if goal.single and run.best and run.best.positive else None
         at = int(np.argmax(acquisition(posterior, best)))
         expected = posterior.interval(at) | {"fits": float(posterior.feasibility[at])}
-        if self._pricing.space.subject_to:
+        if self.pricing.space.subject_to:
             expected["holds"] = float(posterior.satisfaction[at])
         if best and (gain := expected_gain(posterior, best, 1 + pending, calibrated, rng)):
             expected |= {"gain": gain.next, "left": gain.left}
         learned = "no trial yet"
         if observations.completed:
             learned = counted(len(observations.successes), "success")
-        if self._pricing.start:
-            learned += f", started from {self._pricing.start}"
+        if self.pricing.start:
+            learned += f", started from {self.pricing.start}"
         index = int(self._shortlist.indices[rows[at]])
         return Suggestion(index, f"{rule}, cost model after {learned}", expected)

@@ -51,7 +51,8 @@ class OptunaPolicy(Policy):
         if [_key(trial.config) for trial in trials] != self._proposed:
             self._begin()
             for number, trial in enumerate(trials):
-                self._tell(t for t in trials[:number] if _ended_before(t, trial))
+                known_t = trial.proposed_t
+                self._tell(t for t in trials[:number] if t.ended and (t.ended_t or 0.0) <= known_t)
                 self._repeat(_key(trial.config))
         self._tell(trials)
         key, why = self._ask(lambda key: self._may_come(key, max_nodes)), "TPE"
@@ -157,8 +158,3 @@ def distribution(parameter: Parameter) -> optuna.distributions.BaseDistribution:
 
 def _key(config: Mapping[str, Any]) -> Key:
     return tuple(config.items())
-
-
-def _ended_before(one: Trial, other: Trial) -> bool:
-    """Whether a trial's end was known when another was proposed."""
-    return one.ended and (one.ended_t or 0.0) <= other.proposed_t

@@ -138,19 +138,13 @@ def of_results(run: Run) -> Landscape:
     if not columns:
         raise TableError(f"{run.where}: nothing to replay: there is no trial with a parameter")
     _check_combinations(run.where, {n: len(set(columns[to])) for n, to in names.items()})
-    content = {
-        "version": 1,
-        "name": "replay",
-        "trainer": {"command": ["recorded"]},
-        "parameters": {name: _distinct(cells) for name, cells in columns.items()},
-        "objective": {"maximize" if run.maximize else "minimize": KEY},
-        "subject_to": [bound.text for bound in run.subject_to],
-        "trial": {"timeout": "365d"},  # what was recorded has ended
-    }
-    try:
-        space = load_space(content)
-    except SpaceError as error:
-        raise TableError(f"{run.where}: no space has such values: {error}") from None
+    space = recorded_space(
+        f"{run.where}: no space has such values",
+        trainer={"command": ["recorded"]},
+        parameters={name: _distinct(cells) for name, cells in columns.items()},
+        objective={"maximize" if run.maximize else "minimize": KEY},
+        subject_to=[bound.text for bound in run.subject_to],
+    )
 
     def recorded() -> Iterator[tuple[Mapping[str, Any], Answer]]:
         for row, trial in enumerate(trials):
@@ -158,6 +152,16 @@ def of_results(run: Run) -> Landscape:
             yield config, Answer.of(trial)
 
     return Landscape.of(run.space, space, recorded()).checked(run.where)
+
+
+def recorded_space(problem: str, **sections: Any) -> SearchSpace:
+    """The space of recorded trials; raises TableError that begins with the ``problem``."""
+    # What was recorded has ended.
+    content = {"version": 1, "name": "replay", "trial": {"timeout": "365d"}, **sections}
+    try:
+        return load_space(content)
+    except SpaceError as error:
+        raise TableError(f"{problem}: {error}") from None
 
 
 def _check_combinations(where: str, values: Mapping[str, int]) -> None:

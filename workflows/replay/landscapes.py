@@ -14,10 +14,10 @@ import numpy as np
 from analysis import Run, Table, TableError, read_csv, read_results, read_tables, results_run
 from foundation.documents import as_written, plain_scalar
 from foundation.messages import listed, shown
-from search_spaces import SearchSpace, SpaceError, load_space
+from search_spaces import SearchSpace, load_space
 from trainer.plan.axes.mesh import beside_dp
 from trainer.plan.jobs import BY_HABIT, RECOMPUTE
-from workflows.replay.landscape import Answer, Landscape, of_results
+from workflows.replay.landscape import Answer, Landscape, of_results, recorded_space
 
 _VARIED = (*beside_dp(), "vpp", "mbs", "gas", "zero_stage", "sequence_parallel", "recompute")
 _MODEL = ("num_layers", "hidden_size", "num_heads", "kv_heads", "ffn_size", "vocab_size")
@@ -209,21 +209,13 @@ def _space(
     if jobs.model.mixture is not None:
         model |= {name: int(n[0]) for name, n in zip(_EXPERTS, jobs.model.mixture, strict=False)}
     cluster.pop("source", None)
-    content = {
-        "version": 1,
-        "name": "replay",
-        "description": key,
-        "model": model,
-        "cluster": cluster,
-        "trainer": {"command": ["recorded"], "framework": _framework(table)},
-        "parameters": {name: sorted({row[name] for row in rows}) for name in rows[0]},
-        "objective": {"maximize": "tokens_per_second"},
-        "trial": {"timeout": "365d"},  # what was recorded has ended
-        "allow": ["tp_across_nodes"],
-    }
-    try:
-        return load_space(content)
-    except SpaceError as error:
-        raise TableError(
-            f"{table.name}: landscape {as_written(key)} is no space: {error}"
-        ) from None
+    return recorded_space(
+        f"{table.name}: landscape {as_written(key)} is no space",
+        description=key,
+        model=model,
+        cluster=cluster,
+        trainer={"command": ["recorded"], "framework": _framework(table)},
+        parameters={name: sorted({row[name] for row in rows}) for name in rows[0]},
+        objective={"maximize": "tokens_per_second"},
+        allow=["tp_across_nodes"],
+    )

@@ -16,12 +16,10 @@ from analysis.cost.memory import MemoryConstants, memory
 from analysis.cost.model import CostModel
 from analysis.prediction.columns import unpriced_parameters
 from analysis.prediction.pricing import NotPricedError, Pricing
-from foundation.documents import read_document
-from foundation.records import validate
 from search_spaces import Cluster, SearchSpace, check, load_space
 from search_spaces.known import framework_named
 from search_spaces.language.schema import ModelFile
-from search_spaces.shipped import SHIPPED
+from search_spaces.shipped import read_named
 from trainer.plan.axes.ep import dispatched_bytes
 from trainer.plan.jobs import (
     ALL_TO_ALL,
@@ -44,7 +42,7 @@ PLAN = {"tp": 1, "pp": 4, "dp": 16, "mbs": 1, "gas": 16, "zero_stage": 1}
 
 
 def shape(name: str) -> ModelConfig:
-    return validate(ModelFile, read_document(SHIPPED / "models" / f"{name}.yaml")).config()
+    return read_named(ModelFile, "model", name).config()
 
 
 def plan(model: str = "qwen3_235b_a22b", **changes: Any) -> Jobs:

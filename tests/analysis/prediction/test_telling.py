@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.prediction import telling as module
+from analysis.prediction import pricing as module
 from analysis.prediction.pricing import Pricing
-from analysis.prediction.telling import telling
 from analysis.run.trial import Trial
 from search_spaces import Candidates, load_space
 
@@ -24,7 +23,7 @@ def test_every_success_of_a_large_run_teaches_and_the_failures_that_need_least(
         for n, config in enumerate(configs)
     ]
     trials.append(Trial(300, dict(configs[0]), 0.0, kind="crash"))
-    chosen = [t.number for t in telling(pricing, trials)]
+    chosen = [t.number for t in pricing.telling(trials)]
     assert chosen == sorted(chosen) and set(range(0, 300, 9)) < set(chosen)
     failed = {n for n in range(300) if n % 9}
     near = failed & set(chosen)
@@ -38,4 +37,4 @@ def test_of_too_many_successes_some_teach_evenly_over_the_run(
     monkeypatch.setattr(module, "SUCCESSES", 5)
     pricing = Pricing(load_space("gpt_22b_frontier"))
     trials = [Trial(n, {}, 0.0, kind="ok", objective=1.0) for n in range(41)]
-    assert [t.number for t in telling(pricing, trials)] == [0, 10, 20, 30, 40]
+    assert [t.number for t in pricing.telling(trials)] == [0, 10, 20, 30, 40]

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from analysis.pareto import non_dominated
-from analysis.report.front import figure
+from analysis.report.figures import front as figure
 from analysis.report.page import write_report
 from analysis.run.fold import Run, read_run
 from support.run_book import RunBook

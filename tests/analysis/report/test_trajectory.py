@@ -7,7 +7,7 @@ import math
 import pandas as pd
 import pytest
 
-from analysis.report.trajectory import failure_window, failures, ranked_trials, trajectory
+from analysis.report.trajectory import failures, ranked_trials, trajectory
 from analysis.run.events import Closed
 from analysis.run.fold import read_run
 
@@ -26,16 +26,6 @@ def test_the_best_of_a_minimized_objective_goes_down(build):
     best = trajectory(run)["best"].dropna()
     assert best.is_monotonic_decreasing and best.nunique() > 1
     assert best.iloc[-1] == run.best.objective == ranked_trials(run)[0].objective
-
-
-def test_the_failure_share_is_of_the_last_window_and_ignores_lost_nodes(journal):
-    book = journal()
-    kinds = ["oom", "ok", "node_failure", "crash", "ok", "ok", "ok"]
-    for trial, kind in enumerate(kinds):
-        book.run_one(trial, {"tp": trial}, kind, 1.0 if kind == "ok" else None)
-    share = trajectory(read_run(book.directory))["failure_share"]
-    assert failure_window(6) == 5
-    assert share.tolist() == pytest.approx([1, 1 / 2, 1 / 2, 2 / 3, 2 / 4, 2 / 5, 1 / 5])
 
 
 def test_time_between_sessions_is_left_out(journal):

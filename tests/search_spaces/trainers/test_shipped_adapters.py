@@ -17,7 +17,7 @@ from search_spaces import SearchSpace, SpaceError, load_space, shipped_records
 from search_spaces.language.adapter_schema import AdapterFile
 from search_spaces.language.schema import ModelFile
 from search_spaces.rules.facts import DERIVED
-from search_spaces.shipped import SHIPPED, known_file
+from search_spaces.shipped import known_file, read_named
 from search_spaces.trainers import config_files, model_keys, options
 from trainer.plan.model import ModelConfig
 
@@ -50,8 +50,7 @@ def record_of(name: str) -> AdapterFile:
 
 
 def model_named(name: str) -> ModelConfig:
-    document = read_document(SHIPPED / "models" / f"{name}.yaml", SpaceError)
-    return validate(ModelFile, document).config()
+    return read_named(ModelFile, "model", name).config()
 
 
 def values_of(adapter: AdapterFile) -> dict[str, list[Any]]:

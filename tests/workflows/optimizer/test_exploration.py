@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from analysis.prediction.acquisition import remaining_deviation
-from analysis.prediction.foretold import residual_log_sd
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.residual import ResidualProcess
-from analysis.prediction.trust import log_odds, trusted
+from analysis.prediction.trust import log_odds, residual_log_sd, trusted
 from analysis.run.fold import Run, read_run
 from analysis.run.trial import Trial
 from search_spaces import SearchSpace, load_space

@@ -14,14 +14,13 @@ import pytest
 from analysis.prediction.acquisition import improvement
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.start_up import StartUp
-from analysis.prediction.trust import MAX_UNFORESEEN_OOMS, PROBES
+from analysis.prediction.trust import MAX_UNFORESEEN_OOMS, PROBES, trusted as may_choose
 from analysis.report.outlook import Outlook
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import Objective, SearchSpace, load_space
 from search_spaces.points.candidates import Candidates
 from support.guided_search import Speed, ask, choosers, search, tell
-from workflows.optimizer.model_guided import ModelGuidedSearch
 from workflows.optimizer.policy import Proposal
 from workflows.optimizer.registry import make_policy
 from workflows.search.budget import SUCCESSES, Budget
@@ -157,7 +156,7 @@ def test_a_model_in_doubt_is_heard_again_if_it_ranks_what_others_chose(
     space: SearchSpace, predicted: Speed, power: float, trusted: bool
 ) -> None:
     """All trials are ten times off, in the model's order or in the opposite one."""
-    guided = ModelGuidedSearch(Pricing(space), Candidates(space), 0)
+    pricing = Pricing(space)
     drawn = Candidates(space).draw(200, np.random.default_rng(0), [], 64)
     believing = 3
     configs = [c for c in drawn if predicted(c)][: believing + PROBES]
@@ -170,10 +169,10 @@ def test_a_model_in_doubt_is_heard_again_if_it_ranks_what_others_chose(
             trial.expected = {"objective": told, "low": 0.7 * told, "high": told / 0.7, "fits": 1}
         run.trials[number] = trial
         if number == 1:
-            assert guided.trusted(run)
+            assert may_choose(run, pricing)
         elif believing <= number < believing + PROBES:
-            assert not guided.trusted(run)
-    assert guided.trusted(run) == trusted
+            assert not may_choose(run, pricing)
+    assert may_choose(run, pricing) == trusted
 
 
 @pytest.mark.parametrize(("measured", "trusted"), [(1.0, False), (1.8, True)])
@@ -181,22 +180,22 @@ def test_favourites_that_all_disappoint_alike_speak_against_the_model(
     space: SearchSpace, measured: float, trusted: bool
 ) -> None:
     """Each within its wide interval; others that are as slow would have been foreseen better."""
-    guided, run = ModelGuidedSearch(Pricing(space), Candidates(space), 0), Run(Path())
+    pricing, run = Pricing(space), Run(Path())
     configs = [*Candidates(space).draw(16, np.random.default_rng(0), [], 64)]
     for number, config in enumerate(configs, start=1):
         trial = Trial(number, config, 0.0, kind="ok", objective=measured + 0.001 * number)
         trial.expected = {"objective": 2.0, "low": 0.8, "high": 2.6, "fits": 1}
         run.trials[number] = trial
-    assert guided.trusted(run) == trusted
+    assert may_choose(run, pricing) == trusted
 
 
 def test_a_model_that_promises_room_where_there_is_none_hands_over(space: SearchSpace) -> None:
-    guided = ModelGuidedSearch(Pricing(space), Candidates(space), 0)
+    pricing = Pricing(space)
     run = Run(Path())
     for number, config in enumerate(Candidates(space).draw(9, np.random.default_rng(0), [], 64)):
         trial = Trial(number, config, 0.0, kind="oom", expected={"objective": 1.0, "fits": 0.99})
         run.trials[number] = trial
-        assert guided.trusted(run) == (number + 1 < MAX_UNFORESEEN_OOMS)
+        assert may_choose(run, pricing) == (number + 1 < MAX_UNFORESEEN_OOMS)
     assert not ask(make_policy(space, seed=0), run).expected  # nor does it say what fits
 
 
