@@ -126,14 +126,15 @@ def first_space(wanted: Wanted, file: str) -> First:
         )
     nodes = space.widths[-1]
     limits = (o[7:] for o in launched.batch_options if o.startswith("--time="))
-    time = own_time = next(limits, "")  # of the script's job
+    scripts_time = next(limits, "")
+    time = scripts_time
     with suppress(BatchError):  # the limit is a variable
         if not time or BatchJob.time_limit_s(time) < least_s(space):
             search_h = 0.0
             with suppress(SpaceError):  # no configuration is valid: `meshtune check` says why
                 search_h = (Estimate.of(space).expected_node_hours or 0.0) / nodes
             time = f"{math.ceil(least_s(space) / 60 + 60 * search_h)}m"
-    if time != own_time and own_time:
+    if scripts_time and time != scripts_time:
         shortest = math.ceil(least_s(space) / 60)
         notes.append(f"a job shorter than {shortest}m starts no trial: submit for that of several")
     profile = own.part.profile
@@ -160,9 +161,7 @@ class _Own:
     def trainer(self) -> dict[str, Any]:
         """Keys of a space's ``trainer`` section."""
         args = _lines(self.arguments) if self.arguments else ""
-        # Braces that hold an expression are doubled: a template is filled to the same text.
-        told = self.launched.environment.items()
-        env = {name: re.sub(r"\{([^{}]*)\}", r"{{\1}}", text) for name, text in told}
+        env = {name: _literal(text) for name, text in self.launched.environment.items()}
         keys = {
             "entry": self.entry,
             "config": self.config,
@@ -172,6 +171,11 @@ class _Own:
             "container": self.part.container,
         }
         return {key: value for key, value in keys.items() if value}
+
+
+def _literal(text: str) -> str:
+    """A template that is filled to the same text: braces that hold an expression are doubled."""
+    return re.sub(r"\{([^{}]*)\}", r"{{\1}}", text)
 
 
 def _own(wanted: Wanted, record: AdapterFile) -> _Own:

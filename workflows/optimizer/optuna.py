@@ -51,7 +51,7 @@ class OptunaPolicy(Policy):
         if [_key(trial.config) for trial in trials] != self._proposed:
             self._begin()
             for number, trial in enumerate(trials):
-                known_t = trial.proposed_t
+                known_t = trial.proposed_t  # what had ended when this one was proposed
                 self._tell(t for t in trials[:number] if t.ended and (t.ended_t or 0.0) <= known_t)
                 self._repeat(_key(trial.config))
         self._tell(trials)
