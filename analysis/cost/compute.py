@@ -48,7 +48,7 @@ class ComputeConstants(Constants):
     attention_share: float = constant(0.4, 0.5, "of the best product's rate, in flash attention")
     ring_share: float = constant(0.7, 0.4, "of that rate, where a ring cuts attention into blocks")
     memory_share: float = constant(0.85, 0.3, "of the memory's rate, in elementwise kernels")
-    score_bytes: float = constant(16, 0.5, "moved per attention score, without flash attention")
+    score_bytes: float = constant(11, 0.5, "moved per attention score, without flash attention")
     launch_s: float = constant(1e-3, 0.7, "of the host, for one layer's forward kernels")
     fp8_share: float = constant(
         0.75, 0.3, "of the rate that gemm_share gives, in products of 8 bits, which must be cast"

@@ -105,6 +105,23 @@ def test_layers_of_single_operations_move_what_torchs_kernels_do_beyond_fused_on
         assert alone / 3 == pytest.approx(more, rel=0.05)
 
 
+def test_attention_without_a_flash_kernel_moves_what_torchs_kernels_do() -> None:
+    """Scores, a softmax that masks them itself, dropout and values in 16 bits: of both passes a
+    third, as a backward pass is priced as two forward passes."""
+    length = 512
+    query, key, value = (
+        torch.ones(1, length, 1, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+    )
+    with _Moved() as moved:
+        kept, _ = torch.native_dropout(torch.bmm(query, key.mT).softmax(-1), 0.1, True)
+        out = torch.bmm(kept, value)
+    grad = torch.ones_like(out)
+    with moved:
+        out.backward(grad)
+    each = moved.num_bytes / length**2
+    assert each / 3 == pytest.approx(ComputeConstants().score_bytes, rel=0.05)
+
+
 def test_fused_kernels_and_chunked_losses_move_less() -> None:
     shape = {**SHAPE, "gated": True, "chunked_loss": np.array([False, True])}
     one = jobs(shape)
