@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -77,7 +77,7 @@ def first_space(wanted: Wanted, file: str) -> First:
     model = wanted.model or least.model
     if model is None:
         keys = {name: key.key for name, key in record.model.items()}
-        raise SpaceError(_no_model(wanted.adapter, keys, own.arguments, own.left_out))
+        raise SpaceError(_no_model(wanted.adapter, keys, stated.keys, own.left_out))
     batch = stated.batch()
     whole = partial(
         default_space, model, wanted.cluster, own.nodes or 1, record.framework,
@@ -198,11 +198,14 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
             if "=" not in word and word[:1] != "-"
             if before[:1] != "-" or "=" in before or word.endswith((".yaml", ".yml", ".json"))
         ]
+        if bare and len(files) > 1 and not own.config:
+            where = f"{shown(wanted.arguments)}: found {', '.join(files)}"
+            raise SpaceError(f"{where}: put their options into one file, and name it by --config")
         own.config = own.config or next(iter(files), "")
         if bare and record.file and record.file.required and not own.config:
             where = f"{shown(wanted.arguments)}: no configuration file of {record.name}"
             raise SpaceError(f"{where} is named: put these options into one, and pass it instead")
-        own.arguments = [w for w in words if ("=" in w if by_equals else w != own.config)]
+        own.arguments = [w for w in words if ("=" in w if by_equals else w not in files)]
     if record.file is not None and not own.config:
         own.config = _named_file(own.arguments, record.file.arguments)
         if own.config and not record.file.required and not Path(own.config).is_file():
@@ -249,14 +252,15 @@ def _named_file(arguments: list[str], naming: list[str]) -> str:
 
 
 def _no_model(
-    adapter: str, keys: Mapping[str, str], arguments: list[str], left_out: list[str]
+    adapter: str, keys: Mapping[str, str], options: Collection[str], left_out: list[str]
 ) -> str:
-    """A message on the keys of a model that the user's arguments lack."""
-    options = {word.lstrip("-").partition("=")[0] for word in arguments}
+    """A message on the keys of a model that the user's arguments or file lack."""
     needed = [name for name, field in ModelConfig.model_fields.items() if field.is_required()]
     lacking = [keys[name] for name in needed if name in keys and keys[name] not in options]
-    lacking = lacking if arguments else []
+    lacking = lacking if options else []
     said = f"not told {', '.join(lacking)}" if lacking else "told none, or not all of it"
+    if keys and not lacking and (unsaid := [name for name in needed if name not in keys]):
+        said += f": it has no option for {', '.join(unsaid)}"
     remedy = f": add --{lacking[0]}, or name the model" if len(lacking) == 1 else ""
     unread = [words for words in left_out if words.lstrip("-").split()[0] in lacking]
     reason = f"; no shell reads {', '.join(unread)}" if unread else ""

@@ -70,7 +70,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     Raises FileError if the file cannot be read, or a quote in it is not closed.
     """
     here = str(path.parent.absolute())
-    shell = _Shell(texts={"PWD": here, "SLURM_SUBMIT_DIR": here})
+    shell = _Shell(texts={"PWD": here, "SLURM_SUBMIT_DIR": here, "HOME": str(Path.home())})
     text = read_text(path, MAX_BYTES)
     if (start := _unclosed(text)) is not None:
         line = text.count("\n", 0, start) + 1
@@ -234,6 +234,8 @@ class _Shell:
         return [self._text(raw)]
 
     def _text(self, raw: str) -> str:
+        if raw[:2] == "~/":
+            raw = "$HOME" + raw[1:]
         parts = (part[0] for part in re.finditer(_PART + r"|\s|[;&|()<>]", raw, re.DOTALL))
         return "".join(self._part(part) for part in _joined(parts))
 

@@ -152,6 +152,11 @@ srun bash -c "$LAUNCHER train.py --batch $((WORLD*2)) \\
         ("accelerate launch --num_processes $WORLD --num_machines 4", 32),
         ("deepspeed --num_gpus 4", 16),
         ("torchrun --nproc_per_node auto", 0),
+        # a task is a node: its number is not that of the ranks
+        ("srun --ntasks-per-node=1 torchrun --nproc-per-node=8", 32),
+        ("srun --ntasks=4 torchrun --nproc-per-node=8", 32),
+        ("srun --ntasks-per-node=1 accelerate launch --config_file a.yaml", 0),
+        ("srun --ntasks-per-node=8 python", 32),
     ],
 )
 def test_nodes_and_ranks_are_those_that_the_launcher_starts(
@@ -182,3 +187,16 @@ def test_ranks_are_those_that_a_trainers_command_is_told(
     (tmp_path / "launch.sh").write_text(line)
     launched = read(tmp_path / "launch.sh")
     assert (launched.ranks, len(launched.arguments)) == (ranks, arguments)
+
+
+def test_the_home_folder_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    (tmp_path / "launch.sh").write_text(
+        "source ~/conda.sh\nexport CACHE=~/cache\nDATA=$HOME/data\n"
+        "python ~/train.py --data $DATA --save '~/kept' --mask ~a\n"
+    )
+    launched = read(tmp_path / "launch.sh")
+    assert launched.entry == "/home/me/train.py"
+    assert launched.arguments == "--data /home/me/data --save ~/kept --mask ~a".split()
+    assert launched.environment == {"CACHE": "/home/me/cache"}
+    assert launched.set_up == ["source /home/me/conda.sh"]
