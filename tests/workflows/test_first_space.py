@@ -376,3 +376,27 @@ def test_a_command_in_a_here_document_is_read(here: Path) -> None:
     found = launch_script.read(here / "launch.sh")
     assert (found.entry, found.ranks) == ("/opt/train.py", 4)
     assert found.arguments == ["--num-layers", "4", "--hidden-size", "64"]
+
+
+def test_files_that_a_trainer_merges_are_not_taken_for_one(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """GPT-NeoX merges its files: what the others say would be missing from every trial."""
+    asked = ["init", "mine.yaml", "--adapter", "neox", "--cluster", "dgx_h100", "--args", "run.sh"]
+    (here / "run.sh").write_text("python ./deepy.py train.py -d configs 6-7B.yml local.yml\n")
+    assert main(asked) == 2
+    said = capsys.readouterr().err
+    assert "run.sh: found 6-7B.yml, local.yml: put their options into one file, and name it" in said
+    sizes = "'num-layers': 2, 'hidden-size': 64, 'num-attention-heads': 2, 'seq-length': 32"
+    (here / "one.yml").write_text(f"{{{sizes}}}\n")
+    assert main([*asked, "--config", "one.yml"]) == 2
+    assert "neox is told none, or not all of it: it has no option for vocab_size" in (
+        capsys.readouterr().err
+    )
+    (here / "m.yaml").write_text(
+        "{num_layers: 2, hidden_size: 64, num_heads: 2, seq_length: 32, vocab_size: 512,\n"
+        " positions: learned, tied_embeddings: true}\n"
+    )
+    assert main([*asked, "--config", "one.yml", "--model", "m.yaml"]) == 0
+    command = load_space(here / "mine.yaml").trainer.command or []
+    assert "train.py" in command and not {"6-7B.yml", "local.yml", "deepy.py"} & {*command}
