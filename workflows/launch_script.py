@@ -37,6 +37,7 @@ _SEVERAL = re.compile(r"(?i)\$\{?(?:[@*]|\w*(?:ARG|OPT|FLAG|OVERRIDE|EXTRA)\w*)"
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\})")
 _QUOTED_COMMAND = re.compile(r"\s--\w|\.py\s")  # bash -c "torchrun train.py --bf16"
+_OUTPUT = re.compile(rf"\$\({_CODE}\)")  # of a command, as a value
 _SET_UP = re.compile(rf"(?:{'|'.join(WORDS['set up'])})\s")
 _OF_LAUNCHER = re.compile("|".join(WORDS["of the launcher"]))
 
@@ -209,7 +210,7 @@ class _Shell:
                 self.before[len(self.commands) - 1][name] = self.texts[name]
             return
         for word in self._words(raw):
-            if self.depth < DEEPEST and _QUOTED_COMMAND.search(word):
+            if self.depth < DEEPEST and _QUOTED_COMMAND.search(_OUTPUT.sub("", word)):
                 outer = len(self.commands) - 1
                 self.commands.append([])
                 self.depth += 1

@@ -66,6 +66,13 @@ torchrun --nproc_per_node=${NGPU} --rdzv_endpoint="localhost:0" --role rank --te
             "--job.config_file ./llama.toml --compile.enable",
             ["$overrides"],
         ),
+        (  # torchtitan's own script for Slurm: the output of a command is no command
+            'IP=$(srun -N1 --ntasks=1 hostname --ip-address)\n'
+            'srun torchrun --nproc_per_node 8 --rdzv_endpoint "$IP:29500" -m torchtitan.train --a 1',
+            "torchtitan.train",
+            "--a 1",
+            [],
+        ),
         ("--num-layers 4 \\\n--bf16\n--lr 3e-4\n", "", "--num-layers 4 --bf16 --lr 3e-4", []),
         ("ARGS=(\n --num-layers 4\n --bf16)\n", "", "--num-layers 4 --bf16", []),
         (
@@ -152,6 +159,7 @@ srun bash -c "$LAUNCHER train.py --batch $((WORLD*2)) \\
         ("accelerate launch --num_processes $WORLD --num_machines 4", 32),
         ("deepspeed --num_gpus 4", 16),
         ("torchrun --nproc_per_node auto", 0),
+        ("torchrun --nproc_per_node 8 --rdzv_endpoint $(srun -N1 --ntasks=1 hostname)", 32),
         # a task is a node: its number is not that of the ranks
         ("srun --ntasks-per-node=1 torchrun --nproc-per-node=8", 32),
         ("srun --ntasks=4 torchrun --nproc-per-node=8", 32),
