@@ -35,7 +35,8 @@ DEVICE_OOM_IN_LOGS = (
     # XLA and TensorFlow warn with the same words; an exception begins its line.
     r"(?m:^(?:\[rank\d+\]: *)?(?:[\w.]{0,100}OutOfMemoryError: |[\w.]{1,100}Error: (?:(?>.{0,80}?"
     r"RESOURCE_EXHAUSTED: )(?:\w{3,4} )?|(?:CUDA|HIP|XPU|NPU|HPU|HBM|GPU) ))"
-    r"(?:[Oo]ut of memory|OOM when allocating|Error allocating device buffer))",
+    r"(?:[Oo]ut of memory|OOM when allocating|Error allocating device buffer"
+    r"|Failed to allocate request for|Attempting to (?:reserve|allocate) [\d.]{1,20}[KMGT]))",
 )
 
 DEVICE_OOM_IN_ERRORS = (
@@ -60,6 +61,8 @@ HOST_OOM_IN_LOGS = (
     r"\bmemory allocation of \d{1,20} bytes failed",  # Rust, so tokenizers
     r"cannot allocate memory for thread-local data|cannot map zero-fill pages",  # the loader
     r"OpenBLAS error: Memory allocation",
+    r"insufficient shared memory \(shm\)|workers are out of shared memory",  # torch's loader
+    r"was killed due to the node running low on memory",  # Ray, so verl and OpenRLHF
 )
 
 PERHAPS_DEVICE_OOM = (
