@@ -31,6 +31,7 @@ class Metrics:
         self._result = result
 
     unit = staticmethod(units.unit)
+    scaled = staticmethod(units.scaled)
 
     @staticmethod
     def possible(value: float) -> bool:

@@ -126,7 +126,8 @@ class _Adapting:
         """Refuse a word that no option stands for: trials would run as if it were not there."""
         field = _WORDS.get(name)
         words = None if field is None else numbered(field.annotation)
-        if words is None or any(f"{{{name}}}" in text for each in settings for text in _texts(each)):
+        texts = [text for each in settings for text in _texts(each)]
+        if words is None or any(f"{{{name}}}" in text for text in texts):
             return
         meant = re.findall(r"'(\w+)'", " ".join(each.when or "" for each in settings))
         accepted = sorted({*words, *meant})

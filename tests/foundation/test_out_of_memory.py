@@ -47,7 +47,7 @@ def test_unmistakable_words_count_in_exceptions_and_in_logs(text: str) -> None:
         "jaxlib.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1",
         "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Failed to allocate request for "
         "2.99GiB (3206250496B) on device ordinal 0",
-        "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Attempting to reserve 10.51G at the bottom",
+        "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Attempting to reserve 10.51G at the",
         "RuntimeError: DataLoader worker (pid 7579) is killed by signal: Bus error. It is possible "
         "that dataloader's workers are out of shared memory. Please try to raise your limit.",
         "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",

@@ -151,7 +151,9 @@ def test_a_python_that_is_named_by_its_path_is_the_first_on_the_path_of_trials(
     assert not Site.load("mine-site.yaml").setup
 
 
-@pytest.mark.parametrize("agent", ["torchrun --nproc_per_node 8", "python -m torch.distributed.run"])
+@pytest.mark.parametrize(
+    "agent", ["torchrun --nproc_per_node 8", "python -m torch.distributed.run"]
+)
 def test_cores_and_gpus_of_a_task_that_is_a_node_are_no_ranks(agent: str) -> None:
     """The job has 96 cores on a node: eight ranks of 96 each would never start."""
     asked = "#SBATCH -N 2 --ntasks-per-node=1 -c 96 --gpus-per-task=8\n"

@@ -67,8 +67,8 @@ torchrun --nproc_per_node=${NGPU} --rdzv_endpoint="localhost:0" --role rank --te
             ["$overrides"],
         ),
         (  # torchtitan's own script for Slurm: the output of a command is no command
-            'IP=$(srun -N1 --ntasks=1 hostname --ip-address)\n'
-            'srun torchrun --nproc_per_node 8 --rdzv_endpoint "$IP:29500" -m torchtitan.train --a 1',
+            "IP=$(srun -N1 --ntasks=1 hostname --ip-address)\n"
+            'srun torchrun --nproc_per_node 8 --rdzv_endpoint "$IP:1" -m torchtitan.train --a 1',
             "torchtitan.train",
             "--a 1",
             [],
@@ -205,6 +205,6 @@ def test_the_home_folder_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
     launched = read(tmp_path / "launch.sh")
     assert launched.entry == "/home/me/train.py"
-    assert launched.arguments == "--data /home/me/data --save ~/kept --mask ~a".split()
+    assert launched.arguments == ["--data", "/home/me/data", "--save", "~/kept", "--mask", "~a"]
     assert launched.environment == {"CACHE": "/home/me/cache"}
     assert launched.set_up == ["source /home/me/conda.sh"]
