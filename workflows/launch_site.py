@@ -101,10 +101,7 @@ def _others(options: Sequence[str], of_job: bool) -> list[str]:
 
 
 def _of_steps(part: SitePart, options: Sequence[str], tasks_are_nodes: bool) -> None:
-    """GPUs and cores of each rank; what srun says comes after what sbatch says.
-
-    What is said of tasks that are nodes does not hold for a rank.
-    """
+    """GPUs and cores of each rank, unless tasks are nodes; srun's options come after sbatch's."""
     for option in options:
         name, _, value = option.removeprefix("--").partition("=")
         if name == "cpus-per-task" and value.isdecimal() and not tasks_are_nodes:
