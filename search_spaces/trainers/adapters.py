@@ -26,13 +26,14 @@ from search_spaces.rules.facts import DERIVED
 from search_spaces.shipped import known_trainers, named
 from search_spaces.trainers import config_files, model_keys, options, templates
 from search_spaces.trainers.stated import StatedOptions
-from trainer.plan.annotations import numbered
+from trainer.plan.annotations import Open, numbered, of_field
 from trainer.plan.fields import Choices, OtherChoices
 from trainer.plan.layouts import chunks_per_rank
 from trainer.plan.model import ModelConfig
 from trainer.plan.stages import LAYOUT
 
-_WORDS = {**Choices.model_fields, **OtherChoices.model_fields}
+_FIELDS = {**Choices.model_fields, **OtherChoices.model_fields}
+_WORDS = {name: field for name, field in _FIELDS.items() if of_field(field, Open)}
 _MODULE = re.compile(r"(?!.*\.py$)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")  # trl.scripts.sft
 
 
