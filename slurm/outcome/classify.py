@@ -289,6 +289,9 @@ def _said(evidence: Evidence, before: Before) -> _Verdict | None:
         if text is None or text.before is not before:
             continue
         logs = evidence.stderr if text.stderr_only else _all_text(evidence)
+        own = _own_exception(evidence.stderr) if text.exception_only else ""
+        if _EXCEPTION.match(own) and not _OF_PEERS.search(own):
+            logs = own
         if found := text.pattern.search(logs):
             return _Verdict(kind, found.groupdict().get("message") or _line_of(found))
     return None
