@@ -100,6 +100,9 @@ def first_space(wanted: Wanted, file: str) -> First:
             f"no micro-batch is searched, as {wanted.adapter} has no option for it: add your "
             "script's to args, such as --batch-size {mbs}, and mbs to parameters"
         )
+    zero, own_zero = content["parameters"].get("zero_stage"), stated.parameters().get("zero_stage")
+    if isinstance(zero, list) and own_zero is not None:
+        content["parameters"]["zero_stage"] = sorted({*zero, own_zero})
     content |= {"trainer": trainer, "budget": {"trials": 20}}
     content["objective"] = least.objective.as_dict()
     del content["name"]  # the file's
@@ -114,6 +117,10 @@ def first_space(wanted: Wanted, file: str) -> First:
             alone = [e for e in space.constraints if e.names == {name}]
             fitting = [v for v in values if all(e.value({name: v}) for e in alone)]
             content["parameters"][name] = fitting
+    if own_zero not in (None, *content["parameters"].get("zero_stage", [own_zero])):
+        notes.append(
+            f"your zero_stage {own_zero} is not searched: {wanted.adapter}'s record lacks it"
+        )
     notes += [f"left out: {words}" for words in own.left_out]
     counts = own.ranks and own.nodes and not wanted.nodes
     per_node = own.ranks / own.nodes if counts else space.ranks_per_node

@@ -68,6 +68,38 @@ def test_a_launch_script_is_enough(here: Path, capsys: pytest.CaptureFixture[str
     assert "# what may vary" in (here / "mine.yaml").read_text()
 
 
+@pytest.mark.parametrize(
+    ("strategy", "stages"), [("optim_grads_params", (0, 1, 3)), ("optim", (0, 1))]
+)
+def test_megatrons_own_fsdp_is_searched_as_the_script_has_it(
+    here: Path, strategy: str, stages: tuple[int, ...]
+) -> None:
+    fsdp = f"--use-megatron-fsdp --data-parallel-sharding-strategy {strategy}"
+    script = SCRIPT.replace("--bf16", f"--bf16 --use-distributed-optimizer {fsdp}")
+    (here / "launch.sh").write_text(
+        script.replace("--bf16", "--bf16 --untie-embeddings-and-output-weights")
+    )
+    assert main(["init", "mine.yaml", *COMMON, "--args", "launch.sh"]) == 0
+    space = load_space(here / "mine.yaml")
+    assert space.parameters["zero_stage"].values == stages
+    config = {name: each.values[0] for name, each in space.parameters.items()}
+    config |= {"zero_stage": stages[-1]}
+    command = " ".join(space.command(config, "/t"))
+    assert "--use-megatron-fsdp" in command and "--use-torch-fsdp2" not in command
+    assert command.count(f"--data-parallel-sharding-strategy {strategy}") == 1
+    assert command.count("--use-distributed-optimizer") == 1
+    assert space.environment(config, "/t")["CUDA_DEVICE_MAX_CONNECTIONS"] == "8"
+
+
+def test_a_stage_that_a_record_lacks_is_told(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fsdp = "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads"
+    (here / "launch.sh").write_text(SCRIPT.replace("--bf16", f"--bf16 {fsdp}"))
+    assert main(["init", "mine.yaml", *COMMON, "--args", "launch.sh"]) == 0
+    assert "your zero_stage 2 is not searched: megatron-lm's record" in capsys.readouterr().out
+
+
 def test_nodes_are_those_that_the_script_asks_for(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
