@@ -31,6 +31,8 @@ DEVICE_OOM_IN_LOGS = (
     r"torch(?:\.\w{2,4})?\.OutOfMemoryError|(?:CUDA|HIP|XPU|NPU) out of memory\. Tried to allocate",
     r"(?m:^Error out of memory at line \d{1,6} in file )",  # bitsandbytes, which then exits
     r"Last error:\s{1,4}Failed to (?:CUDA|HIP|Cuda|hip) (?:host )?[mc]?alloc",  # else a warning
+    r"Error: No available memory for the cache blocks",  # vLLM
+    r"RESOURCE_EXHAUSTED: [^\n]{0,200}Ran out of memory in memory space",  # XLA's compiler
     r"(?:UR|ZE)_RESULT_ERROR_OUT_OF_DEVICE_MEMORY|MODULE:PT_DEVMEM Allocation failed",  # XPU, HPU
     # XLA and TensorFlow warn with the same words; an exception begins its line.
     r"(?m:^(?:\[rank\d+\]: *)?(?:[\w.]{0,100}OutOfMemoryError: |[\w.]{1,100}Error: (?:(?>.{0,80}?"
