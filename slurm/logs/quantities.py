@@ -26,7 +26,7 @@ _TIME |= {
     f"{unit}{per}{step}": _TIME[unit]
     for unit in ("s", "ms", "sec")
     for per in _PER
-    for step in ("it", "iter", "iteration", "step", "batch", "ba")
+    for step in ("it", "iter", "iteration", "step", "batch", "ba", "sample", "token")
 }
 _MEMORY = {"b": 1.0, "byte": 1.0, "bytes": 1.0} | {
     f"{prefix}{unit}": base**power
@@ -161,7 +161,7 @@ def quantity(number: str, beside: Beside, metric: str, unit: str | None, num_gpu
         )
     of_job = metric.endswith(("tokens_per_second", "samples_per_second"))
     gpus = num_gpus if of_job and _PER_GPU.search(words) else 1
-    if value and (seconds := _seconds_per(units, wanted.dimension, metric)):
+    if value and (seconds := _seconds_per(units, wanted.dimension)):
         return gpus / (value * magnitude * seconds)
     seen = _seen(units, wanted.dimension, metric)
     if unit is not None:
@@ -211,17 +211,13 @@ def _factor(unit: str, dimension: str) -> float | None:
     return None
 
 
-def _seconds_per(beside: Beside, dimension: str, metric: str) -> float | None:
+def _seconds_per(beside: Beside, dimension: str) -> float | None:
     """Seconds per step, sample or token, where the words beside a number say such a time."""
     before = _PER_GPU.sub("", beside.before).strip()
     found = re.match(_PERIOD, beside.after) or re.search(rf"(?<![\w/]){_PERIOD}$", before)
-    if found is None or not dimension.endswith("/s"):
+    if found is None or _factor(f"{found['thing']}/s", dimension) is None:
         return None
-    of = [d for d in _DIMENSIONS if _factor(f"{found['thing']}/s", d) is not None]
-    seconds = _factor(found["span"], "time") if of else None
-    if seconds and dimension not in of:
-        raise _of_another_kind(metric, dimension, found[0])
-    return seconds
+    return _factor(found["span"], "time")
 
 
 def _seen(beside: Beside, dimension: str, metric: str) -> _Unit | None:
@@ -236,15 +232,11 @@ def _seen(beside: Beside, dimension: str, metric: str) -> _Unit | None:
             )
             per_time = other == "time" and words.endswith(f"/{text}")  # such as throughput/sec
             if other and not per_time:
-                raise _of_another_kind(metric, dimension, text)
+                raise QuantityError(
+                    f"{metric!r} is of {dimension}; the log says {text.strip()!r} beside its "
+                    "number: match another number, or name the metric after what it is"
+                )
     return None
-
-
-def _of_another_kind(metric: str, dimension: str, said: str) -> QuantityError:
-    return QuantityError(
-        f"{metric!r} is of {dimension}; the log says {said.strip()!r} beside its number: match "
-        "another number, or name the metric after what it is"
-    )
 
 
 def _candidates(words: str, from_start: bool) -> list[str]:
