@@ -101,7 +101,7 @@ def first_space(wanted: Wanted, file: str) -> First:
             "script's to args, such as --batch-size {mbs}, and mbs to parameters"
         )
     zero, own_zero = content["parameters"].get("zero_stage"), stated.parameters().get("zero_stage")
-    if isinstance(zero, list) and own_zero is not None:
+    if isinstance(zero, list) and isinstance(own_zero, int):
         content["parameters"]["zero_stage"] = sorted({*zero, own_zero})
     content |= {"trainer": trainer, "budget": {"trials": 20}}
     content["objective"] = least.objective.as_dict()
@@ -117,10 +117,10 @@ def first_space(wanted: Wanted, file: str) -> First:
             alone = [e for e in space.constraints if e.names == {name}]
             fitting = [v for v in values if all(e.value({name: v}) for e in alone)]
             content["parameters"][name] = fitting
-    if own_zero not in (None, *content["parameters"].get("zero_stage", [own_zero])):
-        notes.append(
-            f"your zero_stage {own_zero} is not searched: {wanted.adapter}'s record lacks it"
-        )
+            if name == "zero_stage" and own_zero in set(values) - set(fitting):
+                notes.append(
+                    f"your ZeRO {own_zero} is not searched: {wanted.adapter}'s record lacks it"
+                )
     notes += [f"left out: {words}" for words in own.left_out]
     counts = own.ranks and own.nodes and not wanted.nodes
     per_node = own.ranks / own.nodes if counts else space.ranks_per_node
@@ -249,11 +249,16 @@ def _least_space(trainer: Mapping[str, Any], wanted: Wanted) -> SearchSpace:
 
 
 def _named_file(arguments: list[str], naming: list[str]) -> str:
-    """The configuration file that the arguments name by the option in ``naming``; or empty."""
+    """The configuration file that the arguments name by the option in ``naming``; or empty.
+
+    Raises SpaceError if the option stands there without one.
+    """
     option = next((text for text in reversed(naming) if text[:2] == "--"), "")
     for word, following in pairwise([*arguments, ""]):
         name, _, value = word.partition("=")
-        if option and name == option and (value or following[:2] != "--"):
+        if option and name == option:
+            if not value and following[:2] in ("--", ""):
+                raise SpaceError(f"{option} names no file here: write {option} FILE")
             return value or following
     return ""
 
@@ -268,7 +273,8 @@ def _no_model(
     said = f"not told {', '.join(lacking)}" if lacking else "told none, or not all of it"
     if keys and not lacking and (unsaid := [name for name in needed if name not in keys]):
         said += f": it has no option for {', '.join(unsaid)}"
-    remedy = f": add --{lacking[0]}, or name the model" if len(lacking) == 1 else ""
+    remedy = f": add --{lacking[0]}, or" if len(lacking) == 1 else ":"
+    remedy += " name a shipped model, Hugging Face's config.json or a *.yaml"
     unread = [words for words in left_out if words.lstrip("-").split()[0] in lacking]
     reason = f"; no shell reads {', '.join(unread)}" if unread else ""
     return f"--model is missing: {adapter} is {said}{reason}{remedy}"

@@ -91,13 +91,25 @@ def test_megatrons_own_fsdp_is_searched_as_the_script_has_it(
     assert space.environment(config, "/t")["CUDA_DEVICE_MAX_CONNECTIONS"] == "8"
 
 
+def test_an_option_without_its_file_and_a_model_without_a_name_are_told(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "launch.sh").write_text("torchrun train.py --deepspeed --deepspeed_config ds.json\n")
+    args = ["init", "mine.yaml", "--cluster", "dgx_h100", "--args", "launch.sh", "--adapter"]
+    assert main([*args, "transformers", "--model", "llama_8b"]) != 0
+    assert "--deepspeed names no file here: write --deepspeed FILE" in capsys.readouterr().err
+    (here / "launch.sh").write_text("torchrun pretrain_gpt.py --bf16\n")
+    assert main([*args, "megatron-lm"]) != 0
+    assert "a shipped model, Hugging Face's config.json or a *.yaml" in capsys.readouterr().err
+
+
 def test_a_stage_that_a_record_lacks_is_told(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fsdp = "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads"
     (here / "launch.sh").write_text(SCRIPT.replace("--bf16", f"--bf16 {fsdp}"))
     assert main(["init", "mine.yaml", *COMMON, "--args", "launch.sh"]) == 0
-    assert "your zero_stage 2 is not searched: megatron-lm's record" in capsys.readouterr().out
+    assert "your ZeRO 2 is not searched: megatron-lm's record" in capsys.readouterr().out
 
 
 def test_nodes_are_those_that_the_script_asks_for(
