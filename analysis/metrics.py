@@ -32,6 +32,7 @@ class Metrics:
         self._result = result
 
     unit = staticmethod(units.unit)
+    scaled = staticmethod(units.scaled)
 
     @staticmethod
     def possible(value: float) -> bool:

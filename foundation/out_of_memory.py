@@ -31,11 +31,14 @@ DEVICE_OOM_IN_LOGS = (
     r"torch(?:\.\w{2,4})?\.OutOfMemoryError|(?:CUDA|HIP|XPU|NPU) out of memory\. Tried to allocate",
     r"(?m:^Error out of memory at line \d{1,6} in file )",  # bitsandbytes, which then exits
     r"Last error:\s{1,4}Failed to (?:CUDA|HIP|Cuda|hip) (?:host )?[mc]?alloc",  # else a warning
+    r"Error: No available memory for the cache blocks",  # vLLM
+    r"RESOURCE_EXHAUSTED: [^\n]{0,200}Ran out of memory in memory space",  # XLA's compiler
     r"(?:UR|ZE)_RESULT_ERROR_OUT_OF_DEVICE_MEMORY|MODULE:PT_DEVMEM Allocation failed",  # XPU, HPU
     # XLA and TensorFlow warn with the same words; an exception begins its line.
     r"(?m:^(?:\[rank\d+\]: *)?(?:[\w.]{0,100}OutOfMemoryError: |[\w.]{1,100}Error: (?:(?>.{0,80}?"
     r"RESOURCE_EXHAUSTED: )(?:\w{3,4} )?|(?:CUDA|HIP|XPU|NPU|HPU|HBM|GPU) ))"
-    r"(?:[Oo]ut of memory|OOM when allocating|Error allocating device buffer))",
+    r"(?:[Oo]ut of memory|OOM when allocating|Error allocating device buffer"
+    r"|Failed to allocate request for|Attempting to (?:reserve|allocate) [\d.]{1,20}[KMGT]))",
 )
 
 DEVICE_OOM_IN_ERRORS = (
@@ -60,6 +63,8 @@ HOST_OOM_IN_LOGS = (
     r"\bmemory allocation of \d{1,20} bytes failed",  # Rust, so tokenizers
     r"cannot allocate memory for thread-local data|cannot map zero-fill pages",  # the loader
     r"OpenBLAS error: Memory allocation",
+    r"insufficient shared memory \(shm\)|workers are out of shared memory",  # torch's loader
+    r"was killed due to the node running low on memory",  # Ray, so verl and OpenRLHF
 )
 
 PERHAPS_DEVICE_OOM = (

@@ -34,6 +34,7 @@ Several = TypeVar("Several")
 _ACCEPTED: dict[str, str] = read_document(Path(__file__).with_suffix(".yaml")).root.plain()
 _MAX_REPORTED = 7
 _MAX_SHOWN = 100
+_YAML_1_1 = {"no": "false", "off": "false", "yes": "true", "on": "true"}  # booleans before 1.2
 _UNION_TAG = re.compile(r"<[a-z0-9]+>")  # our names for the members of a union, not keys
 
 
@@ -143,6 +144,8 @@ def _placed(
     elif mistake["type"] == "extra_forbidden":
         fields = _fields(record, mistake["loc"][:-1])
         what = f"unknown key, accepted: {', '.join(fields)}{nearest(str(path[-1]), fields)}"
+        if len(path) > 1 and path[-1] in _fields(record, ()):
+            what += f"; '{path[-1]}' is a key of the file itself, beside '{path[0]}'"
     elif mistake["type"] == "missing":
         what = f"key '{path.pop()}' is missing"
     else:
@@ -170,6 +173,8 @@ def wrong_value(mistake: Mapping[str, Any]) -> str:
         accepted += " item" if accepted.endswith(" 1") else " items"
     if kind == "string_type" and isinstance(value, int | float):
         accepted += "; put text in quotes"
+    if kind in ("bool_type", "model_type") and (meant := _YAML_1_1.get(str(value).lower())):
+        accepted += f"; that is text, the boolean is {meant}"
     return f"found {as_written(value)}, accepted {accepted}"
 
 

@@ -16,6 +16,10 @@ from search_spaces.space import SearchSpace
 _WORK_PER_TIME = re.compile(r"(?:tokens|samples)_per_second|tflops|_per_token$|\bmfu$")
 _OF_WHOLE_JOB = ("tokens_per_second", "samples_per_second")
 _STEPS = re.compile(r"step_time|steps_per_second")
+_BETTER = {  # whether more of it is better
+    True: re.compile(r"(?:tokens|samples|steps|batches|epochs)_per_second|tflops|\bmfu$"),
+    False: re.compile(r"step_time|_per_token$|loss$"),
+}
 
 
 def notes(space: SearchSpace) -> Iterator[str]:
@@ -27,6 +31,10 @@ def notes(space: SearchSpace) -> Iterator[str]:
             f"the trainer's command does not depend on {name}: trials that differ only in it are "
             f"the same; pass {{{name}}} on, or give it one value"
         )
+    for one in space.objectives:
+        if _BETTER[not one.maximize].search(one.key):
+            said, meant = ("maximize", "minimize") if one.maximize else ("minimize", "maximize")
+            yield f"{said}: {one.key} looks for the worst: {meant} it"
     yield from _decided_beforehand(space)
     for argument in misplaced(space):
         yield (

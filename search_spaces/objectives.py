@@ -82,6 +82,11 @@ def bounds_of(
                 "constraints",
             )
         _check_key(document, file, bound.key, path, found)
+        unit = text.rstrip()[-1].isalpha()
+        if bound.key.endswith("_bytes") and 0 < bound.value < 1 << 20 and not unit:
+            raise document.error(
+                path, f"found {as_written(text)}: write its unit, such as GiB or B"
+            )
         bounds.append(bound)
     return tuple(bounds)
 

@@ -30,17 +30,18 @@ def of_best(source: Path, adapter: str | None, script: Path | None = None) -> tu
         if run.best is None:
             raise ConfigError(f"{source}: {run.no_best}, so there is nothing to export")
         config, folder = dict(run.best.config), RunFolder(source)
+        how = " of a simulated search" if run.launcher == "simulate" else ""
     else:
         found = Best.parameters_in(source)
         if found is None:
             raise ConfigError(f"{source}: accepted a run's folder, or the best.yaml of its report")
-        config, folder = found, RunFolder.holding(source)
+        config, folder, how = found, RunFolder.holding(source), ""
     space = load_space(folder.space_file)
     try:
         nodes = counted(space.num_nodes(config), "node")
     except ValueError as error:
         raise SpaceError(f"{source}: {error}") from None
-    what = f"{space.name}: {config_text(config)}; {nodes} of {space.ranks_per_node} ranks"
+    what = f"{space.name}: {config_text(config)}; {nodes} of {space.ranks_per_node} ranks{how}"
     known = shipped_records("adapter")
     logged = space.trainer.result and space.trainer.result.format
     adapter = adapter or space.trainer.made_by or (logged if logged in known else None)

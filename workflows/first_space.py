@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -78,7 +78,7 @@ def first_space(wanted: Wanted, file: str) -> First:
     model = wanted.model or least.model
     if model is None:
         keys = {name: key.key for name, key in record.model.items()}
-        raise SpaceError(_no_model(wanted.adapter, keys, own.arguments, own.left_out))
+        raise SpaceError(_no_model(wanted.adapter, keys, stated.keys, own.left_out))
     batch, launched = stated.batch(), own.launched
     nodes = wanted.nodes or launched.nodes or 1
     whole = partial(
@@ -102,6 +102,9 @@ def first_space(wanted: Wanted, file: str) -> First:
             f"no micro-batch is searched, as {wanted.adapter} has no option for it: add your "
             "script's to args, such as --batch-size {mbs}, and mbs to parameters"
         )
+    zero, own_zero = content["parameters"].get("zero_stage"), stated.parameters().get("zero_stage")
+    if isinstance(zero, list) and isinstance(own_zero, int):
+        content["parameters"]["zero_stage"] = sorted({*zero, own_zero})
     content |= {"trainer": trainer, "budget": {"trials": 20}}
     content["objective"] = least.objective.as_dict()
     del content["name"]  # the file's
@@ -116,6 +119,10 @@ def first_space(wanted: Wanted, file: str) -> First:
             alone = [e for e in space.constraints if e.names == {name}]
             fitting = [v for v in values if all(e.value({name: v}) for e in alone)]
             content["parameters"][name] = fitting
+            if name == "zero_stage" and own_zero in set(values) - set(fitting):
+                notes.append(
+                    f"your ZeRO {own_zero} is not searched: {wanted.adapter}'s record lacks it"
+                )
     notes += [f"left out: {words}" for words in own.left_out]
     counts = launched.ranks and launched.nodes and not wanted.nodes
     per_node = launched.ranks / nodes if counts else space.ranks_per_node
@@ -198,11 +205,14 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
             if "=" not in word and word[:1] != "-"
             if before[:1] != "-" or "=" in before or word.endswith((".yaml", ".yml", ".json"))
         ]
+        if bare and len(files) > 1 and not own.config:
+            where = f"{shown(wanted.arguments)}: found {', '.join(files)}"
+            raise SpaceError(f"{where}: put their options into one file, and name it by --config")
         own.config = own.config or next(iter(files), "")
         if bare and record.file and record.file.required and not own.config:
             where = f"{shown(wanted.arguments)}: no configuration file of {record.name}"
             raise SpaceError(f"{where} is named: put these options into one, and pass it instead")
-        own.arguments = [w for w in words if ("=" in w if by_equals else w != own.config)]
+        own.arguments = [w for w in words if ("=" in w if by_equals else w not in files)]
     if record.file is not None and not own.config:
         own.config = _named_file(own.arguments, record.file.arguments)
         if own.config and not record.file.required and not Path(own.config).is_file():
@@ -234,25 +244,32 @@ def _least_space(trainer: Mapping[str, Any], wanted: Wanted) -> SearchSpace:
 
 
 def _named_file(arguments: list[str], naming: list[str]) -> str:
-    """The configuration file that the arguments name by the option in ``naming``; or empty."""
+    """The configuration file that the arguments name by the option in ``naming``; or empty.
+
+    Raises SpaceError if the option stands there without one.
+    """
     option = next((text for text in reversed(naming) if text[:2] == "--"), "")
     for word, following in pairwise([*arguments, ""]):
         name, _, value = word.partition("=")
-        if option and name == option and (value or following[:2] != "--"):
+        if option and name == option:
+            if not value and following[:2] in ("--", ""):
+                raise SpaceError(f"{option} names no file here: write {option} FILE")
             return value or following
     return ""
 
 
 def _no_model(
-    adapter: str, keys: Mapping[str, str], arguments: list[str], left_out: list[str]
+    adapter: str, keys: Mapping[str, str], options: Collection[str], left_out: list[str]
 ) -> str:
-    """A message on the keys of a model that the user's arguments lack."""
-    options = {word.lstrip("-").partition("=")[0] for word in arguments}
+    """A message on the keys of a model that the user's arguments or file lack."""
     needed = [name for name, field in ModelConfig.model_fields.items() if field.is_required()]
     lacking = [keys[name] for name in needed if name in keys and keys[name] not in options]
-    lacking = lacking if arguments else []
+    lacking = lacking if options else []
     said = f"not told {', '.join(lacking)}" if lacking else "told none, or not all of it"
-    remedy = f": add --{lacking[0]}, or name the model" if len(lacking) == 1 else ""
+    if keys and not lacking and (unsaid := [name for name in needed if name not in keys]):
+        said += f": it has no option for {', '.join(unsaid)}"
+    remedy = f": add --{lacking[0]}, or" if len(lacking) == 1 else ":"
+    remedy += " name a shipped model, Hugging Face's config.json or a *.yaml"
     unread = [words for words in left_out if words.lstrip("-").split()[0] in lacking]
     reason = f"; no shell reads {', '.join(unread)}" if unread else ""
     return f"--model is missing: {adapter} is {said}{reason}{remedy}"

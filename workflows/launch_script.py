@@ -37,6 +37,7 @@ _SEVERAL = re.compile(r"(?i)\$\{?(?:[@*]|\w*(?:ARG|OPT|FLAG|OVERRIDE|EXTRA)\w*)"
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\})")
 _QUOTED_COMMAND = re.compile(r"\s--\w|\.py\s")  # bash -c "torchrun train.py --bf16"
+_OUTPUT = re.compile(rf"\$\({_CODE}\)")  # of a command, as a value
 _SET_UP = re.compile(rf"(?:{'|'.join(WORDS['set up'])})\s")
 _OF_LAUNCHER = re.compile("|".join(WORDS["of the launcher"]))
 
@@ -71,7 +72,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     Raises FileError if the file cannot be read, or a quote in it is not closed.
     """
     here = str(path.parent.absolute())
-    shell = _Shell(texts={"PWD": here, "SLURM_SUBMIT_DIR": here})
+    shell = _Shell(texts={"PWD": here, "SLURM_SUBMIT_DIR": here, "HOME": str(Path.home())})
     text = read_text(path, MAX_BYTES)
     if (start := _unclosed(text)) is not None:
         line = text.count("\n", 0, start) + 1
@@ -210,7 +211,7 @@ class _Shell:
                 self.before[len(self.commands) - 1][name] = self.texts[name]
             return
         for word in self._words(raw):
-            if self.depth < DEEPEST and _QUOTED_COMMAND.search(word):
+            if self.depth < DEEPEST and _QUOTED_COMMAND.search(_OUTPUT.sub("", word)):
                 outer = len(self.commands) - 1
                 self.commands.append([])
                 self.depth += 1
@@ -235,6 +236,8 @@ class _Shell:
         return [self._text(raw)]
 
     def _text(self, raw: str) -> str:
+        if raw[:2] == "~/":
+            raw = "$HOME" + raw[1:]
         parts = (part[0] for part in re.finditer(_PART + r"|\s|[;&|()<>]", raw, re.DOTALL))
         return "".join(self._part(part) for part in _joined(parts))
 

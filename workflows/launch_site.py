@@ -10,7 +10,7 @@ from typing import Any
 
 from slurm import Site
 from workflows.launch_script import Launched
-from workflows.slurm_options import WORDS, options_and_rest
+from workflows.slurm_options import WORDS, by_agents, options_and_rest
 
 _OURS, _PYXIS, _OF_OUR_LINE = WORDS["ours"], WORDS["pyxis"], WORDS["of our line"]
 _PYTHON = re.compile(r"([^\s=:]+)/(?:python[\d.]*|torchrun|accelerate)")  # an environment's own
@@ -57,7 +57,7 @@ def site_part(launched: Launched, cluster: str) -> SitePart:
     rest = list(launched.launcher)
     if rest[:1] == ["srun"]:
         srun, rest = options_and_rest(rest[1:])
-    _of_steps(part, [*launched.batch_options, *srun])
+    _of_steps(part, [*launched.batch_options, *srun], by_agents(launched.launcher))
     containers = shipped.get("containers", {})
     found = _of_pyxis(part, srun) or _of_wrapper(part, rest, launched.batch_options)
     if part.image and found:
@@ -100,15 +100,15 @@ def _others(options: Sequence[str], of_job: bool) -> list[str]:
     ]
 
 
-def _of_steps(part: SitePart, options: Sequence[str]) -> None:
-    """GPUs and cores of each rank; what srun says comes after what sbatch says."""
+def _of_steps(part: SitePart, options: Sequence[str], tasks_are_nodes: bool) -> None:
+    """GPUs and cores of each rank, unless tasks are nodes; srun's options come after sbatch's."""
     for option in options:
         name, _, value = option.removeprefix("--").partition("=")
-        if name == "cpus-per-task" and value.isdecimal():
+        if name == "cpus-per-task" and value.isdecimal() and not tasks_are_nodes:
             part.profile["cpus_per_rank"] = int(value)
-        elif name == "gpus-per-task":
+        elif name == "gpus-per-task" and not tasks_are_nodes:
             part.profile["gpus"] = "per_task"
-        elif name == "gpus-per-node" or option.startswith("--gres=gpu"):
+        elif name in ("gpus-per-node", "gpus-per-task") or option.startswith("--gres=gpu"):
             part.profile.setdefault("gpus", "per_node")
         elif name == "export" and value not in ("ALL", "all"):
             part.left_out.append(option)

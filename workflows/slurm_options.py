@@ -51,7 +51,7 @@ def program(words: list[str]) -> tuple[str, bool, list[str], list[str]]:
     """A command's script or module, whether it is a module, its arguments, and its launcher's."""
     known = WORDS["commands"] if words and words[0] not in WORDS["no trainers"] else {}
     for index, word in enumerate(words):
-        if word.endswith(".py"):
+        if word.endswith(".py") and Path(word).name not in WORDS["launchers"]:
             return word, False, words[index + 1 :], words[: index + 1]
         if index and words[index - 1] in ("-m", "--module") and word not in WORDS["launchers"]:
             return word, True, words[index + 1 :], words[: index + 1]
@@ -76,8 +76,18 @@ def number(words: Sequence[str], *options: str) -> int:
     return 0
 
 
+def by_agents(launcher: Sequence[str]) -> bool:
+    """Whether a launcher's tasks are whole nodes, whose ranks torchrun or the like starts."""
+    agents = {*WORDS["agents"], *WORDS["launchers"], *WORDS["commands"]}
+    return not agents.isdisjoint(Path(word).name for word in launcher)
+
+
 def ranks_of(launcher: Sequence[str], nodes: int, tasks: int) -> int:
-    """Ranks that a launcher starts; torchrun's and DeepSpeed's are of each node."""
-    total = number(launcher, "num_processes", "ntasks")
-    of_a_node = number(launcher, "nproc_per_node", "num_gpus", "ntasks_per_node") or tasks
+    """Ranks that a launcher starts, 0 if unknown; torchrun's and DeepSpeed's are of each node."""
+    if by_agents(launcher):
+        total = number(launcher, "num_processes")
+        of_a_node = number(launcher, "nproc_per_node", "num_gpus")
+    else:
+        total = number(launcher, "ntasks")
+        of_a_node = number(launcher, "ntasks_per_node") or tasks
     return total or of_a_node * (nodes or 1)

@@ -93,7 +93,7 @@ def try_out(
     kind, objectives, _, message = judge(space, outcome, config)
     yield from _after(space, spec, outcome, kind, message)
     for key, value in objectives.items():
-        yield _line("objective", f"{key} = {number(value)} {Metrics.unit(key)}".rstrip())
+        yield _line("objective", _metric(key, value))
     try:
         prediction = Pricing(space).predict([config])
     except (NotPricedError, MissingFactError) as error:
@@ -146,11 +146,15 @@ def _after(
         except FoundNothingError as error:
             yield _line("not read", str(error))
         for found in reader.readings():
-            what = f"{found.metric} = {number(found.value)} {Metrics.unit(found.metric)}".rstrip()
+            what = _metric(found.metric, found.value)
             yield _line("read", f"{what}, of {found.counted} of {found.lines} lines in {log};")
             yield _line("", f"the last one: {found.last.strip()[:120]}")
     for note in notes(space):
         yield _line("note", note)
+
+
+def _metric(key: str, value: float) -> str:
+    return f"{key} = {number(Metrics.scaled(key, value))} {Metrics.unit(key)}".rstrip()
 
 
 def _line(label: str, text: str) -> str:

@@ -220,7 +220,7 @@ def _notes(pricing: Pricing) -> Iterator[str]:
     if unknown := [o.key for o in space.objectives if not pricing.prices(o.key)]:
         yield (
             f"note: the cost model does not predict {', '.join(unknown)}: DeepHyper searches, "
-            "among what is likely to fit; a speed called tokens_per_second would be predicted"
+            "among what is likely to fit; it predicts tokens_per_second and step_time_s.median, say"
         )
 
 

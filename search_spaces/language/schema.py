@@ -29,6 +29,15 @@ from trainer.plan.model import ModelConfig
 MAX_OBJECTIVES = 3  # few trials cannot find a front in more dimensions
 
 
+def _scalar(value: Any) -> Any:
+    if not isinstance(value, Scalar):
+        raise ValueError("accepted a number, text, true or false")
+    return value
+
+
+_One = Annotated[Scalar, BeforeValidator(_scalar)]  # whose mistakes are one, not each member's
+
+
 class ModelFile(ModelShape):
     """A model: its shape, its name and its source."""
 
@@ -84,7 +93,7 @@ class Ordered(Described):
 class Categories(Described):
     """Values without an order, such as numbers that are mere names."""
 
-    categories: list[Scalar] = Field(min_length=1)
+    categories: list[_One] = Field(min_length=1)
 
 
 _MAPPINGS: dict[str, type[Described]] = {
@@ -112,8 +121,8 @@ ParameterSpec = Annotated[
     | Annotated[Int, Tag("<int>")]
     | Annotated[Ordered, Tag("<ordered>")]
     | Annotated[Categories, Tag("<categories>")]
-    | Annotated[list[Scalar], Field(min_length=1), Tag("<list>")]
-    | Annotated[Scalar, Tag("<fixed>")],
+    | Annotated[list[_One], Field(min_length=1), Tag("<list>")]
+    | Annotated[_One, Tag("<fixed>")],
     Discriminator(_shape),
 ]
 

@@ -7,11 +7,12 @@ have written out, so that checks, trials and the frozen space deal with commands
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from foundation.documents import Document, as_written
+from foundation.messages import nearest
 from search_spaces.batch import BATCH, with_gas
 from search_spaces.errors import SpaceError
 from search_spaces.frameworks import StatedHabits
@@ -25,10 +26,14 @@ from search_spaces.rules.facts import DERIVED
 from search_spaces.shipped import known_trainers, named
 from search_spaces.trainers import config_files, model_keys, options, templates
 from search_spaces.trainers.stated import StatedOptions
+from trainer.plan.annotations import Open, numbered, of_field
+from trainer.plan.fields import Choices, OtherChoices
 from trainer.plan.layouts import chunks_per_rank
 from trainer.plan.model import ModelConfig
 from trainer.plan.stages import LAYOUT
 
+_FIELDS = {**Choices.model_fields, **OtherChoices.model_fields}
+_WORDS = {name: field for name, field in _FIELDS.items() if of_field(field, Open)}
 _MODULE = re.compile(r"(?!.*\.py$)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")  # trl.scripts.sft
 
 
@@ -69,6 +74,8 @@ class _Adapting:
         self.parameters: dict[str, Any] = {**own, **fixed, **own}  # the space's come first, and win
         if chunks := self._chunks():
             self.parameters.setdefault("vpp", chunks)
+        for name in adapter.settings.keys() & own.keys():
+            self._check_words(name, adapter.settings[name])
 
     def result(
         self, model: ModelConfig | None, facts: Collection[str]
@@ -115,6 +122,24 @@ class _Adapting:
             "constraints": [*self.file.constraints, *batch, *demands],
         }
         return self.file.model_copy(update=changes), model
+
+    def _check_words(self, name: str, settings: Sequence[Setting]) -> None:
+        """Refuse a word that no option stands for: trials would run as if it were not there."""
+        field = _WORDS.get(name)
+        words = None if field is None else numbered(field.annotation)
+        texts = [text for each in settings for text in _texts(each)]
+        if words is None or any(f"{{{name}}}" in text for text in texts):
+            return
+        meant = re.findall(r"'(\w+)'", " ".join(each.when or "" for each in settings))
+        accepted = sorted({*words, *meant})
+        for value in listed(self.file.parameters[name]):
+            if isinstance(value, str) and value not in accepted:
+                raise self.document.error(
+                    ("parameters", name),
+                    f"found {as_written(value)}, accepted by {self.adapter.name} "
+                    f"{', '.join(accepted)}{nearest(value, accepted)}",
+                    at_value=True,
+                )
 
     def _habits(self) -> str | StatedHabits:
         """The framework, with the habits that the user's space and options state."""
@@ -274,10 +299,11 @@ def _where(condition: str | None, setting: Setting) -> Setting:
 
 
 def names_of(setting: Setting) -> frozenset[str]:
-    texts = [
-        *config_files.texts(setting.arguments),
-        *config_files.texts(setting.file),
-        *setting.environment.values(),
-        *(["{" + setting.when + "}"] if setting.when else []),
-    ]
+    texts = [*_texts(setting), *(["{" + setting.when + "}"] if setting.when else [])]
     return frozenset[str]().union(*(templates.names(text) for text in texts))
+
+
+def _texts(setting: Setting) -> list[str]:
+    """Texts that are passed on, with their placeholders."""
+    told = [*config_files.texts(setting.arguments), *config_files.texts(setting.file)]
+    return [*told, *setting.environment.values()]

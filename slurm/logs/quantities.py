@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+_PER = ("/", "_per_", " per ")
 _TIME = {
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
     **dict.fromkeys(("ms", "msec", "millisecond", "milliseconds"), 1e-3),
@@ -22,9 +23,10 @@ _TIME = {
     **dict.fromkeys(("h", "hour", "hours"), 3600.0),
 }
 _TIME |= {
-    f"{unit}/{step}": _TIME[unit]
+    f"{unit}{per}{step}": _TIME[unit]
     for unit in ("s", "ms", "sec")
-    for step in ("it", "iter", "iteration", "step", "batch", "ba")
+    for per in _PER
+    for step in ("it", "iter", "iteration", "step", "batch", "ba", "sample", "token")
 }
 _MEMORY = {"b": 1.0, "byte": 1.0, "bytes": 1.0} | {
     f"{prefix}{unit}": base**power
@@ -36,18 +38,18 @@ _FLOPS = {
     for prefix, factor in (("g", 1e-3), ("t", 1.0), ("p", 1e3), ("e", 1e6))
     for unit in ("flop/s", "flops", "flops/s", "flop/sec", "flops/sec", "flop", "flop_s")
 }
-_PER_SECOND = ("s", "sec", "second")
+_SPANS = ("s", "sec", "second", "min", "minute", "h", "hour")
 
 
 def _rates(*things: str) -> dict[str, float]:
-    return {
-        f"{t}{per}{s}": 1.0 for t in things for per in ("/", "_per_", " per ") for s in _PER_SECOND
-    }
+    return {f"{t}{per}{span}": 1 / _TIME[span] for t in things for per in _PER for span in _SPANS}
 
 
 _TOKENS = _rates("tokens", "token", "toks", "tok", "words") | {"tps": 1.0, "wps": 1.0}
 _SAMPLES = _rates("samples", "sample", "sequences", "sequence", "seqs", "seq", "examples")
-_STEPS = _rates("it", "iter", "iters", "iterations", "steps", "step", "batches", "ba")
+_STEPS = _rates(
+    *("it", "iter", "iters", "iteration", "iterations", "step", "steps", "batch", "batches", "ba")
+)
 
 _DIMENSIONS: dict[str, dict[str, float]] = {
     "time": _TIME,
@@ -74,12 +76,19 @@ _MAGNITUDES = {"K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 # A word before a colon is the next number's label.
 _AFTER = re.compile(
     r"(?P<magnitude>[KkMGBT](?![A-Za-z]))?"
-    r"(?: ?[(\[]?(?P<unit>[A-Za-zµ][A-Za-zµ_/]{0,30}(?: [A-Za-zµ_/]{1,30}){0,3})(?![\w/]| ?[:=]))?"
+    r"(?: ?[(\[]?(?P<unit>[A-Za-zµ][A-Za-zµ_/]{0,30}(?: [(\[]?[A-Za-zµ_/]{1,30}){0,5})"
+    r"(?![\w/]| ?[:=]))?"
 )
 _BEFORE = re.compile(
     r"(?P<unit>[A-Za-zµ][A-Za-zµ_/ ]{0,60})[)\]]?['\"]?\s{0,8}[:=|]?\s{0,16}['\"(\[]?$"
 )
-_PER_GPU = re.compile(r"(?i)(?:/|_per_|\bper |\bper_)(?:gpu|device|gcd|rank|chip|card)|\btgs\b")
+# Words before a number that speak of no other number.
+_LABEL = re.compile(r"[^\d,;|)]*(?:\)\W*)?$")
+_PER_GPU = re.compile(
+    r"(?i)(?:/|_per_|\bper[ _-])(?:gpu|device|gcd|rank|chip|card)(?![a-z])|\btgs\b"
+)
+_PER_NODE = re.compile(r"(?i)(?:/|_per_|\bper[ _-])(?:node|host)(?![a-z])")
+_PERIOD = r"(?P<span>[A-Za-zµ]+)(?:/|_per_| per )(?P<thing>[A-Za-z]+)"  # such as s/it
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _NOT_FINITE = re.compile(r"(?i)[-+]?(?:nan|inf|infinity)")
@@ -127,29 +136,33 @@ def quantity(number: str, beside: Beside, metric: str, unit: str | None, num_gpu
     Raises QuantityError if it is no number, or of another kind than its metric.
     """
     text = number.strip().rstrip(",.;")
-    magnitude = 1.0
     if len(text) > 1 and text[-1] in _MAGNITUDES and text[-2].isdigit():
-        text, letter = text[:-1], text[-1]
-        if beside.after[:1].isalpha():  # the pattern took a part of the unit: 12.5G of 12.5GiB
-            beside = Beside(beside.before, letter + beside.after)
-        else:
-            magnitude = _MAGNITUDES[letter]
+        # Perhaps the pattern took a part of the unit: 12.5G of 12.5GiB.
+        text, beside = text[:-1], Beside(beside.before, text[-1] + beside.after)
     value = _plain(text, metric)
     if not math.isfinite(value):
         return value
     after, before = _AFTER.match(beside.after), _BEFORE.search(beside.before[-80:])
     printed = after["magnitude"] if after else None
-    magnitude *= _MAGNITUDES[printed] if printed else 1.0
+    magnitude = _MAGNITUDES[printed] if printed else 1.0
     wanted = _of_key(metric)
     if wanted is None or unit == "":
         return value * magnitude
-    if wanted.dimension == "memory" and printed:
-        magnitude = 1.0  # 12.3 G of memory: its unit, below
     units = Beside(before["unit"] if before else "", (after and after["unit"]) or "")
-    # A time per step, such as ``s/it``.
-    seconds = _factor(units.after, "time") if "/" in units.after else None
-    if wanted.dimension == "steps/s" and value and seconds:
-        return 1 / (value * seconds)
+    if wanted.dimension == "memory" and printed:  # 12.3G: a unit, binary if the metric's is
+        prefix = printed + "i" if wanted.text.endswith("ib") else printed
+        magnitude, units = 1.0, Beside(units.before, "B" if printed == "B" else prefix + "B")
+    label = _LABEL.search(beside.before[-80:])
+    words = f"{label[0] if label else ''} {units.after} {unit or ''}"
+    if wanted.dimension.endswith("/s") and _PER_NODE.search(words):
+        raise QuantityError(
+            f"{metric!r}: the log's {words.strip()!r} beside {number!r} is of one node: match "
+            "another number, or give the pattern unit '' and as its scale the nodes"
+        )
+    of_job = metric.endswith(("tokens_per_second", "samples_per_second"))
+    gpus = num_gpus if of_job and _PER_GPU.search(words) else 1
+    if value and (seconds := _seconds_per(units, wanted.dimension)):
+        return gpus / (value * magnitude * seconds)
     seen = _seen(units, wanted.dimension, metric)
     if unit is not None:
         stated = _factor(unit, wanted.dimension)
@@ -161,8 +174,6 @@ def quantity(number: str, beside: Beside, metric: str, unit: str | None, num_gpu
         factor = stated if stated is not None else 1.0
     else:
         factor = seen.factor if seen else wanted.factor
-    of_job = metric.endswith(("tokens_per_second", "samples_per_second"))
-    gpus = num_gpus if of_job and _PER_GPU.search(" ".join(units)) else 1
     return value * magnitude * factor / wanted.factor * gpus
 
 
@@ -195,7 +206,18 @@ def _factor(unit: str, dimension: str) -> float | None:
     magnitude, _, rest = words.partition(" ")
     if magnitude in ("k", "m", "g", "b") and rest in table:
         return table[rest] * _MAGNITUDES[magnitude.upper()]
+    if dimension in ("tokens/s", "samples/s") and words[:1] in ("k", "m") and words[1:] in table:
+        return table[words[1:]] * _MAGNITUDES[words[0].upper()]
     return None
+
+
+def _seconds_per(beside: Beside, dimension: str) -> float | None:
+    """Seconds per step, sample or token, where the words beside a number say such a time."""
+    before = _PER_GPU.sub("", beside.before).strip()
+    found = re.match(_PERIOD, beside.after) or re.search(rf"(?<![\w/]){_PERIOD}$", before)
+    if found is None or _factor(f"{found['thing']}/s", dimension) is None:
+        return None
+    return _factor(found["span"], "time")
 
 
 def _seen(beside: Beside, dimension: str, metric: str) -> _Unit | None:
@@ -208,7 +230,8 @@ def _seen(beside: Beside, dimension: str, metric: str) -> _Unit | None:
                 (d for d in _DIMENSIONS if d != dimension and len(text) > 2 and _factor(text, d)),
                 None,
             )
-            if other:
+            per_time = other == "time" and words.endswith(f"/{text}")  # such as throughput/sec
+            if other and not per_time:
                 raise QuantityError(
                     f"{metric!r} is of {dimension}; the log says {text.strip()!r} beside its "
                     "number: match another number, or name the metric after what it is"
@@ -218,7 +241,7 @@ def _seen(beside: Beside, dimension: str, metric: str) -> _Unit | None:
 
 def _candidates(words: str, from_start: bool) -> list[str]:
     """Beginnings, or ends, of a text at word boundaries, longest first."""
-    cuts = [i for i, c in enumerate(words) if c in " _"]
+    cuts = [i for i, c in enumerate(words) if c in (" _" if from_start else " _/")]
     if from_start:
         return [words, *(words[:cut] for cut in reversed(cuts))]
     return [words, *(words[cut + 1 :] for cut in cuts)]

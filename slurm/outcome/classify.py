@@ -26,9 +26,15 @@ from slurm.trial import STDERR_NAME, STDOUT_NAME
 TAIL_LINES, TAIL_CHARACTERS = 40, 500  # of each line
 MESSAGE_CHARACTERS = 1000
 _EXCEPTION = re.compile(
-    r"(?m)^(?:\[(?P<rank>rank\d+)\]: *)?(?P<said>(?:[\w.]+\.)?\w+(?:Error|Exception)\b.*)$"
+    r"(?m)^(?:\[(?P<rank>rank\d+)\]: *)?"
+    r"(?P<said>(?:[\w.]+\.)?(?:\w+(?:Error|Exception)|OutOfResources)\b.*)$"
 )
-_NO_SCRIPT = re.compile(r"(?m)^\S*python[\d.]*: (?:can't open file|No module named) .*$")
+_NO_EXCEPTION = re.compile(  # what others than Python's programs say last
+    r"(?m)^(?:\S*python[\d.]*: (?:can't open file|No module named) .*"
+    r"|\S+: (?:line )?\d+: .*(?:not found|Permission denied|No such file or directory)"
+    r"|\S+: error while loading shared libraries: .*|\S+\.py: error: .*"
+    r"|Fatal Python error: .*|Memory access fault by GPU .*)$"
+)
 # What a rank says whose peer has failed, and a launcher of its ranks: consequences, no causes.
 _OF_PEERS = re.compile(
     r"(?i)connection (?:was )?(?:closed|reset|aborted|refused|lost)|broken pipe|socket (?:closed|"
@@ -259,7 +265,9 @@ def _crash(evidence: Evidence) -> _Verdict:
 
 
 def _own_exception(stderr: str) -> str:
-    """The exception of the rank that failed first, as its traceback's last line; or any, or "".
+    """The exception of the rank that failed first, as its traceback's last line; or any.
+
+    Where there is none of its own, a line of a shell or a library; or "".
 
     Torch names the rank of an exception that ends one; others may have been handled, so of
     exceptions without a rank the last counts.
@@ -269,10 +277,9 @@ def _own_exception(stderr: str) -> str:
     ranked = [each for each in causes if each["rank"]]
     if ranked:  # of this rank the last: others were raised before in the same chain
         return next(each for each in reversed(ranked) if each["rank"] == ranked[0]["rank"])["said"]
-    if found:
-        return (causes or found)[-1]["said"]
-    missing = _NO_SCRIPT.search(stderr)
-    return missing[0] if missing else ""
+    if not causes and (lines := list(_NO_EXCEPTION.finditer(stderr))):
+        return lines[-1][0]
+    return (causes or found)[-1]["said"] if found else ""
 
 
 def _said(evidence: Evidence, before: Before) -> _Verdict | None:
@@ -282,6 +289,9 @@ def _said(evidence: Evidence, before: Before) -> _Verdict | None:
         if text is None or text.before is not before:
             continue
         logs = evidence.stderr if text.stderr_only else _all_text(evidence)
+        own = _own_exception(evidence.stderr) if text.exception_only else ""
+        if _EXCEPTION.match(own) and not _OF_PEERS.search(own):
+            logs = own
         if found := text.pattern.search(logs):
             return _Verdict(kind, found.groupdict().get("message") or _line_of(found))
     return None

@@ -35,6 +35,8 @@ class LogText:
     pattern: re.Pattern[str]
     before: Before
     stderr_only: bool = False  # else also in standard output and the result's message
+    # of standard error only the exception that ended the first rank, where that can be told
+    exception_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,17 @@ _NO_WARNING = r"(?:(?!\bWARN(?:ING)?\b|\b[Ww]arning:).)*?"
 _LINE = rf"(?m)^(?!(?:\[rank\d+\]: ?)?\[W[\d ]){_NO_WARNING}"
 _IN_USE = re.compile(_LINE + r"(?:EADDRINUSE|[Aa]ddress already in use|\[Errno 98\])")
 _ADDRESS_IN_USE = LogText(_IN_USE, Before.TIMEOUT)
-_INDIVISIBLE = LogText(
+_DIVISIBLE = r"(?:not|must be|should be) (?:evenly )?(?:divisible|(?:a )?multiple of)"
+_REFUSED = LogText(  # the words of Megatron-LM, DeepSpeed, torchtitan and others
     re.compile(
-        r"(?im)^(?>.*?(?=error))"
-        r"(?P<message>(?>error.*?world[ _]?size).*(?:not|must be) divisible.*)"
+        r"(?im)^(?>.*?(?=error))(?:"
+        rf"(?=.*(?:world[ _]?size|parallel|batch[ _]?size|\b[tpdce]p\b)).*{_DIVISIBLE}.*"
+        r"|error: \d+ is not divisible by \d+\s*$"  # Megatron Core's ensure_divisibility
+        r"|error: Invalid parallel dims.*|error: Check batch related parameters.*)"
     ),
     Before.CRASH,
     stderr_only=True,
+    exception_only=True,
 )
 _DISK_FULL = LogText(
     re.compile(  # not of what is memory in truth
@@ -123,10 +129,7 @@ class Kind(enum.StrEnum):
         "host_oom",
         Consequences("out of host memory", text=_HOST_OOM, out_of="host memory"),
     )
-    INVALID = (
-        "invalid",
-        Consequences("refused by the trainer", status="invalid", text=_INDIVISIBLE),
-    )
+    INVALID = ("invalid", Consequences("refused by the trainer", status="invalid", text=_REFUSED))
     DIVERGED = "diverged", Consequences("loss diverged", status="diverged")
     TIMEOUT = "timeout", Consequences("timed out or hung")
     CRASH = "crash", Consequences("crashed", status="error", stops_search=True)

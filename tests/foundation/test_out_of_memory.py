@@ -45,6 +45,16 @@ def test_unmistakable_words_count_in_exceptions_and_in_logs(text: str) -> None:
         "RuntimeError: UR backend returns:39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)",
         "ncclUnhandledCudaError: Call failed.\nLast error:\nFailed to CUDA calloc 6291456 bytes",
         "jaxlib.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1",
+        "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Failed to allocate request for "
+        "2.99GiB (3206250496B) on device ordinal 0",
+        "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Attempting to reserve 10.51G at the",
+        "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: XLA:TPU compile permanent. "
+        "Ran out of memory in memory space hbm. Used 21.52G of 15.48G hbm.",
+        "(EngineCore pid=7) ERROR core.py] ValueError: No available memory for the cache blocks."
+        " Try increasing `gpu_memory_utilization` when initializing the engine.",
+        "RuntimeError: DataLoader worker (pid 7579) is killed by signal: Bus error. It is possible "
+        "that dataloader's workers are out of shared memory. Please try to raise your limit.",
+        "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
         "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,000,000,000 bytes",
         "[rank3]: RuntimeError: CUDA out of memory.",
         "OSError: [Errno 12] Nicht genügend Hauptspeicher verfügbar",
@@ -76,6 +86,7 @@ def test_a_log_of_a_program_that_goes_on_does_not_say_out_of_memory(line: str) -
 @pytest.mark.parametrize(
     "beginning",
     [
+        "RESOURCE_EXHAUSTED: ",
         "Triton Error [CUDA]: ",
         "unable to mmap 1 bytes ",
         "HSA_STATUS_ERROR_OUT_OF_RESOURCES ",

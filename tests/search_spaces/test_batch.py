@@ -106,6 +106,22 @@ def test_a_free_batch_or_node_count_that_decides_the_objective_is_told(
     assert [told in note for note in found] == [True] if told else found == []
 
 
+@pytest.mark.parametrize(
+    ("objective", "told"),
+    [
+        ("{minimize: tokens_per_second}", "looks for the worst: maximize it"),
+        ("{maximize: step_time_s.median}", "looks for the worst: minimize it"),
+        ("[maximize: tokens_per_second, maximize: val_loss]", "maximize: val_loss looks for"),
+        ("{maximize: tokens_per_second_per_gpu}", None),
+        ("[minimize: step_time_s.median, minimize: node_seconds_per_token]", None),
+    ],
+)
+def test_the_wrong_direction_is_told(load: Load, objective: str, told: str | None) -> None:
+    text = OWN.replace("{maximize: tokens_per_second}", objective)
+    found = [note for note in notes(load(text)) if "worst" in note]
+    assert [told in note for note in found] == [True] if told else found == []
+
+
 def test_a_constraint_on_the_batch_is_no_free_batch(load: Load) -> None:
     text = OWN.replace("global_batch_size: 96", "gas: [1, 2, 4]")
     assert any("is free" in note for note in notes(load(text)))

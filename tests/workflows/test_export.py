@@ -51,7 +51,7 @@ def test_a_runs_best_is_printed_with_what_is_not_told(
     assert main(["export", str(run), "--to", "megatron-lm"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("# pasted: num_nodes=1 tp=")
-    assert lines[0].endswith("1 node of 8 ranks")
+    assert lines[0].endswith("1 node of 8 ranks of a simulated search")
     assert "# not exported: zero_stage: 2: megatron-lm demands zero_stage != 2" in lines
     assert [line for line in lines if line.startswith("# not exported: workers: ")]
     assert "export CUDA_DEVICE_MAX_CONNECTIONS=1" in lines

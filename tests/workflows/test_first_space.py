@@ -68,6 +68,50 @@ def test_a_launch_script_is_enough(here: Path, capsys: pytest.CaptureFixture[str
     assert "# what may vary" in (here / "mine.yaml").read_text()
 
 
+@pytest.mark.parametrize(
+    ("strategy", "stages"), [("optim_grads_params", (0, 1, 3)), ("optim", (0, 1))]
+)
+def test_megatrons_own_fsdp_is_searched_as_the_script_has_it(
+    here: Path, strategy: str, stages: tuple[int, ...]
+) -> None:
+    fsdp = f"--use-megatron-fsdp --data-parallel-sharding-strategy {strategy}"
+    script = SCRIPT.replace("--bf16", f"--bf16 --use-distributed-optimizer {fsdp}")
+    (here / "launch.sh").write_text(
+        script.replace("--bf16", "--bf16 --untie-embeddings-and-output-weights")
+    )
+    assert main(["init", "mine.yaml", *COMMON, "--args", "launch.sh"]) == 0
+    space = load_space(here / "mine.yaml")
+    assert space.parameters["zero_stage"].values == stages
+    config = {name: each.values[0] for name, each in space.parameters.items()}
+    config |= {"zero_stage": stages[-1]}
+    command = " ".join(space.command(config, "/t"))
+    assert "--use-megatron-fsdp" in command and "--use-torch-fsdp2" not in command
+    assert command.count(f"--data-parallel-sharding-strategy {strategy}") == 1
+    assert command.count("--use-distributed-optimizer") == 1
+    assert space.environment(config, "/t")["CUDA_DEVICE_MAX_CONNECTIONS"] == "8"
+
+
+def test_an_option_without_its_file_and_a_model_without_a_name_are_told(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "launch.sh").write_text("torchrun train.py --deepspeed --deepspeed_config ds.json\n")
+    args = ["init", "mine.yaml", "--cluster", "dgx_h100", "--args", "launch.sh", "--adapter"]
+    assert main([*args, "transformers", "--model", "llama_8b"]) != 0
+    assert "--deepspeed names no file here: write --deepspeed FILE" in capsys.readouterr().err
+    (here / "launch.sh").write_text("torchrun pretrain_gpt.py --bf16\n")
+    assert main([*args, "megatron-lm"]) != 0
+    assert "a shipped model, Hugging Face's config.json or a *.yaml" in capsys.readouterr().err
+
+
+def test_a_stage_that_a_record_lacks_is_told(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fsdp = "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads"
+    (here / "launch.sh").write_text(SCRIPT.replace("--bf16", f"--bf16 {fsdp}"))
+    assert main(["init", "mine.yaml", *COMMON, "--args", "launch.sh"]) == 0
+    assert "your ZeRO 2 is not searched: megatron-lm's record" in capsys.readouterr().out
+
+
 def test_nodes_are_those_that_the_script_asks_for(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -376,3 +420,27 @@ def test_a_command_in_a_here_document_is_read(here: Path) -> None:
     found = launch_script.read(here / "launch.sh")
     assert (found.entry, found.ranks) == ("/opt/train.py", 4)
     assert found.arguments == ["--num-layers", "4", "--hidden-size", "64"]
+
+
+def test_files_that_a_trainer_merges_are_not_taken_for_one(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """GPT-NeoX merges its files: what the others say would be missing from every trial."""
+    asked = ["init", "mine.yaml", "--adapter", "neox", "--cluster", "dgx_h100", "--args", "run.sh"]
+    (here / "run.sh").write_text("python ./deepy.py train.py -d configs 6-7B.yml local.yml\n")
+    assert main(asked) == 2
+    said = capsys.readouterr().err
+    assert "run.sh: found 6-7B.yml, local.yml: put their options into one file, and name it" in said
+    sizes = "'num-layers': 2, 'hidden-size': 64, 'num-attention-heads': 2, 'seq-length': 32"
+    (here / "one.yml").write_text(f"{{{sizes}}}\n")
+    assert main([*asked, "--config", "one.yml"]) == 2
+    assert "neox is told none, or not all of it: it has no option for vocab_size" in (
+        capsys.readouterr().err
+    )
+    (here / "m.yaml").write_text(
+        "{num_layers: 2, hidden_size: 64, num_heads: 2, seq_length: 32, vocab_size: 512,\n"
+        " positions: learned, tied_embeddings: true}\n"
+    )
+    assert main([*asked, "--config", "one.yml", "--model", "m.yaml"]) == 0
+    command = load_space(here / "mine.yaml").trainer.command or []
+    assert "train.py" in command and not {"6-7B.yml", "local.yml", "deepy.py"} & {*command}

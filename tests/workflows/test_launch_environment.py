@@ -151,6 +151,17 @@ def test_a_python_that_is_named_by_its_path_is_the_first_on_the_path_of_trials(
     assert not Site.load("mine-site.yaml").setup
 
 
+@pytest.mark.parametrize(
+    "agent", ["torchrun --nproc_per_node 8", "python -m torch.distributed.run"]
+)
+def test_cores_and_gpus_of_a_task_that_is_a_node_are_no_ranks(agent: str) -> None:
+    """The job has 96 cores on a node: eight ranks of 96 each would never start."""
+    asked = "#SBATCH -N 2 --ntasks-per-node=1 -c 96 --gpus-per-task=8\n"
+    init(f"{asked}srun {agent} pretrain_gpt.py {MODEL}\n")
+    site = Site.load("mine-site.yaml")
+    assert (site.gpus, site.cpus_per_rank) == ("per_node", None)
+
+
 def test_a_shipped_profile_is_what_a_script_adds_to() -> None:
     init(FRONTIER, "frontier")
     site, shipped = Site.load("mine-site.yaml"), Site.load("frontier")

@@ -66,6 +66,13 @@ torchrun --nproc_per_node=${NGPU} --rdzv_endpoint="localhost:0" --role rank --te
             "--job.config_file ./llama.toml --compile.enable",
             ["$overrides"],
         ),
+        (  # torchtitan's own script for Slurm: the output of a command is no command
+            "IP=$(srun -N1 --ntasks=1 hostname --ip-address)\n"
+            'srun torchrun --nproc_per_node 8 --rdzv_endpoint "$IP:1" -m torchtitan.train --a 1',
+            "torchtitan.train",
+            "--a 1",
+            [],
+        ),
         ("--num-layers 4 \\\n--bf16\n--lr 3e-4\n", "", "--num-layers 4 --bf16 --lr 3e-4", []),
         ("ARGS=(\n --num-layers 4\n --bf16)\n", "", "--num-layers 4 --bf16", []),
         (
@@ -152,6 +159,12 @@ srun bash -c "$LAUNCHER train.py --batch $((WORLD*2)) \\
         ("accelerate launch --num_processes $WORLD --num_machines 4", 32),
         ("deepspeed --num_gpus 4", 16),
         ("torchrun --nproc_per_node auto", 0),
+        ("torchrun --nproc_per_node 8 --rdzv_endpoint $(srun -N1 --ntasks=1 hostname)", 32),
+        # a task is a node: its number is not that of the ranks
+        ("srun --ntasks-per-node=1 torchrun --nproc-per-node=8", 32),
+        ("srun --ntasks=4 torchrun --nproc-per-node=8", 32),
+        ("srun --ntasks-per-node=1 accelerate launch --config_file a.yaml", 0),
+        ("srun --ntasks-per-node=8 python", 32),
     ],
 )
 def test_nodes_and_ranks_are_those_that_the_launcher_starts(
@@ -182,3 +195,16 @@ def test_ranks_are_those_that_a_trainers_command_is_told(
     (tmp_path / "launch.sh").write_text(line)
     launched = read(tmp_path / "launch.sh")
     assert (launched.ranks, len(launched.arguments)) == (ranks, arguments)
+
+
+def test_the_home_folder_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    (tmp_path / "launch.sh").write_text(
+        "source ~/conda.sh\nexport CACHE=~/cache\nDATA=$HOME/data\n"
+        "python ~/train.py --data $DATA --save '~/kept' --mask ~a\n"
+    )
+    launched = read(tmp_path / "launch.sh")
+    assert launched.entry == "/home/me/train.py"
+    assert launched.arguments == ["--data", "/home/me/data", "--save", "~/kept", "--mask", "~a"]
+    assert launched.environment == {"CACHE": "/home/me/cache"}
+    assert launched.set_up == ["source /home/me/conda.sh"]

@@ -19,6 +19,7 @@ if os.environ["RANK"] == "0":
     for i in range(1, 8):
         time = f"{1 + i / 100:.2f}"
         print(f" iteration {i:8d}/ 7 | elapsed time per iteration (ms): {time} | lm loss: 9.1 |")
+    print("[Rank 0] memory (MB) | max allocated: 512.0 | reserved: 600.0")
     sys.exit("no luck") if sys.argv[2] == "4" else None
 """
 
@@ -59,6 +60,7 @@ def test_it_shows_what_was_done_and_what_was_read_from_where(
         "ended         ok",
         "read          step_time_s = 0.00105 s, of 5 of 7 lines in stdout.log;",
         "elapsed time per iteration (ms): 1.07",
+        "read          peak_memory_bytes = 0.5 GiB, of 1 of 1 lines",
         "objective     step_time_s.median = 0.00105 s",
         "does not depend on flag",
         "cost model",

@@ -58,7 +58,8 @@ def status(arguments: Namespace) -> None:
     rows = summary(run, budget, now, alive=bool(driver))
     if container := run.folder.frozen_space().trainer.container:
         rows = [*rows, ("container", container.image)]
-    for label, text in [("run", run.space), ("state", state), *rows]:
+    name = f"{run.space}, simulated" if run.launcher == "simulate" else run.space
+    for label, text in [("run", name), ("state", state), *rows]:
         print(printable(f"{label:12s}{text}"))
 
 

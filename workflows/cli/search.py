@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import analysis
 import search_spaces
 import slurm
-from foundation.quantities import duration
+from foundation.quantities import counted, duration
 from workflows.cli.arguments import UsageError, archive_folder, check_site, launcher_options
 from workflows.cli.working import Working
 
@@ -60,6 +60,11 @@ def submit(arguments: Namespace) -> None:
 
     space, folder, pricing = asked(arguments)
     refuse_short_job(space, arguments.time)
+    if arguments.nodes < (least := space.widths[0]):
+        raise UsageError(
+            f"--nodes {arguments.nodes}: no trial would start, as the narrowest takes "
+            f"{counted(least, 'node')}: ask for them, or allow fewer (num_nodes)"
+        )
     earlier = [run.absolute() for run in arguments.warm_start]
     seed = [] if arguments.seed is None else ["--seed", str(arguments.seed)]
     site = slurm.Site.load(arguments.site)

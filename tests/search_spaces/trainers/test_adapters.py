@@ -183,6 +183,8 @@ def test_the_users_own_file_is_the_base_and_says_the_model(load: Load, tmp_path:
         ("command: [x]", "", "", "exactly one of: builtin, adapter, command, use"),
         ("options: {a: 1}", "", "", "'options' goes with 'use'"),
         ("args: []", "  gas: [4]\n", "", "told mbs by gas: add the space's parameter gas"),
+        # of which trials would run without any recomputation
+        ("args: []", "none, full", "none, ful", "accepted by mine full, none, selective; did you"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told(load: Load, more: str, old: str, new: str, told: str) -> None:
@@ -231,6 +233,35 @@ def test_what_pasted_arguments_say_of_stages_is_known(load: Load) -> None:
     assert space.first_violation(config) is None
     # Two of 128 on each of 64 chunks, of which it takes two for embedding and loss.
     assert "--num-layers-per-virtual-pipeline-stage 2" in " ".join(space.command(config, "/t"))
+
+
+@pytest.mark.parametrize(
+    ("stated", "precision", "written"),
+    [
+        ("--bf16 --fp8-format hybrid", "fp8", "--fp8-format hybrid --bf16"),
+        ("--fp8-format e4m3 --bf16", "fp8", "--fp8-format hybrid --bf16"),
+        ("--bf16", "bf16", "--bf16"),
+        ("--fp16", "fp16", "--fp16"),
+    ],
+)
+def test_products_in_fp8_are_no_products_in_bf16(
+    load: Load, stated: str, precision: str, written: str
+) -> None:
+    args = ", ".join(stated.split())
+    space = load(STAGES.format(layers=16, args=args, more="tp: 1"))
+    assert space.parameters["precision"].values == (precision,)
+    config = {"pp": 1, "mbs": 1, "gas": 64, "tp": 1, "precision": precision}
+    command = " ".join(space.command(config, "/t"))
+    assert command.endswith(f" {written}")
+    assert command.count("--bf16") + command.count("--fp16") == 1
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp8"])
+def test_a_word_without_an_option_may_be_the_trainers_default(load: Load, precision: str) -> None:
+    space = load(STAGES.format(layers=16, args="", more=f"tp: 1, precision: {precision}"))
+    assert space.parameters["precision"].values == (precision,)
+    with pytest.raises(SpaceError, match="found 'int4', accepted by megatron-lm bf16, fp16, fp32"):
+        load(STAGES.format(layers=16, args="", more="tp: 1, precision: [bf16, int4]"))
 
 
 def test_a_setting_follows_the_version_that_the_users_own_are_of(

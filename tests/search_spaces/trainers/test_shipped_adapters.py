@@ -33,7 +33,8 @@ VALUES: dict[str, list[Any]] = {
     "recompute": ["none", "selective", "full"],
     **{name: [False, True] for name in ("overlap_param_gather", "moe_comm_overlap")},
     **{name: [False, True] for name in ("packing", "compile")},
-    "precision": ["bf16", "fp16", "fp32", "fp8"],
+    "precision": ["bf16", "fp16", "fp32"],
+    "cuda_graphs": ["none", "layers", "step"],
     "tuning": ["lora", "full", "qlora"],
     "lora_rank": [8, 16],
     "lora_dropout": [0.0, 0.05],
@@ -62,7 +63,7 @@ def values_of(adapter: AdapterFile) -> dict[str, list[Any]]:
         if name in DERIVED:
             continue
         if name in VALUES:
-            found[name] = VALUES[name]
+            found[name] = VALUES[name] + ["fp8"] * ("fp8" in named)
         elif re.search(rf"\b{name} [<>]", whens):
             found[name] = [0, 3]
         elif any(setting.when in (name, f"not {name}") for setting in settings):

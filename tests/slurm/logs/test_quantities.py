@@ -65,6 +65,40 @@ NUMBER = r"([0-9.,]+)"
         ("step_time_s.median", rf"time: {NUMBER} ms", "time: 250 ms", 0.25),
         ("steps_per_second", NUMBER, "2.5s/it, loss 3", 0.4),
         ("micro_batches_per_second", NUMBER, "2.5it/s, loss 3", 2.5),
+        # Per GPU, in the words after or anywhere in the number's label.
+        ("tokens_per_second", NUMBER, "420 tokens per second per gpu", 3360),
+        ("tokens_per_second", NUMBER, "420 tokens/s (per GPU)", 3360),
+        ("tokens_per_second", NUMBER, "throughput per device (tok/s): 420", 3360),
+        ("tokens_per_second", NUMBER, "per-GPU tokens/s 420", 3360),
+        ("tokens_per_second", NUMBER, "throughput/device/tokens_per_sec: 420", 3360),
+        ("tokens_per_second", NUMBER, "tokens per s per GPU: 420", 3360),
+        ("tokens_per_second", rf"s: {NUMBER}", "12 GiB per GPU, tokens/s: 420", 420),
+        ("tokens_per_second", rf"s: {NUMBER}", "batch (4 sequences/GPU) tokens/s: 420", 420),
+        # Prefixes, and other spans than seconds.
+        ("tokens_per_second", NUMBER, "3.36 ktok/s", 3360),
+        ("tokens_per_second", r"([\d.]+k?)", "3.36ktok/s", 3360),
+        ("tokens_per_second", NUMBER, "0.0034 Mtok/s", 3400),
+        ("tokens_per_second", NUMBER, "25200 tokens/min", 420),
+        ("tokens_per_second", NUMBER, "12.1M tokens/hour", 12.1e6 / 3600),
+        ("samples_per_second", NUMBER, "600 samples/min", 10),
+        ("tokens_per_second", NUMBER, "train/tokens_per_sec: 420", 420),
+        ("tokens_per_second", NUMBER, "throughput/sec: 420", 420),
+        # Times of one thing.
+        ("samples_per_second", NUMBER, "1.25 s/sample", 0.8),
+        ("samples_per_second", NUMBER, "1.25 s/sample/GPU", 6.4),
+        ("samples_per_second", NUMBER, "ms/sample: 1250", 0.8),
+        ("tokens_per_second", NUMBER, "2 ms per token", 500),
+        ("steps_per_second", NUMBER, "2.5 s/batch loss", 0.4),
+        ("step_time_s", NUMBER, "dt/ms 812", 0.812),
+        ("step_time_s", NUMBER, "ms_per_step: 812", 0.812),
+        # A letter alone is a unit of memory; in the metric's base.
+        ("peak_memory_bytes", NUMBER, "mem=45.3G", 45.3e9),
+        ("peak_memory_bytes", r"([\d.]+[GM])", "mem=45.3G", 45.3e9),
+        ("peak_memory_bytes", NUMBER, "45300M", 45.3e9),
+        ("peak_memory_bytes", NUMBER, "45300B", 45300),
+        ("peak_memory_gib", NUMBER, "45.5G", 45.5),
+        ("peak_memory_gib", r"([\d.]+[GM])", "45.5G", 45.5),
+        ("peak_memory_gib", NUMBER, "512M", 0.5),
     ],
 )
 def test_the_unit_beside_the_number_counts(
@@ -78,6 +112,10 @@ def test_a_stated_unit_counts_where_the_log_says_none() -> None:
     assert read("peak_memory_bytes", rf"{NUMBER} MB", "512 MB", unit="MB") == 512e6
 
 
+def test_a_stated_unit_per_gpu_is_one_of_the_job_times_its_gpus() -> None:
+    assert read("tokens_per_second", NUMBER, "speed 420", unit="tokens/s/GPU") == 3360
+
+
 def test_two_units_that_disagree_are_told() -> None:
     with pytest.raises(QuantityError, match=r"the log says 'ms' beside '812.5', .* unit is 's'"):
         read("step_time_s", rf"time: {NUMBER}", "time: 812.5 ms", unit="s")
@@ -88,6 +126,10 @@ def test_two_units_that_disagree_are_told() -> None:
     [
         ("tokens_per_second", rf"{NUMBER} samples", "12.5 samples/s", "the log says 'samples/s'"),
         ("step_time_s", rf"{NUMBER}it", "[00:12<00:05,  1.25it/s]", "the log says 'it/s'"),
+        ("steps_per_second", NUMBER, "1.2 s/sample", "the log says 's/sample'"),
+        ("tokens_per_second", NUMBER, "420 tokens/s/node", "is of one node"),
+        ("tokens_per_second_per_gpu", NUMBER, "per-node tokens/s: 420", "is of one node"),
+        ("step_time_s", NUMBER, "train/tokens_per_sec: 420", "the log says 'tokens_per_sec'"),
         ("loss", r"loss: (\S+)", "loss: 1.2.3", "matched '1.2.3', which is not a number"),
         ("loss", r"loss: (\S+)", "loss: 1,5", "matched '1,5', which is not a number"),
     ],

@@ -59,3 +59,32 @@ def test_a_crash_of_which_only_peers_speak_says_what_they_say() -> None:
 )
 def test_what_python_says_of_a_missing_script_is_the_reason(line: str) -> None:
     assert classify(evidence(f"{line}\nbye\n", code=2)).message == f"exit code 2; {line}"
+
+
+LAUNCHER = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
+
+
+@pytest.mark.parametrize("after", ["bye", LAUNCHER])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "bash: line 1: torchrun: command not found",
+        "/bin/sh: 1: torchrun: not found",
+        "train.sh: line 7: ./run.sh: Permission denied",
+        "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 262144",
+        "Memory access fault by GPU node-4 (Agent handle: 0x5581) on address 0x7f. Reason: x.",
+        "Fatal Python error: Segmentation fault",
+        "python: error while loading shared libraries: libmpi.so.40: cannot open shared object",
+        "pretrain_gpt.py: error: unrecognized arguments: --no-such",
+    ],
+)
+def test_the_reason_of_an_end_without_an_exception_is_the_line_that_names_one(
+    line: str, after: str
+) -> None:
+    log = f"a.sh: line 2: module: command not found\n{line}\nExtension modules: numpy\n{after}\n"
+    assert classify(evidence(log, code=127)).message == f"exit code 127; {line}"
+
+
+def test_a_rank_that_failed_itself_outweighs_what_a_shell_has_said_before() -> None:
+    log = "train.sh: line 2: module: command not found\n" + PEERS
+    assert classify(evidence(log)).message == "exit code 1; ValueError: learning rate is missing"

@@ -40,6 +40,7 @@ def test_status_says_what_became_of_a_run(
 ) -> None:
     said = status(book, capsys)
     resumes = f"`meshtune search {book.directory}/space.yaml --launcher simulate` resumes it"
+    assert said.startswith("run         table4, simulated\n")  # no number is a measurement
     assert f"killed; {resumes}" in said and " done, 1 interrupted" in said
     for closed, state in [
         (Closed(reason="budget: 2 trials", code=DONE), "state       budget: 2 trials\n"),

@@ -134,3 +134,14 @@ def test_a_job_in_which_no_trial_would_start_is_refused(
     assert not Path("runs").exists()
     refused[refused.index(time)] = "21"
     assert main([*refused, "--write", "search.sbatch"]) == 0
+
+
+def test_a_job_that_is_narrower_than_every_trial_is_refused(
+    refused: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = Path(refused[1])
+    space.write_text(space.read_text().replace("{mbs: [1", "{num_nodes: [2, 4], mbs: [1"))
+    assert main([*refused, "--write", "search.sbatch"]) == 2
+    said = capsys.readouterr().err
+    assert "--nodes 1: no trial would start, as the narrowest takes 2 nodes" in said
+    assert not Path("runs").exists()
