@@ -77,9 +77,18 @@ def number(words: Sequence[str], *options: str) -> int:
 
 
 def by_agents(launcher: Sequence[str]) -> bool:
-    """Whether a launcher's tasks are whole nodes, whose ranks torchrun or the like starts."""
-    agents = {*WORDS["agents"], *WORDS["launchers"], *WORDS["commands"]}
-    return not agents.isdisjoint(Path(word).name for word in launcher)
+    """Whether a launcher's tasks are whole nodes, whose ranks torchrun or the like starts.
+
+    An option's value is no program, nor is a folder, an image or an environment of its name.
+    """
+    steps = [i for i, word in enumerate(launcher) if word == "srun"]
+    words = options_and_rest(launcher[steps[-1] + 1 :])[1] if steps else launcher
+    agents = {*WORDS["agents"], *WORDS["launchers"]}
+    return any(
+        word.rpartition("/bin/")[2] in agents or (word[-3:] == ".py" and Path(word).name in agents)
+        for before, word in pairwise(["", *words])
+        if before not in ("-n", "--name", "-p", "--prefix")  # conda's
+    )
 
 
 def ranks_of(launcher: Sequence[str], nodes: int, tasks: int) -> int:

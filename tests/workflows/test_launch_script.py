@@ -164,6 +164,9 @@ srun bash -c "$LAUNCHER train.py --batch $((WORLD*2)) \\
         ("srun --ntasks-per-node=1 torchrun --nproc-per-node=8", 32),
         ("srun --ntasks=4 torchrun --nproc-per-node=8", 32),
         ("srun --ntasks-per-node=1 accelerate launch --config_file a.yaml", 0),
+        ("srun --ntasks-per-node=1 --pty torchrun --nproc-per-node=8", 32),
+        ("srun --ntasks-per-node=1 /opt/venv/bin/torchrun --nproc-per-node=8", 32),
+        ("srun --ntasks-per-node=1 conda run -n deepspeed deepspeed --num_gpus 8", 32),
         ("srun --ntasks-per-node=8 python", 32),
     ],
 )
@@ -187,6 +190,8 @@ def test_nodes_and_ranks_are_those_that_the_launcher_starts(
         ("export NNODES=2\nNPROC_PER_NODE=4 swift sft --model m", 8, 2),
         ("trl sft --model m --num_processes 4", 4, 4),
         ("NPROC_PER_NODE=4 python train.py --num_processes 4", 0, 2),
+        # Lightning's ranks are Slurm's tasks
+        ("#SBATCH -N 2 --ntasks-per-node=8\nsrun litgpt pretrain m --devices 8", 16, 3),
     ],
 )
 def test_ranks_are_those_that_a_trainers_command_is_told(
