@@ -25,6 +25,7 @@ from search_spaces.parameter_values import listed
 from search_spaces.rules.facts import DERIVED
 from search_spaces.shipped import known_trainers, named
 from search_spaces.trainers import config_files, model_keys, options, templates
+from search_spaces.trainers.command import CommandTrainer
 from search_spaces.trainers.stated import StatedOptions
 from trainer.plan.annotations import Open, numbered, of_field
 from trainer.plan.fields import Choices, OtherChoices
@@ -74,8 +75,9 @@ class _Adapting:
         self.parameters: dict[str, Any] = {**own, **fixed, **own}  # the space's come first, and win
         if chunks := self._chunks():
             self.parameters.setdefault("vpp", chunks)
-        for name in adapter.settings.keys() & own.keys():
-            self._check_words(name, adapter.settings[name])
+        if self.spec.adapter in known_trainers("command"):  # others may know any word
+            for name in adapter.settings.keys() & own.keys():
+                self._check_words(name, adapter.settings[name])
 
     def result(
         self, model: ModelConfig | None, facts: Collection[str]
@@ -127,10 +129,13 @@ class _Adapting:
         """Refuse a word that no option stands for: trials would run as if it were not there."""
         field = _WORDS.get(name)
         words = None if field is None else numbered(field.annotation)
+        read = CommandTrainer(self.spec.model_copy(update={"command": self.spec.args})).reads
+        passed = re.compile(rf"\{{[^{{}}]*\b{name}\b(?!\s*[!=]=)")  # not only compared
         texts = [text for each in settings for text in _texts(each)]
-        if words is None or any(f"{{{name}}}" in text for text in texts):
+        if words is None or read is None or name in read or any(map(passed.search, texts)):
             return
-        meant = re.findall(r"'(\w+)'", " ".join(each.when or "" for each in settings))
+        told = [*(each.when or "" for each in settings), *self.file.conditions.values()]
+        meant = re.findall(rf"\b{name}\s*==\s*['\"]([^'\"]+)['\"]", " ".join(told))
         accepted = sorted({*words, *meant})
         for value in listed(self.file.parameters[name]):
             if isinstance(value, str) and value not in accepted:
