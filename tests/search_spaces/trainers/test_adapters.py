@@ -236,8 +236,9 @@ def test_what_pasted_arguments_say_of_stages_is_known(load: Load) -> None:
 @pytest.mark.parametrize(
     ("stated", "precision", "written"),
     [
-        ("--bf16 --fp8-format hybrid", "fp8", "--fp8-format hybrid --bf16"),
-        ("--fp8-format e4m3 --bf16", "fp8", "--fp8-format hybrid --bf16"),
+        ("--bf16 --fp8-format hybrid", "fp8", "--bf16 --fp8-format hybrid"),
+        ("--fp8-format e4m3 --bf16", "fp8", "--bf16 --fp8-format e4m3"),
+        ("--fp16 --fp8-format hybrid", "fp8", "--fp16 --fp8-format hybrid"),
         ("--bf16", "bf16", "--bf16"),
         ("--fp16", "fp16", "--fp16"),
     ],
@@ -252,6 +253,16 @@ def test_products_in_fp8_are_no_products_in_bf16(
     command = " ".join(space.command(config, "/t"))
     assert command.endswith(f" {written}")
     assert command.count("--bf16") + command.count("--fp16") == 1
+
+
+def test_the_users_own_format_of_fp8_is_kept_in_trials_in_fp8(load: Load) -> None:
+    space = load(
+        STAGES.format(layers=16, args="--bf16, --fp8-format, e4m3", more="precision: [bf16, fp8]")
+    )
+    config = {"pp": 1, "mbs": 1, "gas": 64}
+    fp8, bf16 = (" ".join(space.command({**config, "precision": p}, "")) for p in ("fp8", "bf16"))
+    assert "--fp8-format e4m3" in fp8 and fp8.count("--fp8-format") == fp8.count("--bf16") == 1
+    assert "--fp8-format" not in bf16 and bf16.count("--bf16") == 1
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp8"])
