@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections import defaultdict
@@ -36,6 +37,7 @@ _ARITHMETIC = re.compile(r"\$\(\(([\w\s+*/%()-]{1,200})\)\)")
 _SEVERAL = re.compile(r"(?i)\$\{?(?:[@*]|\w*(?:ARG|OPT|FLAG|OVERRIDE|EXTRA)\w*)")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\})")
+_HOME = re.compile(r"(\\.|\"[^\"]*\"|'[^']*')|(?<![^:])~(?=[/:]|$)")  # in a list of folders
 _QUOTED_COMMAND = re.compile(r"\s--\w|\.py\s")  # bash -c "torchrun train.py --bf16"
 _OUTPUT = re.compile(rf"\$\({_CODE}\)")  # of a command, as a value
 _SET_UP = re.compile(rf"(?:{'|'.join(WORDS['set up'])})\s")
@@ -71,14 +73,18 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     Raises FileError if the file cannot be read, or a quote in it is not closed.
     """
     here = str(path.parent.absolute())
-    shell = _Shell(texts={"PWD": here, "SLURM_SUBMIT_DIR": here, "HOME": str(Path.home())})
+    known, home = {"PWD": here, "SLURM_SUBMIT_DIR": here}, os.environ.get("HOME")
+    shell = _Shell(texts={**known, "HOME": home} if home else known)
+    # For lines that a shell runs: on another machine, or of whoever shares them, it knows its own.
+    later = _Shell(texts={**known, "HOME": "$HOME"})
     text = read_text(path, MAX_BYTES)
     if (start := _unclosed(text)) is not None:
         line = text.count("\n", 0, start) + 1
         raise FileError(f"{shown(path)}:{line}: the quote {text[start]} is not closed; close it")
     asked = _asked(batch := batch_options(text))
-    shell.texts |= {name: str(asked[key]) for key in asked for name in _ASKED[key][1:]}
-    shell.run(text)
+    for each in (shell, later):
+        each.texts |= {name: str(asked[key]) for key in asked for name in _ASKED[key][1:]}
+        each.run(text)
     starts = [program(words) for words in shell.commands]
     at = max(range(len(starts)), key=lambda i: (bool(starts[i][0]), len(starts[i][2])))
     entry, module, arguments, told = starts[at]
@@ -94,7 +100,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         counts += [*arguments, *(f"--{name.lower()}={v}" for name, v in variables.items())]
     nodes = asked.get("nodes") or number(counts, "nnodes", "num_machines", "num_nodes", "nodes")
     passed, left_out = _passed(arguments, key_value, together)
-    environment, of_shell = _exported(variables)
+    environment, of_shell = _exported(variables, _variables(later, at))
     loaded = [words[2:] for words in shell.commands if words[:2] == ["module", "load"]]
     folder = next((words[1] for words in reversed(shell.commands) if _is_cd(words)), "")
     return Launched(
@@ -106,7 +112,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         ranks_of(counts, nodes, asked.get("tasks", 0)),
         environment,
         [name for names in loaded for name in names],
-        [*_set_up(shell), *of_shell],
+        [*_set_up(later), *of_shell],
         batch,
         folder,
         launcher,
@@ -160,12 +166,14 @@ def _variables(shell: _Shell, at: int) -> dict[str, str]:
     return found | shell.before[at]
 
 
-def _exported(variables: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Variables without those of a launcher; lines of shell for what only a shell knows."""
+def _exported(
+    variables: Mapping[str, str], later: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """Variables without those of a launcher; lines of shell for what only a ``later`` one knows."""
     own = {name: text for name, text in variables.items() if not _OF_LAUNCHER.fullmatch(name)}
     unknown = [name for name, text in own.items() if re.search(r"[$`<]", text)]
     carried = {name: text for name, text in own.items() if name not in unknown}
-    return carried, [f"export {name}={_quoted(own[name])}" for name in unknown]
+    return carried, [f"export {name}={_quoted(later[name])}" for name in unknown]
 
 
 @dataclass
@@ -202,6 +210,7 @@ class _Shell:
     def _word(self, raw: str) -> None:
         if (assigned := _ASSIGNED.fullmatch(raw)) and set(self.commands[-1]) <= {"export", "local"}:
             name, more, value = assigned.groups()
+            value = _HOME.sub(lambda part: part[1] or "$HOME", value)
             text = self.texts.get(name, "") * bool(more) + self._text(value)
             self.texts[name] = text[:MAX_BYTES]
             if self.commands[-1] == ["export"]:
