@@ -216,10 +216,7 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
 
 
 def _file_words(words: list[str], config: str) -> list[int]:
-    """Indices of the words that name the trainer's files, of which ``config`` may be known.
-
-    A word after an option is its value, unless no other can be the file: ``--debug base.yml``.
-    """
+    """Indices of words that name files; of an option's values only if no other word can be it."""
     named = [i for i, word in enumerate(words) if "=" not in word and word[:1] != "-"]
     alone = [i for i in named if i == 0 or words[i - 1][:1] != "-" or "=" in words[i - 1]]
     files = [i for i in named if words[i].endswith((".yaml", ".yml", ".json"))]

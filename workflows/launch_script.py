@@ -37,7 +37,6 @@ _ARITHMETIC = re.compile(r"\$\(\(([\w\s+*/%()-]{1,200})\)\)")
 _SEVERAL = re.compile(r"(?i)\$\{?(?:[@*]|\w*(?:ARG|OPT|FLAG|OVERRIDE|EXTRA)\w*)")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\})")
-_HOME = re.compile(r"(\\.|\"[^\"]*\"|'[^']*')|(?<![^:])~(?=[/:]|$)")  # in a list of folders
 _QUOTED_COMMAND = re.compile(r"\s--\w|\.py\s")  # bash -c "torchrun train.py --bf16"
 _OUTPUT = re.compile(rf"\$\({_CODE}\)")  # of a command, as a value
 _SET_UP = re.compile(rf"(?:{'|'.join(WORDS['set up'])})\s")
@@ -72,19 +71,17 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
 
     Raises FileError if the file cannot be read, or a quote in it is not closed.
     """
-    here = str(path.parent.absolute())
-    known, home = {"PWD": here, "SLURM_SUBMIT_DIR": here}, os.environ.get("HOME")
-    shell = _Shell(texts={**known, "HOME": home} if home else known)
-    # For lines that a shell runs: on another machine, or of whoever shares them, it knows its own.
-    later = _Shell(texts={**known, "HOME": "$HOME"})
     text = read_text(path, MAX_BYTES)
     if (start := _unclosed(text)) is not None:
         line = text.count("\n", 0, start) + 1
         raise FileError(f"{shown(path)}:{line}: the quote {text[start]} is not closed; close it")
     asked = _asked(batch := batch_options(text))
-    for each in (shell, later):
-        each.texts |= {name: str(asked[key]) for key in asked for name in _ASKED[key][1:]}
-        each.run(text)
+    known = {name: str(asked[key]) for key in asked for name in _ASKED[key][1:]}
+    known |= dict.fromkeys(("PWD", "SLURM_SUBMIT_DIR"), str(path.parent.absolute()))
+    homes = (os.environ.get("HOME", "$HOME"), "$HOME")  # here, and where a shell runs lines later
+    shell, later = (_Shell(texts={**known, "HOME": home}) for home in homes)
+    shell.run(text)
+    later.run(text)
     starts = [program(words) for words in shell.commands]
     at = max(range(len(starts)), key=lambda i: (bool(starts[i][0]), len(starts[i][2])))
     entry, module, arguments, told = starts[at]
@@ -166,11 +163,9 @@ def _variables(shell: _Shell, at: int) -> dict[str, str]:
     return found | shell.before[at]
 
 
-def _exported(
-    variables: Mapping[str, str], later: Mapping[str, str]
-) -> tuple[dict[str, str], list[str]]:
+def _exported(now: Mapping[str, str], later: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """Variables without those of a launcher; lines of shell for what only a ``later`` one knows."""
-    own = {name: text for name, text in variables.items() if not _OF_LAUNCHER.fullmatch(name)}
+    own = {name: text for name, text in now.items() if not _OF_LAUNCHER.fullmatch(name)}
     unknown = [name for name, text in own.items() if re.search(r"[$`<]", text)]
     carried = {name: text for name, text in own.items() if name not in unknown}
     return carried, [f"export {name}={_quoted(later[name])}" for name in unknown]
@@ -209,9 +204,9 @@ class _Shell:
 
     def _word(self, raw: str) -> None:
         if (assigned := _ASSIGNED.fullmatch(raw)) and set(self.commands[-1]) <= {"export", "local"}:
-            name, more, value = assigned.groups()
-            value = _HOME.sub(lambda part: part[1] or "$HOME", value)
-            text = self.texts.get(name, "") * bool(more) + self._text(value)
+            name, more, raw = assigned.groups()
+            raw = re.sub(r"(\"[^\"]*\"|'[^']*')|(?<![^:])~(?=/|$)", lambda m: m[1] or "$HOME", raw)
+            text = self.texts.get(name, "") * bool(more) + self._text(raw)
             self.texts[name] = text[:MAX_BYTES]
             if self.commands[-1] == ["export"]:
                 self.exported.add(name)
@@ -244,8 +239,7 @@ class _Shell:
         return [self._text(raw)]
 
     def _text(self, raw: str) -> str:
-        if raw[:2] == "~/":
-            raw = "$HOME" + raw[1:]
+        raw = re.sub("^~(?=/)", "$HOME", raw)
         parts = (part[0] for part in re.finditer(_PART + r"|\s|[;&|()<>]", raw, re.DOTALL))
         return "".join(self._part(part) for part in _joined(parts))
 

@@ -14,6 +14,7 @@ from foundation.documents import read_document
 WORDS: dict[str, Any] = read_document(Path(__file__).with_name("launch_words.yaml")).root.plain()
 _SHORT: dict[str, str] = WORDS["short"]
 _WITHOUT_VALUE: dict[str, str] = WORDS["short flags"]
+_AGENT = re.compile(rf"(?:.*/bin/)?(?:{'|'.join(WORDS['agents'] + WORDS['launchers'])})|.*deepy.py")
 _FLAG = re.compile(rf"--(?:{'|'.join([*_WITHOUT_VALUE.values(), *WORDS['flags']])})")
 
 
@@ -77,18 +78,10 @@ def number(words: Sequence[str], *options: str) -> int:
 
 
 def by_agents(launcher: Sequence[str]) -> bool:
-    """Whether a launcher's tasks are whole nodes, whose ranks torchrun or the like starts.
-
-    An option's value is no program, nor is a folder, an image or an environment of its name.
-    """
-    steps = [i for i, word in enumerate(launcher) if word == "srun"]
-    words = options_and_rest(launcher[steps[-1] + 1 :])[1] if steps else launcher
-    agents = {*WORDS["agents"], *WORDS["launchers"]}
-    return any(
-        word.rpartition("/bin/")[2] in agents or (word[-3:] == ".py" and Path(word).name in agents)
-        for before, word in pairwise(["", *words])
-        if before not in ("-n", "--name", "-p", "--prefix")  # conda's
-    )
+    """Whether a launcher's tasks are whole nodes, whose ranks torchrun or the like starts."""
+    words = options_and_rest(launcher[1:])[1] if launcher[:1] == ["srun"] else launcher
+    naming = ("-n", "--name", "-p", "--prefix")  # conda's environment
+    return any(_AGENT.fullmatch(w) for before, w in pairwise(["", *words]) if before not in naming)
 
 
 def ranks_of(launcher: Sequence[str], nodes: int, tasks: int) -> int:

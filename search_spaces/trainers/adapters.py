@@ -34,7 +34,7 @@ from trainer.plan.model import ModelConfig
 from trainer.plan.stages import LAYOUT
 
 _FIELDS = {**Choices.model_fields, **OtherChoices.model_fields}
-_WORDS = {name: field for name, field in _FIELDS.items() if of_field(field, Open)}
+_WORDS = {n: numbered(field.annotation) for n, field in _FIELDS.items() if of_field(field, Open)}
 _MODULE = re.compile(r"(?!.*\.py$)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")  # trl.scripts.sft
 
 
@@ -75,9 +75,8 @@ class _Adapting:
         self.parameters: dict[str, Any] = {**own, **fixed, **own}  # the space's come first, and win
         if chunks := self._chunks():
             self.parameters.setdefault("vpp", chunks)
-        if self.spec.adapter in known_trainers("command"):  # others may know any word
-            for name in adapter.settings.keys() & own.keys():
-                self._check_words(name, adapter.settings[name])
+        for name in adapter.settings.keys() & own.keys():
+            self._check_words(name, adapter.settings[name])
 
     def result(
         self, model: ModelConfig | None, facts: Collection[str]
@@ -126,9 +125,8 @@ class _Adapting:
         return self.file.model_copy(update=changes), model
 
     def _check_words(self, name: str, settings: Sequence[Setting]) -> None:
-        """Refuse a word that no option stands for: trials would run as if it were not there."""
-        field = _WORDS.get(name)
-        words = None if field is None else numbered(field.annotation)
+        """Refuse a word that no option of a known trainer stands for: trials would run without."""
+        words = _WORDS.get(name) if self.spec.adapter in known_trainers("command") else None
         read = CommandTrainer(self.spec.model_copy(update={"command": self.spec.args})).reads
         passed = re.compile(rf"\{{[^{{}}]*\b{name}\b(?!\s*[!=]=)")  # not only compared
         texts = [text for each in settings for text in _texts(each)]

@@ -90,7 +90,7 @@ EDITS = [
     ("empty_list", "tp: [1, 2, 4]", "tp: []", "9:7", ["parameters.tp", "empty list", "at least 1"]),
     ("null_parameter", "tp: [1, 2, 4]", "tp:", "9:",
      ["'parameters.tp': found nothing, accepted a number, text, true or false"]),
-    ("no_list", "objective:", "allow: uneven_layers\nobjective:", "", ["a list, such as [1, 2, 4]"]),
+    ("no_list", "objective:", "allow: uneven_layers\nobjective:", "", ["a list, such as [1,"]),
     ("null_in_list", "tp: [1, 2, 4]", "tp: [1, ~]", "9:11", ["'parameters.tp[1]'", "nothing"]),
     ("duplicate_value", "tp: [1, 2, 4]", "tp: [1, 2, 1]", "9:14", ["parameters.tp[2]", "1 twice"]),
     ("mixed_types", "tp: [1, 2, 4]", "tp: [1, two]", "9:11", ["parameters.tp[1]", "'two'"]),
