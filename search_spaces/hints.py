@@ -16,9 +16,9 @@ from search_spaces.space import SearchSpace
 _WORK_PER_TIME = re.compile(r"(?:tokens|samples)_per_second|tflops|_per_token$|\bmfu$")
 _OF_WHOLE_JOB = ("tokens_per_second", "samples_per_second")
 _STEPS = re.compile(r"step_time|steps_per_second")
-_BETTER = {  # whether more of it is better
-    True: re.compile(r"(?:tokens|samples|steps|batches|epochs)_per_second|tflops|\bmfu$"),
-    False: re.compile(r"step_time|_per_token$|loss$"),
+_BETTER = {  # known keys, by whether more is better; what one's own means is one's own
+    True: r"(?:(?:padded_)?tokens|samples|steps|epochs)_per_second(?:_per_gpu)?|tflops_per_gpu|mfu",
+    False: r"step_time_s(?:\..*)?|node_seconds_per_token|(?:val_)?loss",
 }
 
 
@@ -32,7 +32,7 @@ def notes(space: SearchSpace) -> Iterator[str]:
             f"the same; pass {{{name}}} on, or give it one value"
         )
     for one in space.objectives:
-        if _BETTER[not one.maximize].search(one.key):
+        if re.fullmatch(_BETTER[not one.maximize], one.key):
             said, meant = ("maximize", "minimize") if one.maximize else ("minimize", "maximize")
             yield f"{said}: {one.key} looks for the worst: {meant} it"
     yield from _decided_beforehand(space)

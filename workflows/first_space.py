@@ -198,13 +198,8 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
         own.entry = own.entry or launched.entry
     bare = record.file is not None and not any(w[:1] == "-" for w in record.file.arguments)
     if by_equals or bare:  # a word that is no option is the file: train.py base.yml steps=9
-        words = own.arguments
-        files = [
-            word
-            for before, word in pairwise(["", *words])
-            if "=" not in word and word[:1] != "-"
-            if before[:1] != "-" or "=" in before or word.endswith((".yaml", ".yml", ".json"))
-        ]
+        words, at = own.arguments, _file_words(own.arguments, own.config)
+        files = list(dict.fromkeys(words[i] for i in at))
         if bare and len(files) > 1 and not own.config:
             where = f"{shown(wanted.arguments)}: found {', '.join(files)}"
             raise SpaceError(f"{where}: put their options into one file, and name it by --config")
@@ -212,7 +207,8 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
         if bare and record.file and record.file.required and not own.config:
             where = f"{shown(wanted.arguments)}: no configuration file of {record.name}"
             raise SpaceError(f"{where} is named: put these options into one, and pass it instead")
-        own.arguments = [w for w in words if ("=" in w if by_equals else w not in files)]
+        own.left_out = [*own.left_out, *(file for file in files if file != own.config)]
+        own.arguments = [w for i, w in enumerate(words) if ("=" in w if by_equals else i not in at)]
     if record.file is not None and not own.config:
         own.config = _named_file(own.arguments, record.file.arguments)
         if own.config and not record.file.required and not Path(own.config).is_file():
@@ -224,6 +220,15 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
             own.arguments += [f"--{option}", str(value)]
             own.notes.append(f"--{option} is taken to be {value}: correct it if it is not")
     return own
+
+
+def _file_words(words: list[str], config: str) -> list[int]:
+    """Indices of words that name files; of an option's values only if no other word can be it."""
+    named = [i for i, word in enumerate(words) if "=" not in word and word[:1] != "-"]
+    alone = [i for i in named if i == 0 or words[i - 1][:1] != "-" or "=" in words[i - 1]]
+    files = [i for i in named if words[i].endswith((".yaml", ".yml", ".json"))]
+    others = [i for i in [*alone, *files] if config in ("", words[i])]
+    return [i for i in files if i in alone] or others[:1]
 
 
 def _least_space(trainer: Mapping[str, Any], wanted: Wanted) -> SearchSpace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections import defaultdict
@@ -71,15 +72,17 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
 
     Raises FileError if the file cannot be read, or a quote in it is not closed.
     """
-    here = str(path.parent.absolute())
-    shell = _Shell(texts={"PWD": here, "SLURM_SUBMIT_DIR": here, "HOME": str(Path.home())})
     text = read_text(path, MAX_BYTES)
     if (start := _unclosed(text)) is not None:
         line = text.count("\n", 0, start) + 1
         raise FileError(f"{shown(path)}:{line}: the quote {text[start]} is not closed; close it")
     asked = _asked(batch := batch_options(text))
-    shell.texts |= {name: str(asked[key]) for key in asked for name in _ASKED[key][1:]}
+    known = {name: str(asked[key]) for key in asked for name in _ASKED[key][1:]}
+    known |= dict.fromkeys(("PWD", "SLURM_SUBMIT_DIR"), str(path.parent.absolute()))
+    homes = (os.environ.get("HOME", "$HOME"), "$HOME")  # here, and where a shell runs lines later
+    shell, later = (_Shell(texts={**known, "HOME": home}) for home in homes)
     shell.run(text)
+    later.run(text)
     starts = [program(words) for words in shell.commands]
     at = max(range(len(starts)), key=lambda i: (bool(starts[i][0]), len(starts[i][2])))
     entry, module, arguments, told = starts[at]
@@ -95,7 +98,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         counts += [*arguments, *(f"--{name.lower()}={v}" for name, v in variables.items())]
     nodes = asked.get("nodes") or number(counts, "nnodes", "num_machines", "num_nodes", "nodes")
     passed, left_out = _passed(arguments, key_value, together)
-    environment, of_shell = _exported(variables)
+    environment, of_shell = _exported(variables, _variables(later, at))
     loaded = [words[2:] for words in shell.commands if words[:2] == ["module", "load"]]
     folder = next((words[1] for words in reversed(shell.commands) if _is_cd(words)), "")
     return Launched(
@@ -107,7 +110,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         ranks_of(counts, nodes, asked.get("tasks", 0)),
         environment,
         [name for names in loaded for name in names],
-        [*_set_up(shell), *of_shell],
+        [*_set_up(later), *of_shell],
         batch,
         folder,
         launcher,
@@ -161,12 +164,12 @@ def _variables(shell: _Shell, at: int) -> dict[str, str]:
     return found | shell.before[at]
 
 
-def _exported(variables: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Variables without those of a launcher; lines of shell for what only a shell knows."""
-    own = {name: text for name, text in variables.items() if not _OF_LAUNCHER.fullmatch(name)}
+def _exported(now: Mapping[str, str], later: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Variables without those of a launcher; lines of shell for what only a ``later`` one knows."""
+    own = {name: text for name, text in now.items() if not _OF_LAUNCHER.fullmatch(name)}
     unknown = [name for name, text in own.items() if re.search(r"[$`<]", text)]
     carried = {name: text for name, text in own.items() if name not in unknown}
-    return carried, [f"export {name}={_quoted(own[name])}" for name in unknown]
+    return carried, [f"export {name}={_quoted(later[name])}" for name in unknown]
 
 
 @dataclass
@@ -202,8 +205,9 @@ class _Shell:
 
     def _word(self, raw: str) -> None:
         if (assigned := _ASSIGNED.fullmatch(raw)) and set(self.commands[-1]) <= {"export", "local"}:
-            name, more, value = assigned.groups()
-            text = self.texts.get(name, "") * bool(more) + self._text(value)
+            name, more, raw = assigned.groups()
+            raw = re.sub(r"(\"[^\"]*\"|'[^']*')|(?<![^:])~(?=/|$)", lambda m: m[1] or "$HOME", raw)
+            text = self.texts.get(name, "") * bool(more) + self._text(raw)
             self.texts[name] = text[:MAX_BYTES]
             if self.commands[-1] == ["export"]:
                 self.exported.add(name)
@@ -236,8 +240,7 @@ class _Shell:
         return [self._text(raw)]
 
     def _text(self, raw: str) -> str:
-        if raw[:2] == "~/":
-            raw = "$HOME" + raw[1:]
+        raw = re.sub("^~(?=/)", "$HOME", raw)
         parts = (part[0] for part in re.finditer(_PART + r"|\s|[;&|()<>]", raw, re.DOTALL))
         return "".join(self._part(part) for part in _joined(parts))
 

@@ -14,6 +14,7 @@ from foundation.documents import read_document
 WORDS: dict[str, Any] = read_document(Path(__file__).with_name("launch_words.yaml")).root.plain()
 _SHORT: dict[str, str] = WORDS["short"]
 _WITHOUT_VALUE: dict[str, str] = WORDS["short flags"]
+_AGENT = re.compile(rf"(?:.*/bin/)?(?:{'|'.join(WORDS['agents'] + WORDS['launchers'])})|.*deepy.py")
 _FLAG = re.compile(rf"--(?:{'|'.join([*_WITHOUT_VALUE.values(), *WORDS['flags']])})")
 
 
@@ -78,8 +79,9 @@ def number(words: Sequence[str], *options: str) -> int:
 
 def by_agents(launcher: Sequence[str]) -> bool:
     """Whether a launcher's tasks are whole nodes, whose ranks torchrun or the like starts."""
-    agents = {*WORDS["agents"], *WORDS["launchers"], *WORDS["commands"]}
-    return not agents.isdisjoint(Path(word).name for word in launcher)
+    words = options_and_rest(launcher[1:])[1] if launcher[:1] == ["srun"] else launcher
+    naming = ("-n", "--name", "-p", "--prefix")  # conda's environment
+    return any(_AGENT.fullmatch(w) for before, w in pairwise(["", *words]) if before not in naming)
 
 
 def ranks_of(launcher: Sequence[str], nodes: int, tasks: int) -> int:

@@ -17,6 +17,7 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from foundation.records import Described, Named, OneOrSeveral, inline
 from foundation.values import Duration, Identifier, Number, Scalar
@@ -31,7 +32,7 @@ MAX_OBJECTIVES = 3  # few trials cannot find a front in more dimensions
 
 def _scalar(value: Any) -> Any:
     if not isinstance(value, Scalar):
-        raise ValueError("accepted a number, text, true or false")
+        raise PydanticCustomError("scalar_type", "no scalar")
     return value
 
 

@@ -25,6 +25,7 @@ from search_spaces.parameter_values import listed
 from search_spaces.rules.facts import DERIVED
 from search_spaces.shipped import known_trainers, named
 from search_spaces.trainers import config_files, model_keys, options, templates
+from search_spaces.trainers.command import CommandTrainer
 from search_spaces.trainers.stated import StatedOptions
 from trainer.plan.annotations import Open, numbered, of_field
 from trainer.plan.fields import Choices, OtherChoices
@@ -33,7 +34,7 @@ from trainer.plan.model import ModelConfig
 from trainer.plan.stages import LAYOUT
 
 _FIELDS = {**Choices.model_fields, **OtherChoices.model_fields}
-_WORDS = {name: field for name, field in _FIELDS.items() if of_field(field, Open)}
+_WORDS = {n: numbered(field.annotation) for n, field in _FIELDS.items() if of_field(field, Open)}
 _MODULE = re.compile(r"(?!.*\.py$)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")  # trl.scripts.sft
 
 
@@ -124,13 +125,15 @@ class _Adapting:
         return self.file.model_copy(update=changes), model
 
     def _check_words(self, name: str, settings: Sequence[Setting]) -> None:
-        """Refuse a word that no option stands for: trials would run as if it were not there."""
-        field = _WORDS.get(name)
-        words = None if field is None else numbered(field.annotation)
+        """Refuse a word that no option of a known trainer stands for: trials would run without."""
+        words = _WORDS.get(name) if self.spec.adapter in known_trainers("command") else None
+        read = CommandTrainer(self.spec.model_copy(update={"command": self.spec.args})).reads
+        passed = re.compile(rf"\{{[^{{}}]*\b{name}\b(?!\s*[!=]=)")  # not only compared
         texts = [text for each in settings for text in _texts(each)]
-        if words is None or any(f"{{{name}}}" in text for text in texts):
+        if words is None or read is None or name in read or any(map(passed.search, texts)):
             return
-        meant = re.findall(r"'(\w+)'", " ".join(each.when or "" for each in settings))
+        told = [*(each.when or "" for each in settings), *self.file.conditions.values()]
+        meant = re.findall(rf"\b{name}\s*==\s*['\"]([^'\"]+)['\"]", " ".join(told))
         accepted = sorted({*words, *meant})
         for value in listed(self.file.parameters[name]):
             if isinstance(value, str) and value not in accepted:

@@ -114,6 +114,10 @@ def test_a_free_batch_or_node_count_that_decides_the_objective_is_told(
         ("[maximize: tokens_per_second, maximize: val_loss]", "maximize: val_loss looks for"),
         ("{maximize: tokens_per_second_per_gpu}", None),
         ("[minimize: step_time_s.median, minimize: node_seconds_per_token]", None),
+        # a user's own, which may mean anything
+        ("[minimize: wasted_tokens_per_second, minimize: tokens_per_second_std]", None),
+        ("[minimize: lost_samples_per_second, minimize: idle_tflops]", None),
+        ("[maximize: accuracy_per_token, maximize: exp_of_minus_loss]", None),
     ],
 )
 def test_the_wrong_direction_is_told(load: Load, objective: str, told: str | None) -> None:

@@ -411,6 +411,33 @@ def test_the_value_of_an_option_is_not_taken_for_the_file(
     assert "launch.sh: no configuration file of llama-factory" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("line", "config", "passed"),
+    [
+        ("train own.yaml --deepspeed zero2.json", "", "--deepspeed zero2.json"),
+        ("train own.yaml --deepspeed zero2.json", "own.yaml", "--deepspeed zero2.json"),
+        ("train $CFG --deepspeed zero2.json", "own.yaml", "--deepspeed zero2.json"),
+        ("train --deepspeed zero2.json own.yaml", "", "--deepspeed zero2.json"),
+        ("train own.yaml --eval own.yaml", "", "--eval own.yaml"),
+        ("train own.yaml own.yaml", "", ""),
+        ("train own.yaml --targets q v", "", "--targets q v"),
+        ("train other.yaml --targets q v", "own.yaml", "--targets q v"),
+        ("train --debug own.yaml", "", "--debug"),
+    ],
+)
+def test_a_file_that_an_option_names_stays_with_it(
+    here: Path, capsys: pytest.CaptureFixture[str], line: str, config: str, passed: str
+) -> None:
+    asked = ["--adapter", "axolotl", "--cluster", "dgx_h100", "--model", "llama_8b"]
+    (here / "own.yaml").write_text("{adapter: lora, lora_r: 8, sequence_len: 2048}")
+    (here / "run.sh").write_text(f"axolotl {line}\n")
+    asked += ["--config", config] if config else []
+    assert main(["init", "mine.yaml", *asked, "--args", "run.sh"]) == 0
+    own = yaml.safe_load((here / "mine.yaml").read_text())["trainer"]
+    assert (own["config"], own.get("args", "").split()) == ("own.yaml", passed.split())
+    assert ("left out: other.yaml" in capsys.readouterr().out) is ("other.yaml" in line)
+
+
 def test_a_command_in_a_here_document_is_read(here: Path) -> None:
     (here / "launch.sh").write_text(
         "read -r -d '' training_commands <<EOF\n/opt/train.py \\\n   --num-layers 4 \\\n"
@@ -442,5 +469,6 @@ def test_files_that_a_trainer_merges_are_not_taken_for_one(
         " positions: learned, tied_embeddings: true}\n"
     )
     assert main([*asked, "--config", "one.yml", "--model", "m.yaml"]) == 0
+    assert "left out: local.yml" in capsys.readouterr().out
     command = load_space(here / "mine.yaml").trainer.command or []
     assert "train.py" in command and not {"6-7B.yml", "local.yml", "deepy.py"} & {*command}

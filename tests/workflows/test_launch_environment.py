@@ -9,6 +9,7 @@ import pytest
 from search_spaces import load_space
 from slurm import Site
 from workflows.cli.main import main
+from workflows.launch_script import read
 
 SCRIPT = """\
 #!/bin/bash
@@ -160,6 +161,26 @@ def test_cores_and_gpus_of_a_task_that_is_a_node_are_no_ranks(agent: str) -> Non
     init(f"{asked}srun {agent} pretrain_gpt.py {MODEL}\n")
     site = Site.load("mine-site.yaml")
     assert (site.gpus, site.cpus_per_rank) == ("per_node", None)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "srun --chdir=/work/deepspeed",
+        "srun --container-workdir=/opt/axolotl --container-image=nvcr.io/me/deepspeed",
+        "srun --container-image nvcr.io/me/deepspeed",
+        "srun -J deepspeed",
+        "srun conda run -n deepspeed",
+        "srun conda run --prefix deepspeed --no-capture-output",
+        "srun apptainer exec /images/deepspeed",
+    ],
+)
+def test_what_bears_an_agents_name_is_none(before: str) -> None:
+    asked = "#SBATCH -N 4 --ntasks-per-node=8 -c 8\n"
+    Path("run.sh").write_text(f"{asked}{before} python pretrain_gpt.py {MODEL}\n")
+    assert read(Path("run.sh")).ranks == 32
+    init(Path("run.sh").read_text())
+    assert Site.load("mine-site.yaml").cpus_per_rank == 8
 
 
 def test_a_shipped_profile_is_what_a_script_adds_to() -> None:

@@ -164,6 +164,9 @@ srun bash -c "$LAUNCHER train.py --batch $((WORLD*2)) \\
         ("srun --ntasks-per-node=1 torchrun --nproc-per-node=8", 32),
         ("srun --ntasks=4 torchrun --nproc-per-node=8", 32),
         ("srun --ntasks-per-node=1 accelerate launch --config_file a.yaml", 0),
+        ("srun --ntasks-per-node=1 --pty torchrun --nproc-per-node=8", 32),
+        ("srun --ntasks-per-node=1 /opt/venv/bin/torchrun --nproc-per-node=8", 32),
+        ("srun --ntasks-per-node=1 conda run -n deepspeed deepspeed --num_gpus 8", 32),
         ("srun --ntasks-per-node=8 python", 32),
     ],
 )
@@ -187,6 +190,8 @@ def test_nodes_and_ranks_are_those_that_the_launcher_starts(
         ("export NNODES=2\nNPROC_PER_NODE=4 swift sft --model m", 8, 2),
         ("trl sft --model m --num_processes 4", 4, 4),
         ("NPROC_PER_NODE=4 python train.py --num_processes 4", 0, 2),
+        # Lightning's ranks are Slurm's tasks
+        ("#SBATCH -N 2 --ntasks-per-node=8\nsrun litgpt pretrain m --devices 8", 16, 3),
     ],
 )
 def test_ranks_are_those_that_a_trainers_command_is_told(
@@ -207,4 +212,36 @@ def test_the_home_folder_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert launched.entry == "/home/me/train.py"
     assert launched.arguments == ["--data", "/home/me/data", "--save", "~/kept", "--mask", "~a"]
     assert launched.environment == {"CACHE": "/home/me/cache"}
-    assert launched.set_up == ["source /home/me/conda.sh"]
+    assert launched.set_up == ['source "$HOME/conda.sh"']
+
+
+def test_lines_that_a_shell_runs_leave_it_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trials run on other machines, and a group shares the site profile."""
+    monkeypatch.setenv("HOME", "/home/me")
+    (tmp_path / "launch.sh").write_text(
+        'source "$HOME/conda.sh"\n'
+        'export PATH=~/bin:~/c:$PATH LIST="~/a:~/b" A=~/a:~ B=${HOME:-/x}\n'
+        "ROOT=$HOME/r\nsource $ROOT/env.sh\npython $ROOT/train.py --data ${HOME}/data --bf16\n"
+    )
+    launched = read(tmp_path / "launch.sh")
+    assert launched.set_up == [
+        'source "$HOME/conda.sh"',
+        'source "$HOME/r/env.sh"',
+        'export PATH="$HOME/bin:$HOME/c:$PATH"',
+    ]
+    assert launched.environment == {"LIST": "~/a:~/b", "A": "/home/me/a:/home/me", "B": "/home/me"}
+    assert launched.entry == "/home/me/r/train.py"
+    assert launched.arguments == ["--data", "/home/me/data", "--bf16"]
+
+
+def test_a_home_folder_that_is_not_known_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(Path, "home", lambda: 1 / 0)
+    (tmp_path / "launch.sh").write_text("export C=~/c\npython train.py --data ~/data --bf16\n")
+    launched = read(tmp_path / "launch.sh")
+    assert (launched.arguments, launched.left_out) == (["--bf16"], ["--data $HOME/data"])
+    assert (launched.environment, launched.set_up) == ({}, ['export C="$HOME/c"'])
