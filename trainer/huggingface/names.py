@@ -57,7 +57,13 @@ class Architecture:
 @cache
 def _architectures() -> Mapping[str, Architecture]:
     records = read_document(Path(__file__).with_name("architectures.yaml")).root.plain()
-    return {kind: Architecture(each.pop("class"), **each) for kind, each in records.items()}
+    for kind, own in records.items():
+        like = records.get(own.pop("like", None), {})
+        for part in ("inside", "fields"):
+            names = like.get(part, {}) | own.get(part, {})
+            own[part] = {name: one for name, one in names.items() if one is not None}
+        records[kind] = like | own
+    return {kind: Architecture(**each) for kind, each in records.items()}
 
 
 def architecture_of(model: ModelConfig) -> Architecture:
