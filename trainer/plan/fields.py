@@ -79,7 +79,7 @@ class Choices(Described):
     pp: Annotated[Ranks, OtherNames("pipeline_parallel pipeline_model_parallel")] = 1
     vpp: Annotated[
         Layers,
-        Counts("pp > 1", "vpp_needs_pp", "without a pipeline: pp is {pp}", builtin_only=False),
+        Counts("pp > 1", "vpp_needs_pp", "without a pipeline: pp is {pp}", trainers="all"),
         Refused("its pipeline does not interleave"),
     ] = 1
     """model chunks per pipeline rank"""
@@ -165,7 +165,7 @@ class Choices(Described):
     whole sum in memory"""
     sequence_parallel: Annotated[
         bool,
-        Counts("tp > 1", "sequence_parallel_needs_tp", builtin_only=False),
+        Counts("tp > 1", "sequence_parallel_needs_tp", trainers="all"),
         Refused("it has no tensor parallelism here", "tp"),
         Column(),
     ] = False

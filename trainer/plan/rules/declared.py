@@ -18,7 +18,7 @@ def counting() -> tuple[Requirement, ...]:
             counts.rule,
             f"{_all(_are_default(names))} or {_all([counts.where])}",
             counts.why and f"{_values(names)} {counts.why}; {_remedy(names)}",
-            builtin_only=counts.builtin_only,
+            counts.trainers,
         )
         for counts, names in grouped(Choices, Counts).items()
     )
