@@ -14,6 +14,7 @@ from trainer.huggingface.names import Architecture, architecture_of, check_confi
 from trainer.huggingface.safetensors import read_folder
 from trainer.plan.limits import ConfigError
 from trainer.plan.model import ModelConfig
+from trainer.plan.shards import segments
 
 _WORDS = ("embedding.weight", "head.weight")
 
@@ -56,7 +57,6 @@ class Weights:
         first, *column = chunk.slice.offsets
         rows, *width = chunk.slice.sizes
         columns = slice(column[0], column[0] + width[0]) if column else None
-        before = 0  # rows of the tensors that come first
         done = 0
         sources = self.architecture.sources(name)
         if not sources:
@@ -69,14 +69,11 @@ class Weights:
             sum(whole.size(0) for whole in wholes) != chunk.whole[0] and not rows_differ
         ):
             raise self._misfit(sources, tensors, chunk)
-        for whole in wholes:
-            low, high = max(first, before), min(first + rows, before + whole.size(0))
-            if low < high:
-                part = whole[low - before : high - before]
-                target = chunk.data[low - first : high - first]
-                target.copy_(part if columns is None else part[:, columns])
-                done += high - low
-            before += whole.size(0)
+        for number, begin, offset, length in segments(map(len, wholes), first, rows):
+            part = wholes[number][begin : begin + length]
+            target = chunk.data[offset : offset + length]
+            target.copy_(part if columns is None else part[:, columns])
+            done += length
         if done < rows and name in _WORDS:
             (theirs,) = sources
             if theirs not in self.means:
