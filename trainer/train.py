@@ -241,7 +241,8 @@ class Trainer:
         if device.type == "cpu":
             return read(step)
         if self.ahead is None or self.ahead_of is not dataset:
-            self.ahead, self.ahead_of = BatchesAhead(read, pinned=True), dataset
+            self.ahead = BatchesAhead(lambda step: read(step).each(Tensor.pin_memory))
+            self.ahead_of = dataset
         return self.ahead.take(step).each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def _read_on_host(self, before: int, dataset: Dataset) -> Batches:
