@@ -93,6 +93,7 @@ class _RingAttention(torch.autograd.Function):
         # Gradients follow keys and values round the ring: each rank adds its part and passes the
         # sum on, the keys' own rank last.
         total: Any = None
+        arrive: Any = None
         for earlier, (keys, values) in _others(key, value, group):
             if earlier:
                 seen = (keys[:, :, :half], values[:, :, :half])

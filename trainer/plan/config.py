@@ -17,7 +17,7 @@ from trainer.plan.fields import DEFERRING_SCHEDULES, FOLDED_SCHEDULE, Choices, S
 from trainer.plan.formats import Format
 from trainer.plan.limits import ConfigError, Ranks, Steps
 from trainer.plan.model import ModelConfig
-from trainer.plan.placement import Placement, PlacementError, Topology
+from trainer.plan.placement import Placement, Topology
 from trainer.plan.presets import ZERO_PRESETS, place
 from trainer.plan.rules.declared import refused_settings
 from trainer.plan.rules.expression import Scalar
@@ -166,7 +166,7 @@ class TrainConfig(Settings, Choices):
                 cp=self.cp,
                 gz=self.gz,
             )
-        except PlacementError as error:
+        except ConfigError as error:
             raise ConfigError(f"{error} ({world_size} ranks, dp {dp})") from error
 
     def facts(self, world_size: int, local_world_size: int | None = None) -> dict[str, Scalar]:

@@ -15,7 +15,8 @@ import numpy as np
 from foundation.documents import read_document
 from trainer.plan.fields import Preset
 from trainer.plan.formats import Format
-from trainer.plan.placement import Placement, PlacementError, Topology, shared_within
+from trainer.plan.limits import ConfigError
+from trainer.plan.placement import Placement, Topology, shared_within
 from trainer.plan.rules.requirement import QUANTIZED, refusal
 from trainer.plan.rules.requirements import requirements
 from trainer.plan.states import DEGREES
@@ -121,7 +122,7 @@ def place(
         wishes: by the names of ``DEGREES`` and ``QUANTIZED``; None leaves the preset's.
         apart: distance of two data-parallel ranks in rank numbers.
 
-    Raises PlacementError if the degrees break a requirement.
+    Raises ConfigError if the degrees break a requirement.
     """
     wished = {name: wish for name, wish in wishes.items() if wish is not None}
     said, given = {"zero_stage": 0, "placement": preset, **wished}, {"placement", *wished}
@@ -130,7 +131,7 @@ def place(
     quantized = {name: bool(found[name]) for name in QUANTIZED}
     facts = {"dp": dp, "cp": cp, "gz": gz, **degrees, **quantized}
     if broken := refusal(requirements(*(["cp"] if cp > 1 else [])), facts):
-        raise PlacementError(broken)
+        raise ConfigError(broken)
     return Placement(
         dp=dp * cp,
         **degrees,
