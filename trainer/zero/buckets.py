@@ -65,9 +65,8 @@ class Bucket:
             self.gradients = WholeGradients(self.parameters, total, holders, in_place)
         else:
             self.gradients = SplitGradients(self.parameters, total, holders, reductions)
-        share = total // shares
-        self.begin = holders.rank % shares * share
-        self.weight_share = self.weights[self.begin : self.begin + share].view(-1, ROW)
+        self.weight_share = self.weights.view(shares, -1, ROW)[holders.rank % shares]
+        self.begin = holders.rank % shares * self.weight_share.numel()
 
     @functools.cached_property
     def master(self) -> nn.Parameter:
