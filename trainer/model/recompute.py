@@ -78,6 +78,11 @@ def _policy(
     return CheckpointPolicy.PREFER_RECOMPUTE if last else CheckpointPolicy.MUST_SAVE
 
 
+def in_backward() -> bool:
+    """Whether this thread is in a backward pass; a layer's pass in there is a repeated one."""
+    return torch._C._current_graph_task_id() != -1
+
+
 # ---- by hand ----
 
 

@@ -101,9 +101,6 @@ class ShardedWeights:
             outermost = module is stage and not pipelined
             units += self._shard(module, members, holders, outermost, elsewhere)
         self._set_prefetches(stage, pipelined, modules)
-        # FSDP2's own hook, which gathers, comes second.
-        stage.register_forward_pre_hook(lambda *_: self._pass_forward(True), prepend=True)
-        stage.register_forward_hook(lambda *_: self._pass_forward(False))
         return units
 
     def _shard(
@@ -149,9 +146,6 @@ class ShardedWeights:
             begun = [m for layer in layers for m in layer]
             for before, after in zip([stage, *begun], begun, strict=False):
                 before.set_modules_to_forward_prefetch([after])
-
-    def _pass_forward(self, begins: bool) -> None:
-        self.context.in_forward = begins
 
     def _fill(
         self, members: list[Slot], stage: Stage, config: TrainConfig, placement: Placement

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.model.precision import COMPUTE_DTYPE
+from trainer.model.recompute import in_backward
 from trainer.parallel.collectives import Group
 from trainer.parallel.quantized import quantized_all_gather, quantized_reduce_scatter
 from trainer.plan.shards import UnitLayout, sum_format
@@ -38,7 +39,6 @@ class HookContext:
     reduction: CommunicationStream | Pending
     # where secondary copies are written and read, inside the work of ``gathering``
     copying: InlineStream
-    in_forward: bool = False
     _scratch: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
     def scratch(self, numel: int, dtype: torch.dtype) -> Tensor:
@@ -88,7 +88,7 @@ class GatherWeights:
         async_op: bool = False,
     ) -> dist.Work | None:
         copy, context = self.secondary, self.context
-        renew = context.refresh_every_forward and context.in_forward
+        renew = context.refresh_every_forward and not in_backward()
         if copy is not None and self.fresh and not renew:
             assert context.gathering is not None
             return context.gathering.run(lambda: copy.gather(output_tensor))
