@@ -68,16 +68,12 @@ class _LeanStage(PipelineStage):
 
     def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
         super()._setup_forward_recv_info(1, has_backward)
-        first = self.args_recv_info[0]
-        for number in range(num_microbatches):
-            self.args_recv_info[number] = _without_buffers(first)
+        self.args_recv_info = _for_each(self.args_recv_info[0], num_microbatches)
 
     def _setup_backward_recv_info(self, num_microbatches: int) -> None:
         super()._setup_backward_recv_info(1)
         self.chunks = num_microbatches
-        first = self.grad_recv_info[0]
-        for number in range(num_microbatches):
-            self.grad_recv_info[number] = _without_buffers(first)
+        self.grad_recv_info = _for_each(self.grad_recv_info[0], num_microbatches)
 
     def _get_recv_ops(self, recv_infos: Any) -> Any:
         for info in recv_infos:
@@ -97,10 +93,10 @@ class _LeanStage(PipelineStage):
         return received
 
 
-def _without_buffers(infos: Any) -> Any:
-    copies = tuple(copy.copy(info) for info in infos)
-    _drop_buffers(copies)
-    return copies
+def _for_each(infos: Any, micro_batches: int) -> dict[int, Any]:
+    """What one micro-batch receives, for each of them, so far without buffers."""
+    _drop_buffers(infos)
+    return {n: tuple(copy.copy(info) for info in infos) for n in range(micro_batches)}
 
 
 def _drop_buffers(infos: Any) -> None:
