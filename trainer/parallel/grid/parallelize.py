@@ -21,7 +21,7 @@ from trainer.model.kernels import Kernels
 from trainer.model.slices import Cut, Split
 from trainer.model.transformer import Stage
 from trainer.parallel.grid.depth import Block, Depth
-from trainer.parallel.grid.layers import Products, SplitNorm, linear, lookup
+from trainer.parallel.grid.layers import Products, SplitNorm, lookup
 from trainer.parallel.mesh import Axis, Grid, Mesh
 from trainer.parallel.operators import named
 from trainer.parallel.tensor import split
@@ -64,13 +64,13 @@ def parallelize(
         _norm(stage, "norm", grid, None)
         tied = table if stage.head.weight is None else None
         logits = add(stage.head, source=tied)
-        forward = functools.partial(_head, logits, grid, overlap)
+        forward = functools.partial(_head, logits, along[grid])
         _replace(stage.head, {"weight": _matrix(grid)}, forward)
 
 
-def _head(block: Block, grid: Grid, overlap: bool, x: Tensor, tied: Tensor | None) -> Tensor:
+def _head(block: Block, by: Products, x: Tensor, tied: Tensor | None) -> Tensor:
     """Logits; where the weights are the embedding's, the block knows."""
-    return linear(x, block, None, grid.y.group, grid.x.group, overlap)
+    return by.linear(x, block, None)
 
 
 def _norm(module: nn.Module, name: str, grid: Grid, opaque: Kernels | None) -> None:
