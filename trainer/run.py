@@ -11,7 +11,6 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -107,13 +106,7 @@ class _Run:
         device = Device.of_this_rank(config.device)
         if device.type == "cpu":
             memory.spare_memory(limited=config.device_memory_bytes is not None)
-        dist.init_process_group(
-            **device.group_options(),
-            store=dist.PrefixStore("trainer", self.peers.store),
-            rank=place.rank,
-            world_size=place.world_size,
-            timeout=timedelta(seconds=config.collective_timeout_s),
-        )
+        self.peers.join("trainer", **device.group_options())
         if config.engine == "deepspeed":
             from trainer.deepspeed.engine import load_deepspeed  # heavy, and may not be there
 

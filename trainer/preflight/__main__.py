@@ -14,7 +14,6 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -131,13 +130,7 @@ def measure(record: Record, place: RankEnvironment, peers: Peers, quick: bool) -
     """Everything, the cheapest and most certain first."""
     device = Device.of_this_rank("auto")
     if place.world_size > 1:
-        dist.init_process_group(
-            device.backend,
-            store=dist.PrefixStore("preflight", peers.store),
-            rank=place.rank,
-            world_size=place.world_size,
-            timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
-        )
+        peers.join("preflight", backend=device.backend)
     much = effort(device.type, quick)
     probe = Probe(device, place, much.seconds, COLLECTIVE_TIMEOUT_S)
     _facts(record, device, place, peers)

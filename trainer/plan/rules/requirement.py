@@ -35,7 +35,7 @@ class Requirement:
     # the trainer's message, values in braces; empty if only a search leaves it out
     refusal: str = ""
     trainers: Trainers = "all"  # that it is for
-    axes: tuple[str, ...] = ()  # degrees in the condition of axes that not every job has
+    axes: tuple[str, ...] = ()  # degrees in the condition of a user's own axes
 
     @cached_property
     def condition(self) -> Expression:
@@ -46,10 +46,7 @@ def read_requirements(path: Path, trainers: Trainers = "all") -> dict[str, tuple
     """The requirements of a YAML file, by section; for these ``trainers`` where it says none."""
     sections: dict[str, list[dict[str, Any]]] = read_document(path).root.plain()
     return {
-        section: tuple(
-            Requirement(**{"trainers": trainers, **each, "axes": (*each.get("axes", ()),)})
-            for each in every
-        )
+        section: tuple(Requirement(**{"trainers": trainers, **each}) for each in every)
         for section, every in sections.items()
     }
 

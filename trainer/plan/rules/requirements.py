@@ -44,7 +44,6 @@ def _of_replicas(each: Requirement, context: bool) -> Requirement:
         each,
         text=each.text.replace("REPLICAS", ranks),
         refusal=each.refusal.replace("REPLICAS", said),
-        axes=("cp",) if context else (),
     )
 
 
