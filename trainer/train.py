@@ -135,10 +135,7 @@ class Trainer:
         self.ahead_of: Dataset | None = None
         self.run: Pipeline | GradientAccumulation
         if config.pp > 1:
-            dtype = COMPUTE_DTYPE[config.precision]
-            self.run = Pipeline(
-                config, self.mesh, stages, self._loss, dtype, device.torch, deferred
-            )
+            self.run = Pipeline(config, self.mesh, stages, self._loss, device.torch, deferred)
         else:
             self.run = GradientAccumulation(stages[0], self._loss)
 

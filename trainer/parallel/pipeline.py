@@ -18,6 +18,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 
 from trainer.data.batches import Batches
 from trainer.model.deferred import DeferredKernels
+from trainer.model.precision import COMPUTE_DTYPE
 from trainer.model.transformer import Stage
 from trainer.parallel.mesh import Mesh
 from trainer.plan.config import TrainConfig
@@ -105,9 +106,9 @@ def _drop_buffers(infos: Any) -> None:
             info.buffer = None
 
 
-def _stage_io(config: TrainConfig, mesh: Mesh, stage: Stage, dtype: torch.dtype) -> dict[str, Any]:
+def _stage_io(config: TrainConfig, mesh: Mesh, stage: Stage) -> dict[str, Any]:
     """Shapes and formats of a stage's input and output, so that no trial pass must find them."""
-    model = config.model
+    model, dtype = config.model, COMPUTE_DTYPE[config.precision]
     share = mesh.tp.size if config.sequence_parallel else 1
     length = model.seq_length // config.cp
     batch, width = config.mbs // mesh.grid.z.size, model.hidden_size // mesh.grid.y.size
@@ -149,7 +150,6 @@ class Pipeline:
         mesh: Mesh,
         stages: list[Stage],
         loss_fn: LossFn,
-        dtype: torch.dtype,
         device: torch.device,
         deferred: DeferredKernels | None = None,
     ) -> None:
@@ -165,7 +165,7 @@ class Pipeline:
         self.group = mesh.pp.group.handle
         self.numbers = config.stages.of_rank(mesh.pp.rank)
         self.holder = config.stages.rank_of
-        self.io = [_stage_io(config, mesh, stage, dtype) for stage in stages]
+        self.io = [_stage_io(config, mesh, stage) for stage in stages]
         parts = [
             _LeanStage(
                 _Opaque(stage, deferred),
