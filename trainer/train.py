@@ -181,13 +181,6 @@ class Trainer:
 
     def step(self, number: int, dataset: Dataset, stop: bool | None = None) -> StepReport:
         """One optimizer step on the global batch of that number; ``stop`` as ``Optimizer.step``."""
-        report = self._step(number, dataset, stop)
-        if self.tuning is None:
-            return report
-        self.weights.wait()  # what is on its way would be timed with the products
-        return replace(report, aside_s=self.tuning.after_step())
-
-    def _step(self, number: int, dataset: Dataset, stop: bool | None) -> StepReport:
         batches = self._read(number, dataset)
         self.optimizer.set_lr(self.config.lr(number))
         self.weights.start_step()
@@ -195,6 +188,9 @@ class Trainer:
         self.depth.finish()
         report = self.optimizer.step(*self._means(losses, batches.targets), stop)
         self.balance.update(report.done)
+        if self.tuning is not None:
+            self.weights.wait()  # what is on its way would be timed with the products
+            report = replace(report, aside_s=self.tuning.after_step())
         return report
 
     def _means(self, losses: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, Tensor | None]:
