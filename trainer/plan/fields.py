@@ -16,9 +16,15 @@ from foundation.records import Described
 from trainer.plan.annotations import Column, Counts, Open, OtherNames, Refused, columns, value_types
 from trainer.plan.formats import Format
 from trainer.plan.limits import Layers, Ranks, Sequences, Steps, Width
-from trainer.plan.optimizer import LRScheduler, OptimizerConfig
 from trainer.plan.rules.expression import Scalar
-from trainer.plan.sections import Documents, Goldfish, Metrics, Validation
+from trainer.plan.sections import (
+    Documents,
+    Goldfish,
+    LRScheduler,
+    Metrics,
+    OptimizerConfig,
+    Validation,
+)
 from trainer.plan.states import BUCKET_ELEMENTS
 
 Recompute = Literal["none", "selective", "full"]
