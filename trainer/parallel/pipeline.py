@@ -69,12 +69,12 @@ class _LeanStage(PipelineStage):
 
     def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
         super()._setup_forward_recv_info(1, has_backward)
-        self.args_recv_info = _for_each(self.args_recv_info[0], num_microbatches)
+        self.args_recv_info.update(_for_each(self.args_recv_info[0], num_microbatches))
 
     def _setup_backward_recv_info(self, num_microbatches: int) -> None:
         super()._setup_backward_recv_info(1)
         self.chunks = num_microbatches
-        self.grad_recv_info = _for_each(self.grad_recv_info[0], num_microbatches)
+        self.grad_recv_info.update(_for_each(self.grad_recv_info[0], num_microbatches))
 
     def _get_recv_ops(self, recv_infos: Any) -> Any:
         for info in recv_infos:
