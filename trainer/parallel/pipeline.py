@@ -95,7 +95,7 @@ class _LeanStage(PipelineStage):
 
 
 def _for_each(infos: Any, micro_batches: int) -> dict[int, Any]:
-    """What one micro-batch receives, for each of them, so far without buffers."""
+    """Receive infos of one micro-batch, for each of so many, as yet without buffers."""
     _drop_buffers(infos)
     return {n: tuple(copy.copy(info) for info in infos) for n in range(micro_batches)}
 
