@@ -16,8 +16,7 @@ from trainer.checkpoint.chunks import chunks
 from trainer.checkpoint.folders import complete
 from trainer.data.batches import Batches, BatchesAhead, Consumed, Dataset, micro_batches
 from trainer.data.goldfish import IGNORED
-from trainer.huggingface.load import Weights as HuggingFaceWeights
-from trainer.huggingface.save import export
+from trainer.huggingface.weights import Weights as HuggingFaceWeights, export
 from trainer.model.deferred import DeferredKernels
 from trainer.model.kernels import Kernels, TunedKernels
 from trainer.model.offload import Offload

@@ -1,17 +1,28 @@
-"""Begin from weights of ``transformers``, in any layout: each rank reads what it holds."""
+"""Weights of ``transformers``: a beginning in any layout, and what ``from_pretrained`` takes.
+
+Each rank reads what it holds; one rank writes, from a checkpoint.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import shutil
+import uuid
+import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from foundation.files import FileError, read_json
 from trainer.checkpoint.chunks import Chunk
-from trainer.huggingface.names import Architecture, architecture_of, check_config
-from trainer.huggingface.safetensors import read_folder
+from trainer.checkpoint.folders import read_record
+from trainer.checkpoint.integrity import SafeReader
+from trainer.huggingface.names import Architecture, architecture_of, check_config, config_of
+from trainer.huggingface.safetensors import SINGLE, read_folder, write_file
 from trainer.plan.limits import ConfigError
 from trainer.plan.model import ModelConfig
 from trainer.plan.shards import segments
@@ -99,3 +110,73 @@ class Weights:
             f"initial_load_path: {self.folder} has {shapes}, of which {chunk.name} with shape "
             f"{list(chunk.whole)} cannot be made"
         )
+
+
+def export(checkpoint: Path, out: Path) -> None:
+    """Write ``config.json`` and ``model.safetensors`` in float32; one tensor is in memory at once.
+
+    The folder gets its name, in place of an older one, when all is in it. Raises ConfigError if the
+    model is not one of ``transformers``, CheckpointError if the checkpoint cannot be read.
+    """
+    model = ModelConfig.model_validate(read_record(checkpoint).model)
+    architecture = architecture_of(model)
+    saved = SafeReader(checkpoint).read_metadata().state_dict_metadata
+    names = [name.removeprefix("model.") for name in saved if name.startswith("model.")]
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in names:
+        entry = saved[f"model.{name}"]
+        assert isinstance(entry, TensorStorageMetadata)
+        for theirs, shape in _parts(architecture, model, name, tuple(entry.size)):
+            shapes[theirs] = shape
+    draft = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}")
+    draft.mkdir(parents=True)
+    try:
+        (draft / "config.json").write_text(json.dumps(config_of(model), indent=2) + "\n")
+        write_file(draft / SINGLE, shapes, _tensors(checkpoint, architecture, model, names))
+        if out.exists():
+            shutil.rmtree(out)
+        draft.rename(out)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _tensors(
+    checkpoint: Path, architecture: Architecture, model: ModelConfig, names: list[str]
+) -> Iterator[tuple[str, Tensor]]:
+    reader = SafeReader(checkpoint)
+    saved = reader.read_metadata().state_dict_metadata
+    for name in names:
+        whole = torch.empty(saved[f"model.{name}"].size)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            dcp.load({f"model.{name}": whole}, storage_reader=reader, no_dist=True)
+        parts = _parts(architecture, model, name, tuple(whole.shape))
+        if not parts and whole.any():
+            raise ConfigError(
+                f"{name} is not 0: {architecture.class_name} chooses experts without a bias; train "
+                "with moe_router_bias_update_rate: 0"
+            )
+        turned = architecture.is_transposed(name)
+        begin = 0
+        for theirs, shape in parts:
+            rows = shape[1] if turned else shape[0]
+            part = whole[begin : begin + rows]
+            yield theirs, (part.t() if turned else part).contiguous()
+            begin += rows
+
+
+def _parts(
+    architecture: Architecture, model: ModelConfig, name: str, whole: tuple[int, ...]
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Their tensors and shapes that one of our parameters becomes."""
+    sources = architecture.sources(name)
+    rows = [whole[0] // len(sources)] * len(sources) if sources else []
+    if len(sources) == 3 and ".qkv." in name:
+        keys = model.kv_heads * model.head_dim
+        rows = [whole[0] - 2 * keys, keys, keys]
+    turned = architecture.is_transposed(name)
+    shapes = [(count, *whole[1:]) for count in rows]
+    return [
+        (theirs, tuple(reversed(shape)) if turned else shape)
+        for theirs, shape in zip(sources, shapes, strict=True)
+    ]
