@@ -25,8 +25,9 @@ from trainer.huggingface.names import Architecture, architecture_of, check_confi
 from trainer.huggingface.safetensors import SINGLE, read_folder, write_file
 from trainer.plan.limits import ConfigError
 from trainer.plan.model import ModelConfig
-from trainer.plan.shards import segments
+from trainer.plan.shards import Shape, segments
 
+Parts = list[tuple[str, Shape]]
 _WORDS = ("embedding.weight", "head.weight")
 
 
@@ -120,19 +121,20 @@ def export(checkpoint: Path, out: Path) -> None:
     """
     model = ModelConfig.model_validate(read_record(checkpoint).model)
     architecture = architecture_of(model)
-    saved = SafeReader(checkpoint).read_metadata().state_dict_metadata
-    names = [name.removeprefix("model.") for name in saved if name.startswith("model.")]
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name in names:
-        entry = saved[f"model.{name}"]
-        assert isinstance(entry, TensorStorageMetadata)
-        for theirs, shape in _parts(architecture, model, name, tuple(entry.size)):
-            shapes[theirs] = shape
+    reader = SafeReader(checkpoint)
+    saved = reader.read_metadata().state_dict_metadata
+    sizes: dict[str, Shape] = {
+        name.removeprefix("model."): tuple(entry.size)
+        for name, entry in saved.items()
+        if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
+    }
+    parts = {name: _parts(architecture, model, name, size) for name, size in sizes.items()}
+    shapes = {theirs: shape for each in parts.values() for theirs, shape in each}
     draft = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}")
     draft.mkdir(parents=True)
     try:
         (draft / "config.json").write_text(json.dumps(config_of(model), indent=2) + "\n")
-        write_file(draft / SINGLE, shapes, _tensors(checkpoint, architecture, model, names))
+        write_file(draft / SINGLE, shapes, _tensors(reader, architecture, sizes, parts))
         if out.exists():
             shutil.rmtree(out)
         draft.rename(out)
@@ -141,33 +143,28 @@ def export(checkpoint: Path, out: Path) -> None:
 
 
 def _tensors(
-    checkpoint: Path, architecture: Architecture, model: ModelConfig, names: list[str]
+    reader: SafeReader, architecture: Architecture, sizes: dict[str, Shape], parts: dict[str, Parts]
 ) -> Iterator[tuple[str, Tensor]]:
-    reader = SafeReader(checkpoint)
-    saved = reader.read_metadata().state_dict_metadata
-    for name in names:
-        whole = torch.empty(saved[f"model.{name}"].size)
+    for name, size in sizes.items():
+        whole = torch.empty(size)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             dcp.load({f"model.{name}": whole}, storage_reader=reader, no_dist=True)
-        parts = _parts(architecture, model, name, tuple(whole.shape))
-        if not parts and whole.any():
+        if not parts[name] and whole.any():
             raise ConfigError(
                 f"{name} is not 0: {architecture.class_name} chooses experts without a bias; train "
                 "with moe_router_bias_update_rate: 0"
             )
         turned = architecture.is_transposed(name)
         begin = 0
-        for theirs, shape in parts:
+        for theirs, shape in parts[name]:
             rows = shape[1] if turned else shape[0]
             part = whole[begin : begin + rows]
             yield theirs, (part.t() if turned else part).contiguous()
             begin += rows
 
 
-def _parts(
-    architecture: Architecture, model: ModelConfig, name: str, whole: tuple[int, ...]
-) -> list[tuple[str, tuple[int, ...]]]:
+def _parts(architecture: Architecture, model: ModelConfig, name: str, whole: Shape) -> Parts:
     """Their tensors and shapes that one of our parameters becomes."""
     sources = architecture.sources(name)
     rows = [whole[0] // len(sources)] * len(sources) if sources else []
