@@ -62,6 +62,7 @@ def _architectures() -> Mapping[str, Architecture]:
         for part in ("inside", "fields"):
             names = like.get(part, {}) | own.get(part, {})
             own[part] = {name: one for name, one in names.items() if one is not None}
+        own["defaults"] = like.get("defaults", {}) | own.get("defaults", {})
         records[kind] = like | own
     return {kind: Architecture(**each) for kind, each in records.items()}
 
