@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import sys
@@ -12,7 +11,7 @@ import traceback
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch.distributed as dist
 
@@ -23,7 +22,7 @@ from trainer.plan.limits import ConfigError
 from trainer.result import Failure, clear_result, completed, failure, step_line, write_result
 from trainer.runtime import exit_codes, memory
 from trainer.runtime.device import Device
-from trainer.runtime.peers import Peers, RankEnvironment, rank_environment
+from trainer.runtime.peers import Peers, RankEnvironment, end_process, rank_environment
 from trainer.runtime.phase import phase
 
 _MESSAGE_CHARS = 500
@@ -94,7 +93,7 @@ class _Run:
         except Exception as error:
             code = self._report(error)
             if self.place.world_size > 1:
-                _end_process(code)
+                end_process(code)
             self._destroy_group()
             return code
         self.peers.part()
@@ -216,10 +215,3 @@ def _stop_requests(wanted: bool) -> Iterator[threading.Event]:
         yield asked
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _end_process(code: int) -> NoReturn:
-    """End the process at once; the interpreter's own shutdown may wait forever for a collective."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

@@ -176,8 +176,8 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-class _SwiGlu(torch.autograd.Function):
-    """Keeps its input only."""
+class SwiGlu(torch.autograd.Function):
+    """silu(gate) * value of (..., gate and value) (Shazeer 2020); keeps its input only."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -191,11 +191,6 @@ class _SwiGlu(torch.autograd.Function):
         gate, value = x.chunk(2, dim=-1)
         of_gate = torch.ops.aten.silu_backward(grad * value, gate)
         return torch.cat((of_gate, grad * F.silu(gate)), dim=-1)
-
-
-def swiglu(x: Tensor) -> Tensor:
-    """silu(gate) * value of (..., gate and value) (Shazeer 2020)."""
-    return _SwiGlu.apply(x)
 
 
 class _RmsNorm(torch.autograd.Function):

@@ -73,10 +73,6 @@ class TrainConfig(Settings, Choices):
                 f"documents with cp {self.cp}: ring attention sees whole samples; set cp: 1, or "
                 "reset_attention_mask and reset_position_ids: false"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _balanced_experts(self) -> TrainConfig:
         for name in ("moe_aux_loss_coeff", "moe_router_bias_update_rate"):
             if getattr(self, name) and not self.model.num_experts:
                 raise ValueError(f"{name} without experts: set the model's num_experts, or 0 here")

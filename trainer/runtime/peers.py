@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
@@ -106,6 +106,13 @@ def _tasks_here(environ: Mapping[str, str]) -> int:
     if node >= len(counts):
         raise ConfigError(f"SLURM_NODEID {node} is not in SLURM_STEP_TASKS_PER_NODE {text!r}")
     return counts[node]
+
+
+def end_process(code: int) -> NoReturn:
+    """End the process at once; the interpreter's own shutdown may wait forever for a collective."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _loopback_listener(place: RankEnvironment) -> int | None:

@@ -233,13 +233,6 @@ def _hook_context(config: TrainConfig, mesh: Mesh, device: torch.device) -> Hook
         near = mesh.world.level is not Level.INTER_NODE  # a ring takes several
         threads = functools.partial(background.ThreadStream, "reduce")
         reduction = (background.Pending if single and near else threads)(PENDING_UNITS)
-    return HookContext(
-        device,
-        COMPUTE_DTYPE[config.precision],
-        config.gas,
-        config.sums_whole_gradients,
-        refresh_every_forward=config.refresh_secondary == "micro_batch",
-        gathering=gathering,
-        reduction=reduction,
-        copying=background.InlineStream() if on_host else background.DeviceStream(),
-    )
+    copying = background.InlineStream() if on_host else background.DeviceStream()
+    dtype = COMPUTE_DTYPE[config.precision]
+    return HookContext(config, device, dtype, gathering, reduction, copying)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trainer.model.deferred import Receive
 from trainer.model.kernels import Kernels
 from trainer.model.precision import COMPUTE_DTYPE
 from trainer.model.recompute import in_backward
@@ -23,8 +24,6 @@ from trainer.parallel.mesh import Mesh
 from trainer.plan.config import TrainConfig
 from trainer.plan.formats import Format
 from trainer.quantization.blocks import dequantize, quantize
-
-Receive = Callable[[nn.Parameter, Tensor], None]
 
 
 class Depth:
