@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from foundation.files import FileError, read_json
 from trainer.checkpoint.chunks import Chunk
 from trainer.checkpoint.folders import read_record
-from trainer.checkpoint.integrity import SafeReader
+from trainer.checkpoint.integrity import CheckpointError, SafeReader
 from trainer.huggingface.names import Architecture, architecture_of, check_config, config_of
 from trainer.huggingface.safetensors import SINGLE, read_folder, write_file
 from trainer.plan.limits import ConfigError
@@ -123,11 +123,12 @@ def export(checkpoint: Path, out: Path) -> None:
     architecture = architecture_of(model)
     reader = SafeReader(checkpoint)
     saved = reader.read_metadata().state_dict_metadata
-    sizes: dict[str, Shape] = {
-        name.removeprefix("model."): tuple(entry.size)
-        for name, entry in saved.items()
-        if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
-    }
+    sizes: dict[str, Shape] = {}
+    for key, entry in saved.items():
+        if key.startswith("model."):
+            if not isinstance(entry, TensorStorageMetadata):
+                raise CheckpointError(f"{key} is no tensor")
+            sizes[key.removeprefix("model.")] = tuple(entry.size)
     parts = {name: _parts(architecture, model, name, size) for name, size in sizes.items()}
     shapes = {theirs: shape for each in parts.values() for theirs, shape in each}
     draft = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}")
