@@ -86,6 +86,8 @@ class GatherWeights:
         async_op: bool = False,
     ) -> dist.Work | None:
         copy, context = self.secondary, self.context
+        # Either in each forward pass, or only once the weights changed; a pass that is repeated in
+        # the backward pass takes the copy.
         renew = context.config.refresh_secondary == "micro_batch" and not in_backward()
         if copy is not None and self.fresh and not renew:
             assert context.gathering is not None
@@ -163,7 +165,7 @@ class ReduceGradients:
         self, gradients: Tensor, first: bool, last: bool, async_op: bool = False
     ) -> Callable[[], None]:
         """Begin to sum gradients of all ranks into this one's piece; the result ends it."""
-        if self.context.config.sums_whole_gradients:
+        if self.context.config.sums_whole_gradients:  # reduced behind the last micro-batch only
             self.whole.copy_(gradients) if first else self.whole.add_(gradients)
             if not last:
                 return lambda: None
