@@ -28,8 +28,6 @@ class DeferredKernels(Kernels):
 
     def __init__(self, inner: Kernels) -> None:
         self.inner = inner
-        self.outputs = inner.outputs  # type: ignore[method-assign]
-        self.input_gradient = inner.input_gradient  # type: ignore[method-assign]
         self.waiting: deque[Callable[[], None]] = deque()
         """Weight gradients that the current backward pass has deferred."""
         self.passes: deque[deque[Callable[[], None]]] = deque()
@@ -48,6 +46,12 @@ class DeferredKernels(Kernels):
             for module in stage.modules():
                 if isinstance(module, kinds) and module.weight is not None:
                     module.weight.requires_grad_(False)
+
+    def outputs(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self.inner.outputs(x, weight, bias)
+
+    def input_gradient(self, grad: Tensor, weight: Tensor) -> Tensor:
+        return self.inner.input_gradient(grad, weight)
 
     def weight_gradient(self, grad: Tensor, x: Tensor, weight: nn.Parameter) -> None:
         self.waiting.append(
