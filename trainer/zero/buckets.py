@@ -94,8 +94,8 @@ class Bucket:
     def pieces(self) -> Iterator[Piece]:
         """The parts of parameters in this rank's share."""
         sizes = (slot.numel for slot in self.members)
-        for number, start, begin, length in segments(sizes, self.begin, self.master.numel()):
-            yield Piece(self.members[number], self.master, begin, length, start)
+        for number, begin, offset, length in segments(sizes, self.begin, self.master.numel()):
+            yield Piece(self.members[number], self.master, offset, length, begin)
 
 
 class WholeWeights:
