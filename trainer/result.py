@@ -104,8 +104,14 @@ def rates(config: TrainConfig, world_size: int, step_time_s: float) -> dict[str,
 def _speed(config: TrainConfig, world_size: int, measured: Sequence[float]) -> dict[str, Any]:
     dp = config.data_parallel(world_size)
     batch = config.mbs * config.gas * dp
-    repeated = (config.recompute, config.keeps_products, config.recompute_every)
-    executed = executed_flops(config.model, batch, *repeated, config.chunked_loss)
+    executed = executed_flops(
+        config.model,
+        batch,
+        config.recompute,
+        config.keeps_products,
+        config.recompute_every,
+        config.chunked_loss,
+    )
     return speed(config.model, world_size, dp, batch, measured, executed)
 
 

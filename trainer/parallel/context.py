@@ -7,7 +7,7 @@ arXiv 2310.01889); all else works on each token by itself.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,8 +92,8 @@ class _RingAttention(torch.autograd.Function):
         of_query = own[0].float()
         # Gradients follow keys and values round the ring: each rank adds its part and passes the
         # sum on, the keys' own rank last.
-        total: Any = None
-        arrive: Any = None
+        total: Tensor | None = None
+        arrive: Callable[[], None] | None = None
         for earlier, (keys, values) in _others(key, value, group):
             if earlier:
                 seen = (keys[:, :, :half], values[:, :, :half])
@@ -105,11 +105,12 @@ class _RingAttention(torch.autograd.Function):
                 found = block_gradients(*late, keys, values, second, False)
                 of_query[:, :, half:] += found[0]
                 part = _packed(*found[1:])
-            if total is not None:
+            if total is not None and arrive is not None:
                 arrive()
                 part = part + total
             total = torch.empty_like(part)
             arrive = group.rotate(total, part.contiguous(), "context")
+        assert total is not None and arrive is not None
         arrive()
         of_key, of_value = _unpacked(total + _packed(*own[1:]), key, value)
         return of_query.to(query.dtype), of_key, of_value, None

@@ -76,11 +76,12 @@ class Style:
     """A way to split a module, if over a group; ``opaque``: projections are custom operators."""
 
     dims: dict[str, int] = {}  # noqa: RUF012 - constant per class
+    group: Group | None
 
     def __init__(
         self, group: Group | None, sequence: bool, kernels: Kernels, opaque: bool = False
     ) -> None:
-        self.group: Any = group
+        self.group = group
         self.sequence = sequence
         self.kernels = kernels
         self.name = named(group, kernels) if opaque else None
@@ -116,6 +117,7 @@ class RowParallel(Style):
     """Input features over the ranks; the bias is whole, and added once, after the sum."""
 
     dims = {"weight": 1}  # noqa: RUF012
+    group: Group
 
     def product(self, module: Linear, x: Tensor) -> Tensor:
         if self.name is not None:
@@ -140,6 +142,7 @@ class VocabParallelEmbedding(Style):
     """Rows of the token embedding over the ranks."""
 
     dims = {"weight": 0}  # noqa: RUF012
+    group: Group
 
     def product(self, module: Embedding, tokens: Tensor) -> Tensor:
         rows = module.weight.size(0)
@@ -162,6 +165,8 @@ class VocabParallelHead(Style):
 
 class SequencePositions(Style):
     """Learned positions of a rank's share of the sequence; the table itself is whole."""
+
+    group: Group
 
     def product(self, module: Positions, x: Tensor, positions: Tensor | None = None) -> Tensor:
         rows = module.rows(positions)

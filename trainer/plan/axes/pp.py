@@ -93,8 +93,12 @@ def _of_unlike_chunks(jobs: Jobs, stage: Array | int, alike: Array) -> Array:
     rows = (jobs.stages.pipeline_layout != NO_LAYOUT) & (jobs.layout.vpp > 1)
     if not rows.any():
         return alike
-    sizes = (jobs.layout.pp, jobs.layout.gas, np.broadcast_to(stage, rows.shape))
-    columns = (jobs.stages.pipeline_layout, *sizes)
+    columns = (
+        jobs.stages.pipeline_layout,
+        jobs.layout.pp,
+        jobs.layout.gas,
+        np.broadcast_to(stage, rows.shape),
+    )
     own = np.vectorize(_kept_by_order, [float])(*(column[rows] for column in columns))
     kept = np.array(alike, dtype=float)
     kept[rows] = np.where(np.isnan(own), kept[rows], own)
