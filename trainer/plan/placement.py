@@ -32,7 +32,10 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Topology:
-    """Consecutive ranks on the machine."""
+    """Consecutive ranks on the machine.
+
+    Raises ConfigError, naming both values, unless cards of at least one rank divide the node.
+    """
 
     ranks_per_node: int
     ranks_per_pair: int = 1  # of one card: 2 on MI250X, else 1
@@ -69,7 +72,10 @@ def shared_within(ranks: int, dp: Any, apart: Any) -> Any:
 
 @dataclass(frozen=True)
 class Placement:
-    """Shard degrees and formats of all states over ``dp`` ranks."""
+    """Shard degrees and formats of all states over ``dp`` ranks.
+
+    Raises ConfigError if they contradict each other or the ranks; it names the rule and the values.
+    """
 
     dp: int  # ranks with the same weights: data parallel times context parallel
     # consecutive data-parallel ranks that each state is sharded over
