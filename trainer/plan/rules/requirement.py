@@ -35,7 +35,8 @@ class Requirement:
     # the trainer's message, values in braces; empty if only a search leaves it out
     refusal: str = ""
     trainers: Trainers = "all"  # that it is for
-    axes: tuple[str, ...] = ()  # degrees in the condition of a user's own axes
+    # degrees in the condition of a user's own axes, of which no file's requirement says anything
+    axes: tuple[str, ...] = ()
 
     @cached_property
     def condition(self) -> Expression:
