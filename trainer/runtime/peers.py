@@ -110,8 +110,10 @@ def _tasks_here(environ: Mapping[str, str]) -> int:
 
 def end_process(code: int) -> NoReturn:
     """End the process at once; the interpreter's own shutdown may wait forever for a collective."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        # Who reads it has gone, it was closed, or the process began without it.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
     os._exit(code)
 
 
