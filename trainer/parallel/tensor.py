@@ -76,7 +76,6 @@ class Style:
     """A way to split a module, if over a group; ``opaque``: projections are custom operators."""
 
     dims: dict[str, int] = {}  # noqa: RUF012 - constant per class
-    group: Group | None
 
     def __init__(
         self, group: Group | None, sequence: bool, kernels: Kernels, opaque: bool = False

@@ -32,10 +32,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Topology:
-    """Consecutive ranks on the machine.
-
-    Raises ConfigError, naming both values, unless cards of at least one rank divide the node.
-    """
+    """Consecutive ranks on the machine; raises ConfigError unless cards divide the node."""
 
     ranks_per_node: int
     ranks_per_pair: int = 1  # of one card: 2 on MI250X, else 1

@@ -111,8 +111,7 @@ def _tasks_here(environ: Mapping[str, str]) -> int:
 def end_process(code: int) -> NoReturn:
     """End the process at once; the interpreter's own shutdown may wait forever for a collective."""
     for stream in (sys.stdout, sys.stderr):
-        # Who reads it has gone, it was closed, or the process began without it.
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # unread, closed or none
             stream.flush()
     os._exit(code)
 

@@ -86,8 +86,7 @@ class GatherWeights:
         async_op: bool = False,
     ) -> dist.Work | None:
         copy, context = self.secondary, self.context
-        # Either in each forward pass, or only once the weights changed; a pass that is repeated in
-        # the backward pass takes the copy.
+        # In each forward pass, or only once the weights changed; a repeated pass takes the copy.
         renew = context.config.refresh_secondary == "micro_batch" and not in_backward()
         if copy is not None and self.fresh and not renew:
             assert context.gathering is not None
