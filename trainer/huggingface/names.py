@@ -71,7 +71,7 @@ def read_architectures(path: Path) -> dict[str, Architecture]:
 
 @cache
 def architectures() -> Mapping[str, Architecture]:
-    """Those of ``transformers`` that ours can be, by ``model_type``."""
+    """Architectures of ``transformers`` that ours can be, by ``model_type``."""
     return read_architectures(Path(__file__).with_name("architectures.yaml"))
 
 
