@@ -168,10 +168,9 @@ def default(field: Schema) -> str:
 def rules(each: Iterable[Requirement]) -> str:
     """A table of requirements, those of one name in one row."""
     rows: dict[str, list[str]] = {}
+    who = {"all": "", "builtin": " (built-in trainer)", "others": " (your own trainer)"}
     for rule in each:
-        who = " (built-in trainer)" if rule.builtin_only else ""
-        who = " (your own trainer)" if rule.others_only else who
-        rows.setdefault(f"`{rule.name}`{who}", []).append(f"`{rule.text}`")
+        rows.setdefault(f"`{rule.name}`{who[rule.trainers]}", []).append(f"`{rule.text}`")
     return table(("rule", "requires"), ((name, listed(texts)) for name, texts in rows.items()))
 
 

@@ -109,7 +109,7 @@ class _Training:
         for number in range(self.first, last):
             if number == self.first + config.warmup_steps:
                 if engine.traffic is not None:
-                    engine.traffic.clear()
+                    engine.traffic.totals.clear()
                 self.meter.begin()
             report, time_s = self._step(number, stop() if config.save else None)
             self.meter.step()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainer.model.precision import LossScaler
 from trainer.parallel.mesh import Mesh
-from trainer.plan.optimizer import OptimizerConfig
+from trainer.plan.sections import OptimizerConfig
 from trainer.plan.shards import ROW
 from trainer.runtime.phase import phase
 from trainer.zero.buckets import WholeWeights

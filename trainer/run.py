@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import sys
@@ -11,9 +10,8 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch.distributed as dist
 
@@ -22,23 +20,16 @@ from trainer.loop import train
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
 from trainer.result import Failure, clear_result, completed, failure, step_line, write_result
-from trainer.runtime import memory
+from trainer.runtime import exit_codes, memory
 from trainer.runtime.device import Device
-from trainer.runtime.exit_codes import (
-    EXIT_FAILED,
-    EXIT_INVALID,
-    EXIT_OK,
-    EXIT_OUT_OF_MEMORY,
-    EXIT_STOPPED,
-)
-from trainer.runtime.peers import Peers, RankEnvironment, rank_environment
+from trainer.runtime.peers import Peers, RankEnvironment, end_process, rank_environment
 from trainer.runtime.phase import phase
 
 _MESSAGE_CHARS = 500
 _CODES: dict[Failure, int] = {
-    "oom": EXIT_OUT_OF_MEMORY,
-    "invalid": EXIT_INVALID,
-    "error": EXIT_FAILED,
+    "oom": exit_codes.EXIT_OUT_OF_MEMORY,
+    "invalid": exit_codes.EXIT_INVALID,
+    "error": exit_codes.EXIT_FAILED,
 }
 _LOST_PEER = re.compile(
     r"Connection (closed|reset) by peer|Connection was likely closed|Broken pipe|remote process"
@@ -64,7 +55,7 @@ def run(path: Path, environ: MutableMapping[str, str]) -> int:
         print(f"error: {error}", file=sys.stderr, flush=True)
         with contextlib.suppress(OSError):  # there may be no such folder
             write_result(directory, failure("invalid", "config", str(error), _rank(environ)))
-        return EXIT_INVALID
+        return exit_codes.EXIT_INVALID
     try:
         peers = Peers(place, config.collective_timeout_s)
     except (RuntimeError, OSError) as error:  # the machine's fault: no result of the configuration
@@ -74,7 +65,7 @@ def run(path: Path, environ: MutableMapping[str, str]) -> int:
             file=sys.stderr,
             flush=True,
         )
-        return EXIT_FAILED
+        return exit_codes.EXIT_FAILED
     return _Run(config, place, peers, directory).run()
 
 
@@ -102,7 +93,7 @@ class _Run:
         except Exception as error:
             code = self._report(error)
             if self.place.world_size > 1:
-                _end_process(code)
+                end_process(code)
             self._destroy_group()
             return code
         self.peers.part()
@@ -114,13 +105,7 @@ class _Run:
         device = Device.of_this_rank(config.device)
         if device.type == "cpu":
             memory.spare_memory(limited=config.device_memory_bytes is not None)
-        dist.init_process_group(
-            **device.group_options(),
-            store=dist.PrefixStore("trainer", self.peers.store),
-            rank=place.rank,
-            world_size=place.world_size,
-            timeout=timedelta(seconds=config.collective_timeout_s),
-        )
+        self.peers.join("trainer", **device.group_options())
         if config.engine == "deepspeed":
             from trainer.deepspeed.engine import load_deepspeed  # heavy, and may not be there
 
@@ -164,14 +149,14 @@ class _Run:
             if self.place.rank == 0:
                 said = f"stopped by SIGTERM; to go on: load: {self.config.save}"
                 print(said, file=sys.stderr, flush=True)
-            return EXIT_STOPPED
+            return exit_codes.EXIT_STOPPED
         memory_of, energy_of = ([rank[key] for rank in ranks] for key in ("memory", "energy"))
         result = completed(self.config, self.place.world_size, training, memory_of, energy_of)
         if self.place.rank == 0:
             write_result(self.directory, result)
             if result["status"] != "ok":
                 print(f"{result['status']}: {result['message']}", file=sys.stderr, flush=True)
-        return EXIT_OK if result["status"] == "ok" else EXIT_FAILED
+        return exit_codes.EXIT_OK if result["status"] == "ok" else exit_codes.EXIT_FAILED
 
     def _report(self, error: Exception) -> int:
         """Write the result of a failure, unless it only follows from a peer's; exit code."""
@@ -189,7 +174,7 @@ class _Run:
         if _LOST_PEER.search(str(error)):
             # Killed from outside: a node, a signal, the kernel. The launcher knows; no result.
             self.peers.tell(f"rank {self.place.rank} lost a peer")
-            return EXIT_FAILED
+            return exit_codes.EXIT_FAILED
         return self._fail("error", phase.name, error)
 
     def _fail(self, status: Failure, where: str, error: BaseException) -> int:
@@ -230,10 +215,3 @@ def _stop_requests(wanted: bool) -> Iterator[threading.Event]:
         yield asked
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _end_process(code: int) -> NoReturn:
-    """End the process at once; the interpreter's own shutdown may wait forever for a collective."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

@@ -16,8 +16,7 @@ from trainer.checkpoint.chunks import chunks
 from trainer.checkpoint.folders import complete
 from trainer.data.batches import Batches, BatchesAhead, Consumed, Dataset, micro_batches
 from trainer.data.goldfish import IGNORED
-from trainer.huggingface.load import Weights as HuggingFaceWeights
-from trainer.huggingface.save import export
+from trainer.huggingface.weights import Weights as HuggingFaceWeights, export
 from trainer.model.deferred import DeferredKernels
 from trainer.model.kernels import Kernels, TunedKernels
 from trainer.model.offload import Offload
@@ -135,10 +134,7 @@ class Trainer:
         self.ahead_of: Dataset | None = None
         self.run: Pipeline | GradientAccumulation
         if config.pp > 1:
-            dtype = COMPUTE_DTYPE[config.precision]
-            self.run = Pipeline(
-                config, self.mesh, stages, self._loss, dtype, device.torch, deferred
-            )
+            self.run = Pipeline(config, self.mesh, stages, self._loss, device.torch, deferred)
         else:
             self.run = GradientAccumulation(stages[0], self._loss)
 
@@ -184,13 +180,6 @@ class Trainer:
 
     def step(self, number: int, dataset: Dataset, stop: bool | None = None) -> StepReport:
         """One optimizer step on the global batch of that number; ``stop`` as ``Optimizer.step``."""
-        report = self._step(number, dataset, stop)
-        if self.tuning is None:
-            return report
-        self.weights.wait()  # what is on its way would be timed with the products
-        return replace(report, aside_s=self.tuning.after_step())
-
-    def _step(self, number: int, dataset: Dataset, stop: bool | None) -> StepReport:
         batches = self._read(number, dataset)
         self.optimizer.set_lr(self.config.lr(number))
         self.weights.start_step()
@@ -198,6 +187,9 @@ class Trainer:
         self.depth.finish()
         report = self.optimizer.step(*self._means(losses, batches.targets), stop)
         self.balance.update(report.done)
+        if self.tuning is not None:
+            self.weights.wait()  # what is on its way would be timed with the products
+            report = replace(report, aside_s=self.tuning.after_step())
         return report
 
     def _means(self, losses: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -241,7 +233,8 @@ class Trainer:
         if device.type == "cpu":
             return read(step)
         if self.ahead is None or self.ahead_of is not dataset:
-            self.ahead, self.ahead_of = BatchesAhead(read, pinned=True), dataset
+            self.ahead = BatchesAhead(lambda step: read(step).each(Tensor.pin_memory))
+            self.ahead_of = dataset
         return self.ahead.take(step).each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def _read_on_host(self, before: int, dataset: Dataset) -> Batches:

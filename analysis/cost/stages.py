@@ -16,7 +16,7 @@ from trainer.plan.axes.dp import Holders
 from trainer.plan.axes.pp import in_flight
 from trainer.plan.jobs import Array, Jobs, Mask
 from trainer.plan.sizes import layer_weights, table_weights
-from trainer.plan.stages import COUNTED, StageLayers, StageSettings
+from trainer.plan.stages import COUNTED, StageLayers
 
 T = TypeVar("T")
 
@@ -71,13 +71,8 @@ def by_layers(jobs: Jobs, framework: Framework) -> StageLayers:
     for name in COUNTED:
         habit = float(framework.counts_ends)
         said[name] = np.where(said[name] < 0, habit, said[name]) if name in said else habit
-    return StageLayers(
-        jobs.model.num_layers,
-        jobs.layout.pp,
-        jobs.layout.vpp,
-        StageSettings(**said),
-        framework.split,
-    )
+    layout = jobs.layout
+    return StageLayers(jobs.model.num_layers, layout.pp, layout.vpp, framework.split, **said)
 
 
 @kept_by(*SPLIT)

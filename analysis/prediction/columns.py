@@ -13,7 +13,7 @@ from trainer.plan.axes.mesh import GRID, PRICED_AXES, beside_dp
 from trainer.plan.fields import FP8, Choices, OtherChoices
 from trainer.plan.jobs import Jobs, jobs
 from trainer.plan.model import ModelConfig
-from trainer.plan.stages import StageSettings
+from trainer.plan.stages import STAGE_SETTINGS
 
 NEEDED = (*beside_dp(), "vpp", "mbs", "gas", "dp", "world_size", "num_layers")
 _COLUMNS = {**columns(Choices), **columns(OtherChoices)}
@@ -73,7 +73,7 @@ def unpriced_parameters(space: SearchSpace) -> list[str]:
     read += [
         name
         for name, column in _COLUMNS.values()
-        if name not in StageSettings.__dataclass_fields__ and (mixed or not column.mixtures)
+        if name not in STAGE_SETTINGS and (mixed or not column.mixtures)
         if not column.memory_only
         if _understood(space, name, column)
     ]

@@ -108,7 +108,7 @@ def step(world: int, settings: dict[str, Any], rank: int = 0) -> dict[str, Any]:
     with device.pretended(), attention_backends("cuda"):
         training = trainer.train.Trainer(config, Device.of_this_rank("cuda"))
         training.step(0, Tokens())
-        training.traffic.clear()
+        training.traffic.totals.clear()
         timeline.reset()
         training.step(1, Tokens())
         training.weights.wait()

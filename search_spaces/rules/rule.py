@@ -93,6 +93,6 @@ def builtin(
         expressed(requirement.name, requirement.condition, required=True)
         for requirement in requirements(*own_axes)
         if requirement.name not in off
-        and not (requirement.builtin_only if own_trainer else requirement.others_only)
+        and requirement.trainers in ("all", "others" if own_trainer else "builtin")
         and requirement.condition.names <= types.keys()
     ]

@@ -16,9 +16,9 @@ from search_spaces.rules.rule import Facts, Rule, expressed
 from trainer import deepspeed_requirements
 from trainer.plan.layouts import NO_LAYOUT
 from trainer.plan.model import ModelConfig
-from trainer.plan.rules.declared import refused_settings
 from trainer.plan.rules.expression import Array, ValueType, parse
-from trainer.plan.stages import COUNTED, GIVEN, LAYOUT, StageLayers, StageSettings
+from trainer.plan.rules.requirements import refused_settings
+from trainer.plan.stages import COUNTED, GIVEN, LAYOUT, StageLayers
 
 # Ways to say how many layers stages have; a space has one of them.
 _KINDS = (GIVEN, COUNTED, (LAYOUT,))
@@ -82,7 +82,7 @@ def of_stages(
         if LAYOUT in settings:
             said[LAYOUT] = facts.said(LAYOUT, NO_LAYOUT)
         layers, pp, vpp = (facts.columns[name] for name in ("num_layers", "pp", "vpp"))
-        return StageLayers(layers, pp, vpp, StageSettings(**{**habit, **said}), framework.split)
+        return StageLayers(layers, pp, vpp, framework.split, **{**habit, **said})
 
     made = _one_kind(settings)
 

@@ -11,7 +11,7 @@ from benchmarks.memorization.study import LENGTH, RECITED, passages, recited, sc
 from support.models import GPT, MODELS, whole
 from trainer.model.transformer import Stage
 from trainer.plan.model import ModelConfig
-from trainer.plan.optimizer import LRScheduler
+from trainer.plan.sections import LRScheduler
 
 
 def written_without_cache(stage: Stage, tokens: torch.Tensor, count: int) -> torch.Tensor:

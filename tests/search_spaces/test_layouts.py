@@ -10,7 +10,7 @@ import pytest
 
 from search_spaces import Export, SearchSpace, SpaceError, check
 from trainer.plan.layouts import LayoutError, parsed_layout
-from trainer.plan.stages import StageLayers, StageSettings
+from trainer.plan.stages import StageLayers
 
 Load = Callable[[str], SearchSpace]
 # DeepSeek-V3's of its report, and a short one of two chunks on each of four ranks.
@@ -68,16 +68,16 @@ def test_what_is_no_layout_is_refused_at_its_position(text: str, position: int, 
 def test_columns_of_layouts_are_those_of_each() -> None:
     text = np.array([DEEPSEEK, SHORT, "none", "Et|t*9|tt|t*12|tL"])
     layers, pp, vpp = np.array([61, 8, 16, 25]), np.array([16, 4, 4, 5]), np.array([2, 2, 2, 1])
-    split = StageLayers(layers, pp, vpp, StageSettings(pipeline_layout=text))
+    split = StageLayers(layers, pp, vpp, pipeline_layout=text)
     assert split.fit.all() and split.are_even.all() and split.all_have_some.all()
     assert split.first.tolist() == [5, 1, 4, 1] and split.last.tolist() == [2, 3, 4, 1]
     (_, second), (numbers, fuller) = split.between
     assert second.tolist() == [4, 2, 4, 9]
     assert numbers.tolist() == [14, 0, 0, 3] and fuller.tolist() == [3, 0, 0, 12]
-    assert not StageLayers(60, 16, 2, StageSettings(pipeline_layout=DEEPSEEK)).fit
-    assert not StageLayers(61, 16, 1, StageSettings(pipeline_layout=DEEPSEEK)).fit
+    assert not StageLayers(60, 16, 2, pipeline_layout=DEEPSEEK).fit
+    assert not StageLayers(61, 16, 1, pipeline_layout=DEEPSEEK).fit
     # The layers of multi-token prediction are in the first of four chunks.
-    assert not StageLayers(2, 2, 4, StageSettings(pipeline_layout="Ett|m|||||L")).fit
+    assert not StageLayers(2, 2, 4, pipeline_layout="Ett|m|||||L").fit
 
 
 SPACE = """\

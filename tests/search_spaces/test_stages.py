@@ -12,13 +12,13 @@ import pytest
 from search_spaces import SearchSpace, SpaceError, check
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
-from trainer.plan.stages import Split, StageLayers, StageSettings
+from trainer.plan.stages import Split, StageLayers
 
 Load = Callable[[str], SearchSpace]
 
 
 def stages(layers: int, pp: int, split: Split = "even", vpp: int = 1, **said: float) -> StageLayers:
-    return StageLayers(layers, pp, vpp, StageSettings(**said), split)
+    return StageLayers(layers, pp, vpp, split, **said)
 
 
 BOTH = {"account_for_embedding": 1, "account_for_loss": 1}
@@ -52,7 +52,7 @@ def test_stages_have_the_layers_of_published_runs(
     assert split.all_have_some
 
 
-def one_by_one(layers: int, pp: int, split: Split, said: StageSettings) -> list[float] | None:
+def one_by_one(layers: int, pp: int, split: Split, said: StageLayers) -> list[float] | None:
     """Layers of every stage, dealt out stage by stage; None where that cannot be."""
     given = {0: said.first_stage_layers, pp - 1: said.last_stage_layers} if pp > 1 else {}
     given = {stage: number for stage, number in given.items() if number}
@@ -79,11 +79,11 @@ def test_columns_of_splits_are_those_that_are_dealt_out_stage_by_stage(split: Sp
     random = np.random.default_rng(1)
     layers, pp = random.integers(1, 60, 2000), random.integers(1, 12, 2000)
     said = [random.integers(0, most, 2000) * random.integers(0, 2, 2000) for most in (9, 9, 2, 2)]
-    columns = StageLayers(layers, pp, np.ones(2000), StageSettings(*said), split)
+    columns = StageLayers(layers, pp, np.ones(2000), split, *said)
     refused = 0
     for row in range(2000):
-        settings = StageSettings(*(column[row] for column in said))
-        expected = one_by_one(layers[row], pp[row], split, settings)
+        alone = StageLayers(layers[row], pp[row], 1, split, *(column[row] for column in said))
+        expected = one_by_one(layers[row], pp[row], split, alone)
         assert bool(columns.all_have_some[row]) is (expected is not None)
         if expected is None:
             refused += 1

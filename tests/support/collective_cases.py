@@ -43,13 +43,14 @@ def cases() -> dict[str, Any]:
         keep_greatest(found, f"gather {dtype}", error)
         found["differ"] += differ
         for name, groups in hops.items():
-            traffic.clear()
+            traffic.totals.clear()
             keep_greatest(found, f"{name} {dtype}", reduced(groups, dtype, n, fmt))
             expected = sum(
                 (g.size - 1) * fmt.num_bytes(n * ranks // reached)
                 for g, reached in zip(groups, reaches(groups), strict=True)
             )
-            found["bytes"].append([sum(traffic.bytes.values()), expected])
+            sent = sum(n for (metric, *_), n in traffic.totals.items() if metric == "bytes")
+            found["bytes"].append([sent, expected])
     for groups, fmt in itertools.product(hops.values(), STEPS):
         keep_greatest(found, "misplaced", placed(groups, 2 * BLOCK, fmt))
     return found

@@ -254,7 +254,7 @@ class _Walk:
             for sent in unit_exchanges(unit, holders, gathers, reductions):
                 yield sent, sent.group.of(self.rank)
             whole = {number for number, p in enumerate(parameters) if not p.traits.split}
-            partial += sum(s.length for s in unit.updated(self.copy) if s.parameter in whole)
+            partial += sum(s.length for s in unit.updated(self.copy) if s.piece in whole)
             if parameters[0].traits.shared:
                 yield self._embedding(unit.slice)
         if partial and config.tp > 1 and config.sequence_parallel:

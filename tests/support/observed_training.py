@@ -112,7 +112,7 @@ def run(
     for number in range(config.steps):
         if options.get("evaluate"):
             evaluate(training, config, data)
-        training.traffic.clear()
+        training.traffic.totals.clear()
         poison(options.get("poison"), number)
         reports.append(training.step(number, data))
     return {

@@ -21,10 +21,11 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from trainer.model.parameters import Piece
-from trainer.model.slices import Shape, Slice, shard_of
+from trainer.model.slices import Slice, shard_of
 from trainer.model.transformer import Stage
 from trainer.optimizer import Optimizer
 from trainer.parallel.mesh import Mesh
+from trainer.plan.shards import Shape
 
 CHUNK_ELEMENTS = 1 << 20
 """Largest chunk of several rows. Loading any part of a chunk reads all of it."""

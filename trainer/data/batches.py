@@ -98,11 +98,10 @@ def document_bounds(starts: list[Tensor]) -> list[Tensor]:
 
 
 class BatchesAhead:
-    """A rank's batches, read (and ``pinned``) one step ahead by a thread."""
+    """A rank's batches, read one step ahead by a thread."""
 
-    def __init__(self, read: Callable[[int], Batches], pinned: bool) -> None:
+    def __init__(self, read: Callable[[int], Batches]) -> None:
         self.read = read
-        self.pinned = pinned
         self.thread = ThreadPoolExecutor(1, "batches")
         self.coming: tuple[int, Future[Batches]] | None = None
 
@@ -110,11 +109,7 @@ class BatchesAhead:
         """Batches of this step; reading the next step's begins. Raises what reading raised."""
         found = self.coming
         if found is None or found[0] != step:  # the first, or another than the one after the last
-            found = (step, self.thread.submit(self._prepared, step))
+            found = (step, self.thread.submit(self.read, step))
         batches = found[1].result()
-        self.coming = (step + 1, self.thread.submit(self._prepared, step + 1))
+        self.coming = (step + 1, self.thread.submit(self.read, step + 1))
         return batches
-
-    def _prepared(self, step: int) -> Batches:
-        batches = self.read(step)
-        return batches.each(Tensor.pin_memory) if self.pinned else batches

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.checkpoint.integrity import CheckpointError
-from trainer.huggingface.save import export
+from trainer.huggingface.weights import export
 from trainer.plan.limits import ConfigError
 from trainer.runtime.exit_codes import EXIT_INVALID, EXIT_OK
 

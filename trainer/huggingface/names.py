@@ -54,15 +54,30 @@ class Architecture:
         return self.transposed and matrix
 
 
+def read_architectures(path: Path) -> dict[str, Architecture]:
+    """The records of a YAML file; raises KeyError if one is like none before it."""
+    found: dict[str, Architecture] = {}
+    for kind, record in read_document(path).root.plain().items():
+        own = dict(record)
+        if "like" in own:
+            like = found[own.pop("like")]
+            own = {"top": like.top, "layers": like.layers, **own}
+            for part in ("inside", "fields"):
+                names = {**getattr(like, part), **own.get(part, {})}
+                own[part] = {name: one for name, one in names.items() if one is not None}
+        found[kind] = Architecture(**own)
+    return found
+
+
 @cache
-def _architectures() -> Mapping[str, Architecture]:
-    records = read_document(Path(__file__).with_name("architectures.yaml")).root.plain()
-    return {kind: Architecture(each.pop("class"), **each) for kind, each in records.items()}
+def architectures() -> Mapping[str, Architecture]:
+    """Architectures of ``transformers`` that ours can be, by ``model_type``."""
+    return read_architectures(Path(__file__).with_name("architectures.yaml"))
 
 
 def architecture_of(model: ModelConfig) -> Architecture:
     """See ``ModelConfig.model_type``."""
-    found = _architectures()[model.model_type()]
+    found = architectures()[model.model_type()]
     whole = {} if model.q_lora_rank else {"attention.q_up": ("self_attn.q_proj",)}
     return replace(found, experts=model.num_experts, inside={**found.inside, **whole})
 
@@ -109,9 +124,9 @@ _NO_MATTER = ("architectures", "torch_dtype", "rope_scaling", "num_nextn_predict
 def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
     """Raise ConfigError, with keys and both values, unless a ``config.json`` is of this model."""
     wanted = config_of(model) | rope_of(model) | {"layer_types": model.layer_types}
-    there = _architectures().get(str(given.get("model_type")))
+    there = architectures().get(str(given.get("model_type")))
     known = {**(there.defaults if there else {}), **given}
-    if there == _architectures()[wanted["model_type"]]:  # the same under another name
+    if there == architectures()[wanted["model_type"]]:  # the same under another name
         known["model_type"] = wanted["model_type"]
     rope = known.get("rope_parameters") or known.get("rope_scaling") or {}
     known["rope_type"] = rope.get("type", "default")

@@ -99,12 +99,12 @@ class Offload:
             yield
             return
         module, rest = held
-        stays = {_storage(x) for x in (*module.parameters(), *tree_leaves(rest)) if x is not None}
+        stays = {storage_of(x) for x in (*module.parameters(), *tree_leaves(rest)) if x is not None}
         layer = self.last = _Layer(self, None if begins else self.last)
         found: dict[int, _Memory] = {}
 
         def keep(x: Tensor) -> Tensor | _View:
-            place, base = _storage(x), x if x._base is None else x._base
+            place, base = storage_of(x), x if x._base is None else x._base
             weight = place in stays or isinstance(base, nn.Parameter)  # experts come later
             if weight or x.untyped_storage().nbytes() < LEAST_BYTES:
                 return x if x.is_leaf else x.detach()  # a node must not keep its own output
@@ -181,5 +181,6 @@ class Offload:
             torch.cuda.current_stream().wait_event(layer.copied)
 
 
-def _storage(x: Tensor) -> int:
+def storage_of(x: Tensor) -> int:
+    """Identity of a tensor's memory, which its views share."""
     return x.untyped_storage()._cdata

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from trainer.model.offload import keeper, restored
+from trainer.model.offload import keeper, restored, storage_of
 from trainer.plan.fields import Recompute
 
 _aten = torch.ops.aten
@@ -78,6 +78,11 @@ def _policy(
     return CheckpointPolicy.PREFER_RECOMPUTE if last else CheckpointPolicy.MUST_SAVE
 
 
+def in_backward() -> bool:
+    """Whether this thread is in a backward pass; a layer's pass in there is a repeated one."""
+    return torch._C._current_graph_task_id() != -1
+
+
 # ---- by hand ----
 
 
@@ -114,15 +119,15 @@ class _Again:
         self, compute: Callable[..., Any], inputs: tuple[Any, ...], values: tuple[Tensor, ...]
     ) -> None:
         self.compute, self.keep = compute, keeper()
-        kept = {_memory(x) for x in inputs if isinstance(x, Tensor)}
+        kept = {storage_of(x) for x in inputs if isinstance(x, Tensor)}
         self.inputs = [self.keep(x.detach()) if isinstance(x, Tensor) else x for x in inputs]
-        self.values = {_memory(x): place for place, x in enumerate(values)}
+        self.values = {storage_of(x): place for place, x in enumerate(values)}
         self.values = {memory: at for memory, at in self.values.items() if memory not in kept}
         self.asked = 0
         self.found: tuple[Tensor, ...] = ()
 
     def pack(self, x: Tensor) -> Any:
-        value = self.values.get(_memory(x))
+        value = self.values.get(storage_of(x))
         if value is None:  # a node that kept its own output would keep itself
             return self.keep(x if x.is_leaf else x.detach())
         self.asked += 1
@@ -143,10 +148,6 @@ class _Again:
 
 def _unpacked(kept: Any) -> Any:
     return kept.again.view(kept) if isinstance(kept, _Place) else restored(kept)
-
-
-def _memory(x: Tensor) -> int:
-    return x.untyped_storage()._cdata
 
 
 class _Rotation(torch.autograd.Function):
@@ -175,8 +176,8 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-class _SwiGlu(torch.autograd.Function):
-    """Keeps its input only."""
+class SwiGlu(torch.autograd.Function):
+    """silu(gate) * value of (..., gate and value) (Shazeer 2020); keeps its input only."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -190,11 +191,6 @@ class _SwiGlu(torch.autograd.Function):
         gate, value = x.chunk(2, dim=-1)
         of_gate = torch.ops.aten.silu_backward(grad * value, gate)
         return torch.cat((of_gate, grad * F.silu(gate)), dim=-1)
-
-
-def swiglu(x: Tensor) -> Tensor:
-    """silu(gate) * value of (..., gate and value) (Shazeer 2020)."""
-    return _SwiGlu.apply(x)
 
 
 class _RmsNorm(torch.autograd.Function):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-Shape = tuple[int, ...]
+from trainer.plan.shards import Shape, segments
 
 
 class Slice(NamedTuple):
@@ -60,16 +60,12 @@ class TensorShard:
 
     def row_ranges(self) -> Iterator[tuple[int, int]]:
         """Rows of the whole that the shard holds, in its own order."""
-        by = self.split
-        begin = by.again.rank * self.shape[0]
-        end = begin + self.shape[0]
-        held = 0  # rows that ``rows`` leaves before this range
+        by, rows = self.split, self.shape[0]
         parts = self.parts if self.parts and by.rows.ranks > 1 else self.whole[:1]
-        for low, high in rows_held(parts, *by.rows):
-            first, last = max(begin, held), min(end, held + high - low)
-            if first < last:
-                yield low + first - held, low + last - held
-            held += high - low
+        shares = [part // by.rows.ranks for part in parts]  # of each matrix, that ``rows`` leaves
+        for number, begin, _, length in segments(shares, by.again.rank * rows, rows):
+            first = sum(parts[:number]) + by.rows.rank * shares[number] + begin
+            yield first, first + length
 
     def slices(self, start: int, length: int, limit: int) -> Iterator[Slice]:
         """Cover elements ``[start, start + length)`` of the flattened shard.
@@ -94,15 +90,6 @@ class TensorShard:
                 yield Slice(start, offsets[:dims], (rows, width)[:dims])
                 start += rows * width
             row += high - low
-
-
-def rows_held(parts: tuple[int, ...], rank: int, ranks: int) -> Iterator[tuple[int, int]]:
-    """Rows of the whole matrix that a rank holds: its share of each stacked part."""
-    start = 0
-    for part in parts:
-        share = part // ranks
-        yield start + rank * share, start + (rank + 1) * share
-        start += part
 
 
 def shard_of(module: Any, name: str) -> TensorShard:

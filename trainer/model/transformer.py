@@ -21,7 +21,7 @@ from trainer.model.attention import Attention, Places, document_starts, near_mas
 from trainer.model.experts import MixtureMlp, kept_routes
 from trainer.model.latent import LatentAttention
 from trainer.model.linear import Linear, norm_layer, normalize
-from trainer.model.recompute import computed_again, recomputed, swiglu
+from trainer.model.recompute import SwiGlu, computed_again, recomputed
 from trainer.plan.fields import Recompute
 from trainer.plan.model import ModelConfig
 
@@ -87,7 +87,7 @@ class Mlp(nn.Module):
         if not self.gated:
             return F.gelu(x, approximate="tanh")
         if self.repeats:
-            return swiglu(x)
+            return SwiGlu.apply(x)
         gate, x = x.chunk(2, dim=-1)
         return F.silu(gate) * x
 

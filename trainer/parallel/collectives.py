@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ Purpose = Literal[
     "embedding",  # gradients of a tied embedding, between first and last stage
     "totals",  # gradient norm and loss
 ]
+Metric = Literal["bytes", "calls", "seconds"]
 
 
 class Traffic:
@@ -40,16 +41,13 @@ class Traffic:
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
         self.clock = clock
-        self.calls: Counter[tuple[Purpose, Level]] = Counter()
-        self.bytes: Counter[tuple[Purpose, Level]] = Counter()
-        self.seconds: defaultdict[tuple[Purpose, Level], float] = defaultdict(float)
+        self.totals: defaultdict[tuple[Metric, Purpose, Level], float] = defaultdict(int)
         self.counting = True
 
     def add(self, purpose: Purpose, level: Level, num_bytes: int) -> None:
-        if not self.counting:
-            return
-        self.calls[purpose, level] += 1
-        self.bytes[purpose, level] += num_bytes
+        if self.counting:
+            self.totals["calls", purpose, level] += 1
+            self.totals["bytes", purpose, level] += num_bytes
 
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -60,25 +58,16 @@ class Traffic:
         finally:
             self.counting = True
 
-    def clear(self) -> None:
-        self.calls.clear()
-        self.bytes.clear()
-        self.seconds.clear()
-
     def report(self, steps: int) -> dict[str, dict[str, dict[str, float]]]:
         """Per step: ``{"bytes": {purpose: {level: ...}}, "calls": ..., "seconds": ...}``."""
-        counters: dict[str, Mapping[tuple[Purpose, Level], float]] = {
-            "bytes": self.bytes,
-            "calls": self.calls,
+        timed = () if self.clock is None else ("seconds",)
+        report: dict[str, dict[str, dict[str, float]]] = {
+            name: {} for name in ("bytes", "calls", *timed)
         }
-        if self.clock is not None:
-            counters["seconds"] = self.seconds
-        report: dict[str, dict[str, dict[str, float]]] = {name: {} for name in counters}
-        for name, counter in counters.items():
-            for (purpose, level), total in sorted(counter.items()):
-                whole = name != "seconds" and total % steps == 0
-                share = total // steps if whole else total / steps
-                report[name].setdefault(purpose, {})[level.value] = share
+        for (name, purpose, level), total in sorted(self.totals.items()):
+            whole = name != "seconds" and total % steps == 0
+            share = total // steps if whole else total / steps
+            report[name].setdefault(purpose, {})[level.value] = share
         return report
 
 
@@ -190,7 +179,7 @@ class Group:
             return collective(async_op=async_op) or _DONE
         begin = clock()
         collective(async_op=False)
-        self.traffic.seconds[purpose, self.level] += clock() - begin
+        self.traffic.totals["seconds", purpose, self.level] += clock() - begin
         return _DONE
 
 

@@ -90,7 +90,10 @@ class _RingAttention(torch.autograd.Function):
         second = Attended(output[:, :, half:], log_sum[:, :, half:])
         own = block_gradients(grad, query, key, value, whole, causal=True)
         of_query = own[0].float()
-        homeward = _Homeward(group)
+        # Gradients follow keys and values round the ring: each rank adds its part and passes the
+        # sum on, the keys' own rank last.
+        total: Tensor | None = None
+        arrive: Callable[[], None] | None = None
         for earlier, (keys, values) in _others(key, value, group):
             if earlier:
                 seen = (keys[:, :, :half], values[:, :, :half])
@@ -102,8 +105,14 @@ class _RingAttention(torch.autograd.Function):
                 found = block_gradients(*late, keys, values, second, False)
                 of_query[:, :, half:] += found[0]
                 part = _packed(*found[1:])
-            homeward.add(part)
-        of_key, of_value = _unpacked(homeward.last() + _packed(*own[1:]), key, value)
+            if total is not None and arrive is not None:
+                arrive()
+                part = part + total
+            total = torch.empty_like(part)
+            arrive = group.rotate(total, part.contiguous(), "context")
+        assert total is not None and arrive is not None
+        arrive()
+        of_key, of_value = _unpacked(total + _packed(*own[1:]), key, value)
         return of_query.to(query.dtype), of_key, of_value, None
 
 
@@ -171,30 +180,6 @@ def _others(
             arriving = torch.empty_like(here)
             wait = group.rotate(arriving, here, "context")
         yield step <= group.rank, _unpacked(here, key, value)
-
-
-class _Homeward:
-    """Gradients that follow keys and values round the ring: each rank adds its part and passes them
-    on, the keys' own rank last."""
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-        self.arriving: Tensor | None = None
-        self.wait: Callable[[], None]
-
-    def add(self, part: Tensor) -> None:
-        """Add this rank's part for the keys that it has just used."""
-        if self.arriving is not None:
-            self.wait()
-            part = part + self.arriving
-        self.arriving = torch.empty_like(part)
-        self.wait = self.group.rotate(self.arriving, part.contiguous(), "context")
-
-    def last(self) -> Tensor:
-        """The sum of all other ranks' parts for this rank's own keys."""
-        assert self.arriving is not None
-        self.wait()
-        return self.arriving
 
 
 def _join(output: Tensor, log_sum: Tensor, found: Attended) -> None:

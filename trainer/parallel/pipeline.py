@@ -18,6 +18,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 
 from trainer.data.batches import Batches
 from trainer.model.deferred import DeferredKernels
+from trainer.model.precision import COMPUTE_DTYPE
 from trainer.model.transformer import Stage
 from trainer.parallel.mesh import Mesh
 from trainer.plan.config import TrainConfig
@@ -68,16 +69,12 @@ class _LeanStage(PipelineStage):
 
     def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
         super()._setup_forward_recv_info(1, has_backward)
-        first = self.args_recv_info[0]
-        for number in range(num_microbatches):
-            self.args_recv_info[number] = _without_buffers(first)
+        self.args_recv_info.update(_for_each(self.args_recv_info[0], num_microbatches))
 
     def _setup_backward_recv_info(self, num_microbatches: int) -> None:
         super()._setup_backward_recv_info(1)
         self.chunks = num_microbatches
-        first = self.grad_recv_info[0]
-        for number in range(num_microbatches):
-            self.grad_recv_info[number] = _without_buffers(first)
+        self.grad_recv_info.update(_for_each(self.grad_recv_info[0], num_microbatches))
 
     def _get_recv_ops(self, recv_infos: Any) -> Any:
         for info in recv_infos:
@@ -97,10 +94,10 @@ class _LeanStage(PipelineStage):
         return received
 
 
-def _without_buffers(infos: Any) -> Any:
-    copies = tuple(copy.copy(info) for info in infos)
-    _drop_buffers(copies)
-    return copies
+def _for_each(infos: Any, micro_batches: int) -> dict[int, Any]:
+    """Receive infos of one micro-batch, for each of so many, as yet without buffers."""
+    _drop_buffers(infos)
+    return {n: tuple(copy.copy(info) for info in infos) for n in range(micro_batches)}
 
 
 def _drop_buffers(infos: Any) -> None:
@@ -109,9 +106,9 @@ def _drop_buffers(infos: Any) -> None:
             info.buffer = None
 
 
-def _stage_io(config: TrainConfig, mesh: Mesh, stage: Stage, dtype: torch.dtype) -> dict[str, Any]:
+def _stage_io(config: TrainConfig, mesh: Mesh, stage: Stage) -> dict[str, Any]:
     """Shapes and formats of a stage's input and output, so that no trial pass must find them."""
-    model = config.model
+    model, dtype = config.model, COMPUTE_DTYPE[config.precision]
     share = mesh.tp.size if config.sequence_parallel else 1
     length = model.seq_length // config.cp
     batch, width = config.mbs // mesh.grid.z.size, model.hidden_size // mesh.grid.y.size
@@ -153,7 +150,6 @@ class Pipeline:
         mesh: Mesh,
         stages: list[Stage],
         loss_fn: LossFn,
-        dtype: torch.dtype,
         device: torch.device,
         deferred: DeferredKernels | None = None,
     ) -> None:
@@ -169,7 +165,7 @@ class Pipeline:
         self.group = mesh.pp.group.handle
         self.numbers = config.stages.of_rank(mesh.pp.rank)
         self.holder = config.stages.rank_of
-        self.io = [_stage_io(config, mesh, stage, dtype) for stage in stages]
+        self.io = [_stage_io(config, mesh, stage) for stage in stages]
         parts = [
             _LeanStage(
                 _Opaque(stage, deferred),

@@ -92,14 +92,10 @@ class Style:
             # The same object in every layer: one compiled graph is then for all of them.
             module.split = self
         else:
-            module.forward = functools.partial(self.compute, module, self.group)
+            module.forward = functools.partial(self.product, module)
 
-    def product(self, linear: Linear, x: Tensor) -> Tensor:
-        """The projection's output, computed over the group."""
-        return self.compute(linear, self.group, x)
-
-    def compute(self, module: Any, group: Any, *inputs: Any) -> Tensor:
-        """The replacement of the module's ``forward``."""
+    def product(self, module: Any, *inputs: Any) -> Tensor:
+        """The replacement of the module's ``forward``, computed over the group."""
         raise NotImplementedError
 
 
@@ -108,50 +104,52 @@ class ColumnParallel(Style):
 
     dims = {"weight": 0, "bias": 0}  # noqa: RUF012
 
-    def compute(self, module: Linear, group: Group | None, x: Tensor) -> Tensor:
+    def product(self, module: Linear, x: Tensor) -> Tensor:
         weight, bias = module.weight, module.bias
         if self.name is not None:
-            ranks = 1 if group is None else group.size
+            ranks = 1 if self.group is None else self.group.size
             return column_linear(x, weight, bias, self.name, ranks, self.sequence)
-        return _ColumnLinear.apply(x, weight, bias, group, self.sequence, self.kernels)
+        return _ColumnLinear.apply(x, weight, bias, self.group, self.sequence, self.kernels)
 
 
 class RowParallel(Style):
     """Input features over the ranks; the bias is whole, and added once, after the sum."""
 
     dims = {"weight": 1}  # noqa: RUF012
+    group: Group
 
-    def compute(self, module: Linear, group: Group, x: Tensor) -> Tensor:
+    def product(self, module: Linear, x: Tensor) -> Tensor:
         if self.name is not None:
-            total = row_linear(x, module.weight, self.name, group.size, self.sequence)
+            total = row_linear(x, module.weight, self.name, self.group.size, self.sequence)
         else:
             if self.kernels.own_gradients:
                 partial = _ColumnLinear.apply(x, module.weight, None, None, False, self.kernels)
             else:  # autograd's own gradients, which cost it less
                 partial = self.kernels.outputs(x, module.weight)
-            total = Sum.apply(partial, group, self.sequence)
+            total = Sum.apply(partial, self.group, self.sequence)
         return total if module.bias is None else total + module.bias
 
 
 class SharedKey(Style):
     """Channels that every rank's heads read."""
 
-    def compute(self, module: nn.Module, group: Group, x: Tensor) -> Tensor:
-        return Shared.apply(x, group, self.sequence)
+    def product(self, module: nn.Module, x: Tensor) -> Tensor:
+        return Shared.apply(x, self.group, self.sequence)
 
 
 class VocabParallelEmbedding(Style):
     """Rows of the token embedding over the ranks."""
 
     dims = {"weight": 0}  # noqa: RUF012
+    group: Group
 
-    def compute(self, module: Embedding, group: Group, tokens: Tensor) -> Tensor:
+    def product(self, module: Embedding, tokens: Tensor) -> Tensor:
         rows = module.weight.size(0)
-        local = tokens - group.rank * rows
+        local = tokens - self.group.rank * rows
         outside = (local < 0) | (local >= rows)
         partial = F.embedding(local.masked_fill(outside, 0), module.weight)
         partial = partial.masked_fill(outside[..., None], 0.0)
-        return Sum.apply(partial, group, self.sequence)
+        return Sum.apply(partial, self.group, self.sequence)
 
 
 class VocabParallelHead(Style):
@@ -159,20 +157,20 @@ class VocabParallelHead(Style):
 
     dims = {"weight": 0}  # noqa: RUF012
 
-    def compute(self, module: Head, group: Group | None, x: Tensor, tied: Tensor | None) -> Tensor:
+    def product(self, module: Head, x: Tensor, tied: Tensor | None) -> Tensor:
         weight = module.weight if tied is None else tied
-        return _ColumnLinear.apply(x, weight, None, group, self.sequence, self.kernels)
+        return _ColumnLinear.apply(x, weight, None, self.group, self.sequence, self.kernels)
 
 
 class SequencePositions(Style):
     """Learned positions of a rank's share of the sequence; the table itself is whole."""
 
-    def compute(
-        self, module: Positions, group: Group, x: Tensor, positions: Tensor | None = None
-    ) -> Tensor:
+    group: Group
+
+    def product(self, module: Positions, x: Tensor, positions: Tensor | None = None) -> Tensor:
         rows = module.rows(positions)
         if self.sequence:
-            rows = rows.narrow(0, group.rank * x.size(0), x.size(0))
+            rows = rows.narrow(0, self.group.rank * x.size(0), x.size(0))
         return x + rows
 
 

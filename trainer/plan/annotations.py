@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from trainer.plan.rules.expression import Scalar, ValueType
 
 A = TypeVar("A")
+Trainers = Literal["all", "builtin", "others"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Counts:
     rule: str  # name of the requirement
     # reason that a trainer gives for refusing another value; empty: it ignores the value
     why: str = ""
-    builtin_only: bool = True  # for the built-in trainer; others may see an effect
+    trainers: Trainers = "builtin"  # that it is for; others may see an effect
 
 
 @dataclass(frozen=True)

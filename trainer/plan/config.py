@@ -17,12 +17,11 @@ from trainer.plan.fields import DEFERRING_SCHEDULES, FOLDED_SCHEDULE, Choices, S
 from trainer.plan.formats import Format
 from trainer.plan.limits import ConfigError, Ranks, Steps
 from trainer.plan.model import ModelConfig
-from trainer.plan.placement import Placement, PlacementError, Topology
+from trainer.plan.placement import Placement, Topology
 from trainer.plan.presets import ZERO_PRESETS, place
-from trainer.plan.rules.declared import refused_settings
 from trainer.plan.rules.expression import Scalar
 from trainer.plan.rules.requirement import QUANTIZED, Requirement, refusal
-from trainer.plan.rules.requirements import requirements
+from trainer.plan.rules.requirements import refused_settings, requirements
 from trainer.plan.stages import StageLayout
 from trainer.plan.states import DEGREES
 
@@ -74,10 +73,6 @@ class TrainConfig(Settings, Choices):
                 f"documents with cp {self.cp}: ring attention sees whole samples; set cp: 1, or "
                 "reset_attention_mask and reset_position_ids: false"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _balanced_experts(self) -> TrainConfig:
         for name in ("moe_aux_loss_coeff", "moe_router_bias_update_rate"):
             if getattr(self, name) and not self.model.num_experts:
                 raise ValueError(f"{name} without experts: set the model's num_experts, or 0 here")
@@ -166,7 +161,7 @@ class TrainConfig(Settings, Choices):
                 cp=self.cp,
                 gz=self.gz,
             )
-        except PlacementError as error:
+        except ConfigError as error:
             raise ConfigError(f"{error} ({world_size} ranks, dp {dp})") from error
 
     def facts(self, world_size: int, local_world_size: int | None = None) -> dict[str, Scalar]:

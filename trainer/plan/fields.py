@@ -16,9 +16,15 @@ from foundation.records import Described
 from trainer.plan.annotations import Column, Counts, Open, OtherNames, Refused, columns, value_types
 from trainer.plan.formats import Format
 from trainer.plan.limits import Layers, Ranks, Sequences, Steps, Width
-from trainer.plan.optimizer import LRScheduler, OptimizerConfig
 from trainer.plan.rules.expression import Scalar
-from trainer.plan.sections import Documents, Goldfish, Metrics, Validation
+from trainer.plan.sections import (
+    Documents,
+    Goldfish,
+    LRScheduler,
+    Metrics,
+    OptimizerConfig,
+    Validation,
+)
 from trainer.plan.states import BUCKET_ELEMENTS
 
 Recompute = Literal["none", "selective", "full"]
@@ -79,7 +85,7 @@ class Choices(Described):
     pp: Annotated[Ranks, OtherNames("pipeline_parallel pipeline_model_parallel")] = 1
     vpp: Annotated[
         Layers,
-        Counts("pp > 1", "vpp_needs_pp", "without a pipeline: pp is {pp}", builtin_only=False),
+        Counts("pp > 1", "vpp_needs_pp", "without a pipeline: pp is {pp}", trainers="all"),
         Refused("its pipeline does not interleave"),
     ] = 1
     """model chunks per pipeline rank"""
@@ -165,7 +171,7 @@ class Choices(Described):
     whole sum in memory"""
     sequence_parallel: Annotated[
         bool,
-        Counts("tp > 1", "sequence_parallel_needs_tp", builtin_only=False),
+        Counts("tp > 1", "sequence_parallel_needs_tp", trainers="all"),
         Refused("it has no tensor parallelism here", "tp"),
         Column(),
     ] = False

@@ -135,7 +135,7 @@ class StatePlacement(Part):
 
 @dataclass(frozen=True)
 class Stages(Part):
-    """Pipeline stage settings, as in ``trainer.plan.stages.StageSettings``."""
+    """Pipeline stage settings, as in ``trainer.plan.stages.StageLayers``."""
 
     first_stage_layers: Array = column(0)  # 0, here and below: an equal share
     last_stage_layers: Array = column(0)

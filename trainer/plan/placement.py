@@ -16,13 +16,10 @@ from typing import Any
 import numpy as np
 
 from trainer.plan.formats import Format
+from trainer.plan.limits import ConfigError
 from trainer.plan.rules.requirement import refusal
 from trainer.plan.rules.requirements import REQUIREMENTS
 from trainer.plan.states import DEGREES, degree_among, in_flat_buckets
-
-
-class PlacementError(ValueError):
-    """A placement that contradicts itself or the ranks; the message names rule and values."""
 
 
 class Level(StrEnum):
@@ -35,16 +32,16 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Topology:
-    """Consecutive ranks on the machine."""
+    """Consecutive ranks on the machine; raises ConfigError unless cards divide the node."""
 
     ranks_per_node: int
     ranks_per_pair: int = 1  # of one card: 2 on MI250X, else 1
 
     def __post_init__(self) -> None:
         if self.ranks_per_node < 1 or self.ranks_per_pair < 1:
-            raise PlacementError(f"a node and a pair have at least one rank: {self}")
+            raise ConfigError(f"a node and a pair have at least one rank: {self}")
         if self.ranks_per_node % self.ranks_per_pair:
-            raise PlacementError(
+            raise ConfigError(
                 f"ranks_per_pair {self.ranks_per_pair} does not divide "
                 f"ranks_per_node {self.ranks_per_node}; set it to the ranks of one card, or 1"
             )
@@ -72,7 +69,10 @@ def shared_within(ranks: int, dp: Any, apart: Any) -> Any:
 
 @dataclass(frozen=True)
 class Placement:
-    """Shard degrees and formats of all states over ``dp`` ranks."""
+    """Shard degrees and formats of all states over ``dp`` ranks.
+
+    Raises ConfigError if they contradict each other or the ranks; it names the rule and the values.
+    """
 
     dp: int  # ranks with the same weights: data parallel times context parallel
     # consecutive data-parallel ranks that each state is sharded over
@@ -89,9 +89,9 @@ class Placement:
         for name, degree in degrees.items():
             least = 0 if name == "secondary_shard" else 1
             if degree < least:
-                raise PlacementError(f"{name} {degree} is below {least}, which means: not split")
+                raise ConfigError(f"{name} {degree} is below {least}, which means: not split")
         if broken := refusal(REQUIREMENTS, degrees):
-            raise PlacementError(broken)
+            raise ConfigError(broken)
 
     @property
     def fully_sharded(self) -> bool:

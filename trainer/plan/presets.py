@@ -15,7 +15,8 @@ import numpy as np
 from foundation.documents import read_document
 from trainer.plan.fields import Preset
 from trainer.plan.formats import Format
-from trainer.plan.placement import Placement, PlacementError, Topology, shared_within
+from trainer.plan.limits import ConfigError
+from trainer.plan.placement import Placement, Topology, shared_within
 from trainer.plan.rules.requirement import QUANTIZED, refusal
 from trainer.plan.rules.requirements import requirements
 from trainer.plan.states import DEGREES
@@ -60,11 +61,11 @@ def resolve_presets(
 
     stage = np.asarray(said["zero_stage"]).astype(np.int64)
     placement = either("placement", np.array(ZERO_PRESETS)[stage])
-    preset = _meant(placement, dp, apart, topology)
-    weights = either("weight_shard", preset["weight_shard"])
-    gradients = either("gradient_shard", np.maximum(preset["gradient_shard"], weights))
-    optimizer = either("optimizer_shard", np.maximum(preset["optimizer_shard"], gradients))
-    copy = either("secondary_shard", np.where(weights > 1, preset["secondary_shard"], 0.0))
+    degree, quantized, quantized_copy = _meant(placement, dp, apart, topology)
+    weights = either("weight_shard", degree["weights"])
+    gradients = either("gradient_shard", np.maximum(degree["gradients"], weights))
+    optimizer = either("optimizer_shard", np.maximum(degree["optimizer"], gradients))
+    copy = either("secondary_shard", np.where(weights > 1, degree["secondary"], 0.0))
     split = gradients > 1
     return {
         "placement": placement,
@@ -72,16 +73,16 @@ def resolve_presets(
         "secondary_shard": copy,
         "gradient_shard": gradients,
         "optimizer_shard": optimizer,
-        "quantize_weights": either("quantize_weights", preset["quantize_weights"] & split),
-        "quantize_gradients": either("quantize_gradients", preset["quantize_gradients"] & split),
-        "quantize_secondary": either(
-            "quantize_secondary", preset["quantize_secondary"] & (copy > 0)
-        ),
+        "quantize_weights": either("quantize_weights", quantized & split),
+        "quantize_gradients": either("quantize_gradients", quantized & split),
+        "quantize_secondary": either("quantize_secondary", quantized_copy & (copy > 0)),
     }
 
 
-def _meant(placement: Value, dp: Value, apart: Value, topology: Topology) -> dict[str, Value]:
-    """Degrees and quantizations of presets on a cluster."""
+def _meant(
+    placement: Value, dp: Value, apart: Value, topology: Topology
+) -> tuple[dict[str, Value], Value, Value]:
+    """Presets on a cluster: degrees by state, whether what is sent is quantized, and the copy."""
     dp = np.maximum(np.asarray(dp).astype(np.int64), 1)  # 0: another requirement's business
     apart = np.asarray(apart).astype(np.int64)
     node = shared_within(topology.ranks_per_node, dp, apart)
@@ -89,16 +90,8 @@ def _meant(placement: Value, dp: Value, apart: Value, topology: Topology) -> dic
     spans = (0, 1, np.where(pair > 1, pair, node), node, dp)
     which = np.searchsorted(_NAMES, placement)
     degree = {s: np.choose(of[which], spans).astype(np.float64) for s, of in _TABLE.items()}
-    copy = np.where(degree["weights"] > 1, degree["secondary"], 0)
-    return {
-        "weight_shard": degree["weights"],
-        "secondary_shard": copy,
-        "gradient_shard": degree["gradients"],
-        "optimizer_shard": degree["optimizer"],
-        "quantize_weights": _QUANTIZED[which],
-        "quantize_gradients": _QUANTIZED[which],
-        "quantize_secondary": (copy > 0) & _QUANTIZED_COPY[which],
-    }
+    degree["secondary"] = np.where(degree["weights"] > 1, degree["secondary"], 0)
+    return degree, _QUANTIZED[which], (degree["secondary"] > 0) & _QUANTIZED_COPY[which]
 
 
 def place(
@@ -121,7 +114,7 @@ def place(
         wishes: by the names of ``DEGREES`` and ``QUANTIZED``; None leaves the preset's.
         apart: distance of two data-parallel ranks in rank numbers.
 
-    Raises PlacementError if the degrees break a requirement.
+    Raises ConfigError if the degrees break a requirement.
     """
     wished = {name: wish for name, wish in wishes.items() if wish is not None}
     said, given = {"zero_stage": 0, "placement": preset, **wished}, {"placement", *wished}
@@ -130,7 +123,7 @@ def place(
     quantized = {name: bool(found[name]) for name in QUANTIZED}
     facts = {"dp": dp, "cp": cp, "gz": gz, **degrees, **quantized}
     if broken := refusal(requirements(*(["cp"] if cp > 1 else [])), facts):
-        raise PlacementError(broken)
+        raise ConfigError(broken)
     return Placement(
         dp=dp * cp,
         **degrees,

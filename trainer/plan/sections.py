@@ -1,14 +1,88 @@
-"""Sections of a configuration: tokens in the loss, validation, metrics. Torch-free."""
+"""Sections of a configuration: AdamW, its learning rate, tokens in the loss, validation, metrics.
+
+Torch-free.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from foundation.records import Described
 from trainer.plan.annotations import Column
 from trainer.plan.limits import Steps
+
+
+class OptimizerConfig(Described):
+    """AdamW with global gradient-norm clipping."""
+
+    lr: float = Field(default=3e-4, gt=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.1, ge=0)
+    grad_clip: float = Field(default=1.0, ge=0)
+    """0: no clipping"""
+
+
+class LRScheduler(Described):
+    """The learning rate over the steps: it rises, stays, and falls; named as torchtitan's.
+
+    A step's rate depends on its number alone, so resuming from a checkpoint does not change it.
+    """
+
+    warmup_steps: int = Field(default=0, ge=0, le=1_000_000_000)
+    """steps in which the rate rises from 0 to lr"""
+    total_steps: Steps | None = None
+    """steps of the whole training, at whose end the decay ends; default no decay"""
+    decay_type: Literal["linear", "sqrt", "cosine"] = "linear"
+    """how the rate falls; sqrt: as 1 - sqrt(share of the decay)"""
+    decay_ratio: float | None = Field(default=None, gt=0, le=1)
+    """share of total_steps in which the rate falls, the last ones: warm-up, stable, decay (WSD);
+    default all steps after the warm-up"""
+    min_lr_factor: float = Field(default=0.0, ge=0, le=1)
+    """of lr, where the decay ends; it stays there"""
+
+    @model_validator(mode="after")
+    def _fits(self) -> LRScheduler:
+        if self.total_steps is None:
+            for name in ("decay_type", "decay_ratio", "min_lr_factor"):
+                value = getattr(self, name)
+                if value != type(self).model_fields[name].default:
+                    raise ValueError(f"{name} {value} without an end: set total_steps")
+            return self
+        if self.warmup_steps + self._decay_steps(self.total_steps) > self.total_steps:
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} and a decay of "
+                f"{self._decay_steps(self.total_steps)} steps are more than total_steps "
+                f"{self.total_steps}: lower warmup_steps or decay_ratio"
+            )
+        return self
+
+    def _decay_steps(self, total_steps: int) -> int:
+        if self.decay_ratio is None:
+            return max(0, total_steps - self.warmup_steps)
+        return round(total_steps * self.decay_ratio)
+
+    def factor(self, step: int) -> float:
+        """Factor in a step, from 0; the decay ends one step after the last, as in torchtitan."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if self.total_steps is None:
+            return 1.0
+        decay_steps = self._decay_steps(self.total_steps)
+        into_decay = step - (self.total_steps - decay_steps)
+        if into_decay <= 0:
+            return 1.0
+        done = min(1.0, into_decay / decay_steps) if decay_steps else 1.0
+        left = {
+            "linear": 1 - done,
+            "sqrt": 1 - math.sqrt(done),
+            "cosine": 0.5 * (1 + math.cos(math.pi * done)),
+        }[self.decay_type]
+        return self.min_lr_factor + (1 - self.min_lr_factor) * left
 
 
 class Documents(Described):

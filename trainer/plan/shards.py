@@ -31,12 +31,22 @@ class Traits(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """The part of one parameter inside a cut of a row; offsets and length in elements."""
+    """The part of one piece inside a cut of all; offsets and length in elements."""
 
-    parameter: int  # its index in the unit
-    begin: int  # offset in the parameter's chunk
+    piece: int  # its number
+    begin: int  # offset in the piece
     offset: int  # offset in the cut
     length: int
+
+
+def segments(sizes: Iterable[int], begin: int, length: int) -> Iterator[Segment]:
+    """Parts of pieces of these ``sizes``, end to end, in ``[begin, begin + length)`` of them."""
+    start = 0
+    for number, size in enumerate(sizes):
+        low, high = max(begin, start), min(begin + length, start + size)
+        if low < high:
+            yield Segment(number, low - start, low - begin, high - low)
+        start += size
 
 
 @dataclass(frozen=True)
@@ -117,15 +127,6 @@ class UnitLayout:
             return self.ranks // degree, self.used
         return 1, -(-self.ranks * self.used // degree)
 
-    def segments(self, begin: int, length: int) -> Iterator[Segment]:
-        """Parts of parameters in ``row[begin : begin + length]``."""
-        start = 0
-        for number, chunk in enumerate(self.chunks):
-            low, high = max(begin, start), min(begin + length, start + chunk)
-            if low < high:
-                yield Segment(number, low - start, low - begin, high - low)
-            start += chunk
-
     def begin(self, replica: int) -> int:
         """Start of a data-parallel rank's optimizer shard in the row."""
         placement = self.placement
@@ -136,7 +137,7 @@ class UnitLayout:
     def updated(self, replica: int) -> Iterator[Segment]:
         """Parts of parameters in that shard, without padding."""
         row = replica % self.ranks
-        for number, begin, offset, length in self.segments(self.begin(replica), self.slice):
+        for number, begin, offset, length in segments(self.chunks, self.begin(replica), self.slice):
             shape, chunk = self.shapes[number], self.chunks[number]
             real = min(chunk, math.prod(shape) - row * chunk)
             if begin < real:

@@ -6,7 +6,7 @@ framework; spaces check it, the cost model prices it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -59,24 +59,11 @@ Split = Literal["even", "first_more", "last_fewer", "by_weight"]
 """How frameworks split layers over stages; see :class:`search_spaces.Framework`."""
 
 
-@dataclass(frozen=True)
-class StageSettings:
-    """Settings of pipeline stages; numbers, or columns that broadcast."""
-
-    # layers of the first and of the last stage; 0: an equal share
-    first_stage_layers: Array = 0.0
-    last_stage_layers: Array = 0.0
-    # layers that the embedding, and the output layer with the loss, count as when layers are shared
-    # out; ignored on a stage with given layers
-    account_for_embedding: Array = 0.0
-    account_for_loss: Array = 0.0
-    # text that assigns all layers (``trainer.plan.layouts``), in place of the rest
-    pipeline_layout: Array = NO_LAYOUT
-
-
-STAGE_SETTINGS = tuple(f.name for f in fields(StageSettings))
-"""Parameters of a space for them, short for Megatron-LM's arguments."""
-GIVEN, COUNTED, LAYOUT = STAGE_SETTINGS[:2], STAGE_SETTINGS[2:4], STAGE_SETTINGS[4]
+GIVEN = ("first_stage_layers", "last_stage_layers")
+COUNTED = ("account_for_embedding", "account_for_loss")
+LAYOUT = "pipeline_layout"
+STAGE_SETTINGS = (*GIVEN, *COUNTED, LAYOUT)
+"""Parameters of a space for stages, short for Megatron-LM's arguments."""
 
 
 class _Listed(NamedTuple):
@@ -101,14 +88,22 @@ class StageLayers:
     num_layers: Array  # of the whole model
     pp: Array
     vpp: Array  # chunks do not change a stage's layers
-    settings: StageSettings
     split: Split = "even"  # the framework's rule; ``by_weight`` is read as ``first_more``
+    # layers of the first and of the last stage; 0: an equal share
+    first_stage_layers: Array = 0.0
+    last_stage_layers: Array = 0.0
+    # layers that the embedding, and the output layer with the loss, count as when layers are shared
+    # out; ignored on a stage with given layers
+    account_for_embedding: Array = 0.0
+    account_for_loss: Array = 0.0
+    # text that assigns all layers (``trainer.plan.layouts``), in place of the rest
+    pipeline_layout: Array = NO_LAYOUT
 
     @cached_property
     def first(self) -> Array:
         """Layers of the first stage; all layers without a pipeline."""
         own = self._share(0) - self._embedding
-        own = self._unless_given(self._first_given, self.settings.first_stage_layers, own)
+        own = self._unless_given(self._first_given, self.first_stage_layers, own)
         return own if self._listed is None else np.where(self.listed, self._listed.first, own)
 
     @cached_property
@@ -130,7 +125,7 @@ class StageLayers:
     def last(self) -> Array:
         """Layers of the stage with the output layer."""
         own = self._share(self._sharing - 1) - self._loss
-        own = self._unless_given(self._last_given, self.settings.last_stage_layers, own)
+        own = self._unless_given(self._last_given, self.last_stage_layers, own)
         return own if self._listed is None else np.where(self.listed, self._listed.last, own)
 
     @property
@@ -158,8 +153,8 @@ class StageLayers:
     @property
     def are_even(self) -> Array:
         """Whether shares are equal in whole layers, and so are the chunks of a stage."""
-        given = np.mod(self.settings.first_stage_layers, self.vpp) == 0
-        given = given & (np.mod(self.settings.last_stage_layers, self.vpp) == 0)
+        given = np.mod(self.first_stage_layers, self.vpp) == 0
+        given = given & (np.mod(self.last_stage_layers, self.vpp) == 0)
         # Without sharing stages no layer may be left.
         parts = np.where(self._sharing > 0, self._sharing * self.vpp, np.inf)
         return self.listed | ((np.mod(self._units, parts) == 0) & (given | (self.pp == 1)))
@@ -167,9 +162,9 @@ class StageLayers:
     @cached_property
     def _listed(self) -> _Listed | None:
         """None if no job has a layout."""
-        if not np.any(np.not_equal(self.settings.pipeline_layout, NO_LAYOUT)):
+        if not np.any(np.not_equal(self.pipeline_layout, NO_LAYOUT)):
             return None
-        columns = (self.settings.pipeline_layout, self.num_layers, self.pp, self.vpp)
+        columns = (self.pipeline_layout, self.num_layers, self.pp, self.vpp)
         text, num_layers, pp, vpp = np.broadcast_arrays(*columns)
         rows = text != NO_LAYOUT
         first, last, none = (np.zeros(text.shape) for _ in range(3))
@@ -200,19 +195,19 @@ class StageLayers:
 
     @cached_property
     def _first_given(self) -> Array:
-        return self._given(self.settings.first_stage_layers)
+        return self._given(self.first_stage_layers)
 
     @cached_property
     def _last_given(self) -> Array:
-        return self._given(self.settings.last_stage_layers)
+        return self._given(self.last_stage_layers)
 
     @cached_property
     def _embedding(self) -> Array:
-        return np.where(self._first_given, 0, self.settings.account_for_embedding)
+        return np.where(self._first_given, 0, self.account_for_embedding)
 
     @cached_property
     def _loss(self) -> Array:
-        return np.where(self._last_given, 0, self.settings.account_for_loss)
+        return np.where(self._last_given, 0, self.account_for_loss)
 
     @cached_property
     def _sharing(self) -> Array:
@@ -222,8 +217,8 @@ class StageLayers:
     @cached_property
     def _units(self) -> Array:
         """Layers that they share, plus what counts as layers."""
-        given = np.where(self._first_given, self.settings.first_stage_layers, 0)
-        given = given + np.where(self._last_given, self.settings.last_stage_layers, 0)
+        given = np.where(self._first_given, self.first_stage_layers, 0)
+        given = given + np.where(self._last_given, self.last_stage_layers, 0)
         return self.num_layers - given + self._embedding + self._loss
 
     @cached_property

@@ -93,11 +93,9 @@ def state_bytes(
         master_bytes, moment_bytes: of a master weight, and of each of AdamW's two moments.
         extra_gradient_bytes: second copy of the gradients, never sharded.
     """
-    weights, gradients, optimizer = (
-        shards.weight_shard,
-        shards.gradient_shard,
-        shards.optimizer_shard,
-    )
+    weights = shards.weight_shard
+    gradients = shards.gradient_shard
+    optimizer = shards.optimizer_shard
     held = 1 / weights
     if regathers:
         between = (weights == 1) & (gradients > 1) & (gradients < optimizer)

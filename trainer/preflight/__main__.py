@@ -14,7 +14,6 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from trainer.preflight.probe import (
 )
 from trainer.runtime.device import Device
 from trainer.runtime.exit_codes import EXIT_FAILED, EXIT_INVALID, EXIT_OK
-from trainer.runtime.peers import Peers, RankEnvironment, rank_environment
+from trainer.runtime.peers import Peers, RankEnvironment, end_process, rank_environment
 
 COLLECTIVE_TIMEOUT_S = 120.0
 SIDE_BY_SIDE_S = 30.0  # for collectives that take milliseconds
@@ -113,15 +112,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         record.put(message=f"{record.content['message']}: {type(error).__name__}: {error}")
         peers.stay()
         peers.tell(f"rank {place.rank}: {type(error).__name__}: {error}")
-        if place.world_size > 1:  # the interpreter's own end may wait for a collective for ever
-            sys.stderr.flush()
-            os._exit(EXIT_FAILED)
+        if place.world_size > 1:
+            end_process(EXIT_FAILED)
         return EXIT_FAILED
     record.put(status="ok", message="")
     peers.part()
     if not record.content.get("side_by_side", True):
-        sys.stdout.flush()
-        os._exit(EXIT_OK)  # what hangs would keep the group's end waiting
+        end_process(EXIT_OK)  # what hangs would keep the group's end waiting
     if dist.is_initialized():
         dist.destroy_process_group()
     return EXIT_OK
@@ -131,13 +128,7 @@ def measure(record: Record, place: RankEnvironment, peers: Peers, quick: bool) -
     """Everything, the cheapest and most certain first."""
     device = Device.of_this_rank("auto")
     if place.world_size > 1:
-        dist.init_process_group(
-            device.backend,
-            store=dist.PrefixStore("preflight", peers.store),
-            rank=place.rank,
-            world_size=place.world_size,
-            timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
-        )
+        peers.join("preflight", backend=device.backend)
     much = effort(device.type, quick)
     probe = Probe(device, place, much.seconds, COLLECTIVE_TIMEOUT_S)
     _facts(record, device, place, peers)

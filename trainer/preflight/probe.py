@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from trainer.parallel.collectives import Group, Traffic
+from trainer.plan.axes.mesh import RankGroup
 from trainer.plan.placement import Level
 from trainer.runtime.device import Device
 from trainer.runtime.peers import RankEnvironment
@@ -39,11 +40,8 @@ class GroupShape:
 
     def members(self, rank: int, world_size: int) -> list[int]:
         """The ranks of ``rank``'s group; none where the last block is not full."""
-        block = self.gpus * self.stride
-        start = rank // block * block
-        if start + block > world_size:
-            return []
-        return list(range(start + rank % self.stride, start + block, self.stride))
+        ranks = RankGroup(self.gpus, self.stride).of(rank)
+        return [*ranks] if ranks.stop - rank % self.stride <= world_size else []
 
 
 def group_shapes(num_nodes: int, ranks_per_node: int, quick: bool = False) -> list[GroupShape]:
@@ -102,9 +100,9 @@ class Probe:
         if self.place.world_size == 1:
             return [value]
         own = torch.tensor([value], dtype=torch.float64, device=self.device.torch)
-        every = [torch.empty_like(own) for _ in range(self.place.world_size)]
-        dist.all_gather(every, own)
-        return [float(v) for v in every]
+        every = own.new_empty(self.place.world_size)
+        dist.all_gather_single(every, own)
+        return every.tolist()
 
     def gemm_tflops(self, rows: int, columns: int, inner: int, dtype: torch.dtype) -> list[float]:
         """TFLOP/s of a linear layer's product on each rank, measured on all ranks at once."""

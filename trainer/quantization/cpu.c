@@ -1,6 +1,6 @@
-/* Block quantization on the CPU: the loops behind trainer/quantization_cpu.py.
+/* Block quantization on the CPU: the loops behind trainer/quantization/cpu.py.
  *
- * The numbers are defined in trainer/quantization.py; the results equal its torch path bit for bit.
+ * The numbers are defined in quantization/blocks.py; the results equal reference.py's bit for bit.
  * Loops over a block have a constant length and no calls, so that the compiler turns them into
  * vector code. Compile with -ffp-contract=off: a code is round(x * inverse), rounded twice.
  */
@@ -18,7 +18,8 @@
 #define NAN_BITS 0x7fc00000u
 /* A scale keeps 17 bits: its product with a code of 7 bits is exact. */
 #define SCALE_MASK 0xffffff80u
-/* For functions called with a constant dtype and bits, of which nothing is then left at run time. */
+/* For functions called with a constant dtype, bits or function, of which nothing is then left at
+ * run time. */
 #define INLINE static inline __attribute__((always_inline))
 
 enum { FP32, BF16, FP16 };
@@ -234,21 +235,14 @@ static void add_block(const Job *job, Block block, float *restrict sum) {
 
 /* ---- a thread's share of the blocks ---- */
 
-static void *quantize_share(void *argument) {
-    const Job *job = argument;
+INLINE void *each_block(const Job *job, void (*act)(const Job *, Block)) {
     Block block = find(job, job->begin / num_blocks(job), job->begin % num_blocks(job));
-    for (int64_t i = job->begin; i < job->end; i++, block = next(job, block))
-        quantize_block(job, block);
+    for (int64_t i = job->begin; i < job->end; i++, block = next(job, block)) act(job, block);
     return NULL;
 }
 
-static void *dequantize_share(void *argument) {
-    const Job *job = argument;
-    Block block = find(job, job->begin / num_blocks(job), job->begin % num_blocks(job));
-    for (int64_t i = job->begin; i < job->end; i++, block = next(job, block))
-        dequantize_block(job, block);
-    return NULL;
-}
+static void *quantize_share(void *job) { return each_block(job, quantize_block); }
+static void *dequantize_share(void *job) { return each_block(job, dequantize_block); }
 
 static void *sum_share(void *argument) {
     const Job *job = argument;

@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
@@ -108,6 +108,14 @@ def _tasks_here(environ: Mapping[str, str]) -> int:
     return counts[node]
 
 
+def end_process(code: int) -> NoReturn:
+    """End the process at once; the interpreter's own shutdown may wait forever for a collective."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # unread, closed or none
+            stream.flush()
+    os._exit(code)
+
+
 def _loopback_listener(place: RankEnvironment) -> int | None:
     """Socket for the store if all ranks are on this machine, else None.
 
@@ -132,13 +140,13 @@ class Peers:
     def __init__(self, place: RankEnvironment, timeout_s: float) -> None:
         self.place = place
         self.failure = ""
+        self.timeout = timeout = timedelta(seconds=timeout_s)
         self._leave_on_failure = True
         self._failed = threading.Event()
         self._listener = threading.Thread(target=self._listen, daemon=True, name="peers")
         if place.world_size == 1:
             self.store: dist.Store = dist.HashStore()
             return
-        timeout = timedelta(seconds=timeout_s)
         address = (place.master_addr, place.master_port, place.world_size)
         hosts = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         listener = _loopback_listener(place) if hosts else None
@@ -146,6 +154,16 @@ class Peers:
         # A connection of its own: one that waits is closed to other requests.
         self._line = dist.TCPStore(*address, False, timeout, wait_for_workers=False)
         self._listener.start()
+
+    def join(self, name: str, **options: Any) -> None:
+        """Make the default process group of all ranks; ``options`` say its backend."""
+        dist.init_process_group(
+            store=dist.PrefixStore(name, self.store),
+            rank=self.place.rank,
+            world_size=self.place.world_size,
+            timeout=self.timeout,
+            **options,
+        )
 
     def _listen(self) -> None:
         try:

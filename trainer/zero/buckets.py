@@ -21,7 +21,7 @@ from trainer.model.precision import COMPUTE_DTYPE
 from trainer.model.transformer import Stage
 from trainer.parallel.mesh import Holders, Mesh
 from trainer.plan.config import TrainConfig
-from trainer.plan.shards import ROW, Traits, fill, padded
+from trainer.plan.shards import ROW, Traits, fill, padded, segments
 from trainer.plan.states import PENDING_REDUCTIONS
 from trainer.runtime.phase import phase
 from trainer.zero.background import Pending
@@ -65,9 +65,8 @@ class Bucket:
             self.gradients = WholeGradients(self.parameters, total, holders, in_place)
         else:
             self.gradients = SplitGradients(self.parameters, total, holders, reductions)
-        share = total // shares
-        self.begin = holders.rank % shares * share
-        self.weight_share = self.weights[self.begin : self.begin + share].view(-1, ROW)
+        self.weight_share = self.weights.view(shares, -1, ROW)[holders.rank % shares]
+        self.begin = holders.rank % shares * self.weight_share.numel()
 
     @functools.cached_property
     def master(self) -> nn.Parameter:
@@ -94,14 +93,9 @@ class Bucket:
 
     def pieces(self) -> Iterator[Piece]:
         """The parts of parameters in this rank's share."""
-        end = self.begin + self.master.numel()
-        offset = 0
-        for slot in self.members:
-            low = max(self.begin, offset)
-            high = min(end, offset + slot.parameter.numel())
-            if low < high:
-                yield Piece(slot, self.master, low - self.begin, high - low, low - offset)
-            offset += slot.parameter.numel()
+        sizes = (slot.numel for slot in self.members)
+        for number, begin, offset, length in segments(sizes, self.begin, self.master.numel()):
+            yield Piece(self.members[number], self.master, offset, length, begin)
 
 
 class WholeWeights:

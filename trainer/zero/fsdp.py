@@ -101,9 +101,6 @@ class ShardedWeights:
             outermost = module is stage and not pipelined
             units += self._shard(module, members, holders, outermost, elsewhere)
         self._set_prefetches(stage, pipelined, modules)
-        # FSDP2's own hook, which gathers, comes second.
-        stage.register_forward_pre_hook(lambda *_: self._pass_forward(True), prepend=True)
-        stage.register_forward_hook(lambda *_: self._pass_forward(False))
         return units
 
     def _shard(
@@ -149,9 +146,6 @@ class ShardedWeights:
             begun = [m for layer in layers for m in layer]
             for before, after in zip([stage, *begun], begun, strict=False):
                 before.set_modules_to_forward_prefetch([after])
-
-    def _pass_forward(self, begins: bool) -> None:
-        self.context.in_forward = begins
 
     def _fill(
         self, members: list[Slot], stage: Stage, config: TrainConfig, placement: Placement
@@ -239,13 +233,6 @@ def _hook_context(config: TrainConfig, mesh: Mesh, device: torch.device) -> Hook
         near = mesh.world.level is not Level.INTER_NODE  # a ring takes several
         threads = functools.partial(background.ThreadStream, "reduce")
         reduction = (background.Pending if single and near else threads)(PENDING_UNITS)
-    return HookContext(
-        device,
-        COMPUTE_DTYPE[config.precision],
-        config.gas,
-        config.sums_whole_gradients,
-        refresh_every_forward=config.refresh_secondary == "micro_batch",
-        gathering=gathering,
-        reduction=reduction,
-        copying=background.InlineStream() if on_host else background.DeviceStream(),
-    )
+    copying = background.InlineStream() if on_host else background.DeviceStream()
+    dtype = COMPUTE_DTYPE[config.precision]
+    return HookContext(config, device, dtype, gathering, reduction, copying)

@@ -103,9 +103,7 @@ class WholeGradients(BucketGradients):
         self.whole = torch.zeros(numel, device=parameters[0].device)
         self._set_parts(self.whole)
         shares = holders.placement.optimizer_shard
-        share = numel // shares
-        begin = holders.rank % shares * share
-        self.share = self.whole[begin : begin + share].view(-1, ROW)
+        self.share = self.whole.view(shares, -1, ROW)[holders.rank % shares]
         self.in_place = in_place and parameters[0].dtype == self.whole.dtype
         self.arrive: Callable[[], None] | None = None
         self.begun: set[Tensor] = set()

@@ -16,8 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.model.precision import COMPUTE_DTYPE
+from trainer.model.recompute import in_backward
 from trainer.parallel.collectives import Group
 from trainer.parallel.quantized import quantized_all_gather, quantized_reduce_scatter
+from trainer.plan.config import TrainConfig
 from trainer.plan.shards import UnitLayout, sum_format
 from trainer.zero.background import CommunicationStream, InlineStream, Pending
 from trainer.zero.secondary import SecondaryCopy
@@ -27,18 +29,14 @@ from trainer.zero.secondary import SecondaryCopy
 class HookContext:
     """State shared by the hooks of all FSDP units of a rank."""
 
+    config: TrainConfig
     device: torch.device
     dtype: torch.dtype
-    micro_batches: int
-    sums_whole: bool  # gradients are summed whole, and reduced behind the last micro-batch only
-    # renew secondary copies in each forward pass, not only once the weights changed
-    refresh_every_forward: bool
     # where a host's collectives are single ones, gloo's own threads do: None, and ``Pending``
     gathering: CommunicationStream | None
     reduction: CommunicationStream | Pending
     # where secondary copies are written and read, inside the work of ``gathering``
     copying: InlineStream
-    in_forward: bool = False
     _scratch: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
     def scratch(self, numel: int, dtype: torch.dtype) -> Tensor:
@@ -88,7 +86,8 @@ class GatherWeights:
         async_op: bool = False,
     ) -> dist.Work | None:
         copy, context = self.secondary, self.context
-        renew = context.refresh_every_forward and context.in_forward
+        # In each forward pass, or only once the weights changed; a repeated pass takes the copy.
+        renew = context.config.refresh_secondary == "micro_batch" and not in_backward()
         if copy is not None and self.fresh and not renew:
             assert context.gathering is not None
             return context.gathering.run(lambda: copy.gather(output_tensor))
@@ -129,7 +128,7 @@ class ReduceGradients:
         self.final = self.piece
         if self.sync is not None:
             self.final = torch.zeros(unit.slice, device=context.device)
-        numel = unit.ranks * unit.used if context.sums_whole else 0
+        numel = unit.ranks * unit.used if context.config.sums_whole_gradients else 0
         self.whole = torch.empty(numel, device=context.device)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -153,7 +152,7 @@ class ReduceGradients:
     ) -> dist.Work | None:
         first = self.seen == 0
         self.seen += 1
-        last = self.seen == self.context.micro_batches
+        last = self.seen == self.context.config.gas
         reduction = self.context.reduction
         if isinstance(reduction, Pending):
             reduction.add(self._begin(input_tensor, first, last, async_op=True))
@@ -165,7 +164,7 @@ class ReduceGradients:
         self, gradients: Tensor, first: bool, last: bool, async_op: bool = False
     ) -> Callable[[], None]:
         """Begin to sum gradients of all ranks into this one's piece; the result ends it."""
-        if self.context.sums_whole:
+        if self.context.config.sums_whole_gradients:  # reduced behind the last micro-batch only
             self.whole.copy_(gradients) if first else self.whole.add_(gradients)
             if not last:
                 return lambda: None

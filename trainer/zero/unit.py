@@ -80,24 +80,19 @@ class FsdpUnit:
 
     def _whole(self) -> Iterator[Piece]:
         """Masters if the stored weights are the masters: one per parameter."""
-        start = 0
-        rank = self.replica % self.layout.ranks
-        for slot, local, chunk in zip(self.members, self.locals, self.layout.chunks, strict=True):
+        rank, grads = self.replica % self.layout.ranks, self._parts(self.reduce.final)
+        parts = zip(self.members, self.locals, grads, self.layout.chunks, strict=True)
+        for slot, local, grad, chunk in parts:
             if local.numel():
                 master = nn.Parameter(local)
-                end = start + local.numel()
-                master.grad = self.reduce.final[start:end].view_as(local)
+                master.grad = grad
                 yield Piece(slot, master, 0, local.numel(), rank * chunk)
-            start += chunk
 
     def _split(self) -> Iterator[Piece]:
         """Masters if they are split further than the stored weights: parts of the row."""
         layout = self.layout
         row = self.locals[0].new_zeros(layout.row)
-        start = 0
-        for local, chunk in zip(self.locals, layout.chunks, strict=True):
-            row[start : start + local.numel()] = local.view(-1)
-            start += chunk
+        torch._foreach_copy_(self._parts(row), self.locals)
         replica = self.replica
         mine = row[layout.begin(replica) :][: layout.slice]
         self.flat = mine.to(torch.float32, copy=True)  # a view would hold the whole row
@@ -119,11 +114,13 @@ class FsdpUnit:
         rows = gather_rows(rows, self.within, "publish")
         if wire.quantized:
             rows = dequantize(rows, wire, mine.new_empty(rows.size(0), layout.slice))
-        row, start, parts = rows.view(-1), 0, []
-        for local, chunk in zip(self.locals, layout.chunks, strict=True):
-            parts.append(row[start : start + local.numel()].view_as(local))
-            start += chunk
-        torch._foreach_copy_(self.locals, parts)
+        torch._foreach_copy_(self.locals, self._parts(rows.view(-1)))
+
+    def _parts(self, row: Tensor) -> list[Tensor]:
+        """This rank's shards as parts of a row, without the padding between them."""
+        chunks = row[: self.layout.used].split(self.layout.chunks)
+        pairs = zip(chunks, self.locals, strict=True)
+        return [chunk[: local.numel()].view_as(local) for chunk, local in pairs]
 
 
 def holder_group(holders: Holders, size: int, stride: int, stream: str) -> Group:

@@ -25,7 +25,7 @@ def test_the_next_step_is_read_while_this_one_is_worked_on() -> None:
             reading.set()
         return numbered(step)
 
-    ahead = BatchesAhead(read, pinned=False)
+    ahead = BatchesAhead(read)
     ahead.take(5)
     assert reading.wait(DEADLINE_S)  # nobody has asked for it
     for step in (6, 7, 3, 4):  # 3: a run that goes on from an earlier checkpoint
@@ -39,7 +39,7 @@ def test_a_step_that_cannot_be_read_fails_when_it_is_its_turn() -> None:
             raise ConfigError("token 9 is not in the vocabulary")
         return numbered(step)
 
-    ahead = BatchesAhead(read, pinned=False)
+    ahead = BatchesAhead(read)
     ahead.take(0)
     with pytest.raises(ConfigError, match="token 9"):
         ahead.take(1)

@@ -13,12 +13,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from support import huggingface_models as theirs
 from support.checkpoint_cases import MODELS
+from trainer.checkpoint.integrity import CheckpointError, SafeReader
 from trainer.huggingface.__main__ import main
 from trainer.huggingface.names import config_of
 from trainer.huggingface.safetensors import read_folder
+from trainer.huggingface.weights import export
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
 from trainer.runtime.device import Device
@@ -239,6 +242,25 @@ def test_a_bias_that_chooses_experts_is_not_left_out_of_their_weights(tmp_path: 
     trainer.checkpoints.save(trainer, 1)
     trainer.checkpoints.wait()
     assert main([str(tmp_path / "step-00000001"), str(tmp_path / "out")]) == EXIT_INVALID
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_parameter_that_is_no_tensor_is_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = made("llama", save=str(tmp_path))
+    trainer.checkpoints.save(trainer, 1)
+    trainer.checkpoints.wait()
+    read = SafeReader.read_metadata
+
+    def altered(reader: SafeReader) -> Metadata:
+        metadata = read(reader)
+        metadata.state_dict_metadata["model.norm.weight"] = BytesStorageMetadata()
+        return metadata
+
+    monkeypatch.setattr(SafeReader, "read_metadata", altered)
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight is no tensor"):
+        export(tmp_path / "step-00000001", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -113,7 +113,7 @@ from trainer.plan.rules.requirement import Requirement
 
 WHOLE = Requirement(
     "sequence_by_up", "seq_length % up == 0", "not divisible: seq_length {seq_length} by up {up}",
-    builtin_only=True, axes=("up",),
+    trainers="builtin", axes=("up",),
 )
 
 

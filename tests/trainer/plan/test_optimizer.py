@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
-from trainer.plan.optimizer import LRScheduler
+from trainer.plan.sections import LRScheduler
 
 
 def factors(steps: int, **settings: Any) -> list[float]:

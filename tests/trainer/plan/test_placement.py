@@ -12,7 +12,7 @@ from trainer.plan.config import TrainConfig
 from trainer.plan.formats import Format
 from trainer.plan.limits import ConfigError
 from trainer.plan.model import ModelConfig
-from trainer.plan.placement import Placement, PlacementError, Topology, shared_within
+from trainer.plan.placement import Placement, Topology, shared_within
 from trainer.plan.presets import PRESETS, Preset, place
 from trainer.plan.rules.requirement import QUANTIZED
 from trainer.plan.states import DEGREES
@@ -64,14 +64,14 @@ def degrees(placement: Placement) -> tuple[int, int, int, int]:
     ],
 )
 def test_a_contradiction_names_its_rule_and_values(wishes: dict[str, Any], said: str) -> None:
-    with pytest.raises(PlacementError, match=said):
+    with pytest.raises(ConfigError, match=said):
         placed(**wishes)
 
 
 def test_a_pair_that_does_not_divide_the_node_is_refused() -> None:
-    with pytest.raises(PlacementError, match="ranks_per_pair 3 does not divide ranks_per_node 8"):
+    with pytest.raises(ConfigError, match="ranks_per_pair 3 does not divide ranks_per_node 8"):
         Topology(8, 3)
-    with pytest.raises(PlacementError, match="at least one rank"):
+    with pytest.raises(ConfigError, match="at least one rank"):
         Topology(0)
 
 
@@ -177,7 +177,7 @@ def test_what_is_placed_keeps_the_dependency_rule(
 ) -> None:
     try:
         placement = place(preset, wishes, dp, tp, topology, precision)
-    except PlacementError as error:
+    except ConfigError as error:
         assert set(wishes.values()) != {None}, f"a preset by itself is always possible: {error}"
         return
     weights, secondary, gradients, optimizer = degrees(placement)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from trainer.plan.limits import ConfigError
@@ -63,3 +66,21 @@ def test_no_variables_mean_a_single_process() -> None:
 def test_a_wrong_environment_names_the_variable(environ: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         rank_environment(environ)
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        "print('said', flush=True)",
+        "print('unsaid'); os.close(1)",  # what is buffered cannot be written
+        "sys.stdout.close()",
+        "sys.stdout = None",  # as where a process begins without it
+    ],
+)
+def test_a_process_ends_with_its_code_whatever_became_of_its_output(then: str) -> None:
+    program = "import os, sys; from trainer.runtime.peers import end_process"
+    done = subprocess.run(
+        [sys.executable, "-E", "-c", f"{program}\n{then}\nend_process(9)"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (9, "")

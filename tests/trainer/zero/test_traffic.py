@@ -66,7 +66,7 @@ def count() -> Iterator[Count]:
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
         training = Trainer(config, Device("cpu"))
         for step in range(2):
-            training.traffic.clear()
+            training.traffic.totals.clear()
             training.step(step, ConstantTokens())
         return training.traffic.report(1)
 
@@ -231,7 +231,7 @@ def test_a_report_gives_a_steps_share_and_forgets_what_was_cleared() -> None:
     ticks = iter(range(100))
     traffic = Traffic(clock=lambda: float(next(ticks)))
     traffic.add("totals", Level.NODE, 999)
-    traffic.clear()
+    traffic.totals.clear()
     for _ in range(3):
         traffic.add("weights", Level.PAIR, 10)
     traffic.add("publish", Level.INTER_NODE, 7)

@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trainer.model.deferred import Receive
 from trainer.model.kernels import Kernels
 from trainer.model.precision import COMPUTE_DTYPE
-from trainer.model.transformer import Stage
+from trainer.model.recompute import in_backward
 from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
 from trainer.plan.config import TrainConfig
 from trainer.plan.formats import Format
 from trainer.quantization.blocks import dequantize, quantize
-
-Receive = Callable[[nn.Parameter, Tensor], None]
 
 
 class Depth:
@@ -82,12 +81,16 @@ class Block:
     """
 
     def __init__(
-        self, module: nn.Module, order: Order, layer: int = -1, source: Block | None = None
+        self,
+        module: nn.Module,
+        depth: Depth,
+        kernels: Kernels,
+        layer: int = -1,
+        source: Block | None = None,
     ) -> None:
         self.module = module
-        self.order = order
-        self.depth = order.depth
-        self.kernels = order.kernels
+        self.depth = depth
+        self.kernels = kernels
         self.layer = layer
         self.source = source or self
         self.depth.uses[self.source] += 1
@@ -119,7 +122,7 @@ class Block:
         if (
             follows is not None
             and self.depth.gathers_ahead
-            and (self.order.in_forward or follows.layer == self.layer >= 0)
+            and (not in_backward() or follows.layer == self.layer >= 0)
         ):
             follows._begin(group)
         return whole
@@ -142,27 +145,4 @@ class Block:
         rows, *columns = self.weight.shape
         block = self.weight.new_empty(group.size * rows, *columns)
         dequantize(whole, Format.INT8, block.view(group.size, -1))
-        return block
-
-
-class Order:
-    """A stage's blocks in forward order; it tells forward passes from repeated ones."""
-
-    def __init__(self, stage: Stage, depth: Depth, kernels: Kernels) -> None:
-        self.depth = depth
-        self.kernels = kernels
-        self.last: Block | None = None
-        self.in_forward = False
-        stage.register_forward_pre_hook(lambda *_: self._enter(True))
-        stage.register_forward_hook(lambda *_: self._enter(False))
-
-    def _enter(self, forward: bool) -> None:
-        self.in_forward = forward
-
-    def add(self, module: nn.Module, layer: int = -1, source: Block | None = None) -> Block:
-        """The next block of the pass; see ``Block``."""
-        block = Block(module, self, layer, source)
-        if self.last is not None:
-            self.last.next = block
-        self.last = block
         return block

@@ -29,17 +29,11 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        leaf: Tensor,
-        bias: Tensor | None,
-        block: Block,
-        outputs: Group | None,
-        overlap: bool,
+        ctx: Any, x: Tensor, leaf: Tensor, bias: Tensor | None, block: Block, by: Products
     ) -> Tensor:
         whole = block.gather()
         ctx.save_for_backward(x, whole)
-        ctx.block, ctx.outputs, ctx.overlap = block, outputs, overlap
+        ctx.block, ctx.outputs, ctx.overlap = block, by.outputs, by.overlap
         ctx.has_bias = bias is not None
         return block.kernels.outputs(x, whole, bias)
 
@@ -56,34 +50,15 @@ class _Product(torch.autograd.Function):
         grad_bias = grad.flatten(0, 1).sum(0) if ctx.has_bias else None
         if summing is not None:
             summing.wait()
-        return grad_x, grad_weight, grad_bias, None, None, None
-
-
-def linear(
-    x: Tensor,
-    block: Block,
-    bias: Tensor | None,
-    inputs: Group | None,
-    outputs: Group | None,
-    overlap: bool,
-) -> Tensor:
-    """A layer of the network.
-
-    ``x`` is (sequence, batch / gz, inputs / ranks of ``inputs``); the result has outputs / ranks of
-    ``outputs``. A group is None if this rank has all of that dimension. ``overlap``: the input's
-    gradient is summed while the weights' is computed.
-    """
-    if inputs is None:
-        return _Product.apply(x, block.leaf, bias, block, outputs, overlap)
-    total = _Product.apply(x, block.leaf, None, block, outputs, overlap)
-    total = Sum.apply(total, inputs, False)
-    return total if bias is None else total + bias
+        return grad_x, grad_weight, grad_bias, None, None
 
 
 class Products:
     """Projections with inputs and outputs along two axes of the grid; one object for all layers.
 
-    ``opaque``: gathers, products and sums are operators for the compiler.
+    A group is None if this rank has all of that dimension. ``overlap``: the input's gradient is
+    summed while the weights' is computed. ``opaque``: gathers, products and sums are operators for
+    the compiler.
     """
 
     def __init__(self, grid: Grid, overlap: bool, kernels: Kernels | None) -> None:
@@ -107,13 +82,24 @@ class Products:
         """See ``SplitProduct``."""
         weight, bias = module.weight, module.bias
         if self.opaque is None:
-            return linear(x, self.blocks[module], bias, self.inputs, self.outputs, self.overlap)
+            return self.linear(x, self.blocks[module], bias)
         if self.depth > 1:
             leaf = weight if module.anchor is None else module.anchor
             weight = _gathered_block(x, leaf, module.number, weight.size(0) * self.depth)
         if self.sums is None:
             return column_linear(x, weight, bias, self.opaque, 1, False)
         total = summed(column_linear(x, weight, None, self.opaque, 1, False), self.sums)
+        return total if bias is None else total + bias
+
+    def linear(self, x: Tensor, block: Block, bias: Tensor | None) -> Tensor:
+        """A layer of the network, not ``opaque``.
+
+        ``x`` is (sequence, batch / gz, inputs / ranks of ``inputs``); the result has outputs /
+        ranks of ``outputs``.
+        """
+        if self.inputs is None:
+            return _Product.apply(x, block.leaf, bias, block, self)
+        total = Sum.apply(_Product.apply(x, block.leaf, None, block, self), self.inputs, False)
         return total if bias is None else total + bias
 
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from trainer.model.kernels import Kernels
 from trainer.model.slices import Cut, Split
 from trainer.model.transformer import Stage
-from trainer.parallel.grid.depth import Block, Depth, Order
-from trainer.parallel.grid.layers import Products, SplitNorm, linear, lookup
+from trainer.parallel.grid.depth import Block, Depth
+from trainer.parallel.grid.layers import Products, SplitNorm, lookup
 from trainer.parallel.mesh import Axis, Grid, Mesh
 from trainer.parallel.operators import named
 from trainer.parallel.tensor import split
@@ -33,12 +33,19 @@ def parallelize(
 ) -> None:
     """Split a stage that has no storage yet (meta device) over the grid."""
     grid, overlap = mesh.grid, config.overlap_all_reduce
-    order = Order(stage, depth, kernels)
+    blocks: list[Block] = []  # in the order of a forward pass
+
+    def add(module: nn.Module, layer: int = -1, source: Block | None = None) -> Block:
+        blocks.append(Block(module, depth, kernels, layer, source))
+        if len(blocks) > 1:
+            blocks[-2].next = blocks[-1]
+        return blocks[-1]
+
     opaque = kernels if config.compile else None
     along = {way: Products(way, overlap, opaque) for way in (grid, grid.transposed)}
     table: Block | None = None
     if stage.embedding is not None:
-        table = order.add(stage.embedding)
+        table = add(stage.embedding)
         forward = functools.partial(lookup, block=table, words=grid.x.group)
         _replace(stage.embedding, {"weight": _matrix(grid)}, forward)
     if stage.positions is not None:
@@ -52,18 +59,18 @@ def parallelize(
         for first, last in ((attention.qkv, attention.out), (mlp.up, mlp.down)):
             for module, way in ((first, grid), (last, grid.transposed)):
                 split(module, {"weight": _matrix(way), "bias": _of(rows=way.x)})
-                along[way].add(module, order.add(module, int(name)))
+                along[way].add(module, add(module, int(name)))
     if stage.norm is not None and stage.head is not None:
         _norm(stage, "norm", grid, None)
         tied = table if stage.head.weight is None else None
-        logits = order.add(stage.head, source=tied)
-        forward = functools.partial(_head, logits, grid, overlap)
+        logits = add(stage.head, source=tied)
+        forward = functools.partial(_head, logits, along[grid])
         _replace(stage.head, {"weight": _matrix(grid)}, forward)
 
 
-def _head(block: Block, grid: Grid, overlap: bool, x: Tensor, tied: Tensor | None) -> Tensor:
+def _head(block: Block, by: Products, x: Tensor, tied: Tensor | None) -> Tensor:
     """Logits; where the weights are the embedding's, the block knows."""
-    return linear(x, block, None, grid.y.group, grid.x.group, overlap)
+    return by.linear(x, block, None)
 
 
 def _norm(module: nn.Module, name: str, grid: Grid, opaque: Kernels | None) -> None:

@@ -125,15 +125,8 @@ class Axes:
     def groups(self, name: str, size: int | None = None, apart: int = 1) -> list[list[int]]:
         """All groups of ``size`` ranks along an axis (default the whole), each member ``apart``
         positions from the next; every rank is in one group."""
-        span = (size or self.sizes[name]) * apart
-        stride, whole = self.stride(name), self.sizes[name]
-        firsts = [block + i for block in range(0, whole, span) for i in range(apart)]
-        return [
-            [outer + place * stride + inner for place in range(first, first + span, apart)]
-            for outer in range(0, self.world_size, whole * stride)
-            for inner in range(stride)
-            for first in firsts
-        ]
+        own = map(self.group(name, size, apart).of, range(self.world_size))
+        return [[*ranks] for rank, ranks in enumerate(own) if ranks[0] == rank]
 
     def group(self, name: str, size: Size | None = None, apart: Size = 1) -> RankGroup:
         """Size and stride of ``groups``."""

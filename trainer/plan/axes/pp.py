@@ -90,16 +90,11 @@ def in_flight(jobs: Jobs, stage: Array | int) -> Array:
 def _of_unlike_chunks(jobs: Jobs, stage: Array | int, alike: Array) -> Array:
     """Micro-batches in flight at ``stage`` where a layout gives a rank's chunks different numbers
     of layers; elsewhere ``alike``."""
-    rows = (jobs.stages.pipeline_layout != NO_LAYOUT) & (jobs.layout.vpp > 1)
+    stages, layout = jobs.stages, jobs.layout
+    rows = (stages.pipeline_layout != NO_LAYOUT) & (layout.vpp > 1)
     if not rows.any():
         return alike
-    layout = jobs.layout
-    columns = (
-        jobs.stages.pipeline_layout,
-        layout.pp,
-        layout.gas,
-        np.broadcast_to(stage, rows.shape),
-    )
+    columns = (stages.pipeline_layout, layout.pp, layout.gas, np.broadcast_to(stage, rows.shape))
     own = np.vectorize(_kept_by_order, [float])(*(column[rows] for column in columns))
     kept = np.array(alike, dtype=float)
     kept[rows] = np.where(np.isnan(own), kept[rows], own)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.documents import read_document
-from trainer.plan.annotations import value_types
+from trainer.plan.annotations import Trainers, value_types
 from trainer.plan.fields import Choices
 from trainer.plan.model import ModelConfig
 from trainer.plan.rules.expression import Expression, ValueType, constant, parse
@@ -34,25 +34,25 @@ class Requirement:
     text: str  # the condition
     # the trainer's message, values in braces; empty if only a search leaves it out
     refusal: str = ""
-    builtin_only: bool = False  # for the built-in trainer
-    others_only: bool = False  # for all others
-    axes: tuple[str, ...] = ()  # degrees in the condition of axes that not every job has
+    trainers: Trainers = "all"  # that it is for
+    # degrees in the condition of a user's own axes, of which no file's requirement says anything
+    axes: tuple[str, ...] = ()
 
     @cached_property
     def condition(self) -> Expression:
         return parse(self.text, {**dict.fromkeys(self.axes, "number"), **TYPES})
 
 
-def read_requirements(path: Path) -> dict[str, tuple[Requirement, ...]]:
-    """The requirements of a YAML file, by section."""
+def read_requirements(path: Path, trainers: Trainers = "all") -> dict[str, tuple[Requirement, ...]]:
+    """The requirements of a YAML file, by section; for these ``trainers`` where it says none."""
     sections: dict[str, list[dict[str, Any]]] = read_document(path).root.plain()
     return {
-        section: tuple(Requirement(**{**each, "axes": (*each.get("axes", ()),)}) for each in every)
+        section: tuple(Requirement(**{"trainers": trainers, **each}) for each in every)
         for section, every in sections.items()
     }
 
 
-STATED = read_requirements(Path(__file__).with_name("requirements.yaml"))
+STATED = read_requirements(Path(__file__).with_name("requirements.yaml"), "builtin")
 
 
 def refusal(requirements: Iterable[Requirement], values: Mapping[str, Any]) -> str | None:
