@@ -50,9 +50,9 @@ def price(cluster: Cluster, c: TimeConstants) -> Price:
     return seconds
 
 
-def left_over(taken: Array, hidden: Array) -> Array:
+def left_over(taken: Array, hidden: Array, least: Array | float = LEAST_SHOWN) -> Array:
     """Exposed seconds of communication of which so many could hide; a part always shows."""
-    return np.maximum(taken - hidden, LEAST_SHOWN * taken)
+    return np.maximum(taken - hidden, least * taken)
 
 
 def overlap(cluster: Cluster, c: TimeConstants) -> Array | float:
@@ -96,6 +96,7 @@ def layer(
     attention_passes = np.where(jobs.options.recompute > 0, 2.0, 1.0)
     beside: dict[Work, Array] = {
         "products": forward.gemm + backward.gemm,
+        "fused": forward.gemm + backward.gemm,
         "attention": attention_passes * forward.attention,
         "attention_backward": backward.attention,
         "layer": passes * forward.device,
@@ -111,7 +112,8 @@ def layer(
         if not (ranks > 1).any():
             continue
         sent = axis.layer_exchanges(jobs, framework)
-        exposed[axis.cause] = exposed[axis.cause] + exposed_s(sent, seconds, share, beside)
+        shown = exposed_s(sent, seconds, share, beside, 1.0 if cluster.is_cpu else c.exposed_fused)
+        exposed[axis.cause] = exposed[axis.cause] + shown
         if axis.host_calls is not None:
             call = c.host_call_s + np.where(across, c.contended_call_s * ranks, 0.0)
             calls_s = calls_s + axis.host_calls(jobs, framework) * call
@@ -172,14 +174,18 @@ def exposed_s(
     seconds: Price,
     share: Array | float,
     beside: Mapping[Work, Array],
+    fused: Array | float = LEAST_SHOWN,
 ) -> Array:
-    """Seconds of a layer's exchanges that do not hide behind so much of its computation."""
+    """Seconds of a layer's exchanges that do not hide behind so much of its computation; ``fused``:
+    least share of those that are in one operator with a product.
+    """
     taken: dict[Work, Array] = {}
     for one in exchanges:
         taken[one.behind] = taken.get(one.behind, 0.0) + one.times * seconds(one)
     shown = taken.pop("", 0.0)
     for work, sent in taken.items():
-        shown = shown + left_over(sent, share * beside[work])
+        least = fused if work == "fused" else LEAST_SHOWN
+        shown = shown + left_over(sent, share * beside[work], least)
     return np.asarray(shown)
 
 

@@ -95,6 +95,7 @@ class Group:
         self.size = len(self.ranks)
         self.rank = handle.rank()
         self.on_gloo = dist.get_backend(handle) == "gloo"
+        self.fused = False  # whether products run in one operator with their exchanges
 
     def all_gather(
         self, whole: Tensor, share: Tensor, purpose: Purpose, async_op: bool = False

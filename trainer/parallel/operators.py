@@ -15,7 +15,14 @@ from torch import Tensor
 
 from trainer.model.kernels import Kernels
 from trainer.parallel.collectives import Group
-from trainer.parallel.products import column_backward, gather_sequence, scatter_sum
+from trainer.parallel.fused import product_scatter
+from trainer.parallel.products import (
+    column_backward,
+    column_outputs,
+    gather_sequence,
+    row_backward,
+    scatter_sum,
+)
 
 _ALONE = ""
 """Name of kernels where no group takes part."""
@@ -35,8 +42,7 @@ def column_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, group: str, ranks: int, sequence: bool
 ) -> Tensor:
     """x W^T with W's rows over the group; x whole, or with ``sequence`` a share of it."""
-    whole = gather_sequence(x, _groups[group])[0] if sequence else x
-    return _kernels[group].outputs(whole, weight, bias)
+    return column_outputs(x, weight, bias, _groups[group], sequence, _kernels[group])
 
 
 column_linear.register_fake(
@@ -90,6 +96,8 @@ column_linear.register_autograd(_column_gradients, setup_context=_column_setup)
 @torch.library.custom_op("meshtune::row_linear", mutates_args=())
 def row_linear(x: Tensor, weight: Tensor, group: str, ranks: int, sequence: bool) -> Tensor:
     """The sum over the group of x W^T, W's columns being over it; with ``sequence`` a share."""
+    if sequence and _groups[group].fused:
+        return product_scatter(x, weight.t(), _groups[group])
     total = _kernels[group].outputs(x, weight)
     if sequence:
         return scatter_sum(total, _groups[group])[0]
@@ -130,15 +138,25 @@ def summed(x: Tensor, group: Group | str) -> Tensor:
     return x
 
 
+@torch.library.custom_op("meshtune::row_backward", mutates_args=())
+def _row_backward(grad: Tensor, x: Tensor, weight: Tensor, group: str) -> tuple[Tensor, Tensor]:
+    return row_backward(grad, x, weight, weight, _groups[group], _kernels[group])
+
+
+_row_backward.register_fake(
+    lambda grad, x, weight, group: (x.new_empty(x.shape), grad.new_empty(weight.shape))
+)
+
+
 def _row_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, group, ranks, sequence = inputs
-    ctx.gathers = (group, ranks) if sequence else ()
+    x, weight, ctx.over, _, ctx.gathers = inputs
     ctx.group, ctx.sequence, ctx.has_bias = _ALONE, False, False
     ctx.save_for_backward(x, weight)
 
 
 def _row_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    grad = gathered(grad, *ctx.gathers) if ctx.gathers else grad
+    if ctx.gathers:
+        return *_row_backward(grad.contiguous(), *ctx.saved_tensors, ctx.over), None, None, None
     return _column_gradients(ctx, grad)[:5]
 
 

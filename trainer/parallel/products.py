@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trainer.model.kernels import Kernels
 from trainer.parallel.collectives import Group
+from trainer.parallel.fused import gather_product
 
 
 def gather_sequence(x: Tensor, group: Group, async_op: bool = False) -> tuple[Tensor, Any]:
@@ -21,6 +22,29 @@ def scatter_sum(x: Tensor, group: Group, async_op: bool = False) -> tuple[Tensor
     """Reduce-scatter over the ranks along the first dimension."""
     share = x.new_empty(x.size(0) // group.size, *x.shape[1:])
     return share, group.reduce_scatter(share, x.contiguous(), "tensor", async_op=async_op)
+
+
+def column_outputs(
+    x: Tensor, weight: Tensor, bias: Tensor | None, group: Any, sequence: bool, kernels: Kernels
+) -> Tensor:
+    """x W^T with W's rows over the group, if any; x whole, or with ``sequence`` a share of it."""
+    if sequence and group.fused:
+        _, outputs = gather_product(x, weight.t(), group)
+        return outputs if bias is None else outputs.add_(bias)
+    return kernels.outputs(gather_sequence(x, group)[0] if sequence else x, weight, bias)
+
+
+def row_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, parameter: Tensor, group: Any, kernels: Kernels
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of x and of W (the parameter), with W's columns over the group, from a share of
+    the output's."""
+    if group.fused:
+        whole, grad_x = gather_product(grad, weight, group, keeps=True)
+    else:
+        whole = gather_sequence(grad, group)[0]
+        grad_x = kernels.input_gradient(whole, weight)
+    return grad_x, kernels.weight_gradient(whole, x, parameter)
 
 
 def column_backward(

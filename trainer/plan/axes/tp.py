@@ -39,13 +39,19 @@ def sums(jobs: Jobs, habits: Habits, counts: Mapping[Pass, tuple[Size, Size]]) -
     num_bytes = jobs.activation_bytes
     behind: Work = "products" if habits.overlaps_tensor else ""
     made: list[Exchange] = []
+    fuses = jobs.options.async_tp & split
     for within, (count, gathers) in counts.items():
-        each: tuple[tuple[Operation, Size], ...] = (
-            ("all_gather", np.where(split, gathers, 0.0)),
-            ("reduce_scatter", np.where(split, count, 0.0)),
-            ("all_reduce", np.where(split, 0.0, count)),
+        # In the backward pass the others have a product beside them that does not need them.
+        fused = (0, PASS_SUMS) if within == "backward" else (count, gathers)
+        scattered, gathered = (np.where(fuses, n, 0.0) for n in fused)
+        each: tuple[tuple[Operation, Size, Work], ...] = (
+            ("all_gather", np.where(split, gathers, 0.0) - gathered, behind),
+            ("reduce_scatter", np.where(split, count, 0.0) - scattered, behind),
+            ("all_gather", gathered, "fused"),
+            ("reduce_scatter", scattered, "fused"),
+            ("all_reduce", np.where(split, 0.0, count), behind),
         )
-        made += [Exchange("tensor", how, group, num_bytes, n, within, behind) for how, n in each]
+        made += [Exchange("tensor", how, group, num_bytes, n, within, by) for how, n, by in each]
     return tuple(made)
 
 
@@ -65,8 +71,11 @@ def layer_exchanges(jobs: Jobs, habits: Habits) -> Exchanges:
 
 
 def host_calls(jobs: Jobs, habits: Habits) -> Array:
-    """Collectives of a layer's forward pass; none if one CUDA graph holds the whole step."""
-    each = np.where(splits_sequence(jobs, habits), 2.0, 1.0)
+    """Collectives of a layer's forward pass; none if one CUDA graph holds the whole step. One that
+    is in an operator with a product takes a copy and a product for each rank.
+    """
+    split = splits_sequence(jobs, habits)
+    each = np.where(split, 2.0, 1.0) * np.where(jobs.options.async_tp & split, jobs.layout.tp, 1.0)
     by_host = (jobs.layout.tp > 1) & (jobs.options.graphs != STEP_GRAPHS)
     return np.where(by_host, PASS_SUMS * each, 0.0)
 
