@@ -28,7 +28,6 @@ from trainer.optimizer import Optimizer, StepReport, Weights
 from trainer.parallel.collectives import Traffic
 from trainer.parallel.context import split_sequences
 from trainer.parallel.experts import Balance, deal_out_experts
-from trainer.parallel.fused import fuse
 from trainer.parallel.grid import parallelize as grid
 from trainer.parallel.grid.depth import Depth
 from trainer.parallel.loss import chunk_loss, cross_entropy
@@ -113,9 +112,8 @@ class Trainer:
         self.traffic = Traffic(device.clock if config.time_communication else None)
         self.mesh = build_mesh(config, device.type, device.local_world_size, self.traffic)
         if config.async_tp:
-            rows = config.mbs * config.model.seq_length // (config.cp * config.tp)
-            share_bytes = rows * config.model.hidden_size * config.format.bits // 8
-            fuse(self.mesh.tp.group, share_bytes, device.type == "cuda")
+            tokens = config.mbs * config.model.seq_length // (config.tp * config.cp)
+            self.mesh.tp.group.fuse(tokens * config.model.hidden_size * config.format.bits // 8)
         self.scaler = LossScaler(config.precision)
         self.depth = Depth(config, self.mesh)
         kernels = TunedKernels() if config.tune_kernels else Kernels()

@@ -144,7 +144,7 @@ def space(check: Check, device: str, facts: Result) -> dict[str, Any]:
     own: dict[str, Any] = spaces[name]
     own["trainer"]["builtin"]["device"] = device
     if layouts:
-        own["parameters"]["global_batch_size"] = 4 * check.gpus
+        own["parameters"] |= {**check.settings, "global_batch_size": 4 * check.gpus}
     model = SIZES["1B"] if on_gpu and not layouts else TINY
     return {
         "version": 1,
@@ -172,7 +172,7 @@ def _cluster(device: str, facts: Result, gpus: int) -> dict[str, Any]:
 
 
 def _search(check: Check, device: str, facts: Result, out: Path) -> Result:
-    folder = out.with_suffix("") / check.kind
+    folder = out.with_suffix("") / check.name
     folder.mkdir(parents=True, exist_ok=True)
     path, run = folder / "space.yaml", folder / "run"
     shutil.rmtree(run, ignore_errors=True)  # an earlier search's mistakes are mended

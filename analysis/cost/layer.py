@@ -50,7 +50,7 @@ def price(cluster: Cluster, c: TimeConstants) -> Price:
     return seconds
 
 
-def left_over(taken: Array, hidden: Array, least: Array | float = LEAST_SHOWN) -> Array:
+def left_over(taken: Array | float, hidden: Array, least: Array | float = LEAST_SHOWN) -> Array:
     """Exposed seconds of communication of which so many could hide; a part always shows."""
     return np.maximum(taken - hidden, least * taken)
 
@@ -96,7 +96,6 @@ def layer(
     attention_passes = np.where(jobs.options.recompute > 0, 2.0, 1.0)
     beside: dict[Work, Array] = {
         "products": forward.gemm + backward.gemm,
-        "fused": forward.gemm + backward.gemm,
         "attention": attention_passes * forward.attention,
         "attention_backward": backward.attention,
         "layer": passes * forward.device,
@@ -174,18 +173,18 @@ def exposed_s(
     seconds: Price,
     share: Array | float,
     beside: Mapping[Work, Array],
-    fused: Array | float = LEAST_SHOWN,
+    least: Array | float,
 ) -> Array:
-    """Seconds of a layer's exchanges that do not hide behind so much of its computation; ``fused``:
-    least share of those that are in one operator with a product.
-    """
+    """Seconds of a layer's exchanges that do not hide behind so much of its computation, of those
+    fused with a product at least a share."""
     taken: dict[Work, Array] = {}
+    fused: Array | float = 0.0
     for one in exchanges:
-        taken[one.behind] = taken.get(one.behind, 0.0) + one.times * seconds(one)
-    shown = taken.pop("", 0.0)
+        fused = fused + one.fused * seconds(one)
+        taken[one.behind] = taken.get(one.behind, 0.0) + (one.times - one.fused) * seconds(one)
+    shown = taken.pop("", 0.0) + left_over(fused, share * beside["products"], least)
     for work, sent in taken.items():
-        least = fused if work == "fused" else LEAST_SHOWN
-        shown = shown + left_over(sent, share * beside[work], least)
+        shown = shown + left_over(sent, share * beside[work])
     return np.asarray(shown)
 
 

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import trainer.model.initialize
 import trainer.model.tuning
-import trainer.parallel.fused
+import trainer.parallel.collectives
 import trainer.parallel.tensor
 import trainer.quantization.blocks
 import trainer.train
@@ -77,7 +77,7 @@ def prepare() -> None:
     own_mesh: Any = SimpleNamespace(from_group=device.on_the_host(DeviceMesh.from_group))
     for module in (trainer.zero.fsdp, trainer.parallel.tensor):
         module.DeviceMesh = own_mesh  # type: ignore[attr-defined]
-    symmetric: Any = trainer.parallel.fused.symmetric
+    symmetric: Any = trainer.parallel.collectives.symmetric
     symmetric.get_symm_mem_workspace = lambda *_: None
     trainer.model.initialize.DRAW_ELEMENTS = 1 << 60  # one draw a matrix: nothing is drawn
     tuning: Any = trainer.model.tuning

@@ -135,7 +135,7 @@ def test_products_fused_with_their_exchanges_change_rounding_at_most_and_no_byte
     tolerance = 0.0 if case["config"]["tp"] == 2 else 1e-6
     for name in ("losses", "grad_norms"):
         assert found[name] == pytest.approx(plain[name], rel=tolerance, abs=0.0)
-    assert found["ranks_agree"] and found["graphs"] == plain["graphs"]
+    assert found["ranks_agree"] and (found["graphs"] == 1 or "compile" not in case["config"])
     config = TrainConfig.parse({**case["config"], "measured_steps": FEW_STEPS})
     assert found["communication"] == expected_traffic(config, case["ranks"], 0)
     assert found["communication"] == plain["communication"]

@@ -11,8 +11,15 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import _symmetric_memory as symmetric
 
+from trainer.plan.limits import ConfigError
 from trainer.plan.placement import Level
+
+_operators = torch.ops.symm_mem
+for _name in ("fused_all_gather_matmul", "fused_matmul_reduce_scatter"):  # else on GPUs only
+    _apart = getattr(symmetric, f"_{_name}_fallback")  # one after the other
+    torch.library.impl(f"symm_mem::{_name}", "cpu", _apart)
 
 Purpose = Literal[
     "weights",  # whole weights of a layer, from the primary shards
@@ -154,6 +161,40 @@ class Group:
         exchange = partial(dist.all_to_all_single, received, sent, receive, send, self.handle)
         self._do("experts", num_bytes, False, exchange)
         return received
+
+    def fuse(self, share_bytes: int) -> None:
+        """Run products in one operator with exchanges of up to so many bytes a rank; all call it.
+
+        Raises ConfigError if a rank cannot map the memory of the others.
+        """
+        try:
+            if self.level is Level.INTER_NODE:
+                raise RuntimeError("they are on several nodes")
+            if not self.on_gloo:  # else a pass would make it; a part is computed, another is read
+                symmetric.get_symm_mem_workspace(self.handle.group_name, 2 * share_bytes)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"async_tp: tp ranks cannot map each other's memory ({error}); show each rank all "
+                "GPUs of its node (site profile: gpus: per_node), or set async_tp: false"
+            ) from error
+        self.fused = True
+
+    def gather_product(self, share: Tensor, matrix: Tensor, keeps: bool) -> tuple[Any, Tensor]:
+        """The gathered shares, if it ``keeps`` them, and their product with (inputs, outputs).
+
+        Parts are multiplied while others arrive. Counted, but not timed, which would part them.
+        """
+        self.traffic.add("tensor", self.level, (self.size - 1) * share.nbytes)
+        told = share.contiguous(), [matrix], 0, self.handle.group_name
+        whole, (product,) = _operators.fused_all_gather_matmul(*told, return_A=keeps)
+        return whole, product
+
+    def product_scatter(self, x: Tensor, matrix: Tensor) -> Tensor:
+        """A share of the sum of all ranks' products; the counterpart of ``gather_product``."""
+        told = x, matrix, "sum", 0, self.handle.group_name
+        share: Tensor = _operators.fused_matmul_reduce_scatter(*told)
+        self.traffic.add("tensor", self.level, (self.size - 1) * share.nbytes)
+        return share
 
     def rotate(self, received: Tensor, sent: Tensor, purpose: Purpose) -> Callable[[], None]:
         """Start sending to the next rank and receiving from the previous; the result waits."""

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from trainer.model.kernels import Kernels
 from trainer.parallel.collectives import Group
-from trainer.parallel.fused import gather_product
 
 
 def gather_sequence(x: Tensor, group: Group, async_op: bool = False) -> tuple[Tensor, Any]:
@@ -29,18 +28,17 @@ def column_outputs(
 ) -> Tensor:
     """x W^T with W's rows over the group, if any; x whole, or with ``sequence`` a share of it."""
     if sequence and group.fused:
-        _, outputs = gather_product(x, weight.t(), group)
+        outputs = group.gather_product(x, weight.t(), keeps=False)[1]
         return outputs if bias is None else outputs.add_(bias)
     return kernels.outputs(gather_sequence(x, group)[0] if sequence else x, weight, bias)
 
 
 def row_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, parameter: Tensor, group: Any, kernels: Kernels
+    grad: Tensor, x: Tensor, weight: Tensor, parameter: Tensor, group: Group, kernels: Kernels
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of x and of W (the parameter), with W's columns over the group, from a share of
-    the output's."""
+    """Gradients of x and of W, whose columns are over the group, from a share of the output's."""
     if group.fused:
-        whole, grad_x = gather_product(grad, weight, group, keeps=True)
+        whole, grad_x = group.gather_product(grad, weight, keeps=True)
     else:
         whole = gather_sequence(grad, group)[0]
         grad_x = kernels.input_gradient(whole, weight)

@@ -20,7 +20,6 @@ from trainer.model.linear import Linear
 from trainer.model.slices import Cut, Split
 from trainer.model.transformer import Embedding, Head, Positions, Stage
 from trainer.parallel.collectives import Group
-from trainer.parallel.fused import product_scatter
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.operators import column_linear, named, row_linear
 from trainer.parallel.products import Shared, Sum, column_backward, column_outputs, row_backward
@@ -55,11 +54,9 @@ class _ColumnLinear(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, None, None, None
 
 
-class _RowGradients(torch.autograd.Function):
-    """Zeros for a share of x W^T, with W's columns over the ranks, and its gradients.
-
-    Apart from the product: recomputation ends with what is kept here, before it.
-    """
+class _FusedRow(torch.autograd.Function):
+    """The gradients of x W^T, with W's columns over the ranks; a share of it is computed outside,
+    behind what recomputation ends with."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, group: Group, kernels: Kernels) -> Tensor:
@@ -142,8 +139,8 @@ class RowParallel(Style):
         if self.name is not None:
             total = row_linear(x, module.weight, self.name, group.size, self.sequence)
         elif group.fused:
-            zeros = _RowGradients.apply(x, module.weight, group, self.kernels)
-            total = product_scatter(x.detach(), module.weight.detach().t(), group).add_(zeros)
+            zeros = _FusedRow.apply(x, module.weight, group, self.kernels)
+            total = group.product_scatter(x.detach(), module.weight.detach().t()).add_(zeros)
         else:
             if self.kernels.own_gradients:
                 partial = _ColumnLinear.apply(x, module.weight, None, None, False, self.kernels)

@@ -187,7 +187,6 @@ class TrainConfig(Settings, Choices):
             "world_size": world_size,
             "dp": self.data_parallel(world_size),
             "num_nodes": -(-world_size // ranks_per_node),  # the last one may be part-filled
-            "gpus_per_node": ranks_per_node,
         }
 
     def check(self, world_size: int, local_world_size: int | None = None) -> None:

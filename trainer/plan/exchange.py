@@ -14,11 +14,9 @@ from trainer.plan.axes.mesh import RankGroup, Size
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
 Pass = Literal["forward", "backward", "repeated"]
 """Pass of a layer on one micro-batch; repeated: the recomputed forward pass."""
-Work = Literal[
-    "", "products", "fused", "attention", "attention_backward", "layer", "layer_backward"
-]
-"""Computation that can hide an exchange: none; a layer's matrix products in both passes, or those in
-one operator with exchanges; attention or a whole layer in one pass, recomputed or not."""
+Work = Literal["", "products", "attention", "attention_backward", "layer", "layer_backward"]
+"""Computation that can hide an exchange: none; a layer's matrix products in both passes; attention
+or a whole layer in one pass, recomputed or not."""
 
 
 class Habits(Protocol):
@@ -56,3 +54,4 @@ class Exchange:
     times: Size = 1  # per layer and micro-batch, or per step
     within: Pass = "forward"  # pass of the layer
     behind: Work = ""  # computation that can hide it
+    fused: Size = 0  # of these times, in one operator with a product

@@ -46,7 +46,6 @@ Preset = Literal["zero0", "zero1", "zero2", "zero3", "hpz", "mics", "zero++", "z
 _STAGES = Counts("pp > 1", "stage_layers_need_pp", "without a pipeline: pp is {pp}")
 _EQUAL_STAGES = Refused("its pipeline shares layers out equally here", "stages")
 _GRID = Refused("the grid is meshtune's own", "tp")
-_NO_TP = Refused("it has no tensor parallelism here", "tp")
 _CHECKPOINTS = Refused("it has no checkpoints here")
 
 
@@ -165,21 +164,20 @@ class Choices(Described):
     """when split gradients (ZeRO 2 and 3) are reduced: behind each micro-batch, or once, from a
     whole sum in memory"""
     sequence_parallel: Annotated[
-        bool, Counts("tp > 1", "sequence_parallel_needs_tp", builtin_only=False), _NO_TP, Column()
+        bool,
+        Counts("tp > 1", "sequence_parallel_needs_tp", builtin_only=False),
+        Refused("it has no tensor parallelism here", "tp"),
+        Column(),
     ] = False
     async_tp: Annotated[
         bool,
         OtherNames("async_tensor_parallel enable_async_tensor_parallel"),
-        Counts(
-            "tp > 1 and sequence_parallel and not tune_kernels",
-            "async_tp_needs_plain_sequences",
-            "without sequence_parallel, or with tune_kernels",
-        ),
-        _NO_TP,
+        Counts("tp > 1 and sequence_parallel", "async_tp_by_sequence", "without sequence_parallel"),
+        Refused("it has no tensor parallelism here", "tp"),
         Column(),
     ] = False
-    """products of tensor parallelism run in one operator with the exchange at their side; on a CPU
-    one after the other"""
+    """run each product in one operator with the exchange before or after it, where no other product
+    hides that; on a CPU one after the other"""
     overlap_all_reduce: bool = True
     """grid: sum an input's gradient behind the weight's product"""
     overlap_reduce_scatter: bool = True

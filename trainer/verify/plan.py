@@ -39,5 +39,4 @@ def planned(gpus: int) -> Iterator[Check]:
         elif entry["kind"] != "layouts":
             yield Check(**entry)
         elif gpus > 1:
-            told = {"name": f"layouts on {gpus} GPUs", "settings": {"gpus": gpus}, "gpus": gpus}
-            yield Check(**{**entry, **told})
+            yield Check(**{**entry, "name": f"{entry['name']} on {gpus} GPUs", "gpus": gpus})
