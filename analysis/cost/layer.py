@@ -175,8 +175,7 @@ def exposed_s(
     beside: Mapping[Work, Array],
     least: Array | float,
 ) -> Array:
-    """Seconds of a layer's exchanges that do not hide behind so much of its computation, of those
-    fused with a product at least a share."""
+    """Seconds of a layer's exchanges that do not hide; of fused ones a share shows at ``least``."""
     taken: dict[Work, Array] = {}
     fused: Array | float = 0.0
     for one in exchanges:

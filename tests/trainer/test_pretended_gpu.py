@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ comp
 
 QUICK = {
     *cases.LAYERS, "zero 1", "zero++", "grid", "pp, zero bubble", "tuned", "documents, AMD",
-    "masked", "offloaded",
+    "masked", "offloaded", "tp, asynchronous, zero bubble",
 }  # fmt: skip
 ON_THE_HOST = {
     "data", "engine", "optimizer", "lr_scheduler", "seed", "device", "device_memory_bytes",

@@ -16,10 +16,8 @@ from torch.distributed import _symmetric_memory as symmetric
 from trainer.plan.limits import ConfigError
 from trainer.plan.placement import Level
 
-_operators = torch.ops.symm_mem
-for _name in ("fused_all_gather_matmul", "fused_matmul_reduce_scatter"):  # else on GPUs only
-    _apart = getattr(symmetric, f"_{_name}_fallback")  # one after the other
-    torch.library.impl(f"symm_mem::{_name}", "cpu", _apart)
+for _name in ("fused_all_gather_matmul", "fused_matmul_reduce_scatter"):  # on a CPU not fused
+    torch.library.impl(f"symm_mem::{_name}", "cpu", getattr(symmetric, f"_{_name}_fallback"))
 
 Purpose = Literal[
     "weights",  # whole weights of a layer, from the primary shards
@@ -186,13 +184,13 @@ class Group:
         """
         self.traffic.add("tensor", self.level, (self.size - 1) * share.nbytes)
         told = share.contiguous(), [matrix], 0, self.handle.group_name
-        whole, (product,) = _operators.fused_all_gather_matmul(*told, return_A=keeps)
+        whole, (product,) = torch.ops.symm_mem.fused_all_gather_matmul(*told, return_A=keeps)
         return whole, product
 
     def product_scatter(self, x: Tensor, matrix: Tensor) -> Tensor:
         """A share of the sum of all ranks' products; the counterpart of ``gather_product``."""
         told = x, matrix, "sum", 0, self.handle.group_name
-        share: Tensor = _operators.fused_matmul_reduce_scatter(*told)
+        share: Tensor = torch.ops.symm_mem.fused_matmul_reduce_scatter(*told)
         self.traffic.add("tensor", self.level, (self.size - 1) * share.nbytes)
         return share
 

@@ -55,14 +55,17 @@ class _ColumnLinear(torch.autograd.Function):
 
 
 class _FusedRow(torch.autograd.Function):
-    """The gradients of x W^T, with W's columns over the ranks; a share of it is computed outside,
-    behind what recomputation ends with."""
+    """Zeros with the gradients of a share of x W^T, with W's columns over the ranks.
+
+    The share is computed apart: recomputation ends with what is kept here, before it.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, group: Group, kernels: Kernels) -> Tensor:
         ctx.rest = weight, group, kernels
         ctx.save_for_backward(x, weight)
-        return x.new_zeros(()).expand(x.size(0) // group.size, x.size(1), weight.size(0))
+        zeros = torch.zeros((), dtype=x.dtype, device=x.device)
+        return zeros.expand(x.size(0) // group.size, x.size(1), weight.size(0))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -1,0 +1,70 @@
+"""Products in one operator with their exchanges: where a group cannot, and its workspace."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from trainer.parallel import collectives
+from trainer.parallel.collectives import Group, Traffic
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
+from trainer.plan.placement import Level
+
+MODEL = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "vocab_size": 32, "seq_length": 8}
+WORKSPACE = "get_symm_mem_workspace"
+
+
+def group(level: Level = Level.NODE, backend: str = "nccl") -> Group:
+    handle: Any = SimpleNamespace(rank=lambda: 0, group_name="tp")
+    with mock.patch("torch.distributed.get_backend", return_value=backend):
+        return Group(handle, [0, 1], level, Traffic())
+
+
+def test_the_workspace_is_made_before_any_pass_with_two_parts() -> None:
+    """One of a scattered product is computed while a peer reads the other."""
+    found = group()
+    with mock.patch.object(collectives.symmetric, WORKSPACE) as made:
+        found.fuse(1 << 20)
+    made.assert_called_once_with("tp", 2 << 20)
+    assert found.fused
+
+
+def test_on_a_cpu_there_is_none() -> None:
+    found = group(backend="gloo")
+    with mock.patch.object(collectives.symmetric, WORKSPACE) as made:
+        found.fuse(1 << 20)
+    made.assert_not_called()
+    assert found.fused
+
+
+def test_devices_that_do_not_map_each_others_memory_are_refused_with_a_remedy() -> None:
+    """As where Slurm shows each rank one GPU, so that all call theirs the first."""
+    found, said = group(), RuntimeError("detected allocations from overlapping devices")
+    with (
+        mock.patch.object(collectives.symmetric, WORKSPACE, side_effect=said),
+        pytest.raises(ConfigError, match=r"overlapping devices\); show each rank all GPUs"),
+    ):
+        found.fuse(1)
+    assert not found.fused
+
+
+def test_ranks_of_several_nodes_are_refused() -> None:
+    found = group(Level.INTER_NODE)
+    with pytest.raises(ConfigError, match=r"on several nodes.*set async_tp: false"):
+        found.fuse(1)
+    assert not found.fused
+
+
+@pytest.mark.parametrize("more", [{}, {"sequence_parallel": False}, {"tp": 1}])
+def test_without_sequences_over_the_ranks_it_is_refused(more: dict[str, Any]) -> None:
+    config = TrainConfig.parse({"model": MODEL, "data": "", "tp": 2, "async_tp": True, **more})
+    with pytest.raises(
+        ConfigError, match="async_tp without sequence_parallel; set async_tp: false"
+    ):
+        config.check(2)
+    if not more:
+        config.model_copy(update={"sequence_parallel": True}).check(2)
