@@ -173,7 +173,7 @@ class Choices(Described):
         bool,
         OtherNames("async_tensor_parallel enable_async_tensor_parallel"),
         Counts("tp > 1 and sequence_parallel", "async_tp_by_sequence", "without sequence_parallel"),
-        Refused("it has no tensor parallelism here", "tp"),
+        Refused("its layers are not split"),
         Column(),
     ] = False
     """run each product in one operator with the exchange before or after it, where no other product
