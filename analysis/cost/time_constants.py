@@ -47,10 +47,8 @@ class TimeConstants(ComputeConstants, LinkConstants, OverlapConstants):
 def without_effect(jobs: Jobs) -> Mask:
     """Time constants, in their order, that have no effect on these jobs."""
     unused = set() if jobs.model.mixture is not None else {*_OF_EXPERTS}
-    if not jobs.options.fp8.any():
-        unused.add("fp8_share")
-    if not jobs.options.async_tp.any():
-        unused.add("exposed_fused")
+    by_option = {"fp8_share": jobs.options.fp8, "exposed_fused": jobs.options.async_tp}
+    unused |= {name for name, rows in by_option.items() if not rows.any()}
     return np.array([f.name in unused for f in fields(TimeConstants)])
 
 

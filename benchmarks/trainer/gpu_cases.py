@@ -92,7 +92,7 @@ def row(found: dict[str, Any]) -> list[object]:
     """A layer's row of the table."""
     layer = found["layer"]
     kernels = layer["kernels"]
-    products = sum(n for name, n in kernels.items() if name in ("mm", "addmm") or "matmul" in name)
+    products = sum(n for name, n in kernels.items() if name in ("mm", "addmm"))
     copies = sum(n for name, n in kernels.items() if "copy" in name or name in ("cat", "clone"))
     total = sum(kernels.values())
     return [LAYERS[found["name"]], total, products, copies, layer["bytes"] >> 20]
