@@ -29,6 +29,9 @@ _BACKWARD = 2 / 3  # of the device's time in both passes
 # Of a layer's elementwise traffic: norms, rotation and activation, without residuals and what
 # products read and write.
 ELEMENTWISE_AGAIN = 0.6
+# Products in one operator with an exchange, in forward passes: backward the input gradients of the
+# row-parallel ones, about half.
+_FUSED_PRODUCTS: dict[Pass, float] = {"forward": 1.0, "repeated": 1.0, "backward": 0.5}
 HOST_GB_PER_S = 31.5  # between a GPU and its host, where a cluster does not say: PCIe Gen4 x16
 HOST_SHARE = 0.8  # of that in copies of pinned memory: nvbandwidth's 12.36 of Gen3's 15.75
 
@@ -50,7 +53,7 @@ def price(cluster: Cluster, c: TimeConstants) -> Price:
     return seconds
 
 
-def left_over(taken: Array | float, hidden: Array, least: Array | float = LEAST_SHOWN) -> Array:
+def left_over(taken: Array, hidden: Array, least: Array | float = LEAST_SHOWN) -> Array:
     """Exposed seconds of communication of which so many could hide; a part always shows."""
     return np.maximum(taken - hidden, least * taken)
 
@@ -111,7 +114,9 @@ def layer(
         if not (ranks > 1).any():
             continue
         sent = axis.layer_exchanges(jobs, framework)
-        shown = exposed_s(sent, seconds, share, beside, 1.0 if cluster.is_cpu else c.exposed_fused)
+        least = 1.0 if cluster.is_cpu else c.exposed_fused
+        shown = fused_s(sent, seconds, share * forward.gemm, least)
+        shown = shown + exposed_s(sent, seconds, share, beside)
         exposed[axis.cause] = exposed[axis.cause] + shown
         if axis.host_calls is not None:
             call = c.host_call_s + np.where(across, c.contended_call_s * ranks, 0.0)
@@ -173,18 +178,31 @@ def exposed_s(
     seconds: Price,
     share: Array | float,
     beside: Mapping[Work, Array],
-    least: Array | float,
 ) -> Array:
-    """Seconds of a layer's exchanges that do not hide; of fused ones a share shows at ``least``."""
+    """Seconds of a layer's exchanges, but for fused ones, that do not hide behind so much of its
+    computation.
+    """
     taken: dict[Work, Array] = {}
-    fused: Array | float = 0.0
     for one in exchanges:
-        fused = fused + one.fused * seconds(one)
         taken[one.behind] = taken.get(one.behind, 0.0) + (one.times - one.fused) * seconds(one)
-    shown = taken.pop("", 0.0) + left_over(fused, share * beside["products"], least)
+    shown = taken.pop("", 0.0)
     for work, sent in taken.items():
         shown = shown + left_over(sent, share * beside[work])
     return np.asarray(shown)
+
+
+def fused_s(
+    exchanges: Iterable[Exchange], seconds: Price, hidden: Array, least: Array | float
+) -> Array:
+    """Seconds of fused exchanges that show, at ``least`` a share of them.
+
+    Those of a pass hide behind its own products; those of a forward pass hide so much.
+    """
+    taken: dict[Pass, Array] = {}
+    for one in exchanges:
+        taken[one.within] = taken.get(one.within, 0.0) + one.fused * seconds(one)
+    shown = [left_over(sent, _FUSED_PRODUCTS[of] * hidden, least) for of, sent in taken.items()]
+    return np.asarray(sum(shown))
 
 
 def _sum(exchanges: Iterable[Exchange], seconds: Price, within: Pass) -> Array:

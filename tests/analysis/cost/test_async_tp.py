@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analysis.cost.compute import Compute
+from analysis.cost.layer import fused_s, layer, overlap
 from analysis.cost.model import CostModel, Prediction
+from analysis.cost.time_constants import TimeConstants
 from search_spaces.cluster import Cluster
 from search_spaces.known import framework_named
 from support.gpt_jobs import gpt
 from trainer.plan.axes import tp
+from trainer.plan.exchange import Pass
 from trainer.plan.jobs import FULL, NONE, Jobs
 
 MESHTUNE = framework_named("meshtune")
@@ -60,6 +64,33 @@ def test_no_more_hides_than_products_take() -> None:
     hidden = predicted(jobs, overlap=1e-9).time.tensor
     assert hidden[1] == pytest.approx(hidden[0])
     assert plain > fused > plain * (1 - 0.5 * 6 / 10)
+
+
+@pytest.mark.parametrize(("within", "products"), [("forward", 1), ("repeated", 1), ("backward", 2)])
+def test_a_passs_exchanges_hide_behind_products_of_their_own(within: Pass, products: int) -> None:
+    """One pass' short exchanges lend nothing to another's: backward those of two products in four,
+    input gradients of the row-parallel ones."""
+    (one, *_) = tp.layer_exchanges(split(async_tp=True), MESHTUNE)
+    few = replace(one, within=within, times=2.0, fused=2.0)
+    other: Pass = "backward" if within == "forward" else "forward"
+    none = replace(one, within=other, times=2.0, fused=0.0)
+    taken, hidden = np.array([3.0]), np.array([1.0])
+    shown = fused_s([few, none], lambda _: taken, hidden, 0.1)
+    assert shown == pytest.approx(2 * 3.0 - 1.0 / products)
+    long = fused_s([few, none], lambda _: taken, 100 * hidden, 0.1)
+    assert long == pytest.approx(0.1 * 2 * 3.0)
+
+
+@pytest.mark.parametrize(("recompute", "passes"), [(NONE, 1 + 1 / 2), (FULL, 1 + 1 / 2 + 1)])
+def test_each_pass_hides_what_its_own_products_take(recompute: int, passes: float) -> None:
+    """Forward and repeated a forward pass' products, backward half of them: on links so slow that
+    nothing else bounds it."""
+    cluster, constants = Cluster.shipped()["dgx_h100"], TimeConstants(exposed_fused=1e-9)
+    compute = Compute(cluster, MESHTUNE, constants)
+    jobs = split(hidden_size=64, num_heads=8, recompute=recompute)
+    plain, fused = layer(jobs, cluster, MESHTUNE, compute, constants).tensor
+    products = overlap(cluster, constants) * compute.forward(jobs).gemm[1]
+    assert plain - fused == pytest.approx(passes * products)
 
 
 @pytest.mark.parametrize(
