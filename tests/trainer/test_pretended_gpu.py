@@ -56,7 +56,7 @@ Offload._wait = lambda offload, layer: None
 offloaded = steps.run("offloaded")["error"]
 steps.timeline.crossing.clear()
 whole = Group.fuse
-Group.fuse = lambda group, num_bytes: whole(group, num_bytes // 2)
+Group.fuse = lambda group, rows, row_bytes: whole(group, rows, row_bytes // 2)
 fused = steps.run("tp 8, asynchronous")["error"]
 print(json.dumps({"waits": waits, "race": race, "offloaded": offloaded, "fused": fused}))
 """

@@ -19,6 +19,13 @@ from trainer.plan.placement import Level
 for _name in ("fused_all_gather_matmul", "fused_matmul_reduce_scatter"):  # on a CPU not fused
     torch.library.impl(f"symm_mem::{_name}", "cpu", getattr(symmetric, f"_{_name}_fallback"))
 
+_MULTICAST_ROWS = 2048
+"""Most rows that torch gathers by multicast, whole, into the workspace."""
+_APART = (
+    "async_tp: tp ranks cannot map each other's memory ({}); show each rank all GPUs of its node "
+    "(site profile: gpus: per_node), or set async_tp: false"
+)
+
 Purpose = Literal[
     "weights",  # whole weights of a layer, from the primary shards
     "secondary",  # the same from the secondary copy
@@ -160,21 +167,20 @@ class Group:
         self._do("experts", num_bytes, False, exchange)
         return received
 
-    def fuse(self, share_bytes: int) -> None:
-        """Run products in one operator with exchanges of up to so many bytes a rank; all call it.
+    def fuse(self, rows: int, row_bytes: int) -> None:
+        """Run products in one operator with exchanges of up to so many rows a rank; all call it.
 
         Raises ConfigError if a rank cannot map the memory of the others.
         """
+        if self.level is Level.INTER_NODE:
+            raise ConfigError(_APART.format("they are on several nodes"))
+        # Else a pass would make it. A part is computed, another is read; few rows come as a whole.
+        num_rows = max(2 * rows, min(self.size * rows, _MULTICAST_ROWS))
         try:
-            if self.level is Level.INTER_NODE:
-                raise RuntimeError("they are on several nodes")
-            if not self.on_gloo:  # else a pass would make it; a part is computed, another is read
-                symmetric.get_symm_mem_workspace(self.handle.group_name, 2 * share_bytes)
+            if not self.on_gloo:
+                symmetric.get_symm_mem_workspace(self.handle.group_name, num_rows * row_bytes)
         except RuntimeError as error:
-            raise ConfigError(
-                f"async_tp: tp ranks cannot map each other's memory ({error}); show each rank all "
-                "GPUs of its node (site profile: gpus: per_node), or set async_tp: false"
-            ) from error
+            raise ConfigError(_APART.format(error)) from error
         self.fused = True
 
     def gather_product(self, share: Tensor, matrix: Tensor, keeps: bool) -> tuple[Any, Tensor]:

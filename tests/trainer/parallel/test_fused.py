@@ -18,25 +18,36 @@ MODEL = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "vocab_size": 32, "
 WORKSPACE = "get_symm_mem_workspace"
 
 
-def group(level: Level = Level.NODE, backend: str = "nccl") -> Group:
+def group(level: Level = Level.NODE, backend: str = "nccl", size: int = 2) -> Group:
     handle: Any = SimpleNamespace(rank=lambda: 0, group_name="tp")
     with mock.patch("torch.distributed.get_backend", return_value=backend):
-        return Group(handle, [0, 1], level, Traffic())
+        return Group(handle, range(size), level, Traffic())
 
 
-def test_the_workspace_is_made_before_any_pass_with_two_parts() -> None:
-    """One of a scattered product is computed while a peer reads the other."""
-    found = group()
+@pytest.mark.parametrize(
+    ("size", "rows", "workspace_rows"),
+    [
+        (2, 1 << 20, 2 << 20),  # one part of a scattered product is computed, a peer reads another
+        (8, 1 << 20, 2 << 20),
+        (8, 256, 2048),  # torch may gather so few at once, by multicast
+        (8, 100, 800),
+        (8, 512, 2048),  # of a part of these rows, if a layer gathers a part
+    ],
+)
+def test_the_workspace_is_made_before_any_pass_and_none_needs_more(
+    size: int, rows: int, workspace_rows: int
+) -> None:
+    found = group(size=size)
     with mock.patch.object(collectives.symmetric, WORKSPACE) as made:
-        found.fuse(1 << 20)
-    made.assert_called_once_with("tp", 2 << 20)
+        found.fuse(rows, 6)
+    made.assert_called_once_with("tp", 6 * workspace_rows)
     assert found.fused
 
 
 def test_on_a_cpu_there_is_none() -> None:
     found = group(backend="gloo")
     with mock.patch.object(collectives.symmetric, WORKSPACE) as made:
-        found.fuse(1 << 20)
+        found.fuse(1 << 20, 6)
     made.assert_not_called()
     assert found.fused
 
@@ -48,14 +59,14 @@ def test_devices_that_do_not_map_each_others_memory_are_refused_with_a_remedy() 
         mock.patch.object(collectives.symmetric, WORKSPACE, side_effect=said),
         pytest.raises(ConfigError, match=r"overlapping devices\); show each rank all GPUs"),
     ):
-        found.fuse(1)
+        found.fuse(1, 2)
     assert not found.fused
 
 
 def test_ranks_of_several_nodes_are_refused() -> None:
     found = group(Level.INTER_NODE)
     with pytest.raises(ConfigError, match=r"on several nodes.*set async_tp: false"):
-        found.fuse(1)
+        found.fuse(1, 2)
     assert not found.fused
 
 
