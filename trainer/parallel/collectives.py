@@ -179,6 +179,8 @@ class Group:
         try:
             if not self.on_gloo:
                 symmetric.get_symm_mem_workspace(self.handle.group_name, num_rows * row_bytes)
+        except dist.DistError:  # a peer is lost: nothing is wrong with the configuration
+            raise
         except RuntimeError as error:
             raise ConfigError(_APART.format(error)) from error
         self.fused = True

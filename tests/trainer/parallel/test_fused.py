@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch.distributed as dist
 
 from trainer.parallel import collectives
 from trainer.parallel.collectives import Group, Traffic
@@ -58,6 +59,21 @@ def test_devices_that_do_not_map_each_others_memory_are_refused_with_a_remedy() 
     with (
         mock.patch.object(collectives.symmetric, WORKSPACE, side_effect=said),
         pytest.raises(ConfigError, match=r"overlapping devices\); show each rank all GPUs"),
+    ):
+        found.fuse(1, 2)
+    assert not found.fused
+
+
+@pytest.mark.parametrize(
+    "lost", [dist.DistNetworkError, dist.DistStoreError, dist.DistBackendError]
+)
+def test_a_peer_that_is_lost_meanwhile_says_nothing_of_the_configuration(
+    lost: type[Exception],
+) -> None:
+    found = group()
+    with (
+        mock.patch.object(collectives.symmetric, WORKSPACE, side_effect=lost("connection reset")),
+        pytest.raises(lost, match="connection reset"),
     ):
         found.fuse(1, 2)
     assert not found.fused
