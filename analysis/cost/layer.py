@@ -94,8 +94,7 @@ def layer(
 ) -> Layer:
     forward = compute.forward(jobs)
     backward = compute.backward(jobs, forward)
-    full, layout = jobs.repeats_layers, jobs.layout
-    passes = np.where(full, 2.0, 1.0)
+    layout, passes = jobs.layout, np.where(jobs.repeats_layers, 2.0, 1.0)
     attention_passes = np.where(jobs.options.recompute > 0, 2.0, 1.0)
     beside: dict[Work, Array] = {
         "products": forward.gemm + backward.gemm,
@@ -115,9 +114,8 @@ def layer(
             continue
         sent = axis.layer_exchanges(jobs, framework)
         least = 1.0 if cluster.is_cpu else c.exposed_fused
-        shown = fused_s(sent, seconds, share * forward.gemm, least)
-        shown = shown + exposed_s(sent, seconds, share, beside)
-        exposed[axis.cause] = exposed[axis.cause] + shown
+        fused = fused_s(sent, seconds, share * forward.gemm, least)
+        exposed[axis.cause] = exposed[axis.cause] + fused + exposed_s(sent, seconds, share, beside)
         if axis.host_calls is not None:
             call = c.host_call_s + np.where(across, c.contended_call_s * ranks, 0.0)
             calls_s = calls_s + axis.host_calls(jobs, framework) * call

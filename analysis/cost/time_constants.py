@@ -18,7 +18,7 @@ class OverlapConstants(Constants):
 
     overlap: float = constant(0.6, 0.3, "of the computation beside communication, that can hide it")
     exposed_fused: float = constant(
-        0.5, 0.4, "of exchanges in one operator with a product, that does not hide (async_tp)"
+        0.55, 0.4, "of exchanges in one operator with a product, that does not hide (async_tp)"
     )
     host_call_s: float = constant(5e-5, 0.7, "of the host, to start one collective of a layer")
     contended_call_s: float = constant(

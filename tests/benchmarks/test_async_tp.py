@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +35,19 @@ def test_without_the_table_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         main(["--truth", str(tmp_path)])
     assert TABLE in capsys.readouterr().err
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+def test_torchs_compiler_fuses_forward_every_exchange_and_backward_gathers_only() -> None:
+    """What the built-in trainer fuses, and what selective recomputation gathers again."""
+    argv = [sys.executable, "-W", "ignore", "-m", "benchmarks.trainer.fused_by_torch"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if "ward" in line]
+    assert rows == [
+        ["none", "forward", "2", "2", "2", "2"],
+        ["none", "backward", "2", "2", "2", "0"],
+        ["selective", "forward", "2", "2", "2", "2"],
+        ["selective", "backward", "4", "3", "4", "0"],
+    ]

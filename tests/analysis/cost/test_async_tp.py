@@ -21,6 +21,7 @@ from trainer.plan.jobs import FULL, NONE, Jobs
 
 MESHTUNE = framework_named("meshtune")
 BOTH = np.array([False, True])
+HIDDEN = 1 - TimeConstants.exposed_fused
 
 
 def predicted(jobs: Jobs, name: str = "dgx_h100", **constants: float) -> Prediction:
@@ -52,7 +53,7 @@ def test_of_a_layers_exchanges_those_are_fused_that_wait_for_a_product(recompute
 
 def test_the_share_that_shows_is_the_constant_where_products_are_long() -> None:
     plain, fused = predicted(split()).time.tensor
-    assert fused == pytest.approx(plain * (1 - 0.5 * 6 / 10))  # six of ten exchanges are fused
+    assert fused == pytest.approx(plain * (1 - HIDDEN * 6 / 10))  # six of ten exchanges are fused
     all_show = predicted(split(), exposed_fused=1.0).time.tensor
     assert all_show[1] == pytest.approx(all_show[0])
 
@@ -63,7 +64,7 @@ def test_no_more_hides_than_products_take() -> None:
     plain, fused = predicted(jobs).time.tensor
     hidden = predicted(jobs, overlap=1e-9).time.tensor
     assert hidden[1] == pytest.approx(hidden[0])
-    assert plain > fused > plain * (1 - 0.5 * 6 / 10)
+    assert plain > fused > plain * (1 - HIDDEN * 6 / 10)
 
 
 @pytest.mark.parametrize(("within", "products"), [("forward", 1), ("repeated", 1), ("backward", 2)])
