@@ -38,5 +38,5 @@ def planned(gpus: int) -> Iterator[Check]:
                 yield Check(f"{name}, {variant}", **entry, settings={**settings, **own})
         elif entry["kind"] != "layouts":
             yield Check(**entry)
-        elif gpus > 1:
+        elif gpus > 1 and gpus % entry.get("settings", {}).get("tp", 1) == 0:
             yield Check(**{**entry, "name": f"{entry['name']} on {gpus} GPUs", "gpus": gpus})
