@@ -26,6 +26,8 @@ class Check:
     remedy: str
     settings: dict[str, Any] = field(default_factory=dict)
     gpus: int = 1
+    model: dict[str, Any] = field(default_factory=dict)  # of layouts on GPUs, where it is not TINY
+    tolerance: float = 1e-4  # of the losses of layouts
 
 
 def planned(gpus: int) -> Iterator[Check]:
