@@ -29,9 +29,6 @@ _BACKWARD = 2 / 3  # of the device's time in both passes
 # Of a layer's elementwise traffic: norms, rotation and activation, without residuals and what
 # products read and write.
 ELEMENTWISE_AGAIN = 0.6
-# Products in one operator with an exchange, in forward passes: backward the input gradients of the
-# row-parallel ones, about half.
-_FUSED_PRODUCTS: dict[Pass, float] = {"forward": 1.0, "repeated": 1.0, "backward": 0.5}
 HOST_GB_PER_S = 31.5  # between a GPU and its host, where a cluster does not say: PCIe Gen4 x16
 HOST_SHARE = 0.8  # of that in copies of pinned memory: nvbandwidth's 12.36 of Gen3's 15.75
 
@@ -95,14 +92,7 @@ def layer(
     forward = compute.forward(jobs)
     backward = compute.backward(jobs, forward)
     layout, passes = jobs.layout, np.where(jobs.repeats_layers, 2.0, 1.0)
-    attention_passes = np.where(jobs.options.recompute > 0, 2.0, 1.0)
-    beside: dict[Work, Array] = {
-        "products": forward.gemm + backward.gemm,
-        "attention": attention_passes * forward.attention,
-        "attention_backward": backward.attention,
-        "layer": passes * forward.device,
-        "layer_backward": backward.device,
-    }
+    beside = _beside(jobs, forward, backward)
     seconds, share = price(cluster, c), overlap(cluster, c)
     exposed: dict[Cause, Array] = {cause: np.zeros(len(jobs)) for cause in get_args(Cause)}
     waited: dict[Pass, Array] = {"forward": np.zeros(len(jobs)), "backward": np.zeros(len(jobs))}
@@ -113,9 +103,8 @@ def layer(
         if not (ranks > 1).any():
             continue
         sent = axis.layer_exchanges(jobs, framework)
-        least = 1.0 if cluster.is_cpu else c.exposed_fused
-        fused = fused_s(sent, seconds, share * forward.gemm, least)
-        exposed[axis.cause] = exposed[axis.cause] + fused + exposed_s(sent, seconds, share, beside)
+        shown = exposed_s(sent, seconds, share, beside, 1.0 if cluster.is_cpu else c.exposed_fused)
+        exposed[axis.cause] = exposed[axis.cause] + shown
         if axis.host_calls is not None:
             call = c.host_call_s + np.where(across, c.contended_call_s * ranks, 0.0)
             calls_s = calls_s + axis.host_calls(jobs, framework) * call
@@ -139,6 +128,20 @@ def layer(
         offload=_offload_s(jobs, cluster, framework, compute, ways),
         launch=first * passes + second,
     )
+
+
+def _beside(jobs: Jobs, forward: PassTimes, backward: PassTimes) -> dict[Work | Pass, Array]:
+    """Seconds of the work that can hide exchanges; of a pass, that is in one operator with them."""
+    return {
+        "products": forward.gemm + backward.gemm,
+        "attention": np.where(jobs.options.recompute > 0, 2.0, 1.0) * forward.attention,
+        "attention_backward": backward.attention,
+        "layer": np.where(jobs.repeats_layers, 2.0, 1.0) * forward.device,
+        "layer_backward": backward.device,
+        "forward": forward.gemm,
+        "repeated": forward.gemm,
+        "backward": forward.gemm / 2,  # input gradients of the row-parallel ones, about half
+    }
 
 
 def _again(jobs: Jobs, framework: Framework, forward: PassTimes) -> Array:
@@ -175,32 +178,22 @@ def exposed_s(
     exchanges: Iterable[Exchange],
     seconds: Price,
     share: Array | float,
-    beside: Mapping[Work, Array],
+    beside: Mapping[Work | Pass, Array],
+    least: Array | float,
 ) -> Array:
-    """Seconds of a layer's exchanges, but for fused ones, that do not hide behind so much of its
-    computation.
+    """Seconds of a layer's exchanges that do not hide behind so much of its computation.
+
+    Fused ones hide behind products of their own pass, and at ``least`` a share of them shows.
     """
-    taken: dict[Work, Array] = {}
+    taken: dict[Work | Pass, Array] = {}
     for one in exchanges:
         taken[one.behind] = taken.get(one.behind, 0.0) + (one.times - one.fused) * seconds(one)
+        taken[one.within] = taken.get(one.within, 0.0) + one.fused * seconds(one)
     shown = taken.pop("", 0.0)
     for work, sent in taken.items():
-        shown = shown + left_over(sent, share * beside[work])
+        at_least = least if work in get_args(Pass) else LEAST_SHOWN
+        shown = shown + left_over(sent, share * beside[work], at_least)
     return np.asarray(shown)
-
-
-def fused_s(
-    exchanges: Iterable[Exchange], seconds: Price, hidden: Array, least: Array | float
-) -> Array:
-    """Seconds of fused exchanges that show, at ``least`` a share of them.
-
-    Those of a pass hide behind its own products; those of a forward pass hide so much.
-    """
-    taken: dict[Pass, Array] = {}
-    for one in exchanges:
-        taken[one.within] = taken.get(one.within, 0.0) + one.fused * seconds(one)
-    shown = [left_over(sent, _FUSED_PRODUCTS[of] * hidden, least) for of, sent in taken.items()]
-    return np.asarray(sum(shown))
 
 
 def _sum(exchanges: Iterable[Exchange], seconds: Price, within: Pass) -> Array:

@@ -19,8 +19,7 @@ from trainer.plan.placement import Level
 for _name in ("fused_all_gather_matmul", "fused_matmul_reduce_scatter"):  # on a CPU not fused
     torch.library.impl(f"symm_mem::{_name}", "cpu", getattr(symmetric, f"_{_name}_fallback"))
 
-_MULTICAST_ROWS = 2048
-"""Most rows that torch gathers by multicast, whole, into the workspace."""
+_MULTICAST_ROWS = 2048  # at most, that torch gathers by multicast, whole, into the workspace
 _APART = (
     "async_tp: tp ranks cannot map each other's memory ({}); show each rank all GPUs of its node "
     "(site profile: gpus: per_node), or set async_tp: false"

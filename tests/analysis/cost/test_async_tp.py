@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.cost.compute import Compute
-from analysis.cost.layer import fused_s, layer, overlap
+from analysis.cost.layer import exposed_s, layer, overlap
 from analysis.cost.model import CostModel, Prediction
 from analysis.cost.time_constants import TimeConstants
 from search_spaces.cluster import Cluster
@@ -67,19 +67,15 @@ def test_no_more_hides_than_products_take() -> None:
     assert plain > fused > plain * (1 - HIDDEN * 6 / 10)
 
 
-@pytest.mark.parametrize(("within", "products"), [("forward", 1), ("repeated", 1), ("backward", 2)])
-def test_a_passs_exchanges_hide_behind_products_of_their_own(within: Pass, products: int) -> None:
-    """One pass' short exchanges lend nothing to another's: backward those of two products in four,
-    input gradients of the row-parallel ones."""
+@pytest.mark.parametrize(("within", "other"), [("forward", "backward"), ("backward", "forward")])
+def test_a_pass_lends_no_products_to_another(within: Pass, other: Pass) -> None:
     (one, *_) = tp.layer_exchanges(split(async_tp=True), MESHTUNE)
     few = replace(one, within=within, times=2.0, fused=2.0)
-    other: Pass = "backward" if within == "forward" else "forward"
-    none = replace(one, within=other, times=2.0, fused=0.0)
     taken, hidden = np.array([3.0]), np.array([1.0])
-    shown = fused_s([few, none], lambda _: taken, hidden, 0.1)
-    assert shown == pytest.approx(2 * 3.0 - 1.0 / products)
-    long = fused_s([few, none], lambda _: taken, 100 * hidden, 0.1)
-    assert long == pytest.approx(0.1 * 2 * 3.0)
+    for own, shown in ((hidden, 2 * 3.0 - 0.5), (100 * hidden, 0.1 * 2 * 3.0)):
+        beside = {within: own, other: 100 * hidden}
+        found = exposed_s([few], lambda _: taken, 0.5, beside, 0.1)
+        assert found == pytest.approx(shown)
 
 
 @pytest.mark.parametrize(("recompute", "passes"), [(NONE, 1 + 1 / 2), (FULL, 1 + 1 / 2 + 1)])
