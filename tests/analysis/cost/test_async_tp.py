@@ -110,3 +110,10 @@ def test_the_host_launches_each_ranks_part() -> None:
     short = split(hidden_size=64, num_heads=8, mbs=1)
     plain, fused = predicted(short, host_call_s=1e-3).time.launch
     assert fused > 5 * plain
+
+
+def test_its_workspace_of_two_ranks_shares_is_outside_the_allocator() -> None:
+    found = predicted(split()).memory
+    plain, fused = found.framework
+    assert fused - plain == 2 * (2048 * 4 * 6144 * 2) / 8
+    assert found.total[1] - found.total[0] == fused - plain
