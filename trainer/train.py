@@ -110,6 +110,10 @@ class Trainer:
         self.device = device
         self.traffic = Traffic(device.clock if config.time_communication else None)
         self.mesh = build_mesh(config, device.type, device.local_world_size, self.traffic)
+        if config.async_tp and self.mesh.tp.group is not None:
+            tokens = config.mbs * config.model.seq_length // (config.tp * config.cp)
+            row_bytes = config.model.hidden_size * config.format.bits // 8
+            self.mesh.tp.group.fuse(tokens, row_bytes)
         self.scaler = LossScaler(config.precision)
         self.depth = Depth(config, self.mesh)
         kernels = TunedKernels() if config.tune_kernels else Kernels()

@@ -144,8 +144,8 @@ def space(check: Check, device: str, facts: Result) -> dict[str, Any]:
     own: dict[str, Any] = spaces[name]
     own["trainer"]["builtin"]["device"] = device
     if layouts:
-        own["parameters"]["global_batch_size"] = 4 * check.gpus
-    model = SIZES["1B"] if on_gpu and not layouts else TINY
+        own["parameters"] |= {**check.settings, "global_batch_size": 4 * check.gpus}
+    model = TINY if not on_gpu else {**TINY, **check.model} if layouts else SIZES["1B"]
     return {
         "version": 1,
         "model": {"name": "layers", **model},
@@ -172,7 +172,7 @@ def _cluster(device: str, facts: Result, gpus: int) -> dict[str, Any]:
 
 
 def _search(check: Check, device: str, facts: Result, out: Path) -> Result:
-    folder = out.with_suffix("") / check.kind
+    folder = out.with_suffix("") / check.name
     folder.mkdir(parents=True, exist_ok=True)
     path, run = folder / "space.yaml", folder / "run"
     shutil.rmtree(run, ignore_errors=True)  # an earlier search's mistakes are mended
@@ -207,6 +207,6 @@ def judged(check: Check, trials: Sequence[Any]) -> Result:
     if check.kind == "layouts":
         last = [trial["loss"][-1] for trial in good]
         figures["difference"] = max(last) / min(last) - 1
-        if figures["difference"] > 1e-4:
+        if figures["difference"] > check.tolerance:
             return _wrong(f"layouts end with losses from {min(last)} to {max(last)}")
     return {"status": "ok", **figures}

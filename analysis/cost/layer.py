@@ -50,9 +50,9 @@ def price(cluster: Cluster, c: TimeConstants) -> Price:
     return seconds
 
 
-def left_over(taken: Array, hidden: Array) -> Array:
+def left_over(taken: Array, hidden: Array, least: Array | float = LEAST_SHOWN) -> Array:
     """Exposed seconds of communication of which so many could hide; a part always shows."""
-    return np.maximum(taken - hidden, LEAST_SHOWN * taken)
+    return np.maximum(taken - hidden, least * taken)
 
 
 def overlap(cluster: Cluster, c: TimeConstants) -> Array | float:
@@ -91,16 +91,8 @@ def layer(
 ) -> Layer:
     forward = compute.forward(jobs)
     backward = compute.backward(jobs, forward)
-    full, layout = jobs.repeats_layers, jobs.layout
-    passes = np.where(full, 2.0, 1.0)
-    attention_passes = np.where(jobs.options.recompute > 0, 2.0, 1.0)
-    beside: dict[Work, Array] = {
-        "products": forward.gemm + backward.gemm,
-        "attention": attention_passes * forward.attention,
-        "attention_backward": backward.attention,
-        "layer": passes * forward.device,
-        "layer_backward": backward.device,
-    }
+    layout, passes = jobs.layout, np.where(jobs.repeats_layers, 2.0, 1.0)
+    beside = _beside(jobs, forward, backward)
     seconds, share = price(cluster, c), overlap(cluster, c)
     exposed: dict[Cause, Array] = {cause: np.zeros(len(jobs)) for cause in get_args(Cause)}
     waited: dict[Pass, Array] = {"forward": np.zeros(len(jobs)), "backward": np.zeros(len(jobs))}
@@ -111,7 +103,8 @@ def layer(
         if not (ranks > 1).any():
             continue
         sent = axis.layer_exchanges(jobs, framework)
-        exposed[axis.cause] = exposed[axis.cause] + exposed_s(sent, seconds, share, beside)
+        shown = exposed_s(sent, seconds, share, beside, 1.0 if cluster.is_cpu else c.exposed_fused)
+        exposed[axis.cause] = exposed[axis.cause] + shown
         if axis.host_calls is not None:
             call = c.host_call_s + np.where(across, c.contended_call_s * ranks, 0.0)
             calls_s = calls_s + axis.host_calls(jobs, framework) * call
@@ -135,6 +128,20 @@ def layer(
         offload=_offload_s(jobs, cluster, framework, compute, ways),
         launch=first * passes + second,
     )
+
+
+def _beside(jobs: Jobs, forward: PassTimes, backward: PassTimes) -> dict[Work | Pass, Array]:
+    """Seconds of the work that can hide exchanges; of a pass, that is in one operator with them."""
+    return {
+        "products": forward.gemm + backward.gemm,
+        "attention": np.where(jobs.options.recompute > 0, 2.0, 1.0) * forward.attention,
+        "attention_backward": backward.attention,
+        "layer": np.where(jobs.repeats_layers, 2.0, 1.0) * forward.device,
+        "layer_backward": backward.device,
+        "forward": forward.gemm,
+        "repeated": forward.gemm,
+        "backward": forward.gemm / 2,  # input gradients of the row-parallel ones, about half
+    }
 
 
 def _again(jobs: Jobs, framework: Framework, forward: PassTimes) -> Array:
@@ -171,15 +178,21 @@ def exposed_s(
     exchanges: Iterable[Exchange],
     seconds: Price,
     share: Array | float,
-    beside: Mapping[Work, Array],
+    beside: Mapping[Work | Pass, Array],
+    least: Array | float,
 ) -> Array:
-    """Seconds of a layer's exchanges that do not hide behind so much of its computation."""
-    taken: dict[Work, Array] = {}
+    """Seconds of a layer's exchanges that do not hide behind so much of its computation.
+
+    Fused ones hide behind products of their own pass, and at ``least`` a share of them shows.
+    """
+    taken: dict[Work | Pass, Array] = {}
     for one in exchanges:
-        taken[one.behind] = taken.get(one.behind, 0.0) + one.times * seconds(one)
+        taken[one.behind] = taken.get(one.behind, 0.0) + (one.times - one.fused) * seconds(one)
+        taken[one.within] = taken.get(one.within, 0.0) + one.fused * seconds(one)
     shown = taken.pop("", 0.0)
     for work, sent in taken.items():
-        shown = shown + left_over(sent, share * beside[work])
+        at_least = least if work in get_args(Pass) else LEAST_SHOWN
+        shown = shown + left_over(sent, share * beside[work], at_least)
     return np.asarray(shown)
 
 

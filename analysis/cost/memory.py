@@ -237,13 +237,14 @@ def _stage_memory(
         mixed = jobs.model.mixture.num_experts > 0
         own = (jobs.layout.ep, jobs.layout.etp, holders[1].size)
         groups = groups + sum(np.where(mixed & (degree > 1), 1.0, 0.0) for degree in own)
+    symmetric = np.where(jobs.options.async_tp, 2 * jobs.activation_bytes / jobs.layout.tp, 0.0)
     return MemoryParts(
         **states,
         activations=activations,
         working=working,
         logits=logits,
         buffers=buffers,
-        framework=np.asarray(constants.context_bytes + constants.communicator_bytes * groups),
+        framework=constants.context_bytes + constants.communicator_bytes * groups + symmetric,
     )
 
 

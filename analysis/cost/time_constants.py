@@ -17,6 +17,9 @@ class OverlapConstants(Constants):
     """Overlap of communication, and overheads of the program itself."""
 
     overlap: float = constant(0.6, 0.3, "of the computation beside communication, that can hide it")
+    exposed_fused: float = constant(
+        0.55, 0.4, "of exchanges in one operator with a product, that does not hide (async_tp)"
+    )
     host_call_s: float = constant(5e-5, 0.7, "of the host, to start one collective of a layer")
     contended_call_s: float = constant(
         1e-5, 1.5, "more for each member of it, where a pipeline's sends cross nodes as well"
@@ -44,8 +47,8 @@ class TimeConstants(ComputeConstants, LinkConstants, OverlapConstants):
 def without_effect(jobs: Jobs) -> Mask:
     """Time constants, in their order, that have no effect on these jobs."""
     unused = set() if jobs.model.mixture is not None else {*_OF_EXPERTS}
-    if not jobs.options.fp8.any():
-        unused.add("fp8_share")
+    by_option = {"fp8_share": jobs.options.fp8, "exposed_fused": jobs.options.async_tp}
+    unused |= {name for name, rows in by_option.items() if not rows.any()}
     return np.array([f.name in unused for f in fields(TimeConstants)])
 
 

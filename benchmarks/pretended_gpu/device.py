@@ -67,8 +67,8 @@ class Recorder(TorchDispatchMode):
         writes: list[Tensor] = []
         for argument, value in _given(func._schema, args, kwargs):
             changed = argument.alias_info is not None and argument.alias_info.is_write
-            _collect(value, writes if changed else reads)
-        _collect(out, writes)
+            collect(value, writes if changed else reads)
+        collect(out, writes)
         if name in ("copy_", "_to_copy"):
             self._note_copy(name, args, kwargs, out)
         if any(tensor.is_cuda for tensor in (*reads, *writes)):
@@ -119,12 +119,13 @@ def _given(schema: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[tuple[Any
             yield argument, kwargs[argument.name]
 
 
-def _collect(value: Any, into: list[Tensor]) -> None:
+def collect(value: Any, into: list[Tensor]) -> None:
+    """Add the tensors of an argument or a result."""
     if isinstance(value, Tensor):
         into.append(value)
     elif isinstance(value, (list, tuple)):
         for one in value:
-            _collect(one, into)
+            collect(one, into)
 
 
 def launch(name: str, reads: list[Tensor], writes: list[Tensor]) -> None:

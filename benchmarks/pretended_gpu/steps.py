@@ -28,7 +28,7 @@ import trainer.parallel.tensor
 import trainer.quantization.blocks
 import trainer.train
 import trainer.zero.fsdp
-from benchmarks.pretended_gpu import device, ranks
+from benchmarks.pretended_gpu import device, ranks, symmetric
 from benchmarks.pretended_gpu.timeline import timeline
 from benchmarks.trainer import gpu_tables as tables
 from benchmarks.trainer.gpu_cases import CASES, LAYERS, WIDTHS, row
@@ -76,6 +76,7 @@ def prepare() -> None:
     own_mesh: Any = SimpleNamespace(from_group=device.on_the_host(DeviceMesh.from_group))
     for module in (trainer.zero.fsdp, trainer.parallel.tensor):
         module.DeviceMesh = own_mesh  # type: ignore[attr-defined]
+    symmetric.install()
     trainer.model.initialize.DRAW_ELEMENTS = 1 << 60  # one draw a matrix: nothing is drawn
     tuning: Any = trainer.model.tuning
     tuning.alternately = _times
@@ -105,6 +106,7 @@ def step(world: int, settings: dict[str, Any], rank: int = 0) -> dict[str, Any]:
     values["model"] = WIDTHS | values.get("model", {})
     config = TrainConfig.parse(values)
     ranks.start(rank, world)
+    symmetric.forget()
     with device.pretended(), attention_backends("cuda"):
         training = trainer.train.Trainer(config, Device.of_this_rank("cuda"))
         training.step(0, Tokens())

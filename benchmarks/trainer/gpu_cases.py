@@ -38,6 +38,11 @@ CASES: dict[str, Case] = {
     "shards": (16, {"weight_shard": 2, "gradient_shard": 8, "optimizer_shard": 16}),
     "zero 3, selective": (8, {"zero_stage": 3, "recompute": "selective"}),
     "tp 8, sequence parallel": (8, {"tp": 8, "sequence_parallel": True}),
+    "tp 8, asynchronous": (8, {"tp": 8, "sequence_parallel": True, "async_tp": True}),
+    "tp, asynchronous, zero bubble": (
+        8, {**FOLDED, "tp": 2, "sequence_parallel": True, "async_tp": True, "recompute": "full",
+            "pipeline_schedule": "ZBVZeroBubble"}
+    ),
     "tp, selective": (8, {"tp": 4, "recompute": "selective", "time_communication": True}),
     "cp 4": (4, {"cp": 4}),
     "latent": (8, {"zero_stage": 3, "recompute": "selective", "model": LATENT}),
@@ -75,6 +80,7 @@ LAYERS = {
     "full": "full recomputation",
     "zero 3, selective": "ZeRO-3, selective",
     "tp 8, sequence parallel": "tp 8, sequence parallel",
+    "tp 8, asynchronous": "tp 8, asynchronous",
     "cp 4": "cp 4",
     "documents": "documents, ZeRO-3",
     "fp32": "FP32",

@@ -127,7 +127,7 @@ def test_every_setting_of_the_trainer_is_searched_or_fixed_by_the_space() -> Non
         *("quantize_weights", "quantize_gradients", "quantize_secondary"),
         *("refresh_secondary", "reduce_precision", "reduce_gradients"),
         *("sequence_parallel", "recompute", "recompute_every", "compile", "precision"),
-        *("tune_kernels", "chunked_loss", "offload_activations"),
+        *("tune_kernels", "chunked_loss", "offload_activations", "async_tp"),
         *("gx", "gy", "gz", "overlap_all_reduce", "overlap_reduce_scatter", "overlap_all_gather"),
     }
     assert settings_ | set(SEARCHABLE) == set(TrainConfig.model_fields)

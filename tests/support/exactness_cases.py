@@ -191,6 +191,31 @@ MORE_OFFLOADED = [
     *(offloaded(QUICK[number]) for number in (3, 6, 7, 9, 10, 11)),
     *map(offloaded, [*COMPILED, *MORE_COMPILED]),
 ]
+
+
+def fused(case: dict[str, Any]) -> dict[str, Any]:
+    config = {**case["config"], "async_tp": True}
+    return {**case, "id": f"{case['id']} fused", "config": config}
+
+
+SPLIT = [
+    layout("llama", 4, 1, 1, 3, sequence_parallel=True, recompute="full"),
+    layout(
+        "llama", 2, 2, 1, 1, vpp=2, gas=4, sequence_parallel=True,
+        pipeline_schedule="ZBVZeroBubble",
+    ),
+]  # fmt: skip
+MORE_SPLIT = [
+    layout("gpt", 4, 1, 1, 1, sequence_parallel=True, recompute="selective"),
+    layout("deep-llama", 2, 2, 2, 1, vpp=2, sequence_parallel=True, recompute="full"),
+    layout("llama", 4, 1, 2, 3, sequence_parallel=True),
+    job(
+        "compiled tp 4", "gpt", 4, tp=4, mbs=8, gas=2, compile=True, sequence_parallel=True,
+        recompute="full",
+    ),
+]  # fmt: skip
+FUSED = [fused(case) for case in (QUICK[2], *SPLIT, COMPILED[0])]
+MORE_FUSED = [fused(case) for case in (*QUICK[10:], *MORE_SPLIT)]
 QUICK_SIXTEEN = [("bf16", 3), ("fp16", 2)]
 OTHER_SIXTEEN = [("bf16", 0), ("bf16", 1), ("bf16", 2), ("fp16", 0), ("fp16", 1), ("fp16", 3)]
 

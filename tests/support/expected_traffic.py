@@ -52,7 +52,7 @@ def job_of(config: TrainConfig, world_size: int, local_world_size: int | None = 
     }
     names = ("gy", "gz", "cp", "pp", "vpp", "mbs", "gas")
     shards = ("weight_shard", "secondary_shard", "gradient_shard", "optimizer_shard")
-    stated = ("sequence_parallel", "first_stage_layers", "last_stage_layers")
+    stated = ("sequence_parallel", "async_tp", "first_stage_layers", "last_stage_layers")
     return jobs(
         {
             **{name: getattr(config, name) for name in (*names, *stated)},

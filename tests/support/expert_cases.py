@@ -124,6 +124,14 @@ OFFLOADED = {
 }
 
 
+def fused(case: dict[str, Any]) -> dict[str, Any]:
+    config = {**case["config"], "async_tp": True}
+    return {**case, "id": f"{case['id']} fused", "config": config}
+
+
+FUSED = [fused(QUICK[number]) for number in (5, 9)]
+
+
 def every_layout() -> list[dict[str, Any]]:
     """All factorizations of eight ranks, and of each all ep."""
     cases = []

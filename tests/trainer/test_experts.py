@@ -22,6 +22,7 @@ def results(run_ranks: Any) -> dict[str, Any]:
         *cases.QUICK,
         cases.AGAIN,
         cases.OFFLOADED,
+        *cases.FUSED,
         *cases.BYTES,
         cases.UNEVEN,
     ]
@@ -72,8 +73,12 @@ def test_the_reference_learns_and_its_routers_biases_move(
 
 @pytest.mark.parametrize(
     "pair",
-    [(cases.QUICK[1], cases.AGAIN), (cases.QUICK[7], cases.OFFLOADED)],
-    ids=["as it was", "offloaded"],
+    [
+        (cases.QUICK[1], cases.AGAIN),
+        (cases.QUICK[7], cases.OFFLOADED),
+        *zip((cases.QUICK[5], cases.QUICK[9]), cases.FUSED, strict=True),
+    ],
+    ids=["as it was", "offloaded", "fused", "fused, latent"],
 )
 def test_a_second_run_has_the_same_bits(results: dict[str, Any], pair: Any) -> None:
     first, second = (results[case["id"]] for case in pair)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ comp
 
 QUICK = {
     *cases.LAYERS, "zero 1", "zero++", "grid", "pp, zero bubble", "tuned", "documents, AMD",
-    "masked", "offloaded",
+    "masked", "offloaded", "tp, asynchronous, zero bubble",
 }  # fmt: skip
 ON_THE_HOST = {
     "data", "engine", "optimizer", "lr_scheduler", "seed", "device", "device_memory_bytes",
@@ -39,6 +39,7 @@ import json
 from benchmarks.pretended_gpu import steps
 from trainer import train
 from trainer.model.offload import Offload
+from trainer.parallel.collectives import Group
 from trainer.zero.buckets import Bucket
 steps.main()
 own = train.cross_entropy
@@ -53,9 +54,14 @@ race = steps.run("zero 1")["error"]
 steps.timeline.crossing.clear()
 Offload._wait = lambda offload, layer: None
 offloaded = steps.run("offloaded")["error"]
-print(json.dumps({"waits": waits, "race": race, "offloaded": offloaded}))
+steps.timeline.crossing.clear()
+whole = Group.fuse
+Group.fuse = lambda group, rows, row_bytes: whole(group, rows, row_bytes // 2)
+fused = steps.run("tp 8, asynchronous")["error"]
+print(json.dumps({"waits": waits, "race": race, "offloaded": offloaded, "fused": fused}))
 """
-"""Runs cases, one that is broken in two ways, and one whose copies nothing waits for."""
+"""Runs cases, one that is broken in two ways, one whose copies nothing waits for, and one whose
+ranks would exchange a larger workspace within a pass."""
 
 
 class Steps(dict[str, dict[str, Any]]):
@@ -141,3 +147,4 @@ def test_weights_used_before_they_are_there_and_a_number_read_by_the_host_are_fo
     assert "memory that all_gather on" in race and "does not wait for it" in race
     assert steps.broken["waits"] == {"item": 1, "tolist": 1}
     assert "is freed while copy_ on stream" in steps.broken["offloaded"]
+    assert "bytes of a workspace of" in steps.broken["fused"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from foundation.files import FileError
-from trainer.verify.plan import Check
+from search_spaces.load import load_space
+from trainer.verify.plan import Check, planned
 from workflows import main, verify_gpu
 from workflows.verify_gpu import judged, limited, verify
 
@@ -68,6 +70,26 @@ def test_layouts_whose_losses_differ_and_trials_that_fail_are_wrong() -> None:
     failed = [*same, {"status": "error", "message": "no NCCL"}]
     assert judged(layouts, failed)["message"] == "1 of 3 trials failed: no NCCL"
     assert "none ran" in judged(layouts, [])["message"]
+    wide = replace(layouts, tolerance=0.1)
+    assert judged(wide, [*same, {"status": "ok", "loss": [2.1]}])["status"] == "ok"
+    assert judged(wide, [*same, {"status": "ok", "loss": [2.3]}])["status"] == "wrong"
+
+
+FACTS = {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80 << 30, "type": "cuda"}
+
+
+def test_products_of_async_tp_have_more_rows_than_torch_gathers_by_multicast() -> None:
+    """Or another path would run than in real jobs; each precision has its tolerance."""
+    checks = [check for check in planned(2) if "async_tp" in check.settings]
+    precisions = {}
+    for check in checks:
+        document = verify_gpu.space(check, "cuda", FACTS)
+        own = document["parameters"]
+        assert own["mbs"] * document["model"]["seq_length"] > 2048
+        assert own["async_tp"] == [False, True] and own["tp"] == 2
+        assert load_space(document)
+        precisions[own["precision"]] = check.tolerance
+    assert precisions == {"fp32": 1e-4, "bf16": 0.001}
 
 
 @pytest.mark.heavy

@@ -11,8 +11,19 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import _symmetric_memory as symmetric
 
+from trainer.plan.limits import ConfigError
 from trainer.plan.placement import Level
+
+for _name in ("fused_all_gather_matmul", "fused_matmul_reduce_scatter"):  # on a CPU not fused
+    torch.library.impl(f"symm_mem::{_name}", "cpu", getattr(symmetric, f"_{_name}_fallback"))
+
+_MULTICAST_ROWS = 2048  # at most, that torch gathers by multicast, whole, into the workspace
+_APART = (
+    "async_tp: tp ranks cannot map each other's memory ({}); show each rank all GPUs of its node "
+    "(site profile: gpus: per_node), or set async_tp: false"
+)
 
 Purpose = Literal[
     "weights",  # whole weights of a layer, from the primary shards
@@ -84,6 +95,7 @@ class Group:
         self.size = len(self.ranks)
         self.rank = handle.rank()
         self.on_gloo = dist.get_backend(handle) == "gloo"
+        self.fused = False  # whether products run in one operator with their exchanges
 
     def all_gather(
         self, whole: Tensor, share: Tensor, purpose: Purpose, async_op: bool = False
@@ -142,6 +154,41 @@ class Group:
         exchange = partial(dist.all_to_all_single, received, sent, receive, send, self.handle)
         self._do("experts", num_bytes, False, exchange)
         return received
+
+    def fuse(self, rows: int, row_bytes: int) -> None:
+        """Run products in one operator with exchanges of up to so many rows a rank; all call it.
+
+        Raises ConfigError if a rank cannot map the memory of the others.
+        """
+        if self.level is Level.INTER_NODE:
+            raise ConfigError(_APART.format("they are on several nodes"))
+        # Else a pass would make it. A part is computed, another is read; few rows come as a whole.
+        num_rows = max(2 * rows, min(self.size * rows, _MULTICAST_ROWS))
+        try:
+            if not self.on_gloo:
+                symmetric.get_symm_mem_workspace(self.handle.group_name, num_rows * row_bytes)
+        except dist.DistError:  # a peer is lost: nothing is wrong with the configuration
+            raise
+        except RuntimeError as error:
+            raise ConfigError(_APART.format(error)) from error
+        self.fused = True
+
+    def gather_product(self, share: Tensor, matrix: Tensor, keeps: bool) -> tuple[Any, Tensor]:
+        """The gathered shares, if it ``keeps`` them, and their product with (inputs, outputs).
+
+        Parts are multiplied while others arrive. Counted, but not timed, which would part them.
+        """
+        self.traffic.add("tensor", self.level, (self.size - 1) * share.nbytes)
+        told = share.contiguous(), [matrix], 0, self.handle.group_name
+        whole, (product,) = torch.ops.symm_mem.fused_all_gather_matmul(*told, return_A=keeps)
+        return whole, product
+
+    def product_scatter(self, x: Tensor, matrix: Tensor) -> Tensor:
+        """A share of the sum of all ranks' products; the counterpart of ``gather_product``."""
+        told = x, matrix, "sum", 0, self.handle.group_name
+        share: Tensor = torch.ops.symm_mem.fused_matmul_reduce_scatter(*told)
+        self.traffic.add("tensor", self.level, (self.size - 1) * share.nbytes)
+        return share
 
     def rotate(self, received: Tensor, sent: Tensor, purpose: Purpose) -> Callable[[], None]:
         """Start sending to the next rank and receiving from the previous; the result waits."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from trainer.model.kernels import Kernels
+from trainer.parallel import products
 from trainer.parallel.collectives import Group
-from trainer.parallel.products import column_backward, gather_sequence, scatter_sum
 
 _ALONE = ""
 """Name of kernels where no group takes part."""
@@ -35,8 +35,7 @@ def column_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, group: str, ranks: int, sequence: bool
 ) -> Tensor:
     """x W^T with W's rows over the group; x whole, or with ``sequence`` a share of it."""
-    whole = gather_sequence(x, _groups[group])[0] if sequence else x
-    return _kernels[group].outputs(whole, weight, bias)
+    return products.column_outputs(x, weight, bias, _groups[group], sequence, _kernels[group])
 
 
 column_linear.register_fake(
@@ -48,15 +47,17 @@ column_linear.register_fake(
 
 @torch.library.custom_op("meshtune::product_backward", mutates_args=())
 def _product_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, has_bias: bool, group: str, sequence: bool
+    grad: Tensor, x: Tensor, weight: Tensor, has_bias: bool, group: str, sequence: bool, row: bool
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of x, W and the bias, which is empty without.
 
     None is put off: the compiler reuses the memory of ``grad`` and ``x`` afterwards.
     """
-    found = column_backward(
-        grad, x, weight, weight, has_bias, _groups[group], sequence, _kernels[group]
-    )
+    given, among, kernels = (grad, x, weight, weight), _groups[group], _kernels[group]
+    if row:
+        found = *products.row_backward(*given, among, kernels), None
+    else:
+        found = products.column_backward(*given, has_bias, among, sequence, kernels)
     of_x, of_weight, of_bias = (grad.new_empty(0) if one is None else one for one in found)
     return of_x, of_weight, of_bias
 
@@ -72,13 +73,13 @@ _product_backward.register_fake(
 
 def _column_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, weight, bias, ctx.group, _, ctx.sequence = inputs
-    ctx.has_bias = bias is not None
+    ctx.has_bias, ctx.row = bias is not None, False
     ctx.save_for_backward(x, weight)
 
 
 def _column_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     of_x, of_weight, of_bias = _product_backward(
-        grad.contiguous(), *ctx.saved_tensors, ctx.has_bias, ctx.group, ctx.sequence
+        grad.contiguous(), *ctx.saved_tensors, ctx.has_bias, ctx.group, ctx.sequence, ctx.row
     )
     of_bias = of_bias if ctx.has_bias else None
     return of_x, of_weight, of_bias, None, None, None
@@ -90,9 +91,11 @@ column_linear.register_autograd(_column_gradients, setup_context=_column_setup)
 @torch.library.custom_op("meshtune::row_linear", mutates_args=())
 def row_linear(x: Tensor, weight: Tensor, group: str, ranks: int, sequence: bool) -> Tensor:
     """The sum over the group of x W^T, W's columns being over it; with ``sequence`` a share."""
+    if sequence and _groups[group].fused:
+        return _groups[group].product_scatter(x, weight.t())
     total = _kernels[group].outputs(x, weight)
     if sequence:
-        return scatter_sum(total, _groups[group])[0]
+        return products.scatter_sum(total, _groups[group])[0]
     _groups[group].all_reduce(total, "tensor")
     return total
 
@@ -107,7 +110,7 @@ row_linear.register_fake(
 @torch.library.custom_op("meshtune::gather_sequence", mutates_args=())
 def gathered(x: Tensor, group: str, ranks: int) -> Tensor:
     """The ranks' tensors along the first dimension."""
-    return gather_sequence(x, _groups[group])[0]
+    return products.gather_sequence(x, _groups[group])[0]
 
 
 gathered.register_fake(lambda x, group, ranks: x.new_empty(x.size(0) * ranks, *x.shape[1:]))
@@ -131,14 +134,12 @@ def summed(x: Tensor, group: Group | str) -> Tensor:
 
 
 def _row_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, group, ranks, sequence = inputs
-    ctx.gathers = (group, ranks) if sequence else ()
-    ctx.group, ctx.sequence, ctx.has_bias = _ALONE, False, False
+    x, weight, group, _, ctx.row = inputs
+    ctx.group, ctx.sequence, ctx.has_bias = group if ctx.row else _ALONE, False, False
     ctx.save_for_backward(x, weight)
 
 
 def _row_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    grad = gathered(grad, *ctx.gathers) if ctx.gathers else grad
     return _column_gradients(ctx, grad)[:5]
 
 

@@ -23,6 +23,28 @@ def scatter_sum(x: Tensor, group: Group, async_op: bool = False) -> tuple[Tensor
     return share, group.reduce_scatter(share, x.contiguous(), "tensor", async_op=async_op)
 
 
+def column_outputs(
+    x: Tensor, weight: Tensor, bias: Tensor | None, group: Any, sequence: bool, kernels: Kernels
+) -> Tensor:
+    """x W^T with W's rows over the group, if any; x whole, or with ``sequence`` a share of it."""
+    if sequence and group.fused:
+        outputs = group.gather_product(x, weight.t(), keeps=False)[1]
+        return outputs if bias is None else outputs.add_(bias)
+    return kernels.outputs(gather_sequence(x, group)[0] if sequence else x, weight, bias)
+
+
+def row_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, parameter: Tensor, group: Group, kernels: Kernels
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of x and of W, whose columns are over the group, from a share of the output's."""
+    if group.fused:
+        whole, grad_x = group.gather_product(grad, weight, keeps=True)
+    else:
+        whole = gather_sequence(grad, group)[0]
+        grad_x = kernels.input_gradient(whole, weight)
+    return grad_x, kernels.weight_gradient(whole, x, parameter)
+
+
 def column_backward(
     grad: Tensor,
     x: Tensor,

@@ -22,7 +22,7 @@ from trainer.model.transformer import Embedding, Head, Positions, Stage
 from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.operators import column_linear, named, row_linear
-from trainer.parallel.products import Shared, Sum, column_backward, gather_sequence
+from trainer.parallel.products import Shared, Sum, column_backward, column_outputs, row_backward
 from trainer.plan.config import TrainConfig
 
 
@@ -43,8 +43,7 @@ class _ColumnLinear(torch.autograd.Function):
         ctx.kernels = kernels
         ctx.parameter = weight  # what is saved may be a copy's view, where layers are recomputed
         ctx.save_for_backward(x, weight)
-        whole = gather_sequence(x, group)[0] if sequence else x
-        return kernels.outputs(whole, weight, bias)
+        return column_outputs(x, weight, bias, group, sequence, kernels)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -53,6 +52,24 @@ class _ColumnLinear(torch.autograd.Function):
             grad, x, weight, ctx.parameter, ctx.has_bias, ctx.group, ctx.sequence, ctx.kernels
         )
         return grad_x, grad_weight, grad_bias, None, None, None
+
+
+class _FusedRow(torch.autograd.Function):
+    """Zeros with the gradients of a share of x W^T, with W's columns over the ranks.
+
+    The share is computed apart: recomputation ends with what is kept here, before it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, group: Group, kernels: Kernels) -> Tensor:
+        ctx.rest = weight, group, kernels
+        ctx.save_for_backward(x, weight)
+        zeros = torch.zeros((), dtype=x.dtype, device=x.device)
+        return zeros.expand(x.size(0) // group.size, x.size(1), weight.size(0))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return *row_backward(grad, *ctx.saved_tensors, *ctx.rest), None, None
 
 
 def split(module: nn.Module, splits: dict[str, Split]) -> None:
@@ -121,6 +138,10 @@ class RowParallel(Style):
     def product(self, module: Linear, x: Tensor) -> Tensor:
         if self.name is not None:
             total = row_linear(x, module.weight, self.name, self.group.size, self.sequence)
+        elif self.group.fused:
+            zeros = _FusedRow.apply(x, module.weight, self.group, self.kernels)
+            weight = module.weight.detach().t()
+            total = self.group.product_scatter(x.detach(), weight).add_(zeros)
         else:
             if self.kernels.own_gradients:
                 partial = _ColumnLinear.apply(x, module.weight, None, None, False, self.kernels)

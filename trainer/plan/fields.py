@@ -175,6 +175,15 @@ class Choices(Described):
         Refused("it has no tensor parallelism here", "tp"),
         Column(),
     ] = False
+    async_tp: Annotated[
+        bool,
+        OtherNames("async_tensor_parallel enable_async_tensor_parallel"),
+        Counts("tp > 1 and sequence_parallel", "async_tp_by_sequence", "without sequence_parallel"),
+        Refused("its layers are not split"),
+        Column(),
+    ] = False
+    """run each product in one operator with the exchange before or after it, where no other product
+    hides that; on a CPU one after the other"""
     overlap_all_reduce: bool = True
     """grid: sum an input's gradient behind the weight's product"""
     overlap_reduce_scatter: bool = True

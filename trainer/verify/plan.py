@@ -26,6 +26,8 @@ class Check:
     remedy: str
     settings: dict[str, Any] = field(default_factory=dict)
     gpus: int = 1
+    model: dict[str, Any] = field(default_factory=dict)  # of layouts on GPUs, where it is not TINY
+    tolerance: float = 1e-4  # of the losses of layouts
 
 
 def planned(gpus: int) -> Iterator[Check]:
@@ -38,6 +40,5 @@ def planned(gpus: int) -> Iterator[Check]:
                 yield Check(f"{name}, {variant}", **entry, settings={**settings, **own})
         elif entry["kind"] != "layouts":
             yield Check(**entry)
-        elif gpus > 1:
-            told = {"name": f"layouts on {gpus} GPUs", "settings": {"gpus": gpus}, "gpus": gpus}
-            yield Check(**{**entry, **told})
+        elif gpus > 1 and gpus % entry.get("settings", {}).get("tp", 1) == 0:
+            yield Check(**{**entry, "name": f"{entry['name']} on {gpus} GPUs", "gpus": gpus})

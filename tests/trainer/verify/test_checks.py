@@ -139,6 +139,14 @@ def test_parts_end_within_nine_minutes_if_no_check_reaches_its_limit_twice_over(
         assert max(mine) < 540
 
 
+@pytest.mark.parametrize(("gpus", "several"), [(1, 0), (2, 3), (3, 1), (8, 3)])
+def test_layouts_are_planned_where_their_degrees_divide_the_gpus(gpus: int, several: int) -> None:
+    """Three GPUs have layouts, but none with tp 2."""
+    found = [check for check in plan.planned(gpus) if check.kind == "layouts"]
+    assert [check.gpus for check in found] == [gpus] * several
+    assert all(gpus % check.settings.get("tp", 1) == 0 for check in found)
+
+
 def test_every_check_has_a_remedy_and_a_name_of_its_own() -> None:
     names = [check.name for check in ALL]
     assert len(set(names)) == len(names)

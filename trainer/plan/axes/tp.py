@@ -36,16 +36,19 @@ def sums(jobs: Jobs, habits: Habits, counts: Mapping[Pass, tuple[Size, Size]]) -
     reduce-scatter.
     """
     group, split = jobs.layout.axes.group("tp"), splits_sequence(jobs, habits)
-    num_bytes = jobs.activation_bytes
+    sent = jobs.activation_bytes
     behind: Work = "products" if habits.overlaps_tensor else ""
+    fuses = np.where(split & jobs.options.async_tp, 1.0, 0.0)
     made: list[Exchange] = []
     for within, (count, gathers) in counts.items():
-        each: tuple[tuple[Operation, Size], ...] = (
-            ("all_gather", np.where(split, gathers, 0.0)),
-            ("reduce_scatter", np.where(split, count, 0.0)),
-            ("all_reduce", np.where(split, 0.0, count)),
+        # Backward, the gather of an output's gradient: the others have another product beside them.
+        fused = (PASS_SUMS, 0) if within == "backward" else (gathers, count)
+        each: tuple[tuple[Operation, Size, Size], ...] = (
+            ("all_gather", np.where(split, gathers, 0.0), fused[0] * fuses),
+            ("reduce_scatter", np.where(split, count, 0.0), fused[1] * fuses),
+            ("all_reduce", np.where(split, 0.0, count), 0.0),
         )
-        made += [Exchange("tensor", how, group, num_bytes, n, within, behind) for how, n in each]
+        made += [Exchange("tensor", how, group, sent, n, within, behind, f) for how, n, f in each]
     return tuple(made)
 
 
@@ -65,8 +68,10 @@ def layer_exchanges(jobs: Jobs, habits: Habits) -> Exchanges:
 
 
 def host_calls(jobs: Jobs, habits: Habits) -> Array:
-    """Collectives of a layer's forward pass; none if one CUDA graph holds the whole step."""
+    """Collectives of a layer's forward pass, in parts if fused with products; none if one CUDA
+    graph holds the whole step."""
     each = np.where(splits_sequence(jobs, habits), 2.0, 1.0)
+    each = each * np.where(jobs.options.async_tp, jobs.layout.tp, 1.0)
     by_host = (jobs.layout.tp > 1) & (jobs.options.graphs != STEP_GRAPHS)
     return np.where(by_host, PASS_SUMS * each, 0.0)
 
