@@ -311,7 +311,7 @@ def plot(
 
     >>> import meshtune
     >>> meshtune.plot(run, width=3.3).savefig(picture)
-    >>> meshtune.plot(run, "heat", across="tp", up="pp").savefig(picture)
+    >>> meshtune.plot(run, "heat", across="mbs", up="pp").savefig(picture)
 
     Args:
         what: a run or its folder; or a result of :func:`sensitivity`: mean |SHAP| per parameter

@@ -243,10 +243,10 @@ def test_a_run_has_its_figures_before_meshtune_is_imported(names: dict[str, Any]
 def test_a_run_has_the_figures_of_its_page_by_name(names: dict[str, Any]) -> None:
     plots = names["run"].plot
     assert {"history", "heat", "roofline", "stacks", "effects"} <= set(dir(plots))
-    drawn = plots.heat(across="pp", up="tp")._repr_svg_()
+    drawn = plots.heat(across="pp", up="mbs")._repr_svg_()
     assert (
-        "pp →, tp ↑" in drawn
-        and drawn == meshtune.plot(names["run"], "heat", across="pp", up="tp")._repr_svg_()
+        "pp →, mbs ↑" in drawn
+        and drawn == meshtune.plot(names["run"], "heat", across="pp", up="mbs")._repr_svg_()
     )
     for wrong in ({"across": "nothing"}, {"by": "time"}):
         with pytest.raises(ArgumentError, match="accepted"):
