@@ -17,7 +17,7 @@ from workflows.launching import OLDEST_TORCH, _release
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "first-search.md"
 SCRIPT = """\
-import argparse, time
+import argparse, os, time
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,8 +37,9 @@ for step in range(given.steps):
         took_ms = 1e3 * (time.perf_counter() - began)
         print(f"step {step} | loss {loss:.3f} | {took_ms:.1f} ms/step", flush=True)
 assert dist.get_world_size() == 2
-dist.barrier()  # else gloo ends one process in six by SIGABRT on a busy machine
+dist.barrier()  # else gloo ends one process in six by SIGABRT on a busy machine,
 dist.destroy_process_group()
+os._exit(0)  # and a few while the interpreter ends
 """
 
 

@@ -13,7 +13,7 @@ from support.small_search import QUICK
 from workflows.cli.main import main
 
 DDP = """
-import argparse, time, torch, torch.distributed as dist
+import argparse, os, time, torch, torch.distributed as dist
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int)
 parser.add_argument("--steps", type=int)
@@ -30,8 +30,9 @@ for step in range(1, args.steps + 1):
     if dist.get_rank() == 0:
         took_ms = 1e3 * (time.perf_counter() - start)
         print(f"step {step} loss {loss.item():.4f} step time: {took_ms:.2f} ms", flush=True)
-dist.barrier()  # else gloo ends one process in six by SIGABRT on a busy machine
+dist.barrier()  # else gloo ends one process in six by SIGABRT on a busy machine,
 dist.destroy_process_group()
+os._exit(0)  # and a few while the interpreter ends
 """
 ACCELERATE = """
 import argparse, time, torch
