@@ -127,7 +127,6 @@ def test_a_script_is_tuned_by_a_short_space(
     [trial] = read_run(run).trials.values()
     assert trial.result is not None, trial
     sequences = 2 * 2 * trial.config["mbs"]  # of two ranks, two micro-batches each
-    # A trial's figures are their means. Gloo may end a process that is done on a busy machine.
-    for found in (attempt.result for attempt in trial.attempts if attempt.ok):
+    for found in (attempt.result for attempt in trial.attempts):  # a trial's are their means
         seconds = found["step_time_s"]["median"]
         assert found["samples_per_second"] == pytest.approx(sequences / seconds)
