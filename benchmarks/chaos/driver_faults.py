@@ -127,7 +127,8 @@ def second_driver(world: World, planned: Planned) -> Course:
     if not world.journal.exists():
         return
     before = len(events_of(world.journal))
-    with _other(world, world.run_dir) as other:
+    early = () if world.opened else (2,)  # it may lose the race for the run
+    with _other(world, world.run_dir) as other, world.may_exit(*early):
         # If the first is killed just then, the second has the run, and the next is refused.
         world.between.append(lambda: _end(other))
         while other.poll() is None:
@@ -168,9 +169,11 @@ def onlookers(world: World, planned: Planned) -> Course:
     with _run(world, [sys.executable, "-m", "meshtune", command, str(world.run_dir)]) as other:
         while other.poll() is None:
             yield 0.1
-    refused = other.returncode == 2 and "meshtune repair" in world.others_said()
-    if other.returncode and not (refused and world.damages > damages):  # damaged meanwhile
-        world.violate(f"meshtune {command} ended with {other.returncode}: {world.others_said()}")
+    said = world.others_said()
+    refused = other.returncode == 2 and "meshtune repair" in said and world.damages > damages
+    blocked = "report is a file" in said and world.plans("report_unwritable")
+    if other.returncode and not (refused or blocked):  # rightly, by what was done meanwhile
+        world.violate(f"meshtune {command} ended with {other.returncode}: {said}")
 
 
 def _only_small(folder: str, names: list[str]) -> set[str]:

@@ -187,10 +187,14 @@ class World:
             *self.machine.arguments(),
         ]
 
+    def plans(self, fault: str) -> bool:
+        """Whether the round has this fault."""
+        return any(planned.fault == fault for planned in self.plan.faults)
+
     def environment(self, whose: str = "") -> dict[str, str]:
         """A driver's environment; all of its processes inherit the round's marker."""
         path = [str(ROOT)]
-        if any(f.fault == "set_clock" for f in self.plan.faults):
+        if self.plans("set_clock"):
             path.insert(0, str(self.clock_file.parent))
         return {
             **os.environ,
