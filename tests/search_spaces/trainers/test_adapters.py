@@ -234,46 +234,6 @@ def test_what_pasted_arguments_say_of_stages_is_known(load: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stated", "precision", "written"),
-    [
-        ("--bf16 --fp8-format hybrid", "fp8", "--bf16 --fp8-format hybrid"),
-        ("--fp8-format e4m3 --bf16", "fp8", "--bf16 --fp8-format e4m3"),
-        ("--fp16 --fp8-format hybrid", "fp8", "--fp16 --fp8-format hybrid"),
-        ("--bf16", "bf16", "--bf16"),
-        ("--fp16", "fp16", "--fp16"),
-    ],
-)
-def test_products_in_fp8_are_no_products_in_bf16(
-    load: Load, stated: str, precision: str, written: str
-) -> None:
-    args = ", ".join(stated.split())
-    space = load(STAGES.format(layers=16, args=args, more="tp: 1"))
-    assert space.parameters["precision"].values == (precision,)
-    config = {"pp": 1, "mbs": 1, "gas": 64, "tp": 1, "precision": precision}
-    command = " ".join(space.command(config, "/t"))
-    assert command.endswith(f" {written}")
-    assert command.count("--bf16") + command.count("--fp16") == 1
-
-
-def test_the_users_own_format_of_fp8_is_kept_in_trials_in_fp8(load: Load) -> None:
-    space = load(
-        STAGES.format(layers=16, args="--bf16, --fp8-format, e4m3", more="precision: [bf16, fp8]")
-    )
-    config = {"pp": 1, "mbs": 1, "gas": 64}
-    fp8, bf16 = (" ".join(space.command({**config, "precision": p}, "")) for p in ("fp8", "bf16"))
-    assert "--fp8-format e4m3" in fp8 and fp8.count("--fp8-format") == fp8.count("--bf16") == 1
-    assert "--fp8-format" not in bf16 and bf16.count("--bf16") == 1
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp8"])
-def test_a_word_without_an_option_may_be_the_trainers_default(load: Load, precision: str) -> None:
-    space = load(STAGES.format(layers=16, args="", more=f"tp: 1, precision: {precision}"))
-    assert space.parameters["precision"].values == (precision,)
-    with pytest.raises(SpaceError, match="found 'int4', accepted by megatron-lm bf16, fp16, fp32"):
-        load(STAGES.format(layers=16, args="", more="tp: 1, precision: [bf16, int4]"))
-
-
-@pytest.mark.parametrize(
     ("words", "setting"),
     [
         ("block", "{when: 'recompute == \"block\"', file: {mode: block}}"),
@@ -292,29 +252,6 @@ def test_words_of_a_trainer_of_ones_own_are_ones_own(
     assert usual in record
     space = load(SPACE.format(more="").replace("[none, full]", f"[none, {words}]"))
     assert space.parameters["recompute"].values == ("none", words)
-
-
-@pytest.mark.parametrize(
-    ("trainer", "more"),
-    [
-        ('args: [--my-rec, "{recompute}"]', "recompute: [full, mine]"),
-        ("args: [{when: recompute == 'mine', args: [--mine]}]", "recompute: [full, mine]"),
-        ('env: {PREC: "{precision}"}', "precision: [bf16, int4]"),
-        ("files: {a.json: {content: {}, set: {p: '{precision}'}}}", "precision: [bf16, int4]"),
-        ("env: {EVERY: '{every}'}", "every: [1, 2], recompute: [full, 'by block']"),
-    ],
-)
-def test_words_that_users_pass_on_themselves_are_accepted(
-    load: Load, trainer: str, more: str
-) -> None:
-    text = STAGES.format(layers=16, args="", more=f"tp: 1, {more}")
-    if "every" in more:
-        text += "conditions: {every: recompute == 'by block'}\n"
-    space = load(text.replace("args: []", trainer))
-    assert {"mine", "int4", "by block"} & {w for p in space.parameters.values() for w in p.values}
-    told = "recompute: [full, ful], precision: [bf16]"
-    with pytest.raises(SpaceError, match="found 'ful', accepted by megatron-lm full, none, selec"):
-        load(STAGES.format(layers=16, args="", more=f"tp: 1, {told}"))
 
 
 def test_litgpt_in_fp16_is_told_so(load: Load) -> None:

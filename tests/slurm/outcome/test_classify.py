@@ -368,39 +368,6 @@ def test_a_trials_end_is_told_from_its_evidence(seen: Evidence, kind: Kind, word
 
 
 @pytest.mark.parametrize(
-    "said",
-    [
-        "AssertionError: world size (12) is not divisible by total_model_size (8)",
-        "ValueError: num_attention_heads (12) must be a multiple of tensor_model_parallel_size (8)",
-        "AssertionError: num heads must be divisible by tensor parallel size",
-        "AssertionError: 12 is not divisible by 8",
-        "AssertionError: global batch size (9) is not divisible by micro batch size (2) times data",
-        "AssertionError: number of layers should be divisible by the pipeline parallel size",
-        "AssertionError: Invalid parallel dims: dp_replicate(1) * tp(16) != WORLD_SIZE(8)",
-        "AssertionError: Check batch related parameters. train_batch_size is not equal to 256 != 4",
-    ],
-)  # fmt: skip
-def test_a_configuration_that_a_trainer_refuses_is_invalid_and_no_crash(said: str) -> None:
-    log = f"[rank0]: Traceback (most recent call last):\n[rank0]: {said}\n"
-    outcome = classify(evidence(log))
-    assert (outcome.kind, outcome.message) == (Kind.INVALID, said)
-    tee = f"[default0]:[rank0]: {said}\ntorch.distributed.elastic.ChildFailedError: \n"
-    assert classify(evidence(tee)).kind is Kind.INVALID
-    # Handled, and the trial succeeds or fails of something else.
-    assert classify(evidence(log, exit_code=0, result=OK)).kind is Kind.OK
-    assert classify(evidence(f"{said}\n[rank0]: KeyError: 'lr'\n")).kind is Kind.CRASH
-    # A warning, or of other things.
-    assert classify(evidence(said.partition(": ")[2])).kind is Kind.CRASH
-
-
-@pytest.mark.parametrize(
-    "said", ["ValueError: the image's height must be divisible by 8", "KeyError: 'batch_size'"]
-)
-def test_what_no_parallel_configuration_causes_is_a_crash(said: str) -> None:
-    assert classify(evidence(said)).kind is Kind.CRASH
-
-
-@pytest.mark.parametrize(
     "line",
     [
         "rank 0: srun: error: Node failure on n2",

@@ -1,4 +1,4 @@
-"""The reason told of a crash: what the rank that failed first says itself."""
+"""What the rank that failed first says itself: the reason of a crash, or a refusal."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from slurm.outcome.classify import classify
 from slurm.outcome.evidence import Evidence
+from slurm.outcome.kinds import Kind
 from slurm.outcome.texts import NO_TEXTS
 from slurm.outcome.watch import Termination
 
@@ -88,3 +89,36 @@ def test_the_reason_of_an_end_without_an_exception_is_the_line_that_names_one(
 def test_a_rank_that_failed_itself_outweighs_what_a_shell_has_said_before() -> None:
     log = "train.sh: line 2: module: command not found\n" + PEERS
     assert classify(evidence(log)).message == "exit code 1; ValueError: learning rate is missing"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "AssertionError: world size (12) is not divisible by total_model_size (8)",
+        "ValueError: num_attention_heads (12) must be a multiple of tensor_model_parallel_size (8)",
+        "AssertionError: num heads must be divisible by tensor parallel size",
+        "AssertionError: 12 is not divisible by 8",
+        "AssertionError: global batch size (9) is not divisible by micro batch size (2) times data",
+        "AssertionError: number of layers should be divisible by the pipeline parallel size",
+        "AssertionError: Invalid parallel dims: dp_replicate(1) * tp(16) != WORLD_SIZE(8)",
+        "AssertionError: Check batch related parameters. train_batch_size is not equal to 256 != 4",
+    ],
+)  # fmt: skip
+def test_a_configuration_that_a_trainer_refuses_is_invalid_and_no_crash(said: str) -> None:
+    log = f"[rank0]: Traceback (most recent call last):\n[rank0]: {said}\n"
+    outcome = classify(evidence(log))
+    assert (outcome.kind, outcome.message) == (Kind.INVALID, said)
+    tee = f"[default0]:[rank0]: {said}\ntorch.distributed.elastic.ChildFailedError: \n"
+    assert classify(evidence(tee)).kind is Kind.INVALID
+    # Handled, and the trial succeeds or fails of something else.
+    assert classify(evidence(log, code=0, result={"status": "ok"})).kind is Kind.OK
+    assert classify(evidence(f"{said}\n[rank0]: KeyError: 'lr'\n")).kind is Kind.CRASH
+    # A warning, or of other things.
+    assert classify(evidence(said.partition(": ")[2])).kind is Kind.CRASH
+
+
+@pytest.mark.parametrize(
+    "said", ["ValueError: the image's height must be divisible by 8", "KeyError: 'batch_size'"]
+)
+def test_what_no_parallel_configuration_causes_is_a_crash(said: str) -> None:
+    assert classify(evidence(said)).kind is Kind.CRASH

@@ -1,0 +1,80 @@
+"""Words of a space, such as a precision, for which Megatron-LM has options, and others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from search_spaces import SearchSpace, SpaceError
+
+Load = Callable[[str], SearchSpace]
+SPACE = """\
+version: 1
+cluster: dgx_h100
+model: {{num_layers: 16, hidden_size: 256, num_heads: 8, vocab_size: 1000, seq_length: 128}}
+trainer: {{adapter: megatron-lm, args: [{args}]}}
+parameters: {{pp: [1, 8], mbs: 1, gas: 64, {more}}}
+objective: {{maximize: tokens_per_second}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("stated", "precision", "written"),
+    [
+        ("--bf16 --fp8-format hybrid", "fp8", "--bf16 --fp8-format hybrid"),
+        ("--fp8-format e4m3 --bf16", "fp8", "--bf16 --fp8-format e4m3"),
+        ("--fp16 --fp8-format hybrid", "fp8", "--fp16 --fp8-format hybrid"),
+        ("--bf16", "bf16", "--bf16"),
+        ("--fp16", "fp16", "--fp16"),
+    ],
+)
+def test_products_in_fp8_are_no_products_in_bf16(
+    load: Load, stated: str, precision: str, written: str
+) -> None:
+    args = ", ".join(stated.split())
+    space = load(SPACE.format(args=args, more="tp: 1"))
+    assert space.parameters["precision"].values == (precision,)
+    config = {"pp": 1, "mbs": 1, "gas": 64, "tp": 1, "precision": precision}
+    command = " ".join(space.command(config, "/t"))
+    assert command.endswith(f" {written}")
+    assert command.count("--bf16") + command.count("--fp16") == 1
+
+
+def test_the_users_own_format_of_fp8_is_kept_in_trials_in_fp8(load: Load) -> None:
+    space = load(SPACE.format(args="--bf16, --fp8-format, e4m3", more="precision: [bf16, fp8]"))
+    config = {"pp": 1, "mbs": 1, "gas": 64}
+    fp8, bf16 = (" ".join(space.command({**config, "precision": p}, "")) for p in ("fp8", "bf16"))
+    assert "--fp8-format e4m3" in fp8 and fp8.count("--fp8-format") == fp8.count("--bf16") == 1
+    assert "--fp8-format" not in bf16 and bf16.count("--bf16") == 1
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp8"])
+def test_a_word_without_an_option_may_be_the_trainers_default(load: Load, precision: str) -> None:
+    space = load(SPACE.format(args="", more=f"tp: 1, precision: {precision}"))
+    assert space.parameters["precision"].values == (precision,)
+    with pytest.raises(SpaceError, match="found 'int4', accepted by megatron-lm bf16, fp16, fp32"):
+        load(SPACE.format(args="", more="tp: 1, precision: [bf16, int4]"))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "more"),
+    [
+        ('args: [--my-rec, "{recompute}"]', "recompute: [full, mine]"),
+        ("args: [{when: recompute == 'mine', args: [--mine]}]", "recompute: [full, mine]"),
+        ('env: {PREC: "{precision}"}', "precision: [bf16, int4]"),
+        ("files: {a.json: {content: {}, set: {p: '{precision}'}}}", "precision: [bf16, int4]"),
+        ("env: {EVERY: '{every}'}", "every: [1, 2], recompute: [full, 'by block']"),
+    ],
+)
+def test_words_that_users_pass_on_themselves_are_accepted(
+    load: Load, trainer: str, more: str
+) -> None:
+    text = SPACE.format(args="", more=f"tp: 1, {more}")
+    if "every" in more:
+        text += "conditions: {every: recompute == 'by block'}\n"
+    space = load(text.replace("args: []", trainer))
+    assert {"mine", "int4", "by block"} & {w for p in space.parameters.values() for w in p.values}
+    told = "recompute: [full, ful], precision: [bf16]"
+    with pytest.raises(SpaceError, match="found 'ful', accepted by megatron-lm full, none, selec"):
+        load(SPACE.format(args="", more=f"tp: 1, {told}"))

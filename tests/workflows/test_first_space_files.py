@@ -1,0 +1,180 @@
+"""``meshtune init`` with a trainer's own file, and with lines that start fine-tuning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from search_spaces import check, load_space
+from workflows.cli.main import main
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+TITAN = """\
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+seq_len = 4096
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--config", "llama3_8b.toml"], ["--args", "run_train.sh"]],
+    ids=["named", "in the launch script"],
+)
+def test_a_configuration_file_is_enough(here: Path, arguments: list[str]) -> None:
+    (here / "llama3_8b.toml").write_text(TITAN)
+    (here / "run_train.sh").write_text(
+        'CONFIG=${CONFIG:-"llama3_8b.toml"}\n'
+        "torchrun --role rank -m torchtitan.train --job.config_file ${CONFIG} --compile.enable\n"
+    )
+    assert main(["init", "--adapter", "torchtitan", "--cluster", "dgx_h100", *arguments]) == 0
+    space = load_space(here / "space.yaml")
+    assert space.model is not None
+    assert (space.model.num_layers, space.model.seq_length) == (32, 4096)
+    assert check(space).valid > 0
+    assert list(space.trainer.command or []).count("--job.config_file") == 1
+
+
+def test_a_configuration_file_without_an_option_is_named_once(here: Path) -> None:
+    (here / "base.yml").write_text("max_target_length: 2048\n")
+    (here / "run.sh").write_text(
+        "python3 -m MaxText.train base.yml model_name=llama3-8b steps=30 attention=cudnn_flash_te\n"
+    )
+    told = ["--adapter", "maxtext", "--cluster", "dgx_h100", "--args", "run.sh"]
+    assert main(["init", *told]) == 0
+    command = load_space(here / "space.yaml").trainer.command or []
+    assert command[:4] == ["python", "-m", "MaxText.train", "run.yml"]
+    assert "base.yml" not in command and "attention=cudnn_flash_te" in command
+
+
+FINE_TUNERS = {
+    # what people type, its file, and how the trial is then started
+    "llama-factory": (
+        "FORCE_TORCHRUN=1 NNODES=1 llamafactory-cli train own.yaml learning_rate=1e-5",
+        {"finetuning_type": "lora", "lora_rank": 8, "cutoff_len": 2048, "stage": "sft"},
+        "-m llamafactory.launcher job.yaml",
+        "tokens_per_second",
+    ),
+    "axolotl": (
+        "axolotl train own.yaml --launcher torchrun -- --nnodes=1 --nproc_per_node=8",
+        {"adapter": "lora", "lora_r": 8, "sequence_len": 2048},
+        "-m axolotl.cli.train job.yaml",
+        "epochs_per_second",
+    ),
+    "torchtune": (
+        "tune run --nproc_per_node 8 lora_finetune_distributed --config own.yaml batch_size=4",
+        {"tokenizer": {"max_seq_len": 2048}, "gradient_accumulation_steps": 2},
+        "tune run lora_finetune_distributed --config run.yaml",
+        "labelled_tokens_per_second_per_gpu",
+    ),
+    "ms-swift": (
+        "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B --train_type lora --max_length 2048",
+        {},
+        "-m swift.cli.sft",
+        "epochs_per_second",
+    ),
+    "litgpt": (
+        "litgpt finetune_lora meta-llama/Llama-3.1-8B --train.max_seq_length 2048 --devices 8",
+        {},
+        "litgpt finetune_lora meta-llama/Llama-3.1-8B",
+        "tokens_per_second",
+    ),
+    "trl": (
+        "trl sft --model_name_or_path m --use_peft --max_length 2048 --accelerate_config zero3",
+        {},
+        "-m trl.scripts.sft --model_name_or_path m",
+        "tokens_per_second",
+    ),
+}
+
+
+@pytest.mark.parametrize("adapter", FINE_TUNERS)
+def test_the_line_that_starts_a_fine_tuning_is_enough(here: Path, adapter: str) -> None:
+    line, own, start, objective = FINE_TUNERS[adapter]
+    (here / "launch.sh").write_text(line + "\n")
+    (here / "own.yaml").write_text(yaml.safe_dump(own))
+    asked = ["--cluster", "dgx_h100", "--model", "llama_8b", "--args", "launch.sh"]
+    assert main(["init", "mine.yaml", "--adapter", adapter, *asked]) == 0
+    space = load_space(here / "mine.yaml")
+    assert space.objective.as_dict() == {"maximize": objective}
+    config = {name: parameter.values[0] for name, parameter in space.parameters.items()}
+    command = " ".join(space.command(config, "/t"))
+    assert start in command and "zero3" not in command and "torchrun" not in command
+    assert space.parameters["tuning"].values == ("lora",)
+    batches = [e.text for e in space.constraints if "batch" in e.text]
+    assert all(int(text.split()[-1]) <= 256 for text in batches)  # none of a pre-training
+
+
+def test_the_value_of_an_option_is_not_taken_for_the_file(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--cluster", "dgx_h100", "--model", "llama_8b", "--args", "launch.sh"]
+    (here / "own.yaml").write_text("{adapter: lora, lora_r: 8, sequence_len: 2048}")
+    (here / "launch.sh").write_text("axolotl train --lr 1e-4 own.yaml\n")
+    assert main(["init", "mine.yaml", "--adapter", "axolotl", *asked]) == 0
+    (here / "launch.sh").write_text("llamafactory-cli train --stage sft --do_train true\n")
+    assert main(["init", "other.yaml", "--adapter", "llama-factory", *asked]) == 2
+    assert "launch.sh: no configuration file of llama-factory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "config", "passed"),
+    [
+        ("train own.yaml --deepspeed zero2.json", "", "--deepspeed zero2.json"),
+        ("train own.yaml --deepspeed zero2.json", "own.yaml", "--deepspeed zero2.json"),
+        ("train $CFG --deepspeed zero2.json", "own.yaml", "--deepspeed zero2.json"),
+        ("train --deepspeed zero2.json own.yaml", "", "--deepspeed zero2.json"),
+        ("train own.yaml --eval own.yaml", "", "--eval own.yaml"),
+        ("train own.yaml own.yaml", "", ""),
+        ("train own.yaml --targets q v", "", "--targets q v"),
+        ("train other.yaml --targets q v", "own.yaml", "--targets q v"),
+        ("train --debug own.yaml", "", "--debug"),
+    ],
+)
+def test_a_file_that_an_option_names_stays_with_it(
+    here: Path, capsys: pytest.CaptureFixture[str], line: str, config: str, passed: str
+) -> None:
+    asked = ["--adapter", "axolotl", "--cluster", "dgx_h100", "--model", "llama_8b"]
+    (here / "own.yaml").write_text("{adapter: lora, lora_r: 8, sequence_len: 2048}")
+    (here / "run.sh").write_text(f"axolotl {line}\n")
+    asked += ["--config", config] if config else []
+    assert main(["init", "mine.yaml", *asked, "--args", "run.sh"]) == 0
+    own = yaml.safe_load((here / "mine.yaml").read_text())["trainer"]
+    assert (own["config"], own.get("args", "").split()) == ("own.yaml", passed.split())
+    assert ("left out: other.yaml" in capsys.readouterr().out) is ("other.yaml" in line)
+
+
+def test_files_that_a_trainer_merges_are_not_taken_for_one(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """GPT-NeoX merges its files: what the others say would be missing from every trial."""
+    asked = ["init", "mine.yaml", "--adapter", "neox", "--cluster", "dgx_h100", "--args", "run.sh"]
+    (here / "run.sh").write_text("python ./deepy.py train.py -d configs 6-7B.yml local.yml\n")
+    assert main(asked) == 2
+    said = capsys.readouterr().err
+    assert "run.sh: found 6-7B.yml, local.yml: put their options into one file, and name it" in said
+    sizes = "'num-layers': 2, 'hidden-size': 64, 'num-attention-heads': 2, 'seq-length': 32"
+    (here / "one.yml").write_text(f"{{{sizes}}}\n")
+    assert main([*asked, "--config", "one.yml"]) == 2
+    assert "neox is told none, or not all of it: it has no option for vocab_size" in (
+        capsys.readouterr().err
+    )
+    (here / "m.yaml").write_text(
+        "{num_layers: 2, hidden_size: 64, num_heads: 2, seq_length: 32, vocab_size: 512,\n"
+        " positions: learned, tied_embeddings: true}\n"
+    )
+    assert main([*asked, "--config", "one.yml", "--model", "m.yaml"]) == 0
+    assert "left out: local.yml" in capsys.readouterr().out
+    command = load_space(here / "mine.yaml").trainer.command or []
+    assert "train.py" in command and not {"6-7B.yml", "local.yml", "deepy.py"} & {*command}
