@@ -14,7 +14,9 @@ from foundation.documents import read_document
 WORDS: dict[str, Any] = read_document(Path(__file__).with_name("launch_words.yaml")).root.plain()
 _SHORT: dict[str, str] = WORDS["short"]
 _WITHOUT_VALUE: dict[str, str] = WORDS["short flags"]
-_AGENT = re.compile(rf"(?:.*/bin/)?(?:{'|'.join(WORDS['agents'] + WORDS['launchers'])})|.*deepy\.py")
+_AGENT = re.compile(
+    rf"(?:.*/bin/)?(?:{'|'.join(WORDS['agents'] + WORDS['launchers'])})|.*deepy\.py"
+)
 _FLAG = re.compile(rf"--(?:{'|'.join([*_WITHOUT_VALUE.values(), *WORDS['flags']])})")
 
 
