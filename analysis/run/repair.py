@@ -40,6 +40,8 @@ from search_spaces import load_space
 
 MAX_SPEC_BYTES = 16 << 20
 EXCERPT = 100  # characters of a line that is left out
+# What a damaged line still shows if a session began with it; one flipped bit leaves one of them.
+_OPENING = (b'"event": "opened"', b'"fingerprint": ')
 
 
 @dataclass
@@ -49,6 +51,7 @@ class Repair:
     notes: list[tuple[int, str]] = field(default_factory=list)
     lines: int = 0  # of the journal now
     backup: Path | None = None  # the original; None if nothing had to be done
+    openings: list[int] = field(default_factory=list)  # damaged lines that began a session
 
 
 def repair_run(directory: Path | str) -> Repair:
@@ -70,7 +73,8 @@ def repair_run(directory: Path | str) -> Repair:
             raise RunError(str(error)) from None
         lines, notes = in_order(found, {number for number, _ in repair.notes})
         repair.notes += notes
-        records = list(_fitting(lines, MissingEvents(folder, lines), repair))
+        missing = MissingEvents(folder, lines, repair.openings)
+        records = list(_fitting(lines, missing, repair))
         repair.notes.sort(key=lambda note: note[0])
         repair.lines = len(records)
         if repair.notes:
@@ -101,6 +105,8 @@ def _sound_lines(raws: Iterable[bytes], repair: Repair) -> Iterator[Line]:
             sound = [unsealed(line) for line in sound_within(raw)]
             text = f", but for {counted(len(sound), 'line')} within it" if sound else ""
             repair.notes.append((number, f"left out{text}: {error}: {_excerpt(raw)}"))
+            if not sound and any(mark in raw for mark in _OPENING):
+                repair.openings.append(number)
         except LaterVersionError as error:
             raise RunError(f"line {number} of the journal: {error}") from None
         yield from (Line(number, *each) for each in sound)
@@ -114,7 +120,7 @@ def _fitting(
         try:
             t, event = events.time_of(line.record), events.from_record(line.record)
             if event:
-                for began_t, before, what in missing.before(repair.run, t, event):
+                for began_t, before, what in missing.before(repair.run, t, event, line.number):
                     apply(repair.run, began_t, before)
                     yield events.to_record(before, began_t)
                     repair.notes.append((line.number, f"reconstructed before it: {what}"))
@@ -164,17 +170,23 @@ class MissingEvents:
 
     folder: RunFolder
     lines: Sequence[Line]
+    openings: list[int]  # damaged lines that began a session; emptied as they are reconstructed
 
     def before(
-        self, run: Run, t: float, event: events.Event
+        self, run: Run, t: float, event: events.Event, number: int
     ) -> Iterator[tuple[float, events.Event, str]]:
         """Yield the missing events that ``event`` presupposes: time, event, description.
 
-        ``run`` is the state before it: the caller applies each yielded event to it at once.
+        ``run`` is the state before it: the caller applies each yielded event to it at once. Its
+        line has the ``number``.
         """
+        # Without its beginning a session's idle time before it would count as time of searching.
+        left = [opening for opening in self.openings if opening > number]
+        lost = len(left) < len(self.openings) or not run.opened_t or run.closed is not None
+        self.openings[:] = left
         if isinstance(event, events.Opened):
             return
-        if (not run.opened_t or run.closed is not None) and (opened := self._opened()):
+        if lost and (opened := self._opened()):
             yield t, opened, "the beginning of its session, of which the seed is not known"
         if not isinstance(event, (events.Started, events.Ended)):
             return

@@ -17,7 +17,7 @@ import pytest
 
 from analysis.run.fold import Run, read_run
 from analysis.run.folder import RunFolder
-from analysis.run.lines import RunError
+from analysis.run.lines import FIRST, RunError, sealed
 from analysis.run.repair import repair_run
 from search_spaces import load_space
 from workflows.search.session import Search
@@ -174,3 +174,28 @@ def campaign(original: Original, journals: Iterator[bytes], share: float) -> Non
     chance = random.Random(2)
     outcomes = Counter(check(original, d) for d in journals if chance.random() < share)
     assert outcomes["read"] == 0 and outcomes.total() > 10
+
+
+def test_the_beginning_of_a_session_may_be_damaged(original: Original, tmp_path: Path) -> None:
+    """Days between a killed driver and the next one are no time of searching."""
+    events = [{**json.loads(line)} for line in original.lines]
+    second = [i for i, event in enumerate(events) if event["event"] == "opened"][1]
+    data, last = b"", FIRST
+    for at, event in enumerate(events):
+        event["t"] += 3 * 86400 * (at >= second)
+        if event["event"] != "closed" or at > second:
+            record = {key: value for key, value in event.items() if key not in ("after", "crc")}
+            line, last = sealed(record, last)
+            data += line
+    (tmp_path / "run").mkdir()
+    journal = tmp_path / "run" / "journal.jsonl"
+    journal.write_bytes(data)
+    searched = [read_run(journal.parent).past_sessions_s]
+    start = data.index(b'"event": "opened"', 300)
+    line_start, line_end = data.rindex(b"\n", 0, start) + 1, data.index(b"\n", start)
+    for at in range(line_start, line_end, 7):
+        journal.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        done = repair_run(journal.parent)
+        assert any("the beginning of its session" in text for _, text in done.notes)
+        searched.append(read_run(journal.parent).past_sessions_s)
+    assert max(searched) < 86400 and len(set(searched)) == 1
