@@ -209,6 +209,8 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
             raise SpaceError(f"{where} is named: put these options into one, and pass it instead")
         own.left_out = [*own.left_out, *(file for file in files if file != own.config)]
         own.arguments = [w for i, w in enumerate(words) if ("=" in w if by_equals else i not in at)]
+        no_pairs = [w for i, w in enumerate(words) if by_equals and "=" not in w and i not in at]
+        own.left_out += [" ".join(no_pairs)] if no_pairs else []
     if record.file is not None and not own.config:
         own.config = _named_file(own.arguments, record.file.arguments)
         if own.config and not record.file.required and not Path(own.config).is_file():

@@ -155,6 +155,16 @@ def test_a_file_that_an_option_names_stays_with_it(
     assert ("left out: other.yaml" in capsys.readouterr().out) is ("other.yaml" in line)
 
 
+def test_words_that_are_no_pairs_are_said_to_be_left_out(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "run.sh").write_text("python run_recipe.py --recipe own train.train_iters=5 --dry\n")
+    asked = ["--adapter", "megatron-bridge", "--cluster", "dgx_h100", "--model", "llama_8b"]
+    assert main(["init", "mine.yaml", *asked, "--args", "run.sh"]) == 0
+    assert "left out: --recipe own --dry" in capsys.readouterr().out
+    assert "train.train_iters=5" in (here / "mine.yaml").read_text()
+
+
 def test_files_that_a_trainer_merges_are_not_taken_for_one(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
