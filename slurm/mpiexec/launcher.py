@@ -31,7 +31,6 @@ from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
-from slurm.outcome.watch import Termination, watch
 from slurm.sweep.node import GONE_S, end_trials
 from slurm.sweep.sweeper import Answers, Run, Swept, answers, run_program, sweep
 from slurm.trial import Lease, TrialSpec
@@ -106,22 +105,13 @@ class MpiexecLauncher(Launcher):
             map(self._address, lease.nodes),
         )
         try:
-            agents.start(spec, environ, memory_bytes=spec.memory_bytes_per_rank)
-            watched = watch(spec, agents.over, stop, stop_rule, lambda: agents.channel.failed)
-            severed = agents.severed(spec, lease, watched)
-            if watched.termination is not Termination.EXITED:
-                agents.end_ranks(signal.SIGTERM, spec.grace_s)
+            agents.start(spec, lease, environ, memory_bytes=spec.memory_bytes_per_rank)
+            watched = agents.watch(stop, stop_rule)
         finally:  # whatever went wrong, nothing is left
             swept = self._end(spec, lease, agents)
             agents.finish()
         evidence = agents.evidence(
-            spec,
-            lease,
-            watched,
-            severed,
-            MPIEXEC_TEXTS,
-            down_nodes=swept.silent,
-            stuck_nodes=swept.left,
+            watched, MPIEXEC_TEXTS, down_nodes=swept.silent, stuck_nodes=swept.left
         )
         return classify(evidence)
 
