@@ -30,6 +30,9 @@ from slurm.outcome.texts import NO_TEXTS, LauncherTexts
 from slurm.outcome.watch import Termination, Watched, watch
 from slurm.trial import Lease, TrialSpec
 
+# After one rank has failed, srun -K1 ends the others at once. The trainer's ranks leave within 10 s
+# of an out-of-memory by themselves, and write its result: a shorter time would cut them off.
+FAILURE_GRACE_S = 12.0
 _POLL_S = 0.2
 _READ_BYTES = 1 << 16
 _MOST_SAID = 1 << 16  # bytes kept of what a launcher's program says

@@ -17,6 +17,7 @@ from typing import Any
 from foundation.python import module_arguments
 from foundation.writing import write_private
 from slurm import processes
+from slurm.agents import FAILURE_GRACE_S
 from slurm.forked_rank import read_at_start
 from slurm.launcher import Launcher, LauncherError, LauncherOptions
 from slurm.local.server import ForkServer, Ranks, marker
@@ -24,7 +25,6 @@ from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
-from slurm.outcome.watch import FAILURE_GRACE_S
 from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec, rank_environment, rendezvous_environment
 
 _GONE_S = 30.0  # SIGKILL acts at once, unless a process is stuck in the kernel

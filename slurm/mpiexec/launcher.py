@@ -152,8 +152,8 @@ class MpiexecLauncher(Launcher):
         environ = scrubbed(self._environ)
         argv = sweep_argv(self._dialect, hosts, names, environ)
         said = self._run(bound(argv), environ, self._answer_s + GONE_S)
-        by_rank = {int(rank): pids for rank, pids in answers(said).items() if rank.isdecimal()}
-        return {hosts[rank]: pids for rank, pids in by_rank.items() if rank < len(hosts)}, said
+        found = answers(said)  # by rank
+        return {host: found[str(i)] for i, host in enumerate(hosts) if str(i) in found}, said
 
     def _no_answer(self, output: str) -> str:
         """An error message, with the remedy, if no host has answered."""

@@ -15,9 +15,6 @@ from slurm.outcome.step_log import EarlyStop, StepLog, StopRule
 from slurm.trial import STDERR_NAME, STDOUT_NAME, Lease, TrialSpec
 
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.02, 1.0
-# After one rank has failed, srun -K1 ends the others at once. The trainer's ranks leave within 10 s
-# of an out-of-memory by themselves, and write its result: a shorter time would cut them off.
-FAILURE_GRACE_S = 12.0
 
 
 class Termination(enum.Enum):

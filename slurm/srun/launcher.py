@@ -129,7 +129,8 @@ class SrunLauncher(Launcher):
         of_step = spec_of_step(spec) if wanted else spec
         cpus = self.allocation.cpus_per_node
         argv = srun_argv(replace(of_step, argv=()), lease, self.site, cpus)
-        environ = srun_environment(of_step, self.site, self._address(lease), os.environ, cpus)
+        address = self.allocation.address(lease.nodes[0])
+        environ = srun_environment(of_step, self.site, address, os.environ, cpus)
         environ["SLURM_JOB_ID"] = self.allocation.job
         if (line := started_container(of_step, self.site)) and line.file:
             write_private(spec.directory / FILE_NAME, line.file)
@@ -148,8 +149,8 @@ class SrunLauncher(Launcher):
             name = agents.step.name
             note = f"# forked in the step {name}; alone it is\n" if agents.requirements else ""
             write_private(spec.directory / "command.txt", f"{note}{shlex.join(argv)}\n")
-            env = {**spec.env, **rendezvous_environment(spec, self._address(lease))}
-            agents.start(spec, lease, env)
+            address = self.allocation.address(lease.nodes[0])
+            agents.start(spec, lease, {**spec.env, **rendezvous_environment(spec, address)})
             watched = agents.watch(stop, stop_rule)
             return self._conclude(agents, spec, lease, watched, stop)
         except BaseException:
@@ -197,9 +198,6 @@ class SrunLauncher(Launcher):
         started = len(agents.channel.greeted) == spec.world_size
         texts = line.runtime.texts(agents.channel.exit_code, started=started)
         return replace(SRUN_TEXTS, container=texts)
-
-    def _address(self, lease: Lease) -> str:
-        return self.allocation.address(lease.nodes[0])
 
     def _end(
         self, agents: AgentStep, spec: TrialSpec, stop: threading.Event, doubtful: bool = False

@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from slurm.agents import TaskAgents
+from slurm.agents import FAILURE_GRACE_S, TaskAgents
 from slurm.forked_rank import parsed_python, read_at_start
-from slurm.outcome.watch import FAILURE_GRACE_S
 from slurm.srun.ending import Step
 from slurm.trial import Lease, TrialSpec
 
