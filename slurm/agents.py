@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import selectors
 import signal
@@ -16,6 +17,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,14 @@ from slurm.channel import Channel
 from slurm.log_file import LAST_TRIES_S
 from slurm.logs.text import cut_lines
 from slurm.outcome.evidence import Evidence, gather
+from slurm.outcome.step_log import StopRule
 from slurm.outcome.texts import NO_TEXTS, LauncherTexts
-from slurm.outcome.watch import FailureGrace, Termination, Watched
+from slurm.outcome.watch import Termination, Watched, watch
 from slurm.trial import Lease, TrialSpec
 
+# After one rank has failed, srun -K1 ends the others at once. The trainer's ranks leave within 10 s
+# of an out-of-memory by themselves, and write its result: a shorter time would cut them off.
+FAILURE_GRACE_S = 12.0
 _POLL_S = 0.2
 _READ_BYTES = 1 << 16
 _MOST_SAID = 1 << 16  # bytes kept of what a launcher's program says
@@ -82,11 +88,12 @@ class Agents(ABC):
     one has failed.
     """
 
-    def __init__(
-        self, first_ranks: Iterable[int], num_ranks: int, failure_grace_s: float = 0.0
-    ) -> None:
+    _spec: TrialSpec  # of the trial that has begun last
+    _lease: Lease
+
+    def __init__(self, first_ranks: Iterable[int], num_ranks: int, failure_grace_s: float) -> None:
         self._failure_grace_s = failure_grace_s
-        self._grace = FailureGrace(failure_grace_s)
+        self._kill_at_s: float | None = None  # when what still runs is killed; None: none failed
         self.channel = Channel(first_ranks, num_ranks, self.order)
         self.unwritten = ""  # why lines are missing in the logs of the trial that was finished
         self.last_words = b""  # of the launcher's program on that trial
@@ -107,12 +114,14 @@ class Agents(ABC):
         with contextlib.suppress(OSError, ValueError):  # they have ended, which is seen elsewhere
             self._send(json.dumps(order).encode() + b"\n")
 
-    def begin(self, spec: TrialSpec, order: Mapping[str, Any], unclaimed: bytes = b"") -> None:
+    def begin(
+        self, spec: TrialSpec, lease: Lease, order: Mapping[str, Any], unclaimed: bytes = b""
+    ) -> None:
         """Start a trial, whose folder is ready; see :mod:`slurm.agent` for the order.
 
         Raises OSError if its logs cannot be opened.
         """
-        self._grace = FailureGrace(self._failure_grace_s)
+        self._spec, self._lease, self._kill_at_s = spec, lease, None
         self.channel.begin(spec, unclaimed)
         self.order({"trial": spec.name, "argv": spec.argv, "cwd": str(spec.started_in), **order})
 
@@ -123,7 +132,11 @@ class Agents(ABC):
         """
         if self.channel.over or not self.alive:
             return True
-        if self._grace.is_over(self.channel.failed):
+        now = time.monotonic()
+        if self._kill_at_s is None and self.channel.failed:
+            self._kill_at_s = now + self._failure_grace_s
+        if self._kill_at_s is not None and now >= self._kill_at_s:
+            self._kill_at_s = math.inf  # once
             self.order({"end": signal.SIGKILL})
         self.channel.check_silence()
         return False
@@ -135,14 +148,22 @@ class Agents(ABC):
         while time.monotonic() < deadline and self.alive and not self.channel.over:
             time.sleep(0.01)
 
-    def severed(self, spec: TrialSpec, lease: Lease, watched: Watched) -> str:
-        """How others have disturbed the trial, so that it says nothing of its configuration; or "".
+    def watch(self, stop: threading.Event, stop_rule: StopRule | None) -> Watched:
+        """Watch the trial, and have its ranks end if they do not by themselves.
 
-        Call it after the watch, and before any signal of ours.
+        What is left after the trial's ``grace_s`` still has to be killed.
         """
-        channel, ended = self.channel, watched.termination
+        spec = self._spec
+        watched = watch(spec, self.over, stop, stop_rule, lambda: self.channel.failed)
+        severed = self._severed(watched.termination)  # before any signal of ours
+        if watched.termination is not Termination.EXITED:
+            self.end_ranks(signal.SIGTERM, spec.grace_s)
+        return replace(watched, severed=severed)
+
+    def _severed(self, ended: Termination) -> str:
+        channel = self.channel
         self.listen()
-        if said := channel.disturbed(spec, lease, ended, self.alive):
+        if said := channel.disturbed(self._spec, self._lease, ended, self.alive):
             return said
         if ended is not Termination.EXITED or channel.failed or channel.all_gone or self.alive:
             return ""
@@ -158,10 +179,7 @@ class Agents(ABC):
 
     def evidence(
         self,
-        spec: TrialSpec,
-        lease: Lease,
         watched: Watched,
-        severed: str,
         texts: LauncherTexts = NO_TEXTS,
         *,
         down_nodes: Iterable[str] = (),
@@ -169,17 +187,16 @@ class Agents(ABC):
     ) -> Evidence:
         """Collect the evidence of the trial that was finished; see :class:`Evidence`."""
         channel = self.channel
-        not_started, suspects = channel.no_program(spec, lease)
+        not_started, suspects = channel.no_program(self._spec, self._lease)
         return gather(
-            spec,
-            lease,
+            self._spec,
+            self._lease,
             watched,
             # A result may be complete, but that nobody disturbed the trial is not known then.
             None if channel.void else channel.exit_code,
             channel.codes,
-            down_nodes=frozenset(down_nodes).intersection(lease.nodes),
+            down_nodes=frozenset(down_nodes).intersection(self._lease.nodes),
             stuck_nodes=tuple(stuck_nodes),
-            severed=severed,
             texts=texts,
             unwritten=self.unwritten,
             launcher_said=cut_lines(self.last_words.decode(errors="replace")),
@@ -223,10 +240,10 @@ class TaskAgents(Agents):
     def alive(self) -> bool:
         return self.program.poll() is None
 
-    def start(self, spec: TrialSpec, env: Mapping[str, str], **order: Any) -> None:
+    def start(self, spec: TrialSpec, lease: Lease, env: Mapping[str, str], **order: Any) -> None:
         """Start a trial; its ranks get the variables ``env``, which their agents do not have."""
         usual = {"clear": False, "ranks": [{}], "memory_bytes": None, "forked": False}
-        self.begin(spec, {**usual, "env": dict(env), **order}, self._said)
+        self.begin(spec, lease, {**usual, "env": dict(env), **order}, self._said)
 
     def let_go(self, timeout_s: float) -> None:
         """End the orders, and wait at most so long for the program's end."""

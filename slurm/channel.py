@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from slurm.agent import LINE_BYTES, WORDS
 from slurm.log_file import LAST_TRIES_S, LogFile
@@ -64,13 +65,10 @@ class Channel:
     ) -> None:
         self.void = ""  # why nothing counts any more
         self.order = order
-        self._agents = frozenset(agents)
-        self._agent_of: dict[int, int] = {}  # of each rank
-        for rank in range(min(self._agents), num_ranks):
-            self._agent_of[rank] = rank if rank in self._agents else self._agent_of[rank - 1]
-        self._ranks_of: dict[int, list[int]] = {}
-        for rank, agent in self._agent_of.items():
-            self._ranks_of.setdefault(agent, []).append(rank)
+        bounds = pairwise([*sorted(agents), num_ranks])
+        self._ranks_of = {first: range(first, after) for first, after in bounds}
+        self._agent_of = {rank: agent for agent, own in self._ranks_of.items() for rank in own}
+        self._agents = frozenset(self._ranks_of)
         self._num_ranks = num_ranks
         self._lock = threading.Condition()
         self._unread = b""

@@ -17,6 +17,7 @@ from typing import Any
 from foundation.python import module_arguments
 from foundation.writing import write_private
 from slurm import processes
+from slurm.agents import FAILURE_GRACE_S
 from slurm.forked_rank import read_at_start
 from slurm.launcher import Launcher, LauncherError, LauncherOptions
 from slurm.local.server import ForkServer, Ranks, marker
@@ -24,7 +25,6 @@ from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
-from slurm.outcome.watch import FAILURE_GRACE_S, Termination, watch
 from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec, rank_environment, rendezvous_environment
 
 _GONE_S = 30.0  # SIGKILL acts at once, unless a process is stuck in the kernel
@@ -87,21 +87,16 @@ class LocalLauncher(Launcher):
         self._write_command(spec, lease, order)
         if problem := _cannot_start(spec, order["env"]):
             return Outcome(Kind.LAUNCH_FAILURE, message=problem)
-        ranks = self._server.start(spec, order)
-        channel, gone = ranks.channel, False
+        ranks = self._server.start(spec, lease, order)
         try:
-            watched = watch(spec, ranks.over, stop, stop_rule, lambda: channel.failed)
-            severed = ranks.severed(spec, lease, watched)
-            if watched.termination is not Termination.EXITED:
-                ranks.end_ranks(signal.SIGTERM, spec.grace_s)
+            watched = ranks.watch(stop, stop_rule)
             gone = self._end(spec, ranks)
         finally:
             ranks.finish()
-        if not (channel.over or channel.greeted):
+        if not (ranks.channel.over or ranks.channel.greeted):
             message = "the fork server was killed before it had started the ranks"
             return Outcome(Kind.LAUNCH_FAILURE, message=message)
-        stuck = () if gone else lease.nodes
-        return classify(ranks.evidence(spec, lease, watched, severed, stuck_nodes=stuck))
+        return classify(ranks.evidence(watched, stuck_nodes=() if gone else lease.nodes))
 
     def settle(self, names: Iterable[str]) -> None:
         wanted = set(names)

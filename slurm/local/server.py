@@ -25,8 +25,7 @@ from slurm.agent import Agent
 from slurm.agents import Agents, Pump
 from slurm.forked_rank import load, run_rank, started_threads
 from slurm.launcher import LauncherError
-from slurm.outcome.watch import FAILURE_GRACE_S
-from slurm.trial import TrialSpec
+from slurm.trial import Lease, TrialSpec
 
 _FORKED, _EXECUTED = b"f", b"x"  # whether a trial's ranks need the imports
 _AGENT_S = 2.0  # for an agent without orders to end, unless it has been stopped
@@ -77,7 +76,7 @@ class ForkServer:
     ranks may go on for ``failure_grace_s`` after one has failed.
     """
 
-    def __init__(self, preload: str, failure_grace_s: float = FAILURE_GRACE_S) -> None:
+    def __init__(self, preload: str, failure_grace_s: float) -> None:
         self.preload = preload
         self._failure_grace_s = failure_grace_s
         self._lock = threading.Lock()
@@ -85,7 +84,7 @@ class ForkServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
 
-    def start(self, spec: TrialSpec, order: Mapping[str, object]) -> Ranks:
+    def start(self, spec: TrialSpec, lease: Lease, order: Mapping[str, object]) -> Ranks:
         """Start the ranks of a trial; see :mod:`slurm.agent`.
 
         Raises LauncherError if the server has died, OSError if the trial has no room for logs.
@@ -105,7 +104,7 @@ class ForkServer:
                     raise LauncherError(f"the fork server died: {said or error}") from error
         ranks = Ranks(ours, spec.world_size, self._failure_grace_s)
         try:
-            ranks.begin(spec, order)
+            ranks.begin(spec, lease, order)
         except BaseException:
             ranks.finish()
             raise

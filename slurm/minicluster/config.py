@@ -18,6 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from foundation.files import FileError, MissingFileError, read_text
 from foundation.messages import shown
+from foundation.records import mistakes
 from slurm.launcher import LauncherError
 
 # Fake: nothing is bound to them. Enough for eight ranks with seven cores each, as on Frontier.
@@ -85,13 +86,16 @@ def slurm_conf(config: MiniclusterConfig, on_loopback: bool) -> str:
     waits until the credentials of its earlier start expire (``cred_expire``, 120 s by default). A
     node's death is seen after about ``3 MessageTimeout``, which outweighs ``SlurmdTimeout``.
     """
-    fields = {**asdict(config), "conf_directory": config.directory, "cpus": CPUS_PER_NODE}
-    plugins = ("cgroup", "cgroup") if config.cgroup else ("linuxproc", "none")
-    fields["tracked_by"], fields["measured_by"] = plugins
-    fields["communication"] = _ON_LOOPBACK if on_loopback else ""
-    fields["ports"] = f"{config.base_port + 1}-{config.base_port + config.num_nodes}"
-    fields["gres"] = f" Gres=gpu:{config.gpus_per_node}" if config.gpus_per_node else ""
-    return Path(__file__).with_name("slurm.conf").read_text().format(**fields)
+    template = Path(__file__).with_name("slurm.conf").read_text()
+    return template.format(
+        **asdict(config),
+        cpus=CPUS_PER_NODE,
+        tracked_by="cgroup" if config.cgroup else "linuxproc",
+        measured_by="cgroup" if config.cgroup else "none",
+        communication=_ON_LOOPBACK if on_loopback else "",
+        ports=f"{config.base_port + 1}-{config.base_port + config.num_nodes}",
+        gres=f" Gres=gpu:{config.gpus_per_node}" if config.gpus_per_node else "",
+    )
 
 
 def cgroup_conf(config: MiniclusterConfig) -> str:
@@ -203,10 +207,7 @@ def read_config(directory: Path) -> MiniclusterConfig | None:
     except MissingFileError:
         return None
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "content"
-        problem = f"{shown(where)}: {first['msg']}, found {shown(repr(first['input']))}"
-        raise MiniclusterError(f"{shown(file)}: {problem}; {_REMEDY}") from None
+        raise MiniclusterError(f"{shown(file)}: {mistakes(error)}; {_REMEDY}") from None
     except FileError as error:
         raise MiniclusterError(f"{error}; {_REMEDY}") from error
     if not _same_folder(directory, config.directory):

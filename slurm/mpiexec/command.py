@@ -26,7 +26,6 @@ _OF_THIS_JOB = ("LSB_", "LSF_", "LS_", "PBS_", "SLURM", "SSH_", "XDG_")
 
 
 def mpiexec_argv(
-    program: str,
     dialect: Dialect,
     spec: TrialSpec,
     lease: Lease,
@@ -60,7 +59,7 @@ def mpiexec_argv(
         words += ["--", *whole]
     names = {VARIABLE, "LOCAL_WORLD_SIZE"} | _OF_INTERPRETERS.intersection(environ)
     names = set(environ) if spec.argv else names
-    line = dialect.argv(program, lease.nodes, spec.ranks_per_node, sorted(names))
+    line = dialect.argv(lease.nodes, spec.ranks_per_node, sorted(names))
     return [*line, *isolated_argv(agent.__file__, *words)]
 
 
@@ -89,14 +88,10 @@ def trial_environment(
 
 
 def sweep_argv(
-    program: str,
-    dialect: Dialect,
-    hosts: Sequence[str],
-    names: Iterable[str],
-    environ: Iterable[str],
+    dialect: Dialect, hosts: Sequence[str], names: Iterable[str], environ: Iterable[str]
 ) -> list[str]:
     """The mpiexec line that ends whatever is left of these trials, one process a host."""
-    line = dialect.argv(program, hosts, 1, exported(environ))
+    line = dialect.argv(hosts, 1, exported(environ))
     return [*line, *module_argv("slurm.sweep.node", dialect.rank_variable, ALL, *names)]
 
 

@@ -25,16 +25,14 @@ class Dialect:
     ranks_per_host_flag: str | None = None
     export_list: bool = False
 
-    def argv(
-        self, program: str, hosts: Sequence[str], ranks_per_host: int, exported: Sequence[str] = ()
-    ) -> list[str]:
+    def argv(self, hosts: Sequence[str], ranks_per_host: int, exported: Sequence[str]) -> list[str]:
         """The line up to the command of the ranks. Rank 0 is on the first host.
 
         Consecutive ranks share a host. Every rank gets the ``exported`` variables of mpiexec's
         environment.
         """
         repeats = ranks_per_host if self.ranks_per_host_flag is None else 1
-        line = [program, *self.options, "-n", str(len(hosts) * ranks_per_host)]
+        line = ["mpiexec", *self.options, "-n", str(len(hosts) * ranks_per_host)]
         line += [self.host_flag, ",".join(host for host in hosts for _ in range(repeats))]
         if self.ranks_per_host_flag is not None:
             line += [self.ranks_per_host_flag, str(ranks_per_host)]
@@ -49,7 +47,7 @@ DIALECTS = tuple(
 OPEN_MPI_4, OPEN_MPI_5, MPICH, INTEL_MPI = DIALECTS
 
 
-def dialect_of(program: str, version: str) -> Dialect:
+def dialect_of(version: str) -> Dialect:
     """The dialect of an mpiexec that prints this version.
 
     Raises LauncherError if it is none that is known.
@@ -59,6 +57,6 @@ def dialect_of(program: str, version: str) -> Dialect:
             return dialect
     said = " ".join(version.split())[:100] or "nothing"
     raise LauncherError(
-        f"{program} --version says {said!r}; the mpiexec launcher knows Open MPI from 3 on, MPICH "
+        f"mpiexec --version says {said!r}; the mpiexec launcher knows Open MPI from 3 on, MPICH "
         "(hydra) and Intel MPI: put one of them first on PATH"
     )

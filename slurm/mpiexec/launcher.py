@@ -31,7 +31,6 @@ from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
-from slurm.outcome.watch import Termination, watch
 from slurm.sweep.node import GONE_S, end_trials
 from slurm.sweep.sweeper import Answers, Run, Swept, answers, run_program, sweep
 from slurm.trial import Lease, TrialSpec
@@ -46,32 +45,29 @@ class MpiexecLauncher(Launcher):
     """Starts trials on hosts that Open MPI's or MPICH's mpiexec reaches.
 
     Args:
-        hosts: that may be leased; default: those of the surrounding PBS or LSF job.
+        hosts: that may be leased.
         environ: the driver's; ranks get it without variables that hold on the driver's host only.
         address: from a host's name to the address at which ranks reach it.
         answer_s: how long hosts may take to answer a sweep before they are given up.
         run: runs the program of a sweep.
 
-    Raises LauncherError if there are no hosts, or no mpiexec that is known.
+    Raises LauncherError if there is no mpiexec, or none that is known.
     """
 
     name = "mpiexec"
 
     def __init__(
         self,
-        hosts: Iterable[Host] | None = None,
-        program: str = "mpiexec",
+        hosts: Iterable[Host],
         environ: Mapping[str, str] = os.environ,
         address: Callable[[str], str] = str,
         answer_s: float = ANSWER_S,
         run: Run = run_program,
     ) -> None:
-        found = find_hosts(None, environ) if hosts is None else hosts
-        self._hosts = {host.name: host for host in found}
-        self._program = program
+        self._hosts = {host.name: host for host in hosts}
         self._environ = dict(environ)
         self._address = address
-        self._dialect = _dialect(program, self._environ)
+        self._dialect = _dialect(self._environ)
         self._answer_s, self._run = answer_s, run
         self._silent: set[str] = set()  # hosts that did not answer
 
@@ -106,22 +102,13 @@ class MpiexecLauncher(Launcher):
             map(self._address, lease.nodes),
         )
         try:
-            agents.start(spec, environ, memory_bytes=spec.memory_bytes_per_rank)
-            watched = watch(spec, agents.over, stop, stop_rule, lambda: agents.channel.failed)
-            severed = agents.severed(spec, lease, watched)
-            if watched.termination is not Termination.EXITED:
-                agents.end_ranks(signal.SIGTERM, spec.grace_s)
+            agents.start(spec, lease, environ, memory_bytes=spec.memory_bytes_per_rank)
+            watched = agents.watch(stop, stop_rule)
         finally:  # whatever went wrong, nothing is left
             swept = self._end(spec, lease, agents)
             agents.finish()
         evidence = agents.evidence(
-            spec,
-            lease,
-            watched,
-            severed,
-            MPIEXEC_TEXTS,
-            down_nodes=swept.silent,
-            stuck_nodes=swept.left,
+            watched, MPIEXEC_TEXTS, down_nodes=swept.silent, stuck_nodes=swept.left
         )
         return classify(evidence)
 
@@ -163,15 +150,15 @@ class MpiexecLauncher(Launcher):
 
     def _ask(self, hosts: Sequence[str], names: Collection[str]) -> tuple[Answers, str]:
         environ = scrubbed(self._environ)
-        argv = sweep_argv(self._program, self._dialect, hosts, names, environ)
+        argv = sweep_argv(self._dialect, hosts, names, environ)
         said = self._run(bound(argv), environ, self._answer_s + GONE_S)
-        by_rank = {int(rank): pids for rank, pids in answers(said).items() if rank.isdecimal()}
-        return {hosts[rank]: pids for rank, pids in by_rank.items() if rank < len(hosts)}, said
+        found = answers(said)  # by rank
+        return {host: found[str(i)] for i, host in enumerate(hosts) if str(i) in found}, said
 
     def _no_answer(self, output: str) -> str:
         """An error message, with the remedy, if no host has answered."""
         hosts = self.nodes()
-        mpiexec = f"{self._program} ({self._dialect.name})"
+        mpiexec = f"mpiexec ({self._dialect.name})"
         said = essence(output)
         if REFUSES_ROOT.search(output):
             return (
@@ -182,7 +169,7 @@ class MpiexecLauncher(Launcher):
         return (
             f"{mpiexec} reaches none of the hosts "
             f"{', '.join(hosts[:4])}{' ...' if len(hosts) > 4 else ''}; try "
-            f"`{self._program} -n 1 {self._dialect.host_flag} {hosts[0]} hostname`. "
+            f"`mpiexec -n 1 {self._dialect.host_flag} {hosts[0]} hostname`. "
             f"It said: {said}"
         )
 
@@ -190,7 +177,7 @@ class MpiexecLauncher(Launcher):
         return trial_environment(spec, lease, self._address(lease.nodes[0]), self._environ)
 
     def _argv(self, spec: TrialSpec, lease: Lease, environ: Mapping[str, str]) -> list[str]:
-        return mpiexec_argv(self._program, self._dialect, spec, lease, self._hosts, environ)
+        return mpiexec_argv(self._dialect, spec, lease, self._hosts, environ)
 
     def _end(self, spec: TrialSpec, lease: Lease, agents: MpiAgents) -> Swept:
         """End what is left of a trial, and its mpiexec.
@@ -224,10 +211,10 @@ def essence(output: str) -> str:
     return " ".join(filter(None, [*dict.fromkeys(causes), *others]))[:300] or "nothing"
 
 
-def _dialect(program: str, environ: Mapping[str, str]) -> Dialect:
-    if shutil.which(program, path=environ.get("PATH")) is None:
+def _dialect(environ: Mapping[str, str]) -> Dialect:
+    if shutil.which("mpiexec", path=environ.get("PATH")) is None:
         raise LauncherError(
-            f"{program} is not on PATH; the mpiexec launcher needs Open MPI, MPICH or Intel MPI "
+            "mpiexec is not on PATH; the mpiexec launcher needs Open MPI, MPICH or Intel MPI "
             "(often `module load openmpi`)"
         )
-    return dialect_of(program, run_program([program, "--version"], environ, _VERSION_S))
+    return dialect_of(run_program(["mpiexec", "--version"], environ, _VERSION_S))

@@ -119,7 +119,7 @@ def gather(
     result, no_result = find_result(spec.directory, whole_stdout)
     complete, no_metrics = result is not None, ""
     # A log that was cut short has metrics of some steps, not the trial's.
-    cut_short = watched.termination is Termination.STOPPED_EARLY or known.get("severed")
+    cut_short = watched.termination is Termination.STOPPED_EARLY or watched.severed
     if result is None and not cut_short:
         result, no_metrics = result_of_lines(spec, whole_stdout, (stdout, stderr))
     if result is None:

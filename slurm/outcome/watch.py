@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import math
 import os
 import threading
 import time
@@ -16,9 +15,6 @@ from slurm.outcome.step_log import EarlyStop, StepLog, StopRule
 from slurm.trial import STDERR_NAME, STDOUT_NAME, Lease, TrialSpec
 
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.02, 1.0
-# After one rank has failed, srun -K1 ends the others at once. The trainer's ranks leave within 10 s
-# of an out-of-memory by themselves, and write its result: a shorter time would cut them off.
-FAILURE_GRACE_S = 12.0
 
 
 class Termination(enum.Enum):
@@ -34,6 +30,7 @@ class Watched:
     termination: Termination
     elapsed_s: float  # since the watch began
     early_stop: EarlyStop | None = None  # with STOPPED_EARLY
+    severed: str = ""  # how others have ended it, so that it says nothing of its configuration
 
 
 def watch(
@@ -80,24 +77,6 @@ def _log_size(directory: Path) -> int:
         with contextlib.suppress(OSError):  # a network file system may hiccup: no reason to stop
             total += (directory / name).lstat().st_size
     return total
-
-
-class FailureGrace:
-    """The time that a trial's other ranks have to end by themselves once one has failed."""
-
-    def __init__(self, grace_s: float = FAILURE_GRACE_S) -> None:
-        self._grace_s = grace_s
-        self._failed_s = math.inf  # when the first failure was seen
-
-    def is_over(self, failed: bool) -> bool:
-        """Whether the ranks that still run have to be killed now; true at most once."""
-        now = time.monotonic()
-        if failed:
-            self._failed_s = min(self._failed_s, now)
-        if now - self._failed_s < self._grace_s:
-            return False
-        self._grace_s = math.inf
-        return True
 
 
 def first_failed(codes: Mapping[int, int]) -> tuple[int, int] | None:

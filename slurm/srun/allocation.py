@@ -125,10 +125,10 @@ class Allocation:
         """Time at which the job got its nodes, as Slurm writes a time."""
         return self._run(self._about_job("%S"))
 
-    def cancel(self, step: JobStep, signal: str | None = None) -> None:
-        """Send a step a signal, or end it; whether it has ended, only :meth:`steps` says."""
+    def cancel(self, step: JobStep) -> None:
+        """End a step; whether it has ended, only :meth:`steps` says."""
         with contextlib.suppress(SlurmError):
-            self._run(["scancel", *(["-s", signal] if signal else []), step.id])
+            self._run(["scancel", step.id])
 
     def address(self, node: str) -> str:
         """The address at which ranks reach a node: its name, or Slurm's address of it.

@@ -1,14 +1,16 @@
-"""The srun launcher: one job step per trial, and proof that it is gone."""
+"""The srun launcher: a job step for each trial, or for several, and proof that it is gone."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import threading
-from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from foundation.container import Container
+from foundation.writing import write_private
 from slurm import processes
 from slurm.launcher import (
     AllocationGoneError,
@@ -17,23 +19,32 @@ from slurm.launcher import (
     LauncherError,
     LauncherOptions,
 )
-from slurm.outcome.classify import Outcome
+from slurm.outcome.classify import Outcome, classify
+from slurm.outcome.evidence import Evidence, clear_attempt
+from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
+from slurm.outcome.texts import LauncherTexts
+from slurm.outcome.watch import Termination, Watched
 from slurm.srun.allocation import Allocation, JobStep
-from slurm.srun.command import contained, srun_argv
-from slurm.srun.containers import check_image
+from slurm.srun.command import contained, srun_argv, srun_environment, started_container
+from slurm.srun.containers import FILE_NAME, check_image
 from slurm.srun.ending import StepEnder
-from slurm.srun.launches import Launches, LaunchPacing
 from slurm.srun.proof import NodeProof
 from slurm.srun.shell import PATIENCE_S, SlurmError
 from slurm.srun.site import Site
-from slurm.trial import Lease, TrialSpec, carries, kept_mark
+from slurm.srun.steps import AgentStep, IdleSteps, LaunchPacing, requirements, spec_of_step
+from slurm.srun.texts import OVER, SRUN_TEXTS
+from slurm.trial import Lease, TrialSpec, carries, kept_mark, rendezvous_environment
 
 GONE_DEADLINE_S = 60.0
+_LET_GO_S = 10.0  # for a step with nothing left to do to end by itself
 
 
 class SrunLauncher(Launcher):
-    """Starts trials as steps of an allocation; default the one this process is in.
+    """Starts trials in steps of an allocation; default the one this process is in.
+
+    A step is kept for the next trial only if the trial's ranks were forked and every one is known
+    to have ended, none first by a signal. After any other end the step is ended.
 
     ``gone_deadline_s`` and ``patience_s`` are those of a :class:`StepEnder`.
     """
@@ -54,10 +65,10 @@ class SrunLauncher(Launcher):
         self.max_concurrent = site.max_concurrent_steps
         self._proof = proof or NodeProof(site, self.allocation)
         self._unproven: set[str] = set()  # nodes that may have processes of an earlier driver
-        pacing = LaunchPacing(site.launch_interval_s)
         self._ender = StepEnder(self.allocation, self._proof, gone_deadline_s, patience_s)
-        self._launches = Launches(site, self.allocation, self._ender, pacing)
-        self._running = Counter[str]()  # trials, by name
+        self._pacing = LaunchPacing(site.launch_interval_s)
+        self._idle = IdleSteps()
+        self._running: set[str] = set()  # names of trials
 
     @classmethod
     def from_options(cls, options: LauncherOptions) -> SrunLauncher:
@@ -88,12 +99,125 @@ class SrunLauncher(Launcher):
         stop: threading.Event,
         stop_rule: StopRule | None = None,
     ) -> Outcome:
-        self._running[spec.name] += 1
+        clear_attempt(spec.directory)
+        spec = contained(spec, self.site)
+        if spec.obstacle:
+            return Outcome(Kind.LAUNCH_FAILURE, message=spec.obstacle)
+        self._running.add(spec.name)
         try:
-            most = self.site.max_concurrent_steps - self._running.total()
-            return self._launches.run(spec, lease, stop, stop_rule, most)
+            agents = self._agents(spec, lease, stop)
+            if agents is None:
+                return Outcome(Kind.CANCELLED, message="stopped before it was launched")
+            return classify(self._run_by(agents, spec, lease, stop, stop_rule))
         finally:
-            self._running[spec.name] -= 1
+            self._running.discard(spec.name)
+
+    def _agents(self, spec: TrialSpec, lease: Lease, stop: threading.Event) -> AgentStep | None:
+        """An idle step that can serve the trial, else a new one; None if stopped meanwhile.
+
+        Idle steps that are in its way, on its nodes or too many, are ended.
+        """
+        wanted = requirements(spec, lease)
+        fitting, others = self._idle.take(lease, wanted)
+        most = self.site.max_concurrent_steps - len(self._running)
+        self._end_idle([*others, *self._idle.take_oldest(most)], stop)
+        if fitting is not None:
+            return fitting
+        return self._launch(spec, lease, wanted) if self._pacing.wait(stop) else None
+
+    def _launch(self, spec: TrialSpec, lease: Lease, wanted: object) -> AgentStep:
+        of_step = spec_of_step(spec) if wanted else spec
+        cpus = self.allocation.cpus_per_node
+        argv = srun_argv(replace(of_step, argv=()), lease, self.site, cpus)
+        address = self.allocation.address(lease.nodes[0])
+        environ = srun_environment(of_step, self.site, address, os.environ, cpus)
+        environ["SLURM_JOB_ID"] = self.allocation.job
+        if (line := started_container(of_step, self.site)) and line.file:
+            write_private(spec.directory / FILE_NAME, line.file)
+        return AgentStep(of_step, lease, argv, environ, wanted)
+
+    def _run_by(
+        self,
+        agents: AgentStep,
+        spec: TrialSpec,
+        lease: Lease,
+        stop: threading.Event,
+        stop_rule: StopRule | None,
+    ) -> Evidence:
+        try:
+            argv = srun_argv(spec, lease, self.site, self.allocation.cpus_per_node)
+            name = agents.step.name
+            note = f"# forked in the step {name}; alone it is\n" if agents.requirements else ""
+            write_private(spec.directory / "command.txt", f"{note}{shlex.join(argv)}\n")
+            address = self.allocation.address(lease.nodes[0])
+            agents.start(spec, lease, {**spec.env, **rendezvous_environment(spec, address)})
+            watched = agents.watch(stop, stop_rule)
+            return self._conclude(agents, spec, lease, watched, stop)
+        except BaseException:
+            self._end(agents, spec, stop)  # whatever went wrong, nothing is left
+            agents.finish()
+            raise
+
+    def _conclude(
+        self,
+        agents: AgentStep,
+        spec: TrialSpec,
+        lease: Lease,
+        watched: Watched,
+        stop: threading.Event,
+    ) -> Evidence:
+        channel, severed = agents.channel, watched.severed
+        no_program, _ = channel.no_program(spec, lease)
+        ended = watched.termination in (Termination.EXITED, Termination.STOPPED_EARLY)
+        killed = (channel.exit_code or 0) < 0 and watched.early_stop is None
+        disturbed = killed or severed or no_program
+        clean = ended and channel.all_gone and agents.alive and not disturbed
+        stuck, undead, down = tuple[str, ...](), "", set[str]()
+        if agents.requirements is None or not clean:
+            # An srun that gives up before any agent is there was refused its step.
+            refused = not channel.greeted and (agents.program.poll() or 0) > 0
+            stuck, undead = self._end(agents, spec, stop, bool(severed) and not refused)
+            down = self.allocation.known_down_nodes() if not clean else set()
+        agents.finish()
+        evidence = agents.evidence(
+            replace(watched, severed=severed or undead),
+            self._texts(agents, spec),
+            down_nodes=down,
+            stuck_nodes=stuck,
+        )
+        self.allocation.over = self.allocation.over or bool(OVER.search(evidence.said))
+        if agents.requirements is not None and clean:
+            self._idle.give_back(agents)
+        return evidence
+
+    def _texts(self, agents: AgentStep, spec: TrialSpec) -> LauncherTexts:
+        """srun's lines, and those of a runtime that could have failed to start the container."""
+        line = started_container(spec, self.site)
+        if line is None:
+            return SRUN_TEXTS
+        started = len(agents.channel.greeted) == spec.world_size
+        texts = line.runtime.texts(agents.channel.exit_code, started=started)
+        return replace(SRUN_TEXTS, container=texts)
+
+    def _end(
+        self, agents: AgentStep, spec: TrialSpec, stop: threading.Event, doubtful: bool = False
+    ) -> tuple[tuple[str, ...], str]:
+        """End a trial and its step; see ``StepEnder.end``."""
+        if agents.channel.all_gone:
+            agents.let_go(_LET_GO_S)
+        # A rank itself carries the step's name in its environment, what it has started the trial's.
+        step = replace(agents.step, marks=agents.step.marks | {spec.name})
+        answer = self._ender.end(step, agents.said, stop, doubtful)
+        agents.listen()
+        return answer
+
+    def _end_idle(self, steps: Sequence[AgentStep], stop: threading.Event) -> None:
+        for agents in steps:
+            agents.let_go(0.0)  # all of them, before waiting for any
+        for agents in steps:
+            agents.let_go(_LET_GO_S)
+            self._ender.end(agents.step, agents.said, stop)
+            agents.finish()
 
     def settle(self, names: Iterable[str]) -> None:
         """End what a killed driver left: sruns that still wait for their step, and steps.
@@ -155,4 +279,6 @@ class SrunLauncher(Launcher):
 
     def close(self) -> None:
         """End the steps that wait for a trial."""
-        self._launches.close()
+        now = threading.Event()
+        now.set()
+        self._end_idle(self._idle.take_oldest(0), now)

@@ -39,7 +39,7 @@ _NO_ANSWER = re.compile(
 )
 _UNKNOWN_JOB = re.compile(r"Invalid job id specified")
 
-Run = Callable[..., str]
+Run = Callable[[Sequence[str]], str]
 
 
 class SlurmError(LauncherError):
@@ -63,7 +63,7 @@ def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environ.items() if k in _KEPT or not k.startswith(_PREFIXES)}
 
 
-def run(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> str:
+def run(argv: Sequence[str]) -> str:
     """Run a Slurm command once and return its standard output, stripped.
 
     Raises:
@@ -82,11 +82,11 @@ def run(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> str:
             capture_output=True,
             text=True,
             errors="replace",  # a reason that an administrator wrote may be in any encoding
-            timeout=timeout_s,
+            timeout=TIMEOUT_S,
             check=True,
         )
     except subprocess.TimeoutExpired as error:
-        raise NoAnswerError(f"{argv[0]} did not answer within {timeout_s:g} s") from error
+        raise NoAnswerError(f"{argv[0]} did not answer within {TIMEOUT_S:g} s") from error
     except OSError as error:  # no process or memory for it
         raise SlurmError(f"{argv[0]} cannot be started: {error}") from error
     except subprocess.CalledProcessError as error:

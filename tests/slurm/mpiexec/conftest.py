@@ -133,7 +133,7 @@ def _missing() -> str:
         return "no mpiexec to test with: apt-get install openmpi-bin"
     said = subprocess.run(["mpiexec", "--version"], capture_output=True, text=True).stdout
     try:
-        dialect_of("mpiexec", said)
+        dialect_of(said)
     except LauncherError as error:
         return str(error)
     return ""

@@ -50,7 +50,7 @@ def line_of(
     dialect: Dialect, spec: TrialSpec = SPEC, hosts: Mapping[str, Host] | None = None
 ) -> list[str]:
     environ = trial_environment(spec, LEASE, "node002", DRIVER)
-    return mpiexec_argv("mpiexec", dialect, spec, LEASE, hosts or {}, environ)
+    return mpiexec_argv(dialect, spec, LEASE, hosts or {}, environ)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
@@ -58,7 +58,7 @@ def test_the_lines_of_each_dialect_are_the_recorded_ones(dialect: Dialect) -> No
     environ = trial_environment(SPEC, LEASE, "node002", DRIVER)
     variables = [f"{key}={value}" for key, value in sorted(environ.items())]
     lines = [line_of(dialect), line_of(dialect, replace(SPEC, argv=()))]
-    lines += [sweep_argv("mpiexec", dialect, LEASE.nodes, [SPEC.name], DRIVER)]
+    lines += [sweep_argv(dialect, LEASE.nodes, [SPEC.name], DRIVER)]
     ours = {agent.__file__: "agent.py", sys.executable: "python"}  # a path may need quotes
     lines = [[ours.get(argument, argument) for argument in line] for line in lines]
     text = "\n".join([*variables, *map(shlex.join, lines), ""])
@@ -79,12 +79,12 @@ def test_the_lines_of_each_dialect_are_the_recorded_ones(dialect: Dialect) -> No
     ],
 )
 def test_a_dialect_is_known_by_its_version(said: str, dialect: Dialect) -> None:
-    assert dialect_of("mpiexec", said) is dialect
+    assert dialect_of(said) is dialect
 
 
 def test_an_unknown_mpiexec_is_an_error_with_its_words() -> None:
     with pytest.raises(LauncherError, match="the mpiexec launcher knows Open MPI"):
-        dialect_of("/opt/mpiexec", "mpiexec v9")
+        dialect_of("mpiexec v9")
 
 
 def test_a_trial_has_no_more_ranks_on_a_host_than_its_host_file_gives_it_slots() -> None:

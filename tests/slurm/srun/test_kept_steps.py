@@ -231,7 +231,7 @@ def test_a_step_is_not_lost_when_its_trial_cannot_be_written(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("slurm.srun.launches.write_private", full)
+        patched.setattr("slurm.srun.launcher.write_private", full)
         with pytest.raises(OSError, match="No space left"):
             run_on(kept, kept_trial(tmp_path, "second"))
     assert not kept_steps(kept)

@@ -19,8 +19,8 @@ from slurm.outcome.kinds import Kind
 from slurm.srun import shell
 from slurm.srun.allocation import Allocation
 from slurm.srun.launcher import SrunLauncher
-from slurm.srun.launches import LaunchPacing
 from slurm.srun.site import Site
+from slurm.srun.steps import LaunchPacing
 from slurm.trial import Lease
 from support.launched_trials import (
     HANG,
