@@ -91,6 +91,7 @@ class Problem:
 
     @cached_property
     def listed(self) -> frozenset[tuple[tuple[str, Any], ...]]:
+        """Items of each canonical configuration of ``only``; none where all valid ones may come."""
         return frozenset(tuple(self.space.canonical(c).items()) for c in self.only or ())
 
 
