@@ -173,8 +173,9 @@ class _Training:
                 "their folder by --save, or begin anew with another --out"
             )
         space, launcher = self.searched.space, self.launcher
-        goals = {"objective": {"maximize": "tokens_per_second"}, "objectives": (), "subject_to": ()}
-        self.journal.write(Opened.of(space, launcher.name, nodes=tuple(launcher.nodes()), **goals))
+        own: dict[str, Any] = {"nodes": tuple(launcher.nodes()), "objectives": (), "subject_to": ()}
+        own["objective"] = {"maximize": "tokens_per_second"}
+        self.journal.write(Opened.of(space, launcher.name, **own))
         while True:
             finished, down = self.finished(), launcher.down_nodes()
             up = [node for node in launcher.nodes() if node not in down]
