@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from foundation.files import is_number
+
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|m|h|d)")
 _UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _MAX_DURATION_S = 366 * 86400.0
@@ -16,7 +18,7 @@ def seconds(value: Any) -> float:
     """Seconds in ``90``, ``90s``, ``20m``, ``6h`` or ``2d``; raises ValueError."""
     if isinstance(value, str) and (match := _DURATION.fullmatch(value)):
         value = float(match[1]) * _UNIT_S[match[2]]
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         raise ValueError("accepted a duration: seconds, or 90s, 20m, 6h, 2d")
     if not 0 < value <= _MAX_DURATION_S:
         raise ValueError("accepted a duration above zero, of a year at most")

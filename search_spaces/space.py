@@ -319,12 +319,16 @@ class SearchSpace:
 
     def frozen(self) -> str:
         """Self-contained YAML with the same fingerprint; it includes model and cluster."""
+        return written_document(self.content())
+
+    def content(self) -> dict[str, Any]:
+        """The content of that document, to be changed at will."""
         definition = self._definition()
         if self.model is not None and self.model_name:
             definition["model"] = {"name": self.model_name, **definition["model"]}
         if self.trainer.made_by is not None:
             definition["trainer"]["made_by"] = self.trainer.made_by
-        content = {
+        return {
             "version": definition.pop("version"),
             "name": self.name,
             **({"description": self.description} if self.description else {}),
@@ -333,7 +337,6 @@ class SearchSpace:
             "budget": self.budget.model_dump(by_alias=True, exclude_none=True),
             "finalists": self.finalists.model_dump(),
         }
-        return written_document(content)
 
     def _definition(self) -> dict[str, Any]:
         trial = self.trial.model_dump(by_alias=True, exclude_none=True, exclude={"early_stop"})

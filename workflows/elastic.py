@@ -172,8 +172,10 @@ class _Training:
                 f"{self.save}: the checkpoints of this training are gone: put them back, name "
                 "their folder by --save, or begin anew with another --out"
             )
-        self._open()
-        launcher = self.launcher
+        space, launcher = self.searched.space, self.launcher
+        own: dict[str, Any] = {"nodes": tuple(launcher.nodes()), "objectives": (), "subject_to": ()}
+        own["objective"] = {"maximize": "tokens_per_second"}
+        self.journal.write(Opened.of(space, launcher.name, **own))
         while True:
             finished, down = self.finished(), launcher.down_nodes()
             up = [node for node in launcher.nodes() if node not in down]
@@ -204,20 +206,6 @@ class _Training:
             outcome = self._start(plan, used, finished, last)
             if (code := self._after(outcome, used, finished)) is not None:
                 return code
-
-    def _open(self) -> None:
-        """Journal that a session begins."""
-        space, launcher = self.searched.space, self.launcher
-        self.journal.write(
-            Opened(
-                space=space.name,
-                fingerprint=space.fingerprint,
-                seed=0,
-                launcher=launcher.name,
-                nodes=tuple(launcher.nodes()),
-                objective={"maximize": "tokens_per_second"},
-            )
-        )
 
     def _better_without(self, plan: TrainingPlan, nodes: Sequence[str]) -> str:
         """The slowest of the nodes, if more is trained a day without it; else ""."""

@@ -131,16 +131,8 @@ def first_space(wanted: Wanted, file: str) -> First:
             f"your script starts {per_node:g} ranks on a node, and a node of {wanted.cluster} has "
             f"{counted(space.ranks_per_node, 'GPU')}: name your nodes by --cluster"
         )
-    nodes = space.widths[-1]
-    limits = (o[7:] for o in launched.batch_options if o.startswith("--time="))
-    scripts_time = next(limits, "")
-    time = scripts_time
-    with suppress(BatchError):  # the limit is a variable
-        if not time or BatchJob.time_limit_s(time) < least_s(space):
-            search_h = 0.0
-            with suppress(SpaceError):  # no configuration is valid: `meshtune check` says why
-                search_h = (Estimate.of(space).expected_node_hours or 0.0) / nodes
-            time = f"{math.ceil(least_s(space) / 60 + 60 * search_h)}m"
+    scripts_time = next((o[7:] for o in launched.batch_options if o.startswith("--time=")), "")
+    time = _job_time(space, scripts_time)
     if scripts_time and time != scripts_time:
         shortest = math.ceil(least_s(space) / 60)
         notes.append(f"a job shorter than {shortest}m starts no trial: submit for that of several")
@@ -149,8 +141,20 @@ def first_space(wanted: Wanted, file: str) -> First:
         _text(content, file),
         [content["description"], *own.notes, *notes],
         written_document({"source": str(wanted.arguments), **profile}) if profile else "",
-        [f"--nodes {nodes}", f"--time {time}"],
+        [f"--nodes {space.widths[-1]}", f"--time {time}"],
     )
+
+
+def _job_time(space: SearchSpace, scripts_own: str) -> str:
+    """The time limit of the launch script, or one in which the search should end."""
+    with suppress(BatchError):  # the limit is a variable
+        if scripts_own and BatchJob.time_limit_s(scripts_own) >= least_s(space):
+            return scripts_own
+        search_h = 0.0
+        with suppress(SpaceError):  # no configuration is valid: `meshtune check` says why
+            search_h = (Estimate.of(space).expected_node_hours or 0.0) / space.widths[-1]
+        return f"{math.ceil(least_s(space) / 60 + 60 * search_h)}m"
+    return scripts_own
 
 
 @dataclass

@@ -102,19 +102,19 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     loaded = [words[2:] for words in shell.commands if words[:2] == ["module", "load"]]
     folder = next((words[1] for words in reversed(shell.commands) if _is_cd(words)), "")
     return Launched(
-        "" if "$" in entry else entry,
-        module,
-        passed,
-        left_out,
-        nodes,
-        ranks_of(counts, nodes, asked.get("tasks", 0)),
-        environment,
-        [name for names in loaded for name in names],
-        [*_set_up(later), *of_shell],
-        batch,
-        folder,
-        launcher,
-        _not_carried(shell, (shell.commands[at], around)) if entry else [],
+        entry="" if "$" in entry else entry,
+        module=module,
+        arguments=passed,
+        left_out=left_out,
+        nodes=nodes,
+        ranks=ranks_of(counts, nodes, asked.get("tasks", 0)),
+        environment=environment,
+        modules=[name for names in loaded for name in names],
+        set_up=[*_set_up(later), *of_shell],
+        batch_options=batch,
+        folder=folder,
+        launcher=launcher,
+        dropped=_not_carried(shell, (shell.commands[at], around)) if entry else [],
     )
 
 

@@ -14,7 +14,6 @@ from typing import Any, Self
 import numpy as np
 
 from analysis import CandidateSet, Metrics, Observations, Posterior, Pricing, Run, Trial
-from foundation.documents import parse_document
 from foundation.quantities import config_text, counted, duration
 from search_spaces import Candidates, SearchSpace, SpaceError, check, load_space
 from trainer.plan.fields import Choices, OtherChoices
@@ -126,7 +125,7 @@ def layouts(
     Configurations that were ``tried`` have their place in it, if they are not valid either.
     Constraints of the space on nodes and batch do not count.
     """
-    content = parse_document(space.frozen(), space.file, SpaceError).root.plain()
+    content = space.content()
     facts: dict[str, Any] = space.facts(base)
     if "global_batch_size" not in facts:
         raise SpaceError(f"{space.file}: a layout for other nodes needs mbs and gas as parameters")

@@ -21,7 +21,7 @@ from slurm.logs.patterns import FoundNothingError, LogMetrics
 from slurm.logs.text import cut_lines, read_log
 from workflows.launching import first_nodes, run_alone
 from workflows.search.session import NO_IDENTITY
-from workflows.search.trials import TrialFactory, checked_outcome, data_prefix, judge, make_data
+from workflows.search.trials import TrialFactory, data_prefix, judge, make_data
 
 DRAWN = 20_000  # configurations that are searched for the given values
 STDERR_LINES = 20
@@ -89,9 +89,8 @@ def try_out(
     spec = factory.write(0, 1, config)
     lease = first_nodes(launcher, spec)
     yield from _before(space, config, launcher, spec, lease)
-    outcome = checked_outcome(space, run_alone(launcher, spec, lease), config)
-    kind, objectives, _, message = judge(space, outcome, config)
-    yield from _after(space, spec, outcome, kind, message)
+    outcome, objectives, _ = judge(space, run_alone(launcher, spec, lease), config)
+    yield from _after(space, spec, outcome)
     for key, value in objectives.items():
         yield _line("objective", _metric(key, value))
     try:
@@ -102,10 +101,10 @@ def try_out(
         memory = f"{prediction.peak_bytes[0] / 2**30:.1f} GiB on the fullest GPU"
         time_s = number(prediction.step_time_s[0])
         yield _line("cost model", f"predicts {time_s} s a step, {memory}")
-    if kind is not Kind.OK and outcome.stderr_tail:
+    if outcome.kind is not Kind.OK and outcome.stderr_tail:
         yield "last lines of standard error:"
         yield from (f"  {text}" for text in outcome.stderr_tail.splitlines()[-STDERR_LINES:])
-    return kind is Kind.OK
+    return outcome.kind is Kind.OK
 
 
 def _before(
@@ -128,12 +127,10 @@ def _before(
         yield _line("environment", ", ".join(sorted(spec.env)) + " of trainer.env")
 
 
-def _after(
-    space: SearchSpace, spec: TrialSpec, outcome: Outcome, kind: Kind, message: str
-) -> Iterator[str]:
-    yield _line("ended", f"{kind} after {duration(outcome.elapsed_s)}")
-    if message:
-        yield _line("because", message)
+def _after(space: SearchSpace, spec: TrialSpec, outcome: Outcome) -> Iterator[str]:
+    yield _line("ended", f"{outcome.kind} after {duration(outcome.elapsed_s)}")
+    if outcome.message:
+        yield _line("because", outcome.message)
     if outcome.exit_code:
         yield _line("exit code", str(outcome.exit_code))
     for key, value in (outcome.result or {}).items():

@@ -22,13 +22,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote
 
-from analysis import Comparison, Run, RunError, RunFolder, read_run, verdict_lines
+from analysis import Comparison, RunError, RunFolder, read_run, verdict_lines
 from foundation.files import FileError, read_end
 from foundation.messages import printable
 from foundation.quantities import clock_text, config_text, counted, duration
 from search_spaces import SpaceError
 from workflows.search.budget import Budget, NodeHours
-from workflows.search.panel import node_ranges, remaining_s
+from workflows.search.panel import node_ranges, of_limit, remaining_s
 
 HOST = "127.0.0.1"
 LOOKED_S = 1.0  # between two checks of the journal
@@ -58,11 +58,10 @@ class Pages:
     """The latest page of a run, whose folder is only read; ``write`` returns a new page."""
 
     def __init__(self, run_dir: Path, write: Callable[[Path], Path]) -> None:
-        self._folder = RunFolder(run_dir)
+        self.run_dir, self._folder = run_dir, RunFolder(run_dir)
         self._write = write
         self._state: tuple[int, int] | None = None  # of the journal, when the page was made
         self._not_before = 0.0
-        self._run: Run | None = None
         # The page and its version, replaced together: another thread reads them.
         self.latest: tuple[str, str] = (_NOT_YET, "0")
 
@@ -107,30 +106,28 @@ class Pages:
         """State for readers: running trials with expected times and the ends of their logs."""
         run, now = read_run(self._folder.path), time.time()
         trials = [t for _, t in sorted(run.trials.items()) if t.running]
-        budget = Budget()
-        expected_s: list[float | None] = [None] * len(trials)
+        budget, expected = Budget(), ["?"] * len(trials)
         with suppress(SpaceError, RunError):
             space = self._folder.frozen_space()
-            budget, timeout_s = Budget.of(space), space.trial.timeout_s
-            known = NodeHours(space, None).expected_s(run, [t.config for t in trials])
-            expected_s = [None if each >= timeout_s else each for each in known]
+            budget = Budget.of(space)
+            expected = NodeHours(space, None).expected_texts(run, [t.config for t in trials])
         rows = []
-        for trial, of_s in zip(trials, expected_s, strict=True):
+        for trial, time_text in zip(trials, expected, strict=True):
             attempt = trial.running
             assert attempt is not None
             rows.append(
                 {
                     "trial": trial.number,
                     "elapsed": clock_text(max(0.0, now - attempt.started_t)),
-                    "expected": "?" if of_s is None else clock_text(of_s),
+                    "expected": time_text,
                     "nodes": printable(node_ranges(attempt.nodes)),
                     "config": printable(config_text(trial.config)),
                     "log": self._tail(trial.number),
                 }
             )
         busy = sum(len(t.running.nodes) for t in trials if t.running)
-        of = f" of {budget.trials}" if budget.trials else ""
-        facts = f"{len(run.ended)}{of} ended, {len(rows)} running on {counted(busy, 'node')}"
+        done = of_limit(len(run.ended), budget.trials, str)
+        facts = f"{done} ended, {len(rows)} running on {counted(busy, 'node')}"
         if run.closed is None and (rest_s := remaining_s(run, budget, now)):
             facts += f"; the budget ends in about {duration(rest_s)}"
         if headroom := dict(verdict_lines(run)).get("headroom"):
@@ -175,14 +172,12 @@ class Site:
     """
 
     def __init__(self, folders: Sequence[Path], write: Callable[..., Path]) -> None:
-        self._folders: dict[str, Path] = {}
+        self.pages: dict[str, Pages] = {}
         for folder in folders:
             own = name = folder.absolute().name
             for number in range(2, len(folders) + 1):
-                name = f"{own}-{number}" if name in self._folders else name
-            self._folders[name] = folder
-        named = self._folders.items()
-        self.pages = {name: Pages(own, partial(write, home=own)) for name, own in named}
+                name = f"{own}-{number}" if name in self.pages else name
+            self.pages[name] = Pages(folder, partial(write, home=folder))
 
     def answer(self, path: str) -> tuple[str, bytes] | None:
         """Type and content of a path below the token; None if there is nothing."""
@@ -190,7 +185,7 @@ class Site:
         every = list(self.pages)
         if not path:
             asked = [n for n in parse_qs(query).get("run", []) if n in every] or every
-            compared = Comparison([read_run(self._folders[name]) for name in asked])
+            compared = Comparison([read_run(self.pages[name].run_dir) for name in asked])
             return HTML, compared.page(asked, every).encode("utf-8", "replace")
         name, _, rest = path.partition("/")
         pages = self.pages.get(unquote(name))

@@ -76,9 +76,9 @@ class Opened(_Event):
 
     @classmethod
     def of(cls, space: SearchSpace, launcher: str, seed: int = 0, **more: Any) -> Self:
-        """A session on a space; ``more`` are other fields."""
-        more |= {"space": space.name, "fingerprint": space.fingerprint, **space.goals}
-        return cls(seed=seed, launcher=launcher, **more)
+        """A session on a space; ``more`` are other fields, or others than the space's own."""
+        own = {"space": space.name, "fingerprint": space.fingerprint, **space.goals}
+        return cls(seed=seed, launcher=launcher, **{**own, **more})
 
 
 class Proposed(_Event):

@@ -10,13 +10,9 @@ tried.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import numpy as np
 
 from analysis import MissingFactError, NotEnough, Outlook, Run, Trial, trusted
-from trainer.plan.jobs import Array
 from workflows.optimizer.policy import Policy, Problem, Proposal
 
 CONSIDERED = 2_000  # configurations
@@ -57,19 +53,13 @@ class ExploringPolicy(Policy):
         return Proposal(config, Trial.EXPLORATION, why, found.expected)
 
     def _farthest(self, run: Run, max_nodes: int) -> Proposal | None:
-        """Farthest from all that was tried, every parameter's values from 0 to 1."""
+        """Farthest from all that was tried."""
         space = self.problem.space
         candidates = self.problem.new(run, max_nodes, self.problem.rng(run), CONSIDERED)
         if not candidates:
             return None
-        varied = [p for p in space.parameters.values() if p.varies]
-
-        def places(configs: Sequence[Mapping[str, Any]]) -> Array:
-            rows = [[p.unit(config[p.name]) for p in varied] for config in configs]
-            return np.asarray(rows, dtype=float).reshape(len(configs), len(varied))
-
-        there, apart = places(candidates), np.full(len(candidates), np.inf)
-        for tried in places([space.raw(trial.config) for trial in run.trials.values()]):
-            apart = np.minimum(apart, np.square(there - tried).sum(axis=1))
+        places, apart = self.problem.places(candidates), np.full(len(candidates), np.inf)
+        for tried in self.problem.places([space.raw(t.config) for t in run.trials.values()]):
+            apart = np.minimum(apart, np.square(places - tried).sum(axis=1))
         config = space.canonical(candidates[int(np.argmax(apart))])
         return Proposal(config, Trial.EXPLORATION, "farthest from everything that was tried")

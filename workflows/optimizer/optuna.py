@@ -99,8 +99,7 @@ class OptunaPolicy(Policy):
         """Any configuration that was not proposed, where all that there are have been named."""
         if self.problem.only is None:
             return None
-        every = {_key(self.problem.space.canonical(config)) for config in self.problem.only}
-        free = sorted(every - {*self._proposed}, key=repr)
+        free = sorted(self.problem.listed - {*self._proposed}, key=repr)
         return free[int(self._rng.integers(len(free)))]
 
     def _tell(self, trials: Iterable[Trial]) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from analysis import Pricing, Run
 from search_spaces import Candidates, SearchSpace
+from trainer.plan.jobs import Array
 
 NUM_CANDIDATES = 10_000  # among which a policy looks for the best
 
@@ -73,14 +74,24 @@ class Problem:
         drawn = self.candidates.indices(NUM_CANDIDATES, self.rng(run), known, max_nodes)[:1]
         return self.candidates.configs(drawn)[0] if len(drawn) else None
 
+    def places(self, configs: Sequence[Mapping[str, Any]]) -> Array:
+        """Raw configurations as points: every parameter that varies is an axis from 0 to 1.
+
+        A continuous one by its own scale; of any other the values lie evenly in their order.
+        """
+        varied = [p for p in self.space.parameters.values() if p.varies]
+        rows = [[p.unit(config[p.name]) for p in varied] for config in configs]
+        return np.asarray(rows, dtype=float).reshape(len(configs), len(varied))
+
     def allows(self, config: Mapping[str, Any]) -> bool:
         """Whether a configuration, raw or canonical, may be proposed at all."""
         if self.only is None:
             return self.space.first_violation(config) is None
-        return tuple(self.space.canonical(config).items()) in self._only
+        return tuple(self.space.canonical(config).items()) in self.listed
 
     @cached_property
-    def _only(self) -> frozenset[tuple[tuple[str, Any], ...]]:
+    def listed(self) -> frozenset[tuple[tuple[str, Any], ...]]:
+        """Items of each canonical configuration of ``only``; none where all valid ones may come."""
         return frozenset(tuple(self.space.canonical(c).items()) for c in self.only or ())
 
 

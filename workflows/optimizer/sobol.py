@@ -14,23 +14,17 @@ from workflows.optimizer.policy import Policy, Proposal
 
 
 class SobolPolicy(Policy):
-    """The candidate that is nearest to the next point of a scrambled Sobol sequence.
-
-    Each parameter is an axis from 0 to 1: a continuous one by its own scale, of any other the
-    values lie evenly in their order.
-    """
+    """The candidate that is nearest to the next point of a scrambled Sobol sequence."""
 
     def propose(self, run: Run, max_nodes: int) -> Proposal | None:
         candidates = self.problem.new(run, max_nodes, self.problem.rng(run))
         if not candidates:
             return None
-        varied = [p for p in self.problem.space.parameters.values() if p.varies]
-        places = np.array([[p.unit(c[p.name]) for p in varied] for c in candidates])
-        places = places.reshape(len(candidates), len(varied))
-        number = len(run.trials)
+        places = self.problem.places(candidates)
+        number, axes = len(run.trials), places.shape[1]
         nearest = 0
-        if varied:
-            sequence = qmc.Sobol(len(varied), rng=self.problem.seed)
+        if axes:
+            sequence = qmc.Sobol(axes, rng=self.problem.seed)
             if number:  # it cannot skip none
                 sequence.fast_forward(number)
             distances = np.square(places - sequence.random(1)).sum(axis=1)

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from analysis import Metrics, Pricing, ResultsFile, Run, RunError, RunFolder, Trial, read_run
-from foundation.documents import parse_document, written_document
+from foundation.documents import written_document
 from foundation.files import FileError, read_bytes
 from foundation.messages import shown
 from foundation.writing import sync_folder, write_atomically
-from search_spaces import SearchSpace, SpaceError, load_space
+from search_spaces import SearchSpace, load_space
 
 MAX_BYTES = 1 << 30  # of a journal
 SIMULATED = "simulated"  # a file of an entry whose trials no machine has measured
@@ -145,7 +145,7 @@ def kind(space: SearchSpace) -> tuple[str, ...]:
 
 def _open(space: SearchSpace) -> dict[str, Any]:
     """The content of a space without command lines, paths and prose."""
-    content: dict[str, Any] = parse_document(space.frozen(), space.file, SpaceError).root.plain()
+    content = space.content()
     for name, parameter in space.parameters.items():
         if any(isinstance(v, str) and _PATH.search(v) for v in parameter.values):
             raise FileError(

@@ -16,10 +16,10 @@ from foundation.files import FileError
 from foundation.messages import listed, shown
 from foundation.writing import write_atomically
 from search_spaces import SearchSpace
-from trainer.plan.jobs import RECOMPUTE, Jobs
+from trainer.plan.jobs import Jobs
+from workflows.replay.landscape import precisions
 
 GIB = 2**30
-_WORDS = {code: word for word, code in RECOMPUTE.items()}
 _COLUMNS = {  # of docs/guide/policies.md, by those of jobs
     "layers": "num_layers", "hidden": "hidden_size", "heads": "num_heads", "kv_heads": "kv_heads",
     "ffn": "ffn_size", "vocab": "vocab_size", "seq": "seq_length", "gated": "gated",
@@ -97,8 +97,7 @@ def _jobs(jobs: Jobs) -> dict[str, list[Any]]:
     columns |= {"gbs": jobs.global_batch, "head_dim": jobs.model.head_dim}
     if jobs.model.mixture is not None:
         columns |= dict(zip(_EXPERTS, jobs.model.mixture, strict=False))
-    formats = np.where(number["element_bytes"] == 4, "fp32", "bf16")
     return {name: column.astype(int).tolist() for name, column in columns.items()} | {
-        "recompute": [_WORDS[int(code)] for code in number["recompute"]],
-        "precision": np.where(number["fp8"] > 0, "fp8", formats).tolist(),
+        "recompute": jobs.recompute_words.tolist(),
+        "precision": precisions(jobs),
     }

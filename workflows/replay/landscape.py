@@ -15,6 +15,7 @@ import numpy as np
 from analysis import Metrics, MissingMetricError, Run, TableError, Trial
 from foundation.messages import shown
 from search_spaces import SearchSpace, SpaceError, load_space
+from trainer.plan.jobs import Jobs
 
 Key = tuple[Any, ...]
 INACTIVE = "inactive"  # value of a parameter that a trial lacks
@@ -152,6 +153,13 @@ def of_results(run: Run) -> Landscape:
             yield config, Answer.of(trial)
 
     return Landscape.of(run.space, space, recorded()).checked(run.where)
+
+
+def precisions(jobs: Jobs) -> list[str]:
+    """The number format of each job, as far as tables of sweeps know it."""
+    number = jobs.columns()
+    wide = np.where(number["element_bytes"] == 4, "fp32", "bf16")
+    return [str(word) for word in np.where(number["fp8"] > 0, "fp8", wide)]
 
 
 def recorded_space(problem: str, **sections: Any) -> SearchSpace:

@@ -16,8 +16,8 @@ from foundation.documents import as_written, plain_scalar
 from foundation.messages import listed, shown
 from search_spaces import SearchSpace, load_space
 from trainer.plan.axes.mesh import beside_dp
-from trainer.plan.jobs import BY_HABIT, RECOMPUTE
-from workflows.replay.landscape import Answer, Landscape, of_results, recorded_space
+from trainer.plan.jobs import BY_HABIT
+from workflows.replay.landscape import Answer, Landscape, of_results, precisions, recorded_space
 
 _VARIED = (*beside_dp(), "vpp", "mbs", "gas", "zero_stage", "sequence_parallel", "recompute")
 _MODEL = ("num_layers", "hidden_size", "num_heads", "kv_heads", "ffn_size", "vocab_size")
@@ -29,7 +29,6 @@ _EXPERTS = (
     *("num_experts", "experts_per_token", "expert_ffn_hidden_size", "shared_ffn_hidden_size"),
     "dense_layers",
 )
-_WORDS = {code: word for word, code in RECOMPUTE.items()}
 
 
 @dataclass(frozen=True)
@@ -140,14 +139,13 @@ def _landscape(key: str, table: Table) -> Landscape:
     numbers = jobs.columns()
     columns = {name: numbers[name] for name in _VARIED} | {"num_nodes": nodes}
     columns["zero_stage"] = np.maximum(columns["zero_stage"], 0)
-    rows = [
-        {name: _plain(name, column[row]) for name, column in columns.items()}
-        for row in range(len(jobs))
-    ]
-    precision = np.where(numbers["element_bytes"] == 4, "fp32", "bf16")
-    precision = np.where(numbers["fp8"] > 0, "fp8", precision)
+    lists = {name: column.astype(int).tolist() for name, column in columns.items()}
+    lists["sequence_parallel"] = [bool(flag) for flag in lists["sequence_parallel"]]
+    lists["recompute"] = jobs.recompute_words.tolist()
+    precision = precisions(jobs)
     if {*precision} != {"bf16"}:
-        rows = [{**row, "precision": str(one)} for row, one in zip(rows, precision, strict=True)]
+        lists["precision"] = precision
+    rows = [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
     space = _space(key, table, cluster.model_dump(exclude_defaults=True), rows)
     recorded = ((space.canonical(raw), _answer(table, row)) for row, raw in enumerate(rows))
     return Landscape.of(key, space, recorded, str(table.model[0]))
@@ -175,12 +173,6 @@ def _check_same(key: str, table: Table) -> None:
             f"{table.name}: landscape {as_written(key)} has rows that differ in "
             f"{', '.join(mixed)}; name columns that tell them apart as well"
         )
-
-
-def _plain(name: str, value: float) -> Any:
-    if name == "sequence_parallel":
-        return bool(value)
-    return _WORDS[int(value)] if name == "recompute" else int(value)
 
 
 def _framework(table: Table) -> str | dict[str, Any]:

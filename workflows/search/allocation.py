@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from slurm import AllocationState, Launcher, NodePool
 from workflows.search.stopping import CONTINUE, Ending
@@ -15,25 +14,21 @@ SILENT_CHECK_S = 5.0
 MAX_SILENCE_S = 1800.0
 
 
-@dataclass(frozen=True)
-class Stop:
-    """The search has to end; ``at_once``: running trials are ended, too."""
-
-    ending: Ending
-    at_once: bool = False
-
-
 class Allocation:
     """Asks the launcher periodically whether trials can be started, and on which nodes.
 
     A trial's ``timeout_s`` must fit into the time that is left. The pool loses the nodes that are
     down.
+
+    Attributes:
+        gone: it is over, and running trials end with it.
     """
 
     def __init__(
         self, launcher: Launcher, pool: NodePool, timeout_s: float, tell: Callable[[str], None]
     ) -> None:
         self._launcher, self._pool, self._timeout_s, self._tell = launcher, pool, timeout_s, tell
+        self.gone = False
         self._next_check_s = -math.inf  # check before the first trial, too
         self._silent_since_s: float | None = None
 
@@ -46,17 +41,18 @@ class Allocation:
         """Check at once next time: a trial ended as if the allocation were gone."""
         self._next_check_s = -math.inf
 
-    def check(self) -> Stop | None:
+    def check(self) -> Ending | None:
         """Take down nodes out of the pool; why the search has to end, if it has."""
         left_s = self._launcher.time_left_s()
         if left_s is not None and left_s < self._timeout_s + END_MARGIN_S:
-            return Stop(Ending("another trial would not end before the allocation", CONTINUE))
+            return Ending("another trial would not end before the allocation", CONTINUE)
         if self._launcher.clock.monotonic() < self._next_check_s:
             return None
         state = self._launcher.allocation_state()
         now_s = self._launcher.clock.monotonic()
         if state is AllocationState.GONE:
-            return Stop(Ending("the allocation is gone: cancelled, or over", CONTINUE), True)
+            self.gone = True
+            return Ending("the allocation is gone: cancelled, or over", CONTINUE)
         if state is AllocationState.SILENT:
             return self._silent(now_s)
         if self._silent_since_s is not None:
@@ -67,7 +63,7 @@ class Allocation:
             self._pool.remove(node)
         return None
 
-    def _silent(self, now_s: float) -> Stop | None:
+    def _silent(self, now_s: float) -> Ending | None:
         if self._silent_since_s is None:
             self._silent_since_s = now_s
             self._tell(
@@ -78,4 +74,4 @@ class Allocation:
         if now_s - self._silent_since_s < MAX_SILENCE_S:
             return None
         reason = f"the scheduler did not answer for {MAX_SILENCE_S / 60:.0f} minutes"
-        return Stop(Ending(reason, CONTINUE))
+        return Ending(reason, CONTINUE)

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from analysis import Metrics, Run, StartUp, Trial
-from foundation.quantities import counted
+from foundation.quantities import clock_text, counted
 from search_spaces import SearchSpace
 from slurm import BLAMELESS
 
@@ -158,6 +158,11 @@ class NodeHours:
         starts_s = [besides.seconds(self._space.num_nodes(c)) if besides else 0.0 for c in configs]
         ours = zip(starts_s, predicted[: len(configs)], strict=True)
         return [min(timeout_s, start_s + steps * scale * p) for start_s, p in ours]
+
+    def expected_texts(self, run: Run, configs: Sequence[Mapping[str, Any]]) -> list[str]:
+        """The same to be shown; ``?`` where only the timeout is known."""
+        timeout_s, expected_s = self._space.trial.timeout_s, self.expected_s(run, configs)
+        return ["?" if each >= timeout_s else clock_text(each) for each in expected_s]
 
     def _predicted_s(self, configs: Sequence[Mapping[str, Any]]) -> list[float] | None:
         """Step times by the cost model; None if it cannot price them."""

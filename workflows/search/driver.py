@@ -77,7 +77,7 @@ class Driver:
         self._allocation = Allocation(launcher, self.pool, space.trial.timeout_s, self._tell)
         self._results = ResultsFile(self.folder)
         self._ending: Ending | None = None  # nothing more is started
-        self._told = set[str]()
+        self._tells_of_sharing = space.trainer.preload is None  # once, where it begins unasked
 
     @property
     def running(self) -> dict[int, Running]:
@@ -217,8 +217,9 @@ class Driver:
         spec = self._storage.insist(lambda: self.factory.write(number, attempt, trial.config))
         if self.launcher.shares_launches and (kept := self.factory.kept(self.state)):
             spec = replace(spec, kept=kept)
-            if self.space.trainer.preload is None:
-                self._tell_once("starting takes longer than the steps: trials share launches now")
+            if self._tells_of_sharing:
+                self._tells_of_sharing = False
+                self._tell("starting takes longer than the steps: trials share launches now")
         repeat = trial.ended
         started = Started(
             trial=number, attempt=attempt, name=spec.name, nodes=lease.nodes, repeat=repeat
@@ -285,17 +286,12 @@ class Driver:
     def _tell(self, text: str) -> None:
         self.listen(Notice(text), self)
 
-    def _tell_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            self._tell(text)
-
     def _check_allocation(self) -> None:
         if self._ending:
             return
-        if stop := self._allocation.check():
-            self._ending = stop.ending
-            if stop.at_once:
+        if ending := self._allocation.check():
+            self._ending = ending
+            if self._allocation.gone:
                 self._attempts.stop()
         self._put_aside_too_wide()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -22,6 +22,8 @@ from workflows.search.budget import Budget, NodeHours, node_hours, wall_time_s
 if TYPE_CHECKING:
     from workflows.search.attempts import Running
     from workflows.search.driver import Driver
+
+N = TypeVar("N", int, float)
 
 FEWEST_ROWS = 3  # of running trials, also on a low terminal
 SHOWN_FRONT = 3
@@ -62,7 +64,7 @@ class Panel:
         self._first: Mapping[str, Any] = {}
         self._varied: set[str] = set()
         self._hours: NodeHours | None = None
-        self._expected_s: dict[tuple[int, int], float] = {}  # by trial and attempt
+        self._expected: dict[tuple[int, int], str] = {}  # times by trial and attempt
 
     def draw(self, driver: Driver) -> RenderableType:
         run, now = driver.state, driver.journal.clock()
@@ -117,12 +119,12 @@ class Panel:
         table.add_row(*(Text(h, style="dim") for h in ("trial", "time", "of", "nodes", "")))
         shown = sorted(driver.running.values(), key=lambda r: r.trial)
         expectations = self._expectations(driver, run, shown[:room])
-        for running, expected_s in zip(shown, expectations, strict=False):
+        for running, expected in zip(shown, expectations, strict=False):
             trial = run.trials[running.trial]
             table.add_row(
                 Text(str(running.trial), style=RUNS),
                 Text(clock_text(now - trial.attempts[-1].started_t)),
-                Text("?" if expected_s is None else clock_text(expected_s)),
+                Text(expected),
                 Text(printable(node_ranges(running.lease.nodes))),
                 Text(printable(self._config(trial.config))),
             )
@@ -130,18 +132,14 @@ class Panel:
             return table
         return Group(table, Text(f"and {len(shown) - room} more", style="dim"))
 
-    def _expectations(
-        self, driver: Driver, run: Run, shown: Sequence[Running]
-    ) -> list[float | None]:
-        """Expected seconds of attempts, as of their starts; None if unknown."""
+    def _expectations(self, driver: Driver, run: Run, shown: Sequence[Running]) -> list[str]:
+        """Expected times of attempts, as of their starts."""
         keys = [(running.trial, running.attempt) for running in shown]
-        if new := [key for key in keys if key not in self._expected_s]:
+        if new := [key for key in keys if key not in self._expected]:
             self._hours = self._hours or NodeHours(driver.space, None)
-            found = self._hours.expected_s(run, [run.trials[trial].config for trial, _ in new])
-            self._expected_s.update(zip(new, found, strict=True))
-        timeout_s = driver.space.trial.timeout_s
-        expected_s = [self._expected_s[key] for key in keys]
-        return [None if each >= timeout_s else each for each in expected_s]
+            found = self._hours.expected_texts(run, [run.trials[trial].config for trial, _ in new])
+            self._expected.update(zip(new, found, strict=True))
+        return [self._expected[key] for key in keys]
 
     def _note_parameters(self, run: Run) -> None:
         """Note which parameters differ between trials; each trial is read once."""
@@ -160,8 +158,8 @@ class Panel:
 
 def _counts(driver: Driver, run: Run) -> Text:
     ended = [t for t in run.trials.values() if t.ended]
-    of = f" of {driver.budget.trials}" if driver.budget.trials else ""
-    text = Text(f"{len(ended)}{of} ended, {len(driver.running)} running")
+    done = of_limit(len(ended), driver.budget.trials, str)
+    text = Text(f"{done} ended, {len(driver.running)} running")
     for kind, count in Counter(t.kind for t in ended).most_common():
         text.append(", ")
         text.append(f"{count} {kind}", style=colour(kind))
@@ -170,15 +168,17 @@ def _counts(driver: Driver, run: Run) -> Text:
 
 def _spent(driver: Driver, run: Run, now: float) -> str:
     budget = driver.budget
-    time_s, hours = wall_time_s(run, now), node_hours(run, now)
-    words = clock_text(time_s)
-    words += f" of {clock_text(budget.wall_time_s)}" if budget.wall_time_s else ""
-    limit = f" of {quantities.number(budget.node_hours)}" if budget.node_hours else ""
-    words += f", {quantities.number(hours)}{limit}"
+    time = of_limit(wall_time_s(run, now), budget.wall_time_s, clock_text)
+    hours = of_limit(node_hours(run, now), budget.node_hours, quantities.number)
     busy = sum(len(r.lease.nodes) for r in driver.running.values())
-    words += f" node-hours; {busy} of {driver.pool.size} nodes busy"
+    words = f"{time}, {hours} node-hours; {busy} of {driver.pool.size} nodes busy"
     rest_s = remaining_s(run, budget, now)
     return words + (f"; ends in about {duration(rest_s)}" if rest_s else "")
+
+
+def of_limit(used: N, limit: N | None, text: Callable[[N], str]) -> str:
+    """``3 of 20``, each by ``text``; ``3`` without a limit."""
+    return text(used) + (f" of {text(limit)}" if limit is not None else "")
 
 
 def remaining_s(run: Run, budget: Budget, now: float) -> float | None:

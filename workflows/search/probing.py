@@ -26,7 +26,6 @@ from analysis import (
     lessons,
     read_run,
 )
-from foundation.documents import parse_document
 from foundation.quantities import counted, number
 from search_spaces import Candidates, SearchSpace, SpaceError, load_space
 from slurm import Launcher
@@ -87,7 +86,7 @@ def shallower(space: SearchSpace, nodes: int = WIDEST) -> SearchSpace:
             f"{space.file}: probes need a trainer that is told the model's depth: write "
             "{num_layers} where its command or file has the number of layers"
         )
-    content = parse_document(space.frozen(), space.file, SpaceError).root.plain()
+    content = space.content()
     share = depth / model.num_layers
     kinds = {name: content["model"].get(name, 0) for name in KINDS}
     content["model"] |= {"num_layers": depth}

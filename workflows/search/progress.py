@@ -12,7 +12,6 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -24,7 +23,7 @@ from foundation.messages import printable
 from foundation.quantities import clock_text, config_text, counted, number
 from workflows.search.budget import Budget, node_hours, wall_time_s
 from workflows.search.listening import Notice, Tick
-from workflows.search.panel import Panel, colour, node_ranges
+from workflows.search.panel import Panel, colour, node_ranges, of_limit
 
 if TYPE_CHECKING:
     from workflows.search.driver import Driver
@@ -44,10 +43,10 @@ def summary(run: Run, budget: Budget, now: float, alive: bool = True) -> list[tu
     failed = Counter(t.kind for t in ended if not t.ok)
     kinds = ", ".join(f"{n} {kind}" for kind, n in failed.most_common())
     running = sum(t.running is not None for t in run.trials.values())
-    of = f" of {budget.trials}" if budget.trials else ""
+    done = of_limit(len(ended), budget.trials, str)
     what = "running" if alive or not running else "interrupted"
     rows = [
-        ("trials", f"{len(ended)}{of} done, {running} {what}"),
+        ("trials", f"{done} done, {running} {what}"),
         ("failed", f"{sum(failed.values())}" + (f" ({kinds})" if kinds else "")),
     ]
     if best := run.best:
@@ -59,17 +58,13 @@ def summary(run: Run, budget: Budget, now: float, alive: bool = True) -> list[tu
             rows.append(("because", why[-1]))
     rows += run.front_lines()
     rows += verdict_lines(run)
-    rows.append(("time", _spent(wall_time_s(run, now), budget.wall_time_s, clock_text)))
-    rows.append(("node-hours", _spent(node_hours(run, now), budget.node_hours, number)))
+    rows.append(("time", of_limit(wall_time_s(run, now), budget.wall_time_s, clock_text)))
+    rows.append(("node-hours", of_limit(node_hours(run, now), budget.node_hours, number)))
     if run.folder.probes.started:
         probes = read_run(run.folder.probes.path)
         ran = f"{sum(t.ok for t in probes.trials.values())} of {len(probes.trials)} ran"
         rows.append(("probes", f"{ran}, {number(probes.node_hours)} node-hours"))
     return rows
-
-
-def _spent(used: float, limit: float | None, text: Callable[[float], str]) -> str:
-    return text(used) + (f" of {text(limit)}" if limit is not None else "")
 
 
 class Progress:

@@ -118,10 +118,10 @@ def completed(job: Job | None, result: Mapping[str, Any]) -> dict[str, Any]:
     that the trainer has counted.
     """
     whole = _counted(result)
-    job = _counting(job, result)
-    found = step_time_s(job, result) if job else None
     if job is None:
         return whole
+    job = _counting(job, result)
+    found = step_time_s(job, result)
     rates = job.rates(found[0]) if found else {}
     rates |= job.counted(whole) if job.uneven else {}
     if "tflops_per_gpu" in rates:
@@ -143,11 +143,10 @@ def _counted(result: Mapping[str, Any]) -> dict[str, Any]:
     return {**rate, **result}
 
 
-def _counting(job: Job | None, result: Mapping[str, Any]) -> Job | None:
+def _counting(job: Job, result: Mapping[str, Any]) -> Job:
     """The job; where its trainer has counted tokens, theirs are not derived."""
-    if job is None or job.uneven or "tokens" not in result:
-        return job
-    return replace(job, uneven="the trainer counts tokens")
+    counts = "tokens" in result and not job.uneven
+    return replace(job, uneven="the trainer counts tokens") if counts else job
 
 
 def contradiction(
@@ -157,7 +156,7 @@ def contradiction(
 
     ``result`` is the trainer's own, ``elapsed_s`` the trial's time from start to end.
     """
-    job = _counting(job, result) or job
+    job = _counting(job, result)
     found = step_time_s(job, result)
     if found is None:
         tflops = Metrics(result).get("tflops_per_gpu")

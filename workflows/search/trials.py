@@ -103,27 +103,29 @@ def proposed(run: Run, proposal: Proposal) -> Proposed:
 
 def judge(
     space: SearchSpace, outcome: Outcome, config: Mapping[str, Any]
-) -> tuple[Kind, dict[str, float], dict[str, float], str]:
-    """The kind, objectives and bounded metrics by key, and message of an ended attempt.
+) -> tuple[Outcome, dict[str, float], dict[str, float]]:
+    """The checked outcome of an ended attempt, its objectives and bounded metrics by key.
 
     An ``ok`` without one of them is a crash (the trainer broke its contract); one with an infinite
     or impossible value has diverged. Neither may pass for a fast result. A trial that was stopped
     early may not have come to what a bound is on; it is never the best.
     """
+    outcome = checked_outcome(space, outcome, config)
     if outcome.kind is not Kind.OK:
-        return outcome.kind, {}, {}, outcome.message
+        return outcome, {}, {}
     result = outcome.result or {}
     try:
         reached = objective_values(space, config, result)
         bounded = {} if outcome.stopped_early else bounded_values(space, config, result)
     except MissingMetricError as error:
-        return Kind.CRASH, {}, {}, str(error)[:LONGEST_MESSAGE]
+        return replace(outcome, kind=Kind.CRASH, message=str(error)[:LONGEST_MESSAGE]), {}, {}
     for key, value in (reached | bounded).items():
         if not math.isfinite(value):
-            return Kind.DIVERGED, {}, {}, f"{key} is not finite"
+            return replace(outcome, kind=Kind.DIVERGED, message=f"{key} is not finite"), {}, {}
         if not Metrics.possible(value):
-            return Kind.DIVERGED, {}, {}, f"{key} is {value:g}, which is impossible"
-    return Kind.OK, reached, bounded, outcome.message
+            message = f"{key} is {value:g}, which is impossible"
+            return replace(outcome, kind=Kind.DIVERGED, message=message), {}, {}
+    return outcome, reached, bounded
 
 
 def checked_outcome(space: SearchSpace, outcome: Outcome, config: Mapping[str, Any]) -> Outcome:
@@ -146,8 +148,8 @@ def ended(
     space: SearchSpace, trial: Trial, attempt: int, nodes: Sequence[str], outcome: Outcome
 ) -> Ended:
     """The journal's event for the end of an attempt on ``nodes``; ``trial`` as it was before."""
-    outcome = checked_outcome(space, outcome, trial.config)
-    kind, objectives, bounded, message = judge(space, outcome, trial.config)
+    outcome, objectives, bounded = judge(space, outcome, trial.config)
+    kind = outcome.kind
     costs_retry = kind in BLAMELESS and not outcome.excused
     retries = sum(a.costs_retry for a in trial.attempts) + costs_retry
     final = not kind.retried or (costs_retry and retries > MAX_RETRIES)
@@ -160,7 +162,7 @@ def ended(
         objectives=objectives if len(objectives) > 1 else {},
         bounded=bounded,
         result=outcome.kept_result,
-        message=message,
+        message=outcome.message,
         stderr_tail=outcome.stderr_tail,
         elapsed_s=outcome.elapsed_s,
         steps=outcome.steps,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, SupportsFloat, get_args, get_type_hints
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, SupportsFloat, get_args, get_type_hints
 
 import numpy as np
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from analysis import MissingMetricError, StartUp
 from foundation.documents import plain_scalar
@@ -27,19 +28,26 @@ if TYPE_CHECKING:
 # needs, and bytes that it would report. Raises ValueError if it cannot price one.
 Answers = Callable[[Sequence[Mapping[str, Any]]], tuple[Sequence[SupportsFloat], ...]]
 
+Rate = Annotated[float, Field(ge=0)]
+
 TRIED = 500  # configurations drawn to check that the model can price the space
 DEFAULT_TRIALS = 8  # widest trials at once: with more, none would learn from another
-_TRUTH = ("model_error", "misfit")  # distance from the cost model
 
 
 class SimulationError(ValueError):
     """Unusable simulation settings; the message names the remedy."""
 
 
-def parse_options(space: SearchSpace, text: str) -> tuple[SimulatedCluster, dict[str, float]]:
-    """The cluster set by ``text``, with defaults for a space, and its errors by name.
+@dataclass(frozen=True)
+class Settings(SimulatedCluster):
+    """A simulated cluster, and its distance from the cost model."""
 
-    The errors are its distance from the cost model, ``model_error`` and ``misfit``.
+    model_error: Rate = 0.0  # of the model's constants, relative to the spread of their priors
+    misfit: Rate = 0.0  # see :class:`SpaceWorkload`
+
+
+def settings_of(space: SearchSpace, text: str) -> Settings:
+    """The settings in ``text``, with defaults for a space.
 
     Raises SimulationError for an unknown key or a value that does not fit it.
     """
@@ -47,9 +55,7 @@ def parse_options(space: SearchSpace, text: str) -> tuple[SimulatedCluster, dict
     most = DEFAULT_TRIALS * space.widths[-1]
     nodes = min(known or most, most)
     fields: dict[str, Any] = {"nodes": nodes, "start_up_s": StartUp.expected(space).base_s}
-    fields |= dict.fromkeys(_TRUTH, 0.0)
-    types = get_type_hints(SimulatedCluster, include_extras=True)
-    types |= dict.fromkeys(_TRUTH, types["noise"])
+    types = get_type_hints(Settings, include_extras=True)
     names = {name.removesuffix("_s"): name for name in types}
     for item in filter(None, text.split(",")):
         key, _, value = item.partition("=")
@@ -63,8 +69,7 @@ def parse_options(space: SearchSpace, text: str) -> tuple[SimulatedCluster, dict
             fields[names[key]] = kind.validate_python(plain_scalar(value), strict=True)
         except ValidationError as error:
             raise SimulationError(f"--simulate {item}: {wrong_value(error.errors()[0])}") from None
-    truth = {key: fields.pop(key) for key in _TRUTH}
-    return SimulatedCluster(**fields), truth
+    return Settings(**fields)
 
 
 class SpaceWorkload:
@@ -160,14 +165,14 @@ def simulated_launcher(
 
     Raises SimulationError for wrong keys and values, and for a search that cannot be simulated.
     """
-    cluster, truth = parse_options(space, text)
+    cluster = settings_of(space, text)
     budget = space.budget
     if not (budget.trials or budget.wall_time_s or budget.node_hours or cluster.time_s):
         raise SimulationError(
             "virtual time has no end: give --trials, a budget, or --simulate time=6h"
         )
-    answers = answers or _cost_model(space, truth["model_error"], cluster.seed)
-    workload = SpaceWorkload(space, answers, truth["misfit"], cluster.seed)
+    answers = answers or _cost_model(space, cluster.model_error, cluster.seed)
+    workload = SpaceWorkload(space, answers, cluster.misfit, cluster.seed)
     _try_prices(space, answers)
     measured = workload.figures(_any_config(space), [1.0], 1.0)
     try:

@@ -171,8 +171,8 @@ def test_figures_follow_from_the_configuration_and_the_result(priced: SearchSpac
         "tokens_per_second": 500.0,
         "num_nodes": 4.0,
     }
-    kind, reached, _, _ = judge(priced, Outcome(Kind.OK, result=result), config)
-    assert kind is Kind.OK
+    ended, reached, _ = judge(priced, Outcome(Kind.OK, result=result), config)
+    assert ended.kind is Kind.OK
     assert reached == {"tokens_per_second": 500.0, "num_nodes": 4.0}
     for key, expected in (
         ("node_seconds_per_token", 4 / 500),
@@ -228,8 +228,8 @@ def test_a_missing_counter_is_a_crash_that_says_why(tmp_path: Path) -> None:
     path.write_text(PRICED.replace("minimize: num_nodes", "minimize: energy_joules"))
     result = {"tokens_per_second": 1.0, "energy_source": "none (RAPL: not readable)"}
     config = {"num_nodes": 1, "tp": 1, "pp": 1, "mbs": 1, "gas": 4}
-    kind, _, _, message = judge(load_space(path), Outcome(Kind.OK, result=result), config)
-    assert kind is Kind.CRASH and "none (RAPL: not readable)" in message
+    ended, _, _ = judge(load_space(path), Outcome(Kind.OK, result=result), config)
+    assert ended.kind is Kind.CRASH and "none (RAPL: not readable)" in ended.message
 
 
 def test_a_result_that_lacks_what_a_figure_follows_from_is_a_crash_that_names_both(
@@ -239,9 +239,9 @@ def test_a_result_that_lacks_what_a_figure_follows_from_is_a_crash_that_names_bo
     path.write_text(PRICED.replace("minimize: num_nodes", "minimize: joules_per_token"))
     outcome = Outcome(Kind.OK, result={"tokens_per_second": 1.0, "step_time_s": {"median": 1.0}})
     config = {"num_nodes": 1, "tp": 1, "pp": 1, "mbs": 1, "gas": 4}
-    kind, reached, _, message = judge(load_space(path), outcome, config)
-    assert (kind, reached) == (Kind.CRASH, {})
-    assert "'energy_joules', from which 'joules_per_token' follows" in message
+    ended, reached, _ = judge(load_space(path), outcome, config)
+    assert (ended.kind, reached) == (Kind.CRASH, {})
+    assert "'energy_joules', from which 'joules_per_token' follows" in ended.message
 
 
 # ---- what is proposed ----
