@@ -32,11 +32,10 @@ def with_gas(
     path = ("parameters", BATCH)
     sizes = listed(parameters[BATCH])
     if not 1 <= len(sizes) <= MOST_SIZES or any(type(s) is not int or s < 1 for s in sizes):
-        raise document.error(
+        raise document.wrong(
             path,
             f"found {as_written(parameters[BATCH])}, accepted up to {MOST_SIZES} positive whole "
             "numbers: sequences per step of the whole job",
-            at_value=True,
         )
     if "mbs" not in parameters and "mbs" not in defaults:
         raise document.error(path, "needs mbs among the parameters: gas follows from both and dp")

@@ -137,11 +137,10 @@ class Builder:
             )
         if isinstance(self.model, ModelShape):
             keys = ", ".join(self.model.beyond_trainer)
-            raise self.document.error(
+            raise self.document.wrong(
                 ("model",),
                 f"found a model with {keys}, which the built-in trainer does not train; name a "
                 "command of your own under trainer",
-                at_value=True,
             )
 
     def _rules(
@@ -208,7 +207,7 @@ class Builder:
         try:
             return make_trainer(self.file.trainer)
         except RegistryError as error:
-            raise self.document.error(("trainer", "use"), str(error), at_value=True) from error
+            raise self.document.wrong(("trainer", "use"), str(error)) from error
         except ValueError as error:  # the trainer's own
             raise self.document.error(("trainer", "options"), str(error)) from error
 
@@ -216,7 +215,7 @@ class Builder:
         for name, value in self.static.items():
             if isinstance(value, (int, float)) and abs(value) > MAX_NUMBER:
                 key = "cluster" if hasattr(self.cluster, name) else "model"
-                raise self.document.error((key,), f"{name} is beyond 2^53", at_value=True)
+                raise self.document.wrong((key,), f"{name} is beyond 2^53")
 
     def _axes(self) -> None:
         """Refuse names of further parallel axes that cannot be axes."""
@@ -316,8 +315,7 @@ class Builder:
         trial = self.file.trial
         quiet = trial.no_progress_timeout_s
         if quiet is not None and quiet > trial.timeout_s:
-            raise self.document.error(
+            raise self.document.wrong(
                 ("trial", "no_progress_timeout"),
                 f"found {quiet:g} s, accepted at most the timeout of {trial.timeout_s:g} s",
-                at_value=True,
             )

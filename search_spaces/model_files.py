@@ -24,10 +24,8 @@ def model_of(given: ModelFile | BasedModel | str | None, document: Document) -> 
     if given is None or isinstance(given, ModelFile):
         return given
     based = BasedModel(base=given) if isinstance(given, str) else given
-    try:
+    with document.errors_at(("model",)):
         return read_model(based.base, based.seq_length, Path(document.name).parent, "a record, ")
-    except SpaceError as error:
-        raise document.error(("model",), str(error), at_value=True) from None
 
 
 def read_model(

@@ -101,7 +101,7 @@ class _Place:
     path: tuple[str, ...]
 
     def error(self, what: str, *steps: str | int) -> Exception:
-        return self.document.error((*self.path, *steps), what, at_value=True)
+        return self.document.wrong((*self.path, *steps), what)
 
     def check(self, value: Scalar, adapter: TypeAdapter[Any] | None, *steps: str | int) -> None:
         found = f"found {as_written(value)}"
@@ -199,7 +199,7 @@ def check_layouts(
         problem = _problem(str(text), num_layers, products)
         if problem and parameter.name in written:
             listed = (index,) if len(parameter.values) > 1 else ()
-            raise document.error(("parameters", parameter.name, *listed), problem, at_value=True)
+            raise document.wrong(("parameters", parameter.name, *listed), problem)
         if problem:
             raise document.error(("trainer",), f"{LAYOUT}: {problem}")
 
