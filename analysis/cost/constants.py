@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -71,14 +72,10 @@ class Constants:
         return self.from_logs(self.logs() + error * spreads * rng.standard_normal(len(spreads)))
 
 
+@cache
 def names(record: type[Any]) -> tuple[str, ...]:
     """Names of a record's fields; calibration asks for them thousands of times."""
-    if record not in _names:
-        _names[record] = tuple(f.name for f in fields(record))
-    return _names[record]
-
-
-_names: dict[type[Any], tuple[str, ...]] = {}
+    return tuple(f.name for f in fields(record))
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import numpy as np
 
-from analysis.cost.constants import fit, integrated, log_odds, log_sds
+from analysis.cost.constants import fit, integrated, log_odds, log_sds, names
 from analysis.cost.groups import LinkConstants
 from analysis.cost.hypotheses import TIMING, Doubts
 from analysis.cost.memory import MemoryParts, host_bytes
@@ -50,7 +50,7 @@ class Measurements:
     def of_engine(self, number: int) -> Measurements:
         """The measurements of one engine's jobs."""
         rows = self.jobs.options.engine == number
-        return Measurements(*(getattr(self, each.name)[rows] for each in fields(self)))
+        return Measurements(*(getattr(self, name)[rows] for name in names(Measurements)))
 
 
 @dataclass(frozen=True)
@@ -384,6 +384,5 @@ class CostModel:
 
 def between_machines() -> Array:
     """Covariance of the logarithms of time's constants where nothing was measured."""
-    links = {f.name for f in fields(LinkConstants)}
-    factors = [NETWORKS if f.name in links else 1.0 for f in fields(TimeConstants)]
+    factors = [NETWORKS if n in names(LinkConstants) else 1.0 for n in names(TimeConstants)]
     return np.diag((TimeConstants.spreads() * factors) ** 2)

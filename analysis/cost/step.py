@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.cost import collectives as links
-from analysis.cost.compute import Compute
 from analysis.cost.constants import Parts
-from analysis.cost.layer import layer
+from analysis.cost.layer import Machine, layer
 from analysis.cost.stages import stage_layers
 from analysis.cost.state_exchanges import as_run, exposed_state_s, update
 from analysis.cost.time_constants import TimeConstants
@@ -62,9 +61,9 @@ def step(
     ``crowded`` has shape (n,): 1 for runs that meet a crowded network, 0 for calm ones.
     """
     c, jobs = constants or TimeConstants(), as_run(jobs, framework)
-    compute = Compute(cluster, framework, c)
-    one = layer(jobs, cluster, framework, compute, c)
-    head = np.add(*compute.head(jobs))
+    machine = Machine(cluster, framework, c)
+    one = layer(jobs, machine)
+    head = np.add(*machine.compute.head(jobs))
     dealt = stage_layers(jobs, framework)
     m, p = jobs.layout.gas, jobs.layout.pp
     slow_is_last = (dealt.last * one.total + head >= dealt.most * one.total) | (p == 1)
@@ -77,7 +76,7 @@ def step(
     alone = cluster.shared_by
     used = np.maximum(m * everything / p, path / alone) / path if alone > 1 else 1.0
     forward, backward = (count * each for each in one.passes)
-    states = exposed_state_s(jobs, cluster, framework, c, forward, backward)
+    states = exposed_state_s(jobs, machine, forward, backward)
     of_layers = {
         "forward_backward": one.device,
         "recompute": one.again,
@@ -90,11 +89,11 @@ def step(
     return StepParts(
         **{name: m * count * each * used for name, each in of_layers.items()},
         head=m * on_slowest * used,
-        pipeline=pp.rounds(jobs) * _sends(jobs, cluster, framework, c),
+        pipeline=pp.rounds(jobs) * _sends(jobs, machine),
         crowded=crowded_s(jobs, c) * crowded,
         bubble=(path - m * slowest) * used,
         **states,
-        optimizer=update(jobs, compute, c),
+        optimizer=update(jobs, machine.compute, c),
         fixed=c.step_s + np.zeros(len(jobs)),
     )
 
@@ -114,10 +113,10 @@ def _path_s(jobs: Jobs, slowest: Array, everything: Array) -> Array:
     return path + pp.unfilled_turns(jobs) * slowest / v
 
 
-def _sends(jobs: Jobs, cluster: Cluster, framework: Framework, c: TimeConstants) -> Array:
+def _sends(jobs: Jobs, machine: Machine) -> Array:
     """Seconds that a stage waits for its neighbours per micro-batch; it sends as it receives."""
-    sent = pp.message(jobs, framework)
-    one = links.send_s(cluster, c, sent.group.stride, sent.num_bytes, sent.group.size)
+    sent, c = pp.message(jobs, machine.framework), machine.constants
+    one = links.send_s(machine.cluster, c, sent.group.stride, sent.num_bytes, sent.group.size)
     return pp.neighbours(jobs) * (c.exposed_sends * one + c.send_s)
 
 

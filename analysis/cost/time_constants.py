@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
 from analysis.cost.compute import ComputeConstants
-from analysis.cost.constants import Constants, constant
+from analysis.cost.constants import Constants, constant, names
 from analysis.cost.groups import LinkConstants
 from trainer.plan.jobs import Jobs, Mask
 
@@ -49,7 +49,7 @@ def without_effect(jobs: Jobs) -> Mask:
     unused = set() if jobs.model.mixture is not None else {*_OF_EXPERTS}
     by_option = {"fp8_share": jobs.options.fp8, "exposed_fused": jobs.options.async_tp}
     unused |= {name for name, rows in by_option.items() if not rows.any()}
-    return np.array([f.name in unused for f in fields(TimeConstants)])
+    return np.array([name in unused for name in names(TimeConstants)])
 
 
 _OF_EXPERTS = ("expert_share", "permuted_copies", "expert_launch_s", "exposed_dispatch")
