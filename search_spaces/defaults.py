@@ -11,13 +11,13 @@ from typing import Any
 
 from foundation.documents import as_written
 from foundation.messages import nearest
-from search_spaces.batch import divisors
 from search_spaces.cluster import Cluster
 from search_spaces.errors import SpaceError
 from search_spaces.frameworks import Framework
 from search_spaces.known import FRAMEWORKS
 from search_spaces.language.schema import ModelFile
-from search_spaces.model_files import read_model
+from search_spaces.load import read_model
+from search_spaces.parameter_values import divisors
 from trainer.plan.limits import MAX_NODES
 from trainer.plan.model import ModelConfig
 

@@ -13,14 +13,13 @@ from typing import Any
 
 from foundation.documents import Document, as_written
 from foundation.messages import nearest
-from search_spaces.batch import BATCH, with_gas
 from search_spaces.frameworks import StatedHabits
 from search_spaces.known import LOG_FORMATS, record
 from search_spaces.language.adapter_schema import AdapterFile, Setting, WrittenFile
 from search_spaces.language.log_schema import TOKEN_FACTS, ResultPatterns
 from search_spaces.language.schema import SpaceFile
 from search_spaces.language.trainer_schema import ConfigFile, FileCase, Flags
-from search_spaces.parameter_values import listed
+from search_spaces.parameter_values import BATCH, listed, with_gas
 from search_spaces.rules.facts import DERIVED
 from search_spaces.shipped import known_trainers, named
 from search_spaces.trainers import config_files, model_keys, options, templates
