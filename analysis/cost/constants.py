@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from functools import cache
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -72,10 +71,9 @@ class Constants:
         return self.from_logs(self.logs() + error * spreads * rng.standard_normal(len(spreads)))
 
 
-@cache
 def names(record: type[Any]) -> tuple[str, ...]:
     """Names of a record's fields; calibration asks for them thousands of times."""
-    return tuple(f.name for f in fields(record))
+    return tuple(record.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
