@@ -21,6 +21,8 @@ from trainer.plan.axes import dp, ep
 from trainer.plan.exchange import Exchange
 from trainer.plan.jobs import Array, Jobs
 
+_OF_WEIGHTS = ("weights", "secondary")  # exchanges of what is not trained, too
+
 
 def fullest_parameters(jobs: Jobs, framework: Framework) -> tuple[Array, Array]:
     """Dense parameters and experts of the fullest stage, on one of its ranks."""
@@ -109,14 +111,10 @@ def _of_trained(sent: dp.StateExchanges, jobs: Jobs, framework: Framework) -> dp
     if not tuning.freezes(jobs).any():
         return sent
     trained, stored = tuning.trained_share(jobs), tuning.gathered_share(jobs, framework)
-    shares = {
-        name: stored if name in ("weights", "secondary") else trained for name in sent._fields
-    }
-    scaled = {
-        name: replace(one, num_bytes=one.num_bytes * shares[name])
+    return sent._make(
+        replace(one, num_bytes=one.num_bytes * (stored if name in _OF_WEIGHTS else trained))
         for name, one in sent._asdict().items()
-    }
-    return sent._replace(**scaled)
+    )
 
 
 @kept_by("optimizer_always_sharded")
