@@ -74,10 +74,10 @@ class Machine:
 
 @dataclass(frozen=True)
 class Layer:
-    """Seconds of one layer's passes on one micro-batch, by cause."""
+    """Seconds of one layer's passes on one micro-batch, by cause: the first parts of a step."""
 
-    device: Array  # computation of both passes
-    again: Array  # computation that the backward pass repeats
+    forward_backward: Array  # computation of both passes
+    recompute: Array  # computation that the backward pass repeats
     # exposed communication of these three axes
     tensor: Array
     context: Array
@@ -88,12 +88,13 @@ class Layer:
     @property
     def passes(self) -> tuple[Array, Array]:
         """Seconds of the device: forward, and backward with what it repeats."""
-        return (1 - _BACKWARD) * self.device, _BACKWARD * self.device + self.again
+        device = self.forward_backward
+        return (1 - _BACKWARD) * device, _BACKWARD * device + self.recompute
 
     @property
     def total(self) -> Array:
         sent = self.tensor + self.context + self.experts
-        return self.device + self.again + sent + self.offload + self.launch
+        return self.forward_backward + self.recompute + sent + self.offload + self.launch
 
 
 def layer(jobs: Jobs, machine: Machine) -> Layer:
@@ -129,8 +130,8 @@ def layer(jobs: Jobs, machine: Machine) -> Layer:
     again = _again(jobs, framework, forward)
     ways = forward.device, backward.device + again
     return Layer(
-        device=device,
-        again=again,
+        forward_backward=device,
+        recompute=again,
         tensor=exposed["tensor"],
         context=exposed["context"],
         experts=_dispatch_s(jobs, machine, device),

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.cost import collectives as links
-from analysis.cost.constants import Parts
-from analysis.cost.layer import Machine, layer
+from analysis.cost.constants import Parts, names
+from analysis.cost.layer import Layer, Machine, layer
 from analysis.cost.stages import stage_layers
 from analysis.cost.state_exchanges import as_run, exposed_state_s, update
 from analysis.cost.time_constants import TimeConstants
@@ -77,17 +77,8 @@ def step(
     used = np.maximum(m * everything / p, path / alone) / path if alone > 1 else 1.0
     forward, backward = (count * each for each in one.passes)
     states = exposed_state_s(jobs, machine, forward, backward)
-    of_layers = {
-        "forward_backward": one.device,
-        "recompute": one.again,
-        "tensor": one.tensor,
-        "context": one.context,
-        "experts": one.experts,
-        "offload": one.offload,
-        "launch": one.launch,
-    }
     return StepParts(
-        **{name: m * count * each * used for name, each in of_layers.items()},
+        **{name: m * count * getattr(one, name) * used for name in names(Layer)},
         head=m * on_slowest * used,
         pipeline=pp.rounds(jobs) * _sends(jobs, machine),
         crowded=crowded_s(jobs, c) * crowded,
