@@ -95,11 +95,11 @@ def read_model(
     errors are those of ``read_named``.
     """
     read = partial(read_config, seq_length=seq_length)
-    model = read_named(ModelFile, "model", downloaded(name), folder, read, others)
+    model = read_named(ModelFile, "model", _downloaded(name), folder, read, others)
     return model if seq_length is None else model.model_copy(update={"seq_length": seq_length})
 
 
-def downloaded(name: str) -> str:
+def _downloaded(name: str) -> str:
     """The file of a model on the Hugging Face hub, in the local cache; other names stay.
 
     Nothing is downloaded.

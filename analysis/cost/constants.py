@@ -20,12 +20,12 @@ Array = NDArray[np.float64]
 TRANSFER = 3.0
 
 
-def constant(median: float, spread: float, meaning: str) -> Any:
+def constant(median: float, spread: float) -> Any:
     """A field of a :class:`Constants` record: the prior's median, whose unit is in its name.
 
-    ``spread``: standard deviation of the logarithm; 0 fixes it. ``meaning``: a line for people.
+    ``spread``: standard deviation of the logarithm; 0 fixes it.
     """
-    return field(default=median, metadata={"spread": spread, "meaning": meaning})
+    return field(default=median, metadata={"spread": spread})
 
 
 @dataclass(frozen=True)
