@@ -111,10 +111,11 @@ def _of_trained(sent: dp.StateExchanges, jobs: Jobs, framework: Framework) -> dp
     if not tuning.freezes(jobs).any():
         return sent
     trained, stored = tuning.trained_share(jobs), tuning.gathered_share(jobs, framework)
-    return sent._make(
+    scaled = (
         replace(one, num_bytes=one.num_bytes * (stored if name in _OF_WEIGHTS else trained))
         for name, one in sent._asdict().items()
     )
+    return dp.StateExchanges(*scaled)
 
 
 @kept_by("optimizer_always_sharded")
