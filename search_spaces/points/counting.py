@@ -10,7 +10,7 @@ from foundation.quantities import value_text
 from search_spaces.errors import SpaceError
 from search_spaces.hints import notes as notes_of
 from search_spaces.parameters import Parameter
-from search_spaces.points.enumeration import MAX_WORK, ValidConfigs, affordable, terms
+from search_spaces.points.enumeration import MAX_EDGES, MAX_WORK, ValidConfigs, affordable, terms
 from search_spaces.space import SearchSpace
 
 SAMPLE = 1_000_000
@@ -75,13 +75,13 @@ class CheckReport:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
-def check(space: SearchSpace) -> CheckReport:
+def check(space: SearchSpace, max_edges: int = MAX_EDGES) -> CheckReport:
     """Count valid configurations, and those that each rule removes.
 
     Raises SpaceError if no configuration is valid; it names the rules that remove the most.
     """
-    valid = ValidConfigs(space)
-    counts = _counted(space) if valid.exact else None
+    valid = ValidConfigs(space, max_edges=max_edges)
+    counts = _counted(space, max_edges) if valid.exact else None
     exact = counts is not None
     if counts is None:
         counts = _estimated(space)
@@ -91,17 +91,17 @@ def check(space: SearchSpace) -> CheckReport:
     return CheckReport(space, space.raw_size, round(found), counts, exact)
 
 
-def _counted(space: SearchSpace) -> tuple[RuleCount, ...] | None:
+def _counted(space: SearchSpace, max_edges: int) -> tuple[RuleCount, ...] | None:
     """Exact counts; None where they take too much work."""
     counts = []
     left, before, work = space.raw_size, [], 2 * MAX_WORK
     for rule in space.rules:
-        alone = ValidConfigs(space, [rule], max_work=work)
+        alone = ValidConfigs(space, [rule], max_edges, work)
         work -= alone.work
         removed = space.raw_size - alone.count
         if removed:
             before.append(rule)
-        kept = ValidConfigs(space, before, max_work=work) if removed else None
+        kept = ValidConfigs(space, before, max_edges, work) if removed else None
         if not alone.exact or (kept and not kept.exact):
             return None
         work -= kept.work if kept else 0.0
