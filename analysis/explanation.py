@@ -19,27 +19,29 @@ SHOWN_NODES = 4
 
 def explain_trial(run: Run, trial: Trial) -> list[str]:
     """Lines of text on one of the run's trials, from the journal and the cost model."""
-    return [*_history(run, trial), *_model(run, trial)]
+    history = [f"{label:{WIDTH}}{text}" for label, text in _history(run, trial)]
+    return [*history, *_model(run, trial)]
 
 
-def _history(run: Run, trial: Trial) -> Iterator[str]:
-    yield _line("trial", f"{trial.number} of {run.space}")
-    yield _line("config", config_text(trial.config))
+def _history(run: Run, trial: Trial) -> Iterator[tuple[str, str]]:
+    """Labels and texts from the journal."""
+    yield "trial", f"{trial.number} of {run.space}"
+    yield "config", config_text(trial.config)
     before = sum(_known(other, trial) for other in run.trials.values())
     since = duration(trial.proposed_t - run.opened_t[0]) if run.opened_t else "?"
     when = f"after {since}, with {counted(before, 'trial')} ended"
-    yield _line("proposed", f"by {trial.by or 'an unknown policy'} {when}")
+    yield "proposed", f"by {trial.by or 'an unknown policy'} {when}"
     if trial.why:
-        yield _line("because", trial.why)
+        yield "because", trial.why
     if near := _nearest(run, trial):
-        yield _line("nearest", f"{_named(run, near)}: {differences(near.config, trial.config)}")
-    yield _line("expected", expectation(run, trial) or "no prediction")
-    yield _line("measured" if trial.ok else "ended", _result(run, trial))
+        yield "nearest", f"{_named(run, near)}: {differences(near.config, trial.config)}"
+    yield "expected", expectation(run, trial) or "no prediction"
+    yield "measured" if trial.ok else "ended", _result(run, trial)
     for attempt in trial.attempts:
-        yield _line("", _attempt(run, attempt))
+        yield "", _attempt(run, attempt)
     best = run.best
     if best and best is not trial:
-        yield _line("best", f"{_named(run, best)}: {differences(trial.config, best.config)}")
+        yield "best", f"{_named(run, best)}: {differences(trial.config, best.config)}"
 
 
 def _model(run: Run, trial: Trial) -> Iterator[str]:
@@ -148,7 +150,3 @@ def _named(run: Run, trial: Trial) -> str:
 
 def _shown(run: Run, value: float) -> str:
     return number(units.scaled(run.objective_key, value))
-
-
-def _line(label: str, text: str) -> str:
-    return f"{label:{WIDTH}}{text}"

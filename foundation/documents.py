@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,13 +87,26 @@ class Document:
                 mark = node.mark
         return mark, node
 
-    def error(self, path: Where, what: str, *, at_value: bool = False) -> Exception:
-        """``file:line:column: key 'a.b': what``, at the key or at its value."""
-        mark, node = self.locate(path)
-        key = dotted(path)
-        where = node.mark if at_value else mark
-        subject = f"key '{key}': " if key else ""
-        return self.mistake(f"{shown(self.name)}:{where.line}:{where.column}: {subject}{what}")
+    def error(self, path: Where, what: str) -> Exception:
+        """``file:line:column: key 'a.b': what``, at the key."""
+        return self._error(path, self.locate(path)[0], what)
+
+    def wrong(self, path: Where, what: str) -> Exception:
+        """The same at the key's value."""
+        return self._error(path, self.locate(path)[1].mark, what)
+
+    @contextmanager
+    def errors_at(self, path: Where, *kinds: type[Exception]) -> Iterator[None]:
+        """Raise errors of these kinds, by default the document's own, at the value of a path."""
+        meant = kinds or (self.mistake,)
+        try:
+            yield
+        except meant as error:
+            raise self.wrong(path, str(error)) from None
+
+    def _error(self, path: Where, mark: Mark, what: str) -> Exception:
+        subject = f"key '{key}': " if (key := dotted(path)) else ""
+        return self.mistake(f"{shown(self.name)}:{mark.line}:{mark.column}: {subject}{what}")
 
 
 def dotted(path: Iterable[str | int]) -> str:

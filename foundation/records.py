@@ -137,7 +137,6 @@ def _placed(
     path = [step for step in mistake["loc"] if not _UNION_TAG.fullmatch(str(step))]
     if mistake["type"] in ("extra_forbidden", "missing") and path[-1:] != [mistake["loc"][-1]]:
         path.append(mistake["loc"][-1])
-    at_value = False
     if path and path[-1] == "[key]":
         path.pop()
         what = "not a name, accepted letters, digits and '_'"
@@ -149,9 +148,8 @@ def _placed(
     elif mistake["type"] == "missing":
         what = f"key '{path.pop()}' is missing"
     else:
-        what, at_value = wrong_value(mistake), True
-    mark, node = document.locate(path)
-    return node.mark if at_value else mark, document.error(path, what, at_value=at_value)
+        return document.locate(path)[1].mark, document.wrong(path, wrong_value(mistake))
+    return document.locate(path)[0], document.error(path, what)
 
 
 def wrong_value(mistake: Mapping[str, Any]) -> str:

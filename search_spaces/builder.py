@@ -11,11 +11,9 @@ from foundation.documents import Document
 from foundation.messages import nearest
 from foundation.registry import RegistryError
 from search_spaces import parameter_values, parameters
-from search_spaces.batch import with_batch
 from search_spaces.cluster import Cluster
 from search_spaces.language.model import ModelShape
-from search_spaces.language.schema import ModelFile, SpaceFile
-from search_spaces.model_files import assumed
+from search_spaces.language.schema import BasedModel, ModelFile, SpaceFile
 from search_spaces.objectives import bounds_of, check_sources, keys_found, objectives_of
 from search_spaces.parameters import COARSEST, FINEST, Parameter
 from search_spaces.rules import facts, placements, rule as rules, trainers
@@ -42,7 +40,7 @@ class Builder:
     ) -> None:
         self.document, self.file, self.cluster, self.frozen = document, file, cluster, frozen
         self.model_name = model.name if model else ""
-        self.assumed = assumed(file.model, model)
+        self.assumed = _assumed(file.model, model)
         self.own_trainer = file.trainer.builtin is None
         ranks = file.trial.ranks_per_node or 1
         self.ranks = cluster.gpus_per_node if cluster else ranks
@@ -51,7 +49,7 @@ class Builder:
         file = self._tuned(file)
         self.written = file.parameters.keys()
         file, self.model = adapted(document, file, model.config() if model else None, names)
-        file = with_batch(document, file)
+        file = parameter_values.with_batch(document, file)
         file = checks.with_workdir(document, checks.with_known_axes(file), there=not frozen)
         file = checks.with_image(document, file, there=not frozen)
         self.file = file = checks.standing_alone(document, file)
@@ -137,11 +135,10 @@ class Builder:
             )
         if isinstance(self.model, ModelShape):
             keys = ", ".join(self.model.beyond_trainer)
-            raise self.document.error(
+            raise self.document.wrong(
                 ("model",),
                 f"found a model with {keys}, which the built-in trainer does not train; name a "
                 "command of your own under trainer",
-                at_value=True,
             )
 
     def _rules(
@@ -208,7 +205,7 @@ class Builder:
         try:
             return make_trainer(self.file.trainer)
         except RegistryError as error:
-            raise self.document.error(("trainer", "use"), str(error), at_value=True) from error
+            raise self.document.wrong(("trainer", "use"), str(error)) from error
         except ValueError as error:  # the trainer's own
             raise self.document.error(("trainer", "options"), str(error)) from error
 
@@ -216,7 +213,7 @@ class Builder:
         for name, value in self.static.items():
             if isinstance(value, (int, float)) and abs(value) > MAX_NUMBER:
                 key = "cluster" if hasattr(self.cluster, name) else "model"
-                raise self.document.error((key,), f"{name} is beyond 2^53", at_value=True)
+                raise self.document.wrong((key,), f"{name} is beyond 2^53")
 
     def _axes(self) -> None:
         """Refuse names of further parallel axes that cannot be axes."""
@@ -316,8 +313,18 @@ class Builder:
         trial = self.file.trial
         quiet = trial.no_progress_timeout_s
         if quiet is not None and quiet > trial.timeout_s:
-            raise self.document.error(
+            raise self.document.wrong(
                 ("trial", "no_progress_timeout"),
                 f"found {quiet:g} s, accepted at most the timeout of {trial.timeout_s:g} s",
-                at_value=True,
             )
+
+
+def _assumed(given: ModelFile | BasedModel | str | None, model: ModelFile | None) -> str:
+    """A note on the sequence length that is assumed where ``config.json`` states none; or empty."""
+    base = given.base if isinstance(given, BasedModel) and given.seq_length is None else given
+    if model is None or not isinstance(base, str) or not base.endswith(".json"):
+        return ""
+    return (
+        f"sequences of {model.seq_length:,} tokens are assumed, of which {base} says nothing; "
+        f"as model, {{base: {base}, seq_length: N}} sets them"
+    )

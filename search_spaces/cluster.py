@@ -100,13 +100,8 @@ class Cluster(_Record):
     nic: Nic | None = None
     host_link_gb_per_s: Rate | None = None
     """GPU to host memory, for activations that wait there. Default 31.5, PCIe Gen4"""
-    overlap: float | None = Field(
-        default=None,
-        ge=0.001,
-        le=1,
-        description="share of its time that a matrix product hides a collective of, if both run at "
-        "once",
-    )
+    overlap: float | None = Field(default=None, ge=0.001, le=1)
+    """share of its time that a matrix product hides a collective of, if both run at once"""
     node_failures_per_day: Rate | None = None
     """of one node: failures that end a job on it. Default 0.0042, of two published clusters"""
     storage_gb_per_s: Rate | None = None

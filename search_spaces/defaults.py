@@ -11,12 +11,13 @@ from typing import Any
 
 from foundation.documents import as_written
 from foundation.messages import nearest
-from search_spaces.batch import divisors
 from search_spaces.cluster import Cluster
 from search_spaces.errors import SpaceError
+from search_spaces.frameworks import Framework
 from search_spaces.known import FRAMEWORKS
 from search_spaces.language.schema import ModelFile
-from search_spaces.model_files import read_model
+from search_spaces.load import read_model
+from search_spaces.parameter_values import divisors
 from trainer.plan.limits import MAX_NODES
 from trainer.plan.model import ModelConfig
 
@@ -62,10 +63,10 @@ def default_space(
     Raises SpaceArgumentError that names the argument, the value and what is accepted.
     """
     file, machine = _read(model, cluster, framework, seq_length)
-    world = _world(machine, nodes)
-    degrees = _degrees(file.config(), machine, world, framework)
+    world, habits, shape = _world(machine, nodes), FRAMEWORKS[framework], file.config()
+    degrees = _degrees(shape, machine, world, habits)
     batch, gas = _batch(file, machine, world, degrees, global_batch_size)
-    others = _others(file.config(), machine, framework, degrees)
+    others = _others(shape, machine, habits, degrees)
     parameters = {"num_nodes": [nodes], **degrees, "mbs": MBS, "gas": gas, **others}
     if settings is not None:
         parameters = {n: v for n, v in parameters.items() if n in {*settings, "num_nodes", "gas"}}
@@ -82,9 +83,9 @@ def default_space(
         "trainer": _trainer(framework, parameters),
         "parameters": {n: v[0] if len(v) == 1 else [*v] for n, v in parameters.items()},
         "conditions": {"vpp": "pp > 1"} if "vpp" in parameters else {},
-        "constraints": _constraints(framework, parameters, batch),
+        "constraints": _constraints(habits, parameters, batch),
         "objective": {"maximize": "tokens_per_second"},
-        "allow": _allowed(file.config(), framework, degrees["pp"]),
+        "allow": _allowed(shape, habits, degrees["pp"]),
     }
 
 
@@ -154,16 +155,15 @@ def _read(
         raise SpaceArgumentError("cluster", str(error)) from None
 
 
-def _degrees(model: ModelConfig, cluster: Cluster, world: int, framework: str) -> Degrees:
+def _degrees(model: ModelConfig, cluster: Cluster, world: int, habits: Framework) -> Degrees:
     """Parallel degrees; each divides what it splits, and the ranks."""
-    choices = FRAMEWORKS[framework].choices
-    degrees = {"tp": [1], "pp": [1]}
+    choices, degrees = habits.choices, {"tp": [1], "pp": [1]}
     if choices.tensor:
         degrees["tp"] = divisors(math.gcd(cluster.gpus_per_node, model.kv_heads))
     if choices.pipelines:
         stages = _up_to(min(MOST_STAGES, model.num_layers), divisors(world))
-        layers = _shared_layers(model, framework, stages)
-        even = FRAMEWORKS[framework].split == "even" and not _allowed(model, framework, stages)
+        layers = _shared_layers(model, habits, stages)
+        even = habits.split == "even" and not _allowed(model, habits, stages)
         degrees["pp"] = [pp for pp in stages if not even or layers % pp == 0]
         if choices.interleaved and degrees["pp"] != [1]:
             degrees["vpp"] = _up_to(MOST_CHUNKS, divisors(layers))
@@ -172,7 +172,7 @@ def _degrees(model: ModelConfig, cluster: Cluster, world: int, framework: str) -
     if "ep" in choices.further and model.mixture is not None:
         experts = int(model.mixture.num_experts)
         degrees["ep"] = _up_to(MOST_EXPERT, divisors(math.gcd(world, experts)))
-        if degrees["tp"] != [1] and framework != "meshtune":  # which splits no expert
+        if degrees["tp"] != [1] and habits.name != "meshtune":  # which splits no expert
             degrees["etp"] = degrees["tp"]
     return degrees
 
@@ -182,25 +182,24 @@ def _up_to(most: int, numbers: list[int]) -> list[int]:
 
 
 def _others(
-    model: ModelConfig, cluster: Cluster, framework: str, degrees: Degrees
+    model: ModelConfig, cluster: Cluster, habits: Framework, degrees: Degrees
 ) -> dict[str, Sequence[Any]]:
     others: dict[str, Sequence[Any]] = {
-        "zero_stage": FRAMEWORKS[framework].choices.zero_stages,
+        "zero_stage": habits.choices.zero_stages,
         "recompute": ["none", "selective", "full"],
     }
-    if degrees["tp"] != [1] and not FRAMEWORKS[framework].sequence_parallel:
+    if degrees["tp"] != [1] and not habits.sequence_parallel:
         others["sequence_parallel"] = [False, True]
     if cluster.peak_bf16_tflops is None:
         others["precision"] = ["fp32"]
-    if _shared_layers(model, framework, degrees["pp"]) > model.num_layers:
+    if _shared_layers(model, habits, degrees["pp"]) > model.num_layers:
         others |= {name: [True] for name in _ENDS}
     return others
 
 
-def _constraints(framework: str, parameters: Collection[str], batch: int) -> list[str]:
+def _constraints(habits: Framework, parameters: Collection[str], batch: int) -> list[str]:
     """The batch, and rules of the framework, on the parameters that a space has."""
-    choices = FRAMEWORKS[framework].choices
-    least, most = choices.zero_stages[0], choices.zero_in_pipelines
+    least, most = habits.choices.zero_stages[0], habits.choices.zero_in_pipelines
     replicas = "dp * cp" if "cp" in parameters else "dp"
     rules = [(f"global_batch_size == {batch}", {"mbs", "gas"})]
     # With one replica there is nothing to split.
@@ -214,24 +213,24 @@ def _constraints(framework: str, parameters: Collection[str], batch: int) -> lis
     return [text for text, names in rules if names <= {*parameters}]
 
 
-def _shared_layers(model: ModelConfig, framework: str, stages: Sequence[int]) -> int:
+def _shared_layers(model: ModelConfig, habits: Framework, stages: Sequence[int]) -> int:
     """Layers that pipeline stages share.
 
     Embedding and loss count as two more where that makes more pipelines even (Llama 3 405B has 126
     layers) and the framework has the options.
     """
-    habits, layers = FRAMEWORKS[framework], model.num_layers
+    layers = model.num_layers
     if habits.split != "even" or not {*_ENDS} <= {*habits.stage_settings}:
         return layers
     return max(layers, layers + 2, key=lambda n: sum(n % pp == 0 for pp in stages))
 
 
-def _allowed(model: ModelConfig, framework: str, stages: Sequence[int]) -> list[str]:
+def _allowed(model: ModelConfig, habits: Framework, stages: Sequence[int]) -> list[str]:
     """Rules to switch off: stages may be uneven where only 1 or 2 stages divide the layers."""
-    layers = _shared_layers(model, framework, stages)
+    layers = _shared_layers(model, habits, stages)
     longer = [pp for pp in stages if pp > min(2, stages[-1] - 1)]
     even = any(layers % pp == 0 for pp in longer)
-    return [] if even or stages == [1] or framework == "meshtune" else ["uneven_layers"]
+    return [] if even or stages == [1] or habits.name == "meshtune" else ["uneven_layers"]
 
 
 def _trainer(framework: str, parameters: Iterable[str]) -> dict[str, Any]:

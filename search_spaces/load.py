@@ -1,23 +1,27 @@
-"""Loading a space file: names resolved, every expression checked."""
+"""Loading a space file, and the model that it names: names resolved, every expression checked."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from foundation.documents import document_of, read_document
+from foundation.documents import Document, document_of, read_document
 from foundation.messages import nearest
 from foundation.records import validate
 from search_spaces.builder import Builder
 from search_spaces.cluster import Cluster
 from search_spaces.errors import SpaceError
-from search_spaces.language.schema import SpaceFile
-from search_spaces.model_files import model_of
-from search_spaces.shipped import named, shipped_files
+from search_spaces.huggingface.read import read_config
+from search_spaces.language.schema import BasedModel, ModelFile, SpaceFile
+from search_spaces.shipped import named, read_named, shipped_files
 from search_spaces.space import SearchSpace
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?<!\.json)(?<!\.yaml)(?<!\.yml)")
 
 
 def load_space(
@@ -36,7 +40,7 @@ def load_space(
     else:
         document = read_document(_file(reference), SpaceError)
     file = validate(SpaceFile, document)
-    model, own = model_of(file.model, document), file.cluster
+    model, own = _model_of(file.model, document), file.cluster
     if cluster is not None:
         try:
             own = Cluster.named(cluster)
@@ -68,3 +72,49 @@ def _file(reference: str | Path) -> Path:
                 f"{path}: found a directory, accepted a file; this run's space is {frozen}"
             )
     return path
+
+
+def _model_of(given: ModelFile | BasedModel | str | None, document: Document) -> ModelFile | None:
+    """The model that a space gives under its key ``model``.
+
+    Raises SpaceError if there is no such model, or something is wrong with its file.
+    """
+    if given is None or isinstance(given, ModelFile):
+        return given
+    based = BasedModel(base=given) if isinstance(given, str) else given
+    with document.errors_at(("model",)):
+        return read_model(based.base, based.seq_length, Path(document.name).parent, "a record, ")
+
+
+def read_model(
+    name: str, seq_length: int | None = None, folder: Path = Path(), others: str = ""
+) -> ModelFile:
+    """A shipped model by its name, or that of a file (``*.yaml``, ``config.json``).
+
+    ``seq_length`` are tokens of a training sequence; default the model's own. Other arguments and
+    errors are those of ``read_named``.
+    """
+    read = partial(read_config, seq_length=seq_length)
+    model = read_named(ModelFile, "model", _downloaded(name), folder, read, others)
+    return model if seq_length is None else model.model_copy(update={"seq_length": seq_length})
+
+
+def _downloaded(name: str) -> str:
+    """The file of a model on the Hugging Face hub, in the local cache; other names stay.
+
+    Nothing is downloaded.
+
+    Raises SpaceError if the cache has no such model.
+    """
+    if not _HUB_NAME.fullmatch(name) or Path(name).exists():
+        return name
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    folder = cache / f"models--{name.replace('/', '--')}"
+    found = sorted(folder.glob("snapshots/*/config.json"), key=lambda file: file.stat().st_mtime)
+    if not found:
+        raise SpaceError(
+            f"found {name}, which {cache} does not have: name a config.json, or run "
+            f"`hf download {name} config.json` once"
+        )
+    return str(found[-1])

@@ -160,7 +160,7 @@ def _check_key(
         )
     else:
         return
-    raise document.error(where, f"found {as_written(key)}, {problem}", at_value=True)
+    raise document.wrong(where, f"found {as_written(key)}, {problem}")
 
 
 TOKENS = "tokens_per_second"

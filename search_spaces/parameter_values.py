@@ -1,11 +1,11 @@
-"""The values that a space file gives a parameter, checked."""
+"""The values that a space file gives a parameter, checked; ``gas`` follows from a global batch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from foundation.documents import Document, as_written
 from foundation.records import wrong_value
 from foundation.values import Number, Scalar
-from search_spaces.language.schema import Categories, Float, Int, Log2, Ordered, Range
+from search_spaces.language.schema import Categories, Float, Int, Log2, Ordered, Range, SpaceFile
 from search_spaces.parameters import FINEST, Parameter, Span, value_type_of
 from trainer.plan.annotations import Open, of_field
 from trainer.plan.fields import Choices, OtherChoices
@@ -23,6 +23,9 @@ from trainer.plan.rules.expression import MAX_NUMBER
 from trainer.plan.stages import LAYOUT
 
 MAX_VALUES = 10_000
+BATCH = "global_batch_size"
+MOST_SIZES = 32  # each is a comparison in the constraint
+MOST_DIVISORS = 200
 
 _DEGREE = TypeAdapter[Any](Annotated[int, Field(ge=1)])
 
@@ -101,7 +104,7 @@ class _Place:
     path: tuple[str, ...]
 
     def error(self, what: str, *steps: str | int) -> Exception:
-        return self.document.error((*self.path, *steps), what, at_value=True)
+        return self.document.wrong((*self.path, *steps), what)
 
     def check(self, value: Scalar, adapter: TypeAdapter[Any] | None, *steps: str | int) -> None:
         found = f"found {as_written(value)}"
@@ -199,7 +202,7 @@ def check_layouts(
         problem = _problem(str(text), num_layers, products)
         if problem and parameter.name in written:
             listed = (index,) if len(parameter.values) > 1 else ()
-            raise document.error(("parameters", parameter.name, *listed), problem, at_value=True)
+            raise document.wrong(("parameters", parameter.name, *listed), problem)
         if problem:
             raise document.error(("trainer",), f"{LAYOUT}: {problem}")
 
@@ -240,3 +243,48 @@ def listed(spec: Any) -> list[Any]:
         low, high, step = (number if isinstance(number, int) else 0 for number in numbers)
         return [*range(low, high + 1, step)[:MAX_VALUES]] if step > 0 else []
     return spec if isinstance(spec, list) else [spec]
+
+
+def with_gas(
+    document: Document, parameters: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Parameters with ``gas`` in place of ``global_batch_size``, and the constraint on the batch.
+
+    ``gas`` gets every divisor of the sizes, of which the constraint leaves one per configuration.
+
+    ``defaults`` are the trainer's own settings, which may fix ``mbs`` or ``gas``.
+
+    Raises SpaceError if the sizes are no positive whole numbers, or there is no ``mbs``.
+    """
+    if BATCH not in parameters:
+        return dict(parameters), []
+    path = ("parameters", BATCH)
+    sizes = listed(parameters[BATCH])
+    if not 1 <= len(sizes) <= MOST_SIZES or any(type(s) is not int or s < 1 for s in sizes):
+        raise document.wrong(
+            path,
+            f"found {as_written(parameters[BATCH])}, accepted up to {MOST_SIZES} positive whole "
+            "numbers: sequences per step of the whole job",
+        )
+    if "mbs" not in parameters and "mbs" not in defaults:
+        raise document.error(path, "needs mbs among the parameters: gas follows from both and dp")
+    rest = {name: spec for name, spec in parameters.items() if name != BATCH}
+    if "gas" not in defaults:
+        every = sorted({*chain.from_iterable(map(divisors, sizes))})
+        rest.setdefault("gas", every[:MOST_DIVISORS])
+    return rest, [f"{BATCH} in {sizes}" if len(sizes) > 1 else f"{BATCH} == {sizes[0]}"]
+
+
+def with_batch(document: Document, file: SpaceFile) -> SpaceFile:
+    """The file with its global batch as ``gas`` and a constraint; raises SpaceError."""
+    builtin = file.trainer.builtin
+    fixed = builtin.model_dump() if builtin is not None else {}
+    parameters, constraints = with_gas(document, file.parameters, fixed)
+    changes = {"parameters": parameters, "constraints": [*file.constraints, *constraints]}
+    return file.model_copy(update=changes) if constraints else file
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})

@@ -84,10 +84,8 @@ def _title(file: Path) -> str:
 def named(record: type[Record], path: Where, value: str, document: Document) -> Record:
     """The record that a key of a document names; the last part of its path is the kind."""
     folder = Path(document.name).parent
-    try:
+    with document.errors_at(path):
         return read_named(record, str(path[-1]), value, folder, others="a record, ")
-    except SpaceError as error:
-        raise document.error(path, str(error), at_value=True) from None
 
 
 def read_named(

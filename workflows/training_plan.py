@@ -65,7 +65,7 @@ class TrainingPlan:
         speeds = _as_speeds(Pricing(space), trials)
         every = [*speeds, *as_trials(wide, starts)]
         numbered = dict(enumerate(every))
-        run = replace(searched, objective={}, objectives=[], subject_to=(), trials=numbered)
+        run = replace(searched, goals=[("objective", True)], subject_to=(), trials=numbered)
         candidates = Candidates(wide)
         if not len(candidates.indices(1, np.random.default_rng(0), [], 2**31)):
             check(wide)  # raises the error that says which rule removes the most

@@ -41,25 +41,22 @@ def is_flash(jobs: Jobs, framework: Framework) -> Mask:
 class ComputeConstants(Constants):
     """Rates that products, memory and launches really reach."""
 
-    gemm_share: float = constant(0.89, 0.15, "of the best product's rate, in a training step")
-    tail_waves: float = constant(0.1, 0.7, "waves of tiles lost at the end of each product")
-    inner_size: float = constant(60, 0.7, "inner dimension at which half of the rate is reached")
-    product_s: float = constant(3e-6, 0.5, "of the device, to begin and end a product")
-    attention_share: float = constant(0.4, 0.5, "of the best product's rate, in flash attention")
-    ring_share: float = constant(0.7, 0.4, "of that rate, where a ring cuts attention into blocks")
-    memory_share: float = constant(0.85, 0.3, "of the memory's rate, in elementwise kernels")
-    score_bytes: float = constant(11, 0.5, "moved per attention score, without flash attention")
-    launch_s: float = constant(1e-3, 0.7, "of the host, for one layer's forward kernels")
-    fp8_share: float = constant(
-        0.75, 0.3, "of the rate that gemm_share gives, in products of 8 bits, which must be cast"
-    )
-    expert_share: float = constant(0.8, 0.3, "of a product's rate, in the grouped ones of experts")
-    permuted_copies: float = constant(
-        6.0, 0.5, "of the experts' inputs that memory moves to sort tokens by expert and back"
-    )
-    expert_launch_s: float = constant(
-        1.5e-4, 0.7, "of the host, for one expert's forward kernels: casts, products, padding"
-    )
+    gemm_share: float = constant(0.89, 0.15)  # of the best product's rate, in a training step
+    tail_waves: float = constant(0.1, 0.7)  # waves of tiles lost at the end of each product
+    inner_size: float = constant(60, 0.7)  # inner dimension at which half of the rate is reached
+    product_s: float = constant(3e-6, 0.5)  # of the device, to begin and end a product
+    attention_share: float = constant(0.4, 0.5)  # of the best product's rate, in flash attention
+    ring_share: float = constant(0.7, 0.4)  # of that rate, where a ring cuts attention into blocks
+    memory_share: float = constant(0.85, 0.3)  # of the memory's rate, in elementwise kernels
+    score_bytes: float = constant(11, 0.5)  # moved per attention score, without flash attention
+    launch_s: float = constant(1e-3, 0.7)  # of the host, for one layer's forward kernels
+    # of the rate that gemm_share gives, in products of 8 bits, which must be cast
+    fp8_share: float = constant(0.75, 0.3)
+    expert_share: float = constant(0.8, 0.3)  # of a product's rate, in the grouped ones of experts
+    # of the experts' inputs that memory moves to sort tokens by expert and back
+    permuted_copies: float = constant(6.0, 0.5)
+    # of the host, for one expert's forward kernels: casts, products, padding
+    expert_launch_s: float = constant(1.5e-4, 0.7)
 
 
 @dataclass(frozen=True)

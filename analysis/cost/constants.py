@@ -20,12 +20,12 @@ Array = NDArray[np.float64]
 TRANSFER = 3.0
 
 
-def constant(median: float, spread: float, meaning: str) -> Any:
+def constant(median: float, spread: float) -> Any:
     """A field of a :class:`Constants` record: the prior's median, whose unit is in its name.
 
-    ``spread``: standard deviation of the logarithm; 0 fixes it. ``meaning``: a line for people.
+    ``spread``: standard deviation of the logarithm; 0 fixes it.
     """
-    return field(default=median, metadata={"spread": spread, "meaning": meaning})
+    return field(default=median, metadata={"spread": spread})
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,7 @@ class Constants:
 
 def names(record: type[Any]) -> tuple[str, ...]:
     """Names of a record's fields; calibration asks for them thousands of times."""
-    if record not in _names:
-        _names[record] = tuple(f.name for f in fields(record))
-    return _names[record]
-
-
-_names: dict[type[Any], tuple[str, ...]] = {}
+    return tuple(record.__dataclass_fields__)
 
 
 @dataclass(frozen=True)

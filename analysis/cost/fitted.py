@@ -9,7 +9,7 @@ network's, are the priors.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 import yaml
 
 from analysis.cost.compute import ComputeConstants
-from analysis.cost.constants import Array
+from analysis.cost.constants import Array, names
 from analysis.cost.memory import MemoryConstants
 from analysis.cost.memory_fit import MemoryModel
 from analysis.cost.model import CostModel
@@ -29,9 +29,9 @@ from search_spaces import FRAMEWORKS, Cluster, Framework
 FILE = Path(__file__).with_name("fitted.yaml")
 OF_FRAMEWORK = (
     *("score_bytes", "ring_share", "launch_s", "expert_launch_s"),
-    *[f.name for f in fields(OverlapConstants)],
+    *names(OverlapConstants),
 )
-OF_GPU = tuple(f.name for f in fields(ComputeConstants) if f.name not in OF_FRAMEWORK)
+OF_GPU = tuple(name for name in names(ComputeConstants) if name not in OF_FRAMEWORK)
 
 
 def cost_model(cluster: Cluster, framework: Framework) -> CostModel:
@@ -80,7 +80,7 @@ def _known() -> dict[str, Any]:
 
 def _read(kind: type[Any], values: dict[str, list[float]]) -> tuple[Any, Array]:
     """Constants that the file does not name, such as new ones, have their priors."""
-    prior = dict(zip([f.name for f in fields(kind)], kind.spreads(), strict=True))
+    prior = dict(zip(names(kind), kind.spreads(), strict=True))
     known = {name: v for name, v in values.items() if name in prior}
     spreads = [known[name][1] if name in known else prior[name] for name in prior]
     return kind(**{name: v[0] for name, v in known.items()}), np.diag(np.square(spreads))

@@ -29,15 +29,13 @@ class MissingFactError(ValueError):
 class LinkConstants(Constants):
     """Properties of links that a cluster's facts leave open."""
 
-    node_share: float = constant(
-        0.75, 0.25, "share of the nominal bandwidth that collectives reach inside a node"
-    )
-    inter_node_share: float = constant(
-        0.75, 0.35, "share of the adapters' nominal bandwidth that they reach between nodes"
-    )
-    call_s: float = constant(25e-6, 0.7, "start of a collective, before its first byte; s")
-    hop_s: float = constant(4e-6, 0.7, "one step of a ring inside a node; s")
-    inter_node_hop_s: float = constant(20e-6, 0.8, "one step of a ring between nodes; s")
+    # share of the nominal bandwidth that collectives reach inside a node
+    node_share: float = constant(0.75, 0.25)
+    # share of the adapters' nominal bandwidth that they reach between nodes
+    inter_node_share: float = constant(0.75, 0.35)
+    call_s: float = constant(25e-6, 0.7)  # start of a collective, before its first byte; s
+    hop_s: float = constant(4e-6, 0.7)  # one step of a ring inside a node; s
+    inter_node_hop_s: float = constant(20e-6, 0.8)  # one step of a ring between nodes; s
 
 
 def group_of(size: ArrayLike, stride: ArrayLike = 1, world: ArrayLike | None = None) -> RankGroup:

@@ -126,11 +126,6 @@ class Doubts:
             for one in [self.named, *self._others]
         )
 
-    @cached_property
-    def renewed(self) -> tuple[Key, ...]:
-        """The records with what such frameworks may have had since then."""
-        return tuple(self._renewed(key, self._since_then) for key in self.records)
-
     def _renewed(self, key: Key, names: Collection[str]) -> Key:
         """A hypothesis with what programs may have since then of these habits."""
         new = list(key)
@@ -214,7 +209,8 @@ class Doubts:
 
         known: dict[Key, float] = {}
         rng = np.random.default_rng(0)
-        key = max([*self.records, *self.renewed], key=score)
+        renewed = [self._renewed(one, self._since_then) for one in self.records]
+        key = max([*self.records, *renewed], key=score)
         for _ in range(SWEEPS):
             for at in rng.permutation(len(key)):
                 others = range(len([*self.values.values()][at]))

@@ -55,19 +55,29 @@ def left_over(taken: Array, hidden: Array, least: Array | float = LEAST_SHOWN) -
     return np.maximum(taken - hidden, least * taken)
 
 
-def overlap(cluster: Cluster, c: TimeConstants) -> Array | float:
-    """Share of a computation that can hide communication: as measured, and corrected by trials."""
-    if cluster.overlap is None:
-        return c.overlap
-    return np.asarray(np.minimum(1.0, cluster.overlap * c.overlap / TimeConstants.overlap))
+class Machine:
+    """A cluster as a framework uses it, and the constants of its times."""
+
+    def __init__(self, cluster: Cluster, framework: Framework, constants: TimeConstants) -> None:
+        self.cluster, self.framework, self.constants = cluster, framework, constants
+        self.compute = Compute(cluster, framework, constants)
+        self.seconds = price(cluster, constants)
+
+    @property
+    def overlap(self) -> Array | float:
+        """Share of a computation that can hide communication: as measured, corrected by trials."""
+        if self.cluster.overlap is None:
+            return self.constants.overlap
+        share = self.cluster.overlap * self.constants.overlap / TimeConstants.overlap
+        return np.asarray(np.minimum(1.0, share))
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Seconds of one layer's passes on one micro-batch, by cause."""
+    """Seconds of one layer's passes on one micro-batch, by cause: the first parts of a step."""
 
-    device: Array  # computation of both passes
-    again: Array  # computation that the backward pass repeats
+    forward_backward: Array  # computation of both passes
+    recompute: Array  # computation that the backward pass repeats
     # exposed communication of these three axes
     tensor: Array
     context: Array
@@ -78,22 +88,22 @@ class Layer:
     @property
     def passes(self) -> tuple[Array, Array]:
         """Seconds of the device: forward, and backward with what it repeats."""
-        return (1 - _BACKWARD) * self.device, _BACKWARD * self.device + self.again
+        device = self.forward_backward
+        return (1 - _BACKWARD) * device, _BACKWARD * device + self.recompute
 
     @property
     def total(self) -> Array:
         sent = self.tensor + self.context + self.experts
-        return self.device + self.again + sent + self.offload + self.launch
+        return self.forward_backward + self.recompute + sent + self.offload + self.launch
 
 
-def layer(
-    jobs: Jobs, cluster: Cluster, framework: Framework, compute: Compute, c: TimeConstants
-) -> Layer:
-    forward = compute.forward(jobs)
-    backward = compute.backward(jobs, forward)
+def layer(jobs: Jobs, machine: Machine) -> Layer:
+    cluster, framework, c = machine.cluster, machine.framework, machine.constants
+    forward = machine.compute.forward(jobs)
+    backward = machine.compute.backward(jobs, forward)
     layout, passes = jobs.layout, np.where(jobs.repeats_layers, 2.0, 1.0)
     beside = _beside(jobs, forward, backward)
-    seconds, share = price(cluster, c), overlap(cluster, c)
+    least = 1.0 if cluster.is_cpu else c.exposed_fused
     exposed: dict[Cause, Array] = {cause: np.zeros(len(jobs)) for cause in get_args(Cause)}
     waited: dict[Pass, Array] = {"forward": np.zeros(len(jobs)), "backward": np.zeros(len(jobs))}
     calls_s = np.zeros(len(jobs))
@@ -103,12 +113,12 @@ def layer(
         if not (ranks > 1).any():
             continue
         sent = axis.layer_exchanges(jobs, framework)
-        shown = exposed_s(sent, seconds, share, beside, 1.0 if cluster.is_cpu else c.exposed_fused)
+        shown = exposed_s(sent, machine.seconds, machine.overlap, beside, least)
         exposed[axis.cause] = exposed[axis.cause] + shown
         if axis.host_calls is not None:
             call = c.host_call_s + np.where(across, c.contended_call_s * ranks, 0.0)
             calls_s = calls_s + axis.host_calls(jobs, framework) * call
-            waited = {within: s + _sum(sent, seconds, within) for within, s in waited.items()}
+            waited = {each: s + _sum(sent, machine.seconds, each) for each, s in waited.items()}
 
     def host(times: PassTimes, within: Pass, launches: float = 1.0) -> Array:
         """Waiting for the host: launching hides behind the device's work, if that is long."""
@@ -120,12 +130,12 @@ def layer(
     again = _again(jobs, framework, forward)
     ways = forward.device, backward.device + again
     return Layer(
-        device=device,
-        again=again,
+        forward_backward=device,
+        recompute=again,
         tensor=exposed["tensor"],
         context=exposed["context"],
-        experts=dispatch_s(jobs, cluster, framework, c, device),
-        offload=_offload_s(jobs, cluster, framework, compute, ways),
+        experts=_dispatch_s(jobs, machine, device),
+        offload=_offload_s(jobs, machine, ways),
         launch=first * passes + second,
     )
 
@@ -153,23 +163,17 @@ def _again(jobs: Jobs, framework: Framework, forward: PassTimes) -> Array:
     return np.where(jobs.repeats_layers, forward.device, some)
 
 
-def _offload_s(
-    jobs: Jobs,
-    cluster: Cluster,
-    framework: Framework,
-    compute: Compute,
-    passes: tuple[Array, Array],
-) -> Array:
+def _offload_s(jobs: Jobs, machine: Machine, passes: tuple[Array, Array]) -> Array:
     """Exposed seconds of what a layer keeps on its way to the host, behind another's forward pass,
     and back, behind a backward pass. A CPU copies it itself, by reading and writing.
     """
     if not jobs.options.offload_activations.any():
         return np.zeros(len(jobs))
-    kept = layer_bytes(jobs, framework, jobs.options.recompute)
-    if cluster.is_cpu:
-        shown = 2 * len(passes) * kept / compute.memory_bytes_per_s
+    kept = layer_bytes(jobs, machine.framework, jobs.options.recompute)
+    if machine.cluster.is_cpu:
+        shown = 2 * len(passes) * kept / machine.compute.memory_bytes_per_s
     else:
-        rate = HOST_SHARE * 1e9 * (cluster.host_link_gb_per_s or HOST_GB_PER_S)
+        rate = HOST_SHARE * 1e9 * (machine.cluster.host_link_gb_per_s or HOST_GB_PER_S)
         shown = np.add(*(left_over(kept / rate, beside) for beside in passes))
     return np.where(jobs.options.offload_activations, shown, 0.0)
 
@@ -201,26 +205,23 @@ def _sum(exchanges: Iterable[Exchange], seconds: Price, within: Pass) -> Array:
     return np.asarray(sum(one.times * seconds(one) for one in exchanges if one.within == within))
 
 
-def dispatch_s(
-    jobs: Jobs, cluster: Cluster, framework: Framework, c: TimeConstants, device_s: Array
-) -> Array:
+def _dispatch_s(jobs: Jobs, machine: Machine, device_s: Array) -> Array:
     """Exposed seconds of the experts' exchanges on one micro-batch, in the mean over all layers.
 
     Experts wait for their tokens unless they compute for another micro-batch meanwhile.
 
     ``device_s`` is that of both passes of one layer on the device.
     """
-    mixture = jobs.model.mixture
+    mixture, seconds = jobs.model.mixture, machine.seconds
     if mixture is None:
         return np.zeros(len(jobs))
     sent = ep.layer_exchanges(
-        jobs, framework, mixture, lambda group: members_per_node(cluster, group)
+        jobs, machine.framework, mixture, lambda group: members_per_node(machine.cluster, group)
     )
-    seconds = price(cluster, c)
     once = np.maximum(seconds(sent.inside), seconds(sent.across))
     ways = sent.plain.times * np.where(sent.once, once, seconds(sent.plain))
-    alone = c.exposed_dispatch * ways
-    left = left_over(ways, overlap(cluster, c) * device_s)
+    alone = machine.constants.exposed_dispatch * ways
+    left = left_over(ways, machine.overlap * device_s)
     shown = sent.hidden * np.minimum(left, alone) + (1 - sent.hidden) * alone
     split = sum(one.times * seconds(one) for one in sent.split)
     return np.asarray(ep.mixed_share(jobs, mixture) * (shown + split))

@@ -42,32 +42,22 @@ memory to spare, or with those that it cannot use when memory is short."""
 class MemoryConstants(Constants):
     """Constants that formulas leave open; see :func:`analysis.cost.constants.constant`."""
 
-    context_bytes: float = constant(
-        1.5 * GIB, 0.3, "outside the allocator: driver's context, kernels, what is not usable"
-    )
-    communicator_bytes: float = constant(
-        0.4 * GIB, 0.8, "of each kind of group that a rank is in, outside the allocator"
-    )
-    workspace_bytes: float = constant(
-        0.3 * GIB, 0.4, "matrix products' and the optimizer's scratch space, in the allocator"
-    )
-    activation_scale: float = constant(1.0, 0.05, "activations kept, of what the formulas count")
-    logit_scale: float = constant(1.0, 0.01, "copies of the logits, of what the profile counts")
-    unserved_share: float = constant(
-        0.7, 0.4, "flat copies of gradients that fit no block that activations left free"
-    )
-    cached_share: float = constant(
-        0.3,
-        0.5,
-        "free blocks that the allocator keeps with memory to spare, of one micro-batch's "
-        "activations; see hole_share, and all of them where layers are recomputed",
-    )
-    hole_share: float = constant(
-        0.15,
-        0.2,
-        "free blocks too small for a request with memory short, of activations that tensor "
-        "parallelism splits all the way: whole tensors come and go between the parts that stay",
-    )
+    # outside the allocator: driver's context, kernels, what is not usable
+    context_bytes: float = constant(1.5 * GIB, 0.3)
+    # of each kind of group that a rank is in, outside the allocator
+    communicator_bytes: float = constant(0.4 * GIB, 0.8)
+    # matrix products' and the optimizer's scratch space, in the allocator
+    workspace_bytes: float = constant(0.3 * GIB, 0.4)
+    activation_scale: float = constant(1.0, 0.05)  # activations kept, of what the formulas count
+    logit_scale: float = constant(1.0, 0.01)  # copies of the logits, of what the profile counts
+    # flat copies of gradients that fit no block that activations left free
+    unserved_share: float = constant(0.7, 0.4)
+    # free blocks that the allocator keeps with memory to spare, of one micro-batch's activations;
+    # see hole_share, and all of them where layers are recomputed
+    cached_share: float = constant(0.3, 0.5)
+    # free blocks too small for a request with memory short, of activations that tensor parallelism
+    # splits all the way: whole tensors come and go between the parts that stay
+    hole_share: float = constant(0.15, 0.2)
 
 
 @dataclass(frozen=True)

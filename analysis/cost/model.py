@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import numpy as np
 
-from analysis.cost.constants import fit, integrated, log_odds, log_sds
+from analysis.cost.constants import fit, integrated, log_odds, log_sds, names
 from analysis.cost.groups import LinkConstants
 from analysis.cost.hypotheses import TIMING, Doubts
 from analysis.cost.memory import MemoryParts, host_bytes
@@ -50,7 +50,7 @@ class Measurements:
     def of_engine(self, number: int) -> Measurements:
         """The measurements of one engine's jobs."""
         rows = self.jobs.options.engine == number
-        return Measurements(*(getattr(self, each.name)[rows] for each in fields(self)))
+        return Measurements(*(getattr(self, name)[rows] for name in names(Measurements)))
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Prediction:
     @cached_property
     def host_bytes(self) -> Array:
         """Pinned buffers of offloaded activations, of the rank with most of them."""
-        of = self.model._each
+        of = self.model.each
         return of(self.jobs, lambda m, j: {"": host_bytes(j, m.framework, m.memory.constants)})[""]
 
     @cached_property
@@ -195,8 +195,8 @@ class CostModel:
         return Prediction(
             model=self,
             jobs=jobs,
-            memory=MemoryParts(**self._each(jobs, memory)),
-            time=StepParts(**self._each(jobs, times)),
+            memory=MemoryParts(**self.each(jobs, memory)),
+            time=StepParts(**self.each(jobs, times)),
             **self._chances(jobs),
         )
 
@@ -211,7 +211,7 @@ class CostModel:
         """The models of jobs by their ``engine``, each for one framework."""
         return (replace(self, others=()), *self.others) if self.others else (self,)
 
-    def _each(self, jobs: Jobs, of: Callable[[CostModel, Jobs], dict[str, Array]]) -> Columns:
+    def each(self, jobs: Jobs, of: Callable[[CostModel, Jobs], dict[str, Array]]) -> Columns:
         """The answers of every job's own model, in columns over all jobs."""
         if not self.others:
             return of(self, jobs)
@@ -233,28 +233,28 @@ class CostModel:
         A search, which orders them, prefers what is surer to fit by what most programs do.
         """
         limit = self.memory_limit_bytes
-        found = self._each(jobs, lambda m, j: m.memory.cautious.chances(j, m.framework, limit))
+        found = self.each(jobs, lambda m, j: m.memory.cautious.chances(j, m.framework, limit))
         return found["fits"]
 
     def _chances(self, jobs: Jobs) -> Columns:
         """Probabilities to fit, and to have no memory to spare if so."""
         limit = self.memory_limit_bytes
-        return self._each(jobs, lambda m, j: m.memory.chances(j, m.framework, limit))
+        return self.each(jobs, lambda m, j: m.memory.chances(j, m.framework, limit))
 
     def crowded(self, jobs: Jobs) -> Array:
         """Probability that a run of each job meets a crowded network."""
-        return self._each(jobs, lambda m, j: {"share": m.network.crowded(j, m.cluster)})["share"]
+        return self.each(jobs, lambda m, j: {"share": m.network.crowded(j, m.cluster)})["share"]
 
     def crowded_s(self, jobs: Jobs) -> Array:
         """Seconds by which a step would be longer then."""
-        return self._each(jobs, lambda m, j: {"more": crowded_s(j, m.constants)})["more"]
+        return self.each(jobs, lambda m, j: {"more": crowded_s(j, m.constants)})["more"]
 
     def reported_peak_bytes(self, jobs: Jobs) -> Array:
-        return self._each(jobs, lambda m, j: {"peak": m.memory.peak_bytes(j, m.framework)})["peak"]
+        return self.each(jobs, lambda m, j: {"peak": m.memory.peak_bytes(j, m.framework)})["peak"]
 
     def refuses(self, jobs: Jobs) -> Mask:
         """Jobs that their framework ends at start-up, whatever their memory is."""
-        each = self._each(jobs, lambda m, j: {"refused": refused(j, m.framework).astype(float)})
+        each = self.each(jobs, lambda m, j: {"refused": refused(j, m.framework).astype(float)})
         return np.asarray(each["refused"] > 0)
 
     def calibrated(self, measurements: Measurements) -> CostModel:
@@ -341,7 +341,7 @@ class CostModel:
         """Deviations of step times' logarithms downwards and upwards; see :func:`log_sds`."""
         if self.others:
             sides = ("down", "up")
-            each = self._each(jobs, lambda m, j: dict(zip(sides, m.time_log_sds(j), strict=True)))
+            each = self.each(jobs, lambda m, j: dict(zip(sides, m.time_log_sds(j), strict=True)))
             return each["down"], each["up"]
         known = self.covariance
         used = ~without_effect(jobs)
@@ -384,6 +384,5 @@ class CostModel:
 
 def between_machines() -> Array:
     """Covariance of the logarithms of time's constants where nothing was measured."""
-    links = {f.name for f in fields(LinkConstants)}
-    factors = [NETWORKS if f.name in links else 1.0 for f in fields(TimeConstants)]
+    factors = [NETWORKS if n in names(LinkConstants) else 1.0 for n in names(TimeConstants)]
     return np.diag((TimeConstants.spreads() * factors) ** 2)

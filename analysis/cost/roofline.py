@@ -17,7 +17,6 @@ from analysis.cost.groups import MissingFactError
 from analysis.cost.layer import ELEMENTWISE_AGAIN
 from analysis.cost.model import CostModel
 from analysis.cost.state_exchanges import as_run, held_parameters, update
-from search_spaces import Cluster
 from trainer.plan.flops import hardware_flops
 from trainer.plan.jobs import FULL, SELECTIVE, Array, Jobs
 
@@ -51,13 +50,10 @@ def roofline(model: CostModel, jobs: Jobs) -> Roofline:
         raise MissingFactError("the cluster's `memory_gb_per_s` is not known")
     peak_tflops = cluster.peak_bf16_tflops or cluster.peak_fp32_tflops
     assert peak_tflops is not None  # a cluster has one of them
-    flops, moved = np.empty(len(jobs)), np.empty(len(jobs))
-    for number, engine in enumerate(model.engines):
-        rows = jobs.options.engine == number if model.others else np.ones(len(jobs), bool)
-        if rows.any():
-            flops[rows] = _executed(engine, jobs[rows])
-            moved[rows] = _moved_bytes(engine, cluster, jobs[rows])
-    return Roofline(flops, moved, peak_tflops, cluster.memory_gb_per_s)
+    work = model.each(
+        jobs, lambda m, j: {"flops": _executed(m, j), "moved_bytes": _moved_bytes(m, j)}
+    )
+    return Roofline(**work, peak_tflops=peak_tflops, gb_per_s=cluster.memory_gb_per_s)
 
 
 def _executed(model: CostModel, jobs: Jobs) -> Array:
@@ -72,10 +68,10 @@ def _executed(model: CostModel, jobs: Jobs) -> Array:
     return np.asarray((own + products) / jobs.layout.world_size, dtype=float)
 
 
-def _moved_bytes(model: CostModel, cluster: Cluster, jobs: Jobs) -> Array:
+def _moved_bytes(model: CostModel, jobs: Jobs) -> Array:
     """Bytes that one GPU's memory moves in a step, in the mean over the pipeline's stages."""
     jobs = as_run(jobs, model.framework)
-    compute = Compute(cluster, model.framework, model.constants)
+    compute = Compute(model.cluster, model.framework, model.constants)
     layers, micro_batches = jobs.model.num_layers / jobs.layout.pp, jobs.layout.gas
     # A forward pass, twice as much backwards, and once more where it is repeated.
     full = jobs.options.recompute == FULL

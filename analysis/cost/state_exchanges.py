@@ -13,13 +13,15 @@ import numpy as np
 from analysis.cost import tuning
 from analysis.cost.compute import Compute
 from analysis.cost.groups import crosses_nodes, one_adapter
-from analysis.cost.layer import LEAST_SHOWN, left_over, overlap, price
+from analysis.cost.layer import LEAST_SHOWN, Machine, left_over, price
 from analysis.cost.stages import SPLIT, kept_by, stage_layers
 from analysis.cost.time_constants import TimeConstants
-from search_spaces import Cluster, Framework
+from search_spaces import Framework
 from trainer.plan.axes import dp, ep
 from trainer.plan.exchange import Exchange
 from trainer.plan.jobs import Array, Jobs
+
+_OF_WEIGHTS = ("weights", "secondary")  # exchanges of what is not trained, too
 
 
 def fullest_parameters(jobs: Jobs, framework: Framework) -> tuple[Array, Array]:
@@ -42,12 +44,7 @@ def held_parameters(jobs: Jobs, framework: Framework) -> list[tuple[Array, dp.Ho
 
 
 def exposed_state_s(
-    jobs: Jobs,
-    cluster: Cluster,
-    framework: Framework,
-    c: TimeConstants,
-    forward: Array,
-    backward: Array,
+    jobs: Jobs, machine: Machine, forward: Array, backward: Array
 ) -> dict[str, Array]:
     """Seconds of a step's ``gather`` and ``publish`` of weights and ``gradients`` that do not hide.
 
@@ -56,7 +53,8 @@ def exposed_state_s(
 
     ``forward`` and ``backward`` are of the device: passes of one micro-batch on the slowest stage.
     """
-    whole = price(cluster, c)
+    cluster, framework, c = machine.cluster, machine.framework, machine.constants
+    whole = machine.seconds
     by_layer = price(one_adapter(cluster), c) if framework.one_adapter else whole
     held = held_parameters(jobs, framework)
     sent = [
@@ -67,7 +65,7 @@ def exposed_state_s(
     # gradients in flat buckets.
     units = stage_layers(jobs, framework).most + 1
     flat = dp.in_buckets(jobs, framework, held[0][1])
-    forward, backward = overlap(cluster, c) * forward, overlap(cluster, c) * backward
+    forward, backward = machine.overlap * forward, machine.overlap * backward
 
     def in_calls(exchange: Exchange, calls: Array) -> Array:
         return calls * by_layer(replace(exchange, num_bytes=exchange.num_bytes / calls))
@@ -113,14 +111,11 @@ def _of_trained(sent: dp.StateExchanges, jobs: Jobs, framework: Framework) -> dp
     if not tuning.freezes(jobs).any():
         return sent
     trained, stored = tuning.trained_share(jobs), tuning.gathered_share(jobs, framework)
-    shares = {
-        name: stored if name in ("weights", "secondary") else trained for name in sent._fields
-    }
-    scaled = {
-        name: replace(one, num_bytes=one.num_bytes * shares[name])
+    scaled = (
+        replace(one, num_bytes=one.num_bytes * (stored if name in _OF_WEIGHTS else trained))
         for name, one in sent._asdict().items()
-    }
-    return sent._replace(**scaled)
+    )
+    return dp.StateExchanges(*scaled)
 
 
 @kept_by("optimizer_always_sharded")

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.cost import collectives as links
-from analysis.cost.compute import Compute
-from analysis.cost.constants import Parts
-from analysis.cost.layer import layer
+from analysis.cost.constants import Parts, names
+from analysis.cost.layer import Layer, Machine, layer
 from analysis.cost.stages import stage_layers
 from analysis.cost.state_exchanges import as_run, exposed_state_s, update
 from analysis.cost.time_constants import TimeConstants
@@ -62,9 +61,9 @@ def step(
     ``crowded`` has shape (n,): 1 for runs that meet a crowded network, 0 for calm ones.
     """
     c, jobs = constants or TimeConstants(), as_run(jobs, framework)
-    compute = Compute(cluster, framework, c)
-    one = layer(jobs, cluster, framework, compute, c)
-    head = np.add(*compute.head(jobs))
+    machine = Machine(cluster, framework, c)
+    one = layer(jobs, machine)
+    head = np.add(*machine.compute.head(jobs))
     dealt = stage_layers(jobs, framework)
     m, p = jobs.layout.gas, jobs.layout.pp
     slow_is_last = (dealt.last * one.total + head >= dealt.most * one.total) | (p == 1)
@@ -77,24 +76,15 @@ def step(
     alone = cluster.shared_by
     used = np.maximum(m * everything / p, path / alone) / path if alone > 1 else 1.0
     forward, backward = (count * each for each in one.passes)
-    states = exposed_state_s(jobs, cluster, framework, c, forward, backward)
-    of_layers = {
-        "forward_backward": one.device,
-        "recompute": one.again,
-        "tensor": one.tensor,
-        "context": one.context,
-        "experts": one.experts,
-        "offload": one.offload,
-        "launch": one.launch,
-    }
+    states = exposed_state_s(jobs, machine, forward, backward)
     return StepParts(
-        **{name: m * count * each * used for name, each in of_layers.items()},
+        **{name: m * count * getattr(one, name) * used for name in names(Layer)},
         head=m * on_slowest * used,
-        pipeline=pp.rounds(jobs) * _sends(jobs, cluster, framework, c),
+        pipeline=pp.rounds(jobs) * _sends(jobs, machine),
         crowded=crowded_s(jobs, c) * crowded,
         bubble=(path - m * slowest) * used,
         **states,
-        optimizer=update(jobs, compute, c),
+        optimizer=update(jobs, machine.compute, c),
         fixed=c.step_s + np.zeros(len(jobs)),
     )
 
@@ -114,10 +104,10 @@ def _path_s(jobs: Jobs, slowest: Array, everything: Array) -> Array:
     return path + pp.unfilled_turns(jobs) * slowest / v
 
 
-def _sends(jobs: Jobs, cluster: Cluster, framework: Framework, c: TimeConstants) -> Array:
+def _sends(jobs: Jobs, machine: Machine) -> Array:
     """Seconds that a stage waits for its neighbours per micro-batch; it sends as it receives."""
-    sent = pp.message(jobs, framework)
-    one = links.send_s(cluster, c, sent.group.stride, sent.num_bytes, sent.group.size)
+    sent, c = pp.message(jobs, machine.framework), machine.constants
+    one = links.send_s(machine.cluster, c, sent.group.stride, sent.num_bytes, sent.group.size)
     return pp.neighbours(jobs) * (c.exposed_sends * one + c.send_s)
 
 

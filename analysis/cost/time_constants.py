@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
 from analysis.cost.compute import ComputeConstants
-from analysis.cost.constants import Constants, constant
+from analysis.cost.constants import Constants, constant, names
 from analysis.cost.groups import LinkConstants
 from trainer.plan.jobs import Jobs, Mask
 
@@ -16,27 +16,22 @@ from trainer.plan.jobs import Jobs, Mask
 class OverlapConstants(Constants):
     """Overlap of communication, and overheads of the program itself."""
 
-    overlap: float = constant(0.6, 0.3, "of the computation beside communication, that can hide it")
-    exposed_fused: float = constant(
-        0.55, 0.4, "of exchanges in one operator with a product, that does not hide (async_tp)"
-    )
-    host_call_s: float = constant(5e-5, 0.7, "of the host, to start one collective of a layer")
-    contended_call_s: float = constant(
-        1e-5, 1.5, "more for each member of it, where a pipeline's sends cross nodes as well"
-    )
-    exposed_sends: float = constant(0.3, 0.7, "of a send's transfer, that does not hide")
-    send_s: float = constant(1e-4, 2.0, "of the host, to hand a micro-batch to another stage")
-    crowded_send_s: float = constant(
-        0.5, 0.3, "more of a send, in runs that met a crowded network (see network.py)"
-    )
-    exposed_dispatch: float = constant(
-        0.8, 0.4, "of the time in which tokens are on their way to experts and back"
-    )
-    owner_s: float = constant(
-        2e-3, 1.0, "for each rank that alone updates its part of whole weights, and sends it to all"
-    )
-    update: float = constant(1.5, 0.5, "of the memory traffic that a fused optimizer would have")
-    step_s: float = constant(0.02, 1.0, "of the host, once a step")
+    overlap: float = constant(0.6, 0.3)  # of the computation beside communication, that can hide it
+    # of exchanges in one operator with a product, that does not hide (async_tp)
+    exposed_fused: float = constant(0.55, 0.4)
+    host_call_s: float = constant(5e-5, 0.7)  # of the host, to start one collective of a layer
+    # more for each member of it, where a pipeline's sends cross nodes as well
+    contended_call_s: float = constant(1e-5, 1.5)
+    exposed_sends: float = constant(0.3, 0.7)  # of a send's transfer, that does not hide
+    send_s: float = constant(1e-4, 2.0)  # of the host, to hand a micro-batch to another stage
+    # more of a send, in runs that met a crowded network (see network.py)
+    crowded_send_s: float = constant(0.5, 0.3)
+    # of the time in which tokens are on their way to experts and back
+    exposed_dispatch: float = constant(0.8, 0.4)
+    # for each rank that alone updates its part of whole weights, and sends it to all
+    owner_s: float = constant(2e-3, 1.0)
+    update: float = constant(1.5, 0.5)  # of the memory traffic that a fused optimizer would have
+    step_s: float = constant(0.02, 1.0)  # of the host, once a step
 
 
 @dataclass(frozen=True)
@@ -49,7 +44,7 @@ def without_effect(jobs: Jobs) -> Mask:
     unused = set() if jobs.model.mixture is not None else {*_OF_EXPERTS}
     by_option = {"fp8_share": jobs.options.fp8, "exposed_fused": jobs.options.async_tp}
     unused |= {name for name, rows in by_option.items() if not rows.any()}
-    return np.array([f.name in unused for f in fields(TimeConstants)])
+    return np.array([name in unused for name in names(TimeConstants)])
 
 
 _OF_EXPERTS = ("expert_share", "permuted_copies", "expert_launch_s", "exposed_dispatch")

@@ -7,11 +7,11 @@ Constants belong to the framework, to the GPU, or to the machine's network (see
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 
-from analysis.cost.constants import Array, Constants
+from analysis.cost.constants import Array, Constants, names
 from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, gpu_kind
 from analysis.cost.memory import MemoryConstants
 from analysis.cost.model import CostModel, Measurements
@@ -25,9 +25,9 @@ def shared(model: CostModel, other: CostModel) -> list[str]:
     gpu = gpu_kind(model.cluster) == gpu_kind(other.cluster)
     network = model.cluster.name == other.cluster.name
     return [
-        f.name
-        for f in fields(TimeConstants)
-        if (framework if f.name in OF_FRAMEWORK else gpu if f.name in OF_GPU else network)
+        name
+        for name in names(TimeConstants)
+        if (framework if name in OF_FRAMEWORK else gpu if name in OF_GPU else network)
     ]
 
 
@@ -40,9 +40,8 @@ def taken_over(model: CostModel, other: CostModel) -> CostModel:
     """
     if model.others or other.others:
         return CostModel.of_engines(taken_over(one, _like(one, other)) for one in model.engines)
-    names = shared(model, other)
-    taken = np.array([f.name in names for f in fields(TimeConstants)])
-    values = {name: getattr(other.constants, name) for name in names}
+    values = {name: getattr(other.constants, name) for name in shared(model, other)}
+    taken = np.array([name in values for name in names(TimeConstants)])
     found = replace(model, constants=replace(model.constants, **values))
     if other.covariance is not None:
         covariance = np.zeros_like(other.covariance)

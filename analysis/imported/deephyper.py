@@ -12,25 +12,14 @@ import pandas as pd
 from analysis.imported.times import MISSING, with_times
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
-from analysis.sweeps.record import TableError, number_column, read_csv
+from analysis.sweeps.record import number_column, read_csv
 from foundation.documents import plain_scalar
-from foundation.messages import shown
 from slurm import Kind
 
 LAUNCHER = "DeepHyper"
 _TIMES = (("m:timestamp_start", "m:timestamp_end"), ("m:timestamp_submit", "m:timestamp_gather"))
 """Columns of begin and end, in s; the first pair that every row has is used."""
 _FAILED = "F"  # the objective of a failure begins with it
-
-
-def from_deephyper(path: Path) -> Run:
-    """The trials of a ``results.csv``; raises TableError for another table."""
-    if (run := results_run(path)) is None:
-        raise TableError(
-            f"{shown(path)}: not a results.csv: accepted columns p:NAME, and objective or "
-            "objective_0, objective_1 ..."
-        )
-    return run
 
 
 def results_run(path: Path) -> Run | None:
@@ -50,8 +39,7 @@ def results_run(path: Path) -> Run | None:
     values = np.stack([number_column(kept, key, path) for key in keys], axis=1)
     begun_s, ended_s = _times_s(frame, path)
     numbers = _numbers(frame)
-    run = Run(path, _name(path), launcher=LAUNCHER, objective={"maximize": keys[0]})
-    run.objectives = [{"maximize": key} for key in keys] if len(keys) > 1 else []
+    run = Run(path, _name(path), launcher=LAUNCHER, goals=[(key, True) for key in keys])
     run.origin, run.not_said = f"DeepHyper's {path}", MISSING
     for row, number in enumerate(numbers):
         cells = {str(name): str(text) for name, text in frame.iloc[row].items()}

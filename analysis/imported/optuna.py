@@ -30,9 +30,8 @@ def from_optuna(url: str, name: str = "") -> Run:
     """
     name, goals, keys, trials = _read(url, name)
     where = without_secrets(url)
-    run = Run(Path(where), name, launcher=LAUNCHER, objective={goals[0]: keys[0]})
-    several = len(goals) > 1
-    run.objectives = [{g: key} for g, key in zip(goals, keys, strict=True)] if several else []
+    run = Run(Path(where), name, launcher=LAUNCHER)
+    run.goals = [(key, way == "maximize") for key, way in zip(keys, goals, strict=True)]
     run.origin, run.not_said = f"Optuna's study {name} in {where}", MISSING
     names = dict.fromkeys(name for trial in trials for name in trial.params)
     for found in trials:
@@ -41,7 +40,7 @@ def from_optuna(url: str, name: str = "") -> Run:
         trial = Trial(found.number, config, begun.timestamp() if begun else math.nan)
         run.trials[found.number] = trial
         if found.state.is_finished():
-            _end(trial, found, keys if several else [])
+            _end(trial, found, keys if len(keys) > 1 else [])
     ended = [trial for trial in trials if trial.state.is_finished()]
     known = all(t.datetime_start for t in trials) and all(t.datetime_complete for t in ended)
     return with_times(run, known, {t.number for t in trials if t.state.name == "PRUNED"})

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from analysis.imported.deephyper import from_deephyper
+from analysis.imported.deephyper import results_run
 from analysis.imported.optuna import from_optuna
 from analysis.run.fold import Run, read_run
 from analysis.run.folder import RunFolder
+from analysis.sweeps.record import TableError
+from foundation.messages import shown
 
 
 def read_results(where: str, study: str = "") -> Run:
@@ -21,4 +23,11 @@ def read_results(where: str, study: str = "") -> Run:
     file = Path(where)
     if not file.is_file():
         return read_run(file)
-    return read_run(file.parent) if RunFolder(file.parent).started else from_deephyper(file)
+    if RunFolder(file.parent).started:
+        return read_run(file.parent)
+    if (run := results_run(file)) is None:
+        raise TableError(
+            f"{shown(file)}: not a results.csv: accepted columns p:NAME, and objective or "
+            "objective_0, objective_1 ..."
+        )
+    return run

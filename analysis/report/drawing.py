@@ -74,7 +74,7 @@ class Drawn:
             unit = "; the unit of the effects is `name`" if "effect" in choices else ""
             raise refused("choices", ", ".join(choices), f"none but for a run's figure{unit}")
         if isinstance(what, Sensitivity):
-            found = {"effects-found": figures.effects(what, figures.MAX_PARAMETERS)}
+            found = {"effects-found": figures.effects(what)}
             return cls("effects", found, width, "found", name)
         return cls("scaling", {"scaling": _scaling(what)}, width)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from analysis import units
 from analysis.prediction.held_out import DOUBTFUL, CrossValidation
-from analysis.report.figures import MAX_PARAMETERS, effects
+from analysis.report.figures import effects
 from analysis.report.interactions import NAMED, interactions
 from analysis.report.section import Content
 from analysis.report.sensitivity import LOW_R2
@@ -39,7 +39,7 @@ def objective_data(content: Content) -> dict[str, Any]:
     model, (trials, _) = content.by_model, content.by_trials
     accounts = {"model": model.found if model else None, "trials": trials}
     data: dict[str, Any] = {
-        f"effects-{of}": effects(found, MAX_PARAMETERS) for of, found in accounts.items() if found
+        f"effects-{of}": effects(found) for of, found in accounts.items() if found
     }
     return data | {"dependence": content.dependence}
 
@@ -74,7 +74,7 @@ def failure_drivers(content: Content) -> str:
 
 def failure_data(content: Content) -> dict[str, Any]:
     found, _ = content.by_failures
-    drawn = {"effects-failure": effects(found, MAX_PARAMETERS)} if found else {}
+    drawn = {"effects-failure": effects(found)} if found else {}
     return drawn | {"border": content.border}
 
 

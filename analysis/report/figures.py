@@ -226,10 +226,10 @@ def front(run: Run, listed: Collection[int]) -> dict[str, Any]:
     }
 
 
-def effects(found: Sensitivity, limit: int) -> list[dict[str, Any]]:
+def effects(found: Sensitivity) -> list[dict[str, Any]]:
     """Mean |SHAP| per parameter, largest first, with its interval and each value's mean SHAP."""
     rows = []
-    for name, mean in found.mean_abs.head(limit).items():
+    for name, mean in found.mean_abs.head(MAX_PARAMETERS).items():
         column = found.encoded.values.columns.get_loc(name)
         values = found.encoded.values[name]
         inactive = found.encoded.inactive[name]

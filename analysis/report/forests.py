@@ -48,13 +48,14 @@ class Sensitivity:
     base: float  # the forest's mean prediction
     prediction: NDArray[np.float64]  # shape (n,)
     oob_score: float  # out-of-bag R2 of the regressor, accuracy of the classifier
-    base_rate: float | None  # accuracy of the majority-class baseline; None for the regressor
     # ``low`` and ``high`` of mean |SHAP| per parameter: its value times the 5th and 95th percentile
     # over refits, relative to their median. Refits are on resampled trials, or on predictions with
     # other draws of a model's constants
     interval: pd.DataFrame
     seed: int  # of the forests, the sample and the refits
-    warnings: tuple[str, ...]  # caveats about the ranking
+    # accuracy of the majority-class baseline; None for the regressor
+    base_rate: float | None = None
+    warnings: tuple[str, ...] = ()  # caveats about the ranking
 
     @property
     def n(self) -> int:
@@ -94,10 +95,8 @@ def fitted(
         base=base,
         prediction=predicted[rows],
         oob_score=float(forest.oob_score_),
-        base_rate=None,
         interval=_interval(forest, encoded.values, target, np.abs(shap).mean(axis=0), seed, refits),
         seed=seed,
-        warnings=(),
     )
 
 

@@ -1,9 +1,12 @@
-"""The untried configurations that the search would choose next, and why."""
+"""The untried configurations that the search would choose next, and why; and how to resume it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -13,11 +16,21 @@ from analysis.cost.groups import MissingFactError
 from analysis.cost.model import Prediction
 from analysis.prediction.acquisition import UNLIKELY, acquisition, improvement
 from analysis.report.outlook import Outlook
+from analysis.run.fold import Run
 from foundation.quantities import percent
 
 SHOWN = 3  # configurations
 PARTS = 2  # parts of a step that are named
 SHARE = 0.01  # of a step, from which a change is told
+_WORK_LEFT = (3, 130)  # exit codes of an unfinished search
+_OWN_PROGRAM = "ask-tell"  # a program that runs the trials itself: there is no command
+_TRIALS = re.compile(r"budget: \S+ trials?\b")
+# Other reasons for which a search ends, and what lets it continue.
+_LIMITS = (
+    (re.compile(r"budget: .* of wall time\b"), "raise budget.wall_time"),
+    (re.compile(r"budget: .* node-hours?\b"), "raise budget.node_hours"),
+    (re.compile(r"another batch is expected to gain "), "lower budget.expected_gain"),
+)
 
 
 @dataclass(frozen=True)
@@ -94,3 +107,25 @@ def _why(best: Prediction, prediction: Prediction, row: int) -> str:
         for n in named
         if abs(after[n] - before[n]) > SHARE
     )
+
+
+def resumption(run: Run, home: Path, budget: int | None, trials: int) -> tuple[str, str] | None:
+    """A sentence and a command that continues the search; None if nothing is left to do.
+
+    ``home`` is the folder's name in the command; if the trial ``budget`` ended the search, a longer
+    one gets ``trials``.
+    """
+    if run.launcher == _OWN_PROGRAM:
+        return None
+    again = f"meshtune search {quote(str(home / 'space.yaml'))}{run.launcher_option}"
+    if run.closed is None or run.closed_code in _WORK_LEFT:
+        return "The search is not finished. If it is not running, resume it with", again
+    if _TRIALS.match(run.closed):
+        more = f"{again} --trials {max(budget or 0, trials)}"
+        return "The trial budget is used up. To continue with more trials", more
+    for reason, remedy in _LIMITS:
+        if reason.match(run.closed):
+            words = f"The search ended: {run.closed}. To continue, {remedy} in a copy of its "
+            copy = f"meshtune search COPY.yaml --run-dir {quote(str(home))}{run.launcher_option}"
+            return f"{words}space.yaml", copy
+    return None

@@ -20,9 +20,14 @@ from analysis.prediction.pricing import Pricing
 from analysis.report import figures, tables
 from analysis.report.forests import NotEnough, Sensitivity, folded
 from analysis.report.interactions import dependence, memory_border
-from analysis.report.model_sensitivity import ModelSensitivity, model_sensitivity
 from analysis.report.outlook import Outlook
-from analysis.report.sensitivity import LOW_R2, failure_sensitivity, objective_sensitivity
+from analysis.report.sensitivity import (
+    LOW_R2,
+    ModelSensitivity,
+    failure_sensitivity,
+    model_sensitivity,
+    objective_sensitivity,
+)
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.verdict import standard_errors

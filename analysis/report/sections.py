@@ -17,9 +17,8 @@ from analysis.report.drivers import (
     objective_data,
     objective_drivers,
 )
-from analysis.report.next_trials import next_trials
+from analysis.report.next_trials import next_trials, resumption
 from analysis.report.one_change import one_changes
-from analysis.report.resumption import resumption
 from analysis.report.section import Content, Section
 from analysis.report.trajectory import failures, ranked_trials
 from analysis.verdict import expected_left, verdict_lines

@@ -1,19 +1,28 @@
-"""Sensitivity by the trials alone.
+"""Sensitivity by the trials alone, and over the whole space by the calibrated cost model.
 
 Dash et al. 2023, section IV, Figure 10: a regression from parameters to objective over the
 successful trials, and the mean absolute SHAP value of each parameter. Failure is explained in the
 same way, because a regression over successes does not tell what makes trials fail.
+
+A guided search has few trials, close to the best one; a forest on them explains little. The model
+that they calibrated, corrected by its residuals, predicts every other configuration. A forest is
+fitted to these predictions, and SHAP explains the forest.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
+from analysis.cost.groups import MissingFactError
+from analysis.cost.model import LIKELY
+from analysis.prediction.columns import unpriced_parameters
+from analysis.prediction.pricing import SUCCESSES
 from analysis.report.encoding import Encoded, encode
-from analysis.report.forests import NotEnough, Sensitivity, fitted, resampled
+from analysis.report.forests import NUM_REFITS, NotEnough, Sensitivity, fitted, folded, resampled
+from analysis.report.outlook import Outlook
 from analysis.run.trial import COMPLETED
 from foundation.quantities import counted
 from slurm import Kind
@@ -22,6 +31,8 @@ MIN_TRIALS = 8  # below, out-of-bag scores and SHAP values are noise
 MIN_PER_CLASS = 3
 FEW_PER_PARAMETER = 5
 LOW_R2 = 0.5
+SAMPLED = 2_000  # configurations that likely fit, to which the forest is fitted
+FEWEST = 8  # of these
 
 
 def objective_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
@@ -110,3 +121,43 @@ def _few(n: int, encoded: Encoded, what: str) -> list[str]:
         f"Only {n} {what} for {counted(parameters, 'parameter')} (rule of thumb: at least "
         f"{FEW_PER_PARAMETER * parameters}): take the order as a hint."
     ]
+
+
+@dataclass(frozen=True)
+class ModelSensitivity:
+    """Sensitivity of the objective over a space."""
+
+    found: Sensitivity  # by a forest on predictions for configurations that likely fit
+    trials: int  # measured ones that calibrated the model
+    likely: float  # share of the valid configurations that likely fit
+    # parameters that the cost model does not price; their effects come from measured trials alone
+    unseen: tuple[str, ...]
+
+
+def model_sensitivity(outlook: Outlook, seed: int = 0) -> ModelSensitivity:
+    """Sensitivity of the objective over a run's space; the seed is that of the forests.
+
+    Raises NotEnough if the model expects too few configurations to fit.
+    """
+    likely = outlook.fits >= LIKELY
+    indices = outlook.indices[likely][:SAMPLED]
+    if len(indices) < FEWEST:
+        raise NotEnough(
+            f"The cost model expects {len(indices)} of {likely.size} configurations to fit."
+        )
+    members = outlook.members(indices)
+    try:
+        target = outlook.objective(outlook.posterior(members))
+    except MissingFactError as error:
+        raise NotEnough(f"The cost model cannot predict it: {error}.") from error
+    encoded = encode(outlook.frame(indices))
+    if encoded.values.empty or np.ptp(target) == 0:
+        raise NotEnough("The cost model expects the same of all configurations that likely fit.")
+
+    space, rows = outlook.pricing.space, np.arange(len(target))
+    draws = ((rows, outlook.objective(outlook.drawn(members))) for _ in range(NUM_REFITS))
+    found = folded(fitted(encoded, target, seed, draws), space)
+    unseen = tuple(n for n in unpriced_parameters(space) if n in encoded.values)
+    return ModelSensitivity(
+        found, min(SUCCESSES, len(outlook.observations.successes)), float(likely.mean()), unseen
+    )

@@ -42,8 +42,8 @@ class Run:
     space: str = ""
     fingerprint: str = ""
     seed: int = 0
-    objective: dict[str, str] = field(default_factory=dict)
-    objectives: list[dict[str, str]] = field(default_factory=list)  # all, if several
+    # key of every objective and whether it is maximized; the first one ranks trials
+    goals: list[tuple[str, bool]] = field(default_factory=lambda: [("objective", True)])
     subject_to: tuple[Bound, ...] = ()  # on measured values
     launcher: str = ""
     identity: Identity | None = None  # of the last session's folder
@@ -115,23 +115,14 @@ class Run:
 
     @property
     def maximize(self) -> bool:
-        return "minimize" not in self.objective
+        return self.goals[0][1]
 
     @property
     def objective_key(self) -> str:
-        return next(iter(self.objective.values()), "objective")
-
-    @property
-    def goals(self) -> list[tuple[str, bool]]:
-        """Key of every objective and whether it is maximized; the first one ranks trials."""
-        if not self.objectives:
-            return [(self.objective_key, self.maximize)]
-        return [(next(iter(o.values())), "minimize" not in o) for o in self.objectives]
+        return self.goals[0][0]
 
     def merits(self, trial: Trial) -> tuple[float, ...]:
         """A success's objectives in order, signed so that more is better."""
-        if not self.objectives:
-            return ((trial.objective or 0.0) * (1 if self.maximize else -1),)
         values = [trial.objectives.get(key, trial.objective or 0.0) for key, _ in self.goals]
         return tuple(x if up else -x for x, (_, up) in zip(values, self.goals, strict=True))
 
@@ -194,7 +185,7 @@ class Run:
 
         Empty with one objective.
         """
-        if not self.objectives:
+        if len(self.goals) == 1:
             return []
         keys = [key for key, _ in self.goals]
         done = (t for t in self.ended if t.ok and not (t.stopped_early or t.violated))
@@ -279,8 +270,8 @@ def apply(run: Run, t: float, event: events.Event | None) -> None:
             if run.opened_t:
                 run.left_t.append(run.last_t)
             run.space, run.fingerprint, run.seed = event.space, event.fingerprint, event.seed
-            run.objective = dict(event.objective)
-            run.objectives = [dict(objective) for objective in event.objectives]
+            goals = event.objectives or [event.objective]
+            run.goals = [(key, way == "maximize") for goal in goals for way, key in goal.items()]
             run.subject_to = tuple(Bound.of(text) for text in event.subject_to)
             run.launcher, run.closed = event.launcher, None
             run.identity = identity or run.identity  # simulated sessions have none

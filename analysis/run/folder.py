@@ -13,8 +13,7 @@ from shlex import quote
 from typing import IO, Any
 
 from analysis.run.lines import Lines, RunError
-from analysis.run.lock import driver_of, lock
-from analysis.run.workers import Worker
+from analysis.run.lock import Worker, driver_of, lock
 from foundation.files import FileError, read_text
 from foundation.messages import shown
 from foundation.writing import write_atomically
@@ -65,7 +64,7 @@ class RunFolder:
         return lock(self.path)
 
     def join(self) -> Worker:
-        """Share the folder with other processes; see :mod:`analysis.run.workers`."""
+        """Share the folder with other processes; see :mod:`analysis.run.lock`."""
         return Worker(self.path)
 
     @property

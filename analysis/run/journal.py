@@ -16,8 +16,7 @@ from analysis.run.events import Event, from_record, to_record
 from analysis.run.fold import Run, apply, extend, fold
 from analysis.run.folder import RunFolder
 from analysis.run.lines import Lines, RunError, sealed
-from analysis.run.lock import lock, opened
-from analysis.run.workers import Worker
+from analysis.run.lock import Worker, lock, opened
 from foundation.messages import shown
 from slurm import Clock
 

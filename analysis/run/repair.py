@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
 from analysis.run import events
-from analysis.run.chain import Line, in_order
 from analysis.run.fold import Run, apply
 from analysis.run.folder import TRIAL_FILE, RunFolder
 from analysis.run.lines import (
@@ -42,6 +42,20 @@ MAX_SPEC_BYTES = 16 << 20
 EXCERPT = 100  # characters of a line that is left out
 # What a damaged line still shows if a session began with it; one flipped bit leaves one of them.
 _OPENING = (b'"event": "opened"', b'"fingerprint": ')
+
+
+@dataclass(frozen=True)
+class Line:
+    """An intact line: its number in the file, its record and its checksum."""
+
+    number: int
+    record: Mapping[str, Any]
+    checksum: str
+
+    @property
+    def after(self) -> str:
+        """The checksum of the line before it when it was written."""
+        return str(self.record.get("after"))
 
 
 @dataclass
@@ -71,8 +85,7 @@ def repair_run(directory: Path | str) -> Repair:
                 found = list(_sound_lines(raw_lines(file), repair))
         except FileError as error:
             raise RunError(str(error)) from None
-        lines, notes = in_order(found, {number for number, _ in repair.notes})
-        repair.notes += notes
+        lines = _in_order(found, repair)
         missing = MissingEvents(folder, lines, repair.openings)
         records = list(_fitting(lines, missing, repair))
         repair.notes.sort(key=lambda note: note[0])
@@ -110,6 +123,51 @@ def _sound_lines(raws: Iterable[bytes], repair: Repair) -> Iterator[Line]:
         except LaterVersionError as error:
             raise RunError(f"line {number} of the journal: {error}") from None
         yield from (Line(number, *each) for each in sound)
+
+
+def _in_order(lines: Iterable[Line], repair: Repair) -> list[Line]:
+    """The lines in the order written; notes what is left out, moved or lost besides.
+
+    Each line names the one before it, so lines form chains; a chain begins after a missing line. If
+    two lines follow one, two drivers wrote: the longer branch is kept.
+    """
+    notes, damaged = repair.notes, {number for number, _ in repair.notes}
+    known: dict[str, Line] = {}
+    following: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        if line.checksum in known:
+            notes.append((line.number, f"left out: it repeats line {known[line.checksum].number}"))
+        else:
+            known[line.checksum] = line
+            following[line.after].append(line)
+    ordered = _longest(following, FIRST)
+    for begin in [after for after in following if after not in known and after != FIRST]:
+        chain = _longest(following, begin)
+        if chain[0].number - 1 not in damaged:
+            notes.append((chain[0].number, "what was written before it is lost"))
+        ordered += chain
+    for before, line in pairwise(ordered):
+        if line.number < before.number:
+            notes.append((line.number, f"moved behind line {before.number}, which it follows"))
+    taken = {line.number: line for line in ordered}
+    for line in known.values():
+        if line is not taken.get(line.number):
+            notes.append((line.number, "left out: a second driver wrote it, beside the first"))
+    return ordered
+
+
+def _longest(following: Mapping[str, Sequence[Line]], last: str) -> list[Line]:
+    """The lines after a checksum, the longest branch at each fork."""
+    chain: list[Line] = []
+    seen = {last}
+    while nexts := [line for line in following.get(last, ()) if line.checksum not in seen]:
+        if len(nexts) > 1:
+            branches = [[line, *_longest(following, line.checksum)] for line in nexts]
+            return chain + max(branches, key=len)
+        chain.append(nexts[0])
+        last = nexts[0].checksum
+        seen.add(last)
+    return chain
 
 
 def _fitting(

@@ -29,8 +29,8 @@ import pandas as pd
 from scipy.stats import spearmanr
 
 from analysis import CostModel, NotEnough, Pricing, Run, objective_sensitivity
-from analysis.report.model_sensitivity import ModelSensitivity, model_sensitivity
 from analysis.report.outlook import Outlook
+from analysis.report.sensitivity import ModelSensitivity, model_sensitivity
 from analysis.run.frame import frame_of
 from benchmarks.printing import machine
 from benchmarks.published.read import read_table

@@ -17,8 +17,8 @@ import pandas as pd
 from scipy.stats import spearmanr
 
 from analysis import NotEnough, Pricing, objective_sensitivity
-from analysis.report.model_sensitivity import model_sensitivity
 from analysis.report.outlook import Outlook
+from analysis.report.sensitivity import model_sensitivity
 from analysis.run.frame import frame_of
 from benchmarks.printing import machine
 from benchmarks.search.figure9 import HOUR_S, TABLE_4, simulate

@@ -92,8 +92,8 @@ def play(of: Sought, name: str, seed: int, trials: int = AFTER[-1]) -> list[dict
     """The configurations that a search tries, in order."""
     model = of.models.without(of.landscape.model) if name == "meshtune" else None
     policy = policy_for(of.landscape, name, seed, model)
-    goals = of.landscape.space.goals
-    run = Run(Path(), objective=goals["objective"], objectives=goals["objectives"])
+    objectives = of.landscape.space.objectives
+    run = Run(Path(), goals=[(one.key, one.maximize) for one in objectives])
     for number in range(1, min(trials, len(of.landscape.configs)) + 1):
         proposal = policy.propose(run, 2**31)
         figures = of.figures(proposal.config)

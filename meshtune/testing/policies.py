@@ -71,8 +71,7 @@ class PolicyContract:
 
     def run(self, space: SearchSpace) -> Run:
         """A run without trials."""
-        goals = space.goals
-        return Run(Path(), objective=goals["objective"], objectives=goals.get("objectives", []))
+        return Run(Path(), goals=[(one.key, one.maximize) for one in space.objectives])
 
     def play(self, policy: Policy, run: Run, count: int, answer: Answer = landscape) -> None:
         """Propose and complete ``count`` trials."""

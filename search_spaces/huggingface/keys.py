@@ -84,9 +84,9 @@ class Keys:
 
     def error(self, key: str, what: str) -> Exception:
         """An error at a key, or where it is missing."""
-        there = self._name(key) in self.values
-        path = (*self.above, self._name(key))
-        return self.document.error(path, what, at_value=there)
+        name = self._name(key)
+        error = self.document.wrong if name in self.values else self.document.error
+        return error((*self.above, name), what)
 
     def _name(self, key: str) -> str:
         own = self.names.get(key, key)

@@ -38,9 +38,8 @@ class PatternSpec(Described):
     """of the number, as ms, GiB or K tokens/s; default what the log says beside it, or else the
     key's own; '' is always the key's own"""
     scale: float = Field(default=1.0, description="by which the number is multiplied")
-    reduce: Literal[REDUCTION_NAMES] = Field(  # type: ignore[valid-type]
-        default="median", description="how the steps' numbers become one"
-    )
+    reduce: Literal[REDUCTION_NAMES] = "median"  # type: ignore[valid-type]
+    """how the steps' numbers become one"""
     skip: int | None = Field(default=None, ge=0)
     """first matches that do not count; default warmup_steps"""
     since_start: bool = False

@@ -13,15 +13,13 @@ from typing import Any
 
 from foundation.documents import Document, as_written
 from foundation.messages import nearest
-from search_spaces.batch import BATCH, with_gas
-from search_spaces.errors import SpaceError
 from search_spaces.frameworks import StatedHabits
 from search_spaces.known import LOG_FORMATS, record
 from search_spaces.language.adapter_schema import AdapterFile, Setting, WrittenFile
 from search_spaces.language.log_schema import TOKEN_FACTS, ResultPatterns
 from search_spaces.language.schema import SpaceFile
 from search_spaces.language.trainer_schema import ConfigFile, FileCase, Flags
-from search_spaces.parameter_values import listed
+from search_spaces.parameter_values import BATCH, listed, with_gas
 from search_spaces.rules.facts import DERIVED
 from search_spaces.shipped import known_trainers, named
 from search_spaces.trainers import config_files, model_keys, options, templates
@@ -55,11 +53,10 @@ def adapted(
         return file, model
     adapter = named(AdapterFile, ("trainer", "adapter"), file.trainer.adapter, document)
     if adapter.habits is not None and file.trainer.adapter not in known_trainers("command"):
-        raise document.error(
+        raise document.wrong(
             ("trainer", "adapter"),
             f"found habits in {as_written(file.trainer.adapter)}, accepted in a record of your "
             "own: framework, the name of the known one whose habits it has",
-            at_value=True,
         )
     return _Adapting(document, file, adapter).result(model, facts)
 
@@ -137,11 +134,10 @@ class _Adapting:
         accepted = sorted({*words, *meant})
         for value in listed(self.file.parameters[name]):
             if isinstance(value, str) and value not in accepted:
-                raise self.document.error(
+                raise self.document.wrong(
                     ("parameters", name),
                     f"found {as_written(value)}, accepted by {self.adapter.name} "
                     f"{', '.join(accepted)}{nearest(value, accepted)}",
-                    at_value=True,
                 )
 
     def _habits(self) -> str | StatedHabits:
@@ -279,12 +275,10 @@ class _Adapting:
             return own
         if not isinstance(log, str) and self.spec.adapter in known_trainers("command"):
             log = self.adapter.name
-        try:
+        with self.document.errors_at(("trainer", "adapter")):
             usual = (
                 ResultPatterns(format=log) if isinstance(log, str) else log.resolved(LOG_FORMATS)
             )
-        except SpaceError as error:
-            raise self.document.error(("trainer", "adapter"), str(error), at_value=True) from None
         if own is None:
             return usual
         both = {key: getattr(own, key) or getattr(usual, key) for key in TOKEN_FACTS}

@@ -32,10 +32,8 @@ def parsed(
     any_type: bool = False,
 ) -> Expression:
     """An expression of a space file; raises SpaceError at its ``path`` if it is none."""
-    try:
+    with document.errors_at(path, ExpressionError):
         return parse(text, types, any_type=any_type)
-    except ExpressionError as error:
-        raise document.error(path, str(error), at_value=True) from None
 
 
 def _with_trainer(file: SpaceFile, **changes: Any) -> SpaceFile:
@@ -69,10 +67,7 @@ def standing_alone(document: Document, file: SpaceFile) -> SpaceFile:
     for name, each in file.trainer.files.items():
         if each.base is not None:
             path = ("trainer", "files", name, "base")
-            try:
-                content = config_files.read_base(Path(document.name).parent / each.base)
-            except SpaceError as error:
-                raise document.error(path, f"\n{error}", at_value=True) from None
+            content = config_files.read_base(document, path, each.base)
             each = each.model_copy(update={"base": None, "content": content})
         whole[name] = each
     return _with_trainer(file, files=whole) if whole else file
@@ -95,10 +90,9 @@ def with_workdir(document: Document, file: SpaceFile, *, there: bool) -> SpaceFi
     folder = Path(os.path.abspath(Path(document.name).parent / file.trainer.workdir))  # noqa: PTH100
     in_image = file.trainer.container is not None and Path(file.trainer.workdir).is_absolute()
     if there and not (in_image or folder.is_dir()):
-        raise document.error(
+        raise document.wrong(
             ("trainer", "workdir"),
             f"found {as_written(file.trainer.workdir)}, accepted a folder; there is no {folder}",
-            at_value=True,
         )
     return _with_trainer(file, workdir=str(folder))
 
@@ -151,12 +145,11 @@ def check_launcher(document: Document, spec: TrainerSpec, ranks_per_node: int, n
     if launcher is None or (ranks_per_node == 1 and not alone):
         return
     where = f"{ranks_per_node} on each node" if ranks_per_node > 1 else f"on each of {nodes} nodes"
-    raise document.error(
+    raise document.wrong(
         ("trainer", "command"),
         f"found {launcher}, but every rank runs the command, {where}, and would start a training "
         "of its own: leave it out, as in [python, train.py]; each rank has RANK, WORLD_SIZE and "
         "the other variables of torchrun",
-        at_value=True,
     )
 
 
@@ -220,12 +213,11 @@ class _Checks:
         for expression in templates.expressions(text):
             name = expression.strip()
             if name.isidentifier() and name not in self.known:
-                raise self.document.error(
+                raise self.document.wrong(
                     path,
                     f"unknown placeholder {{{name}}}, accepted: parameters, facts and "
                     f"{', '.join(TRIAL_PLACEHOLDERS)}; braces themselves are written "
                     f"{{{{{name}}}}}{nearest(name, self.known)}",
-                    at_value=True,
                 )
             parsed(self.document, expression, path, self.known, any_type=True)
 
@@ -237,20 +229,18 @@ class _Checks:
             path = ("trainer", "result", "patterns", key)
             for pattern in patterns:
                 if self._regex(pattern.regex, path).groups == 0:
-                    raise self.document.error(
+                    raise self.document.wrong(
                         path,
                         f"found {as_written(pattern.regex)}, accepted a regular expression with "
                         "the number in a group: (...)",
-                        at_value=True,
                     )
-                try:
-                    if pattern.unit:
+                if pattern.unit:
+                    with self.document.errors_at(path, QuantityError):
                         check_unit(pattern.unit, key)
-                    groups = self._regex(pattern.whole, path).groupindex
-                    if pattern.whole and not {"rate", "seconds"} <= groups.keys():
-                        raise QuantityError(f"whole of {key!r}: needs groups rate and seconds")
-                except QuantityError as error:
-                    raise self.document.error(path, str(error), at_value=True) from None
+                groups = self._regex(pattern.whole, path).groupindex
+                if pattern.whole and not {"rate", "seconds"} <= groups.keys():
+                    problem = f"whole of {key!r}: needs groups rate and seconds"
+                    raise self.document.wrong(path, problem)
         if result.pauses is not None:
             self._regex(result.pauses, ("trainer", "result", "pauses"))
 
@@ -259,8 +249,6 @@ class _Checks:
         try:
             return re.compile(regex)
         except (re.error, RecursionError, OverflowError) as error:
-            raise self.document.error(
-                path,
-                f"found {as_written(regex)}, accepted a regular expression ({error})",
-                at_value=True,
+            raise self.document.wrong(
+                path, f"found {as_written(regex)}, accepted a regular expression ({error})"
             ) from None

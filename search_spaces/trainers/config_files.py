@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from foundation.documents import read_document
+from foundation.documents import Document, Where, read_document
 from foundation.files import TOO_DEEP, FileError, parse_json, read_text
 from foundation.values import Scalar
 from search_spaces.errors import SpaceError
@@ -35,11 +35,18 @@ def wrong_file_name(name: str) -> str | None:
     return None
 
 
-def read_base(path: Path) -> dict[str, Any]:
-    """The content of a base file, in the format of its suffix.
+def read_base(document: Document, key: Where, name: str) -> dict[str, Any]:
+    """The content of the file that a key of a document names, in the format of its suffix.
 
-    Raises SpaceError if it cannot be read, or is not a mapping of keys.
+    Raises SpaceError at the key if it cannot be read, or is not a mapping of keys.
     """
+    try:
+        return _content(Path(document.name).parent / name)
+    except SpaceError as error:
+        raise document.wrong(key, f"\n{error}") from None
+
+
+def _content(path: Path) -> dict[str, Any]:
     try:
         if path.suffix == ".json":
             content = parse_json(read_text(path, MAX_BYTES), str(path))

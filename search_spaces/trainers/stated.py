@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from math import prod
-from pathlib import Path
 from typing import Any, Literal
 
 from foundation.documents import Document, by_dotted_path, document_of, plain_scalar
@@ -192,10 +191,7 @@ class StatedOptions:
             raise self.document.error(
                 path, f"{self.adapter.name} has arguments only, accepted: them, in args"
             )
-        try:
-            base = config_files.read_base(Path(self.document.name).parent / self.spec.config)
-        except SpaceError as error:
-            raise self.document.error(path, f"\n{error}", at_value=True) from None
+        base = config_files.read_base(self.document, path, self.spec.config)
         if file.underscores:
             base = {key.replace("-", "_"): value for key, value in base.items()}
         return base

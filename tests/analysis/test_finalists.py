@@ -268,7 +268,7 @@ def test_where_runs_differ_by_a_tenth_the_confidence_is_not_far_too_high(
 def _final(
     rng: np.random.Generator, truth: np.ndarray, spread: float, disturbed: float
 ) -> tuple[Run, int]:
-    run = Run(FOLDER, objective={"maximize": "speed"})
+    run = Run(FOLDER, goals=[("speed", True)])
 
     def measure(trial: int, repeat: bool) -> None:
         slower = rng.uniform(0.2, 0.9) if rng.random() < disturbed else 0.0

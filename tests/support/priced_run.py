@@ -22,7 +22,8 @@ def priced_run(space: SearchSpace, count: int, slower: Mapping[str, float]) -> R
         count: trials at most.
         slower: factors of the step time, by ``name=value``.
     """
-    run, pricing = Run(Path(), objective=space.objective.as_dict()), Pricing(space)
+    goals = [(space.objective.key, space.objective.maximize)]
+    run, pricing = Run(Path(), goals=goals), Pricing(space)
     candidates = Candidates(space)
     raw = candidates.configs(candidates.indices(count, np.random.default_rng(1), [], 2**31))
     prediction = pricing.predict(raw)

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.cost.compute import Compute
-from analysis.cost.layer import exposed_s, layer, overlap
+from analysis.cost.layer import Machine, exposed_s, layer
 from analysis.cost.model import CostModel, Prediction
 from analysis.cost.time_constants import TimeConstants
 from search_spaces.cluster import Cluster
@@ -83,10 +82,10 @@ def test_each_pass_hides_what_its_own_products_take(recompute: int, passes: floa
     """Forward and repeated a forward pass' products, backward half of them: on links so slow that
     nothing else bounds it."""
     cluster, constants = Cluster.shipped()["dgx_h100"], TimeConstants(exposed_fused=1e-9)
-    compute = Compute(cluster, MESHTUNE, constants)
+    machine = Machine(cluster, MESHTUNE, constants)
     jobs = split(hidden_size=64, num_heads=8, recompute=recompute)
-    plain, fused = layer(jobs, cluster, MESHTUNE, compute, constants).tensor
-    products = overlap(cluster, constants) * compute.forward(jobs).gemm[1]
+    plain, fused = layer(jobs, machine).tensor
+    products = machine.overlap * machine.compute.forward(jobs).gemm[1]
     assert plain - fused == pytest.approx(passes * products)
 
 

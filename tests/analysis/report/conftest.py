@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.report import forests, model_sensitivity, section
+from analysis.report import forests, section, sensitivity
 from analysis.report.page import write_report
 from support.browser import Browser, browser
 from support.page_run import write_run
@@ -16,7 +16,7 @@ from support.page_run import write_run
 def quick_forests() -> Iterator[None]:
     """Few refits, where it does not matter how sure rankings are."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (forests, model_sensitivity):
+        for module in (forests, sensitivity):
             patch.setattr(module, "NUM_REFITS", 2)
         yield
 
@@ -32,7 +32,7 @@ def window(folder: Path) -> Iterator[Browser]:
     with pytest.MonkeyPatch.context() as patch:  # how sure rankings are matters elsewhere
         patch.setattr(forests, "NUM_TREES", 20)
         patch.setattr(section, "LOW_R2", -np.inf)
-        for module in (forests, model_sensitivity):
+        for module in (forests, sensitivity):
             patch.setattr(module, "NUM_REFITS", 2)
         page = write_report(folder / "run")
     with browser(folder) as opened:

@@ -89,7 +89,7 @@ def test_memory_ends_where_the_model_says_and_the_parameters_that_decide_it_are_
     # What rules a configuration out is not what the model expects.
     monkeypatch.setattr(CostModel, "may_fit", lambda self, jobs: np.ones(len(jobs)))
     space = load_space("gpt_175b_frontier_table4")
-    run = Run(Path(), objective=space.objective.as_dict())
+    run = Run(Path(), goals=[(space.objective.key, space.objective.maximize)])
     border = memory_border(Outlook(run, Pricing(space)))
     assert border is not None and 0 < border["share"] < 0.5
     names = [name for name, _ in border["decisive"]]

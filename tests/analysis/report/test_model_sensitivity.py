@@ -8,10 +8,10 @@ import pytest
 from scipy.stats import spearmanr
 
 from analysis.prediction.pricing import Pricing
-from analysis.report import forests, model_sensitivity as module
+from analysis.report import forests, sensitivity as module
 from analysis.report.forests import NotEnough
-from analysis.report.model_sensitivity import model_sensitivity
 from analysis.report.outlook import Outlook
+from analysis.report.sensitivity import model_sensitivity
 from analysis.run.fold import Run
 from search_spaces import load_space
 from search_spaces.space import SearchSpace

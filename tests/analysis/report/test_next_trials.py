@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from analysis.prediction.pricing import Pricing
-from analysis.report.next_trials import SHOWN, next_trials
+from analysis.report.next_trials import SHOWN, next_trials, resumption
 from analysis.report.outlook import Outlook
-from analysis.report.resumption import resumption
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import Candidates, load_space

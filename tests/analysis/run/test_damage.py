@@ -102,7 +102,7 @@ def check_refusal(original: Original, damaged: bytes, message: str) -> None:
     done.backup.unlink()
     run = read_run(original.folder)
     assert run == done.run
-    assert run.objective == original.run.objective
+    assert run.goals == original.run.goals
     told = Counter(
         event["trial"]
         for event in map(json.loads, original.journal.read_bytes().splitlines())

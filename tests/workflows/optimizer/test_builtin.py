@@ -101,7 +101,7 @@ def test_lost_nodes_say_nothing_about_a_configuration(make_space: Make) -> None:
 def test_a_minimized_objective_is_minimized(make_space: Make) -> None:
     space = make_space(objective="{minimize: step_time}", parameters="{mbs: {range: [1, 200]}}")
     run = search(make_policy(space, seed=0), 40, lambda config: abs(config["mbs"] - 150.0))
-    run.objective = {"minimize": "step_time"}
+    run.goals = [("step_time", False)]
     assert run.best is not None
     assert run.best.objective is not None
     assert run.best.objective <= 2

@@ -42,8 +42,8 @@ def tell(run: Run, proposal: Proposal, objective: float) -> None:
 
 
 def search(policy: Policy, trials: int, figure: Callable[[Mapping[str, Any]], float]) -> Run:
-    run = Run(Path())
-    run.objective = policy.problem.space.objective.as_dict()
+    objective = policy.problem.space.objective
+    run = Run(Path(), goals=[(objective.key, objective.maximize)])
     for _ in range(trials):
         proposal = policy.propose(run, max_nodes=1)
         assert proposal is not None

@@ -83,8 +83,8 @@ def tell(run: Run, proposal: Proposal, reached: Mapping[str, float] | None) -> N
 
 
 def search(policy: Policy, count: int, answer: Answer) -> Run:
-    goals = policy.problem.space.goals
-    run = Run(Path(), objective=goals["objective"], objectives=goals.get("objectives", []))
+    objectives = policy.problem.space.objectives
+    run = Run(Path(), goals=[(one.key, one.maximize) for one in objectives])
     for _ in range(count):
         proposal = policy.propose(run, max_nodes=1_000)
         assert proposal is not None
@@ -358,7 +358,7 @@ def test_a_journal_without_several_objectives_is_read_and_written_as_before(
 ) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.create(make_space())
-    run = Run(folder.path, objective={"maximize": "speed"})
+    run = Run(folder.path, goals=[("speed", True)])
     run.trials[1] = Trial(1, {"tp": 1}, 0.0, kind="ok", objective=2.0, result={"speed": 2.0})
     ResultsFile(folder).write(run)
     text = (folder.path / "results.csv").read_text()

@@ -38,7 +38,7 @@ def loss(config: Mapping[str, Any]) -> float:
 
 def search(space: SearchSpace, trials: int, fits: Callable[[Mapping[str, Any]], bool]) -> Run:
     policy, run = make_policy(space, seed=0), Run(Path())
-    run.objective = space.objective.as_dict()
+    run.goals = [(space.objective.key, space.objective.maximize)]
     for number in range(1, trials + 1):
         proposal = policy.propose(run, max_nodes=1)
         assert proposal is not None

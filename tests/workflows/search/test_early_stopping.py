@@ -31,7 +31,7 @@ def steps_of(speeds: Sequence[float], warmup: Sequence[float] = (1.0, 1.0)) -> l
 
 def judge_of(space: SearchSpace, best: float, times_s: Sequence[float] = ()) -> EarlyStopping:
     """With a best trial, number 7, of that objective and these step times."""
-    run = Run(Path(), objective=space.objective.as_dict())
+    run = Run(Path(), goals=[(space.objective.key, space.objective.maximize)])
     trial = run.trials[7] = Trial(7, dict(CONFIG), 0.0, kind="ok", objective=best)
     trial.result = {"step_time_s": {"median": 1.0, "all": list(times_s)}} if times_s else {}
     judge = EarlyStopping(space)
@@ -101,7 +101,7 @@ def test_what_is_too_slow_beyond_all_noise_is_stopped(make_space: Make) -> None:
 
 
 def test_a_better_best_raises_the_bar_and_a_revised_one_lowers_it(make_space: Make) -> None:
-    run = Run(Path(), objective={"maximize": "speed"})
+    run = Run(Path(), goals=[("speed", True)])
     judge, steps = EarlyStopping(make_space()), steps_of([50.0, 50.0])
 
     def end(number: int, speed: float) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 import meshtune
 from analysis import RunBusyError, RunError, read_run
-from analysis.run import lock, workers
+from analysis.run import lock
 from analysis.run.lock import driver_of
 from meshtune import Study
 
@@ -166,9 +166,9 @@ def test_a_search_and_a_study_exclude_each_other(space: Path, tmp_path: Path) ->
 def test_a_process_that_does_not_let_go_is_named(
     space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "TURN_S", 0.05)
+    monkeypatch.setattr(lock, "TURN_S", 0.05)
     with Study(space, tmp_path / "run") as study:
-        other = workers.Worker(study.directory)
+        other = lock.Worker(study.directory)
         with other.turn(), pytest.raises(RunBusyError, match=rf"turn: .* pid {os.getpid()} has"):
             study.ask()
         other.close()
