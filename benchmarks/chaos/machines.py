@@ -141,6 +141,7 @@ class Slurm(Machine):
         self.job = ""
         self.dead: set[str] = set()  # nodes that a fault has killed
         self.is_ending = False  # the allocation, by a fault: no search can be done in it
+        self.urgent_t = 0.0  # when the last urgent job was submitted, seconds after the epoch
         if not cluster.config.cgroup:  # only a cgroup holds what has left its session
             self.lacks = frozenset({"leaves_daemon", "closes_everything"})
         self.lacks |= _lacking_programs()
@@ -239,6 +240,7 @@ class Slurm(Machine):
         ]
         env = daemons.environment(self.cluster.conf)
         quiet = subprocess.DEVNULL
+        self.urgent_t = time.time()
         job = subprocess.Popen(command, env=env, stdin=quiet, stdout=quiet, stderr=quiet)
         try:
             yield
@@ -250,6 +252,13 @@ class Slurm(Machine):
         return daemons.controller(self.cluster.config)
 
     def kill_controller(self) -> None:
+        """Kill it once it has saved the urgent job, if there was one.
+
+        It would give an id that it has forgotten to the next job, whose steps the nodes then kill
+        for seconds: they were told to end all that has this id.
+        """
+        state = Path(self.cluster.config.directory) / "state" / "job_state"
+        until(lambda: not self.urgent_t or state.stat().st_mtime > self.urgent_t, 15)
         processes.end_all(self.controller)
 
     def start_controller(self, *options: str) -> None:
