@@ -222,7 +222,8 @@ def log_sds(
     of its own 95 % do, and each edge counts for its own side: a constant that nothing was fitted to
     may count for nothing at its median and for most of a step at its edge, which no derivative
     shows, and a step can lose no more than what it has. Of narrow ones both are the first order.
-    Constants without a variance are left alone.
+    Constants without a variance are left alone. A share of a rate has its edge at all of it, unless
+    the evidence puts it further up, for want of another term.
 
     Args:
         logarithm: of n rows, for one record of constants or for c at once; see ``from_logs``.
@@ -231,7 +232,10 @@ def log_sds(
     variances, directions = np.linalg.eigh(covariance)
     loose = variances > _NO_VARIANCE
     edges = EDGE * (np.sqrt(variances[loose]) * directions[:, loose]).T
-    beside = logarithm(type(constants).from_logs(np.vstack([logs, logs + edges, logs - edges])))
+    share = np.array([name.endswith("_share") for name in names(type(constants))])
+    most = np.where(share, np.maximum(logs, 0.0), np.inf)
+    points = np.minimum(np.vstack([logs, logs + edges, logs - edges]), most)
+    beside = logarithm(type(constants).from_logs(points))
     moved = (beside[1:] - beside[0]).reshape(2, len(edges), beside.shape[1])
     sides = np.minimum(moved.min(axis=0), 0.0), np.maximum(moved.max(axis=0), 0.0)
     down, up = (np.sqrt((side**2).sum(axis=0)) / EDGE for side in sides)

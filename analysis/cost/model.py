@@ -355,7 +355,9 @@ class CostModel:
             return np.log(step(jobs, self.cluster, self.framework, constants, state).total)
 
         down, up = log_sds(self.constants, covariance, logarithm)
-        return np.hypot(self.log_sd, down), np.hypot(self.log_sd, up)
+        # Before any evidence the constants' spread is all that machines differ by.
+        scatter = FIT_LOG_SD if known is None else self.log_sd
+        return np.hypot(scatter, down), np.hypot(scatter, up)
 
     def drawn(self, rng: np.random.Generator) -> CostModel:
         """The model with other constants of time and one network, each engine's drawn by itself."""
