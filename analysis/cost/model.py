@@ -25,6 +25,9 @@ from trainer.plan.jobs import Array, Jobs, Mask
 Columns = dict[str, Array]
 
 PRIOR_LOG_SD = 0.15  # of step times on machines and frameworks that nothing was fitted to
+# The same beyond what the constants' spread between machines says: rows of a table scatter by 0.12
+# around what they share, in the median of 15 tables, and constants explain a part of it.
+UNSEEN_LOG_SD = 0.1
 FIT_LOG_SD = 0.05  # scatter of step times around a model whose constants fit
 LIKELY = 0.5  # probability to fit from which a configuration counts as one that does
 # Times as wide as the priors of links: what published tables say of them, each fitted alone, is so
@@ -355,8 +358,7 @@ class CostModel:
             return np.log(step(jobs, self.cluster, self.framework, constants, state).total)
 
         down, up = log_sds(self.constants, covariance, logarithm)
-        # Before any evidence the constants' spread is all that machines differ by.
-        scatter = FIT_LOG_SD if known is None else self.log_sd
+        scatter = min(UNSEEN_LOG_SD, self.log_sd) if known is None else self.log_sd
         return np.hypot(scatter, down), np.hypot(scatter, up)
 
     def drawn(self, rng: np.random.Generator) -> CostModel:
