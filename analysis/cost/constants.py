@@ -120,6 +120,7 @@ class Fit(Generic[C]):
     constants: C  # the most probable ones
     covariance: Array  # of their logarithms, in the order of the fields; shape (k, k)
     spread: float  # robust standard deviation of the residuals
+    tail: float  # 1.96 of which hold 95 % of them; at least ``spread``
     num_rows: int  # residuals that were fitted to
 
 
@@ -176,8 +177,9 @@ def fit(
     constants = whole(x)
     left = residuals(constants)
     spread = float(1.4826 * np.median(np.abs(left))) if left.size else noise
+    tail = max(spread, float(np.quantile(np.abs(left), 0.95)) / EDGE) if left.size else noise
     posterior = root @ np.linalg.inv(found.jac.T @ found.jac) @ root.T
-    return Fit(constants, posterior, spread, int(left.size))
+    return Fit(constants, posterior, spread, tail, int(left.size))
 
 
 def integrated(

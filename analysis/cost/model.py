@@ -173,6 +173,8 @@ class CostModel:
     covariance: Array | None = None
     # of step times around the prediction, beyond what the covariance explains
     log_sd: float = PRIOR_LOG_SD
+    tail_log_sd: float = 0.0  # of them such that 95 % are within the interval, if it is more
+    foreign: bool = False  # whether what was measured is of other models than it predicts
     network: Network = UNKNOWN  # how often runs are believed to meet a crowded network
     # constants of time that it may have instead, by the record that has them
     suspected: Mapping[str, TimeConstants] = field(default_factory=dict)
@@ -286,7 +288,10 @@ class CostModel:
         found = fit(self.constants, residuals, FIT_LOG_SD, covariance=known)
         # Few rows say little of the spread: the prior's counts as four of them.
         rows = found.num_rows
-        spread = (rows * found.spread**2 + 4 * self.log_sd**2) / (rows + 4)
+        spread, tail = (
+            float(np.sqrt((rows * each**2 + 4 * self.log_sd**2) / (rows + 4)))
+            for each in (found.spread, found.tail)
+        )
         calm, late = self._states(jobs, measured, found.constants)
         told = log_odds(calm, late, max(FIT_LOG_SD, found.spread))
         return replace(
@@ -294,7 +299,9 @@ class CostModel:
             network=self.network.after(jobs, self.cluster, told),
             constants=found.constants,
             covariance=found.covariance,
-            log_sd=float(np.sqrt(spread)),
+            log_sd=spread,
+            tail_log_sd=tail,
+            foreign=False,
         )
 
     def _likeliest(self, jobs: Jobs, measured: Array) -> CostModel:
@@ -346,7 +353,8 @@ class CostModel:
             sides = ("down", "up")
             each = self._each(jobs, lambda m, j: dict(zip(sides, m.time_log_sds(j), strict=True)))
             return each["down"], each["up"]
-        known = self.covariance
+        constants, known = self.constants, self.covariance
+        known = constants.transferred(known) if self.foreign else known
         used = ~without_effect(jobs)
         covariance = (between_machines() if known is None else known) * np.outer(used, used)
 
@@ -357,8 +365,9 @@ class CostModel:
         def logarithm(constants: TimeConstants) -> Array:
             return np.log(step(jobs, self.cluster, self.framework, constants, state).total)
 
-        down, up = log_sds(self.constants, covariance, logarithm)
-        scatter = min(UNSEEN_LOG_SD, self.log_sd) if known is None else self.log_sd
+        down, up = log_sds(constants, covariance, logarithm)
+        scatter = max(self.log_sd, self.tail_log_sd)
+        scatter = min(UNSEEN_LOG_SD, scatter) if known is None else scatter
         return np.hypot(scatter, down), np.hypot(scatter, up)
 
     def drawn(self, rng: np.random.Generator) -> CostModel:
