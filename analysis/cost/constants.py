@@ -115,6 +115,7 @@ class Fit(Generic[C]):
     constants: C  # the most probable ones
     covariance: Array  # of their logarithms, in the order of the fields; shape (k, k)
     spread: float  # robust standard deviation of the residuals
+    tail: float  # 1.96 of which hold 95 % of them; at least ``spread``
     num_rows: int  # residuals that were fitted to
 
 
@@ -171,8 +172,9 @@ def fit(
     constants = whole(x)
     left = residuals(constants)
     spread = float(1.4826 * np.median(np.abs(left))) if left.size else noise
+    tail = max(spread, float(np.quantile(np.abs(left), 0.95)) / EDGE) if left.size else noise
     posterior = root @ np.linalg.inv(found.jac.T @ found.jac) @ root.T
-    return Fit(constants, posterior, spread, int(left.size))
+    return Fit(constants, posterior, spread, tail, int(left.size))
 
 
 def integrated(
@@ -217,7 +219,8 @@ def log_sds(
     of its own 95 % do, and each edge counts for its own side: a constant that nothing was fitted to
     may count for nothing at its median and for most of a step at its edge, which no derivative
     shows, and a step can lose no more than what it has. Of narrow ones both are the first order.
-    Constants without a variance are left alone.
+    Constants without a variance are left alone. A share of a rate has its edge at all of it, unless
+    the evidence puts it further up, for want of another term.
 
     Args:
         logarithm: of n rows, for one record of constants or for c at once; see ``from_logs``.
@@ -226,7 +229,10 @@ def log_sds(
     variances, directions = np.linalg.eigh(covariance)
     loose = variances > _NO_VARIANCE
     edges = EDGE * (np.sqrt(variances[loose]) * directions[:, loose]).T
-    beside = logarithm(type(constants).from_logs(np.vstack([logs, logs + edges, logs - edges])))
+    share = np.array([name.endswith("_share") for name in names(type(constants))])
+    most = np.where(share, np.maximum(logs, 0.0), np.inf)
+    points = np.minimum(np.vstack([logs, logs + edges, logs - edges]), most)
+    beside = logarithm(type(constants).from_logs(points))
     moved = (beside[1:] - beside[0]).reshape(2, len(edges), beside.shape[1])
     sides = np.minimum(moved.min(axis=0), 0.0), np.maximum(moved.max(axis=0), 0.0)
     down, up = (np.sqrt((side**2).sum(axis=0)) / EDGE for side in sides)

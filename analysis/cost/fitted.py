@@ -42,7 +42,8 @@ def cost_model(cluster: Cluster, framework: Framework) -> CostModel:
     model = CostModel(cluster, framework)
     if own.get("machine") == cluster.name:
         time, covariance = _read(TimeConstants, own["time"])
-        model = replace(model, constants=time, covariance=covariance, log_sd=float(own["log_sd"]))
+        log_sd = float(own["log_sd"])
+        model = replace(model, constants=time, covariance=covariance, log_sd=log_sd, foreign=True)
     else:
         model = replace(model, constants=TimeConstants(**{**gpu, **own.get("elsewhere", {})}))
     if "network" in own:

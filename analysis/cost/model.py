@@ -25,6 +25,9 @@ from trainer.plan.jobs import Array, Jobs, Mask
 Columns = dict[str, Array]
 
 PRIOR_LOG_SD = 0.15  # of step times on machines and frameworks that nothing was fitted to
+# The same beyond what the constants' spread between machines says: rows of a table scatter by 0.12
+# around what they share, in the median of 15 tables, and constants explain a part of it.
+UNSEEN_LOG_SD = 0.1
 FIT_LOG_SD = 0.05  # scatter of step times around a model whose constants fit
 LIKELY = 0.5  # probability to fit from which a configuration counts as one that does
 # Times as wide as the priors of links: what published tables say of them, each fitted alone, is so
@@ -170,6 +173,8 @@ class CostModel:
     covariance: Array | None = None
     # of step times around the prediction, beyond what the covariance explains
     log_sd: float = PRIOR_LOG_SD
+    tail_log_sd: float = 0.0  # of them such that 95 % are within the interval, if it is more
+    foreign: bool = False  # whether what was measured is of other models than it predicts
     network: Network = UNKNOWN  # how often runs are believed to meet a crowded network
     # constants of time that it may have instead, by the record that has them
     suspected: Mapping[str, TimeConstants] = field(default_factory=dict)
@@ -283,7 +288,10 @@ class CostModel:
         found = fit(self.constants, residuals, FIT_LOG_SD, covariance=known)
         # Few rows say little of the spread: the prior's counts as four of them.
         rows = found.num_rows
-        spread = (rows * found.spread**2 + 4 * self.log_sd**2) / (rows + 4)
+        spread, tail = (
+            float(np.sqrt((rows * each**2 + 4 * self.log_sd**2) / (rows + 4)))
+            for each in (found.spread, found.tail)
+        )
         calm, late = self._states(jobs, measured, found.constants)
         told = log_odds(calm, late, max(FIT_LOG_SD, found.spread))
         return replace(
@@ -291,7 +299,9 @@ class CostModel:
             network=self.network.after(jobs, self.cluster, told),
             constants=found.constants,
             covariance=found.covariance,
-            log_sd=float(np.sqrt(spread)),
+            log_sd=spread,
+            tail_log_sd=tail,
+            foreign=False,
         )
 
     def _likeliest(self, jobs: Jobs, measured: Array) -> CostModel:
@@ -343,7 +353,8 @@ class CostModel:
             sides = ("down", "up")
             each = self.each(jobs, lambda m, j: dict(zip(sides, m.time_log_sds(j), strict=True)))
             return each["down"], each["up"]
-        known = self.covariance
+        constants, known = self.constants, self.covariance
+        known = constants.transferred(known) if self.foreign else known
         used = ~without_effect(jobs)
         covariance = (between_machines() if known is None else known) * np.outer(used, used)
 
@@ -354,8 +365,10 @@ class CostModel:
         def logarithm(constants: TimeConstants) -> Array:
             return np.log(step(jobs, self.cluster, self.framework, constants, state).total)
 
-        down, up = log_sds(self.constants, covariance, logarithm)
-        return np.hypot(self.log_sd, down), np.hypot(self.log_sd, up)
+        down, up = log_sds(constants, covariance, logarithm)
+        scatter = max(self.log_sd, self.tail_log_sd)
+        scatter = min(UNSEEN_LOG_SD, scatter) if known is None else scatter
+        return np.hypot(scatter, down), np.hypot(scatter, up)
 
     def drawn(self, rng: np.random.Generator) -> CostModel:
         """The model with other constants of time and one network, each engine's drawn by itself."""

@@ -6,7 +6,7 @@ import importlib
 import importlib.metadata
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -91,12 +91,14 @@ class Meshtune:
         def fitted(jobs: Jobs, cluster: Cluster, habits: Framework) -> Predicted:
             key = (cluster.name, habits.name)
             if key not in models:
-                models[key] = self._model(train, cluster, habits)
+                models[key] = self._model(train, cluster, habits, _shapes(jobs))
             return _answer(models[key], jobs)
 
         return fitted
 
-    def _model(self, train: Sequence[Table], cluster: Cluster, habits: Framework) -> CostModel:
+    def _model(
+        self, train: Sequence[Table], cluster: Cluster, habits: Framework, asked: set[Any]
+    ) -> CostModel:
         model = CostModel(cluster, habits)
         parts = [t[(t.cluster == cluster.name) & (t.framework == habits.name)] for t in train]
         parts = [part for part in parts if len(part)]
@@ -105,7 +107,11 @@ class Meshtune:
             lack = rows.failed & ~not_memory(rows)
             measurements = Measurements(rows.jobs, rows.step_time_s, rows.peak_bytes, lack)
             model = model.calibrated(measurements)
-        return model
+        return replace(model, foreign=not any(asked & _shapes(rows.jobs) for rows in used))
+
+
+def _shapes(jobs: Jobs) -> set[Any]:
+    return {*zip(jobs.model.num_layers, jobs.model.hidden_size, strict=True)}
 
 
 def _answer(model: CostModel, jobs: Jobs) -> Predicted:

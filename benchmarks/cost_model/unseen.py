@@ -5,7 +5,8 @@
 Each table's runs of one GPU and one framework are predicted from runs that share neither, in any
 table: what a search starts with where both are new to it. The framework's habits are stated.
 Beside it the priors alone, and the other tables without rows of the same models. Then whether
-configurations fit, from the priors, with habits stated and without. ``--by`` prints the errors by
+configurations fit, from the priors, with habits stated and without. Intervals are judged with the
+model left out, too. ``--by`` prints the errors by
 the layout's columns (tp, pp, mbs, ...) instead, to find their cause.
 """
 
@@ -27,7 +28,7 @@ from search_spaces.frameworks import Framework
 from trainer.plan.jobs import Jobs
 
 from . import metrics
-from .evaluate import BOTH_OUT, FROM_OTHERS, ZERO_SHOT, Result, evaluate
+from .evaluate import BOTH_OUT, FROM_OTHERS, LEFT_OUT, ZERO_SHOT, Result, evaluate
 from .failures import not_memory
 from .folds import ask, leave_both_out
 from .peers import Fitted, Meshtune, Predicted, Transfer, predict
@@ -121,17 +122,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             by(table, tables, args.by)
         return
     print(HEADER)
-    errors: dict[str, list[float]] = {"other tables": [], "neither": []}
+    errors: dict[str, list[float]] = {"other tables": [], "neither": [], "other models": []}
     held: dict[str, list[float]] = {name: [] for name in errors}
     wide: dict[str, list[float]] = {name: [] for name in errors}
     for table in asked:
         priors = evaluate(table, tables, Meshtune(), ZERO_SHOT)
         others = evaluate(table, tables, Transfer(), FROM_OTHERS)
         out = evaluate(table, tables, Transfer(), BOTH_OUT)
-        if priors is None or others is None or out is None:
+        model = evaluate(table, tables, Meshtune(), LEFT_OUT)
+        if priors is None or others is None or out is None or model is None:
             continue
         print(line(table.name, priors, others, out), flush=True)
-        for name, scores in zip(errors, (others.pooled, out.pooled), strict=True):
+        for name, scores in zip(errors, (others.pooled, out.pooled, model.pooled), strict=True):
             errors[name].append(scores.time_error_median)
             held[name].append(scores.time_covered)
             wide[name].append(scores.time_interval)
