@@ -157,7 +157,7 @@ class LogMetrics:
     """The metrics of one trial's log, read line by line; its warm-up steps do not count."""
 
     def __init__(self, log: LogFormat, warmup_steps: int = 0, num_gpus: int = 1) -> None:
-        self._log, self._warmup, self._num_gpus = log, warmup_steps, num_gpus
+        self._warmup, self._num_gpus = warmup_steps, num_gpus
         self._steps = [
             _Steps(metric, pattern, re.compile(pattern.regex))
             for metric, variants in log.patterns.items()
