@@ -28,6 +28,7 @@ KILLED_S = 30.0  # for the processes of a driver that was killed
 RANKS_PER_NODE = 2
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _TRACEBACK = re.compile(r"(?m)^Traceback \(most recent call last\):\n(?:[ \t].*\n)*(?P<error>.*)")
+_FAILED = ("oom", "crash", "timeout", "diverged", "invalid")  # by what the configuration is
 Check = Callable[["World", Run, list[dict[str, Any]]], Iterator[str]]
 
 
@@ -60,9 +61,13 @@ def _whole_lines(journal: Path) -> list[bytes]:
 def exit_code(world: World, code: int) -> Iterator[str]:
     if world.is_expected(code):
         return
-    # Done, and no trial has succeeded: the documented 1.
-    succeeded = any(kind == "ok" for kind, _ in finished(world.journal).values())
-    events = events_of(world.journal)
+    # Done, and no trial has succeeded, nor held when it was measured again: the documented 1.
+    events, succeeded = events_of(world.journal), set()
+    for event in events:
+        if event["event"] == "ended" and event["kind"] == "ok":
+            succeeded |= {event["trial"]} if event["final"] else set()
+        elif event["event"] == "ended" and event["kind"] in _FAILED:
+            succeeded -= {event["trial"]}
     if code == 1 and not succeeded and events and events[-1]["event"] == "closed":
         return
     tail = "\n    ".join(world.said().splitlines()[-12:])

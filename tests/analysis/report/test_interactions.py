@@ -74,7 +74,7 @@ def test_the_absence_of_a_conditional_parameter_counts_for_what_decides_it() -> 
     whole = folded(plain, space)
     assert whole.mean_abs["vpp"] < 0.05 * whole.mean_abs["pp"]
     assert np.allclose(whole.shap.sum(axis=1), plain.shap.sum(axis=1))
-    rows = {row["name"]: row for row in effects(whole, 5)}
+    rows = {row["name"]: row for row in effects(whole)}
     assert rows["vpp"]["low"] <= rows["vpp"]["mean"] <= rows["vpp"]["high"]
 
 
