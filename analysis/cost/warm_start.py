@@ -48,10 +48,11 @@ def taken_over(model: CostModel, other: CostModel) -> CostModel:
         for one, rows in ((other, taken), (model, ~taken)):
             kept = one.constants.covariance(one.covariance)
             covariance[np.ix_(rows, rows)] = kept[np.ix_(rows, rows)]
-        found = replace(found, covariance=covariance)
+        found = replace(found, covariance=covariance, foreign=True)
     if model.framework.name == other.framework.name:
         found = replace(found, memory=other.memory)
-    return replace(found, log_sd=max(model.log_sd, other.log_sd))
+    tail = max(model.tail_log_sd, other.tail_log_sd)
+    return replace(found, log_sd=max(model.log_sd, other.log_sd), tail_log_sd=tail)
 
 
 def likeliest(models: Mapping[str, CostModel], measurements: Measurements) -> str:

@@ -240,9 +240,10 @@ class Slurm(Machine):
         ]
         env = daemons.environment(self.cluster.conf)
         quiet = subprocess.DEVNULL
-        self.urgent_t = time.time()
         job = subprocess.Popen(command, env=env, stdin=quiet, stdout=quiet, stderr=quiet)
         try:
+            until(lambda: self.ask("squeue", "-h", "-p", "urgent"), 5)
+            self.urgent_t = time.time()
             yield
         finally:
             job.terminate()
@@ -258,7 +259,13 @@ class Slurm(Machine):
         for seconds: they were told to end all that has this id.
         """
         state = Path(self.cluster.config.directory) / "state" / "job_state"
-        until(lambda: not self.urgent_t or state.stat().st_mtime > self.urgent_t, 15)
+
+        def saved() -> bool:
+            with contextlib.suppress(FileNotFoundError):  # it is replaced just then
+                return not self.urgent_t or state.stat().st_mtime > self.urgent_t
+            return False
+
+        until(saved, 15)
         processes.end_all(self.controller)
 
     def start_controller(self, *options: str) -> None:

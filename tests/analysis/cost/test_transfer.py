@@ -116,6 +116,10 @@ def test_a_narrow_run_makes_no_model_surer_of_other_runs() -> None:
     assert taken_over(own, narrow).log_sd == own.log_sd
     wide = replace(own, log_sd=own.log_sd * 2)
     assert taken_over(own, wide).log_sd == wide.log_sd
+    tailed = replace(own, tail_log_sd=own.log_sd * 3)
+    assert taken_over(own, tailed).tail_log_sd == tailed.tail_log_sd
+    learnt = own.calibrated(measured(own))
+    assert taken_over(own, learnt).foreign and not learnt.foreign
 
 
 def test_a_run_without_a_usable_trial_teaches_nothing() -> None:
