@@ -25,8 +25,7 @@ from trainer.plan.jobs import Array, Jobs, Mask
 Columns = dict[str, Array]
 
 PRIOR_LOG_SD = 0.15  # of step times on machines and frameworks that nothing was fitted to
-# The same beyond what the constants' spread between machines says: rows of a table scatter by 0.12
-# around what they share, in the median of 15 tables, and constants explain a part of it.
+# The same beside the constants' spread between machines; rows of one scatter by 0.12 (15 tables).
 UNSEEN_LOG_SD = 0.1
 FIT_LOG_SD = 0.05  # scatter of step times around a model whose constants fit
 LIKELY = 0.5  # probability to fit from which a configuration counts as one that does
