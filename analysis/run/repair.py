@@ -7,6 +7,7 @@ must also fit what precedes it; missing events before it are reconstructed as fa
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,7 +42,7 @@ from search_spaces import load_space
 MAX_SPEC_BYTES = 16 << 20
 EXCERPT = 100  # characters of a line that is left out
 # What a damaged line still shows if a session began with it; one flipped bit leaves one of them.
-_OPENING = (b'"event": "opened"', b'"fingerprint": ')
+_OPENING = re.compile(rb'"event": "opened"|"space": "[^"]*", "fingerprint": "')
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def _sound_lines(raws: Iterable[bytes], repair: Repair) -> Iterator[Line]:
             sound = [unsealed(line) for line in sound_within(raw)]
             text = f", but for {counted(len(sound), 'line')} within it" if sound else ""
             repair.notes.append((number, f"left out{text}: {error}: {_excerpt(raw)}"))
-            if not sound and any(mark in raw for mark in _OPENING):
+            if not sound and _OPENING.search(raw):
                 repair.openings.append(number)
         except LaterVersionError as error:
             raise RunError(f"line {number} of the journal: {error}") from None
