@@ -42,8 +42,9 @@ def cost_model(cluster: Cluster, framework: Framework) -> CostModel:
     model = CostModel(cluster, framework)
     if own.get("machine") == cluster.name:
         time, covariance = _read(TimeConstants, own["time"])
-        log_sd = float(own["log_sd"])
-        model = replace(model, constants=time, covariance=covariance, log_sd=log_sd, foreign=True)
+        sd, tail = float(own["log_sd"]), float(own["tail_log_sd"])
+        model = replace(model, constants=time, covariance=covariance, log_sd=sd, tail_log_sd=tail)
+        model = replace(model, foreign=True)
     else:
         model = replace(model, constants=TimeConstants(**{**gpu, **own.get("elsewhere", {})}))
     if "network" in own:

@@ -29,6 +29,7 @@ from search_spaces.frameworks import Framework
 from search_spaces.known import FRAMEWORKS
 from trainer.plan.jobs import joined
 
+from .between_models import fitted_to
 from .transfer import of_framework, of_gpus, parts_of
 
 LEAST_ROWS = 50  # timed ones, from which on a fit says more than the priors
@@ -88,7 +89,7 @@ def _on_one_machine(tables: Sequence[Table], framework: Framework) -> tuple[Cost
     key, parts = max(by_machine.items(), key=lambda item: sum(map(timed, item[1])))
     if sum(map(timed, parts)) < LEAST_ROWS:
         return None
-    model = CostModel(parts[0].clusters[key], framework).calibrated(measurements_of(parts))
+    model = fitted_to(measurements_of(parts), CostModel(parts[0].clusters[key], framework))
     rows_of = ", ".join(f"{part.name} ({timed(part)} timed rows)" for part in parts)
     return model, f"{rows_of} on {key}"
 
@@ -99,6 +100,7 @@ def written(model: CostModel, source: str) -> dict[str, Any]:
         "source": source,
         "machine": model.cluster.name,
         "log_sd": round(model.log_sd, 3),
+        "tail_log_sd": round(model.tail_log_sd, 3),
         **_network(model.network),
         "time": _written(model.constants, model.covariance),
         "memory": _written(model.memory.constants, model.memory.covariance),

@@ -21,6 +21,7 @@ from search_spaces.known import framework_named
 from trainer.plan.flops import hardware_flops
 from trainer.plan.jobs import Array, Jobs
 
+from .between_models import fitted_to, shapes
 from .folds import Questions
 from .transfer import parts_of, transferred
 
@@ -91,7 +92,7 @@ class Meshtune:
         def fitted(jobs: Jobs, cluster: Cluster, habits: Framework) -> Predicted:
             key = (cluster.name, habits.name)
             if key not in models:
-                models[key] = self._model(train, cluster, habits, _shapes(jobs))
+                models[key] = self._model(train, cluster, habits, {*shapes(jobs)})
             return _answer(models[key], jobs)
 
         return fitted
@@ -106,12 +107,9 @@ class Meshtune:
         for rows in reversed(used):
             lack = rows.failed & ~not_memory(rows)
             measurements = Measurements(rows.jobs, rows.step_time_s, rows.peak_bytes, lack)
-            model = model.calibrated(measurements)
-        return replace(model, foreign=not any(asked & _shapes(rows.jobs) for rows in used))
-
-
-def _shapes(jobs: Jobs) -> set[Any]:
-    return {*zip(jobs.model.num_layers, jobs.model.hidden_size, strict=True)}
+            seen = bool(asked & {*shapes(rows.jobs)})
+            model = model.calibrated(measurements) if seen else fitted_to(measurements, model)
+        return replace(model, foreign=not any(asked & {*shapes(rows.jobs)} for rows in used))
 
 
 def _answer(model: CostModel, jobs: Jobs) -> Predicted:
