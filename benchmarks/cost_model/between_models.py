@@ -47,7 +47,7 @@ def missed(measurements: Measurements, model: CostModel) -> float:
 
 
 def shapes(jobs: Jobs) -> list[tuple[float, float]]:
-    """What tells the jobs' models apart."""
+    """Layers and width of each job, by which models are told apart."""
     return list(zip(jobs.model.num_layers.tolist(), jobs.model.hidden_size.tolist(), strict=True))
 
 
