@@ -12,7 +12,12 @@ from typing import get_args
 
 import numpy as np
 
-from analysis.cost.activations import layer_bytes, repeated_products, repeats_attention
+from analysis.cost.activations import (
+    discarded_bytes,
+    layer_bytes,
+    repeated_products,
+    repeats_attention,
+)
 from analysis.cost.collectives import collective_s
 from analysis.cost.compute import BACKWARD_LAUNCHES, Compute, PassTimes, smooth_max
 from analysis.cost.groups import members_per_node
@@ -127,7 +132,7 @@ def layer(jobs: Jobs, machine: Machine) -> Layer:
 
     first, second = host(forward, "forward"), host(backward, "backward", BACKWARD_LAUNCHES)
     device = forward.device + backward.device
-    again = _again(jobs, framework, forward)
+    again = _again(jobs, machine, forward)
     ways = forward.device, backward.device + again
     return Layer(
         forward_backward=device,
@@ -144,7 +149,7 @@ def _beside(jobs: Jobs, forward: PassTimes, backward: PassTimes) -> dict[Work | 
     """Seconds of the work that can hide exchanges; of a pass, that is in one operator with them."""
     return {
         "products": forward.gemm + backward.gemm,
-        "attention": np.where(jobs.options.recompute > 0, 2.0, 1.0) * forward.attention,
+        "attention": (1.0 + ((jobs.options.recompute > 0) & jobs.repeats_core)) * forward.attention,
         "attention_backward": backward.attention,
         "layer": np.where(jobs.repeats_layers, 2.0, 1.0) * forward.device,
         "layer_backward": backward.device,
@@ -154,13 +159,25 @@ def _beside(jobs: Jobs, forward: PassTimes, backward: PassTimes) -> dict[Work | 
     }
 
 
-def _again(jobs: Jobs, framework: Framework, forward: PassTimes) -> Array:
+def _again(jobs: Jobs, machine: Machine, forward: PassTimes) -> Array:
     """Seconds of a layer's forward pass that recomputation repeats."""
-    products = repeated_products(jobs, framework) * forward.gemm
-    kept = products + ELEMENTWISE_AGAIN * forward.elementwise
-    some = np.where(repeats_attention(jobs, framework), forward.attention, kept)
+    core = np.where(repeats_attention(jobs, machine.framework), forward.attention, 0.0)
+    moved = elementwise_again(jobs, machine.framework, machine.compute, forward)
+    some = repeated_products(jobs, machine.framework) * forward.gemm + core + moved
     some = np.where(jobs.options.recompute == SELECTIVE, some, 0.0)
     return np.where(jobs.repeats_layers, forward.device, some)
+
+
+def elementwise_again(
+    jobs: Jobs, framework: Framework, compute: Compute, forward: PassTimes
+) -> Array:
+    """Seconds of elementwise work that selective recomputation repeats; of ``modules``, to write
+    and read once what they did not keep.
+    """
+    if not framework.keeps_products:
+        return 2 * discarded_bytes(jobs, framework) / compute.memory_bytes_per_s
+    left = ~repeats_attention(jobs, framework)
+    return np.where(left, ELEMENTWISE_AGAIN * forward.elementwise, 0.0)
 
 
 def _offload_s(jobs: Jobs, machine: Machine, passes: tuple[Array, Array]) -> Array:

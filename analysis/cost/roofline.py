@@ -14,7 +14,7 @@ import numpy as np
 from analysis.cost.activations import repeated_products, repeats_attention
 from analysis.cost.compute import Compute, is_flash
 from analysis.cost.groups import MissingFactError
-from analysis.cost.layer import ELEMENTWISE_AGAIN
+from analysis.cost.layer import elementwise_again
 from analysis.cost.model import CostModel
 from analysis.cost.state_exchanges import as_run, held_parameters, update
 from trainer.plan.flops import hardware_flops
@@ -77,8 +77,10 @@ def _moved_bytes(model: CostModel, jobs: Jobs) -> Array:
     full = jobs.options.recompute == FULL
     attends = repeats_attention(jobs, model.framework)
     selective = jobs.options.recompute == SELECTIVE
-    passes = 3.0 + full + ELEMENTWISE_AGAIN * (selective & ~attends)
-    activations = compute.forward(jobs).elementwise * compute.memory_bytes_per_s * passes
+    forward = compute.forward(jobs)
+    again = elementwise_again(jobs, model.framework, compute, forward)
+    passed = (3.0 + full) * forward.elementwise + np.where(selective, again, 0.0)
+    activations = passed * compute.memory_bytes_per_s
     scores = jobs.tokens * jobs.model.attended * jobs.model.num_heads / jobs.layout.tp
     unfused = np.where(is_flash(jobs, model.framework), 0.0, scores * model.constants.score_bytes)
     core = 3.0 + (full | (selective & attends))

@@ -25,7 +25,18 @@ from analysis.sweeps.record import (
 from benchmarks.published.gpt import one_cluster_table
 from search_spaces.language.schema import ModelFile
 from search_spaces.shipped import read_named
-from trainer.plan.jobs import BY_HABIT, DISPATCHERS, GRAPHS, NO_GRAPHS, Array, Mask, jobs
+from trainer.plan.jobs import (
+    BY_HABIT,
+    DISPATCHERS,
+    GRAPHS,
+    NO_GRAPHS,
+    NO_MODULES,
+    NONE,
+    SELECTIVE,
+    Array,
+    Mask,
+    jobs,
+)
 from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import Latent, Mixture
 
@@ -129,7 +140,10 @@ def _recipes(frame: pd.DataFrame) -> dict[str, Any]:
     key = ["container", "model", "gpu", "precision"]
     rows = frame.assign(gpu=frame["system"].str.extract(_GPU, expand=False))
     known = rows[key].merge(pd.read_csv(RECIPES, comment="#", dtype=str), "left", on=key)
+    modules = known["recompute_modules"].fillna(NO_MODULES).str.replace(" ", ",").to_numpy(str)
     return {
+        "recompute": np.where(modules != NO_MODULES, SELECTIVE, NONE),
+        "recompute_modules": modules,
         "dispatcher": known["moe_token_dispatcher"].map(DISPATCHERS).fillna(BY_HABIT).to_numpy(),
         "overlaps_dispatch": (known["moe_comm_overlap"] == "yes").to_numpy(),
         "graphs": known["cuda_graphs"].map(GRAPHS).fillna(NO_GRAPHS).to_numpy(),
@@ -202,7 +216,7 @@ def _table(
         step_time_s=step_time_s,
         landscape=np.array([f"{path.stem} {row}" for row in range(len(frame))]),
         campaign=campaign,
-        notes=("recomputation is not stated: none", "balanced routers, no token dropped"),
+        notes=("recomputation that no recipe states: none", "balanced routers, no token dropped"),
     )
     known = precision.isin(["BF16", *FP8]).to_numpy()
     return drop(

@@ -12,7 +12,7 @@ from analysis.sweeps.read import read_tables
 from analysis.sweeps.record import TableError
 from search_spaces.known import framework_named
 from support.sweep_rows import SWEEP, changed, failed_row, read_sweep, row, sweep
-from trainer.plan.jobs import FULL, SELECTIVE
+from trainer.plan.jobs import FULL, NONE, SELECTIVE
 
 
 def test_a_sweep_is_read_by_its_columns(tmp_path: Path) -> None:
@@ -32,6 +32,24 @@ def test_optional_columns_of_a_sweep_are_read(tmp_path: Path) -> None:
     assert list(table.jobs.options.recompute) == [FULL, SELECTIVE, 0]
     assert list(table.jobs.options.sequence_parallel) == [False, True, True]
     assert list(table.framework) == ["megatron-lm", "nanotron", "in-house"]
+
+
+def test_modules_that_are_recomputed_are_a_column_that_implies_selective(tmp_path: Path) -> None:
+    rows = [row(4, 2) + option for option in (",MLP moe_act", ",", ',"mlp,moe"', ",none")]
+    (table,) = read_tables(sweep(tmp_path / "a.csv", rows, SWEEP + ",recompute_modules"))
+    options = table.jobs.options
+    assert options.recompute_modules.tolist() == ["mlp,moe_act", "none", "mlp,moe", "none"]
+    assert options.recompute.tolist() == [SELECTIVE, NONE, SELECTIVE, NONE]
+    both = sweep(
+        tmp_path / "b.csv", [row(4, 2) + ",none,mlp"], SWEEP + ",recompute,recompute_modules"
+    )
+    (told,) = read_tables(both)
+    assert told.jobs.options.recompute.tolist() == [NONE] and not told.jobs.modules.any()
+    wrong = sweep(tmp_path / "c.csv", [row(4, 2) + ",mlps"], SWEEP + ",recompute_modules")
+    with pytest.raises(
+        TableError, match=r"c\.csv:3: recompute_modules is 'mlps', accepted core_attn"
+    ):
+        read_tables(wrong)
 
 
 def test_degrees_kernels_experts_and_habits_are_columns_as_well(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def layer_exchanges(
 ) -> LayerExchanges:
     """Dispatch and combine of every pass (Megatron Core); ``members`` of a group share a node."""
     layout, dispatcher = jobs.layout, jobs.options.dispatcher
-    passes = np.where(jobs.repeats_layers, 3.0, 2.0)
+    passes = np.where(jobs.repeats_layers | jobs.repeats("moe"), 3.0, 2.0)
 
     def way(places: Array | None, ranks: Array) -> Exchange:
         group = RankGroup(ranks, layout.etp, layout.world_size)
