@@ -12,12 +12,7 @@ from typing import get_args
 
 import numpy as np
 
-from analysis.cost.activations import (
-    discarded_bytes,
-    layer_bytes,
-    repeated_products,
-    repeats_attention,
-)
+from analysis.cost.activations import layer_bytes, repeated_work, repeats_attention
 from analysis.cost.collectives import collective_s
 from analysis.cost.compute import BACKWARD_LAUNCHES, Compute, PassTimes, smooth_max
 from analysis.cost.groups import members_per_node
@@ -149,7 +144,7 @@ def _beside(jobs: Jobs, forward: PassTimes, backward: PassTimes) -> dict[Work | 
     """Seconds of the work that can hide exchanges; of a pass, that is in one operator with them."""
     return {
         "products": forward.gemm + backward.gemm,
-        "attention": (1.0 + ((jobs.options.recompute > 0) & jobs.repeats_core)) * forward.attention,
+        "attention": np.where(jobs.repeats_core, 2.0, 1.0) * forward.attention,
         "attention_backward": backward.attention,
         "layer": np.where(jobs.repeats_layers, 2.0, 1.0) * forward.device,
         "layer_backward": backward.device,
@@ -161,23 +156,12 @@ def _beside(jobs: Jobs, forward: PassTimes, backward: PassTimes) -> dict[Work | 
 
 def _again(jobs: Jobs, machine: Machine, forward: PassTimes) -> Array:
     """Seconds of a layer's forward pass that recomputation repeats."""
-    core = np.where(repeats_attention(jobs, machine.framework), forward.attention, 0.0)
-    moved = elementwise_again(jobs, machine.framework, machine.compute, forward)
-    some = repeated_products(jobs, machine.framework) * forward.gemm + core + moved
+    products, moved = repeated_work(jobs, machine.framework)
+    kept = ELEMENTWISE_AGAIN * forward.elementwise if machine.framework.keeps_products else 0.0
+    some = np.where(repeats_attention(jobs, machine.framework), forward.attention, kept)
+    some = some + products * forward.gemm + moved / machine.compute.memory_bytes_per_s
     some = np.where(jobs.options.recompute == SELECTIVE, some, 0.0)
     return np.where(jobs.repeats_layers, forward.device, some)
-
-
-def elementwise_again(
-    jobs: Jobs, framework: Framework, compute: Compute, forward: PassTimes
-) -> Array:
-    """Seconds of elementwise work that selective recomputation repeats; of ``modules``, to write
-    and read once what they did not keep.
-    """
-    if not framework.keeps_products:
-        return 2 * discarded_bytes(jobs, framework) / compute.memory_bytes_per_s
-    left = ~repeats_attention(jobs, framework)
-    return np.where(left, ELEMENTWISE_AGAIN * forward.elementwise, 0.0)
 
 
 def _offload_s(jobs: Jobs, machine: Machine, passes: tuple[Array, Array]) -> Array:

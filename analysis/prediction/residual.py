@@ -141,7 +141,6 @@ def features(of: Jobs, unpriced: Array) -> Array:
         *map(np.log2, (*degrees, *shards, placement.secondary_shard + 1)),
         APART * options.sequence_parallel,
         APART * options.recompute,
-        APART * of.modules,
         *(APART * (each > 0) for each in bits),
         *map(np.log2, (layout.cp, layout.ep)),
         np.log2(layout.etp) * (of.model.mixture is not None),  # of others it is tp

@@ -19,19 +19,7 @@ from analysis.units import GIB
 from foundation.documents import plain_scalar, read_document
 from foundation.messages import listed
 from search_spaces import Cluster, Framework
-from trainer.plan.jobs import (
-    BY_HABIT,
-    FULL,
-    MODULES,
-    NO_MODULES,
-    NONE,
-    RECOMPUTE,
-    SELECTIVE,
-    Array,
-    Jobs,
-    Mask,
-    jobs,
-)
+from trainer.plan.jobs import BY_HABIT, FULL, MODULES, RECOMPUTE, Array, Jobs, Mask, jobs
 from trainer.plan.sizes import Mixture
 
 _TABLE: dict[str, Any] = read_document(Path(__file__).with_suffix(".yaml")).root.plain()
@@ -91,7 +79,10 @@ def _jobs(columns: _Columns) -> Jobs:
         if column in frame:
             given[name] = columns.choice(column, words, _BLANK.get(name, 0.0))
     if "recompute_modules" in frame:
-        given |= _modules(columns)
+        words = frame["recompute_modules"].str.lower().str.findall(r"\w+")
+        right = [{*each} <= {*MODULES, "none"} for each in words]
+        record.check(frame, "recompute_modules", right, ", ".join(MODULES), columns.path)
+        given["recompute_modules"] = words.str.join(",").replace("", "none").to_numpy(str)
     if "head_dim" in frame:
         given["attention_size"] = columns.count("heads") * columns.count("head_dim")
     if "experts" in frame:
@@ -108,18 +99,6 @@ def _jobs(columns: _Columns) -> Jobs:
             "sequence_parallel": sequence_parallel & (columns.number("tp") > 1),
         }
     )
-
-
-def _modules(columns: _Columns) -> dict[str, Any]:
-    """Columns from ``recompute_modules``: words with spaces or commas, or a blank."""
-    words = columns.frame["recompute_modules"].str.lower().str.findall(r"\w+")
-    right = [{*each} <= {*MODULES, NO_MODULES} for each in words]
-    record.check(columns.frame, "recompute_modules", right, ", ".join(MODULES), columns.path)
-    texts = words.str.join(",").replace("", NO_MODULES).to_numpy(str)
-    if "recompute" in columns.frame:
-        return {"recompute_modules": texts}
-    stated = np.where(texts != NO_MODULES, SELECTIVE, NONE)
-    return {"recompute_modules": texts, "recompute": stated}
 
 
 def _habits(columns: _Columns) -> dict[str, NDArray[np.object_]]:

@@ -1,8 +1,8 @@
 """Text in which ``{tp}`` and ``{dp // cp}`` stand for a trial's values.
 
 Text between braces is an expression of the constraint grammar if it parses as one that has a name;
-JSON such as ``{"stage": 1}`` stays as it is. ``{{tp}}`` becomes ``{tp}``. An argument ``{*names}``
-becomes one for each of the names that commas separate.
+JSON such as ``{"stage": 1}`` stays as it is. ``{{tp}}`` becomes ``{tp}``, and an
+argument ``{*names}`` one for each of the names that commas separate.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ def filled(text: str, values: Mapping[str, Scalar]) -> str:
 
 
 def value(text: str, values: Mapping[str, Scalar]) -> Scalar | list[str]:
-    """A filled template; one that is a single expression gives its value in its own type, and
-    ``{*names}`` a list."""
+    """A filled template; a single expression gives its value in its own type, {*names} a list."""
     found = _BRACES.fullmatch(text)
     if found and found[1] is None and _is_expression(found[2]):
         one = _computed(found[2], values)

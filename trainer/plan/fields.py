@@ -242,9 +242,8 @@ class OtherChoices(Described):
     """kernels that the host launches at once: those of a layer without its experts, or of the whole
     step"""
     recompute_modules: Annotated[str, Column(other="none")] = "none"
-    """parts of a layer that recompute: selective repeats, in Megatron Core's words, separated by
-    commas: core_attn, layernorm, mla_up_proj, mlp, moe, moe_act, shared_experts; none: the
-    framework's habit"""
+    """what recompute: selective repeats, in Megatron Core's words, by commas: core_attn, layernorm,
+    mla_up_proj, mlp, moe, moe_act, shared_experts; none: the framework's habit"""
     account_for_embedding: Annotated[
         bool | None, OtherNames("account_for_embedding_in_pipeline_split"), Column(other=-1)
     ] = None

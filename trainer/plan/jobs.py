@@ -30,7 +30,6 @@ Indices = NDArray[np.int64]
 
 RECOMPUTE = codes_of(fields.Choices, "recompute")
 NONE, SELECTIVE, FULL = RECOMPUTE.values()
-# Parts of a layer that SELECTIVE may repeat (Megatron Core's recompute_modules).
 MODULES = "core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"
 NO_MODULES = "none"  # the framework's habit
 SCHEDULES = codes_of(fields.Choices, "pipeline_schedule")
@@ -156,7 +155,7 @@ class Options(Part):
     sequence_parallel: Mask = mask()  # Korthikanti et al. 2022
     # NONE, SELECTIVE (attention core, or ``recompute_modules``) or FULL (all but a layer's input)
     recompute: Array = column(NONE)
-    recompute_modules: NDArray[np.str_] = column(NO_MODULES, str)  # of MODULES, with commas
+    recompute_modules: NDArray[np.str_] = column(NO_MODULES, str)  # of MODULES, by commas
     schedule: Array = column(ONE_F_ONE_B)  # pipeline schedule; ONE_F_ONE_B is plain or interleaved
     element_bytes: Array = column(2)  # of weights and activations in the computation: 2 or 4
     fp8: Mask = mask()  # layers' products are in 8 bits
@@ -260,26 +259,18 @@ class Jobs:
         """Whether full recomputation is on."""
         return np.asarray(self.options.recompute == FULL)
 
-    @cached_property
-    def modules(self) -> Indices:
-        """Modules that selective recomputation repeats, a bit each, where a job states them; 0
-        where none does: what the framework's habit is."""
+    def repeats(self, module: str, otherwise: bool = False) -> Mask:
+        """Whether selective recomputation repeats a module; ``otherwise`` where none is stated."""
         texts = self.options.recompute_modules
-        said = (texts != NO_MODULES) & (self.options.recompute == SELECTIVE)
-        found = np.zeros(len(self), np.int64)
-        for text in np.unique(texts[said]):
-            bits = sum(2 << MODULES.index(word) for word in {*MODULES} & {*str(text).split(",")})
-            found[said & (texts == text)] = 1 + bits
-        return found
-
-    def repeats(self, module: str) -> Mask:
-        """Whether selective recomputation was told to repeat one of ``MODULES``."""
-        return np.asarray(self.modules & (2 << MODULES.index(module)) > 0)
+        if (none := np.asarray(texts == NO_MODULES)).all():
+            return none & otherwise
+        listed = np.char.find(np.char.add(np.char.add(",", texts), ","), f",{module},") >= 0
+        return np.where(none, otherwise, listed)
 
     @cached_property
     def repeats_core(self) -> Mask:
-        """Whether attention's core is in what recomputation repeats, if there is any."""
-        return (self.modules == 0) | self.repeats("core_attn")
+        """Whether the backward pass repeats attention's core, unless products are kept."""
+        return self.repeats_layers | (self.options.recompute > 0) & self.repeats("core_attn", True)
 
     @cached_property
     def global_batch(self) -> Array:

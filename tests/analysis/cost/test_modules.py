@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.cost.activations import layer_bytes, repeated_products
+from analysis.cost.activations import layer_bytes, repeated_work
 from analysis.cost.layer import Machine, layer
 from analysis.cost.time_constants import TimeConstants
 from search_spaces import Cluster
@@ -93,7 +93,7 @@ def test_scores_are_kept_unless_attention_is_among_the_modules() -> None:
 def test_what_is_repeated_takes_its_share_of_a_layers_products() -> None:
     names = [*MODULES, "none", "mla_up_proj,mlp"]
     job = named("deepseek_v3", names)
-    share = dict(zip(names, repeated_products(job, BRIDGE), strict=True))
+    share = dict(zip(names, repeated_work(job, BRIDGE)[0], strict=True))
     up = 1536 * 128 * 192 + 512 * 128 * 256
     attention = up + 7168 * (1536 + 576) + 128 * 128 * 7168
     expert, dense = 3 * 7168 * 2048, 3 * 7168 * 18432

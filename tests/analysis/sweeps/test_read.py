@@ -12,7 +12,7 @@ from analysis.sweeps.read import read_tables
 from analysis.sweeps.record import TableError
 from search_spaces.known import framework_named
 from support.sweep_rows import SWEEP, changed, failed_row, read_sweep, row, sweep
-from trainer.plan.jobs import FULL, NONE, SELECTIVE
+from trainer.plan.jobs import FULL, SELECTIVE
 
 
 def test_a_sweep_is_read_by_its_columns(tmp_path: Path) -> None:
@@ -34,21 +34,16 @@ def test_optional_columns_of_a_sweep_are_read(tmp_path: Path) -> None:
     assert list(table.framework) == ["megatron-lm", "nanotron", "in-house"]
 
 
-def test_modules_that_are_recomputed_are_a_column_that_implies_selective(tmp_path: Path) -> None:
-    rows = [row(4, 2) + option for option in (",MLP moe_act", ",", ',"mlp,moe"', ",none")]
-    (table,) = read_tables(sweep(tmp_path / "a.csv", rows, SWEEP + ",recompute_modules"))
-    options = table.jobs.options
-    assert options.recompute_modules.tolist() == ["mlp,moe_act", "none", "mlp,moe", "none"]
-    assert options.recompute.tolist() == [SELECTIVE, NONE, SELECTIVE, NONE]
-    both = sweep(
-        tmp_path / "b.csv", [row(4, 2) + ",none,mlp"], SWEEP + ",recompute,recompute_modules"
-    )
-    (told,) = read_tables(both)
-    assert told.jobs.options.recompute.tolist() == [NONE] and not told.jobs.modules.any()
-    wrong = sweep(tmp_path / "c.csv", [row(4, 2) + ",mlps"], SWEEP + ",recompute_modules")
-    with pytest.raises(
-        TableError, match=r"c\.csv:3: recompute_modules is 'mlps', accepted core_attn"
-    ):
+def test_modules_that_are_recomputed_are_a_column_with_spaces_or_commas(tmp_path: Path) -> None:
+    columns = SWEEP + ",recompute,recompute_modules"
+    told = ("selective,MLP moe_act", "selective,", 'selective,"mlp,moe"', "none,none")
+    rows = [f"{row(4, 2)},{each}" for each in told]
+    (table,) = read_tables(sweep(tmp_path / "a.csv", rows, columns))
+    modules = table.jobs.options.recompute_modules.tolist()
+    assert modules == ["mlp,moe_act", "none", "mlp,moe", "none"]
+    assert table.jobs.repeats("moe").tolist() == [False, False, True, False]
+    wrong = sweep(tmp_path / "b.csv", [row(4, 2) + ",full,mlps"], columns)
+    with pytest.raises(TableError, match=r"b\.csv:3: recompute_modules is 'mlps', accepted core_"):
         read_tables(wrong)
 
 
