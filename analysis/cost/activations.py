@@ -10,8 +10,8 @@ from analysis.cost.stages import StageLoad
 from search_spaces import Framework
 from trainer.plan.axes import ep, pp
 from trainer.plan.axes.tp import splits_sequence
-from trainer.plan.jobs import FULL, NONE, ONE_F_ONE_B, SELECTIVE, Array, Jobs, Mask
-from trainer.plan.sizes import Mixture
+from trainer.plan.jobs import FULL, NO_MODULES, NONE, ONE_F_ONE_B, SELECTIVE, Array, Jobs, Mask
+from trainer.plan.sizes import Mixture, Size, ffn_weights, latent_matrices, model_weights
 
 
 def sequence_split(jobs: Jobs, framework: Framework) -> Array:
@@ -56,7 +56,8 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
     split = split + halved * (queries - f)
     sums = 4 * jobs.model.num_heads  # logarithm of the softmax's denominator, float32
     scores = jobs.model.num_heads * jobs.model.attended * (e + np.where(dropout, 1 + e, 0.0))
-    written = np.where(recompute == NONE, scores, 0.0)
+    kept_scores = (recompute == NONE) | (recompute == SELECTIVE) & ~jobs.repeats("core_attn", True)
+    written = np.where(kept_scores, scores, 0.0)
     split = split + np.where(is_flash(jobs, framework), sums, written)
     kept = whole + split / jobs.layout.tp
     only_input = e * h / sequence_split(jobs, framework)
@@ -69,7 +70,51 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
         some = np.where(frozen, kept, some)
     if jobs.model.mixture is not None:
         some = some + experts / jobs.tokens
+    some = some - np.where(recompute == SELECTIVE, _modules(jobs, framework)[0] / jobs.tokens, 0.0)
     return np.where(recompute == FULL, jobs.tokens * only_input + routes, jobs.tokens * some)
+
+
+def _modules(jobs: Jobs, framework: Framework) -> tuple[Array, Array]:
+    """Bytes of a micro-batch that a layer does not keep for its ``recompute_modules``, and their
+    share of its products; in the mean over all layers.
+
+    Megatron Core keeps no outputs of norms apart from products, before latent attention and before
+    experts; of queries, keys and values only their latents; and, of feed-forward parts, the input.
+    """
+    left_out, products = np.zeros((2, len(jobs)))
+    if (jobs.options.recompute_modules == NO_MODULES).all():
+        return left_out, products
+
+    def add(again: Mask, share: Array, num_bytes: Array, weights: Size = 0.0) -> None:
+        left_out[:] += np.where(again, share * num_bytes, 0.0)
+        products[:] += np.where(again, share * weights, 0.0)
+
+    model, tokens, tp, moe = jobs.model, jobs.tokens, jobs.layout.tp, jobs.repeats("moe")
+    e, fused, norms = jobs.options.element_bytes, framework.fused_layers, jobs.repeats("layernorm")
+    halved = np.where(jobs.options.fp8 & np.asarray(fused), 1.0, 0.0)
+    inner = e * np.where(model.gated, 3 if fused else 4, 2) - halved
+    norm = tokens * (e - halved) * model.hidden_size / sequence_split(jobs, framework)
+    mixed: Array = np.zeros(len(jobs))
+    if (mixture := model.mixture) is not None:
+        mixed, each, h = ep.mixed_share(jobs, mixture), mixture.expert_ffn_size, model.hidden_size
+        gate = (inner - e * np.where(model.gated, 2, 1)) * each / jobs.layout.etp
+        routed = mixture.experts_per_token * ffn_weights(model, each) + mixture.num_experts * h
+        add(moe, mixed, ep.activation_bytes(jobs, mixture, fused), routed)
+        add(jobs.repeats("moe_act") & ~moe, mixed, ep.assigned_tokens(jobs, mixture) * gate)
+        shared, own = mixture.shared_ffn_size, jobs.repeats("shared_experts")
+        add(own | moe, mixed, tokens * inner * shared / tp, ffn_weights(model, shared))
+    if (latent := model.latent) is not None:
+        some = np.where(latent.key_value_rank > 0, 1.0, 0.0)
+        made = model.num_heads * (2 * (latent.key_size + latent.rotary_size) + latent.value_size)
+        held = latent.query_rank + latent.key_value_rank + latent.rotary_size
+        up = tokens * e * (made / tp - held / sequence_split(jobs, framework))
+        weights = sum(m.inputs * m.outputs for m in latent_matrices(model, latent)[1:4:2])
+        add(jobs.repeats("mla_up_proj"), some, up, weights)
+        add(norms, some, norm)
+    dense = norm + tokens * inner * model.ffn_size / tp
+    add(jobs.repeats("mlp"), 1 - mixed, dense, ffn_weights(model, model.ffn_size))
+    add(norms, mixed, norm)
+    return left_out, products * model.num_layers / model_weights(model, active=True)
 
 
 def _compiled(jobs: Jobs, framework: Framework) -> Mask:
@@ -141,25 +186,26 @@ def repeats_attention(jobs: Jobs, framework: Framework) -> Mask:
     layers lie on a grid, or tokens go to experts.
     """
     if framework.keeps_products != "all":
-        return np.full(len(jobs), framework.keeps_products == "")
+        return jobs.repeats("core_attn", True) & (framework.keeps_products == "")
     grid = jobs.layout.on_grid | (jobs.layout.gy * jobs.layout.gz > 1)
     if jobs.model.mixture is not None:
         grid = grid | (jobs.model.mixture.num_experts > 0)
     return np.asarray(grid | (jobs.layout.cp > 1))
 
 
-def repeated_products(jobs: Jobs, framework: Framework) -> Array:
-    """Share of a dense layer's products that selective recomputation repeats.
+def repeated_work(jobs: Jobs, framework: Framework) -> Array:
+    """Share of a layer's products that selective recomputation repeats, and bytes that memory moves
+    for modules: what they do not keep is written and read again; shape (2, n).
 
     torchtitan keeps every second output: for keys, from attention, and up it repeats them.
     """
-    if framework.keeps_products != "second":
-        return np.zeros(len(jobs))
-    model, queries = jobs.model, jobs.model.attention_size
-    keys = queries * model.kv_heads / model.num_heads
-    whole = 2 * queries + 2 * keys + np.where(model.gated, 3, 2) * model.ffn_size
-    again = (queries + keys + model.ffn_size) / whole
-    return np.where(jobs.options.recompute == SELECTIVE, again, 0.0)
+    left_out, again = _modules(jobs, framework)
+    if framework.keeps_products == "second":
+        model, queries = jobs.model, jobs.model.attention_size
+        keys = queries * model.kv_heads / model.num_heads
+        whole = 2 * queries + 2 * keys + np.where(model.gated, 3, 2) * model.ffn_size
+        again = (queries + keys + model.ffn_size) / whole
+    return np.where(jobs.options.recompute == SELECTIVE, (again, 2 * left_out), 0.0)
 
 
 def embedding_bytes(jobs: Jobs, framework: Framework) -> Array:

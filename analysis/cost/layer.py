@@ -12,7 +12,7 @@ from typing import get_args
 
 import numpy as np
 
-from analysis.cost.activations import layer_bytes, repeated_products, repeats_attention
+from analysis.cost.activations import layer_bytes, repeated_work, repeats_attention
 from analysis.cost.collectives import collective_s
 from analysis.cost.compute import BACKWARD_LAUNCHES, Compute, PassTimes, smooth_max
 from analysis.cost.groups import members_per_node
@@ -127,7 +127,7 @@ def layer(jobs: Jobs, machine: Machine) -> Layer:
 
     first, second = host(forward, "forward"), host(backward, "backward", BACKWARD_LAUNCHES)
     device = forward.device + backward.device
-    again = _again(jobs, framework, forward)
+    again = _again(jobs, machine, forward)
     ways = forward.device, backward.device + again
     return Layer(
         forward_backward=device,
@@ -144,7 +144,7 @@ def _beside(jobs: Jobs, forward: PassTimes, backward: PassTimes) -> dict[Work | 
     """Seconds of the work that can hide exchanges; of a pass, that is in one operator with them."""
     return {
         "products": forward.gemm + backward.gemm,
-        "attention": np.where(jobs.options.recompute > 0, 2.0, 1.0) * forward.attention,
+        "attention": np.where(jobs.repeats_core, 2.0, 1.0) * forward.attention,
         "attention_backward": backward.attention,
         "layer": np.where(jobs.repeats_layers, 2.0, 1.0) * forward.device,
         "layer_backward": backward.device,
@@ -154,11 +154,12 @@ def _beside(jobs: Jobs, forward: PassTimes, backward: PassTimes) -> dict[Work | 
     }
 
 
-def _again(jobs: Jobs, framework: Framework, forward: PassTimes) -> Array:
+def _again(jobs: Jobs, machine: Machine, forward: PassTimes) -> Array:
     """Seconds of a layer's forward pass that recomputation repeats."""
-    products = repeated_products(jobs, framework) * forward.gemm
-    kept = products + ELEMENTWISE_AGAIN * forward.elementwise
-    some = np.where(repeats_attention(jobs, framework), forward.attention, kept)
+    products, moved = repeated_work(jobs, machine.framework)
+    kept = ELEMENTWISE_AGAIN * forward.elementwise if machine.framework.keeps_products else 0.0
+    some = np.where(repeats_attention(jobs, machine.framework), forward.attention, kept)
+    some = some + products * forward.gemm + moved / machine.compute.memory_bytes_per_s
     some = np.where(jobs.options.recompute == SELECTIVE, some, 0.0)
     return np.where(jobs.repeats_layers, forward.device, some)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.cost.activations import repeated_products, repeats_attention
+from analysis.cost.activations import repeated_work, repeats_attention
 from analysis.cost.compute import Compute, is_flash
 from analysis.cost.groups import MissingFactError
 from analysis.cost.layer import ELEMENTWISE_AGAIN
@@ -64,7 +64,7 @@ def _executed(model: CostModel, jobs: Jobs) -> Array:
         hardware_flops(jobs.model, jobs.global_batch, np.asarray(repeated))
         for repeated in (np.where(kept, "none", words), "full", "selective")
     )
-    products = repeated_products(jobs, framework) * (full - some)
+    products = repeated_work(jobs, framework)[0] * (full - some)
     return np.asarray((own + products) / jobs.layout.world_size, dtype=float)
 
 
@@ -77,8 +77,10 @@ def _moved_bytes(model: CostModel, jobs: Jobs) -> Array:
     full = jobs.options.recompute == FULL
     attends = repeats_attention(jobs, model.framework)
     selective = jobs.options.recompute == SELECTIVE
-    passes = 3.0 + full + ELEMENTWISE_AGAIN * (selective & ~attends)
+    again = selective & ~attends & bool(model.framework.keeps_products)
+    passes = 3.0 + full + ELEMENTWISE_AGAIN * again
     activations = compute.forward(jobs).elementwise * compute.memory_bytes_per_s * passes
+    activations = activations + repeated_work(jobs, model.framework)[1]
     scores = jobs.tokens * jobs.model.attended * jobs.model.num_heads / jobs.layout.tp
     unfused = np.where(is_flash(jobs, model.framework), 0.0, scores * model.constants.score_bytes)
     core = 3.0 + (full | (selective & attends))

@@ -10,11 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from analysis.cost.fitted import gpu_kind
 from analysis.sweeps.record import Keys, Table
 from search_spaces.cluster import Cluster
-from trainer.plan.jobs import Array, Jobs, Mask
+from search_spaces.frameworks import Framework
+from search_spaces.known import framework_named
+from trainer.plan.jobs import Array, Indices, Jobs, Mask
 
 
 @dataclass(frozen=True)
@@ -25,9 +28,20 @@ class Questions:
     clusters: Mapping[str, Cluster]
     cluster: Keys
     framework: Keys
+    habits: Mapping[str, NDArray[np.object_]]
 
     def __len__(self) -> int:
         return len(self.jobs)
+
+    def alike(self) -> Iterator[tuple[Cluster, Framework, Indices]]:
+        """Rows of one machine and one framework, with the habits that they state."""
+        found: dict[tuple[object, ...], list[int]] = {}
+        for row in range(len(self)):
+            said = [(name, c[row]) for name, c in self.habits.items() if c[row] is not None]
+            found.setdefault((self.cluster[row], self.framework[row], *said), []).append(row)
+        for (cluster, name, *said), rows in found.items():
+            habits = framework_named(str(name)).with_habits(**dict(said))
+            yield self.clusters[str(cluster)], habits, np.array(rows)
 
 
 @dataclass(frozen=True)
@@ -49,7 +63,7 @@ class Fold:
 
 def ask(table: Table) -> Questions:
     """A table's questions."""
-    return Questions(table.jobs, table.clusters, table.cluster, table.framework)
+    return Questions(table.jobs, table.clusters, table.cluster, table.framework, table.habits)
 
 
 def zero_shot(table: Table) -> Iterator[Fold]:

@@ -17,7 +17,6 @@ from analysis.sweeps.record import Table
 from benchmarks.cost_model.failures import not_memory
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework
-from search_spaces.known import framework_named
 from trainer.plan.flops import hardware_flops
 from trainer.plan.jobs import Array, Jobs
 
@@ -67,9 +66,8 @@ class Predictor(Protocol):
 def predict(fitted: Fitted, asked: Questions) -> Predicted:
     """Predict jobs of several machines and frameworks."""
     columns = {f.name: np.full(len(asked), np.nan) for f in fields(Predicted)}
-    for cluster, name in sorted({*zip(asked.cluster, asked.framework, strict=True)}):
-        rows = (asked.cluster == cluster) & (asked.framework == name)
-        part = fitted(asked.jobs[rows], asked.clusters[str(cluster)], framework_named(str(name)))
+    for cluster, habits, rows in asked.alike():
+        part = fitted(asked.jobs[rows], cluster, habits)
         for column, values in columns.items():
             values[rows] = getattr(part, column)
     return Predicted(**columns)
@@ -90,7 +88,7 @@ class Meshtune:
         models: dict[tuple[str, str], CostModel] = {}
 
         def fitted(jobs: Jobs, cluster: Cluster, habits: Framework) -> Predicted:
-            key = (cluster.name, habits.name)
+            key = (cluster.name, repr(habits))
             if key not in models:
                 models[key] = self._model(train, cluster, habits, {*shapes(jobs)})
             return _answer(models[key], jobs)
@@ -134,7 +132,7 @@ class Transfer:
         parts, known = parts_of(train), dict[tuple[str, str], CostModel]()
 
         def fitted(jobs: Jobs, cluster: Cluster, habits: Framework) -> Predicted:
-            key = (cluster.name, habits.name)
+            key = (cluster.name, repr(habits))
             if key not in known:
                 constants = transferred(parts, cluster, habits)
                 known[key] = CostModel(cluster, habits, constants)

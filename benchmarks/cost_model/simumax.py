@@ -27,7 +27,7 @@ import numpy as np
 from analysis.sweeps.record import Table
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework
-from trainer.plan.jobs import FULL, ONE_F_ONE_B, SELECTIVE, Jobs
+from trainer.plan.jobs import FULL, NO_MODULES, ONE_F_ONE_B, SELECTIVE, Jobs
 
 from .peers import Fitted, Predicted
 
@@ -140,6 +140,7 @@ class SimuMax:
 def _check(job: Jobs) -> None:
     """Raises InexpressibleError for what no field of its files says."""
     cannot = {
+        "single modules' recomputation": job.options.recompute_modules != NO_MODULES,
         "ZeRO-2, ZeRO-3 and FSDP": (job.placement.weight_shard > 1)
         | (job.placement.gradient_shard > 1),
         "optimizer states split over some replicas": (job.placement.optimizer_shard > 1)

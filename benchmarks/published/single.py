@@ -108,6 +108,13 @@ def v100(path: Path, frame: pd.DataFrame) -> Table:
     small = whole["gpu"].str.contains("16GB").to_numpy()
     large_machine, small_machine = (cluster_of(f"V100-{size}GB") for size in (32, 16))
     cluster = np.where(small, small_machine.name, large_machine.name)
+    # Transformers' Trainer on DeepSpeed 0.3.16 (gpt2-hf-ds/hf_ds_gpt2_perf_n16.slurm): two buckets
+    # of h^2 elements, a stream of its own for reductions, and a loss in 16 bits, which holds three
+    # copies of the logits: itself, its logarithm's and their gradients in turn.
+    of_trainer = whole["framework"].str.startswith("HF").to_numpy()
+    bucket = number_column(whole, "hidden") ** 2
+    own = {"fixed_buffer_bytes": 4 * bucket, "reduced_apart": bucket}
+    own |= {"logits_bytes": 0, "logit_copies": 3}
     made = one_cluster_table(
         path,
         j,
@@ -121,6 +128,7 @@ def v100(path: Path, frame: pd.DataFrame) -> Table:
         landscape=keys(shape_keys(j), cluster, j.layout.world_size),
         campaign=keys(shape_keys(j), cluster, j.layout.world_size),
         memory_measure="nvidia-smi",
+        habits={name: np.where(of_trainer, value, None) for name, value in own.items()},
         left_out={"shape or micro-batch not stated": int(unknown.sum())},
         notes=("the network varied by 40 % between days (its source says)",),
     )

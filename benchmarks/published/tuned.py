@@ -25,7 +25,18 @@ from analysis.sweeps.record import (
 from benchmarks.published.gpt import one_cluster_table
 from search_spaces.language.schema import ModelFile
 from search_spaces.shipped import read_named
-from trainer.plan.jobs import BY_HABIT, DISPATCHERS, GRAPHS, NO_GRAPHS, Array, Mask, jobs
+from trainer.plan.jobs import (
+    BY_HABIT,
+    DISPATCHERS,
+    GRAPHS,
+    NO_GRAPHS,
+    NO_MODULES,
+    NONE,
+    SELECTIVE,
+    Array,
+    Mask,
+    jobs,
+)
 from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import Latent, Mixture
 
@@ -44,8 +55,25 @@ _CHUNKS_OF_GPT3 = 6.0  # where a row does not say: those of the round after
 
 
 def dgxc(path: Path, frame: pd.DataFrame) -> Table:
-    """NVIDIA's benchmark recipes: one configuration of each model at many scales."""
-    return _dense(path, frame, number_column(frame, "iter_s"), frame["release"])
+    """NVIDIA's benchmark recipes: one configuration of each model at many scales.
+
+    Of 24.11.1 and 25.02 they are NeMo 1's (dgxc-benchmarking at 35a9aec and 8f5cbb3, and NeMo's
+    ``megatron_base_model.py``). Its ``distributed_fused_adam`` keeps of a master weight only the 16
+    bits that the weight lacks, unless weights are in 8 bits (``fp8_params``, which GPT-3's recipe
+    always has). Nemotron-4 340B's states are in bf16, the weights their own masters, and it
+    recomputes attention.
+    """
+    model, first = frame["model"], frame["release"] == "24.11.1"
+    nemo = first | (frame["release"] == "25.02")
+    large, bf16 = nemo & (model == "Nemotron4-340B"), frame["precision"] == "BF16"
+    other = model.str.startswith("GPT3") | ~first & (model == "Nemotron4-15B")  # Megatron Core's
+    cases = [large & bf16, large, nemo & bf16 & ~other]
+    habits = {
+        "master_bytes": np.select(cases, [0, 2, 2], np.array(None, dtype=object)),
+        "moment_bytes": np.where(large, 2, None),
+    }
+    again, step_time_s = np.where(large, SELECTIVE, NONE), number_column(frame, "iter_s")
+    return _dense(path, frame, step_time_s, frame["release"], again, habits)
 
 
 def mlperf(path: Path, frame: pd.DataFrame) -> Table:
@@ -60,7 +88,14 @@ def bridge(path: Path, frame: pd.DataFrame) -> Table:
     return _dense(path, frame, tokens / rate, frame["container"])
 
 
-def _dense(path: Path, frame: pd.DataFrame, step_time_s: Array, campaign: Any) -> Table:
+def _dense(
+    path: Path,
+    frame: pd.DataFrame,
+    step_time_s: Array,
+    campaign: Any,
+    recompute: Any = NONE,
+    habits: Mapping[str, Any] | None = None,
+) -> Table:
     columns = {
         "num_layers": "layers",
         "hidden_size": "hidden",
@@ -72,8 +107,8 @@ def _dense(path: Path, frame: pd.DataFrame, step_time_s: Array, campaign: Any) -
     }
     shape: dict[str, Any] = {key: number_column(frame, name) for key, name in columns.items()}
     llama = frame["model"].str.upper().str.contains("LLAMA").to_numpy()
-    shape |= {"gated": llama, "tied_embeddings": ~llama}
-    return _table(path, frame, shape, step_time_s, keys(campaign), {})
+    shape |= {"gated": llama, "tied_embeddings": ~llama, "recompute": recompute}
+    return _table(path, frame, shape, step_time_s, keys(campaign), {}, habits or {})
 
 
 def mixtures(path: Path, frame: pd.DataFrame) -> Table:
@@ -121,7 +156,7 @@ def mixtures(path: Path, frame: pd.DataFrame) -> Table:
     deeper &= ~frame["model"].str.contains("w/o MTP", regex=False).to_numpy()
     shape["num_layers"] = shape["num_layers"] + deeper
     shape |= _recipes(frame)
-    return _table(path, frame, shape, step_time_s, keys(frame["container"]), unknown)
+    return _table(path, frame, shape, step_time_s, keys(frame["container"]), unknown, {})
 
 
 def _recipes(frame: pd.DataFrame) -> dict[str, Any]:
@@ -129,7 +164,10 @@ def _recipes(frame: pd.DataFrame) -> dict[str, Any]:
     key = ["container", "model", "gpu", "precision"]
     rows = frame.assign(gpu=frame["system"].str.extract(_GPU, expand=False))
     known = rows[key].merge(pd.read_csv(RECIPES, comment="#", dtype=str), "left", on=key)
+    modules = known["recompute_modules"].fillna(NO_MODULES).str.replace(" ", ",").to_numpy(str)
     return {
+        "recompute": np.where(modules != NO_MODULES, SELECTIVE, NONE),
+        "recompute_modules": modules,
         "dispatcher": known["moe_token_dispatcher"].map(DISPATCHERS).fillna(BY_HABIT).to_numpy(),
         "overlaps_dispatch": (known["moe_comm_overlap"] == "yes").to_numpy(),
         "graphs": known["cuda_graphs"].map(GRAPHS).fillna(NO_GRAPHS).to_numpy(),
@@ -153,6 +191,7 @@ def _table(
     step_time_s: Array,
     campaign: Keys,
     reasons: Mapping[str, Mask],
+    habits: Mapping[str, Any],
 ) -> Table:
     """All rows, then without those that no price is meant for."""
     tp, pp, mbs = (number_column(frame, name) for name in ("tp", "pp", "mbs"))
@@ -202,7 +241,8 @@ def _table(
         step_time_s=step_time_s,
         landscape=np.array([f"{path.stem} {row}" for row in range(len(frame))]),
         campaign=campaign,
-        notes=("recomputation is not stated: none", "balanced routers, no token dropped"),
+        habits=habits,
+        notes=("recomputation that no recipe states: none", "balanced routers, no token dropped"),
     )
     known = precision.isin(["BF16", *FP8]).to_numpy()
     return drop(

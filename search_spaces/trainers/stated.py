@@ -204,11 +204,14 @@ def _value(
     places = ((setting.arguments, given), (setting.file, paths), (setting.same, {**paths, **given}))
     for entries, stated in places:
         for key, template in entries.items():
-            value = stated.get(key)
+            value, plain = stated.get(key), f"{{{name}}}"
+            if template in (f"{{*{name}}}", f"[{{*{name}}}]"):
+                words = value if isinstance(value, list) else re.findall(r"[^][,\s]+", str(value))
+                value, plain = ",".join(map(str, words)) if value else None, template
             if value in (None, "auto") or isinstance(value, list):
                 continue
             heeded = templates.names(f"{{{setting.when or ''}}}")
-            if template == f"{{{name}}}" and (heeded <= {name} or name not in heeded):
+            if template == plain and (heeded <= {name} or name not in heeded):
                 return value if isinstance(value, (bool, int, float, str)) else None
             means = _IS.fullmatch(setting.when or "")
             if means and means["name"] == name and value == template:

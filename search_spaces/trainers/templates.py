@@ -1,7 +1,8 @@
 """Text in which ``{tp}`` and ``{dp // cp}`` stand for a trial's values.
 
 Text between braces is an expression of the constraint grammar if it parses as one that has a name;
-JSON such as ``{"stage": 1}`` stays as it is. ``{{tp}}`` becomes ``{tp}``.
+JSON such as ``{"stage": 1}`` stays as it is. ``{{tp}}`` becomes ``{tp}``, and an
+argument ``{*names}`` one for each of the names that commas separate.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from foundation.values import Scalar
 from search_spaces.parameters import value_type_of
 from trainer.plan.rules.expression import ValueType, constant, parse
 
-_BRACES = re.compile(r"\{\{([^{}]*)\}\}|\{([^{}]*)\}")
+_BRACES = re.compile(r"\{\{([^{}]*)\}\}|\{\*?([^{}]*)\}")
 
 
 def expressions(text: str) -> Iterator[str]:
@@ -49,11 +50,12 @@ def filled(text: str, values: Mapping[str, Scalar]) -> str:
     return _BRACES.sub(fill, text)
 
 
-def value(text: str, values: Mapping[str, Scalar]) -> Scalar:
-    """A filled template; one that is a single expression gives its value in its own type."""
+def value(text: str, values: Mapping[str, Scalar]) -> Scalar | list[str]:
+    """A filled template; a single expression gives its value in its own type, {*names} a list."""
     found = _BRACES.fullmatch(text)
     if found and found[1] is None and _is_expression(found[2]):
-        return _computed(found[2], values)
+        one = _computed(found[2], values)
+        return str(one).split(",") if text.startswith("{*") else one
     return filled(text, values)
 
 
@@ -66,7 +68,8 @@ def holds(condition: str, values: Mapping[str, Scalar]) -> bool:
 def arguments(templates: Sequence[str], values: Mapping[str, Scalar]) -> list[str]:
     """Arguments of a command from templates; an argument that becomes empty is left out."""
     texts = [(template, filled(template, values)) for template in templates]
-    return [text for template, text in texts if text or not template]
+    several = [(t, text.split(",") if t.startswith("{*") else [text]) for t, text in texts]
+    return [text for template, each in several for text in each if text or not template]
 
 
 def _is_expression(text: str) -> bool:

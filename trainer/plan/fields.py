@@ -241,6 +241,9 @@ class OtherChoices(Described):
     cuda_graphs: Annotated[Literal["none", "layers", "step"], Open(), Column("graphs")] = "none"
     """kernels that the host launches at once: those of a layer without its experts, or of the whole
     step"""
+    recompute_modules: Annotated[str, Column(other="none")] = "none"
+    """what recompute: selective repeats, in Megatron Core's words, by commas: core_attn, layernorm,
+    mla_up_proj, mlp, moe, moe_act, shared_experts; none: the framework's habit"""
     account_for_embedding: Annotated[
         bool | None, OtherNames("account_for_embedding_in_pipeline_split"), Column(other=-1)
     ] = None

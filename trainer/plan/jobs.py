@@ -30,6 +30,8 @@ Indices = NDArray[np.int64]
 
 RECOMPUTE = codes_of(fields.Choices, "recompute")
 NONE, SELECTIVE, FULL = RECOMPUTE.values()
+MODULES = "core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"
+NO_MODULES = "none"  # the framework's habit
 SCHEDULES = codes_of(fields.Choices, "pipeline_schedule")
 ONE_F_ONE_B, BREADTH_FIRST = SCHEDULES["1F1B"], SCHEDULES["LoopedBFS"]
 ZERO_BUBBLE, ZERO_BUBBLE_V = SCHEDULES["InterleavedZeroBubble"], SCHEDULES["ZBVZeroBubble"]
@@ -151,8 +153,9 @@ class Options(Part):
     """How to compute, beside the degrees."""
 
     sequence_parallel: Mask = mask()  # Korthikanti et al. 2022
-    # NONE, SELECTIVE (attention core) or FULL (all but a layer's input)
+    # NONE, SELECTIVE (attention core, or ``recompute_modules``) or FULL (all but a layer's input)
     recompute: Array = column(NONE)
+    recompute_modules: NDArray[np.str_] = column(NO_MODULES, str)  # of MODULES, by commas
     schedule: Array = column(ONE_F_ONE_B)  # pipeline schedule; ONE_F_ONE_B is plain or interleaved
     element_bytes: Array = column(2)  # of weights and activations in the computation: 2 or 4
     fp8: Mask = mask()  # layers' products are in 8 bits
@@ -255,6 +258,19 @@ class Jobs:
     def repeats_layers(self) -> Mask:
         """Whether full recomputation is on."""
         return np.asarray(self.options.recompute == FULL)
+
+    def repeats(self, module: str, otherwise: bool = False) -> Mask:
+        """Whether selective recomputation repeats a module; ``otherwise`` where none is stated."""
+        texts = self.options.recompute_modules
+        if (none := np.asarray(texts == NO_MODULES)).all():
+            return none & otherwise
+        listed = np.char.find(np.char.add(np.char.add(",", texts), ","), f",{module},") >= 0
+        return np.where(none, otherwise, listed)
+
+    @cached_property
+    def repeats_core(self) -> Mask:
+        """Whether the backward pass repeats attention's core, unless products are kept."""
+        return self.repeats_layers | (self.options.recompute > 0) & self.repeats("core_attn", True)
 
     @cached_property
     def global_batch(self) -> Array:

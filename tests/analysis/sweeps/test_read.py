@@ -34,6 +34,19 @@ def test_optional_columns_of_a_sweep_are_read(tmp_path: Path) -> None:
     assert list(table.framework) == ["megatron-lm", "nanotron", "in-house"]
 
 
+def test_modules_that_are_recomputed_are_a_column_with_spaces_or_commas(tmp_path: Path) -> None:
+    columns = SWEEP + ",recompute,recompute_modules"
+    told = ("selective,MLP moe_act", "selective,", 'selective,"mlp,moe"', "none,none")
+    rows = [f"{row(4, 2)},{each}" for each in told]
+    (table,) = read_tables(sweep(tmp_path / "a.csv", rows, columns))
+    modules = table.jobs.options.recompute_modules.tolist()
+    assert modules == ["mlp,moe_act", "none", "mlp,moe", "none"]
+    assert table.jobs.repeats("moe").tolist() == [False, False, True, False]
+    wrong = sweep(tmp_path / "b.csv", [row(4, 2) + ",full,mlps"], columns)
+    with pytest.raises(TableError, match=r"b\.csv:3: recompute_modules is 'mlps', accepted core_"):
+        read_tables(wrong)
+
+
 def test_degrees_kernels_experts_and_habits_are_columns_as_well(tmp_path: Path) -> None:
     columns = SWEEP.replace("tok_s", "tokens_per_second").replace("crashed_or_oom", "out_of_memory")
     columns += ",cp,sp,vpp,head_dim,precision,liger,attn,experts,experts_per_token,expert_ffn"

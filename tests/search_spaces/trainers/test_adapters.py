@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from search_spaces import SearchSpace, SpaceError, load_space, notes
+from search_spaces.export import Export
 from search_spaces.trainers import options
 
 Load = Callable[[str], SearchSpace]
@@ -231,6 +232,39 @@ def test_what_pasted_arguments_say_of_stages_is_known(load: Load) -> None:
     assert space.first_violation(config) is None
     # Two of 128 on each of 64 chunks, of which it takes two for embedding and loss.
     assert "--num-layers-per-virtual-pipeline-stage 2" in " ".join(space.command(config, "/t"))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "given", "said"),
+    [
+        ("megatron-lm", "--recompute-modules mlp", "mlp"),
+        ("megatron-lm", "--recompute-modules mlp moe_act --use-flash-attn", "mlp,moe_act"),
+        ("megatron-lm", "--recompute-modules=mlp --use-flash-attn", "mlp"),
+        ("megatron-bridge", "model.recompute_modules=[mlp]", "mlp"),
+        ("megatron-bridge", "'model.recompute_modules=[mlp, moe_act]'", "mlp,moe_act"),
+        ("megatron-bridge", "model.recompute_modules=[]", ""),
+        ("megatron-bridge", "model.recompute_modules=null", None),
+    ],
+)
+def test_modules_that_pasted_arguments_repeat_are_known_and_given_on(
+    load: Load, adapter: str, given: str, said: str | None
+) -> None:
+    written = STAGES.format(layers=64, args="", more="tp: 1, recompute: [full, selective]")
+    whole = f"{{adapter: {adapter}, entry: train.py, args: {json.dumps(given)}}}"
+    space = load(written.replace("{adapter: megatron-lm, args: []}", whole))
+    modules = space.parameters.get("recompute_modules")
+    assert (modules and modules.values) == (None if said is None else (said,))
+    for recompute in ("full", "selective"):
+        config = {"pp": 8, "mbs": 1, "gas": 64, "tp": 1, "recompute": recompute}
+        config |= {} if said is None else {"recompute_modules": said}
+        command = " ".join(space.command(space.canonical(config), "/t"))
+        told = f"model.recompute_modules=[{said}]"
+        if adapter == "megatron-lm":
+            told = f"--recompute-modules {' '.join((said or '').split(','))}"
+        assert (told in command) is (recompute == "selective" and said is not None)
+        assert command.count("recompute-modules") + command.count("recompute_modules") <= 1
+        exported = Export.of(space, config, adapter)
+        assert ([*told.split()] in map(list, exported.arguments)) is (told in command)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,8 @@ CASES = {
         "ep": 8,
         "zero_stage": 1,
         "precision": "bf16",
+        "recompute": "selective",
+        "recompute_modules": "mla_up_proj,moe_act",
         "moe_comm_overlap": True,
     },
     "llama_70b": {
@@ -71,8 +73,9 @@ with contextlib.redirect_stdout(sys.stderr):
     args = arguments.validate_args(arguments.parse_args())
 names = ("num_layers ffn_hidden_size padded_vocab_size seq_length tensor_model_parallel_size "
          "virtual_pipeline_model_parallel_size data_parallel_size global_batch_size train_iters "
-         "use_distributed_optimizer recompute_granularity moe_layer_freq kv_lora_rank "
-         "pipeline_model_parallel_layout overlap_moe_expert_parallel_comm te_rng_tracker")
+         "use_distributed_optimizer recompute_granularity recompute_modules moe_layer_freq "
+         "kv_lora_rank pipeline_model_parallel_layout overlap_moe_expert_parallel_comm "
+         "te_rng_tracker")
 print(json.dumps({name: getattr(args, name, None) for name in names.split()}))
 """
 EXPECTED = {
@@ -96,6 +99,8 @@ EXPECTED = {
     "deepseek_v3": {
         "moe_layer_freq": [0] * 3 + [1] * 58,
         "kv_lora_rank": 512,
+        "recompute_granularity": "selective",
+        "recompute_modules": ["mla_up_proj", "moe_act"],
         "overlap_moe_expert_parallel_comm": True,
     },
     "llama_70b": {

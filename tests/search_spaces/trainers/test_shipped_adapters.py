@@ -31,6 +31,7 @@ VALUES: dict[str, list[Any]] = {
     **{name: [True, False] for name in ("account_for_embedding", "account_for_loss")},
     "zero_stage": [1, 0, 2, 3],
     "recompute": ["none", "selective", "full"],
+    "recompute_modules": ["none", "mlp", "mla_up_proj,moe_act"],
     **{name: [False, True] for name in ("overlap_param_gather", "moe_comm_overlap")},
     **{name: [False, True] for name in ("packing", "compile")},
     "precision": ["bf16", "fp16", "fp32"],

@@ -40,7 +40,7 @@ def layer_exchanges(jobs: Jobs, habits: Habits) -> Exchanges:
     both repeat attention.
     """
     group, num_bytes = jobs.layout.axes.group("cp"), key_value_bytes(jobs)
-    again = np.where(jobs.options.recompute > 0, 1.0, 0.0)
+    again = np.where(jobs.repeats_core, 1.0, 0.0)
     return (
         Exchange("context", "all_gather", group, num_bytes, 1, "forward", "attention"),
         Exchange("context", "all_gather", group, num_bytes, again, "repeated", "attention"),

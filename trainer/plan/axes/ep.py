@@ -18,7 +18,7 @@ import numpy as np
 from trainer.plan.axes.dp import Holders, dense_holders
 from trainer.plan.axes.mesh import RankGroup
 from trainer.plan.exchange import Exchange, Habits
-from trainer.plan.jobs import BY_HABIT, FLEX, Array, Jobs, Mask
+from trainer.plan.jobs import BY_HABIT, FLEX, SELECTIVE, Array, Jobs, Mask
 from trainer.plan.sizes import Mixture, expert_weights, ffn_weights, mixed_layers, stage_weights
 from trainer.plan.states import DEGREES, Degrees, degree_among
 
@@ -120,7 +120,8 @@ def layer_exchanges(
 ) -> LayerExchanges:
     """Dispatch and combine of every pass (Megatron Core); ``members`` of a group share a node."""
     layout, dispatcher = jobs.layout, jobs.options.dispatcher
-    passes = np.where(jobs.repeats_layers, 3.0, 2.0)
+    again = (jobs.options.recompute == SELECTIVE) & jobs.repeats("moe")
+    passes = np.where(jobs.repeats_layers | again, 3.0, 2.0)
 
     def way(places: Array | None, ranks: Array) -> Exchange:
         group = RankGroup(ranks, layout.etp, layout.world_size)
