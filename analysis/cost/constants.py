@@ -43,7 +43,7 @@ class Constants:
 
     @classmethod
     def transferred(cls, learnt: Array | None) -> Array | None:
-        """A prior from other models' posterior: ``TRANSFER`` as wide, no wider than untrained."""
+        """A prior from other models' posterior, widened by ``TRANSFER`` up to the first prior."""
         if learnt is None:
             return None
         inverse = np.linalg.inv
@@ -219,8 +219,8 @@ def log_sds(
     interval, and each end counts for its own side. Derivatives would not do: a constant without
     data may not matter at its median and take most of a step at its edge, while a step cannot save
     more time than the constant takes. For narrow intervals both sides are the first order.
-    Constants without variance are left alone. Shares of a rate (``*_share``) end at 1, or at their
-    value if the fit put it above, in place of a missing term.
+    Constants without variance are left alone. Ends of shares of a rate (``*_share``) are at most 1,
+    unless a fit put the share itself above 1 to make up for a missing term.
 
     Args:
         logarithm: of n rows, for one record of constants or for c at once; see ``from_logs``.

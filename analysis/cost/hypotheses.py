@@ -76,7 +76,7 @@ MEMORY = (
 
 @dataclass(frozen=True)
 class Hypothesis(Generic[T]):
-    """Habits that a framework may have, their probability, and, say, the constants given these."""
+    """Habits that a framework may have, their probability, and the constants with them, ``rest``."""
 
     framework: Framework
     weight: float

@@ -1,4 +1,4 @@
-"""The cost model: predicts, says how sure it is, and learns from what was measured."""
+"""The cost model: predicts jobs with intervals, and learns from measured trials."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from trainer.plan.jobs import Array, Jobs, Mask
 Columns = dict[str, Array]
 
 PRIOR_LOG_SD = 0.15  # of step times on machines and frameworks that nothing was fitted to
-# The same besides the constants' spread between machines; rows of one scatter by 0.12 (15 tables).
+# The same beyond the constants' spread; rows of one machine scatter by 0.12 (15 tables).
 UNSEEN_LOG_SD = 0.1
 FIT_LOG_SD = 0.05  # scatter of step times around a model whose constants fit
 LIKELY = 0.5  # probability to fit from which a configuration counts as fitting
-# Factor on the spreads of links' priors on an unseen machine: so far do fits to single published
-# tables scatter. Calibration keeps the narrower priors, which disturbed trials do not override.
+# Factor on the spreads of links' priors on an unseen machine: fits to single published tables
+# scatter that far. Calibration keeps the narrower priors, which disturbed trials do not override.
 NETWORKS = 2.0
 
 

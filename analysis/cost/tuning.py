@@ -118,7 +118,7 @@ def kept_bytes(jobs: Jobs, framework: Framework) -> tuple[Array, Array]:
     in float32; queries, keys, values and attention's output; the gated unit's three; and each
     target's input. Float32 adapters each take a copy of their input, in the format in which they
     compute; 16-bit ones share the existing input. A frozen matrix needs none. Dropout makes a copy
-    of its own and a mask of one byte (torch's native_dropout). In all more than full training
+    of its own and a mask of one byte (torch's native_dropout). That exceeds what full training
     keeps. Compiled layers keep the operands of elementwise results: residuals, and products.
     """
     model, e, targets = jobs.model, jobs.options.element_bytes, jobs.options.lora_targets

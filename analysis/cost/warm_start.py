@@ -78,8 +78,8 @@ def discounted(model: CostModel, before: CostModel) -> CostModel:
     """A model that was calibrated with a run, as a start for other runs.
 
     A calibration first widens the covariance (``transferred``), since the run may be another case,
-    and the next calibration widens it again. So that this does not add up, only the run's
-    information is added to the covariance that the model had ``before``.
+    and the next calibration widens it again. So that this does not add up, the run's information is
+    added to the covariance that the model had ``before``, not to the widened one.
     """
     if model.others:
         pairs = zip(model.engines, before.engines, strict=True)
