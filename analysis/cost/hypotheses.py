@@ -76,7 +76,7 @@ MEMORY = (
 
 @dataclass(frozen=True)
 class Hypothesis(Generic[T]):
-    """Habits that a framework may have, their probability, and the constants with them, ``rest``."""
+    """Habits that a framework may have, their probability, and ``rest``: constants with them."""
 
     framework: Framework
     weight: float
