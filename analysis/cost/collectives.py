@@ -1,13 +1,13 @@
 """Time of collectives, by the links that they cross.
 
-A collective takes a start, a latency per hop, and its volume over the bandwidth of the slowest link
-on its way (Thakur et al. 2005, cited by Singh et al. 2024, V-B). Groups that work at the same time
+A collective takes its start, a latency per hop, and its volume over the bandwidth of the slowest
+link on its path (Thakur et al. 2005, cited by Singh et al. 2024, V-B). Groups that work at once
 share a node's network adapters (Singh et al. 2024, eq. 7). Where the cluster's facts hold a
 measurement of the same group, it replaces the formula: on some nodes bandwidth neither grows nor
 falls with the size of the group.
 
-In every function ``num_bytes`` is a column, or one number; nothing is sent, and no time taken, by a
-group of one or where there are no bytes.
+In every function ``num_bytes`` is a column or one number. A group of one rank, or of no bytes,
+takes no time.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def collective_s(
     group: RankGroup,
     num_bytes: ArrayLike,
 ) -> Array:
-    """Seconds of a collective: the formula's, or the measured ones of the same group.
+    """Seconds of a collective: by the formula, or as measured on the same group.
 
-    ``num_bytes`` are those of the whole tensor; for an all-to-all, of the one that each rank has.
+    ``num_bytes`` are those of the whole tensor; for an all-to-all, of each rank's own tensor.
     """
     path = groups.path_of(cluster, constants, group)
     num_bytes = np.asarray(num_bytes, np.float64)
@@ -54,7 +54,7 @@ def collective_s(
         own = own or [entry for entry in entries if entry.operation == "any"]
         rows = np.flatnonzero((size == key[0]) & (nodes == key[1]) & (stride == key[2]))
         if own and rows.size:
-            # These rows are alike but for their bytes, so that they have one latency.
+            # These rows differ in their bytes only, so they have one latency.
             latency = start_s[..., rows[:1]]
             taken[..., rows] = _interpolated_s(own, operation, latency, sent[rows])
     taken[..., (sent <= 0) | (size <= 1)] = 0.0
@@ -71,10 +71,10 @@ def _once_around(path: Path, call_s: float, num_bytes: Array) -> tuple[Array, Ar
 def _all_reduce(path: Path, call_s: float, num_bytes: Array) -> tuple[Array, Array]:
     """The faster of a ring (reduce-scatter, then all-gather) and of a hierarchy.
 
-    Reduce inside each node, up and down a binary tree of nodes, spread inside each node. NCCL
-    chooses between the same two. The hierarchy sends 2 (N - 1) / N of the bytes out of each of N
-    nodes and not 2 (n - 1) / n, which is why two nodes can measure more than their adapters'
-    bandwidth, and its latency grows with the logarithm of N.
+    The hierarchy reduces inside each node, goes up and down a binary tree of nodes, and broadcasts
+    inside each node. NCCL chooses between the same two. The hierarchy sends 2 (N - 1) / N of the
+    bytes out of each of N nodes and not 2 (n - 1) / n, which is why two nodes can measure more than
+    their adapters' bandwidth, and its latency grows with the logarithm of N.
     """
     ring_latency_s = call_s + 2 * path.ring_latency_s
     ring_s = ring_latency_s + 2 * share_sent(path.group.size) * num_bytes / path.ring_bytes_per_s
@@ -110,7 +110,7 @@ _FORMULAS: dict[str, Callable[[Path, float, Array], tuple[Array, Array]]] = {
     "all_reduce": _all_reduce,
     "all_to_all": _all_to_all,
 }
-"""Seconds before the first byte and in all; a path's calls take so many seconds to start."""
+"""Latency and total seconds of an operation, by path, seconds to start a call, and bytes."""
 
 
 def send_s(
@@ -122,13 +122,13 @@ def send_s(
 ) -> Array:
     """Seconds to send from one rank to the next of its group, over the slowest such link.
 
-    Ranks at a node's edge, as many as ``stride`` says, send at once and share its adapters; one
-    rank uses its own adapter only.
+    ``stride`` ranks at a node's edge send at once and share its adapters; one rank alone uses only
+    its own adapter.
 
     Args:
         stride: from a rank to the next: tp * dp between pipeline stages.
         num_bytes: of one rank's message.
-        size: of the group: pipeline stages. Some neighbours in a long chain are on two nodes.
+        size: number of pipeline stages. In a long chain some neighbours are on different nodes.
     """
     chain = groups.group_of(size, stride)
     num_bytes = np.asarray(num_bytes, np.float64)
@@ -146,8 +146,8 @@ def send_s(
     taken = constants.call_s + hop_s + num_bytes / bytes_per_s
     for (_, nodes, stride), entries in groups.measured_groups(cluster).items():
         if own := [entry for entry in entries if entry.operation == "send"]:
-            # Inside a node a pair at the same stride was measured; between nodes all pairs at once,
-            # which holds where at least as many ranks send. Start and transfer are together.
+            # Inside a node a pair at the same stride was measured, between nodes all pairs at once:
+            # that holds where at least as many ranks send. The measured time includes the start.
             rows = ~crosses & (chain.stride == stride) if nodes == 1 else crosses
             sent = np.broadcast_to(num_bytes, rows.shape)
             measured_s = _interpolated_s(own, "send", np.zeros(1), sent)
@@ -156,9 +156,9 @@ def send_s(
 
 
 def bus_bytes_per_s(cluster: Cluster, constants: LinkConstants, group: RankGroup) -> Array:
-    """Bandwidth of a ring for large messages: of the slowest link that it crosses.
+    """Bandwidth of a ring for large messages: that of the slowest link that it crosses.
 
-    Measured groups have the value of their largest message; inf for a group of one.
+    For measured groups that of their largest message; inf for a group of one.
     """
     path = groups.path_of(cluster, constants, group)
     bandwidth = path.ring_bytes_per_s
@@ -171,11 +171,11 @@ def bus_bytes_per_s(cluster: Cluster, constants: LinkConstants, group: RankGroup
 def _interpolated_s(
     entries: list[Collective], operation: Operation, latency_s: Array, num_bytes: Array
 ) -> Array:
-    """Latency, and a transfer interpolated between the measured ones; of shape (..., n).
+    """Latency plus a transfer time interpolated between measured ones; seconds, shape (..., n).
 
-    The logarithm of the transfer is linear in the logarithm of the size; outside of the measured
-    sizes the nearest one's bandwidth holds. ``entries`` are of one group, ``latency_s`` is of shape
-    (..., 1), of one constant or several.
+    The logarithm of the transfer time is linear in that of the size; outside the measured sizes
+    the nearest one's bandwidth holds. ``entries`` are of one group; ``latency_s`` has the shape
+    (..., 1), for one record of constants or several.
     """
     entries = sorted(entries, key=lambda entry: entry.size_mib)
     sizes = np.array([entry.size_mib for entry in entries]) * MIB

@@ -2,7 +2,7 @@
 
 A constant's prior is log-normal: its default is the median, ``spread`` the standard deviation of
 its logarithm. Defaults are round numbers: from the literature, from physics, or near what several
-published tables agree on. No fold's prior is fitted to what the fold asks.
+published tables agree on. No benchmark predicts rows that its priors were fitted to.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-# Widening of what runs of other models left open of a constant. A slightly wrong formula errs
-# differently for each model; more data on other models does not reveal how.
+# Factor by which the deviations of constants widen when they are taken over to another model. A
+# slightly wrong formula errs differently for each model; more data on others does not reveal how.
 TRANSFER = 3.0
 
 
@@ -38,12 +38,12 @@ class Constants:
 
     @classmethod
     def covariance(cls, learnt: Array | None = None) -> Array:
-        """Covariance of the logarithms that was learnt, or else the prior's: the spreads'."""
+        """The learnt covariance of the logarithms, or else the prior's, from the spreads."""
         return np.diag(cls.spreads() ** 2) if learnt is None else learnt
 
     @classmethod
     def transferred(cls, learnt: Array | None) -> Array | None:
-        """A prior by runs of other models: wider than they left it, no wider than before any."""
+        """A prior from other models' posterior, widened by ``TRANSFER`` up to the first prior."""
         if learnt is None:
             return None
         inverse = np.linalg.inv
@@ -90,13 +90,13 @@ class Parts:
 
 C = TypeVar("C", bound=Constants)
 EDGE = 1.96  # standard deviations: of an interval that has 95 %
-FAR = 4.0  # standard deviations of a prior that no evidence may leave
+FAR = 4.0  # standard deviations of its prior by which a constant moves at most
 BOUNDS = (-FAR - 0.01, FAR + 0.01)
-_NO_VARIANCE = 1e-12  # what rounding leaves of none
-DIFFERENCE = 1e-4  # for derivatives, in the prior's standard deviations
-STEP = 0.3  # likewise, where a function is taken for linear
-FREEDOM = 4.0  # of the scale of a noise that is integrated out
-MAX_STEPS = 15  # of the optimizer, for each loss: what further ones gain is far below the noise
+_NO_VARIANCE = 1e-12  # variances below it are rounding errors
+DIFFERENCE = 1e-4  # step of derivatives, in the prior's standard deviations
+STEP = 0.3  # likewise, where a function is linearized
+FREEDOM = 4.0  # degrees of freedom of a noise whose scale is integrated out
+MAX_STEPS = 15  # of the optimizer, for each loss: further ones gain far less than the noise
 
 
 def _soft_l1(squared: Array) -> Array:
@@ -115,7 +115,7 @@ class Fit(Generic[C]):
     constants: C  # the most probable ones
     covariance: Array  # of their logarithms, in the order of the fields; shape (k, k)
     spread: float  # robust standard deviation of the residuals
-    tail: float  # 1.96 of which hold 95 % of them; at least ``spread``
+    tail: float  # deviation with 95 % of them within 1.96 times it; at least ``spread``
     num_rows: int  # residuals that were fitted to
 
 
@@ -127,8 +127,8 @@ def fit(
     Minimizes ``sum rho(r_i / noise) + d' P^-1 d`` with d the logarithm of the constants over those
     of ``start``, the prior's medians, and P its covariance. First with the soft-L1 loss, which is
     convex; from there with the logarithm of a Student's t distribution, for which rows that no
-    model explains (a network that was disturbed) hardly count. Where the prior is itself learnt,
-    the second alone: few disturbed rows must not undo it.
+    model explains (a disturbed network) hardly count. With a learnt prior only the second is used,
+    so that a few disturbed rows cannot override it.
 
     Args:
         residuals: of n rows, for given constants: logarithms of predicted over measured, of shape
@@ -180,16 +180,16 @@ def fit(
 def integrated(
     constants: C, covariance: Array | None, residuals: Callable[[C], Array], noise: float
 ) -> tuple[float, Array, Array]:
-    """Evidence of residuals with the constants integrated out, which are linear in them.
+    """Evidence of residuals, linearized in the constants, which are integrated out.
 
-    The noise is known up to a scale, integrated out as well: a multivariate t distribution.
+    The scale of the noise is integrated out as well: a multivariate t distribution.
 
     Args:
         residuals: measured less predicted logarithms; see :func:`fit`.
 
     Returns:
-        The logarithm of the evidence, less what is the same for all constants; mean and covariance
-        of the logarithms of the constants thereafter.
+        The logarithm of the evidence, up to a term that is the same for all constants; posterior
+        mean and covariance of the constants' logarithms.
     """
     logs = constants.logs()
     wide = constants.covariance(covariance)
@@ -206,21 +206,21 @@ def integrated(
 
 
 def log_odds(first: Array, second: Array, noise: float) -> Array:
-    """Logarithm of how much more probable the second residuals are, as the fit weighs them."""
+    """Log odds of the second residuals against the first, by the fit's Student's t loss."""
     return np.asarray((_student((first / noise) ** 2) - _student((second / noise) ** 2)) / 2)
 
 
 def log_sds(
     constants: C, covariance: Array, logarithm: Callable[[C], Array]
 ) -> tuple[Array, Array]:
-    """Standard deviations that uncertain constants leave to a logarithm, downwards and upwards.
+    """Standard deviations of a logarithm due to uncertain constants, downwards and upwards.
 
-    Each of the independent directions of their uncertainty moves the logarithm as far as the edges
-    of its own 95 % do, and each edge counts for its own side: a constant that nothing was fitted to
-    may count for nothing at its median and for most of a step at its edge, which no derivative
-    shows, and a step can lose no more than what it has. Of narrow ones both are the first order.
-    Constants without a variance are left alone. A share of a rate has its edge at all of it, unless
-    the evidence puts it further up, for want of another term.
+    Along each principal axis of the covariance, the logarithm is evaluated at both ends of the 95 %
+    interval, and each end counts for its own side. Derivatives would not do: a constant without
+    data may not matter at its median and take most of a step at its edge, while a step cannot save
+    more time than the constant takes. For narrow intervals both sides are the first order.
+    Constants without variance are left alone. Ends of shares of a rate (``*_share``) are at most 1,
+    unless a fit put the share itself above 1 to make up for a missing term.
 
     Args:
         logarithm: of n rows, for one record of constants or for c at once; see ``from_logs``.

@@ -1,9 +1,9 @@
-"""Constants as published runs have them: where a search starts from.
+"""Constants fitted to published runs, from which a search starts.
 
-``fitted.yaml`` beside this file is written by ``python -m benchmarks.cost_model.fit`` and says
-which tables its constants are from. On the machine that a framework was fitted on, it has all of
-its constants. Elsewhere it brings its own, those of the host and of its kernels' traffic; the
-machine brings those of its GPU, from whatever ran on its kind, or on any; the rest, such as the
+``fitted.yaml`` beside this file is written by ``python -m benchmarks.cost_model.fit`` and names the
+tables that its constants come from. On the machine on which a framework was fitted, all constants
+are from this fit. Elsewhere those of the host and of kernels' memory traffic come from runs of the
+framework, and those of the GPU from runs on its kind, or else on any; the rest, such as the
 network's, are the priors.
 """
 
@@ -35,7 +35,7 @@ OF_GPU = tuple(name for name in names(ComputeConstants) if name not in OF_FRAMEW
 
 
 def cost_model(cluster: Cluster, framework: Framework) -> CostModel:
-    """The model of a framework on a machine, with what other runs say of both."""
+    """The model of a framework on a machine, with constants from published runs of both."""
     known = _known()
     own = _fits(framework)
     gpu = known["gpus"].get(gpu_kind(cluster), known["gpus"]["any"])
@@ -56,7 +56,7 @@ def cost_model(cluster: Cluster, framework: Framework) -> CostModel:
 
 
 def suspected(constants: TimeConstants) -> dict[str, TimeConstants]:
-    """A framework's constants of time if they are another record's, by its name."""
+    """Constants of time for each record that the framework may be like, by the record's name."""
     return {
         name: replace(constants, **_fits(one).get("elsewhere", {}))
         for name, one in FRAMEWORKS.items()
@@ -64,13 +64,13 @@ def suspected(constants: TimeConstants) -> dict[str, TimeConstants]:
 
 
 def _fits(framework: Framework) -> dict[str, Any]:
-    """Fits to runs of a framework, or of the one whose constants it has; empty without any."""
+    """Fits to runs of a framework, or of the one that it is ``fitted_as``; empty without any."""
     fits: dict[str, dict[str, Any]] = _known()["frameworks"]
     return fits.get(framework.name) or fits.get(framework.fitted_as, {})
 
 
 def gpu_kind(cluster: Cluster) -> float:
-    """Key by which GPUs share constants: those of one advertised peak are of one architecture."""
+    """Key by which GPUs share constants: their advertised peak, which tells the architecture."""
     return float(cluster.peak_bf16_tflops or cluster.peak_fp32_tflops or 0.0)
 
 
@@ -81,7 +81,7 @@ def _known() -> dict[str, Any]:
 
 
 def _read(kind: type[Any], values: dict[str, list[float]]) -> tuple[Any, Array]:
-    """Constants that the file does not name, such as new ones, have their priors."""
+    """Constants and covariance; those that the file does not name, such as new ones: the prior."""
     prior = dict(zip(names(kind), kind.spreads(), strict=True))
     known = {name: v for name, v in values.items() if name in prior}
     spreads = [known[name][1] if name in known else prior[name] for name in prior]

@@ -1,9 +1,9 @@
 """Groups of ranks, and the links of a cluster that each crosses.
 
 Ranks are laid out tp innermost, then dp, then pp, or pp before dp; consecutive ranks fill a node. A
-group is therefore known by its size and by its stride, the distance of its members in rank order.
-"Node" is here what no message leaves but by network adapters: where links join several nodes, all
-of these.
+group is therefore given by its size and by its stride, the distance of its members in rank order.
+"Node" means here a domain that messages leave only through network adapters: where links join
+several nodes, all of them.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def members_per_node(cluster: Cluster, group: RankGroup) -> Array:
 
 
 def crosses_nodes(cluster: Cluster, group: RankGroup) -> NDArray[np.bool_]:
-    """Whether messages of the group take network adapters."""
+    """Whether messages of the group go through network adapters."""
     return np.asarray((group.size > 1) & (group.size * group.stride > cluster.domain_gpus))
 
 
 def level(cluster: Cluster, group: RankGroup) -> NDArray[np.int64]:
-    """Index of the innermost of the machine's links that holds the group.
+    """Index of the innermost of the machine's links that joins the whole group.
 
-    One more than the last one (1 where the facts list none) stands for the links between nodes.
+    The index after the last (1 where the facts list none) stands for the links between nodes.
     """
     spans = [link.gpus for link in cluster.links] or [cluster.gpus_per_node]
     found = np.full(group.size.shape, len(spans), np.int64)
@@ -102,8 +102,8 @@ class Path:
 def path_of(cluster: Cluster, constants: LinkConstants, group: RankGroup) -> Path:
     """The path of a collective's messages.
 
-    Inside a node, measured bandwidth goes before the nominal link's, for the part of a wider group
-    that the node has, too.
+    Inside a node, measured bandwidth takes precedence over the nominal one, also for the part of a
+    wider group that is on the node.
 
     Raises MissingFactError if a group crosses links that the cluster's facts do not state.
     """
@@ -136,7 +136,7 @@ def inside_node(
     """Bus bandwidth in bytes/s and seconds per hop of so many members, on a level of the links.
 
     Members of a group on several nodes are taken to span their node. Fully connected members use
-    a link to each other one at once: on Perlmutter a pair reaches 76 GB/s and four GPUs 225.
+    their links to all others at once: on Perlmutter a pair reaches 76 GB/s and four GPUs 225.
     """
     links = cluster.links
     if not links:
@@ -188,10 +188,10 @@ def reached_share(nic: Nic, constants: LinkConstants) -> Array | float:
 
 
 def one_adapter(cluster: Cluster) -> Cluster:
-    """The same nodes if all of their traffic went over one of their adapters."""
+    """The same nodes if all of their traffic went through one of their adapters."""
     if cluster.nic is None:
         return cluster
-    # What all of them reach together says nothing of one.
+    # The stated share is of all adapters together and does not hold for one.
     alone = cluster.nic.model_copy(update={"count": 1, "reached_share": None})
     return cluster.model_copy(update={"nic": alone})
 

@@ -1,10 +1,10 @@
-"""Habits of frameworks as hypotheses, each of its own, weighed by what trials needed and took.
+"""Habits of frameworks as hypotheses, weighted by the memory and the times of trials.
 
 Habits such as the format of gradients, copies of the logits, or what recomputation keeps are facts
-of a framework's record. Where nobody has written one, or the program in use differs from it, trials
-tell. A hypothesis is a framework's record, or another's, in which any habit may be changed. They
-are too many to list: those that matter are found by Gibbs sampling, one habit at a time given all
-others (Geman and Geman 1984).
+of a framework's record. Without a record, or where the program in use differs from it, they are
+inferred from trials. A hypothesis is the framework's own record or another's, in which any habit
+may be changed. There are too many to enumerate: Gibbs sampling finds the probable ones, one habit
+at a time given all others (Geman and Geman 1984).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import numpy as np
 from search_spaces import FRAMEWORKS, Framework
 from trainer.plan.jobs import Array
 
-NAMED = 0.9  # share of the record of a framework that has one; all others have the rest together
-CHANGED = 0.03  # probability that a habit of the named record is not as it says
-CHANGED_ELSEWHERE = 0.1  # likewise of a record that another framework is like
-NEXT = 0.25  # of a habit, that it is a value no record has, if it is not as the record says
+NAMED = 0.9  # prior of a framework's own record, where it has one; all others share the rest
+CHANGED = 0.03  # probability that a habit differs from the framework's own record
+CHANGED_ELSEWHERE = 0.1  # likewise from another framework's record
+NEXT = 0.25  # probability that a changed habit has a value that is in no record
 SWEEPS = 2  # of Gibbs sampling over all habits, from the record that explains the evidence best
-NOTHING = 1e-3  # logarithms of evidence that are none
-HARDLY = 1e-3  # weight of a hypothesis that is left out
+NOTHING = 1e-3  # differences in log evidence below this do not count
+HARDLY = 1e-3  # hypotheses with less weight are left out
 LIKELIEST, DRAWN = 8, 8  # hypotheses that are kept: the most probable, and draws from the others
-PLAUSIBLE = 0.01  # share of the best hypothesis' probability; one failure alone takes less away
+PLAUSIBLE = 0.01  # least probability, relative to the best hypothesis; one failure alone costs less
 
 T = TypeVar("T")
 
@@ -43,16 +43,16 @@ SINCE_THEN: dict[str, tuple[float, Any, Callable[[Any, Any], bool]]] = {
     "flash_attention": (0.7, True, operator.lt),
     "logits_bytes": (0.5, 4.0, operator.gt),
 }
-"""Probability that a framework like a record of before has a fused kernel, what it has with it, and
-how that differs: attention, and the loss, which leaves a logit and its gradient in 16 bits. Such
-losses came with FlashAttention's and Liger's kernels; records are of what programs have unasked."""
+"""Habits that fused kernels have changed since most records were written: the probability of the
+kernel, the value with it, and the comparison that tells an older value. A fused loss keeps a logit
+and its gradient in 16 bits (FlashAttention's and Liger's); records state programs' defaults."""
 MAY_HAVE: dict[str, tuple[float, Any, Callable[[Any, Any], bool]]] = {
     "fused_layers": (0.5, True, operator.lt),
     "expandable_segments": (0.5, True, operator.lt),
     "moment_bytes": (0.5, 2.0, operator.gt),
 }
-"""Likewise of what only vendors' recipes are known to have, or options of their optimizers: as
-likely as not where jobs are ruled out. A search that expected it would try more that does not fit.
+"""Likewise for habits known only from vendors' recipes or options of their optimizers: even odds
+where jobs are ruled out. A search that expected them would try more jobs that do not fit.
 """
 
 TIMING = frozenset(
@@ -62,7 +62,7 @@ TIMING = frozenset(
         *("reduce_bytes", "name"),
     }
 )
-"""What step times are asked about; a framework of another's name has its constants of time."""
+"""Habits inferred from step times; ``name`` is the record whose constants of time apply."""
 MEMORY = (
     frozenset(Framework.model_fields)
     - (TIMING - {"reduce_bytes"})
@@ -71,12 +71,12 @@ MEMORY = (
     - {"tensor_splits_states", "expandable_segments", "reduced_apart"}
     - {"source", "choices", "fitted_as", "fine_tunes", "stated"}
 )
-"""What memory is asked about; the rest is told by a job, its log or its errors."""
+"""Habits inferred from memory; the others are known from the job, its log or its errors."""
 
 
 @dataclass(frozen=True)
 class Hypothesis(Generic[T]):
-    """Habits that a framework may have, their probability, and what evidence says of the rest."""
+    """Habits that a framework may have, their probability, and ``rest``: constants with them."""
 
     framework: Framework
     weight: float
@@ -90,12 +90,12 @@ Key = tuple[int, ...]  # A hypothesis: the index of each habit's value
 class Doubts:
     """Prior probability of the habits of a framework."""
 
-    named: Framework  # its record, or what most frameworks do; certain where it is ``stated``
+    named: Framework  # its record, or most frameworks' habits; ``stated`` habits are certain
     names: frozenset[str] = MEMORY  # of the habits that are in doubt
-    cautious: bool = False  # whether it is as likely as not to have what programs MAY_HAVE
+    cautious: bool = False  # whether habits in MAY_HAVE have even odds
 
     def for_ruling_out(self) -> Doubts:
-        """The same, with all that lets a job run which a search hardly expects to."""
+        """The prior for ruling jobs out: rare habits that would let a job fit are possible."""
         return replace(self, names=self.names | MAY_HAVE.keys(), cautious=True)
 
     @property
@@ -104,7 +104,7 @@ class Doubts:
 
     @cached_property
     def values(self) -> dict[str, tuple[Any, ...]]:
-        """Values that each doubted habit may have, the named one's first."""
+        """Values that each doubted habit may have, the framework's own first."""
         found = {}
         for name, field in Framework.model_fields.items():
             if name not in self.names or name in self.named.stated:
@@ -120,14 +120,14 @@ class Doubts:
 
     @cached_property
     def records(self) -> tuple[Key, ...]:
-        """The records that the framework may be like, its own first."""
+        """The records that the framework may resemble, its own first."""
         return tuple(
             tuple(every.index(getattr(one, name)) for name, every in self.values.items())
             for one in [self.named, *self._others]
         )
 
     def _renewed(self, key: Key, names: Collection[str]) -> Key:
-        """A hypothesis with what programs may have since then of these habits."""
+        """A hypothesis whose older values of these habits are replaced by the newer ones."""
         new = list(key)
         for at, (name, every) in enumerate(self.values.items()):
             _, now, older = self._since_then.get(name, (0.0, None, operator.is_))
@@ -150,7 +150,7 @@ class Doubts:
 
     @cached_property
     def _logs(self) -> list[Array]:
-        """Log probabilities of each habit's values, by the record that it is like; (r, values)."""
+        """Log prior of each habit's values, given the record it resembles; (r, values) each."""
         keys, known = np.array(self.records), self.named.name in FRAMEWORKS
         found = []
         for column, (name, every) in zip(keys.T, self.values.items(), strict=True):
@@ -170,7 +170,7 @@ class Doubts:
         return found
 
     def log_prior(self, key: Key) -> float:
-        """Logarithm of the probability of a hypothesis, whichever record it is like."""
+        """Log prior of a hypothesis, marginalized over the record that it resembles."""
         logs = np.log(self._shares)
         for table, value in zip(self._logs, key, strict=True):
             logs = logs + table[:, value]
@@ -186,25 +186,25 @@ class Doubts:
     ) -> tuple[Hypothesis[T], ...]:
         """A handful of hypotheses after evidence, the most probable first; weights sum to 1.
 
-        If ``cautious``, all that are plausible: of the most probable ones, the records, and both
-        with what programs may have since then.
+        If ``cautious``, every plausible one among the most probable, the records, and both with
+        newer values of their habits.
 
         Args:
-            evidence: logarithm of how probable habits make what was measured, and what it says of
-                the rest if they are so. Habits that change nothing are found out and not asked
-                for again.
+            evidence: log likelihood of the measurements under given habits, and ``rest``, such as
+                the constants under them. Habits that make no difference are found and then no
+                longer varied.
         """
-        told: dict[Key, tuple[float, T]] = {}
+        answers: dict[Key, tuple[float, T]] = {}
         idle: set[int] = set()
 
-        def tell(key: Key) -> tuple[float, T]:
+        def answer(key: Key) -> tuple[float, T]:
             key = tuple(0 if at in idle else value for at, value in enumerate(key))
-            if key not in told:
-                told[key] = evidence(self.framework(key))
-            return told[key]
+            if key not in answers:
+                answers[key] = evidence(self.framework(key))
+            return answers[key]
 
         def score(key: Key) -> float:
-            known[key] = self.log_prior(key) + tell(key)[0]
+            known[key] = self.log_prior(key) + answer(key)[0]
             return known[key]
 
         known: dict[Key, float] = {}
@@ -215,7 +215,7 @@ class Doubts:
             for at in rng.permutation(len(key)):
                 others = range(len([*self.values.values()][at]))
                 every = [(*key[:at], value, *key[at + 1 :]) for value in others]
-                if np.ptp([tell(one)[0] for one in every]) < NOTHING:
+                if np.ptp([answer(one)[0] for one in every]) < NOTHING:
                     idle.add(int(at))
                 key = every[rng.choice(len(every), p=_weights([score(one) for one in every]))]
         keys = sorted(known, key=lambda key: -known[key])
@@ -230,7 +230,7 @@ class Doubts:
         else:
             kept = _handful(_weights([known[key] for key in keys]), rng)
         return tuple(
-            Hypothesis(self.framework(keys[i]), weight, tell(keys[i])[1]) for i, weight in kept
+            Hypothesis(self.framework(keys[i]), weight, answer(keys[i])[1]) for i, weight in kept
         )
 
 
@@ -240,7 +240,7 @@ def _weights(logs: Sequence[float]) -> Array:
 
 
 def _handful(weights: Array, rng: np.random.Generator) -> list[tuple[int, float]]:
-    """The first of them as they are, and draws that stand for the rest; none that hardly counts."""
+    """The most probable hypotheses, and draws that share the others' weight; no negligible one."""
     found = {i: float(weight) for i, weight in enumerate(weights[:LIKELIEST])}
     rest = float(weights[LIKELIEST:].sum())
     if rest > 0:

@@ -1,4 +1,4 @@
-"""The cost model: predicts, says how sure it is, and learns from what was measured."""
+"""The cost model: predicts jobs with intervals, and learns from measured trials."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from trainer.plan.jobs import Array, Jobs, Mask
 Columns = dict[str, Array]
 
 PRIOR_LOG_SD = 0.15  # of step times on machines and frameworks that nothing was fitted to
-# The same beside the constants' spread between machines; rows of one scatter by 0.12 (15 tables).
+# The same beyond the constants' spread; rows of one machine scatter by 0.12 (15 tables).
 UNSEEN_LOG_SD = 0.1
 FIT_LOG_SD = 0.05  # scatter of step times around a model whose constants fit
-LIKELY = 0.5  # probability to fit from which a configuration counts as one that does
-# Times as wide as the priors of links: what published tables say of them, each fitted alone, is so
-# scattered. Fits start from the narrower ones, which disturbed trials do not carry away.
+LIKELY = 0.5  # probability to fit from which a configuration counts as fitting
+# Factor on the spreads of links' priors on an unseen machine: fits to single published tables
+# scatter that far. Calibration keeps the narrower priors, which disturbed trials do not override.
 NETWORKS = 2.0
 
 
@@ -64,7 +64,7 @@ class Prediction:
     memory: MemoryParts  # bytes on the fullest rank, in parts
     time: StepParts  # seconds of a step, in parts
     fits: Array  # probability that a job runs within the GPU's memory
-    full: Array  # that one which does has no memory to spare, without which it may be slow
+    full: Array  # probability that a job that fits has no memory to spare, which may slow it down
 
     @cached_property
     def step_time_s(self) -> Array:
@@ -82,28 +82,28 @@ class Prediction:
 
     @cached_property
     def time_log_sds(self) -> tuple[Array, Array]:
-        """Deviations of the logarithm in the network's likelier state, downwards and upwards."""
+        """Deviations of the logarithm in the network's expected state, downwards and upwards."""
         return self.model.time_log_sds(self.jobs)
 
     @cached_property
     def crowded(self) -> Array:
-        """Probability that a run meets a crowded network."""
+        """Probability that a run meets a congested network."""
         return self.model.crowded(self.jobs)
 
     @cached_property
     def states_s(self) -> tuple[Array, Array]:
-        """Step times in a calm network, and in a crowded one."""
+        """Step times on a calm network, and on a congested one."""
         calm_s = self.step_time_s - self.time.crowded
         return calm_s, calm_s + self.model.crowded_s(self.jobs)
 
     @cached_property
     def promised_s(self) -> Array:
-        """Step time at the throughput to be expected of both states, by which to rank."""
+        """Step time at the expected throughput over both states; jobs are ranked by it."""
         calm_s, crowded_s = self.states_s
         return 1 / ((1 - self.crowded) / calm_s + self.crowded / crowded_s)
 
     def interval_s(self) -> tuple[Array, Array]:
-        """Step times between which the true one is with 95 %, whatever the network's state."""
+        """95 % interval of step times, over both states of the network."""
         calm, late = np.log(self.states_s)
         low, high = (
             np.exp(quantile(share, calm, late, self.crowded, self.time_log_sds))
@@ -167,15 +167,15 @@ class CostModel:
     framework: Framework
     constants: TimeConstants = field(default_factory=TimeConstants)  # of time
     memory: MemoryModel = field(default_factory=MemoryModel)  # of memory
-    # of the logarithms of time's constants; None before any evidence, when it is
-    # ``between_machines``
+    # of the logarithms of time's constants; None before any evidence: then ``between_machines``
+    # holds
     covariance: Array | None = None
     # of step times around the prediction, beyond what the covariance explains
     log_sd: float = PRIOR_LOG_SD
-    tail_log_sd: float = 0.0  # of them such that 95 % are within the interval, if it is more
-    foreign: bool = False  # whether what was measured is of other models than it predicts
-    network: Network = UNKNOWN  # how often runs are believed to meet a crowded network
-    # constants of time that it may have instead, by the record that has them
+    tail_log_sd: float = 0.0  # the same so that intervals hold 95 %; used if it is larger
+    foreign: bool = False  # whether its measurements are of other models than it predicts
+    network: Network = UNKNOWN  # how often runs are expected to meet a congested network
+    # constants of time if the framework is like another record, by that record's name
     suspected: Mapping[str, TimeConstants] = field(default_factory=dict)
     # models of jobs whose ``engine`` is 1, 2, ...: each by its own framework
     others: tuple[CostModel, ...] = ()
@@ -216,7 +216,7 @@ class CostModel:
         return (replace(self, others=()), *self.others) if self.others else (self,)
 
     def each(self, jobs: Jobs, of: Callable[[CostModel, Jobs], dict[str, Array]]) -> Columns:
-        """The answers of every job's own model, in columns over all jobs."""
+        """Columns over all jobs, each job's row computed by the model of its engine."""
         if not self.others:
             return of(self, jobs)
         whole: Columns = {}
@@ -232,9 +232,9 @@ class CostModel:
         return self._chances(jobs)["fits"]
 
     def may_fit(self, jobs: Jobs) -> Array:
-        """The same for whoever rules jobs out: by those plausible habits that need least memory.
+        """The same for ruling jobs out: by those plausible habits that need the least memory.
 
-        A search, which orders them, prefers what is surer to fit by what most programs do.
+        To order jobs, a search uses :meth:`fits`, which expects what most programs do.
         """
         limit = self.memory_limit_bytes
         found = self.each(jobs, lambda m, j: m.memory.cautious.chances(j, m.framework, limit))
@@ -246,26 +246,26 @@ class CostModel:
         return self.each(jobs, lambda m, j: m.memory.chances(j, m.framework, limit))
 
     def crowded(self, jobs: Jobs) -> Array:
-        """Probability that a run of each job meets a crowded network."""
+        """Probability that a run of each job meets a congested network."""
         return self.each(jobs, lambda m, j: {"share": m.network.crowded(j, m.cluster)})["share"]
 
     def crowded_s(self, jobs: Jobs) -> Array:
-        """Seconds by which a step would be longer then."""
+        """Seconds by which a congested network makes a step longer."""
         return self.each(jobs, lambda m, j: {"more": crowded_s(j, m.constants)})["more"]
 
     def reported_peak_bytes(self, jobs: Jobs) -> Array:
         return self.each(jobs, lambda m, j: {"peak": m.memory.peak_bytes(j, m.framework)})["peak"]
 
     def refuses(self, jobs: Jobs) -> Mask:
-        """Jobs that their framework ends at start-up, whatever their memory is."""
+        """Jobs that their framework rejects at start-up, regardless of memory."""
         each = self.each(jobs, lambda m, j: {"refused": refused(j, m.framework).astype(float)})
         return np.asarray(each["refused"] > 0)
 
     def calibrated(self, measurements: Measurements) -> CostModel:
-        """The model after measured trials: constants between what they were and what was measured.
+        """The model with the posterior of its constants after measured trials.
 
-        Step times are residuals, peaks likewise, failures by memory bounds. The prior is what other
-        runs taught, wider (``transferred``), and with its correlations; each engine has its own.
+        Step times and peaks give residuals, failures for lack of memory give bounds. The prior is
+        the posterior of earlier runs, widened (``transferred``). Each engine has its own.
         """
         if self.others:
             return CostModel.of_engines(
@@ -285,17 +285,17 @@ class CostModel:
         known = self.constants.transferred(self.covariance)
         residuals = partial(self._residuals, jobs, measured)
         found = fit(self.constants, residuals, FIT_LOG_SD, covariance=known)
-        # Few rows say little of the spread: the prior's counts as four of them.
+        # Few rows hardly determine the spread: the prior's counts as four of them.
         rows = found.num_rows
         spread, tail = (
             float(np.sqrt((rows * each**2 + 4 * self.log_sd**2) / (rows + 4)))
             for each in (found.spread, found.tail)
         )
         calm, late = self._states(jobs, measured, found.constants)
-        told = log_odds(calm, late, max(FIT_LOG_SD, found.spread))
+        log_factors = log_odds(calm, late, max(FIT_LOG_SD, found.spread))
         return replace(
             self,
-            network=self.network.after(jobs, self.cluster, told),
+            network=self.network.after(jobs, self.cluster, log_factors),
             constants=found.constants,
             covariance=found.covariance,
             log_sd=spread,
@@ -334,14 +334,14 @@ class CostModel:
         return np.log(calm_s) - measured, np.log(late_s) - measured
 
     def _residuals(self, jobs: Jobs, measured: Array, constants: TimeConstants) -> Array:
-        """Logarithms of predicted over measured times, in the likelier state of each run."""
+        """Logarithms of predicted over measured times, in each run's more probable state."""
         chance = self.network.crowded(jobs, self.cluster)
         return likelier(*self._states(jobs, measured, constants), chance, FIT_LOG_SD)
 
     def supposing(self, suspected: Mapping[str, TimeConstants]) -> CostModel:
-        """The model of a framework that may have other habits than its record says.
+        """The model of a framework whose habits may differ from its record.
 
-        ``suspected`` are constants of time if it is like another record, by that one's name.
+        ``suspected``: constants of time if it is like another record, by that record's name.
         """
         memory = self.memory.supposing(Doubts(self.framework))
         return replace(self, memory=memory, suspected=suspected)
@@ -370,7 +370,7 @@ class CostModel:
         return np.hypot(scatter, down), np.hypot(scatter, up)
 
     def drawn(self, rng: np.random.Generator) -> CostModel:
-        """The model with other constants of time and one network, each engine's drawn by itself."""
+        """A draw from the posterior: time constants and one network; each engine's by itself."""
         if self.others:
             return CostModel.of_engines(one.drawn(rng) for one in self.engines)
         covariance = self.covariance
@@ -378,7 +378,7 @@ class CostModel:
             # Before any evidence the whole prior would draw machines that do not exist.
             covariance = np.diag((0.5 * TimeConstants.spreads()) ** 2)
         logs = rng.multivariate_normal(self.constants.logs(), covariance, method="eigh")
-        # How often a network is crowded is one fact of it, not one of each run or a mean.
+        # How often a network congests is one property of it: one hypothesis holds for all runs.
         one = rng.choice(len(self.network.nodes), 1, p=self.network.weights)
         network = Network(self.network.nodes[one], np.ones(1))
         return replace(self, constants=TimeConstants.from_logs(logs), network=network)
@@ -395,6 +395,6 @@ class CostModel:
 
 
 def between_machines() -> Array:
-    """Covariance of the logarithms of time's constants where nothing was measured."""
+    """Prior covariance of the time constants' logarithms on a machine without measurements."""
     factors = [NETWORKS if n in names(LinkConstants) else 1.0 for n in names(TimeConstants)]
     return np.diag((TimeConstants.spreads() * factors) ** 2)

@@ -1,8 +1,8 @@
-"""A network's states: a run meets it calm or crowded, and nobody can tell before it runs.
+"""States of a network: calm or congested ("crowded" in the code), known only by a run's time.
 
-In a crowded run every micro-batch waits for every neighbour of a stage, so that the same
-configuration takes one of two times. How often that happens is not a fact of a kind of machine: it
-is believed, as a set of hypotheses with weights, and every run is evidence.
+On a congested network every micro-batch waits at every neighbour of a stage, so that the same
+configuration takes one of two times. How often that happens does not follow from the type of
+machine: it is a distribution over hypotheses, which every run updates.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ from analysis.cost.constants import Array, log_odds
 from search_spaces import Cluster
 from trainer.plan.jobs import Jobs
 
-# Share of networks without such a state, of a framework that was not seen to meet it: by the rule
-# of succession after eleven other networks that published pipelines crossed, all of them calm.
+# Prior probability that a network never congests, for a framework that has not been seen to suffer
+# from it: rule of succession after eleven networks that published pipelines crossed, all calm.
 NEVER = 12 / 13
-NODES = 30.0  # at which 63 % of the runs are crowded, where there is such a state
+NODES = 30.0  # at which 63 % of the runs are congested, on a network that congests at all
 NODES_LOG_SD = 0.7
-MOST_RUNS = 20.0  # of evidence: runs of one campaign are not independent
-_WIDE = 2.0  # nodes: pipelines whose tensor parallelism spans more were always crowded
+MOST_RUNS = 20.0  # that count as evidence: runs of one campaign are not independent
+_WIDE = 2.0  # nodes: pipelines whose tensor parallelism spans more were always congested
 _ALWAYS = 0.98
-_CERTAIN = 6.0  # logarithm of the odds of a state, at most, that one run's time tells
+_CERTAIN = 6.0  # bound on one run's log Bayes factor
 _GRID = np.linspace(-2.0, 2.0, 9)
-_FAR = 4.0  # standard deviations, beyond which no end of an interval is looked for
+_FAR = 4.0  # standard deviations around both states within which quantiles are searched
 _HALVINGS = 30
 
 
 @dataclass(frozen=True)
 class Network:
-    """Hypotheses: each pair of nodes brings the state with one chance, whatever the others do."""
+    """Hypotheses: every pair of nodes congests a run independently with the same probability."""
 
-    nodes: Array  # at which 63 % of runs are crowded; shape (h,). ``inf`` is never
+    nodes: Array  # by hypothesis: at which 63 % of runs are congested; shape (h,). ``inf`` is never
     weights: Array  # of each, which sum to 1
 
     @classmethod
     def known(cls, never: float, nodes: float = NODES, log_sd: float = NODES_LOG_SD) -> Network:
-        """Hypotheses around one, beside that of no such state, which has the weight ``never``."""
+        """Log-normal hypotheses around ``nodes``, and with weight ``never`` no congestion ever."""
         shares = np.exp(-0.5 * _GRID**2)
         shares *= (1 - never) / shares.sum()
         return cls(np.append(nodes * np.exp(log_sd * _GRID), np.inf), np.append(shares, never))
 
     @property
     def never(self) -> float:
-        """Probability that no run is ever crowded."""
+        """Probability that the network never congests."""
         return float(self.weights[np.isinf(self.nodes)].sum())
 
     def crowded(self, jobs: Jobs, cluster: Cluster) -> Array:
-        """Probability that a run of each job is crowded; shape (n,)."""
-        # Few numbers of nodes in many jobs: each is asked once.
+        """Probability that a run of each job is congested; shape (n,)."""
+        # Many jobs share few numbers of nodes: each is computed once.
         nodes, where = np.unique(
             jobs.layout.world_size / cluster.gpus_per_node, return_inverse=True
         )
@@ -59,30 +59,30 @@ class Network:
         whole = (self.weights @ chance**3)[where]
         return _by_form(jobs, cluster, piped, whole, _ALWAYS * (1 - self.never))
 
-    def after(self, jobs: Jobs, cluster: Cluster, told: Array) -> Network:
-        """The hypotheses after runs with log Bayes factors ``told``, (n,), of a crowded network."""
-        odds = np.exp(np.clip(told, -_CERTAIN, _CERTAIN))
+    def after(self, jobs: Jobs, cluster: Cluster, log_factors: Array) -> Network:
+        """The posterior after runs, by their log Bayes factors of a congested network, (n,)."""
+        odds = np.exp(np.clip(log_factors, -_CERTAIN, _CERTAIN))
         each = np.log1p(self._each(jobs, cluster) * (odds - 1)).sum(axis=1)
         logs = np.log(self.weights) + each * min(1.0, MOST_RUNS / max(len(jobs), 1))
         weights = np.exp(logs - logs.max())
         return Network(self.nodes, weights / weights.sum())
 
     def _each(self, jobs: Jobs, cluster: Cluster) -> Array:
-        """By hypothesis; shape (h, n)."""
+        """Probability that a run of each job is congested, by hypothesis; shape (h, n)."""
         chance = self._chance(jobs.layout.world_size / cluster.gpus_per_node)
         sure = np.where(np.isinf(self.nodes)[:, None], 0.0, _ALWAYS)
         return _by_form(jobs, cluster, chance, chance**3, sure)
 
     def _chance(self, nodes: Array) -> Array:
-        """Probability for a pipeline on so many nodes; shape (h, n)."""
+        """Probability that a pipeline on so many nodes is congested; shape (h, n)."""
         return np.asarray(-np.expm1(-np.square(nodes / self.nodes[:, None])))
 
 
 def _by_form(
     jobs: Jobs, cluster: Cluster, piped: Array, whole: Array, sure: Array | float
 ) -> Array:
-    """The chance of a pipeline; of one as wide as ``_WIDE``; or of a job without one, which waits
-    hardly ever, but in networks that are crowded all over."""
+    """Probability of congestion: ``piped`` for a pipeline, ``sure`` for one with tensor parallelism
+    over more than ``_WIDE`` nodes, ``whole`` without one: small unless ``piped`` is near 1."""
     wide = jobs.layout.tp > _WIDE * cluster.gpus_per_node
     return np.where(jobs.layout.pp > 1, np.where(wide, sure, piped), np.where(wide, 0.0, whole))
 
@@ -91,10 +91,10 @@ UNKNOWN = Network.known(NEVER)  # the prior of a network on which nothing ran
 
 
 def likelier(calm: Array, late: Array, chance: Array, noise: float) -> Array:
-    """Each run's residual in the network state that it was more probably in.
+    """Each run's residual in the more probable state of the network.
 
-    ``calm``, ``late``: logarithms of predicted over measured times in either state, of which
-    ``noise`` is the deviation. ``chance``: of a crowded one, before the run.
+    ``calm``, ``late``: logarithms of predicted over measured times in either state, with standard
+    deviation ``noise``. ``chance``: prior probability of a congested network.
     """
     with np.errstate(divide="ignore"):
         before = np.log(chance) - np.log1p(-chance)
@@ -102,10 +102,10 @@ def likelier(calm: Array, late: Array, chance: Array, noise: float) -> Array:
 
 
 def expected_state(chance: Array, calm_s: Array, more_s: Array) -> Array:
-    """1 where a crowded network is to be expected of a run, 0 where a calm one is.
+    """1 where a prediction should assume a congested network, 0 where a calm one.
 
-    The state that more of the throughput is expected from: it minimizes the relative error. A step
-    takes ``calm_s`` in a calm one, ``more_s`` longer in a crowded one.
+    It assumes the state that contributes more to the expected throughput, which minimizes the
+    relative error. A step takes ``calm_s`` on a calm network, ``more_s`` longer on a congested one.
     """
     return np.asarray(chance * calm_s > (1 - chance) * (calm_s + more_s), np.float64)
 
@@ -113,9 +113,10 @@ def expected_state(chance: Array, calm_s: Array, more_s: Array) -> Array:
 def quantile(
     share: float, calm: Array, late: Array, chance: Array, spread: tuple[Array, Array]
 ) -> Array:
-    """Logarithms of times below which this share of the runs is, of a job that may be crowded.
+    """Quantile ``share`` of the logarithms of a job's times, over both states of the network.
 
-    In a state times spread around its own, to either side of it as far as ``spread`` says.
+    In each state the logarithms are normal around ``calm`` or ``late``, with the standard
+    deviations ``spread`` downwards and upwards.
     """
     from scipy.special import ndtr  # slow to import
 

@@ -1,8 +1,8 @@
 """Roofline of training steps (Williams et al. 2009), as Dash et al. 2023, section V-B, draw it.
 
-Arithmetic intensity is the operations of a step on one GPU over the bytes that its memory moves;
-both come from the plan, each operand moved once: caches that are too small move more. The rate that
-a step attained is those operations over its measured time.
+Arithmetic intensity is the operations of a step on one GPU over the bytes that its memory moves.
+Both come from the plan, with each operand moved once; caches too small for that move more. The rate
+that a step attained is its operations over its measured time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Roofline:
 
 
 def roofline(model: CostModel, jobs: Jobs) -> Roofline:
-    """The roofline of jobs; raises MissingFactError without the rate of the cluster's memory."""
+    """The roofline of jobs; raises MissingFactError without the cluster's memory bandwidth."""
     cluster = model.cluster
     if cluster.memory_gb_per_s is None:
         raise MissingFactError("the cluster's `memory_gb_per_s` is not known")
@@ -69,7 +69,7 @@ def _executed(model: CostModel, jobs: Jobs) -> Array:
 
 
 def _moved_bytes(model: CostModel, jobs: Jobs) -> Array:
-    """Bytes that one GPU's memory moves in a step, in the mean over the pipeline's stages."""
+    """Bytes that one GPU's memory moves in a step; mean over the pipeline's stages."""
     jobs = as_run(jobs, model.framework)
     compute = Compute(model.cluster, model.framework, model.constants)
     layers, micro_batches = jobs.model.num_layers / jobs.layout.pp, jobs.layout.gas

@@ -20,18 +20,18 @@ from trainer.plan.stages import COUNTED, StageLayers
 
 T = TypeVar("T")
 
-_TINY = 1e-9  # shares are fractions: what is a whole number must not fall below it
-FEW = 1000  # jobs with which derived columns are kept
-SPLIT = ("split", "counts_ends", "stage_settings")  # habits that deal out layers
+_TINY = 1e-9  # shares are fractions: rounding must not move a whole number below itself
+FEW = 1000  # jobs at most for which derived columns are cached
+SPLIT = ("split", "counts_ends", "stage_settings")  # habits that assign layers to stages
 
 
 def kept_by(
     *habits: str,
 ) -> Callable[[Callable[[Jobs, Framework], T]], Callable[[Jobs, Framework], T]]:
-    """Decorate what follows from jobs and these habits alone, to be computed once.
+    """Cache the results of a function that depends on jobs and these habits alone.
 
-    Calibration asks for it of the same few jobs under hundreds of constants and other habits. It
-    is kept with the jobs, so that it goes when they do.
+    Calibration needs them for the same few jobs under hundreds of constants and other habits. The
+    cache is an attribute of the jobs and is freed with them.
     """
 
     def decorated(of: Callable[[Jobs, Framework], T]) -> Callable[[Jobs, Framework], T]:
@@ -52,21 +52,21 @@ def kept_by(
 
 @dataclass(frozen=True)
 class BusyStages:
-    """Layers of the stages of which one is the slowest; columns of shape (n,)."""
+    """Layers of the stages that may be the slowest; columns of shape (n,)."""
 
     first: Array  # layers of the first stage, which has the embedding
-    # of the stage that has the most of those that have neither table; 0 where all have
+    # most layers of a stage with neither embedding nor output layer; 0 without such stages
     inner: Array
-    last: Array  # layers of the stage that has the output layer as well
+    last: Array  # layers of the stage that also has the output layer
 
     @property
     def most(self) -> Array:
-        """Layers of the stage that has the most and not the output layer."""
+        """Most layers of a stage without the output layer."""
         return np.maximum(self.first, self.inner)
 
 
 def by_layers(jobs: Jobs, framework: Framework) -> StageLayers:
-    """Stages of a framework that counts layers, as the jobs tell it to."""
+    """Stages of a framework that balances numbers of layers, with the jobs' settings for it."""
     said = {name: getattr(jobs.stages, name) for name in framework.stage_settings}
     for name in COUNTED:
         habit = float(framework.counts_ends)
@@ -79,15 +79,15 @@ def by_layers(jobs: Jobs, framework: Framework) -> StageLayers:
 def stage_layers(jobs: Jobs, framework: Framework) -> BusyStages:
     """Layers of the fullest stages and of the one with the output layer.
 
-    Most frameworks count layers. Some count in weights, output layer included, so that a large
-    vocabulary leaves its stage few layers, or none. Shares are rounded down here, unlike in
-    :func:`weighed`: with 16 and 32 stages the one with the output layer is measured to be faster
-    than that says.
+    Most frameworks balance numbers of layers. Some balance weights, output layer included, so that
+    a large vocabulary leaves its stage few layers, or none. Shares are rounded down here, unlike in
+    :func:`weighed`, by which the output layer's stage would be slower than measured with 16 and 32
+    stages.
     """
     layers, pp = jobs.model.num_layers, jobs.layout.pp
     if framework.split != "by_weight":
         split = by_layers(jobs, framework)
-        # Where the first rank has the output layer, the last one is as those between.
+        # Where the first rank has the output layer, the last one is like those between.
         fullest = np.max(np.broadcast_arrays(*(number for _, number in split.between)), axis=0)
         between = np.maximum(fullest, np.where(jobs.folded, split.last, 0.0))
         last = np.where(jobs.folded, split.first, 1.0 * split.last)
@@ -132,10 +132,10 @@ class StageLoad:
 
 @kept_by(*SPLIT)
 def fullest_stages(jobs: Jobs, framework: Framework) -> list[StageLoad]:
-    """The first stage, the one after it, the one with the output layer, and where there are layouts
-    each between them that has more layers, or other chunks, than those before it.
+    """Candidates for the fullest stage: the first, the second, the one with the output layer; with
+    a pipeline layout also every stage with more layers or another chunking than all before it.
 
-    Micro-batches in flight fall from stage to stage, so that no other stage needs more.
+    Micro-batches in flight fall from stage to stage, so no other stage needs more.
     """
     layers, pp = jobs.model.num_layers, jobs.layout.pp
     one = pp == 1
@@ -165,7 +165,7 @@ def fullest_stages(jobs: Jobs, framework: Framework) -> list[StageLoad]:
 
 @kept_by(*SPLIT)
 def stacked_stages(jobs: Jobs, framework: Framework) -> list[Any]:
-    """Columns of :class:`StageLoad` of these stages; each of shape (stages, n)."""
+    """Columns of :class:`StageLoad` of the :func:`fullest_stages`; each of shape (stages, n)."""
     stages = fullest_stages(jobs, framework)
     return [np.stack([getattr(stage, name) for stage in stages]) for name in names(StageLoad)]
 
@@ -177,10 +177,10 @@ def all_holders(jobs: Jobs, _: Framework) -> list[Holders]:
 
 
 def refused(jobs: Jobs, framework: Framework) -> Mask:
-    """Jobs that a framework ends at start-up whatever their memory is.
+    """Jobs that a framework rejects at start-up, regardless of memory.
 
-    Some need pp - 1 micro-batches to fill a pipeline, and a block (embedding, layer, output layer,
-    loss) on every stage; behind the output layer come two more blocks.
+    Some frameworks need pp - 1 micro-batches to fill a pipeline, and a block (embedding, layer,
+    output layer, loss) on every stage; two more blocks follow the output layer.
     """
     if not framework.fills_pipeline:
         return np.zeros(len(jobs), dtype=bool)

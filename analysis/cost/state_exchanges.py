@@ -21,7 +21,7 @@ from trainer.plan.axes import dp, ep
 from trainer.plan.exchange import Exchange
 from trainer.plan.jobs import Array, Jobs
 
-_OF_WEIGHTS = ("weights", "secondary")  # exchanges of what is not trained, too
+_OF_WEIGHTS = ("weights", "secondary")  # exchanges that frozen weights take part in
 
 
 def fullest_parameters(jobs: Jobs, framework: Framework) -> tuple[Array, Array]:
@@ -46,12 +46,12 @@ def held_parameters(jobs: Jobs, framework: Framework) -> list[tuple[Array, dp.Ho
 def exposed_state_s(
     jobs: Jobs, machine: Machine, forward: Array, backward: Array
 ) -> dict[str, Array]:
-    """Seconds of a step's ``gather`` and ``publish`` of weights and ``gradients`` that do not hide.
+    """Exposed seconds of a step's ``gather`` and ``publish`` of weights, and of its ``gradients``.
 
-    Behind a layer's pass the next layer's weights are gathered and the last one's gradients
-    reduced: an exchange hides behind its own pass only, and shares it with those on its links.
+    During a layer's pass the next layer's weights are gathered and the previous one's gradients
+    reduced: an exchange hides only behind that pass, and shares it with others on its links.
 
-    ``forward`` and ``backward`` are of the device: passes of one micro-batch on the slowest stage.
+    ``forward`` and ``backward``: one micro-batch's passes on the slowest stage; GPU seconds.
     """
     cluster, framework, c = machine.cluster, machine.framework, machine.constants
     whole = machine.seconds
@@ -61,7 +61,7 @@ def exposed_state_s(
         _of_trained(dp.job_exchanges(jobs, framework, holders, weights), jobs, framework)
         for weights, holders in held
     ]
-    # Split weights and gradients come and go layer by layer, and each call has its latency, but for
+    # Sharded weights and gradients are exchanged layer by layer, each call with its latency, except
     # gradients in flat buckets.
     units = stage_layers(jobs, framework).most + 1
     flat = dp.in_buckets(jobs, framework, held[0][1])
@@ -70,7 +70,7 @@ def exposed_state_s(
     def in_calls(exchange: Exchange, calls: Array) -> Array:
         return calls * by_layer(replace(exchange, num_bytes=exchange.num_bytes / calls))
 
-    # Split weights are gathered before each pass of a micro-batch, later from a copy if there is.
+    # Sharded weights are gathered before each pass of a micro-batch, later from a copy if any.
     stored = np.asarray(sum(in_calls(s.weights, units) for s in sent))
     copied = np.asarray(sum(in_calls(s.secondary, units) for s in sent))
     has_copy, gas = jobs.placement.secondary_shard > 0, jobs.layout.gas
@@ -80,7 +80,7 @@ def exposed_state_s(
     gather = gather + np.where(has_copy, from_copy - gas, 0.0) * left_over(copied, forward)
     gather = gather + gas * left_over(nearest, backward)
 
-    # Split gradients are reduced in every micro-batch or once, then once over what is left.
+    # Sharded gradients are reduced per micro-batch or once; then once over the remaining ranks.
     calls = np.where(flat, 1.0, units)
     inner = np.asarray(sum(in_calls(s.gradients, calls) for s in sent))
     rest = [one for s in sent for one in (s.gradient_scatter, s.gradient_sum)]
@@ -107,7 +107,7 @@ def exposed_state_s(
 
 
 def _of_trained(sent: dp.StateExchanges, jobs: Jobs, framework: Framework) -> dp.StateExchanges:
-    """The exchanges of a job whose frozen weights have no gradients, and may travel quantized."""
+    """The exchanges with frozen weights, which have no gradients and may travel quantized."""
     if not tuning.freezes(jobs).any():
         return sent
     trained, stored = tuning.trained_share(jobs), tuning.gathered_share(jobs, framework)
@@ -120,7 +120,7 @@ def _of_trained(sent: dp.StateExchanges, jobs: Jobs, framework: Framework) -> dp
 
 @kept_by("optimizer_always_sharded")
 def as_run(jobs: Jobs, framework: Framework) -> Jobs:
-    """Jobs with the degree to which the framework really shards states of 16-bit weights."""
+    """Jobs with the degree by which the framework shards optimizer states of 16-bit weights."""
     if not framework.optimizer_always_sharded:
         return jobs
     said = jobs.placement

@@ -1,9 +1,9 @@
 """Time of one training step, in parts.
 
 The slowest pipeline stage sets the pace: m micro-batches of its layers' forward and backward
-passes, with tensor parallelism's collectives among them; the other stages' passes are what fills
-and drains the pipeline; data parallelism's collectives and the optimizer follow, as far as they do
-not hide behind the backward pass.
+passes, with tensor parallelism's collectives among them. The other stages' passes fill and drain
+the pipeline. Data parallelism's collectives, as far as they are exposed beside the backward pass,
+and the optimizer follow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainer.plan.jobs import Array, Jobs
 class StepParts(Parts):
     """Seconds of one step, as the slowest stage spends them; columns of shape (n,)."""
 
-    forward_backward: Array  # of all micro-batches, without the following
+    forward_backward: Array  # of all micro-batches, without the parts below
     recompute: Array  # forward passes, or attention cores, that are computed again
     tensor: Array  # collectives of tensor parallelism
     context: Array  # keys and values of context parallelism, as far as attention does not hide them
@@ -36,13 +36,13 @@ class StepParts(Parts):
     launch: Array  # waiting for the host
     head: Array  # output layer and loss, where it is on the slowest stage
     pipeline: Array  # handing activations and their gradients on
-    crowded: Array  # waiting at a crowded network, if the run is expected to meet one
+    crowded: Array  # waiting on a congested network, if the run is expected to meet one
     bubble: Array  # filling and draining the pipeline
-    gather: Array  # of split weights, as far as it does not hide
-    gradients: Array  # their reduction, as far as it does not hide
-    publish: Array  # of updated weights, as far as it does not hide
+    gather: Array  # exposed time of gathering sharded weights
+    gradients: Array  # exposed time of reducing them
+    publish: Array  # exposed time of gathering updated weights
     optimizer: Array  # its update
-    fixed: Array  # once a step
+    fixed: Array  # of the host, once a step
 
 
 def step(
@@ -54,11 +54,11 @@ def step(
 ) -> StepParts:
     """Seconds of one step of every job, by cause.
 
-    Where several ranks share a processor, a rank that waits slows the others down no longer: the
-    step takes the time of all their work, or of the longest path at the speed of a rank alone, if
-    that is longer.
+    Where several ranks share a processor, a waiting rank leaves it to the others: the step takes
+    the time of all their work, or of the longest path at the speed of a rank alone, if that is
+    longer.
 
-    ``crowded`` has shape (n,): 1 for runs that meet a crowded network, 0 for calm ones.
+    ``crowded`` has shape (n,): 1 for runs on a congested network, 0 on a calm one.
     """
     c, jobs = constants or TimeConstants(), as_run(jobs, framework)
     machine = Machine(cluster, framework, c)
@@ -92,10 +92,10 @@ def step(
 def _path_s(jobs: Jobs, slowest: Array, everything: Array) -> Array:
     """Seconds of all passes on the slowest stage with the pipeline's bubble.
 
-    ``m a + (sum of all stages - a) / v`` with a the slowest stage's time of one micro-batch: 1F1B
+    ``m a + (sum of all stages - a) / v`` with a the slowest stage's time for one micro-batch: 1F1B
     and its interleaved form (Narayanan et al. 2021, section 2.2; for equal stages the bubble is
-    their (p - 1) / (v m)), and breadth-first (Lamy-Poirier 2022). Gradients of weights that are
-    computed apart fill a part of it.
+    their (p - 1) / (v m)), and breadth-first (Lamy-Poirier 2022). Weight gradients that are
+    computed apart (zero-bubble schedules) fill a part of it.
 
     ``slowest`` and ``everything`` are seconds of one micro-batch on that stage and on all.
     """
@@ -105,13 +105,13 @@ def _path_s(jobs: Jobs, slowest: Array, everything: Array) -> Array:
 
 
 def _sends(jobs: Jobs, machine: Machine) -> Array:
-    """Seconds that a stage waits for its neighbours per micro-batch; it sends as it receives."""
+    """Seconds that a stage waits for its neighbours per micro-batch, sending and receiving."""
     sent, c = pp.message(jobs, machine.framework), machine.constants
     one = links.send_s(machine.cluster, c, sent.group.stride, sent.num_bytes, sent.group.size)
     return pp.neighbours(jobs) * (c.exposed_sends * one + c.send_s)
 
 
 def crowded_s(jobs: Jobs, c: TimeConstants) -> Array:
-    """Seconds by which a step is longer in a run that meets a crowded network."""
+    """Seconds by which a congested network makes a step longer."""
     neighbours = np.where(jobs.layout.pp > 1, pp.neighbours(jobs), 2.0)
     return pp.rounds(jobs) * neighbours * c.crowded_send_s

@@ -16,21 +16,21 @@ from trainer.plan.jobs import Jobs, Mask
 class OverlapConstants(Constants):
     """Overlap of communication, and overheads of the program itself."""
 
-    overlap: float = constant(0.6, 0.3)  # of the computation beside communication, that can hide it
-    # of exchanges in one operator with a product, that does not hide (async_tp)
+    overlap: float = constant(0.6, 0.3)  # share of concurrent computation that hides communication
+    # exposed share of exchanges that are fused with a matrix product (async_tp)
     exposed_fused: float = constant(0.55, 0.4)
     host_call_s: float = constant(5e-5, 0.7)  # of the host, to start one collective of a layer
-    # more for each member of it, where a pipeline's sends cross nodes as well
+    # in addition for each member of the group, where a pipeline's sends cross nodes as well
     contended_call_s: float = constant(1e-5, 1.5)
-    exposed_sends: float = constant(0.3, 0.7)  # of a send's transfer, that does not hide
+    exposed_sends: float = constant(0.3, 0.7)  # exposed share of a send's transfer
     send_s: float = constant(1e-4, 2.0)  # of the host, to hand a micro-batch to another stage
-    # more of a send, in runs that met a crowded network (see network.py)
+    # in addition for each send, in runs on a congested network (see network.py)
     crowded_send_s: float = constant(0.5, 0.3)
-    # of the time in which tokens are on their way to experts and back
+    # exposed share of the time to send tokens to experts and back
     exposed_dispatch: float = constant(0.8, 0.4)
     # for each rank that alone updates its part of whole weights, and sends it to all
     owner_s: float = constant(2e-3, 1.0)
-    update: float = constant(1.5, 0.5)  # of the memory traffic that a fused optimizer would have
+    update: float = constant(1.5, 0.5)  # memory traffic over that of a fused optimizer
     step_s: float = constant(0.02, 1.0)  # of the host, once a step
 
 
@@ -40,7 +40,7 @@ class TimeConstants(ComputeConstants, LinkConstants, OverlapConstants):
 
 
 def without_effect(jobs: Jobs) -> Mask:
-    """Time constants, in their order, that have no effect on these jobs."""
+    """Mask of the time constants, in field order, that have no effect on these jobs."""
     unused = set() if jobs.model.mixture is not None else {*_OF_EXPERTS}
     by_option = {"fp8_share": jobs.options.fp8, "exposed_fused": jobs.options.async_tp}
     unused |= {name for name, rows in by_option.items() if not rows.any()}

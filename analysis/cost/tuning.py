@@ -29,7 +29,8 @@ def quantizes(jobs: Jobs) -> Mask:
 
 
 def target_widths(jobs: Jobs) -> tuple[Array, Array, Array]:
-    """Number, inputs and outputs of a dense layer's targets in sum: q, k, v, gate and up apart."""
+    """Number, summed inputs and summed outputs of a dense layer's targets; q, k, v, gate and up
+    count apart."""
     model, targets = jobs.model, jobs.options.lora_targets
     h, f, q = model.hidden_size, model.ffn_size, model.attention_size
     kv = model.kv_heads * model.head_dim
@@ -48,7 +49,7 @@ def layer_adapters(jobs: Jobs) -> Array:
 
 
 def trained_share(jobs: Jobs) -> Array:
-    """Trained parameters of all: 1 for full training."""
+    """Share of the parameters that is trained; 1 for full training."""
     if not freezes(jobs).any():
         return np.ones(len(jobs))
     adapters = jobs.model.num_layers * layer_adapters(jobs)
@@ -58,9 +59,8 @@ def trained_share(jobs: Jobs) -> Array:
 
 
 def stored_bytes(jobs: Jobs, framework: Framework, parameters: Array, tables: Array) -> Array:
-    """Bytes of a rank's frozen parameters before they are sharded; ``tables`` of them are the
-    vocabulary's, which no framework quantizes.
-    """
+    """Bytes of a rank's frozen parameters before sharding; ``tables`` of them are embedding and
+    output layer, which no framework quantizes."""
     e = jobs.options.element_bytes
     layers = np.where(quantizes(jobs), framework.quantized_bytes, e) * (parameters - tables)
     rest = np.where(quantizes(jobs), framework.unquantized_bytes, e)
@@ -68,7 +68,7 @@ def stored_bytes(jobs: Jobs, framework: Framework, parameters: Array, tables: Ar
 
 
 def gathered_share(jobs: Jobs, framework: Framework) -> Array:
-    """Bytes of a gathered weight, of those that 16 bits take: quantized ones travel as stored."""
+    """Bytes of a gathered weight over those of an unquantized one; weights travel as stored."""
     narrow = framework.quantized_bytes / jobs.options.element_bytes
     return np.where(quantizes(jobs), narrow, 1.0)
 
@@ -84,8 +84,8 @@ def tuned_states(
     """States of a rank: where weights are frozen, only adapters have gradients and moments.
 
     A reference model beside full training (DPO) is one more frozen copy; beside adapters it is the
-    model without them. ``states`` are full training's; ``tables`` of the rank's ``parameters``
-    before state sharding are the vocabulary's; ``layers`` are its stage's.
+    model without them. ``states`` are full training's. Of the rank's ``parameters`` before state
+    sharding, ``tables`` are embedding and output layer; ``layers`` are its stage's.
     """
     frozen, placement = freezes(jobs), jobs.placement
     if not (frozen | jobs.options.reference_model).any():
@@ -106,20 +106,20 @@ def tuned_states(
 
 
 def _adapter_bytes(jobs: Jobs, framework: Framework) -> Array:
-    """Bytes of an adapter's parameter with its gradient and moments."""
+    """Bytes of an adapter's parameter, its gradient and its moments together."""
     beside_plain, beside_quantized = framework.adapter_bytes
     return np.where(quantizes(jobs), beside_quantized, beside_plain)
 
 
 def kept_bytes(jobs: Jobs, framework: Framework) -> tuple[Array, Array]:
-    """Activations of a token that one dense layer with adapters keeps: whole over tp, and split.
+    """Bytes that one dense layer with adapters keeps of a token: whole on each tp rank, and split.
 
     Counted with torch's saved tensors for transformers' Llama with PEFT, to 0.1 %: the two norms
     in float32; queries, keys, values and attention's output; the gated unit's three; and each
     target's input. Float32 adapters each take a copy of their input, in the format in which they
-    compute; 16-bit ones share the input that is there. A frozen matrix needs none. Dropout makes
-    a copy of its own and a mask of a byte (torch's native_dropout). More than full training keeps.
-    Compiled layers keep what elementwise results are computed from: residuals, and products.
+    compute; 16-bit ones share the existing input. A frozen matrix needs none. Dropout makes a copy
+    of its own and a mask of one byte (torch's native_dropout). That exceeds what full training
+    keeps. Compiled layers keep the operands of elementwise results: residuals, and products.
     """
     model, e, targets = jobs.model, jobs.options.element_bytes, jobs.options.lora_targets
     h, f, q = model.hidden_size, model.ffn_size, model.attention_size
@@ -131,7 +131,8 @@ def kept_bytes(jobs: Jobs, framework: Framework) -> tuple[Array, Array]:
     number, inputs, _ = target_widths(jobs)
     linear = targets == _LINEAR
     inner = np.where(linear, f, 0.0) + np.where(targets <= max(_ATTENTION, _LINEAR), q, 0.0)
-    # Without copies q, k and v have one input, and gate and up; attention's output is kept anyway.
+    # Without copies q, k and v share one input, gate and up another; attention's output is kept
+    # anyway.
     once = np.where(own | drops, 0.0, e)
     whole = np.where(framework.fused_layers, e, 4.0) * 2 * h + each * (inputs - inner)
     whole = whole + once * np.where(linear, 2.0, 1.0) * h
@@ -150,23 +151,21 @@ def kept_bytes(jobs: Jobs, framework: Framework) -> tuple[Array, Array]:
 
 
 def dequantized_bytes(jobs: Jobs) -> Array:
-    """The matrix in work of a quantized model, in 16 bits."""
+    """Bytes of the one matrix of a quantized model that is dequantized to 16 bits for use."""
     largest = jobs.model.hidden_size * jobs.model.ffn_size / jobs.layout.tp
     return np.where(quantizes(jobs), jobs.options.element_bytes * largest, 0.0)
 
 
 def weight_passes(jobs: Jobs) -> Array:
-    """Products of the backward pass for each of the forward pass: with frozen weights only that of
-    the input's gradient, 4N in place of 6N FLOPs of a token.
-    """
+    """Matrix products of the backward pass per one of the forward pass: with frozen weights only
+    the input's gradient, so that a token takes 4N instead of 6N FLOPs."""
     return np.where(freezes(jobs), 1.0 + trained_share(jobs), 2.0)
 
 
 def moved_bytes(jobs: Jobs, framework: Framework) -> Array:
-    """Bytes that memory moves beside a layer's own in a forward pass: adapters read and copy their
-    inputs, write their outputs and add them (compiled: read, and add); quantized weights are read,
-    and written in 16 bits.
-    """
+    """Bytes that memory moves in a layer's forward pass in addition to full training's: adapters
+    read and copy their inputs, write their outputs and add them (compiled: read, and add);
+    quantized weights are read, and written in 16 bits."""
     _, inputs, outputs = target_widths(jobs)
     e = jobs.options.element_bytes
     copies, sums = (1, 1) if framework.compiled_layers else (2, 3)
@@ -176,6 +175,6 @@ def moved_bytes(jobs: Jobs, framework: Framework) -> Array:
 
 
 def launched(jobs: Jobs) -> Array:
-    """Kernels of a layer, of those without adapters."""
+    """Kernels of a layer relative to one without adapters."""
     number, _, _ = target_widths(jobs)
     return np.where(freezes(jobs), 1 + ADAPTER_KERNELS * number / 30, 1.0)

@@ -1,7 +1,7 @@
 """Constants that one cost model may take over from another that was calibrated elsewhere.
 
 Constants belong to the framework, to the GPU, or to the machine's network (see
-``analysis.cost.fitted``). Whatever two models do not share says nothing of the other's.
+``analysis.cost.fitted``). Constants of what two models do not share are not taken over.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from analysis.cost.time_constants import TimeConstants
 
 
 def shared(model: CostModel, other: CostModel) -> list[str]:
-    """Names of time's constants that both models have in common, by what they belong to."""
+    """Names of the time constants of the framework, GPU and network that both models share."""
     other = _like(model, other)
     framework = model.framework.name == other.framework.name
     gpu = gpu_kind(model.cluster) == gpu_kind(other.cluster)
@@ -32,11 +32,11 @@ def shared(model: CostModel, other: CostModel) -> list[str]:
 
 
 def taken_over(model: CostModel, other: CostModel) -> CostModel:
-    """``model`` with the constants that it shares with ``other`` as ``other`` has them.
+    """``model`` with the values of ``other`` for the constants that both share.
 
-    Memory goes by the framework. A model is no surer of its predictions for what others' runs were
-    like: within one run times scatter less than what a change of model or nodes leaves open.
-    Where there are several engines, each takes over from its own, or from the first.
+    Constants of memory are taken over if the framework is the same. The scatter of step times only
+    grows: within one run it is less than between models or numbers of nodes. Of several engines,
+    each takes over from the one of its framework, or else from the first.
     """
     if model.others or other.others:
         return CostModel.of_engines(taken_over(one, _like(one, other)) for one in model.engines)
@@ -56,7 +56,7 @@ def taken_over(model: CostModel, other: CostModel) -> CostModel:
 
 
 def likeliest(models: Mapping[str, CostModel], measurements: Measurements) -> str:
-    """Name of the model under which step times were most probable, its constants integrated out."""
+    """Name of the model with most evidence from step times, with its constants integrated out."""
 
     def evidence(name: str) -> float:
         engines, parts = models[name].engines, [measurements]
@@ -69,18 +69,17 @@ def likeliest(models: Mapping[str, CostModel], measurements: Measurements) -> st
 
 
 def _like(model: CostModel, other: CostModel) -> CostModel:
-    """The model among another's engines that is of the same framework; else its first."""
+    """The engine of ``other`` that is of the same framework; else its first."""
     same = [one for one in other.engines if one.framework.name == model.framework.name]
     return (same or [other.engines[0]])[0]
 
 
 def discounted(model: CostModel, before: CostModel) -> CostModel:
-    """A model that was calibrated with a run, as one for others to start from.
+    """A model that was calibrated with a run, as a start for other runs.
 
-    A calibration starts from constants wider than what is known (``transferred``), for the run may
-    be another case. So may the next one be: what this run says is taken for as wide again there,
-    but what it does not speak of stays as sure as it was. ``before`` is the model that was
-    calibrated.
+    A calibration first widens the covariance (``transferred``), since the run may be another case,
+    and the next calibration widens it again. So that this does not add up, the run's information is
+    added to the covariance that the model had ``before``, not to the widened one.
     """
     if model.others:
         pairs = zip(model.engines, before.engines, strict=True)
@@ -91,7 +90,7 @@ def discounted(model: CostModel, before: CostModel) -> CostModel:
 
 
 def _more(kind: type[Constants], known: Array | None, after: Array | None) -> Array | None:
-    """Known covariance with what a run added to where its calibration started."""
+    """Known covariance with the information that a run added to its calibration's prior."""
     if after is None or after is known:
         return after
     inverse, start = np.linalg.inv, kind.covariance(kind.transferred(known))

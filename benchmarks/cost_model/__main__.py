@@ -3,11 +3,11 @@
     python -m benchmarks.cost_model (--truth FOLDER | TABLE...) [--json FILE] [--details]
 
 Every table whose columns are recognised is evaluated: without any measurement (zero-shot); as a
-search starts elsewhere, from what other tables say of the framework and of the GPU, or as shipped
-where the shipped constants are not from the table; with whole models left out of the fit, or node
-counts where there is one model; and after 8 calibration rows of the same campaign, chosen by the
-model. Errors are means over rows, rankings are medians over landscapes. What papers state of single
-runs is predicted zero-shot. Files can be named in place of the folder.
+search on a new machine starts, with the framework's and the GPU's constants from other tables, or
+with the shipped constants if they were not fitted to the table; with whole models left out of the
+fit, or node counts if there is only one model; and after 8 calibration rows of the same campaign,
+chosen by the model. Errors are means over rows, rankings are medians over landscapes. Single runs
+stated in papers are predicted zero-shot. Files can be named in place of the folder.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from .fit import fitted_tables
 from .peers import Meshtune, Predictor, Shipped, Transfer, predictors
 from .statements import Statement, read_statements
 
-FEW = 6  # columns short of a sweep, which a table may have been meant to be
+FEW = 6  # missing columns, below which a table was probably meant to be a sweep
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Evaluate and print; 2 if a table cannot be read, after all others."""
+    """Evaluate and print; returns 2 if a table cannot be read, after evaluating all others."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--truth", type=Path, help="folder of measured tables")
     parser.add_argument("--json", type=Path, help="file for all figures")
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows += goals.judged(table, results, Meshtune.name)
         written.append(report.as_json(table, results))
     if statements:
-        # None of these runs is in a table, so that what is shipped was not fitted to them.
+        # None of these runs is in a table, so the shipped constants were not fitted to them.
         asked = {**{p.name: p for p in known}, f"{Meshtune.name}, {SHIPPED}": Shipped()}
         values = {name: [s.predicted(p.fit(())) for s in statements] for name, p in asked.items()}
         print("## Stated of single runs, zero-shot\n")
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _read(
     truth: Path | None, names: Sequence[str]
 ) -> tuple[list[Table], list[Statement], list[str], list[str]]:
-    """Tables, statements, what is said of files that are neither, and what is wrong in others."""
+    """Tables, statements, lines on files that are neither, and errors of unreadable tables."""
     if truth is not None and not truth.is_dir():
         raise TableError(f"{truth}: no such folder; name another with --truth, or tables")
     paths = [_path(truth, name) for name in names]
@@ -127,7 +127,7 @@ def _results(table: Table, tables: Sequence[Table], known: Sequence[Predictor]) 
     ]
     start = [evaluate(table, tables, Transfer(), FROM_OTHERS)]
     if framework_named(str(table.framework[0])).own_kernels:
-        # Points of many machines: what is known of the framework is from all of them.
+        # Points of many machines: the framework's constants are fitted to all of them.
         start += [evaluate(table, tables, Transfer(), way) for way in (MACHINE_OUT, LEFT_OUT)]
     if fitted_tables().get(table.name) != len(table):
         start.append(evaluate(table, tables, Shipped(), SHIPPED))

@@ -3,7 +3,7 @@
     python -m benchmarks.cost_model.async_tp --truth FOLDER
 
 Reads ``fsdp_async_tp_small.csv``: torchtitan's pairs with and without it, tp 8 on 64 and 256 H100.
-Scales of FP8 by row have no price here: their pairs are left out.
+Pairs with rowwise FP8 scales are left out: the cost model has no term for these.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far the cost model misses models that it was not fitted to, but others beside them."""
+"""Error of the cost model on language models that it was not fitted to."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SIGMAS = 1.96  # of a normal deviation that hold 95 %
 
 
 def fitted_to(measurements: Measurements, model: CostModel) -> CostModel:
-    """The model calibrated with measurements, whose intervals hold other models' step times.
+    """The calibrated model, with intervals wide enough for other language models' step times.
 
-    Each model of a language model is predicted from the others, and ``tail_log_sd`` is such that
-    95 % of these errors are inside. One that is alone says nothing of others.
+    Each language model is predicted from the others, and ``tail_log_sd`` is such that 95 % of these
+    errors are inside. With a single one it stays as calibrated.
     """
     found = model.calibrated(measurements)
     tail = missed(measurements, model)
@@ -25,9 +25,9 @@ def fitted_to(measurements: Measurements, model: CostModel) -> CostModel:
 
 
 def missed(measurements: Measurements, model: CostModel) -> float:
-    """Deviation of the logarithms of step times of models left out; 0 with fewer than two.
+    """Deviation with 95 % of the left-out models' log errors within 1.96 times it; 0 for one model.
 
-    Every fold counts the same. A run is compared with the nearer state of the network.
+    Every fold has the same weight. A run is compared with the nearer state of the network.
     """
     fold_of = _folds(measurements.jobs)
     errors = []
@@ -47,7 +47,7 @@ def missed(measurements: Measurements, model: CostModel) -> float:
 
 
 def shapes(jobs: Jobs) -> list[tuple[float, float]]:
-    """Layers and width of each job, by which models are told apart."""
+    """Layers and width of each job, which identify its model."""
     return list(zip(jobs.model.num_layers.tolist(), jobs.model.hidden_size.tolist(), strict=True))
 
 

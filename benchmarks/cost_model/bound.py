@@ -1,10 +1,10 @@
-"""Bound of calibration: the error after a fit to the asked rows themselves.
+"""Bound of calibration: the error after a fit to the predicted rows themselves.
 
     python -m benchmarks.cost_model.bound TABLE.csv
 
-Not an evaluation: what is fitted is what is asked. It tells a calibration that learns too little
-from formulas that cannot say more. Runs that took more than twice what even such a fit says were
-disturbed, or do what no term has.
+Not an evaluation: the model predicts the rows that it was fitted to. The bound distinguishes a
+calibration that learns too little from formulas that cannot express more. Runs that took more than
+twice the time that even such a fit predicts were disturbed, or do what no term has.
 """
 
 from __future__ import annotations

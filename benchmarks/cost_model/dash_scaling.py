@@ -2,10 +2,10 @@
 
     python -m benchmarks.cost_model.dash_scaling --truth FOLDER
 
-The paper has the efficiencies in its text. Of strong scaling it says that a replica spans more GPUs
-as their number grows, not how, nor where it begins; its Table V is of other batches. Prints, in
-Markdown, weak scaling; strong scaling from one replica, by how the layout changes on the way, with
-what the step consists of at its end; and the joules for 20 tokens a parameter.
+The paper states the efficiencies in its text. For strong scaling it says that a replica spans more
+GPUs as their number grows, but neither how nor from which number on; its Table V has other batches.
+Prints Markdown: weak scaling; strong scaling from one replica, by how the layout changes on the
+way, with the parts of the step on the most GPUs; and the joules for 20 tokens a parameter.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from search_spaces.cluster import Cluster
 from search_spaces.known import framework_named
 
 TABLE = "dash_frontier_best.csv"
-# Model, batch of its strong scaling, GPUs of one replica and the most, published efficiency; what
-# the layout on the most GPUs may have changed to.
+# Model, batch of its strong scaling, GPUs of one replica, most GPUs, published efficiency, and
+# possible changes of the layout on the most GPUs.
 STRONG: tuple[tuple[str, int, int, int, float, tuple[dict[str, list[float]], ...]], ...] = (
     ("175B", 8000, 64, 1024, 0.8993, (
         {}, {"tp": [8]}, {"pp": [32]}, {"tp": [8], "pp": [32]}, {"mbs": [2]}, {"mbs": [4]},
@@ -37,15 +37,14 @@ STRONG: tuple[tuple[str, int, int, int, float, tuple[dict[str, list[float]], ...
     )),
 )  # fmt: skip
 PARTS = ("tensor", "pipeline", "head", "bubble", "gradients")
-# Of one replica, on how many GPUs.
-WEAK = ("1T", 1600, (1024, 2048, 3072))
+WEAK = ("1T", 1600, (1024, 2048, 3072))  # model, batch of one replica, numbers of GPUs
 ENERGY = {"22B": 284e9, "175B": 17.65e12, "1T": 662e12}  # joules, section V-D
 TOKENS = 20  # a parameter
 PARAMETERS = {"22B": 22e9, "175B": 175e9, "1T": 1e12}
 
 
 class Frontier:
-    """The paper's models, under its own degrees."""
+    """The paper's models with its degrees of parallelism."""
 
     def __init__(self, truth: Path) -> None:
         self.rows = {row["model"]: row for _, row in read_csv(truth / TABLE).iterrows()}
@@ -80,7 +79,7 @@ def strong(frontier: Frontier) -> None:
     print("|---" * 9 + "|")
     for model, batch, first, most, published, changes in STRONG:
         for changed in changes:
-            # All of a batch's micro-batches are of one size; degrees change on the way.
+            # The size of micro-batches is the same on few and on most GPUs; degrees change.
             begun = {name: value for name, value in changed.items() if name == "mbs"}
             few = frontier.predict(model, first, batch, **begun)
             many = frontier.predict(model, most, batch, **changed)

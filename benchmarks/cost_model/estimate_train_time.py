@@ -1,9 +1,9 @@
 """estimate-train-time, which sums measured operators of a GPT, as a peer of the cost model.
 
-Zhang et al. 2025 (arXiv 2509.22832). Nothing of it is here: its checkout is named by whoever runs
-the benchmark, and imported from there (https://github.com/DebarghaG/estimate-train-time). It needs
-xgboost and ijson, trains its regressors on what was measured on Perlmutter's A100, and keeps them
-in its own folder. It predicts no memory.
+Zhang et al. 2025 (arXiv 2509.22832). Its code is not part of this repository: the benchmark imports
+it from a checkout given by the user (https://github.com/DebarghaG/estimate-train-time). It needs
+xgboost and ijson, trains its regressors on measurements on Perlmutter's A100, and keeps them in its
+own folder. It predicts no memory.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from .simumax import A100, MissingError
 
 GPU = "NVIDIAA100-SXM4-80GB"
 REGRESSORS = "src/estimate_train_time/data/regressors/Perlmutter"
-VOCABULARY = 50257  # fixed; another one is taken for it where the two differ by little
+VOCABULARY = 50257  # fixed; it also stands for vocabularies that differ by little
 MOST_TP = 4  # ranks of a measured group inside a node
 LEAST_PP = 3  # a first, a middle and a last stage
-BUCKET = 1_260_000_000  # elements, of its examples
+BUCKET = 1_260_000_000  # elements, as in its examples
 NORM = "layernorm"
 LAYER = (
     *(NORM, "linear1", "baddbmm", "ScaledUpperTriangMaskedSoftmax", "bmm", "linear2"),
@@ -104,7 +104,7 @@ class EstimateTrainTime:
 
 
 def inexpressible(job: Jobs, cluster: Cluster) -> str:
-    """The property of a job that it cannot express; "" if it can express all."""
+    """The first property of a job that estimate-train-time cannot express; "" if none."""
     plain = (
         (job.model.ffn_size == 4 * job.model.hidden_size)
         & ~job.model.gated
@@ -128,10 +128,10 @@ def inexpressible(job: Jobs, cluster: Cluster) -> str:
 
 @cache
 def imported(folder: Path) -> tuple[Any, Any]:
-    """Its formulas, and what holds the regressors that they share.
+    """estimate-train-time's formulas, and the object with the regressors that they share.
 
     Raises:
-        MissingError: if they are not there, or lack a package.
+        MissingError: if the folder does not have them, or a package is missing.
     """
     if not (folder / REGRESSORS).is_dir():
         raise MissingError(

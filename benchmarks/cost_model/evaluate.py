@@ -1,4 +1,4 @@
-"""Runs predictors over the folds of tables, and scores what they answer."""
+"""Runs predictors over the folds of tables, and scores their predictions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CALIBRATION_ROWS = 8
 SEEDS = (0, 1, 2)  # of the choice of calibration rows
 LEFT_OUT, ZERO_SHOT, CALIBRATED = "left out", "zero-shot", f"after {CALIBRATION_ROWS}"
 MACHINE_OUT, BOTH_OUT = "machine left out", "machine and framework left out"
-FROM_OTHERS, SHIPPED = "from other tables", "as shipped"  # a search's start, without its table
+FROM_OTHERS, SHIPPED = "from other tables", "as shipped"  # starts of a search on a new machine
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,15 @@ class Scores:
     """Scores of predictions of some rows; shares of 1, nan if there is nothing to score.
 
     Attributes:
-        rows: predicted.
-        time_error, time_error_median: of step time, over the rows that ran.
-        time_bias: median of predicted over measured, less 1.
-        time_covered: share of the rows within the interval that should have 95 % of them.
-        time_interval: its score.
-        rankings: of each landscape.
-        memory_error: mean, of peak memory.
-        fitting: of all rows, if some failed.
-        fitting_memory: without the failures that cannot be for memory.
+        rows: number of predicted rows.
+        time_error, time_error_median: relative errors of step time, over the rows that ran.
+        time_bias: median of predicted over measured, minus 1.
+        time_covered: share of the rows within their 95 % interval.
+        time_interval: the intervals' score.
+        rankings: one for each landscape.
+        memory_error: mean relative error of peak memory.
+        fitting: over all rows, if some failed.
+        fitting_memory: likewise without the failures that cannot be for memory.
     """
 
     rows: int
@@ -119,9 +119,9 @@ class Result:
 
     Attributes:
         predictor, scheme: their names.
-        folds: scores of each, by name.
-        pooled: of all folds' rows together.
-        by_profile: and of each framework's, where the table has several.
+        folds: scores of each fold, by name.
+        pooled: scores of all folds' rows together.
+        by_framework: scores of each framework's rows, where the table has several.
     """
 
     predictor: str
@@ -134,7 +134,8 @@ class Result:
 def evaluate(
     table: Table, others: Sequence[Table], predictor: Predictor, scheme: str
 ) -> Result | None:
-    """None where the scheme has no fold for the table, or changes nothing for the predictor."""
+    """Evaluate a predictor; None if the scheme has no fold for the table, or the predictor does not
+    learn and the scheme is not zero-shot."""
     if scheme != ZERO_SHOT and not predictor.learns:
         return None
     if scheme == CALIBRATED:
@@ -176,8 +177,8 @@ def _folds(table: Table, others: Sequence[Table], scheme: str) -> Iterator[Fold]
 def _after_calibration(
     table: Table, others: Sequence[Table], predictor: Predictor
 ) -> Iterator[Answer]:
-    """Each campaign: predicted without its models, some rows measured, the rest predicted."""
-    fitted: dict[tuple[str, ...], Fitted] = {}  # campaigns of one model share what came before
+    """For each campaign: predict it without its models, measure some rows, predict the rest."""
+    fitted: dict[tuple[str, ...], Fitted] = {}  # campaigns of the same models share the first fit
     for campaign in np.unique(table.campaign):
         rows = table.campaign == campaign
         if np.isfinite(table.step_time_s[rows]).sum() < CALIBRATION_ROWS + metrics.LEAST_ROWS:

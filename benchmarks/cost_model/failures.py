@@ -14,9 +14,9 @@ FREE = {"mbs", "gas", "dp", "world_size", "weight_shard", "gradient_shard", "opt
 def not_memory(table: Table) -> Mask:
     """Failed rows that a run with at least their memory contradicts.
 
-    The other run has the same machine, framework and columns, but for no smaller micro-batch, no
-    fewer micro-batches in flight (``min(pp, gas)`` under 1F1B) and, as what is sharded over
-    replicas gets larger with fewer of them, no more replicas unless nothing is.
+    The other run has the same machine, framework and columns, except that its micro-batch is no
+    smaller, its micro-batches in flight (``min(pp, gas)`` under 1F1B) are no fewer, and, if states
+    are sharded over replicas, its replicas are no more.
     """
     j = table.jobs
     columns = [column for name, column in j.columns().items() if name not in FREE]

@@ -3,9 +3,9 @@
     python -m benchmarks.cost_model.fine_tuning --truth FOLDER
 
 Reads ``torchtune_finetune.csv`` (all sequences of one length) and the plain rows of
-``l40s_peft_metamath.csv`` (the longest micro-batch taken for full). Where torchtune's table does
-not say what is recomputed, LoRA on one GPU has the least recomputation that is predicted to fit,
-and the others recompute, as torchtune's configurations do. Nothing is fitted to either table.
+``l40s_peft_metamath.csv`` (its longest micro-batch is assumed to be full). Where torchtune's table
+does not state recomputation, LoRA on one GPU has the least that is predicted to fit, and the other
+methods recompute, as in torchtune's configurations. Nothing is fitted to either table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainer.plan.jobs import ADAPTED_TARGETS, FULL, NONE, jobs
 from trainer.plan.model import ModelConfig
 
 TABLES = ("torchtune_finetune.csv", "l40s_peft_metamath.csv")
-COMPILED = {"compiled_layers": True, "logits_bytes": 0.25}  # as torchtune's record says
+COMPILED = {"compiled_layers": True, "logits_bytes": 0.25}  # as in torchtune's record
 TUNING = {"full": 0, "lora": 1, "qlora": 2}
 RANK = 8  # of torchtune's configurations
 GPU_GIB = {"RTX 4090": 24, "A6000": 48, "A100": 80}
@@ -50,12 +50,12 @@ class Row:
 
     @property
     def error(self) -> float:
-        """Predicted over measured, less 1."""
+        """Predicted over measured, minus 1."""
         return self.predicted_gib / self.measured_gib - 1
 
 
 def llama(name: str, seq_length: int) -> ModelConfig:
-    """The shape of a Llama 3 model; the small one's tables are tied."""
+    """The shape of a Llama 3 model; the 3B one ties embedding and output layer."""
     sizes = dict(zip(WIDTHS, SIZES[name], strict=True))
     more = {"vocab_size": 128256, "num_kv_heads": 8, "seq_length": seq_length}
     tied = name == "Llama-3.2-3B"
@@ -63,7 +63,7 @@ def llama(name: str, seq_length: int) -> ModelConfig:
 
 
 def peak_gib(shape: ModelConfig, habits: Framework, limit_gib: float, **job: Any) -> float:
-    """The peak that a framework reports, with the least recomputation that fits if none is said."""
+    """The peak that a framework reports; by default with the least recomputation that fits."""
     said = [job.pop("recompute")] if "recompute" in job else [NONE, FULL]
     plain = {"tp": 1, "pp": 1, "gas": 1, "lora_rank": RANK}
     each = [jobs({**plain, **job, "recompute": one}, shape) for one in said]
@@ -73,7 +73,7 @@ def peak_gib(shape: ModelConfig, habits: Framework, limit_gib: float, **job: Any
 
 
 def torchtune(path: Path) -> Iterator[Row]:
-    """Rows whose settings the model knows: no optimizer in the backward pass, nor in 8 bits."""
+    """Rows whose settings the model has: no optimizer in the backward pass or in 8 bits."""
     habits = framework_named("torchtune").with_habits(**COMPILED)
     for _, row in pd.read_csv(path, comment="#").iterrows():
         shape, gpus = llama(row["model"], int(row["seq_length"])), int(row["gpus"])
@@ -88,14 +88,14 @@ def torchtune(path: Path) -> Iterator[Row]:
         elif row["method"] == "qlora" or gpus > 1:  # as torchtune's own configurations do
             job["recompute"] = FULL
         name = f"{row['model']}, {gpus} {row['gpu']}, {row['seq_length']} tokens"
-        # The largest says GB and is in GiB as the others: its share of the frozen weights, its
-        # checkpoints and one gathered layer alone are 45.5 GB.
+        # The largest model's peak is stated in GB but must be in GiB like the others: its share of
+        # the frozen weights, its checkpoints and one gathered layer alone are 45.5 GB.
         peak = peak_gib(shape, habits, GPU_GIB[row["gpu"]], **job)
         yield Row(name, row["method"], peak, row["peak_memory_gib"])
 
 
 def peft(path: Path) -> Iterator[Row]:
-    """Plain LoRA on queries and values; bf16 weights without autocast, the peak but for 1 %."""
+    """Plain LoRA on queries and values; bf16 weights without autocast; 99th percentile peaks."""
     habits = framework_named("peft").with_habits(autocast_layers=False)
     shape = llama("Llama-3.2-3B", 768)
     for _, row in pd.read_csv(path, comment="#").iterrows():

@@ -2,9 +2,9 @@
 
     python -m benchmarks.cost_model.fit --truth FOLDER [--framework NAME]
 
-Each framework's to its rows on the one machine that has most of them; what of them holds elsewhere,
-and what holds for a kind of GPU, to all tables (``transfer``). The accuracy benchmark reads that
-file only for tables that it is not from.
+Each framework's constants are fitted to its rows on the one machine that has most of them. Those
+that also hold on other machines, and those of a kind of GPU, are fitted to all tables
+(``transfer``). The accuracy benchmark uses that file only for tables that it was not fitted to.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from trainer.plan.jobs import joined
 from .between_models import fitted_to
 from .transfer import of_framework, of_gpus, parts_of
 
-LEAST_ROWS = 50  # timed ones, from which on a fit says more than the priors
-MOST_ROWS = 400  # of one table, so that none drowns the others
+LEAST_ROWS = 50  # with a step time, from which a fit says more than the priors
+MOST_ROWS = 400  # of one table, so that none dominates the others
 
 
 def main() -> None:
@@ -78,7 +78,7 @@ HEAD = """\
 
 
 def _on_one_machine(tables: Sequence[Table], framework: Framework) -> tuple[CostModel, str] | None:
-    """A framework's model on the machine that has most of its rows, and which they are."""
+    """A framework's model on the machine that has most of its rows, and their source in words."""
     by_machine: dict[str, list[Table]] = {}
     for table in tables:
         for key in np.unique(table.cluster[table.framework == framework.name]):
@@ -95,7 +95,7 @@ def _on_one_machine(tables: Sequence[Table], framework: Framework) -> tuple[Cost
 
 
 def written(model: CostModel, source: str) -> dict[str, Any]:
-    """Entry of a framework on one machine: constants, and deviations of their logs."""
+    """Entry of a framework on one machine: constants, and standard deviations of their logs."""
     return {
         "source": source,
         "machine": model.cluster.name,
@@ -108,9 +108,10 @@ def written(model: CostModel, source: str) -> dict[str, Any]:
 
 
 def _network(seen: Network) -> dict[str, Any]:
-    """Expectation for the next network after runs on one; nothing where they were all calm.
+    """Prior for the next network after runs on one; empty where all of them were calm.
 
-    By the rule of succession: of one network that had crowded runs, two in three.
+    By the rule of succession, one network with congested runs makes the next one congest with two
+    in three.
     """
     if seen.never > 0.5:
         return {}
@@ -128,13 +129,13 @@ def _written(constants: Constants, covariance: Array | None) -> dict[str, list[f
 
 
 def fitted_tables() -> dict[str, int]:
-    """The tables that ``fitted.yaml`` is from, and their numbers of rows."""
+    """The tables that ``fitted.yaml`` was fitted to, and their numbers of rows."""
     return dict(yaml.safe_load(FILE.read_text())["tables"])
 
 
 def _says_of_memory(tables: Sequence[Table], framework: str) -> bool:
-    """Whether any row has a peak, or failed. That others ran says less than what they recomputed,
-    which tables of times leave out."""
+    """Whether any row has a peak or failed. Runs alone say little: a table of times does not state
+    what they recomputed."""
     return any(
         bool(((t.framework == framework) & (np.isfinite(t.peak_bytes) | t.failed)).any())
         for t in tables
@@ -142,7 +143,7 @@ def _says_of_memory(tables: Sequence[Table], framework: str) -> bool:
 
 
 def thinned(table: Table) -> Table:
-    """At most so many rows, evenly spread over the table."""
+    """At most ``MOST_ROWS`` rows, evenly spread over the table."""
     step = -(-len(table) // MOST_ROWS)
     return table[::step]
 

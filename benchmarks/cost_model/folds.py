@@ -1,7 +1,7 @@
-"""Folds: rows to fit to, and rows to ask about.
+"""Folds: rows to fit to, and rows to predict.
 
-A fold is made from a mask: rows under it are asked, and only rows outside of it are handed to the
-fit. What is asked has no measured column, so a predictor cannot see one.
+A fold is made from a mask: rows under it are predicted, and only rows outside of it are passed to
+the fit. Rows to predict come without their measured columns, so no predictor can see them.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Fold:
     """One part of a table to be predicted from other rows.
 
     Attributes:
-        name: what is left out.
-        train: tables without any row of what is left out.
-        asked: the questions.
-        rows: of the table that ``asked`` is from; where the truth is.
+        name: the model, machine or number of nodes that is left out.
+        train: tables without any row of it.
+        asked: the jobs to predict.
+        rows: mask of these jobs in their table, which has the measurements.
     """
 
     name: str
@@ -62,18 +62,18 @@ class Fold:
 
 
 def ask(table: Table) -> Questions:
-    """A table's questions."""
+    """A table's jobs without their measurements."""
     return Questions(table.jobs, table.clusters, table.cluster, table.framework, table.habits)
 
 
 def zero_shot(table: Table) -> Iterator[Fold]:
-    """All rows, from nothing measured."""
+    """All rows, predicted without any measurement."""
     rows = np.ones(len(table), dtype=bool)
     yield Fold("zero-shot", (), ask(table), rows)
 
 
 def from_others(table: Table, others: Sequence[Table]) -> Iterator[Fold]:
-    """All rows, from the other tables without any row of a model that this one has."""
+    """All rows, predicted from the other tables without rows of the models of this one."""
     models = np.unique(table.model)
     train = [t[~np.isin(t.model, models)] for t in others if t.name != table.name]
     yield _fold("from other tables", table, np.ones(len(table), dtype=bool), train)
@@ -82,8 +82,8 @@ def from_others(table: Table, others: Sequence[Table]) -> Iterator[Fold]:
 def leave_one_out(table: Table, others: Sequence[Table] = ()) -> Iterator[Fold]:
     """A fold for each model of the table, or for each number of nodes if it has one model.
 
-    What is left out of a model's fold is every row of its shape, in the other tables too; out of a
-    number of nodes', the other tables' rows of the one model at that or at any number of nodes.
+    A model's fold leaves out every row of that model, in the other tables too. The fold of a number
+    of nodes leaves out the table's rows at that number, and all rows of the model in other tables.
     """
     models = np.unique(table.model)
     others = [other for other in others if other.name != table.name]
@@ -98,7 +98,7 @@ def leave_one_out(table: Table, others: Sequence[Table] = ()) -> Iterator[Fold]:
 
 
 def leave_machine_out(table: Table, others: Sequence[Table]) -> Iterator[Fold]:
-    """A fold for each of several machines: every row of its GPU is left out, in all tables."""
+    """A fold for each of several machines, whose rows are left out in all tables."""
     if len(np.unique(table.cluster)) < 2:
         return
     others = [other for other in others if other.name != table.name]
@@ -108,7 +108,7 @@ def leave_machine_out(table: Table, others: Sequence[Table]) -> Iterator[Fold]:
 
 
 def leave_both_out(table: Table, others: Sequence[Table]) -> Iterator[Fold]:
-    """A fold for each GPU and framework: what shares either is left out, in all tables."""
+    """A fold for each GPU and framework: rows that share either are left out in all tables."""
     tables = (table, *[other for other in others if other.name != table.name])
     kinds = [_kinds(t) for t in tables]
     for kind, name in sorted({*zip(kinds[0].tolist(), table.framework.tolist(), strict=True)}):
@@ -126,7 +126,7 @@ def _kinds(table: Table) -> Array:
 
 
 def after_calibration(base: Fold, table: Table, chosen: Mask, name: str) -> Fold:
-    """The fold once these of its rows were measured: the rest, without their repeats."""
+    """The fold after the chosen rows were measured: the rest, without repeats of these."""
     if np.any(chosen & ~base.rows):
         raise ValueError("calibration rows are not of the fold")
     rest = base.rows & ~_repeats(table.jobs, chosen)
@@ -136,10 +136,10 @@ def after_calibration(base: Fold, table: Table, chosen: Mask, name: str) -> Fold
 def choose(
     expected_s: Array, fits: Array, rows: Mask, count: int, random: np.random.Generator
 ) -> Mask:
-    """Rows to measure first: a spread over the expected time of those expected to fit.
+    """Rows to measure first: spread over the predicted times of those predicted to fit.
 
-    One is drawn from each of ``count`` equal parts of the ranking, so the choice uses predictions
-    alone.
+    One row is drawn from each of ``count`` equal parts of the ranking, so the choice uses
+    predictions alone.
     """
     candidates = np.flatnonzero(rows)
     likely = candidates[~(fits[candidates] < 0.5)]
@@ -158,7 +158,7 @@ def _fold(name: str, table: Table, rows: Mask, train: Sequence[Table]) -> Fold:
 
 
 def _repeats(jobs: Jobs, chosen: Mask) -> Mask:
-    """Rows that are the same job as a chosen one, itself included."""
+    """Rows with the same job as a chosen row, which is included."""
     columns = np.stack([*jobs.columns().values()], axis=1)
     seen = {row.tobytes() for row in columns[chosen]}
     return np.array([row.tobytes() in seen for row in columns], dtype=bool)

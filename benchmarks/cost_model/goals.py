@@ -1,4 +1,4 @@
-"""Goals of the model's accuracy, beside its results and those of others."""
+"""Goals of the model's accuracy, next to its results and those of others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.printing import percent
 from .evaluate import CALIBRATED, LEFT_OUT, Result, Scores
 from .statements import Statement
 
-# Of papers, or of others' programs run by their published snapshots; not run here.
+# From papers, or from published snapshots of others' programs; not run here.
 PUBLISHED = (
     "| of others, published or of a published snapshot, not run here | figure |\n"
     "|---|---|\n"
@@ -30,7 +30,7 @@ PUBLISHED = (
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a goal: its value, how it is written, and what is wanted."""
+    """One figure of a goal: its value, its text, and whether the goal is reached."""
 
     value: float
     text: str
@@ -51,12 +51,12 @@ class Goal:
 
     Attributes:
         text: the row's name.
-        wanted: the goal, for people.
-        peer: the best that is known of others.
-        applies: to which tables.
+        wanted: the goal in words.
+        peer: the best known figure of others.
+        applies: whether the goal is one of a table.
         scheme: of the result that is judged.
-        figures: of its scores.
-        profile: judged are this framework's rows; empty: all.
+        figures: the judged figures from its scores.
+        framework: whose rows are judged; empty: all.
     """
 
     text: str
@@ -115,7 +115,7 @@ GOALS = (
 
 
 def judged(table: Table, results: Sequence[Result], predictor: str) -> list[str]:
-    """Rows of the table of goals that this table has."""
+    """Rows in the table of goals for those that apply to this table."""
     rows = []
     for goal in GOALS:
         if not goal.applies(table):
@@ -135,7 +135,7 @@ def judged(table: Table, results: Sequence[Result], predictor: str) -> list[str]
 
 
 def judged_statements(stated: Sequence[Statement], values: Sequence[float]) -> list[str]:
-    """The goals of stated figures: by source, the largest and the mean error."""
+    """Rows in the table of goals for stated figures: largest and mean error by source."""
     errors = {
         source: [abs(v / s.published - 1) for s, v in zip(stated, values, strict=True)
                  if s.source == source]

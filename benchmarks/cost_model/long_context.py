@@ -3,9 +3,9 @@
     python -m benchmarks.cost_model.long_context --truth FOLDER
 
 Reads ``h100_nemo_performance_summary.csv``: Llama 2 7B in FP8 on 4 to 1,024 H100. The publication
-does not say what is recomputed. Each row is priced without recomputation if that is predicted to
-fit, else with the first kind that does: as shipped, whose attention kernels are those of later
-releases, and with the prior's attention, which is FlashAttention 2's (``ATTENTION``).
+does not state recomputation. Each row is predicted without it if that is predicted to fit, or else
+with the first kind that does: with the shipped constants, whose attention kernels are those of
+later releases, and with the prior's attention, which is FlashAttention 2's (``ATTENTION``).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def rows(folder: Path) -> pd.DataFrame:
 
 
 def priced(model: CostModel, row: pd.Series) -> tuple[str, Prediction]:
-    """With the least recomputation that is predicted to fit; the most if none is."""
+    """A row with the least recomputation that is predicted to fit; with the most if none is."""
     given = {name: int(row[name]) for name in ("tp", "cp", "pp", "dp", "mbs", "gas")}
     shape = ModelConfig.model_validate({**LLAMA2_7B, "seq_length": int(row["seq"])})
     more = {"zero_stage": 1, "fp8": True, "sequence_parallel": given["tp"] > 1}

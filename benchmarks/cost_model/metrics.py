@@ -1,4 +1,4 @@
-"""Metrics of predictions. Pure functions; a metric that does not exist is nan."""
+"""Metrics of predictions. Pure functions; an undefined metric is nan."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from scipy.stats import spearmanr
 from trainer.plan.jobs import Array, Mask
 
 TOP = 8
-LEAST_ROWS = 4  # fewer runs have no ranking worth the name
-TEN = 10  # Singh et al. 2024, V-B: how many ranked first are among as many fastest
+LEAST_ROWS = 4  # fewer runs have no meaningful ranking
+TEN = 10  # Singh et al. 2024, V-B: how many of the ten ranked first are among the ten fastest
 CLOSE = 0.05  # of the true best
 BINS = (0.0, 0.02, 0.2, 0.5, 0.8, 0.98, 1.0)  # of the probability to fit
-SHUFFLES = 50  # of rows that a prediction does not tell apart
+SHUFFLES = 50  # of rows with equal predictions
 
 
 def relative_errors(predicted: ArrayLike, measured: ArrayLike) -> Array:
@@ -27,17 +27,17 @@ def relative_errors(predicted: ArrayLike, measured: ArrayLike) -> Array:
 
 
 def covered(low: ArrayLike, high: ArrayLike, measured: ArrayLike) -> float:
-    """Share of the rows that are within their intervals; nan without any."""
+    """Share of the rows whose measurement is in its interval; nan without any."""
     low, high, m = (np.asarray(values, float) for values in (low, high, measured))
     known = np.isfinite(low) & np.isfinite(high) & np.isfinite(m) & (m > 0)
     return mean((low[known] <= m[known]) & (m[known] <= high[known]))
 
 
 def interval_score(low: ArrayLike, high: ArrayLike, measured: ArrayLike) -> float:
-    """How wide intervals of 95 % are, and how far rows are outside of them: less is better.
+    """Score of 95 % intervals by width and by distance of rows outside of them: less is better.
 
-    The mean of the width and of 2 / 5 % of the distance to the nearer end, in logarithms, which
-    the true 95 % has least of (Gneiting and Raftery 2007, equation 43).
+    The mean over rows, in logarithms, of the width plus 2 / 5 % times the distance outside; the
+    true 95 % interval minimizes it (Gneiting and Raftery 2007, equation 43).
     """
     with np.errstate(divide="ignore"):
         a, b, m = (np.log(np.asarray(values, float)) for values in (low, high, measured))
@@ -45,14 +45,14 @@ def interval_score(low: ArrayLike, high: ArrayLike, measured: ArrayLike) -> floa
 
 
 def mean(values: ArrayLike) -> float:
-    """The mean of what is finite; nan of nothing."""
+    """The mean of the finite values; nan without any."""
     v = np.asarray(values, float)
     v = v[np.isfinite(v)]
     return float(v.mean()) if v.size else float("nan")
 
 
 def median(values: ArrayLike) -> float:
-    """The median of what is finite; nan of nothing."""
+    """The median of the finite values; nan without any."""
     v = np.asarray(values, float)
     v = v[np.isfinite(v)]
     return float(np.median(v)) if v.size else float("nan")
@@ -61,8 +61,8 @@ def median(values: ArrayLike) -> float:
 def spearman(predicted: ArrayLike, measured: ArrayLike) -> float:
     """Spearman's rank correlation; rows that tie share their mean rank.
 
-    0 where the prediction is the same for all rows; nan where nothing can be ranked: fewer than
-    two rows, or all measured alike.
+    0 where the prediction is the same for all rows; nan with fewer than two rows, or where all
+    measurements are equal.
     """
     p, m = _rounded(predicted), np.asarray(measured, float)
     both = np.isfinite(p) & np.isfinite(m)
@@ -73,7 +73,7 @@ def spearman(predicted: ArrayLike, measured: ArrayLike) -> float:
 
 
 def _rounded(values: ArrayLike) -> Array:
-    """To nine digits, so that sums in another order still tie."""
+    """Values to nine digits, so that sums in another order still tie."""
     v = np.asarray(values, float)
     with np.errstate(divide="ignore", invalid="ignore"):
         unit = 10.0 ** (np.floor(np.log10(np.abs(v))) - 8)
@@ -83,9 +83,9 @@ def _rounded(values: ArrayLike) -> Array:
 def order(predicted: ArrayLike, fits: ArrayLike, random: np.random.Generator) -> NDArray[np.int64]:
     """Rows in the order in which a search would try them.
 
-    Those that are predicted to fit, fastest first; then the others, likeliest first. Where fitting
-    is not predicted (nan) a row counts as one that fits. Rows that a prediction does not tell
-    apart are shuffled.
+    Those that are predicted to fit come first, fastest first; then the others, the most probable to
+    fit first. Without a predicted probability (nan) a row counts as fitting. Rows with equal
+    predictions are shuffled.
     """
     p, f = _rounded(predicted), np.asarray(fits, float)
     f = np.where(np.isfinite(f), f, 1.0)
@@ -94,9 +94,9 @@ def order(predicted: ArrayLike, fits: ArrayLike, random: np.random.Generator) ->
 
 
 def regret(predicted: ArrayLike, fits: ArrayLike, measured: ArrayLike, tries: int) -> float:
-    """Share of the true best that the best of the first tries misses; 1 if none of them runs.
+    """Share of the true best that the best of the first tries loses; 1 if none of them runs.
 
-    The mean over orders of what the prediction does not tell apart.
+    The mean over orders of rows with equal predictions.
 
     Args:
         predicted: times.
@@ -119,8 +119,8 @@ def regret(predicted: ArrayLike, fits: ArrayLike, measured: ArrayLike, tries: in
 def ten_of_ten(predicted: ArrayLike, fits: ArrayLike, measured: ArrayLike) -> float:
     """Number of the ten ranked first among the ten fastest; nan below twenty that ran.
 
-    Singh et al. 2024, section V-B, find nine of ten. As with ``regret``, rows that a prediction
-    does not tell apart are shuffled; what failed is not among the fastest.
+    Singh et al. 2024, section V-B, find nine of ten. As with ``regret``, rows with equal
+    predictions are shuffled; failed rows are not among the fastest.
     """
     m = np.asarray(measured, float)
     if np.isfinite(m).sum() < 2 * TEN:
@@ -139,9 +139,9 @@ class Ranking:
         landscape: its key.
         rows: configurations, failed ones included.
         spearman: over those that ran.
-        regret_1: share of the true best lost by running the first only.
-        regret_top: and by running the first eight.
-        ten: of the ten ranked first, those among the ten fastest; nan where few ran.
+        regret_1: share of the true best that is lost by running only the first.
+        regret_top: likewise by running the first eight.
+        ten: how many of the ten ranked first are among the ten fastest; nan where few ran.
     """
 
     landscape: str
@@ -182,9 +182,9 @@ class Fitting:
     """Quality of the predicted probability to run.
 
     Attributes:
-        accuracy: share of rows whose fate is foretold.
-        caught: of those that failed.
-        wrongly_pruned: of those that ran, the share that was foretold to fail.
+        accuracy: share of rows that are predicted correctly.
+        caught: share of the failed rows that are predicted to fail.
+        wrongly_pruned: share of the rows that ran that are predicted to fail.
         reliability: for each of ``BINS``: rows, their mean probability, and the share that ran.
     """
 

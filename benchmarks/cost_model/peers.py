@@ -1,4 +1,4 @@
-"""Predictors under one protocol: meshtune's cost model and what others would predict."""
+"""Predictors under one protocol: meshtune's cost model and others."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Predicted:
     Attributes:
         step_time_s, peak_bytes: of a job.
         fits: probability that it runs.
-        promised_s: what to rank by.
-        low_s, high_s: between which 95 % of step times should be.
+        promised_s: step time by which jobs are ranked.
+        low_s, high_s: ends of the 95 % interval of the step time.
     """
 
     step_time_s: Array
@@ -54,7 +54,7 @@ class Predictor(Protocol):
 
     Attributes:
         name: in the report.
-        learns: False: what it predicts does not depend on the tables.
+        learns: whether its predictions depend on the tables.
     """
 
     name: str
@@ -74,11 +74,11 @@ def predict(fitted: Fitted, asked: Questions) -> Predicted:
 
 
 class Meshtune:
-    """The cost model, calibrated with what the tables measured on the same machine and framework.
+    """The cost model, calibrated with the tables' rows of the same machine and framework.
 
-    Rows of the first table that has any are used; where they are few, as a search's first trials
-    are, those of the next one before them. A failure is evidence of a lack of memory unless a run
-    of the table that needs no less contradicts it.
+    It uses the rows of the first table that has any. Where they are few, like a search's first
+    trials, it first learns from those of the next table. A failure is evidence of a lack of memory
+    unless a run of the table that needs at least as much contradicts it.
     """
 
     name = "meshtune"
@@ -112,7 +112,7 @@ class Meshtune:
 
 def _answer(model: CostModel, jobs: Jobs) -> Predicted:
     found = model.predict(jobs)
-    # Tables state what the framework prints, which is not what a job needs at least.
+    # Tables state the peak that the framework prints, which differs from the least memory needed.
     peak_bytes = model.memory.peak_bytes(jobs, model.framework)
     return Predicted(
         found.step_time_s, peak_bytes, found.fits, found.promised_s, *found.interval_s()
@@ -120,9 +120,9 @@ def _answer(model: CostModel, jobs: Jobs) -> Predicted:
 
 
 class Transfer:
-    """The cost model on a machine where its framework was not seen: what other tables say of both.
+    """The cost model with the framework's and the GPU's constants from other tables.
 
-    So a search starts on a machine of its own.
+    A search on a new machine starts like this.
     """
 
     name = Meshtune.name
@@ -173,11 +173,11 @@ class FlopsAndBubble:
 
 
 class LlmAnalysis:
-    """The package llm-analysis, at half of the peak, which its own notes advise.
+    """The package llm-analysis, at half of the peak, as its own notes advise.
 
-    It is told of a memory so large that it never refuses a job; whether one fits is its own sum
-    against the device's. It counts two matrices in a feed-forward part: a gated one, which has
-    three, is given as half as wide again.
+    Its GPU is given so much memory that it never refuses a job; a job fits if the memory that it
+    predicts is within the device's. It counts two matrices in a feed-forward part: a gated one,
+    which has three, is passed as 1.5 times as wide.
     """
 
     name = "llm-analysis"
@@ -186,7 +186,7 @@ class LlmAnalysis:
 
     def __init__(self) -> None:
         self.version = importlib.metadata.version("llm-analysis")
-        # It logs every figure of every job, and says at import that some models are not known.
+        # It logs every figure of every job, and warns at import about models that it lacks.
         logging.disable(logging.WARNING)
         try:
             self._analysis: Any = importlib.import_module("llm_analysis.analysis")
@@ -253,7 +253,7 @@ class LlmAnalysis:
 
 
 def _stage(n: Mapping[str, int]) -> int:
-    """ZeRO's stage, or the one that splits the same states."""
+    """ZeRO's stage, or the one that shards the same states."""
     if n["zero_stage"] >= 0:
         return n["zero_stage"]
     split = [n[f"{state}_shard"] > 1 for state in ("weight", "gradient", "optimizer")]
@@ -261,7 +261,7 @@ def _stage(n: Mapping[str, int]) -> int:
 
 
 def predictors() -> tuple[list[Predictor], list[str]]:
-    """Installed predictors, and a line about each of the others."""
+    """Installed predictors, and lines on the versions used or how to install the others."""
     found: list[Predictor] = [Meshtune(), FlopsAndBubble()]
     try:
         peer = LlmAnalysis()

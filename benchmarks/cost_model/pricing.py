@@ -2,10 +2,10 @@
 
     python -m benchmarks.cost_model.pricing [--repeats 5]
 
-Valid configurations of shipped spaces, drawn and encoded beforehand; timed is what a ranking needs
-of them: memory, time and the probability to fit. Intervals, which only those need that are shown,
-are timed apart. One core: numpy's threads are limited to one. The limit to keep is 100,000 a
-second, so that a space of a million is ranked in ten.
+Valid configurations of shipped spaces are drawn and encoded beforehand. Timed are the predictions
+that a ranking needs: memory, time and the probability to fit. Intervals are needed only for
+configurations that are shown and are timed apart. numpy is limited to one thread. The goal is
+100,000 configurations a second, so that a space of a million is ranked in ten seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONFIGS, LIMIT = 100_000, 100_000
 
 
 def rates(name: str, repeats: int) -> tuple[list[float], list[float]]:
-    """Configurations a second of CPU in each repeat, and intervals likewise."""
+    """Configurations priced, and intervals computed, per CPU second in each repeat."""
     space = load_space(name)
     pricing, candidates = Pricing(space), Candidates(space)
     indices = candidates.indices(CONFIGS, np.random.default_rng(0), [], 2**31)

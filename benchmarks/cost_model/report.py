@@ -48,7 +48,7 @@ def _ten(s: Scores) -> str:
 
 
 def lines(result: Result, folds: bool) -> Iterable[str]:
-    """All that is said of one predictor and scheme; of learning ones fold by fold."""
+    """The rows of one predictor and scheme: all, by framework and, if ``folds``, by fold."""
     yield line(result.predictor, result.scheme, "all", result.pooled)
     for framework, scores in result.by_framework.items():
         yield line(result.predictor, result.scheme, framework, scores)

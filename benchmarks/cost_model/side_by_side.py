@@ -3,11 +3,11 @@
     python -m benchmarks.cost_model.side_by_side --truth FOLDER [--simumax CHECKOUT]
         [--estimate-train-time CHECKOUT] [TABLE...]
 
-Every recognised table's runs that a peer can express, of large tables some, and the runs that
-SimuMax was published with. Peers predict from their files, which hold what operators were measured
-to reach; the cost model from its priors, from other tables without the models of this one, and with
-each of its models left out of the fit. Nothing is downloaded: without a peer's checkout there is
-nothing to compare with, and the benchmark says so.
+Compared are the runs of every recognised table that a peer can express (a sample of large tables),
+and the runs that SimuMax was published with. Peers predict from their own files of measured
+operators. The cost model predicts from its priors; from other tables without this one's models; and
+with each of the table's models left out of the fit. Nothing is downloaded: without a peer's
+checkout the benchmark says that there is nothing to compare with.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _found(peer: Callable[[Path], Peer], folder: Path | None) -> list[Peer]:
-    """A peer whose checkout was named; or a sentence."""
+    """A peer whose checkout was named; none, and a printed sentence, if it is unusable."""
     if folder is None:
         return []
     try:
@@ -85,7 +85,7 @@ def _found(peer: Callable[[Path], Peer], folder: Path | None) -> list[Peer]:
 
 
 def _own_runs(folder: Path, tables: Sequence[Table]) -> str:
-    """A line on SimuMax's own runs: the largest distance from its published predictions."""
+    """A line on SimuMax's own runs: the largest deviation from its published predictions."""
     try:
         runs = read_runs(folder)
     except MissingError as error:
@@ -96,7 +96,7 @@ def _own_runs(folder: Path, tables: Sequence[Table]) -> str:
 
 
 def some(table: Table, count: int) -> Mask:
-    """Rows that ran, ``count`` at most, evenly among them."""
+    """Mask of at most ``count`` rows, evenly spread over those that ran."""
     ran = np.flatnonzero(np.isfinite(table.step_time_s))
     chosen = np.zeros(len(table), dtype=bool)
     chosen[ran[np.linspace(0, len(ran) - 1, min(count, len(ran))).round().astype(int)]] = True
@@ -104,7 +104,7 @@ def some(table: Table, count: int) -> Mask:
 
 
 def _compare(table: Table, tables: Sequence[Table], peer: Peer, count: int) -> Predicted:
-    """Print a table's line, if the peer can express any row; returns what that predicts."""
+    """Print a table's line if the peer can express any row; returns the peer's predictions."""
     asked = np.flatnonzero(some(table, count))
     said = predict(peer.fit(()), ask(table[asked]))
     known = np.isfinite(said.step_time_s)

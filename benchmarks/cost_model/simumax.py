@@ -1,10 +1,10 @@
 """SimuMax, an analytical simulator of Megatron's training, as a peer of the cost model.
 
-Nothing of it is here: its checkout is named by whoever runs the benchmark, and imported from there
+Its code is not part of this repository: the benchmark imports it from a checkout given by the user
 (https://github.com/MooreThreads/SimuMax). It describes a machine by a file with the efficiency of
-every operator that its authors measured, and has two: B200 and A100 with PCIe. For an A100 behind
-NVSwitch the operators are those of its A100 file, and collectives reach the share of the links that
-its other file, of NVSwitch, has. For an H100 it has none: the same at that GPU's peaks.
+every operator that its authors measured, and has two: B200 and A100 with PCIe. An A100 behind
+NVSwitch gets the operators of the A100 file, and the share of link bandwidth that collectives reach
+in the other file, which is of NVSwitch. An H100, without a file, gets the same at its own peaks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trainer.plan.jobs import FULL, NO_MODULES, ONE_F_ONE_B, SELECTIVE, Jobs
 
 from .peers import Fitted, Predicted
 
-A100, H100, B200 = 312.0, 989.0, 2250.0  # TFLOP/s that GPUs are told by
+A100, H100, B200 = 312.0, 989.0, 2250.0  # TFLOP/s by which GPUs are identified
 PER_NODE = 8
 _FILES = {A100: "a100_pcie", H100: "a100_pcie", B200: "b200_bf16_ceperm"}
 _NVSWITCH = "b200_bf16_ceperm"
@@ -39,15 +39,15 @@ ENGINE = "2.11.0"  # of Transformer Engine, in the runs that it was validated wi
 
 
 class MissingError(Exception):
-    """There is no SimuMax where it was said to be; the message says what to do."""
+    """The named folder has no usable checkout; the message says what to do."""
 
 
 class InexpressibleError(Exception):
-    """A job that SimuMax has no words for; the message says what of it."""
+    """SimuMax cannot express a job; the message names the property."""
 
 
 class SimuMax:
-    """Predicts a job's time and memory from nothing but its files.
+    """Predicts a job's time and memory from its own files alone.
 
     Args:
         folder: its checkout.
@@ -95,7 +95,7 @@ class SimuMax:
         perf, config = self._perf.PerfLLM(), self._config
         system = config.SystemConfig.init_from_dict(_system(self._folder, cluster))
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")  # of what it validated least
+            warnings.simplefilter("ignore")  # on settings that it validated least
             perf.configure(
                 strategy_config=config.StrategyConfig(**self._strategy(n, habits)),
                 model_config=config.ModelConfig(**_model(n)),
@@ -121,7 +121,7 @@ class SimuMax:
             "ep_size": n["ep"],
             "etp_size": n["etp"] if n.get("mixture.num_experts") else 1,
             "interleaving_size": n["vpp"],
-            "pp_comm_async": False,  # what it times, and was validated with
+            "pp_comm_async": False,  # as it was validated
             "zero_state": int(n["optimizer_shard"] > 1),
             "enable_sequence_parallel": bool(n["sequence_parallel"]),
             "grad_reduce_in_bf16": habits.reduce_bytes == 2,
@@ -138,7 +138,7 @@ class SimuMax:
 
 
 def _check(job: Jobs) -> None:
-    """Raises InexpressibleError for what no field of its files says."""
+    """Raises InexpressibleError if no field of its files expresses the job."""
     cannot = {
         "single modules' recomputation": job.options.recompute_modules != NO_MODULES,
         "ZeRO-2, ZeRO-3 and FSDP": (job.placement.weight_shard > 1)
@@ -191,10 +191,10 @@ def _model(n: dict[str, int]) -> dict[str, Any]:
 
 @cache
 def imported(folder: Path) -> tuple[Any, Any]:
-    """Its modules of configuration and of performance.
+    """SimuMax's modules of configuration and of performance.
 
     Raises:
-        MissingError: if they are not there, or lack a package.
+        MissingError: if the folder does not have them, or a package is missing.
     """
     if not (folder / "simumax" / "core" / "perf_llm.py").is_file():
         raise MissingError(
@@ -215,7 +215,7 @@ def _system(folder: Path, cluster: Cluster) -> dict[str, Any]:
     """The machine's description for SimuMax: its own file if it has measured that machine.
 
     Raises:
-        InexpressibleError: if no operator of the GPU was measured, nor of a like one.
+        InexpressibleError: if operators were measured neither on the GPU nor on a similar one.
     """
     peak = cluster.peak_bf16_tflops
     if peak not in _FILES or cluster.gpus_per_node != PER_NODE:

@@ -24,14 +24,14 @@ from .simumax import MissingError
 
 RUNS = "docs/b200/b200_release_v1.2_summary.json"
 CLUSTER, FRAMEWORK = "dgx_b200", "megatron-lm"
-SEQ_LENGTH = 4096  # where the case says nothing else
+SEQ_LENGTH = 4096  # unless the case states another one
 DENSE_LAYERS = 1  # of DeepSeek's cut models, by the notes
 GIB = 2**30
-_PADDED = 128  # what Megatron makes vocabularies a multiple of, and that of tp
+_PADDED = 128  # Megatron pads vocabularies to a multiple of this times tp
 
 
 def read_runs(folder: Path) -> Table:
-    """Its runs as a table.
+    """SimuMax's runs as a table.
 
     Raises:
         MissingError: if the checkout is of a version without them.
@@ -54,7 +54,7 @@ def read_runs(folder: Path) -> Table:
 
 
 def published_s(folder: Path) -> np.ndarray:
-    """Its published prediction of each run; seconds, shape (n,)."""
+    """SimuMax's published prediction of each run; seconds, shape (n,)."""
     rows = json.loads((folder / RUNS).read_text())["rows"]
     return np.array([row["perf_ms"] / 1e3 for row in rows])
 

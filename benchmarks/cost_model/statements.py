@@ -1,7 +1,7 @@
-"""Figures that papers state of their best runs, without all that a table's row needs.
+"""Figures that papers state of their best runs, with less detail than a table's row needs.
 
-What the paper leaves open is a set of candidates, of which a prediction takes the fastest that it
-expects to fit, as the paper's authors took the fastest that they found.
+Parameters that a paper does not state give a set of candidates. A prediction takes the fastest one
+that it expects to fit, as the paper's authors took the fastest that they found.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Setup:
     """Candidates of one run.
 
     Attributes:
-        jobs: which the paper leaves open, one a row.
-        cluster, framework: where and by what.
+        jobs: the candidates.
+        cluster, framework: on which they ran.
     """
 
     jobs: Jobs
@@ -44,7 +44,7 @@ class Setup:
     framework: Framework
 
     def best_tflops(self, fitted: Fitted) -> float:
-        """Hardware TFLOP/s of a GPU: the most among the candidates that are thought to fit."""
+        """Hardware TFLOP/s of a GPU: the highest among candidates that are predicted to fit."""
         found = fitted(self.jobs, self.cluster, self.framework)
         jobs = self.jobs
         flops = hardware_flops(jobs.model, jobs.global_batch, jobs.recompute_words)
@@ -64,7 +64,7 @@ class Statement:
     over: Setup | None = None
 
     def predicted(self, fitted: Fitted) -> float:
-        """nan where no candidate is thought to fit."""
+        """The predicted figure; nan where no candidate is predicted to fit."""
         value = self.setup.best_tflops(fitted)
         if self.over is not None:
             value /= self.over.best_tflops(fitted)
@@ -72,7 +72,7 @@ class Statement:
 
 
 def candidates(shape: Mapping[str, Any], **choices: list[float]) -> Jobs:
-    """All combinations of the choices, over one shape, that a trainer accepts."""
+    """All combinations of the choices for one shape that a trainer accepts."""
     rows = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
     columns = {name: np.array([row[name] for row in rows], dtype=float) for name in choices}
     made = jobs({**shape, **columns})
@@ -83,7 +83,7 @@ def candidates(shape: Mapping[str, Any], **choices: list[float]) -> Jobs:
 
 
 def gpt_shape(layers: float, hidden: float, heads: float, seq: float) -> dict[str, Any]:
-    """A plain GPT with the vocabulary of the Megatron papers, all recomputed."""
+    """A plain GPT with the vocabulary of the Megatron papers and full recomputation."""
     return {
         "num_layers": layers,
         "hidden_size": hidden,
@@ -123,9 +123,9 @@ def dash(path: Path, frame: pd.DataFrame) -> list[Statement]:
 def axonn(path: Path, frame: pd.DataFrame) -> list[Statement]:
     """Singh et al. 2024, Table III: 16.8M tokens a batch, grids not stated.
 
-    Candidates are the grids with Gy = 1 over which that batch can be dealt out: Gx is tensor
-    parallelism, Gz splits all states. Attention is a flash kernel where there was one: not in
-    PyTorch 1.13, of Perlmutter, nor in 2.2.1 for ROCm (section VI-B; pytorch/pytorch#112997).
+    Candidates are the grids with Gy = 1 that divide that batch: Gx is tensor parallelism, Gz shards
+    all states. Attention is a flash kernel where one existed: not in Perlmutter's PyTorch 1.13, nor
+    in 2.2.1 for ROCm (section VI-B; pytorch/pytorch#112997).
     """
     made = []
     rates = number_column(frame, "tflops_per_gpu", path)
@@ -160,8 +160,8 @@ _SHARDS = ("weight_shard", "gradient_shard", "optimizer_shard")
 def zero_topo(path: Path, frame: pd.DataFrame) -> list[Statement]:
     """Xu et al. 2025, section VI: GPT-NeoX 20B on Frontier.
 
-    The batch is not stated: micro-batches of 2,048 tokens a GPU, as Wang et al. 2023 have where
-    they compare ZeRO++ with ZeRO-3, and eight a step, as on slow links. Nor is what is recomputed.
+    The batch is not stated. Assumed are micro-batches of 2,048 tokens a GPU, as Wang et al. 2023
+    use to compare ZeRO++ with ZeRO-3, and eight a step, as on slow links. Nor is recomputation.
     """
     facts = dict(zip(frame["fact"], frame["value"], strict=True))
 
@@ -203,9 +203,9 @@ _TUNED_NODES, _TUNED_TOKENS = 4, 8192  # neither is stated
 
 
 def hpz(path: Path, frame: pd.DataFrame) -> list[Statement]:
-    """Dai et al. 2024, Table 2: hpZ beside qgZ over qgZ alone, eight A100 and 12.5 Gb/s a node.
+    """Dai et al. 2024, Table 2: hpZ with qgZ over qgZ alone, eight A100 and 12.5 Gb/s a node.
 
-    Number of nodes and batch are not stated: 4 nodes, 8,192 tokens a GPU.
+    Number of nodes and batch are not stated; assumed are 4 nodes and 8,192 tokens a GPU.
     """
     cluster = with_network(Cluster.named("dgx_a100"), 1, 12.5 / 8)
     made = []
@@ -269,7 +269,7 @@ FORMS: list[tuple[set[str], Callable[[Path, pd.DataFrame], list[Statement]]]] = 
 
 
 def read_statements(path: Path) -> list[Statement]:
-    """The figures in a file; none where its columns are of no known form."""
+    """The figures in a file; none if its columns have no known form."""
     frame = read_csv(path)
     for needed, reader in FORMS:
         if needed <= set(frame.columns):

@@ -1,7 +1,7 @@
-"""Constants of frameworks and kinds of GPU that tables show and that hold on other machines too.
+"""Constants of frameworks and kinds of GPU from tables, that hold on other machines too.
 
-Every table has one vote: as many of its rows as the next one's, and a noise so wide that none
-decides alone. What a fit says beyond the constants that it is asked for is dropped.
+Every table has about the same weight: an equal number of rows, and a noise so wide that none
+decides alone. Each fit keeps only the constants that it is made for.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from trainer.plan.jobs import Array
 
 ROWS = 40  # of each table, machine and framework
 NOISE_LOG_SD = 0.2
-# Recipes of one's own kernels change with the model, in more than a table says.
+# Frameworks with own kernels change their recipes with the model, beyond what a table states.
 MODEL_LOG_SD = 0.15
 
 
 def parts_of(tables: Iterable[Table]) -> list[Table]:
-    """The timed rows of one machine and framework each."""
+    """The timed rows of the tables, a part for each machine and framework."""
     found = []
     for table in tables:
         rows = np.isfinite(table.step_time_s) & (table.step_time_s > 0)
@@ -45,7 +45,7 @@ def cluster_of(part: Table) -> Cluster:
 def of_framework(parts: Sequence[Table], name: str) -> dict[str, float]:
     """A framework's own constants, from its runs on any machine; empty without any.
 
-    Where its kernels are its own, that is what they reach of a GPU as well.
+    If its kernels are its own, the share of a GPU's peak that they reach is included.
     """
     habits = framework_named(name)
     own = OF_GPU if habits.own_kernels else ()
@@ -55,10 +55,10 @@ def of_framework(parts: Sequence[Table], name: str) -> dict[str, float]:
 
 
 def of_gpu(parts: Sequence[Table], kind: float) -> dict[str, float]:
-    """A GPU's own constants: the geometric mean of the priors and of what runs on it reached.
+    """A GPU's own constants: the geometric mean of the priors and of a fit to runs on its kind.
 
-    What one program reaches of a GPU differs from what another does by as much as GPUs differ. Of
-    an unseen kind all known ones count, each once.
+    Programs on one GPU differ in the rates that they reach by as much as GPUs differ. For an unseen
+    kind of GPU the fits of all known kinds count, each once.
     """
     kinds = _kinds(parts)
     found = [TimeConstants()]
@@ -69,12 +69,12 @@ def of_gpu(parts: Sequence[Table], kind: float) -> dict[str, float]:
 
 
 def of_gpus(parts: Sequence[Table]) -> dict[float | str, dict[str, float]]:
-    """By the kinds that were seen, and for ``any`` other."""
+    """Constants of each known kind of GPU, and of ``any`` other."""
     return {**{kind: of_gpu(parts, kind) for kind in _kinds(parts)}, "any": of_gpu(parts, np.nan)}
 
 
 def part(constants: TimeConstants, names: Sequence[str]) -> dict[str, float]:
-    """Some constants, as ``fitted.yaml`` has them."""
+    """The named constants, rounded as in ``fitted.yaml``."""
     return {name: float(f"{getattr(constants, name):.4g}") for name in names}
 
 
@@ -91,16 +91,16 @@ def _common_kernels(rows: Table) -> bool:
 
 
 def transferred(parts: Sequence[Table], cluster: Cluster, habits: Framework) -> TimeConstants:
-    """For a framework on a machine on which it was not seen."""
+    """Constants of a framework on a machine on which it was not measured."""
     known = of_gpu(parts, gpu_kind(cluster)) | of_framework(parts, habits.name)
     return TimeConstants(**known)
 
 
 def shared(parts: Sequence[Table], model_log_sd: float = 0.0) -> TimeConstants:
-    """The constants that explain several parts best, all at once.
+    """The constants that explain several parts best together.
 
     Args:
-        model_log_sd: of what all rows of one model in a part have in common and no constant says.
+        model_log_sd: deviation that all rows of one model in a part share, whatever the constants.
     """
     predictions = [_prediction(p[:: -(-len(p) // ROWS)], model_log_sd) for p in parts]
 
@@ -126,9 +126,9 @@ def _prediction(rows: Table, model_log_sd: float) -> Callable[[TimeConstants], A
 
 
 def without_common(residuals: Array, models: Keys, log_sd: float) -> Array:
-    """Residuals, shape (..., n), with a deviation of each model's own integrated out.
+    """Residuals, shape (..., n), with each model's own deviation integrated out.
 
-    The mean of a model's residuals counts as much as its variance lets it: noise and deviation.
+    The mean of a model's residuals is scaled down as its variance grows, from noise and deviation.
     """
     found = residuals.copy()
     for model in np.unique(models):

@@ -1,13 +1,13 @@
-"""Accuracy on machines and with frameworks of which nothing was measured.
+"""Accuracy on machines and with frameworks without any measurement.
 
     python -m benchmarks.cost_model.unseen --truth FOLDER [--by COLUMN...] [TABLE...]
 
 Each table's runs of one GPU and one framework are predicted from runs that share neither, in any
-table: what a search starts with where both are new to it. The framework's habits are stated.
-Beside it the priors alone, and the other tables without rows of the same models. Then whether
-configurations fit, from the priors, with habits stated and without. Intervals are judged with the
-model left out, too. ``--by`` prints the errors by
-the layout's columns (tp, pp, mbs, ...) instead, to find their cause.
+table: so a search starts where both are new. The framework's habits are stated. For comparison,
+they are predicted from the priors alone, and from the other tables without rows of the same models.
+Then whether configurations fit is predicted from the priors, with habits stated and without.
+Intervals are judged with the model left out, too. ``--by`` prints the errors by the layout's
+columns (tp, pp, mbs, ...) instead, to find their cause.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ def line(name: str, priors: Result, *found: Result) -> str:
 
 
 def unstated(jobs: Jobs, cluster: Cluster, habits: Framework) -> Predicted:
-    """Probabilities to fit of a framework of which no habit is known; no times."""
+    """Probabilities to fit for a framework without a known habit; no times."""
     nothing = np.full(len(jobs), np.nan)
     fits = CostModel(cluster, Framework(name="unstated")).supposing({}).fits(jobs)
     return Predicted(nothing, nothing, fits, nothing, nothing, nothing)
 
 
 def ruled_out(jobs: Jobs, cluster: Cluster, habits: Framework) -> Predicted:
-    """The same, by which they are ruled out."""
+    """The same with the probabilities by which jobs are ruled out."""
     may_fit = CostModel(cluster, Framework(name="unstated")).supposing({}).may_fit(jobs)
     return replace(unstated(jobs, cluster, habits), fits=may_fit)
 
 
 def memory_line(table: Table) -> str:
-    """Row of what is told of fitting, but for failures that cannot be for memory."""
+    """A table's row on predicted fitting, without failures that cannot be for memory."""
     rows = table[~not_memory(table)]
     cells = [rows.name, str(len(rows)), str(int(rows.failed.sum()))]
     asked = (predict(told, ask(rows)).fits for told in (Meshtune().fit(()), unstated, ruled_out))

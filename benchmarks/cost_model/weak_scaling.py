@@ -2,11 +2,11 @@
 
     python -m benchmarks.cost_model.weak_scaling --truth FOLDER
 
-Figures 6 to 9 of Singh et al. 2024 have no numbers; Table III and the text have. For each run of
-the table the fastest grid of its space is taken by the cost model, as the authors took the fastest
-of ten that theirs had ranked first. Prints Markdown: weak scaling beside Table III, with the
-breakdown of a step and each difference; what the grid gains over tensor parallelism within nodes
-with hybrid sharding (Figure 7's baseline); and time to solution of the 80B and the 640B model
+Figures 6 to 9 of Singh et al. 2024 have no numbers; Table III and the text do. For each run of the
+table the cost model selects the fastest grid of its space, as the authors measured the ten that
+their model ranked first and took the fastest. Prints Markdown: weak scaling next to Table III, with
+the breakdown of a step and each difference; the gain of the grid over tensor parallelism within
+nodes with hybrid sharding (Figure 7's baseline); and time to solution of the 80B and the 640B model
 (Figure 9).
 """
 
@@ -37,7 +37,7 @@ Space = Mapping[str, Any]
 
 
 class Best(NamedTuple):
-    """The fastest configuration that is expected to fit."""
+    """The fastest configuration that is predicted to fit."""
 
     config: Mapping[str, Any]
     step_s: float
@@ -47,11 +47,11 @@ class Best(NamedTuple):
     tokens: float
     """Seconds of a step."""
     exposed: str
-    """The largest part of what is not computing, with its seconds."""
+    """The largest part other than computing, with its seconds."""
 
 
 def best(space: Space, keep: Callable[[Mapping[str, Any]], bool] = lambda config: True) -> Best:
-    """The fastest configuration of a space among those to keep."""
+    """The fastest configuration of a space among those that ``keep`` accepts."""
     pricing = Pricing(load_space(space))
     ranking = Ranking.of(pricing, 10_000)
     at = next(number for number, config in enumerate(ranking.configs) if keep(config))
@@ -113,7 +113,7 @@ def weak_scaling(truth: Path) -> None:
 
 
 def against_baseline(truth: Path) -> None:
-    """Figure 7: Megatron's tensor parallelism in nodes, hybrid sharding between them."""
+    """Figure 7: Megatron's tensor parallelism in nodes with hybrid sharding between them."""
     print("\n| GCDs | model | baseline, s | exposed | best grid, s | exposed | gain |")
     print("|---|---|---|---|---|---|---|")
     frame = read_csv(truth / TABLE)

@@ -1,8 +1,8 @@
 """Trials until searches come near the best: ``python -m benchmarks.search --truth DIR [--quick]``.
 
 Every policy is replayed on the same landscapes with the same seeds, one trial at a time and in
-batches of eight. The cost model's constants are fitted without the landscape's model; what the
-search loses to a cost model that is wrong is measured on the same landscapes.
+batches of eight. The cost model's constants are fitted without the landscape's model. The loss of
+the search with a wrong cost model is measured on the same landscapes.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def table_figures(
     """All policies on the landscapes of one table.
 
     Args:
-        recorded: what is played.
-        models: of that table.
-        tables: all that there are, for a cost model without this one's framework.
-        seeds: how many.
+        recorded: the landscapes to play.
+        models: cost models of that table.
+        tables: all tables, for a cost model without this one's framework.
+        seeds: number of seeds.
     """
     figures: dict[str, dict[str, Any]] = {
         "meshtune": replayed(recorded, models, "meshtune", seeds),
@@ -62,7 +62,7 @@ def table_figures(
     with forgotten(str(models.table.framework[0])):
         unseen = Unseen.among(models.table, tables)
         figures[FORGOTTEN] = replayed(recorded, unseen, "meshtune", seeds)
-    if models.table.failed.any():  # a table of failures is the harder one to be wrong on
+    if models.table.failed.any():  # a wrong model costs most where configurations fail
         figures |= {
             name: against_wrong(recorded, models, seeds, permutation, figures["deephyper"])
             for name, permutation in (("shuffled", shuffled), ("inverted", inverted))
@@ -86,7 +86,7 @@ def stop_line(ends: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
 
 
 def goal_lines(name: str, figures: Mapping[str, Any]) -> list[str]:
-    """A table's figures beside the goals."""
+    """A table's figures next to the goals."""
     own, batch = figures["meshtune"]["overall"], figures["meshtune, 8 at a time"]["overall"]
     to5, to1 = own["trials_to_5pct"], own["trials_to_1pct"]
     count, first = own["landscapes"], batch["landscapes_with_5pct_in_first_8"]
@@ -115,7 +115,7 @@ def _line(what: str, goal: float, measured: float, at_least: bool = False) -> st
 
 
 def policy_lines(figures: Mapping[str, Any]) -> list[str]:
-    """One row a policy."""
+    """A row for each policy."""
     lines = [
         "| policy | to 5 %: geometric mean / worst | to 1 % | best of 8 | of 16 | failed "
         "| in the interval |",
@@ -134,7 +134,7 @@ def policy_lines(figures: Mapping[str, Any]) -> list[str]:
 
 
 def _replayed(arguments: argparse.Namespace, seeds: int, everything: dict[str, Any]) -> list[str]:
-    """Replays of all recorded landscapes; the goals' lines."""
+    """Replay all recorded landscapes; returns the lines of the goals."""
     goals: list[str] = []
     read_all = [read_table(path) for path in sorted(arguments.truth.glob("*.csv"))]
     tables = [table for table in read_all if table is not None and len(table)]
@@ -158,7 +158,7 @@ def _replayed(arguments: argparse.Namespace, seeds: int, everything: dict[str, A
 
 
 def _simulated(seeds: int, everything: dict[str, Any]) -> list[str]:
-    """Searches on a simulated Frontier; the goals' lines."""
+    """Search on a simulated Frontier; returns the lines of the goals."""
     goals = []
     for name in SIMULATED:
         counts = {
@@ -174,7 +174,7 @@ def _simulated(seeds: int, everything: dict[str, Any]) -> list[str]:
 
 
 def _scaled(everything: dict[str, Any]) -> list[str]:
-    """Time and memory of a proposal after many trials; the goals' lines."""
+    """Measure a proposal's time and memory after many trials; returns the lines of the goals."""
     goals = []
     # A process of its own, whose peak of memory is the policy's alone.
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:

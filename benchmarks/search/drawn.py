@@ -1,9 +1,9 @@
 """Drawn worlds: landscapes whose cluster and framework are hidden from the search.
 
-Everything that a search has to find out is drawn from a seed: constants of time and memory, habits
-of the framework, a network of two states, effects of parameters without a price, noise, failures,
-and a misfit that no constant of the cost model repairs. A tenth of the worlds is the reverse of
-what the model predicts, and in a tenth hardly anything fits.
+Everything that a search has to learn is drawn from a seed: constants of time and memory, habits of
+the framework, a network that may congest, effects of unpriced parameters, noise, failures, and a
+misfit that no constant of the cost model can express. In a tenth of the worlds the ranking is the
+reverse of the model's, and in a tenth hardly any configuration fits.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from search_spaces.points.candidates import Candidates
 from workflows.replay.landscape import Answer, Landscape
 from workflows.search.probing import Plan
 
-SHALLOW_LOG_SD = 0.03  # of what a shallower model takes and keeps, beside the truth
-LARGEST = 100_000  # configurations
+SHALLOW_LOG_SD = 0.03  # misfit of a shallower model's time and memory
+LARGEST = 100_000  # configurations of a world at most
 CLUSTERS = (
     *("alps", "dgx_a100", "dgx_b200", "dgx_h100", "frontier", "jean_zay_v100", "mi300x"),
     "perlmutter",
@@ -39,7 +39,7 @@ MODELS = (
     *("gpt_1_4b", "gpt_5b", "gpt_10b", "gpt_22b", "gpt_40b", "gpt_80b", "gpt_175b"),
     *("llama_8b", "llama_70b"),
 )
-# Habits that a record may have wrong, and what they may be instead.
+# Habits that a record may state wrongly, and their possible values.
 HABITS: Mapping[str, tuple[Any, ...]] = {
     "gradient_bytes": (2.0, 4.0),
     "moment_bytes": (1.0, 2.0, 4.0),
@@ -55,7 +55,7 @@ HABITS: Mapping[str, tuple[Any, ...]] = {
     "overlaps_split_gradients": (True, False),
 }
 OF_STAGES = ("split", "counts_ends", "stage_settings", "fills_pipeline")
-"""Habits that decide what is valid, which the search is told."""
+"""Habits that decide which configurations are valid; the search knows them."""
 VARIED: dict[str, tuple[float, list[Any]]] = {  # parameters, and in which share of the worlds
     "vpp": (0.5, [1, 2, 4]),
     "zero_stage": (0.9, [0, 1, 2, 3]),
@@ -71,17 +71,17 @@ class World(Landscape):
     """A landscape that is computed, with one run per configuration.
 
     Attributes:
-        kind: what the search is wrong about.
-        listed: whether the search is given the configurations, in place of all valid ones.
+        kind: what the search's assumptions get wrong.
+        listed: whether the search may choose only from these configurations, not all valid ones.
         candidates: the configurations of the landscape.
-        seconds: of a step of each, as a mean over runs; shape (n,).
-        measured_s: of its only run; nan where it failed; shape (n,).
+        seconds: step time of each, as a mean over runs; shape (n,).
+        measured_s: step time of its only run; nan where it failed; shape (n,).
         kinds: how that run ended; shape (n,).
         peaks: bytes that it reported; shape (n,).
         tokens: per step; shape (n,).
         num_nodes: shape (n,).
-        truth: the cost model with everything that is hidden.
-        slower: by each value of the parameters without a price, in logarithms.
+        truth: the cost model with the hidden constants and habits.
+        slower: log slowdown by each value of the unpriced parameters.
     """
 
     kind: str = ""
@@ -121,13 +121,13 @@ class World(Landscape):
         return Answer(float(self.tokens[row]) / seconds, "ok", result)
 
     def node_seconds(self, configs: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        """Node-seconds of a trial each; one that fails ends at its first step."""
+        """Node-seconds of one trial of each; a trial that fails ends at its first step."""
         rows = np.array([self.row(config) for config in configs])
         steps_s = STEPS * np.where(self.ran[rows], self.measured_s[rows], 0.0)
         return self.num_nodes[rows] * (StartUp.expected(self.space).base_s + steps_s)
 
     def probed(self, found: Plan, rng: np.random.Generator) -> tuple[list[Trial], float]:
-        """Trials of probes, and their node-seconds; a shallower model has a misfit of its own."""
+        """Trials of probes, and their node-seconds; the shallower model has its own misfit."""
         pricing = Pricing(found.space)
         jobs = pricing.jobs_of(found.configs)
         prediction = self.truth.predict(jobs)
@@ -178,7 +178,7 @@ class _Answers(Mapping[Any, list[Answer]]):
 
 
 def world(seed: int) -> World:
-    """The world of a seed; its search has to find out everything that is drawn here."""
+    """The world of a seed; its search has to learn everything that is drawn here."""
     rng = np.random.default_rng((seed, 28))
     while True:
         space = _space(rng)
@@ -186,7 +186,7 @@ def world(seed: int) -> World:
         indices = candidates.indices(10 * LARGEST, rng, [], 2**31)
         if 20 <= len(indices) <= LARGEST:
             break
-    listed = rng.random() < 0.4  # by somebody, as recorded sweeps are
+    listed = rng.random() < 0.4  # like the configurations of recorded sweeps
     if listed:
         indices = indices[: int(np.exp(rng.uniform(*np.log([20, 400]))))]
     indices = np.sort(indices)
@@ -291,13 +291,13 @@ def _space(rng: np.random.Generator) -> SearchSpace:
 
 
 def _told(rng: np.random.Generator) -> str:
-    """The framework that the search is told; an unrecorded one in a third of the worlds."""
+    """The framework that the space names; an unrecorded one in a third of the worlds."""
     names = [name for name in FRAMEWORKS if name != "meshtune"]
     return "unrecorded" if rng.random() < 0.35 else str(rng.choice(names))
 
 
 def _truth(pricing: Pricing, rng: np.random.Generator) -> tuple[CostModel, str]:
-    """The cost model with everything that is hidden, and what the search is wrong about."""
+    """The cost model with hidden constants and habits, and what the search's record gets wrong."""
     told = pricing.space.program.framework
     recorded = told in FRAMEWORKS
     name = told if recorded else str(rng.choice([n for n in FRAMEWORKS if n != "meshtune"]))
@@ -326,14 +326,14 @@ def _near(
     wide: float,
     rng: np.random.Generator,
 ) -> Any:
-    """Constants as far from others as their covariance says, times ``wide``."""
+    """Constants drawn around ``center``, with ``wide`` times the deviations of its covariance."""
     covariance = prior if learnt is None else TRANSFER**2 * learnt
     off = np.clip(rng.normal(size=len(covariance)), -2, 2) * np.sqrt(np.diag(covariance))
     return type(center).from_logs(center.logs() + wide * off)
 
 
 def _digits(space: SearchSpace, indices: np.ndarray) -> dict[str, np.ndarray]:
-    """The place of each configuration's value among every parameter's."""
+    """For every parameter the index of each configuration's value."""
     radix = [len(parameter.values) for parameter in space.parameters.values()]
     return dict(zip(space.parameters, np.unravel_index(indices, radix), strict=True))
 
@@ -341,7 +341,7 @@ def _digits(space: SearchSpace, indices: np.ndarray) -> dict[str, np.ndarray]:
 def _misfit(
     space: SearchSpace, indices: np.ndarray, log_sd: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Effects of values, and of pairs of values, that the cost model does not have; shape (n,)."""
+    """Log effects of values, and of pairs of values, unknown to the cost model; shape (n,)."""
     digits = _digits(space, indices)
     varied = [n for n, p in space.parameters.items() if len(p.values) > 1]
     sizes = {n: len(space.parameters[n].values) for n in varied}
@@ -355,7 +355,7 @@ def _misfit(
 
 
 def _unpriced(space: SearchSpace, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """How much slower each value of a parameter without a price makes a step, in logarithms."""
+    """Log slowdown of a step by each value of an unpriced parameter."""
     found = {}
     for name, most in (("attention_kernel", 0.35), ("data_workers", 0.2)):
         if name in space.parameters:
@@ -365,14 +365,14 @@ def _unpriced(space: SearchSpace, rng: np.random.Generator) -> dict[str, np.ndar
 
 
 def _pressed(needed: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """How much slower jobs are whose allocator has no memory to spare, in most worlds."""
+    """Slowdown of jobs whose allocator has no memory to spare; in most worlds."""
     if rng.random() < 0.3:
         return np.ones(len(needed))
     return np.where(needed > rng.uniform(0.85, 0.97), rng.uniform(1.5, 6), 1.0)
 
 
 def _crashes(space: SearchSpace, indices: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One run in a hundred; in a quarter of the worlds also each with some pair of values."""
+    """Crashes of one run in a hundred; in a quarter of the worlds also of one pair of values."""
     crashed = rng.random(len(indices)) < 0.01
     if rng.random() < 0.25:
         digits = _digits(space, indices)

@@ -1,12 +1,12 @@
-"""A cost model that other models' runs taught, after one to three trials of a new one.
+"""A cost model fitted to other language models, after one to three trials of a new one.
 
     python -m benchmarks.search.few_trials --truth FOLDER
 
-Of each table every model is left out in turn, and the constants are fitted to the others. One to
-three drawn runs of it calibrate them, as a search's first trials do; its other runs judge: scatter
-of their errors, on which the ranking hangs, and the median error. Then the same with the first of
-the drawn runs 1.3 to 3 times as slow, as on a disturbed machine. Each with the prior of the search,
-and with one that is as wide as TRANSFER says even where this is wider than before any run.
+Each model of a table is left out in turn, and the constants are fitted to the others. One to three
+drawn runs of the model calibrate them, as a search's first trials do. Its other runs are judged by
+the scatter of their errors, on which the ranking depends, and by their median error. Then the same
+with the first of the drawn runs 1.3 to 3 times as slow, as on a disturbed machine. Both are played
+with the search's prior, and with one widened by TRANSFER even beyond the prior before any run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from analysis.sweeps.record import Table
 from benchmarks.published.read import read_table
 from benchmarks.search.games import LeftOut
 
-DRAWS = 5  # of the trials, for each model
+DRAWS = 5  # sets of trials for each model
 MOST = 12  # models of a table
 LEAST = 6  # runs of a model that is left out
 PRIORS = {
@@ -37,7 +37,7 @@ PRIORS = {
 
 
 def judged(model: CostModel, rows: Table, picked: np.ndarray, slower: float) -> tuple[float, float]:
-    """Scatter and median of the other runs' errors, in logarithms, after those that are picked."""
+    """Scatter and median of the other runs' log errors, after calibration with the picked ones."""
     seconds = rows.step_time_s[picked].copy()
     seconds[0] *= slower
     unknown = np.full(len(picked), np.nan)
@@ -48,7 +48,7 @@ def judged(model: CostModel, rows: Table, picked: np.ndarray, slower: float) -> 
 
 
 def games(table: Table) -> Iterator[tuple[str, list[tuple[float, float]]]]:
-    """By how the trials went: what is judged, for each prior."""
+    """For each calibration: how its trials went, and the judged figures for each prior."""
     one = (table.cluster == table.cluster[0]) & (table.framework == table.framework[0])
     table, rng = table[one], np.random.default_rng(0)
     left, ran = LeftOut(table), table[~table.failed & np.isfinite(table.step_time_s)]

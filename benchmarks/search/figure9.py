@@ -1,7 +1,7 @@
 """Section IV of Dash et al. 2023 on a simulated Frontier: ``python -m benchmarks.search.figure9``.
 
-Table IV's space on 128 nodes for an hour of virtual time, chosen by DeepHyper as in the paper, at
-random, and guided by the cost model, whose constants are not the simulated machine's. Draws
+Table IV's space is searched on 128 nodes for an hour of virtual time, by DeepHyper as in the paper,
+at random, and by the cost model, whose constants are not the simulated machine's. Draws
 ``docs/images/figure9.png`` from the first seed, after the paper's Figure 9, and prints all seeds.
 """
 
@@ -40,9 +40,9 @@ def simulate(name: str, policy: str, seed: int, budget: Budget, options: str = C
 
     Args:
         name: of a shipped space.
-        policy: what chooses.
+        policy: chooses the trials.
         seed: of the cluster, of the model's error and of the policy.
-        budget: when it ends.
+        budget: limit at which the search ends.
         options: of the cluster; see ``docs/guide/simulate.md``.
     """
     space = load_space(name)
@@ -53,7 +53,7 @@ def simulate(name: str, policy: str, seed: int, budget: Budget, options: str = C
 
 
 def course(run: Run) -> dict[str, float]:
-    """Failures and the best over an hour: the shares of failures in its thirds."""
+    """Trials, shares of failures in the first and last third of an hour, and best objectives."""
     frame = trajectory(run)
     third = (frame["search_s"] // (HOUR_S / 3)).clip(upper=2)
     failed = (frame["kind"] != "ok").groupby(third).mean()
@@ -68,9 +68,9 @@ def course(run: Run) -> dict[str, float]:
 
 
 def failure_share(kinds: pd.Series[str]) -> pd.Series[float]:
-    """Failures among the latest completed trials: of a sixth of them, from 5 to 20.
+    """Share of failures among the latest completed trials: a sixth of all, from 5 to 20.
 
-    A lost node, say, does not count.
+    Trials that did not complete, for example on a lost node, do not count.
     """
     completed = kinds.isin(COMPLETED)
     failed = (kinds != "ok")[completed].astype(float)
@@ -79,7 +79,7 @@ def failure_share(kinds: pd.Series[str]) -> pd.Series[float]:
 
 
 def picture(runs: Mapping[str, Run]) -> Figure:
-    """A column for every policy: trials and the best so far, failures below, their share."""
+    """A column for every policy: trials and the best so far; below, the share of failures."""
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     rows = figure.subplots(2, len(runs), sharex=True, sharey="row", height_ratios=(2.4, 1))
     for column, (policy, run) in enumerate(runs.items()):

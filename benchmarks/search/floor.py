@@ -1,9 +1,9 @@
-"""Fewest trials that parameters without a price can cost, whatever the search.
+"""Lower bound on the trials that unpriced parameters cost, whatever the search.
 
 ``python -m benchmarks.search.floor`` computes it for the kernel and the data workers of
-``varied.py``: of a search that knows how fast every configuration is but for these two, how large
-their effects are, and that these multiply, but not which value has which. It is the optimal
-decision tree over all assignments, so that nothing needs fewer.
+``varied.py``. The search knows how fast every configuration is apart from these two parameters, how
+large their effects are, and that the effects multiply, but not which value has which effect. The
+bound is the optimal decision tree over all assignments.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from math import exp, inf, log
 from benchmarks.search.varied import KERNELS, WORKERS
 from workflows.replay.play import NEAR
 
-MOST_TRIALS = 6  # within which every assignment is settled
+MOST_TRIALS = 6  # enough to find a good value under every assignment
 
 
 def fewest(first: tuple[float, ...], second: tuple[float, ...]) -> float:
     """Geometric mean of the trials until one is within NEAR of the best.
 
     Args:
-        first, second: shares of the speed that the values of two parameters allow, the best 1.
+        first, second: share of the best speed that each value of the two parameters allows.
     """
     drawn = list(product(permutations(first), permutations(second)))
     cells = list(product(range(len(first)), range(len(second))))
@@ -30,7 +30,7 @@ def fewest(first: tuple[float, ...], second: tuple[float, ...]) -> float:
 
     @cache
     def logs(possible: tuple[int, ...], trial: int) -> float:
-        """Least sum of log(trials) over assignments that are still possible."""
+        """Least sum of log(trials) over the assignments that are still possible."""
         if trial > MOST_TRIALS:
             return inf
         least = inf
@@ -39,7 +39,7 @@ def fewest(first: tuple[float, ...], second: tuple[float, ...]) -> float:
             for one in possible:
                 told.setdefault(speeds[one][cell], []).append(one)
             if len(told) == 1 and min(told) < 1 - NEAR:
-                continue  # it tells nothing
+                continue  # its result is certain and bad
             rest = (
                 len(some) * log(trial) if speed >= 1 - NEAR else logs(tuple(some), trial + 1)
                 for speed, some in told.items()

@@ -29,18 +29,18 @@ from workflows.replay.play import NEAR, Played, play, summary
 from workflows.search.budget import Budget
 
 REPLAYED = ("sweep", "vtrain")  # forms of tables in which configurations compete
-STOP_TRIALS = 60  # by which a search has ended by itself, or counts as if it had
+STOP_TRIALS = 60  # after which a search that has not ended counts as ended
 
 
 @dataclass
 class LeftOut:
-    """Cost models of a table, each fitted without some of its models."""
+    """Cost models of a table, each fitted without some of the table's language models."""
 
     table: Table
     fitted: dict[frozenset[str], CostModel] = field(default_factory=dict)
 
     def without(self, *models: str) -> CostModel:
-        """Fitted to the rows of all other models; with none, the constants' defaults."""
+        """The cost model fitted to the rows of all other models; without any, the defaults."""
         held = frozenset(models)
         if held not in self.fitted:
             table, rest = self.table, self.table[~np.isin(self.table.model, models)]
@@ -63,10 +63,10 @@ def policy_for(
     """A policy of ``meshtune search`` on a landscape.
 
     Args:
-        model: replaces the cost model's constants, such as by a fit without the landscape's
-            model; its machine and framework are replaced.
+        model: its constants replace the cost model's, such as those of a fit without the
+            landscape's model; machine and framework stay the landscape's.
         earlier: runs, and their spaces, that the cost model learns from first.
-        offered: likewise, as far as they make the trials more probable.
+        offered: likewise, but used only if they make the trials more probable.
     """
     if pricing := Pricing.of(landscape.space):
         if model is not None:
@@ -89,12 +89,12 @@ def forgotten(framework: str) -> Iterator[None]:
 
 
 def unread(landscape: Landscape) -> Landscape:
-    """The same landscape, whose space has read no record yet: a space keeps what it once read."""
+    """The same landscape with a new space: a space caches the framework's record."""
     return replace(landscape, space=replace(landscape.space))
 
 
 Game = Callable[[Landscape, int], Played]
-_GAMES: list[Callable[[], list[Played]]] = []  # inherited: a space's rules cannot be sent
+_GAMES: list[Callable[[], list[Played]]] = []  # inherited by fork: rules cannot be pickled
 
 
 def _play(index: int) -> list[Played]:
@@ -137,9 +137,9 @@ def replayed(
 
 @dataclass(frozen=True)
 class Unseen:
-    """The cost model of a table's framework if no other table were of it, nor of its models.
+    """The cost model of a table's framework without rows of the framework or the table's models.
 
-    So a search starts with a framework of its own: with what is known of the GPU, and of others.
+    A search with a new framework starts like this: with constants of the GPU from other frameworks.
     """
 
     table: Table
@@ -164,7 +164,7 @@ def against_wrong(
     permutation: Callable[..., Any],
     plain: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The search with a cost model that is wrong; with its ratio to plain DeepHyper."""
+    """Figures of the search with a wrong cost model, with its ratio to plain DeepHyper."""
 
     def game(landscape: Landscape, seed: int) -> Played:
         model = wrong(landscape, permutation, seed, models.without(landscape.model))
@@ -184,7 +184,7 @@ def by_stop_rule(
     """Results of a search without a budget, ended by its stop rule, for each seed.
 
     Returns:
-        By landscape: ``trials`` until it ended, and ``reached``, the share of the best by then.
+        By landscape: ``trials`` until it ended, and ``reached``, its share of the best by then.
     """
 
     def game(landscape: Landscape, seed: int) -> Played:

@@ -1,11 +1,11 @@
-"""Judges a change of the search, in minutes of one core.
+"""Judges a change of the search, in minutes on one core.
 
-``python -m benchmarks.search.judge --truth DIR`` plays searches to their end by the stop rule, and
-on until one trial is within 5 %, on every second landscape of the sweeps that tell failures: with
-what is known of the framework, without any of it, with a cost model turned upside down, beside
-parameters that have no price, with and without probes of their values, and with runs that scatter;
-and by others, for comparison. With ``--near`` a search ends with the first trial within 5 %, and
-figures at the stop are of that one. Probes count by their node-hours, in trials.
+``python -m benchmarks.search.judge --truth DIR`` plays searches until the stop rule ends them and
+one trial is within 5 % of the best, on every second landscape of the sweeps that record failures.
+Cases: a known framework, an unknown one, an inverted cost model, unpriced parameters with and
+without probes of their values, noisy runs, and, for comparison, other policies. With ``--near`` a
+search ends with the first trial within 5 %, and figures at the stop are at that trial. The cost of
+probes is counted in trials, by node-hours.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from workflows.replay.landscapes import landscapes
 from workflows.replay.play import NEAR, NEARER, Played, play
 from workflows.search.budget import Budget
 
-MOST_TRIALS = 60  # after which a search counts as if it had ended
+MOST_TRIALS = 60  # after which a search counts as ended
 FIRST = 16  # trials whose failures are counted
 BINS = (0.0, 0.02, 0.2, 0.5, 0.8, 0.98, 1.0)  # of the stated probability to fit
 
 
 @dataclass
 class ToTheEnd(Policy):
-    """Another policy's proposals until it would end a search, and on until one is good."""
+    """Another policy's proposals until the stop rule would end its search and one is good."""
 
     inner: Policy
     landscape: Landscape
     least: int = 0  # trials in any case
-    until_good: bool = False  # whether it ends with the first that is good, whatever it would do
-    ended_after: int | None = None
+    until_good: bool = False  # whether to end with the first good trial, whatever the stop rule
+    ended_after: int | None = None  # trials after which the stop rule would have ended the search
 
     def propose(self, run: Run, max_nodes: int) -> Proposal | None:
         good = any(self.landscape.share(t.config) >= 1 - NEAR for t in run.trials.values())
@@ -74,11 +74,11 @@ class Game:
     Attributes:
         key: of the landscape.
         played: its trials.
-        ended_after: trials, by the stop rule.
+        ended_after: trials until the stop rule ended it.
         nodes_s: share of the first trials' time that failures took.
-        stated, fits: of every configuration, before any trial: the probability to fit, and whether
+        stated, fits: of every configuration, the probability to fit before any trial, and whether
             it did.
-        for_probes: node-seconds of the probes before it, in those of its own mean trial.
+        for_probes: node-seconds of the probes before it, over those of its mean trial.
     """
 
     key: str
@@ -98,7 +98,7 @@ class Game:
 
     @property
     def trials(self) -> float:
-        """Until one was near the best, and what the probes cost in trials."""
+        """Trials until one was near the best, plus the cost of the probes in trials."""
         near = self.played.trials_to(NEAR) or len(self.played.shares) + 1
         return round(near + self.for_probes, 2)
 
@@ -120,7 +120,7 @@ def game(
 ) -> Game:
     """Play one search to its end, or until a trial is good.
 
-    ``probes_on`` has the answers to its probes.
+    ``probes_on`` is the landscape that answers its probes.
     """
     model = model_of(landscape, seed)
     if policy == "oppa":
@@ -142,7 +142,7 @@ def game(
 
 
 def _failed_time(landscape: Landscape, played: Played) -> float:
-    """All trials of a landscape are equally wide: seconds are enough."""
+    """Share of the first trials' seconds that failures took; all trials are equally wide."""
     start_s = StartUp.expected(landscape.space).base_s
     first = [*played.run.trials.values()][:FIRST]
     taken = [start_s + STEPS * t.result["step_time_s"]["median"] if t.ok else 0.0 for t in first]
@@ -187,10 +187,10 @@ HEAD = (
 
 
 def bins(stated: np.ndarray, ran: np.ndarray) -> str:
-    """Each bin's mean, the share that ran, in percent, and its size.
+    """Each bin's mean and the share that ran, in percent, and its size.
 
-    A sweep hardly tells crashes from a lack of memory: in the last bin most failures are of another
-    cause.
+    Sweeps hardly distinguish crashes from a lack of memory: in the last bin most failures have
+    another cause.
     """
     at = np.digitize(stated, BINS[1:-1])
     parts = []

@@ -1,19 +1,19 @@
-"""OPPA's way to search parallel configurations, as a policy: for comparison.
+"""OPPA's search of parallel configurations, as a policy for comparison.
 
 Written from its published abstract and reviews ("Configuring Parallel Training of Neural Networks
 using Bayesian Optimization", 2025; "Bayesian Optimization with Early Trial Termination for Speeding
-Up Parallel Neural Network Training", 2026). They state a constrained Bayesian optimization:
-formulas of computation and of the messages of data, tensor and pipeline parallelism, with links
-inside and between hosts apart, are the prior mean of a Gaussian process with a Matern kernel; a
-second one is of memory; the next configuration maximizes an upper confidence bound in which a lack
-of memory is penalized.
+Up Parallel Neural Network Training", 2026). They describe a constrained Bayesian optimization. The
+prior mean of a Gaussian process with a Matern kernel is a formula of computation and of the
+messages of data, tensor and pipeline parallelism, with different links inside and between hosts. A
+second process models memory. The next configuration maximizes an upper confidence bound that
+penalizes a lack of memory.
 
-They leave open, and chosen here are: the formulas' form and constants (``parallelism_prior``),
-fitted to the trials before each proposal; logarithms of speed and memory; Matern 5/2, one length
-for all parameters, amplitude and length by maximum likelihood; a bound of ``KAPPA`` standard
-deviations; as penalty the logarithm of the probability to fit; no random trials first, since the
-prior is worth more. Early termination of a slow trial saves its time, not the trial, so in games
-that count trials there is nothing to play.
+They leave the rest open, chosen here as follows: the formulas and their constants
+(``parallelism_prior``), fitted to the trials before each proposal; logarithms of speed and memory;
+Matern 5/2 with one length for all parameters, amplitude and length by maximum likelihood; a bound
+of ``KAPPA`` standard deviations; as penalty the log probability to fit; no random initial trials,
+since the prior is worth more. Early termination is left out: it saves a slow trial's time, but
+these games count trials.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from workflows.optimizer.policy import Policy, Problem, Proposal
 from workflows.optimizer.registry import PolicyError
 
 KAPPA = 2.0  # standard deviations of the upper confidence bound
-BEYOND = 1.1  # of the memory there is: what a trial is taken to need that lacked it
-INTERVAL = 1.96  # standard deviations to either side of 95 %
+BEYOND = 1.1  # memory that a trial out of memory is assumed to need, over the device's
+INTERVAL = 1.96  # standard deviations to each end of a 95 % interval
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class Posterior:
 
 
 class OppaPolicy(Policy):
-    """The candidate with the best penalized bound of its speed.
+    """Proposes the candidate with the best penalized upper bound of its speed.
 
     Raises:
-        PolicyError: if the formulas do not apply to the space, or are not of its objective.
+        PolicyError: if the formulas do not apply to the space or to its objective.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -62,7 +62,7 @@ class OppaPolicy(Policy):
         cluster, keys = problem.space.cluster, [o.key for o in problem.space.objectives]
         if cluster is None or problem.space.model is None or keys != ["tokens_per_second"]:
             raise PolicyError("OPPA maximizes tokens_per_second of a model on a cluster")
-        self._jobs_of = Pricing(problem.space).jobs_of  # what configurations mean, not their price
+        self._jobs_of = Pricing(problem.space).jobs_of  # encodes configurations, without prices
         self._limit = math.log(cluster.memory_bytes)
         self._time, self._memory = time_prior(cluster), memory_prior()
 
@@ -96,7 +96,7 @@ class OppaPolicy(Policy):
         at_least: Array,
         candidates: Sequence[dict[str, Any]],
     ) -> Posterior:
-        """The fitted formula, and a Gaussian process of its residual."""
+        """Posterior of the fitted formula plus a Gaussian process of its residual."""
         jobs = self._jobs_of(candidates)
         tried = self._jobs_of([t.config for t in trials]) if trials else jobs[:0]
         constants = prior.fitted(tried, measured, at_least)
@@ -114,20 +114,20 @@ class OppaPolicy(Policy):
         return Posterior(prior.log(jobs, constants) + missed, sd)
 
     def _places(self, configs: Sequence[dict[str, Any]]) -> Array:
-        """Configurations in the unit cube of what varies; shape (n, d)."""
+        """Configurations in the unit cube of the varied parameters; shape (n, d)."""
         varied = [p for p in self.problem.space.parameters.values() if p.varies]
         raw = [self.problem.space.raw(config) for config in configs]
         places = [[p.unit(row[p.name]) for p in varied] for row in raw]
         return np.array(places, dtype=float).reshape(len(configs), len(varied))
 
     def _bytes(self, trials: Sequence[Trial]) -> tuple[Array, Array]:
-        """Logarithms of peaks, and of what trials needed that lacked memory; nan for others."""
+        """Logarithms of peaks, and lower bounds for trials out of memory; nan for others."""
         peaks = [t.result.get("peak_memory_bytes", np.nan) if t.ok else np.nan for t in trials]
         lacked = [self._limit + math.log(BEYOND) if t.kind == "oom" else np.nan for t in trials]
         return np.log(np.array(peaks, dtype=float)), np.array(lacked, dtype=float)
 
     def _times(self, trials: Sequence[Trial]) -> tuple[Array, Array]:
-        """Logarithms of step times; a failure says nothing of them."""
+        """Logarithms of step times, without bounds: a failure has no evidence on time."""
         speeds = np.array([t.objective if t.ok else np.nan for t in trials], dtype=float)
         tokens = self._tokens([t.config for t in trials])
         return np.log(tokens / speeds), np.full(len(trials), np.nan)

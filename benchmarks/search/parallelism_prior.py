@@ -1,8 +1,8 @@
 """Cost of a parallel job by formulas with a few constants: the prior mean of ``oppa``.
 
-Time is the sum of what one step computes, of the pipeline's bubble and of the messages of each kind
-of parallelism; memory is that of states and activations. Nothing overlaps. Every constant is
-positive, and has a value expected from the cluster's facts and a width, from which trials move it.
+Time is the sum of computation, the pipeline's bubble and the messages of each kind of parallelism,
+without overlap; memory is that of states and activations. Every constant is positive and has a
+log-normal prior, whose median follows from the cluster's facts; trials fit it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainer.plan.flops import hardware_flops
 from trainer.plan.jobs import FULL, Array, Jobs
 from trainer.plan.sizes import model_weights, table_weights
 
-TIME_SD = MEMORY_SD = 0.2  # by which a trial's logarithm may miss the formulas
+TIME_SD = MEMORY_SD = 0.2  # of a trial's logarithm around the formulas
 WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 2, 12  # of a parameter, mixed precision
 LOGIT_BYTES = 6  # in 16 bits, and in 32 for the loss
 
@@ -28,9 +28,9 @@ class Prior:
     """A formula, and the priors of its constants.
 
     Attributes:
-        log: of jobs and constants' logarithms, shape (k,): the formula's logarithm, shape (n,).
-        expected, sd: of the constants' logarithms; shape (k,).
-        noise_sd: of what is measured, around the formula's logarithm.
+        log: maps jobs and constants' logarithms, shape (k,), to the formula's logarithm, (n,).
+        expected, sd: prior of the constants' logarithms; shape (k,).
+        noise_sd: deviation of measured logarithms around the formula's.
     """
 
     log: Callable[[Jobs, Array], Array]
@@ -43,9 +43,9 @@ class Prior:
 
         Args:
             jobs: of the trials.
-            measured: logarithms; shape (n,), nan where nothing was.
-            at_least: logarithms of what those without a measurement needed more of; shape (n,),
-                nan where nothing is known.
+            measured: logarithms; shape (n,), nan without a measurement.
+            at_least: lower bounds of these for trials without a measurement; shape (n,), nan
+                without a bound.
         """
         if not len(jobs):
             return self.expected
@@ -60,10 +60,10 @@ class Prior:
 
 
 def time_prior(cluster: Cluster) -> Prior:
-    """Seconds per step, from a rate of computing, two of links and a message's latency.
+    """Seconds per step, from a rate of computing, two bandwidths and a message's latency.
 
-    At first half of the peak, the bandwidths that the facts state and 10 microseconds a hop are
-    expected, each within a factor of two or so.
+    Prior medians are half of the peak, the bandwidths that the facts state, and 10 microseconds a
+    hop, each within a factor of about two.
     """
     inside = cluster.links[-1].gb_per_s if cluster.links else 10.0
     nic = cluster.nic
@@ -79,10 +79,10 @@ def time_prior(cluster: Cluster) -> Prior:
 
 
 def memory_prior() -> Prior:
-    """Bytes at the peak, from factors of states and of activations, and what is always there.
+    """Peak bytes, from a factor of states, one of activations, and a constant part.
 
-    The factors are expected to be 1 within a fifth and a half, the rest 2 GiB within a factor of
-    three.
+    The factors are expected to be 1 within a fifth and a half, and the constant part 2 GiB within a
+    factor of three.
     """
     return Prior(
         lambda jobs, constants: np.log(_bytes(jobs, *np.exp(constants))),
@@ -98,7 +98,7 @@ def _seconds(
     flops = hardware_flops(jobs.model, jobs.global_batch, jobs.recompute_words)
     compute = flops / jobs.layout.world_size / rate
     bubble = (jobs.layout.pp - 1) / (jobs.layout.gas * jobs.layout.vpp)
-    # Ranks of one layer stand next to each other, their replicas next, stages farthest apart.
+    # Ranks of one layer are adjacent, their replicas come next, and stages are farthest apart.
     layer_gpus = np.minimum(jobs.layout.layer_ranks, gpus_per_node)
     replicas = np.clip(gpus_per_node // jobs.layout.layer_ranks, 1, jobs.layout.replicas)
 
@@ -122,7 +122,7 @@ def _seconds(
 
 
 def _held(jobs: Jobs) -> Array:
-    """Parameters of a rank that splits nothing with its replicas: those of the first stage."""
+    """Parameters of a rank of the first stage, without sharding over replicas."""
     own = model_weights(jobs.model) / jobs.layout.pp + table_weights(jobs.model)
     return np.asarray(own / jobs.layout.layer_ranks)
 

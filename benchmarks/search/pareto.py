@@ -1,7 +1,7 @@
 """Trials until searches find a Pareto front: ``python -m benchmarks.search.pareto --truth DIR``.
 
 Recorded sweeps are searched for high throughput and low memory, and, with all numbers of nodes in
-one landscape, for high throughput on few nodes. A search is worth the area that its front dominates
+one landscape, for high throughput on few nodes. A search scores the area that its front dominates
 (the hypervolume of Zitzler and Thiele 1999, of the objectives' logarithms), over that of the
 landscape's own front. The cost model's constants are fitted without the landscape's model.
 """
@@ -33,14 +33,14 @@ from workflows.replay.landscapes import landscapes
 
 POLICIES: tuple[str, ...] = ("meshtune", "deephyper", "random")
 AFTER = (8, 16, 32)  # trials
-EVERY = 3  # landscapes of one number of nodes, of which one is played
-MARGIN = 0.1  # of the front's range, by which the reference is worse than its worst
+EVERY = 3  # one of so many landscapes of one number of nodes is played
+MARGIN = 0.1  # of the front's range, by which the reference point is below the front's minimum
 MEMORY, NODES = Objective("peak_memory_bytes", False), Objective("num_nodes", False)
 
 
 @dataclass(frozen=True)
 class Sought:
-    """A landscape in which two objectives are sought, and cost models fitted to others."""
+    """A landscape with two objectives, and cost models fitted to other landscapes."""
 
     landscape: Landscape
     models: LeftOut
@@ -64,13 +64,13 @@ class Sought:
         return {"tokens_per_second": answer.objective, self.second: float(known[self.second])}
 
     def reached(self, configs: Sequence[Mapping[str, Any]]) -> Array:
-        """Points of those that ran, shape (n, 2); more is better."""
+        """Objectives of the configurations that ran, shape (n, 2); more is better."""
         rows = [[*f.values()] for config in configs if (f := self.figures(config))]
         return merits(self.landscape.space.objectives, np.array(rows).reshape(-1, 2))
 
 
 def sought(truth: Path) -> Iterator[Sought]:
-    """Landscapes of all sweeps with memory and several numbers of nodes."""
+    """Landscapes of all sweeps with measured memory; also over several numbers of nodes."""
     for path in sorted(truth.glob("*.csv")):
         table = read_table(path)
         if table is None or table.form not in REPLAYED or not np.isfinite(table.peak_bytes).any():
@@ -125,7 +125,7 @@ def shares(of: Sought, tried: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def lines(played: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A row for each second objective and policy: means, and the worst of the last."""
+    """A row for each second objective and policy: mean shares, and the worst of the last."""
     heads = " | ".join(f"after {count}" for count in AFTER)
     yield f"| tokens_per_second, and | policy | landscapes | {heads} | worst |"
     yield "|---" * (4 + len(AFTER)) + "|"

@@ -1,7 +1,7 @@
-"""Probes of a recorded landscape: answered by a smaller one of the same trainer.
+"""Probes of a recorded landscape, answered by a smaller landscape of the same trainer.
 
-A sweep has no runs of a shallower model. Its smallest model on the fewest nodes stands for it: a
-trial of it costs a fraction, and tells what each value of a parameter without a price does.
+A sweep has no runs of a shallower model. Its smallest model on the fewest nodes stands in for it: a
+trial of that costs a fraction, and shows the effect of each value of an unpriced parameter.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from workflows.optimizer.policy import Problem
 from workflows.replay.landscape import Landscape
 from workflows.search.probing import alike_but_for_one
 
-STEPS = 10.0  # of a trial that runs; one that fails for memory does so in its first
+STEPS = 10.0  # of a trial that runs; a trial that runs out of memory fails in its first
 
 
 def size(landscape: Landscape) -> tuple[int, int]:
-    """Nodes and parameters, by which probes are the cheaper."""
+    """Nodes and parameters: the smaller these are, the cheaper are probes."""
     model = landscape.space.model
     return landscape.space.widths[-1], model.num_parameters if model else 0
 
@@ -39,14 +39,14 @@ def node_seconds(landscape: Landscape, trials: Iterable[Trial]) -> np.ndarray:
 
 
 def told_by_probes(problem: Problem, on: Landscape) -> float:
-    """Node-seconds of probes of each unpriced value, of which the problem's prices learn.
+    """Probe each unpriced value and give the results to the problem's prices; node-seconds spent.
 
-    They are of one configuration, the one that tells most. None come where they should cost more
-    than one trial.
+    The probes vary the most informative configuration. There are none if they would cost more than
+    one trial.
 
     Args:
-        problem: whose search has not begun.
-        on: with their answers; it has the problem's unpriced parameters.
+        problem: a problem whose search has not begun.
+        on: the landscape that answers probes; it has the problem's unpriced parameters.
     """
     whole, small = problem.pricing, Pricing(on.space)
     if whole is None or size(on)[0] == problem.space.widths[-1]:

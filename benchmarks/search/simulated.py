@@ -27,16 +27,16 @@ def simulated_driver(
     listen: Listener = lambda *_: None,
     sync: bool = False,
 ) -> Iterator[Driver]:
-    """A driver whose run folder is there as long as the context is.
+    """A driver whose run folder exists for the duration of the context.
 
     Args:
-        space: what is searched.
+        space: the space to search.
         options: of the cluster; see ``docs/guide/simulate.md``.
-        policy: what chooses.
-        budget: when the search ends; nothing else does.
+        policy: chooses the trials.
+        budget: the only limit at which the search ends.
         seed: of the cluster.
         listen: see ``Driver``.
-        sync: whether every line of the journal goes to the disk at once, as in a real run.
+        sync: whether every line of the journal is synced to the disk at once, as in a real run.
     """
     launcher = simulated_launcher(space, f"{options},seed={seed},time=1000h")
     with tempfile.TemporaryDirectory() as directory:

@@ -1,4 +1,4 @@
-"""The search where nothing was recorded: on a simulated Frontier, and after a thousand trials."""
+"""The search without recorded runs: on a simulated Frontier, and after a thousand trials."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LARGE, TOLD = "gpt_22b_frontier", 1000
 
 
 def simulated(name: str, seed: int, policy: str, max_trials: int = 60) -> int | None:
-    """Trials to within 5 % where the truth has other constants; None: not within ``max_trials``."""
+    """Trials to within 5 % on a machine with other constants; None if over ``max_trials``."""
     space = load_space(name)
     truth, candidates = true_pricing(space, 1.0, seed), Candidates(space)
     limit = truth.model.memory_limit_bytes

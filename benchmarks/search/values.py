@@ -1,9 +1,9 @@
-"""Rules of choosing among values without a price, where the degrees are known.
+"""Acquisition rules for parameters that the cost model does not price, all else being known.
 
 ``python -m benchmarks.search.values`` plays the kernel and the data workers of ``varied.py``, and
-effects as drawn worlds have them, with the search's own residual process: trials until one is
-within 5 % of the best. So nothing but the values is left to find out, and rules can be told apart
-in a minute that searches of whole worlds cannot.
+effects as in drawn worlds, with the search's own residual process, and counts trials until one is
+within 5 % of the best. Since only these values are unknown, a minute shows differences between
+rules that searches of whole worlds cannot show.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from workflows.replay.play import NEAR
 ROUNDS = 1000
 RUN_LOG_SD = 0.01  # of runs of one configuration
 LOG_SD = 0.15  # of the residual
-LEVEL = 2.0  # deviations of the residual: what all configurations have in common
-LENGTH = 1.5  # doublings of workers that are alike
+LEVEL = 2.0  # deviation of the level common to all configurations, in residual deviations
+LENGTH = 1.5  # length scale of the workers' kernel, in doublings
 DRAWS = 500
 
 Rule = Callable[["Known"], np.ndarray]
 
 
 def features() -> np.ndarray:
-    """A row for each pair of values; the product of two rows says how alike they are.
+    """A row of features for each pair of values; products of rows are prior covariances.
 
-    The first column is the level that all have in common, of which little is known.
+    The first column is the level that all pairs have in common, with a wide prior.
     """
     doublings = np.log2([[count] for count in WORKERS]) / LENGTH
     root = np.linalg.cholesky(kernel(doublings, doublings) + 1e-9 * np.eye(len(WORKERS)))
@@ -72,7 +72,7 @@ def untried_first(known: Known) -> np.ndarray:
 
 
 def knowledge_gradient(known: Known) -> np.ndarray:
-    """Expected rise of the highest mean by a trial (Frazier et al. 2009)."""
+    """Expected increase of the highest posterior mean by a trial (Frazier et al. 2009)."""
     spread = known.covariance / np.sqrt(np.diag(known.covariance) + RUN_LOG_SD**2)
     normal = np.linspace(-2.2, 2.2, 23)
     weights = np.exp(-(normal**2) / 2)
@@ -108,7 +108,7 @@ def effects(kind: str, rng: np.random.Generator) -> np.ndarray:
 
 
 def trials(rule: Rule, kind: str, seed: int) -> int:
-    """Until one is within 5 % of the best."""
+    """Number of trials until one is within 5 % of the best."""
     rng = np.random.default_rng(seed)
     speeds = effects(kind, rng)
     level = LEVEL * LOG_SD * rng.standard_normal()

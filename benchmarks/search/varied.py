@@ -1,4 +1,4 @@
-"""Recorded landscapes made harder: parameters that no model prices, and runs that scatter."""
+"""Recorded landscapes made harder: with parameters that no model prices, and with noise."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from workflows.replay.landscape import Answer, Landscape
 
 KERNELS = {"eager": 0.7, "flash": 1.0, "fused": 0.9}  # share of the speed that each allows
 WORKERS = {1: 0.85, 2: 0.95, 4: 1.0, 8: 0.98}
-PAIRS = 4  # of answers of a configuration whose runs scatter
+PAIRS = 4  # pairs of noisy answers for each configuration
 
 
 def with_unpriced(landscape: Landscape, seed: int) -> Landscape:
-    """With an attention kernel and data workers beside what was recorded.
+    """The landscape with an attention kernel and data workers as additional parameters.
 
-    Which value is how good is drawn: none is known by its place. The best is as good as before.
+    Kernels' speeds are drawn, so that their order tells nothing. The best is as fast as before.
     """
     rng = np.random.default_rng(seed)
     kernels, workers = list(KERNELS), list(WORKERS)
@@ -41,9 +41,9 @@ def with_unpriced(landscape: Landscape, seed: int) -> Landscape:
 
 
 def disturbed(landscape: Landscape, log_sd: float, seed: int) -> Landscape:
-    """With runs of one configuration that differ.
+    """The landscape with noise between runs of a configuration.
 
-    What a configuration is worth stays the median of what was recorded.
+    The value of a configuration stays the median of its recorded runs.
     """
     rng = np.random.default_rng(seed)
     answers = {}
@@ -53,7 +53,7 @@ def disturbed(landscape: Landscape, log_sd: float, seed: int) -> Landscape:
             answers[key] = recorded
             continue
         ran = next(a for a in recorded if a.ok)
-        # With the median itself, in pairs around it, which so stays what it was.
+        # The median itself, and pairs of factors around it, which preserve it.
         factors = np.exp(log_sd * rng.standard_normal(PAIRS))
         every = [1.0, *factors, *(1 / factors)]
         answers[key] = [_times(ran, worth / ran.objective * factor) for factor in every]

@@ -2,9 +2,9 @@
 
     python -m benchmarks.search.warm_start --truth DIR [--target TEXT] [--sample N] [--no-warm]
 
-Each landscape of a recorded sweep is searched cold, with ``--warm-start`` from the first trials of
-a search of another landscape, and with these in the archive, from which its own trials choose. The
-cost model's constants are fitted without the models of both.
+Each landscape of a recorded sweep is searched cold; with ``--warm-start`` from the first trials of
+a search of another landscape; and with these trials in the archive, from which the search's own
+trials choose. The cost model's constants are fitted without the models of both landscapes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from workflows.replay.landscapes import landscapes
 from workflows.replay.play import NEAR, Played, play
 
 HOWS = ("cold", "warm", "archive")
-EARLIER = 16  # trials of the run that is learnt from
+EARLIER = 16  # trials of the earlier run
 NODES, MODEL, MACHINE = "other nodes", "other model", "other machine"
 
 
 @dataclass(frozen=True)
 class Known:
-    """A landscape, and its table's cost models."""
+    """A landscape with its table's cost models."""
 
     landscape: Landscape
     models: LeftOut
@@ -57,7 +57,7 @@ class Known:
         return int(self.landscape.space.parameters["num_nodes"].values[0])
 
     def far_from(self, other: Known) -> tuple[float, float]:
-        """In nodes, then in parameters."""
+        """Distance in nodes, then in parameters, as log ratios."""
         shapes = [known.landscape.space.model for known in (self, other)]
         parameters = [shape.num_parameters for shape in shapes if shape is not None]
         return _ratio(self.nodes, other.nodes), _ratio(*parameters)
@@ -69,7 +69,7 @@ def _ratio(a: float, b: float) -> float:
 
 @dataclass(frozen=True)
 class Pair:
-    """A landscape that is searched, and one that was searched before."""
+    """A landscape to search, one that was searched before, and in what they differ."""
 
     differs: str
     target: Known
@@ -78,7 +78,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Compared:
-    """Effect of a warm start; trials are those to within 5 % of the best."""
+    """Effect of a warm start; trials are counted until one is within 5 % of the best."""
 
     differs: str
     target: str
@@ -89,10 +89,10 @@ class Compared:
 
 
 def pairs(known: Sequence[Known]) -> Iterator[Pair]:
-    """Every landscape with those that differ from it in one way, and in that as little as can be.
+    """Every landscape with the nearest of those that differ from it in one way.
 
-    The next smaller and larger number of nodes of the same model on the same machine; another
-    model there; the same model on another machine. The framework is the same.
+    They have the next smaller or larger number of nodes for the same model on the same machine; or
+    another model on it; or the same model on another machine. The framework is the same.
     """
     for target in known:
         groups: dict[tuple[str, bool], list[Known]] = {}
@@ -117,7 +117,7 @@ def _differs(target: Known, other: Known) -> str | None:
 
 @dataclass
 class Searches:
-    """Plays searches, each cold one once."""
+    """Plays searches, each cold search only once."""
 
     seed: int
     hows: Sequence[str] = HOWS
@@ -164,7 +164,7 @@ class Searches:
 
 
 def lines(compared: Sequence[Compared]) -> Iterator[str]:
-    """One row for each way in which the earlier run was another one, and one for all."""
+    """One row for each way in which the earlier run differed, and one for all."""
     hows = [*compared[0].trials]
     more = [f"{how} - cold: median, mean, worst" for how in hows[1:]]
     head = ["earlier run of", "pairs", "trials to 5 %, cold: geometric mean / worst", *hows[1:]]

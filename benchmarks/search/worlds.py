@@ -1,10 +1,10 @@
-"""Searches of drawn worlds, of which they have to find out nearly everything (see ``drawn.py``).
+"""Searches of drawn worlds, about which they have to learn nearly everything (see ``drawn.py``).
 
-Rules are tuned on the worlds with even seeds and quoted on those with odd ones.
+Rules are tuned on the worlds with even seeds; results are quoted on those with odd seeds.
 
-``python -m benchmarks.search.worlds`` plays real searches to their end by the stop rule, on until
-one trial is within 5 % of the best, and for 16 trials at least. ``--near`` ends each with the first
-trial within 5 %, for a fraction of the CPU: figures at the stop are then of that trial. ``--json``
+``python -m benchmarks.search.worlds`` plays real searches until the stop rule ends them and one
+trial is within 5 % of the best, for 16 trials at least. ``--near`` ends each with the first trial
+within 5 %, for a fraction of the CPU time: figures at the stop are then at that trial. ``--json``
 keeps the rows, and ``--against`` compares two versions or settings of the search world by world.
 """
 
@@ -34,18 +34,18 @@ from workflows.replay.play import NEAR, NEARER, play
 from workflows.search.probing import ProbeError, plan
 
 WORLDS = 240
-MOST_TRIALS = 30  # after which a search counts as if it had not ended
+MOST_TRIALS = 30  # after which a search counts as not ended
 UNPRICED = ("attention_kernel", "data_workers")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A search with some of its parts.
+    """A search with some of its parts exchanged.
 
     Attributes:
-        probes: trials of a shallower model beforehand.
-        habits: of the framework: doubted, certain as recorded, or stated as they are.
-        changes: numbers of analysis, as MODULE.NAME=NUMBER.
+        probes: number of trials of a shallower model beforehand.
+        habits: of the framework: doubted, recorded ones taken as certain, or the true ones stated.
+        changes: constants of the package analysis to change, as MODULE.NAME=NUMBER.
     """
 
     probes: int = 0
@@ -60,7 +60,7 @@ ABLATION = {
     "4 probes": Variant(probes=4),
     "bound, no expected improvement": Variant(changes=("prediction.acquisition.FIRST_GAINS=1000",)),
 }
-"""The search as it is, first, and with one part exchanged."""
+"""First the search as it is, then with one part exchanged."""
 
 
 def search(
@@ -71,10 +71,10 @@ def search(
     near_only: bool = False,
     most: int = MOST_TRIALS,
 ) -> dict[str, Any]:
-    """One search of a world to its end, after so many probes, and its figures."""
+    """Play one search of a world to its end, after the given number of probes; its figures."""
     pricing, for_probes_s = Pricing(drawn.space), 0.0
     model = pricing.model
-    if habits != "doubted":  # nothing that is stated is doubted
+    if habits != "doubted":  # stated habits are not doubted
         known = drawn.truth.framework if habits == "stated" else model.framework
         known = known.with_habits(name=model.framework.name, stated=frozenset(MEMORY | TIMING))
         pricing.model = replace(model, framework=known)
@@ -138,7 +138,7 @@ def row(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
     regrets = np.array([r["regret"] for r in rows])
 
     def share(key: str) -> str:
-        """Shares of time, as the mean over worlds: or else the longest steps decide."""
+        """Mean over worlds of their shares: pooled times would follow the longest steps."""
         return f"{100 * np.mean([r[key][0] / max(r[key][1], 1e-9) for r in rows]):.1f} %"
 
     def total(key: str) -> int:
@@ -155,7 +155,7 @@ def row(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def calibration(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Probabilities to run that proposals stated, in bins: mean, share that ran, and how many."""
+    """Proposals' stated probabilities to run, in bins: mean, share that ran, and count."""
     stated = np.concatenate([r["stated"] for r in rows])
     ran = np.concatenate([r["ran"] for r in rows])
     at = np.digitize(stated, BINS[1:-1])
@@ -232,7 +232,7 @@ def parser() -> argparse.ArgumentParser:
 
 @contextmanager
 def setting(changes: Sequence[str]) -> Iterator[None]:
-    """Numbers of analysis changed for a while, each as MODULE.NAME=NUMBER."""
+    """Change constants of the package analysis in a context, each as MODULE.NAME=NUMBER."""
     before = []
     for change in changes:
         where, value = change.split("=")

@@ -1,4 +1,4 @@
-"""Cost models that are wrong on purpose, to see what the search loses to them."""
+"""Cost models that are wrong on purpose, to measure what the search loses by them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Permutation = Callable[[Array, np.random.Generator], np.ndarray]
 
 
 def shuffled(step_time_s: Array, rng: np.random.Generator) -> np.ndarray:
-    """Every configuration is thought to take the time of another one."""
+    """A permutation by which every configuration is predicted to take the time of another."""
     return rng.permutation(len(step_time_s))
 
 
 def inverted(step_time_s: Array, rng: np.random.Generator) -> np.ndarray:
-    """The fastest configuration is thought to be the slowest, and so on."""
+    """The permutation by which the fastest configuration is predicted to be the slowest, etc."""
     order = np.argsort(step_time_s, kind="stable")
     taken = np.empty(len(order), dtype=int)
     taken[order] = order[::-1]
@@ -31,11 +31,11 @@ def inverted(step_time_s: Array, rng: np.random.Generator) -> np.ndarray:
 
 @dataclass(frozen=True)
 class WrongModel(CostModel):
-    """Takes one configuration's time for another's; memory is as the model has it.
+    """Predicts for one configuration the time of another; memory as the model predicts it.
 
     Attributes:
         known: all jobs of the landscape.
-        taken: the row of ``known`` whose time is taken for that of each.
+        taken: for each of them the row of ``known`` whose time is predicted.
     """
 
     known: Jobs = field(kw_only=True)
@@ -56,7 +56,7 @@ class WrongModel(CostModel):
 
 
 def start_from(pricing: Pricing, model: CostModel) -> None:
-    """Take over what another model has learnt; machine and framework stay the space's."""
+    """Take over another model's constants; machine and framework stay the space's."""
     own = pricing.model
     pricing.model = replace(model, cluster=own.cluster, framework=own.framework, others=own.others)
 
@@ -64,13 +64,13 @@ def start_from(pricing: Pricing, model: CostModel) -> None:
 def wrong(
     landscape: Landscape, permutation: Permutation, seed: int, model: CostModel | None
 ) -> CostModel:
-    """A landscape's cost model, gone wrong.
+    """A landscape's cost model with permuted times.
 
     Args:
-        landscape: what is searched.
-        permutation: the row whose time is predicted for each.
+        landscape: the landscape to search.
+        permutation: gives for each configuration the row whose time is predicted.
         seed: of the permutation.
-        model: right constants; default the cost model's own.
+        model: has the right constants; by default the cost model's own.
     """
     pricing = Pricing(landscape.space)
     if model is not None:
