@@ -18,6 +18,7 @@ from workflows.slurm_options import WORDS, batch_options, number, program, ranks
 MAX_BYTES = 100_000
 MOST_WORDS = 20_000
 DEEPEST = 4  # quotes within quotes
+SHORTEST_SECRET = 16  # characters: EOS_TOKEN is none
 _HERE_DOCUMENT = re.compile(r"(?:\bread\b[^;|&\n]{0,200}\s(\w+)\s*)?<<-?\s*(['\"]?)(\w+)\2")
 # Nesting is bounded: text that opens and never closes would take minutes to read.
 _PLAIN = r"(?>[^()]{0,400})"
@@ -41,6 +42,7 @@ _QUOTED_COMMAND = re.compile(r"\s--\w|\.py\s")  # bash -c "torchrun train.py --b
 _OUTPUT = re.compile(rf"\$\({_CODE}\)")  # of a command, as a value
 _SET_UP = re.compile(rf"(?:{'|'.join(WORDS['set up'])})\s")
 _OF_LAUNCHER = re.compile("|".join(WORDS["of the launcher"]))
+_SECRET = re.compile("|".join(WORDS["secrets"]))
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,8 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     nodes = asked.get("nodes") or number(counts, "nnodes", "num_machines", "num_nodes", "nodes")
     passed, left_out = _passed(arguments, key_value, together)
     environment, of_shell = _exported(variables, _variables(later, at))
+    secrets = [name for name, value in environment.items() if _is_secret(name, value)]
+    left_out += [f"the secret {name}: export it in the shell that searches" for name in secrets]
     loaded = [words[2:] for words in shell.commands if words[:2] == ["module", "load"]]
     folder = next((words[1] for words in reversed(shell.commands) if _is_cd(words)), "")
     return Launched(
@@ -108,7 +112,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         left_out=left_out,
         nodes=nodes,
         ranks=ranks_of(counts, nodes, asked.get("tasks", 0)),
-        environment=environment,
+        environment={name: environment[name] for name in environment if name not in secrets},
         modules=[name for names in loaded for name in names],
         set_up=[*_set_up(later), *of_shell],
         batch_options=batch,
@@ -170,6 +174,10 @@ def _exported(now: Mapping[str, str], later: Mapping[str, str]) -> tuple[dict[st
     unknown = [name for name, text in own.items() if re.search(r"[$`<]", text)]
     carried = {name: text for name, text in own.items() if name not in unknown}
     return carried, [f"export {name}={_quoted(later[name])}" for name in unknown]
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return len(value) >= SHORTEST_SECRET and _SECRET.fullmatch(name) is not None
 
 
 @dataclass
@@ -325,7 +333,8 @@ def _passed(
     for word in words:
         starts = key_value or re.match(r"--?[A-Za-z]", word)
         given = options and (len(options[-1]) > 1 or "=" in options[-1][0])
-        alone = word[:1] == "$" and options and (given or _SEVERAL.match(word))
+        value = "/" in word or not given  # a path, such as the next one of several data sets
+        alone = word[:1] == "$" and options and (not value or _SEVERAL.match(word))
         if starts or alone or not options:
             options.append([word])
         else:
