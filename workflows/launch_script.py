@@ -18,7 +18,6 @@ from workflows.slurm_options import WORDS, batch_options, number, program, ranks
 MAX_BYTES = 100_000
 MOST_WORDS = 20_000
 DEEPEST = 4  # quotes within quotes
-SHORTEST_SECRET = 16  # characters: EOS_TOKEN is none
 _HERE_DOCUMENT = re.compile(r"(?:\bread\b[^;|&\n]{0,200}\s(\w+)\s*)?<<-?\s*(['\"]?)(\w+)\2")
 # Nesting is bounded: text that opens and never closes would take minutes to read.
 _PLAIN = r"(?>[^()]{0,400})"
@@ -101,7 +100,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     nodes = asked.get("nodes") or number(counts, "nnodes", "num_machines", "num_nodes", "nodes")
     passed, left_out = _passed(arguments, key_value, together)
     environment, of_shell = _exported(variables, _variables(later, at))
-    secrets = [name for name, value in environment.items() if _is_secret(name, value)]
+    secrets = [name for name in environment if _SECRET.fullmatch(f"{name}={environment[name]}")]
     left_out += [f"the secret {name}: export it in the shell that searches" for name in secrets]
     loaded = [words[2:] for words in shell.commands if words[:2] == ["module", "load"]]
     folder = next((words[1] for words in reversed(shell.commands) if _is_cd(words)), "")
@@ -174,10 +173,6 @@ def _exported(now: Mapping[str, str], later: Mapping[str, str]) -> tuple[dict[st
     unknown = [name for name, text in own.items() if re.search(r"[$`<]", text)]
     carried = {name: text for name, text in own.items() if name not in unknown}
     return carried, [f"export {name}={_quoted(later[name])}" for name in unknown]
-
-
-def _is_secret(name: str, value: str) -> bool:
-    return len(value) >= SHORTEST_SECRET and _SECRET.fullmatch(name) is not None
 
 
 @dataclass
