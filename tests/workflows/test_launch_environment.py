@@ -138,6 +138,14 @@ def test_ranks_for_which_a_node_has_other_gpus_are_told(
     assert (words in said) == told
 
 
+@pytest.mark.parametrize("conda", ["conda", "/opt/miniforge3/bin/mamba"])
+def test_the_hook_without_which_conda_activates_nothing_is_carried(conda: str) -> None:
+    init(f'eval "$({conda} shell.bash hook)" && conda activate mega\neval $CMD\n{SCRIPT}')
+    setup = Site.load("mine-site.yaml").setup
+    assert setup[:2] == [f'eval "$({conda} shell.bash hook)"', "conda activate mega"]
+    assert not any("CMD" in line for line in setup)
+
+
 def test_a_secret_is_not_copied_into_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     kept = "export TOKENIZERS_PARALLELISM=false MAX_TOKEN=4096 WANDB_MODE=offline\n"
     later = "export HF_TOKEN=$(cat ~/.hf_token)\n"
