@@ -39,11 +39,9 @@ _COMMENTS: dict[str, str] = read_document(Path(__file__).with_suffix(".yaml")).r
 ROWS = 8  # of data on each rank in a step of fine-tuning, where the batch is not stated
 # The first one that the trainer's log has: rows may vary in length, and not all logs count tokens.
 _OBJECTIVES = (
-    "tokens_per_second",
-    "epochs_per_second",
-    "labelled_tokens_per_second_per_gpu",
+    "tokens_per_second", "epochs_per_second", "labelled_tokens_per_second_per_gpu",
     "samples_per_second",
-)
+)  # fmt: skip
 _GPU_MEMORY = re.compile(r"(?i)--(?:cons|gres|gpus|part)\S*?(?<!\d)(\d{2,3})gb?(?![a-z\d])")
 MEMORY_MARGIN = 0.15  # between the GB that name a GPU and the GiB that it has
 

@@ -328,8 +328,8 @@ def _passed(
     for word in words:
         starts = key_value or re.match(r"--?[A-Za-z]", word)
         given = options and (len(options[-1]) > 1 or "=" in options[-1][0])
-        value = "/" in word or not given  # a path, such as the next one of several data sets
-        alone = word[:1] == "$" and options and (not value or _SEVERAL.match(word))
+        given = given and "/" not in word  # a path may be the next one of several data sets
+        alone = word[:1] == "$" and options and (given or _SEVERAL.match(word))
         if starts or alone or not options:
             options.append([word])
         else:
