@@ -16,7 +16,6 @@ from search_spaces.space import SearchSpace
 
 _WORK_PER_TIME = re.compile(r"(?:tokens|samples)_per_second|tflops|_per_token$|\bmfu$")
 _OF_WHOLE_JOB = ("tokens_per_second", "samples_per_second")
-ALIKE = 0.9  # two names of which one is probably a slip
 _STEPS = re.compile(r"step_time|steps_per_second")
 _BETTER = {  # known keys, by whether more is better; what one's own means is one's own
     True: r"(?:(?:padded_)?tokens|samples|steps|epochs)_per_second(?:_per_gpu)?|tflops_per_gpu|mfu",
@@ -54,7 +53,7 @@ def notes(space: SearchSpace) -> Iterator[str]:
     for name, file in space.trainer.files.items() if space.trainer.made_by is None else ():
         known = by_dotted_path(file.content or {})
         for path in sorted({*file.set} - {*known}):
-            if close := [p for p in get_close_matches(path, known, 1, ALIKE) if p not in file.set]:
+            if close := [p for p in get_close_matches(path, known, 1, 0.9) if p not in file.set]:
                 yield f"{name} has no {path} to begin with; did you mean '{close[0]}'?"
         if space.workdir and name in space.trainer.words:
             yield f"trials start in {space.workdir}: their own {name} is {{trial_dir}}/{name}"

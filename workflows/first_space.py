@@ -139,10 +139,8 @@ def first_space(wanted: Wanted, file: str) -> First:
     asked = next(filter(None, map(_GPU_MEMORY.match, launched.batch_options)), None)
     has = space.cluster.memory_gib if space.cluster else 0.0
     if asked and abs(int(asked[1]) - has) > MEMORY_MARGIN * has:
-        notes.append(
-            f"your script asks for GPUs of {asked[1]} GB ({asked.string}), and those of "
-            f"{wanted.cluster} have {has:g} GiB: name yours by --cluster"
-        )
+        told = f"your script asks for GPUs of {asked[1]} GB ({asked.string}), and those of"
+        notes.append(f"{told} {wanted.cluster} have {has:g} GiB: name yours by --cluster")
     scripts_time = next((o[7:] for o in launched.batch_options if o.startswith("--time=")), "")
     time = _job_time(space, scripts_time)
     if scripts_time and time != scripts_time:
@@ -232,6 +230,9 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
         if own.config and not record.file.required and not Path(own.config).is_file():
             own.notes.append(f"left out, as it is not here: {own.config}")
             own.config = ""
+    if (folder := own.part.workdir) and not own.part.image and not Path(folder).is_dir():
+        own.notes.append(f"left out, as it is not here: cd {folder} (trainer.workdir)")
+        own.part.workdir = ""
     if not wanted.model and record.model_in == "arguments":
         words = [*own.arguments, *(word for each in own.left_out for word in each.split())]
         for option, value in StatedOptions.implied(record, words).items():

@@ -327,8 +327,8 @@ def _passed(
     options: list[list[str]] = []
     for word in words:
         starts = key_value or re.match(r"--?[A-Za-z]", word)
-        given = options and (len(options[-1]) > 1 or "=" in options[-1][0])
-        given = given and "/" not in word  # a path may be the next one of several data sets
+        given = options and "/" not in word and (len(options[-1]) > 1 or "=" in options[-1][0])
+        # A path is one more value, as of several data sets.
         alone = word[:1] == "$" and options and (given or _SEVERAL.match(word))
         if starts or alone or not options:
             options.append([word])

@@ -146,6 +146,19 @@ def test_the_hook_without_which_conda_activates_nothing_is_carried(conda: str) -
     assert not any("CMD" in line for line in setup)
 
 
+def test_a_folder_that_this_machine_lacks_is_left_out(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    init(f"cd /no/such/Megatron-LM\n{SCRIPT}")
+    told = "left out, as it is not here: cd /no/such/Megatron-LM (trainer.workdir)\n"
+    assert told in capsys.readouterr().out
+    assert load_space("mine.yaml").workdir is None
+    Path("mine.yaml").unlink()
+    Path("mine-site.yaml").unlink()
+    init(f"cd {here}\n{SCRIPT}")
+    assert load_space("mine.yaml").workdir == here
+
+
 def test_a_secret_is_not_copied_into_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     kept = "export TOKENIZERS_PARALLELISM=false MAX_TOKEN=4096 WANDB_MODE=offline\n"
     later = "export HF_TOKEN=$(cat ~/.hf_token)\n"
