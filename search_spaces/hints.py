@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,13 @@ def notes(space: SearchSpace) -> Iterator[str]:
             f"the container will not see {path}: add its folder to trainer.container.mounts, "
             "unless the image or the site has it"
         )
+    for name, file in space.trainer.files.items() if space.trainer.made_by is None else ():
+        known = by_dotted_path(file.content or {})
+        for path in sorted({*file.set} - {*known}):
+            if close := [p for p in get_close_matches(path, known, 1, 0.9) if p not in file.set]:
+                yield f"{name} has no {path} to begin with; did you mean '{close[0]}'?"
+        if space.workdir and name in space.trainer.words:
+            yield f"trials start in {space.workdir}: their own {name} is {{trial_dir}}/{name}"
     named = space.program.habits.name
     if space.model is not None and named not in FRAMEWORKS:
         yield (

@@ -19,7 +19,7 @@ ARGUMENTS, ENVIRONMENT = "arguments.txt", "environment.sh"
 def of_best(source: Path, adapter: str | None, script: Path | None = None) -> tuple[Export, str]:
     """The best configuration of a run, or of its ``best.yaml``, for a trainer; and a title.
 
-    The trainer is the run's own by default; the ``script`` that launches it tells its version.
+    The trainer is the run's own, or its command; a ``script`` that launches it tells its version.
 
     Raises:
         ConfigError: if no trial has succeeded.
@@ -45,6 +45,9 @@ def of_best(source: Path, adapter: str | None, script: Path | None = None) -> tu
     known = shipped_records("adapter")
     logged = space.trainer.result and space.trainer.result.format
     adapter = adapter or space.trainer.made_by or (logged if logged in known else None)
+    if adapter is None and space.trainer.command:
+        files, env = space.files(config, ""), space.environment(config, "")
+        return Export((space.command(config, ""),), files, env, ()), f"{what}; as a trial ran it"
     if adapter is None:
         names = ", ".join(sorted(known))
         raise SpaceError(f"--to missing: the run's own trainer has no record; name one of {names}")

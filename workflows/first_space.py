@@ -38,7 +38,12 @@ _COMMENTS: dict[str, str] = read_document(Path(__file__).with_suffix(".yaml")).r
 
 ROWS = 8  # of data on each rank in a step of fine-tuning, where the batch is not stated
 # The first one that the trainer's log has: rows may vary in length, and not all logs count tokens.
-_OBJECTIVES = ("tokens_per_second", "epochs_per_second", "labelled_tokens_per_second_per_gpu")
+_OBJECTIVES = (
+    "tokens_per_second", "epochs_per_second", "labelled_tokens_per_second_per_gpu",
+    "samples_per_second",
+)  # fmt: skip
+_GPU_MEMORY = re.compile(r"(?i)--(?:cons|gres|gpus|part)\S*?(?<!\d)(\d{2,3})gb?(?![a-z\d])")
+MEMORY_MARGIN = 0.15  # between the GB that name a GPU and the GiB that it has
 
 
 @dataclass(frozen=True)
@@ -131,6 +136,11 @@ def first_space(wanted: Wanted, file: str) -> First:
             f"your script starts {per_node:g} ranks on a node, and a node of {wanted.cluster} has "
             f"{counted(space.ranks_per_node, 'GPU')}: name your nodes by --cluster"
         )
+    asked = next(filter(None, map(_GPU_MEMORY.match, launched.batch_options)), None)
+    has = space.cluster.memory_gib if space.cluster else 0.0
+    if asked and abs(int(asked[1]) - has) > MEMORY_MARGIN * has:
+        told = f"your script asks for GPUs of {asked[1]} GB ({asked.string}), and those of"
+        notes.append(f"{told} {wanted.cluster} have {has:g} GiB: name yours by --cluster")
     scripts_time = next((o[7:] for o in launched.batch_options if o.startswith("--time=")), "")
     time = _job_time(space, scripts_time)
     if scripts_time and time != scripts_time:
@@ -220,6 +230,9 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
         if own.config and not record.file.required and not Path(own.config).is_file():
             own.notes.append(f"left out, as it is not here: {own.config}")
             own.config = ""
+    if (folder := own.part.workdir) and not own.part.image and not Path(folder).is_dir():
+        own.notes.append(f"left out, as it is not here: cd {folder} (trainer.workdir)")
+        own.part.workdir = ""
     if not wanted.model and record.model_in == "arguments":
         words = [*own.arguments, *(word for each in own.left_out for word in each.split())]
         for option, value in StatedOptions.implied(record, words).items():
@@ -240,8 +253,8 @@ def _file_words(words: list[str], config: str) -> list[int]:
 def _least_space(trainer: Mapping[str, Any], wanted: Wanted) -> SearchSpace:
     """A space that adds nothing to what the trainer's own arguments or file state."""
     least: dict[str, Any] = {"version": 1, "cluster": wanted.cluster, "trainer": dict(trainer)}
+    default_space(wanted.model or "tiny", wanted.cluster)  # whose mistakes name the argument
     if wanted.model:
-        default_space(wanted.model, wanted.cluster)  # whose mistakes name the argument
         length = StatedOptions.of(trainer).seq_length()
         least["model"] = {"base": wanted.model, **({"seq_length": length} if length else {})}
     least["parameters"] = {"tp": 1, "mbs": 1, "gas": 1}

@@ -41,6 +41,7 @@ _QUOTED_COMMAND = re.compile(r"\s--\w|\.py\s")  # bash -c "torchrun train.py --b
 _OUTPUT = re.compile(rf"\$\({_CODE}\)")  # of a command, as a value
 _SET_UP = re.compile(rf"(?:{'|'.join(WORDS['set up'])})\s")
 _OF_LAUNCHER = re.compile("|".join(WORDS["of the launcher"]))
+_SECRET = re.compile("|".join(WORDS["secrets"]))
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     nodes = asked.get("nodes") or number(counts, "nnodes", "num_machines", "num_nodes", "nodes")
     passed, left_out = _passed(arguments, key_value, together)
     environment, of_shell = _exported(variables, _variables(later, at))
+    secrets = [name for name in environment if _SECRET.fullmatch(f"{name}={environment[name]}")]
+    left_out += [f"the secret {name}: export it in the shell that searches" for name in secrets]
     loaded = [words[2:] for words in shell.commands if words[:2] == ["module", "load"]]
     folder = next((words[1] for words in reversed(shell.commands) if _is_cd(words)), "")
     return Launched(
@@ -108,7 +111,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         left_out=left_out,
         nodes=nodes,
         ranks=ranks_of(counts, nodes, asked.get("tasks", 0)),
-        environment=environment,
+        environment={name: environment[name] for name in environment if name not in secrets},
         modules=[name for names in loaded for name in names],
         set_up=[*_set_up(later), *of_shell],
         batch_options=batch,
@@ -324,7 +327,8 @@ def _passed(
     options: list[list[str]] = []
     for word in words:
         starts = key_value or re.match(r"--?[A-Za-z]", word)
-        given = options and (len(options[-1]) > 1 or "=" in options[-1][0])
+        given = options and "/" not in word and (len(options[-1]) > 1 or "=" in options[-1][0])
+        # A path is one more value, as of several data sets.
         alone = word[:1] == "$" and options and (given or _SEVERAL.match(word))
         if starts or alone or not options:
             options.append([word])

@@ -106,7 +106,7 @@ def _of_steps(part: SitePart, options: Sequence[str], tasks_are_nodes: bool) -> 
         name, _, value = option.removeprefix("--").partition("=")
         if name == "cpus-per-task" and value.isdecimal() and not tasks_are_nodes:
             part.profile["cpus_per_rank"] = int(value)
-        elif name == "gpus-per-task" and not tasks_are_nodes:
+        elif name == "gpus-per-task" and not (tasks_are_nodes or "--gpu-bind=none" in options):
             part.profile["gpus"] = "per_task"
         elif name in ("gpus-per-node", "gpus-per-task") or option.startswith("--gres=gpu"):
             part.profile.setdefault("gpus", "per_node")

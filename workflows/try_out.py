@@ -24,7 +24,7 @@ from workflows.search.session import NO_IDENTITY
 from workflows.search.trials import TrialFactory, data_prefix, judge, make_data
 
 DRAWN = 20_000  # configurations that are searched for the given values
-STDERR_LINES = 20
+LAST_LINES = 20
 
 
 def values_of(space: SearchSpace, given: list[str]) -> dict[str, Scalar]:
@@ -101,9 +101,12 @@ def try_out(
         memory = f"{prediction.peak_bytes[0] / 2**30:.1f} GiB on the fullest GPU"
         time_s = number(prediction.step_time_s[0])
         yield _line("cost model", f"predicts {time_s} s a step, {memory}")
-    if outcome.kind is not Kind.OK and outcome.stderr_tail:
-        yield "last lines of standard error:"
-        yield from (f"  {text}" for text in outcome.stderr_tail.splitlines()[-STDERR_LINES:])
+    if outcome.kind is not Kind.OK:
+        printed = cut_lines(read_log(spec.directory / "stdout.log")[0])
+        for log, text in (("error", outcome.stderr_tail), ("output", printed)):
+            if lines := text.splitlines()[-LAST_LINES:]:
+                yield f"last lines of standard {log}:"
+                yield from (f"  {line}" for line in lines)
     return outcome.kind is Kind.OK
 
 

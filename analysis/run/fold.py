@@ -29,10 +29,10 @@ from search_spaces import SearchSpace
 SHOWN_FRONT = 8
 
 
-# A result that the space reads wrongly; a module, script or file that is not there.
+# A result that the space reads wrongly; a module, script, file or variable that is not there.
 _NOBODYS = re.compile(
-    r"^exit code 0, but .*the pattern of |^the result has no number "
-    r"|No module named|can't open file|FileNotFoundError"
+    r"^exit code 0, but .*(?:the pattern of |no pattern matched )|^the result has no number "
+    r"|No module named|can't open file|FileNotFoundError|KeyError: '[A-Z][A-Z0-9_]*'$"
 )
 
 

@@ -228,7 +228,7 @@ def read_tables(path: Path, columns: Sequence[str] = ()) -> list[Table]:
         raise TableError(
             f"{path}: of no known form ({', '.join(TABLE_FORMATS)}, or a run's results.csv); it "
             f"has the columns {listed(frame.columns) or 'none'}, and for the form 'sweep' lacks "
-            f"{', '.join(sorted(SWEEP - have))}"
+            f"{', '.join(sorted(SWEEP - have))}{'; put commas between columns' * (len(have) == 1)}"
         )
     if not columns:
         return [read_as(form, TABLE_FORMATS, path, frame)]

@@ -151,7 +151,12 @@ class StatedOptions:
                 return model_keys.read(keys, stated, known) if known is not False else None
             except SpaceError as error:
                 raise self.document.error(path, str(error)) from None
-        if problem := model_keys.contradiction(keys, self.of_model, model):
+        problem, own = model_keys.contradiction(keys, self.of_model, model), self._model_by_name()
+        if own and not problem and own.hidden_size != model.hidden_size:  # of a probe not the depth
+            named_by = ", ".join(self.adapter.models.keys if self.adapter.models else ())
+            widths = f"hidden_size {own.hidden_size}, the space's model has {model.hidden_size}"
+            problem = f"{named_by} of a model with {widths}"
+        if problem:
             raise self.document.error(path, f"found {problem}: leave one of them out")
         for key in self.adapter.sequence_length:
             length = self.value(key)

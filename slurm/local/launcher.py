@@ -195,7 +195,8 @@ def _cannot_start(spec: TrialSpec, env: Mapping[str, str]) -> str | None:
         return spec.obstacle
     where = spec.started_in / program if os.sep in program else program
     if shutil.which(where, path=env.get("PATH")) is None:
-        return f"cannot start {program!r}: no such program"
+        why = " that is executable: chmod +x it" if Path(where).is_file() else ""
+        return f"cannot start {program!r}: no such program{why}"
     return None
 
 

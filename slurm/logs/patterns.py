@@ -207,6 +207,11 @@ class LogMetrics:
         if text is None:
             return
         line = found.string
+        if found.start() == found.start(which) and (cut := _cut_off(line, *found.span(which))):
+            raise FoundNothingError(
+                f"the pattern of {metric!r} matched {text!r}, the end of {cut!r}: let its group "
+                "take the whole number, as ([0-9.,]+) does, or the pattern begin before it"
+            )
         beside = Beside(line[: found.start(which)], line[found.end(which) :])
         try:
             value = quantity(text, beside, metric, pattern.unit, self._num_gpus) * pattern.scale
@@ -279,6 +284,13 @@ def _number(found: re.Match[str], group: str) -> float | None:
         return None if text is None else float(text)
     except ValueError:
         raise FoundNothingError(f"{group}: found {text!r}, which is no number") from None
+
+
+def _cut_off(line: str, start: int, end: int) -> str:
+    """The number with commas of which this part of a line is only the end; or empty."""
+    before = re.search(r"[\d.,]*,$", line[:start])
+    whole = before[0] + line[start:end] if before else ""
+    return whole if re.fullmatch(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+,\d+", whole) else ""
 
 
 def _first_unnamed(regex: re.Pattern[str]) -> int:

@@ -184,7 +184,7 @@ def _plain(text: str, metric: str) -> float:
         return float(text)
     raise QuantityError(
         f"the pattern of {metric!r} matched {text[:60]!r}, which is not a number: let its group "
-        "hold the number alone"
+        "hold the number alone, with a decimal point"
     )
 
 

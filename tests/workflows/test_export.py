@@ -96,6 +96,15 @@ def test_by_default_the_runs_own_trainer_takes_it(
     assert "--tensor-model-parallel-size" in capsys.readouterr().out
 
 
+def test_a_command_of_the_users_own_is_printed_as_the_best_trial_ran_it(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(run)]) == 0
+    title, command = capsys.readouterr().out.splitlines()
+    assert title.endswith("of a simulated search; as a trial ran it")
+    assert command.startswith("train --lr 3e-4 ") and command.endswith(" \\")
+
+
 def frozen(folder: Path, trainer: str) -> Path:
     """The best.yaml of a run whose space is this one, frozen."""
     for ending, empty in ((".yaml", "{}"), (".json", "{}"), (".toml", "")):

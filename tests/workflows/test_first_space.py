@@ -143,6 +143,18 @@ def test_a_model_and_a_cluster_are_enough(here: Path) -> None:
             [*COMMON, "--args", "unknown.sh"],
             "not told num-attention-heads, vocab-size, seq-length; no shell reads --seq-length $1",
         ),
+        (
+            ["--adapter", "megatron-lm", "--cluster", "perlmuter", "--args", "unknown.sh"],
+            "--cluster: found 'perlmuter', accepted a file (*.yaml), or one of ",
+        ),
+        (
+            ["--adapter", "accelerate", *COMMON[2:], "--args", "unknown.sh"],
+            "--model is missing: accelerate is told none",
+        ),
+        (
+            ["--adapter", "lightning", *COMMON[2:], "--args", "unknown.sh"],
+            "--model is missing: lightning is told none",
+        ),
         (["exists.yaml", *COMMON, "--model", "llama_8b"], "exists.yaml exists"),
     ],
 )

@@ -138,6 +138,64 @@ def test_ranks_for_which_a_node_has_other_gpus_are_told(
     assert (words in said) == told
 
 
+@pytest.mark.parametrize("conda", ["conda", "/opt/miniforge3/bin/mamba"])
+def test_the_hook_without_which_conda_activates_nothing_is_carried(conda: str) -> None:
+    init(f'eval "$({conda} shell.bash hook)" && conda activate mega\neval $CMD\n{SCRIPT}')
+    setup = Site.load("mine-site.yaml").setup
+    assert setup[:2] == [f'eval "$({conda} shell.bash hook)"', "conda activate mega"]
+    assert not any("CMD" in line for line in setup)
+
+
+def test_a_folder_that_this_machine_lacks_is_left_out(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    init(f"cd /no/such/Megatron-LM\n{SCRIPT}")
+    told = "left out, as it is not here: cd /no/such/Megatron-LM (trainer.workdir)\n"
+    assert told in capsys.readouterr().out
+    assert load_space("mine.yaml").workdir is None
+    Path("mine.yaml").unlink()
+    Path("mine-site.yaml").unlink()
+    init(f"cd {here}\n{SCRIPT}")
+    assert load_space("mine.yaml").workdir == here
+
+
+def test_a_secret_is_not_copied_into_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = "export TOKENIZERS_PARALLELISM=false MAX_TOKEN=4096 WANDB_MODE=offline\n"
+    later = "export HF_TOKEN=$(cat ~/.hf_token)\n"
+    init(f"export WANDB_API_KEY=0123456789abcdef0123\n{kept}{later}{SCRIPT}")
+    told = "left out: the secret WANDB_API_KEY: export it in the shell that searches\n"
+    assert told in capsys.readouterr().out
+    assert "0123456789abcdef" not in Path("mine.yaml").read_text()
+    assert {"TOKENIZERS_PARALLELISM", "MAX_TOKEN", "WANDB_MODE"} < {
+        *load_space("mine.yaml").trainer.env
+    }
+    assert any("export HF_TOKEN=" in line for line in Site.load("mine-site.yaml").setup)
+
+
+@pytest.mark.parametrize(("bind", "gpus"), [("none", "per_node"), ("closest", "per_task")])
+def test_a_task_that_is_not_bound_to_its_gpu_sees_all_of_its_node(bind: str, gpus: str) -> None:
+    init(f"#SBATCH --gpus-per-task=1 --gpu-bind={bind}\n{SCRIPT}")
+    assert Site.load("mine-site.yaml").gpus == gpus
+
+
+@pytest.mark.parametrize(
+    ("option", "cluster", "told"),
+    [
+        ("-C gpu&hbm80g", "perlmutter", "GPUs of 80 GB (--constraint=gpu&hbm80g), and those of "),
+        ("-C gpu&hbm40g", "perlmutter", ""),
+        ("--gres=gpu:a100_40gb:8", "dgx_a100", "and those of dgx_a100 have 80 GiB: name yours"),
+        ("--mem=480G", "dgx_a100", ""),
+        ("-C v100-32g", "jean_zay_v100", ""),
+    ],
+)
+def test_gpus_with_another_memory_than_the_clusters_are_told(
+    option: str, cluster: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    init(f"#SBATCH {option}\n{SCRIPT}", cluster)
+    said = capsys.readouterr().out
+    assert told in said if told else "asks for GPUs of" not in said
+
+
 @pytest.mark.parametrize("started", ["/opt/venv/bin/python3.12 -u", "$VENV/bin/torchrun --nproc 8"])
 def test_a_python_that_is_named_by_its_path_is_the_first_on_the_path_of_trials(
     started: str, capsys: pytest.CaptureFixture[str]

@@ -82,6 +82,12 @@ torchrun --nproc_per_node=${NGPU} --rdzv_endpoint="localhost:0" --role rank --te
             ["--lr $((1/0))", "--g $((8*N))"],
         ),
         ('A=("--lr 1" "--bf16")\nx.py ${A[@]} --m $1 --m $1', "x.py", "--lr 1 --bf16", ["--m $1"]),
+        (  # several data sets, in folders that only a shell knows
+            "x.py --lr 1 --data-path 0.7 $SCRATCH/a 0.3 ${SCRATCH}/b --bf16 2 $MORE",
+            "x.py",
+            "--lr 1 --bf16 2",
+            ["--data-path 0.7 $SCRATCH/a 0.3 ${SCRATCH}/b", "$MORE"],
+        ),
         ("A=" + "$A$A\nA=" * 30 + "x\nx.py $A", "x.py", "x", []),
         ('A=\'x.py "$A" b\'\nbash -c "$A"', "x.py", "", ['x.py "$A" b b']),
     ],

@@ -78,6 +78,17 @@ def test_a_trial_that_fails_shows_its_last_words(
     assert "no luck" in shown.partition("last lines of standard error")[2]
 
 
+def test_without_a_number_the_output_is_shown_that_no_pattern_matches(
+    space: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    patterns = "result: {patterns: {step_time_s: 'took (.*)'}}"
+    space.write_text(space.read_text().replace("result:\n    format: megatron-lm", patterns))
+    assert main(["try", str(space), "--config", "mbs=2"]) == 1
+    shown = capsys.readouterr().out
+    assert "no pattern matched (step_time_s)" in shown
+    assert "elapsed time per iteration (ms): 1.07" in shown.partition("of standard output:")[2]
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [

@@ -34,7 +34,8 @@ class Parser(ArgumentParser):
         found = _CHOICE.search(message)
         known = _WORD.findall(found[2]) if found else self._options()
         found = found or _UNKNOWN.search(message)
-        super().error(message + (nearest(found[1], known) if found else ""))
+        elsewhere = "; it is another command's" if found and found[1] in known else ""
+        super().error(message + (elsewhere or nearest(found[1], known) if found else ""))
 
     def _options(self) -> list[str]:
         """Options of this parser and of its commands."""

@@ -34,7 +34,7 @@ from workflows.search.budget import Budget
 from workflows.search.early_stopping import EarlyStopping
 from workflows.search.listening import Notice, Tick
 from workflows.search.schedule import Schedule
-from workflows.search.stopping import CONTINUE, DONE, FAILED, Ending, RepeatedFailures
+from workflows.search.stopping import CONTINUE, DONE, FAILED, Ending, RepeatedFailures, is_nobodys
 from workflows.search.storage import Storage
 from workflows.search.trials import TrialFactory, ended
 
@@ -262,6 +262,8 @@ class Driver:
         trial = self.state.trials[number]
         repeat = trial.ended  # its first result stands
         end = ended(self.space, trial, attempt, nodes, outcome)
+        if is_nobodys(end, self.state):  # says nothing of the configuration: it runs when resumed
+            end = end.model_copy(update={"final": False})
         self._write(end)
         self._results.stale = True
         self._early_stopping.update(self.state, trial)

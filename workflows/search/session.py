@@ -206,10 +206,10 @@ def _refuse_missing_program(search: Search) -> None:
     where = space.workdir / program if space.workdir and os.sep in program else program
     path = str(space.trainer.env.get("PATH", os.environ.get("PATH", os.defpath)))
     if shutil.which(where, path=path) is None:
-        raise ConfigError(
-            f"{space.file}: trainer.command: there is no program {program!r} on this machine; "
-            "install it, or give its path"
-        )
+        what = f"there is no program {program!r} on this machine; install it, or give its path"
+        if os.sep in program and Path(where).is_file():
+            what = f"{program!r} is not executable: chmod +x it, or begin with its interpreter"
+        raise ConfigError(f"{space.file}: trainer.command: {what}")
 
 
 def _refuse_too_few_nodes(search: Search, policy: Policy, run: Run) -> None:

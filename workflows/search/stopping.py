@@ -27,6 +27,12 @@ class Ending:
     code: int
 
 
+def is_nobodys(end: Ended, run: Run) -> bool:
+    """Whether every configuration would crash so, as long as none has succeeded."""
+    never = not any(t.ok for t in run.trials.values())
+    return never and end.kind == Kind.CRASH and run.is_nobodys(end.message)
+
+
 class RepeatedFailures:
     """Counts failures in a row that are not specific to one configuration."""
 
@@ -49,7 +55,7 @@ class RepeatedFailures:
             reason = f"the last {MAX_IN_A_ROW} trials were given up; the last one: {message}"
             return Ending(reason, FAILED if never else CONTINUE)
         missing = kind is Kind.LAUNCH_FAILURE and not on and _NO_PROGRAM.search(message)
-        if never and (missing or (kind is Kind.CRASH and run.is_nobodys(message))):
+        if (never and missing) or is_nobodys(end, run):
             return Ending(f"every configuration would fail so: {message}", FAILED)
         self._latest.append(kind)
         broken = [kind for kind in self._latest if kind.row.stops_search]

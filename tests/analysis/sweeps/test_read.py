@@ -91,3 +91,12 @@ def test_columns_of_no_known_form_are_named_with_those_that_lack(tmp_path: Path)
     path = sweep(tmp_path / "h100_nanotron_sweep.csv", ["1,2"], "a,b")
     with pytest.raises(TableError, match=r"no known form .* columns a, b, .* lacks .*tok_s"):
         read_tables(path)
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_a_table_whose_columns_other_characters_separate_is_told(
+    tmp_path: Path, separator: str
+) -> None:
+    path = sweep(tmp_path / "sweep.csv", [separator.join("12")], separator.join("ab"))
+    with pytest.raises(TableError, match=r"; put commas between columns$"):
+        read_tables(path)

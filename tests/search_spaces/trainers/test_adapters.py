@@ -367,6 +367,25 @@ models: {keys: [family, flavor], names: {llama3 8B: llama_8b}}
         space_of(load, text.replace(", --model.length, '4096'", ""))
 
 
+def test_a_model_that_is_named_and_another_of_the_space_are_told(
+    load: Load, tmp_path: Path
+) -> None:
+    toml = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 8192\n'
+    (tmp_path / "run.toml").write_text(toml)
+    text = """
+version: 1
+cluster: dgx_h100
+model: {}
+trainer: {{adapter: torchtitan, config: run.toml}}
+parameters: {{mbs: 1, gas: 8}}
+objective: {{maximize: tokens_per_second}}
+"""
+    told = "model.name, model.flavor of a model with hidden_size 4096, the space's model has 8192"
+    with pytest.raises(SpaceError, match=told):
+        load(text.format("llama_70b"))
+    assert load(text.format("llama_8b")).model
+
+
 @pytest.mark.parametrize("style", ["--key value", "--key=value", "key=value"])
 def test_options_are_read_as_they_are_written(style: str) -> None:
     given = {"a": 1, "b.c": "text", "d": 0.5, "e": 3}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from search_spaces import SearchSpace, SpaceError
+from search_spaces import SearchSpace, SpaceError, notes
 
 Load = Callable[[str], SearchSpace]
 SPACE = """\
@@ -92,3 +92,19 @@ def test_a_base_that_cannot_be_used_is_told(load: Load, base: Path, text: str) -
     base.write_text(text)
     with pytest.raises(SpaceError, match=r"base.toml: (not TOML|holds a date)"):
         load(SPACE)
+
+
+def test_a_key_that_is_nearly_one_of_the_base_is_told_and_a_new_one_is_not(load: Load) -> None:
+    assert not [note for note in notes(load(SPACE)) if "did you mean" in note]
+    slip = SPACE.replace("lr: 0.1", "lr: 0.1, paralelism.pp: 4")
+    (told,) = [note for note in notes(load(slip)) if "did you mean" in note]
+    assert told == "run.toml has no paralelism.pp to begin with; did you mean 'parallelism.pp'?"
+
+
+@pytest.mark.parametrize(("named", "told"), [("run.toml", True), ("{trial_dir}/run.toml", False)])
+def test_a_file_that_the_command_would_read_elsewhere_is_told(
+    load: Load, named: str, told: bool
+) -> None:
+    space = load(SPACE.replace("run.toml]", f'"{named}"]\n  workdir: .'))
+    note = f"trials start in {space.workdir}: their own run.toml is {{trial_dir}}/run.toml"
+    assert (note in notes(space)) == told

@@ -108,3 +108,29 @@ def test_totals_that_are_no_numbers_are_told(totals: str) -> None:
     log = LogFormat({"step_time_s": [Pattern(r"at (\S+)", whole=WHOLE)]})
     with pytest.raises(FoundNothingError, match="which is no number"):
         metrics_of(log, [f"at 5\n{totals}\n"])
+
+
+@pytest.mark.parametrize(
+    ("regex", "line", "whole"),
+    [
+        (r"([\d.]+) ms/step", "perte 5,9 | 812,4 ms/step", "812,4"),
+        (r"([\d.]+) tok/s", "loss: 1.5 12,345 tok/s", "12,345"),
+        (r"([\d.]+)$", "throughput: 1,012,345.5", "1,012,345.5"),
+    ],
+)
+def test_the_end_of_a_number_with_commas_is_no_number(regex: str, line: str, whole: str) -> None:
+    with pytest.raises(FoundNothingError, match=f"the end of '{whole}': let its group take"):
+        metrics_of(LogFormat({"speed": [Pattern(regex)]}), [line])
+
+
+@pytest.mark.parametrize(
+    ("regex", "line", "value"),
+    [
+        (r",([\d.]+)$", "7,812.4", 812.4),
+        (r"([\d.]+)$", "7,5.9,812.4", 812.4),
+        (r"([\d.]+)$", "step 7, 812.4", 812.4),
+        (r"([\d.,]+) tok/s", "12,345 tok/s", 12345),
+    ],
+)
+def test_a_number_behind_a_comma_is_read(regex: str, line: str, value: float) -> None:
+    assert metrics_of(LogFormat({"speed": [Pattern(regex)]}), [line]) == {"speed": value}

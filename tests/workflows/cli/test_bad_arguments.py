@@ -118,3 +118,11 @@ def test_what_was_probably_meant_is_named(
         raise SystemExit(main(command.split()))
     assert ended.value.code == 2
     assert capsys.readouterr().err.rstrip().endswith(f"did you mean '{meant}'?")
+
+
+def test_an_option_of_another_command_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["search", "tiny_cpu", "--time", "30"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.rstrip()
+    assert said.endswith("unrecognized arguments: --time 30; it is another command's")

@@ -75,6 +75,23 @@ def test_a_program_that_is_not_there_ends_a_local_search_before_it_begins(
     assert not (here / "run").exists()
 
 
+def test_a_script_that_is_not_executable_is_told_so(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "train.sh").write_text("#!/bin/sh\necho MESHTUNE_RESULT '{\"speed\": 1}'\n")
+    own = SPACE.replace("command: [no-such-trainer", "workdir: ., command: [./train.sh")
+    (here / "space.yaml").write_text(own)
+    search = ["search", "space.yaml", "--launcher", "local", "--run-dir", "run"]
+    assert main(search) == 2
+    told = "space.yaml: trainer.command: './train.sh' is not executable: chmod +x it, or begin with"
+    assert told in capsys.readouterr().err
+    assert main(["try", "space.yaml"]) == 1
+    said = capsys.readouterr().out
+    assert "cannot start './train.sh': no such program that is executable: chmod +x it" in said
+    (here / "train.sh").chmod(0o755)
+    assert main(search) == 0
+
+
 def test_a_configuration_that_is_none_of_the_space_is_an_error_that_names_its_trial(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,7 +114,7 @@ def test_a_success_without_the_objective_is_a_crash_that_says_what_there_was(
 
     driver = make_driver(ScriptedLauncher(script), trials=2)
     driver.run()
-    assert driver.state.trials[1].kind == "crash"
+    assert driver.state.trials[1].attempts[0].kind == "crash"
     assert "'speed'; it has velocity" in driver.state.trials[1].message
 
 

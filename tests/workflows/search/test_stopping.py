@@ -45,6 +45,8 @@ def test_a_search_whose_trials_all_crash_is_ended(make_driver: MakeDriver) -> No
         Outcome(Kind.CRASH, message="exit code 1; ModuleNotFoundError: No module named 'megatron'"),
         Outcome(Kind.CRASH, message="exit code 1; FileNotFoundError: [Errno 2] ... 'data.bin'"),
         Outcome(Kind.CRASH, message="exit code 0, but the pattern of 'loss' matched 'x'"),
+        Outcome(Kind.CRASH, message="exit code 0, but no pattern matched (step_time_s); neither"),
+        Outcome(Kind.CRASH, message="exit code 1; KeyError: 'DATA_ROOT'"),
         Outcome(Kind.OK, result={"status": "ok", "another": 1.0}),
     ],
 )
@@ -57,6 +59,19 @@ def test_a_mistake_of_the_space_itself_ends_the_search_at_its_first_trial(
     assert ending.code == FAILED
     assert "every configuration would fail so" in ending.reason
     assert len(driver.state.trials) == 1
+
+
+def test_what_a_mistake_made_fail_runs_when_it_is_mended(make_driver: MakeDriver) -> None:
+    """The first trial is the one that is expected to be best: it must not count as a bad one."""
+    missing = Outcome(Kind.CRASH, message="exit code 1; KeyError: 'DATA_ROOT'")
+    for n in range(MAX_RETRIES + 2):
+        launcher = ScriptedLauncher(lambda n, a, lease: missing, 1)
+        assert make_driver(launcher, trials=2).run().code == FAILED, n
+    driver = make_driver(ScriptedLauncher(lambda n, a, lease: ok(), 1), trials=2)
+    driver.run()
+    assert [trial.kind for trial in driver.state.trials.values()] == ["ok", "ok"]
+    first = driver.state.trials[1].attempts
+    assert [a.kind for a in first[: MAX_RETRIES + 3]] == ["crash"] * (MAX_RETRIES + 2) + ["ok"]
 
 
 @pytest.mark.parametrize(("suspects", "trials"), [((), 1), (("n1",), 2)])
