@@ -10,6 +10,7 @@ from analysis.sweeps.record import Table, read_csv
 from benchmarks.published import megatron, single, tuned
 
 FORMATS: Mapping[str, sweeps.Format] = {
+    "trl": ({"tok_s_printed", "sp", "liger"}, single.trl),  # a sweep, but for its rates
     **sweeps.TABLE_FORMATS,
     "bloom": ({"sec_per_iter", "tflops_formula", "mem_max_GB", "oom"}, single.bloom),
     "v100": ({"sec_per_iter", "tflops_check", "framework", "oom"}, single.v100),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from analysis.sweeps.gpus import cluster_of
+from analysis.sweeps.read import read_sweep
 from analysis.sweeps.record import (
     Table,
     clusters_of,
@@ -20,6 +22,7 @@ from analysis.sweeps.record import (
 from analysis.units import GIB
 from benchmarks.published.gpt import gpt_jobs, one_cluster_table
 from search_spaces.cluster import Cluster
+from trainer.plan.flops import hardware_flops
 from trainer.plan.jobs import FULL, NONE, Array, Jobs, Mask
 
 
@@ -177,3 +180,27 @@ def mosaic(path: Path, frame: pd.DataFrame) -> Table:
         **contradictory(made, number_column(frame, "gbs"), num_gpus),
     }
     return drop(made, reasons)
+
+
+def trl(path: Path, frame: pd.DataFrame) -> Table:
+    """Fine-tuning with TRL on H100 (huggingface/trl, branch benchmark-sft-moe).
+
+    Where several ranks share a sequence, the table divides the printed rate by their number, since
+    the first campaign counted a token on each of them. Later campaigns count it once: the source
+    states the time of one of their runs (4B, DeepSpeed, sp 2, FA3: 57.5 s for 20 steps), which is
+    that of the printed rate. So a campaign (one model in one framework with one loss) keeps the
+    divided rates only if by the printed ones a run would exceed its GPUs' peak.
+    """
+    table = read_sweep(path, frame)
+    printed_s = read_sweep(path, frame.assign(tokens_per_second=frame["tok_s_printed"])).step_time_s
+    j = table.jobs
+    # Causal kernels compute half of the scores, in each of four passes.
+    scores = 2 * j.global_batch * j.model.num_layers * 4 * j.model.seq_length**2
+    flops = hardware_flops(j.model, j.global_batch, j.recompute_words)
+    flops = flops - scores * j.model.attention_size
+    peaks = {key: cluster.peak_bf16_tflops * 1e12 for key, cluster in table.clusters.items()}
+    peak = np.array([peaks[str(key)] for key in table.cluster])
+    campaign = keys(table.framework, table.model, j.options.chunked_loss)
+    exceeds = flops / printed_s / j.layout.world_size > peak
+    counted_often = np.isin(campaign, campaign[exceeds])
+    return replace(table, step_time_s=np.where(counted_often, table.step_time_s, printed_s))
