@@ -7,6 +7,7 @@ cause stands even if other ranks fail later. Torch-free.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -145,10 +146,8 @@ def failure(
 def versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in ("meshtune", "torch"):
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

@@ -94,10 +94,10 @@ class _Run:
             code = self._report(error)
             if self.place.world_size > 1:
                 end_process(code)
-            self._destroy_group()
-            return code
-        self.peers.part()
-        self._destroy_group()
+        else:
+            self.peers.part()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         return code
 
     def _train(self) -> dict[str, Any]:
@@ -197,10 +197,6 @@ class _Run:
             print(f"{said}; no result.json: {trouble}", file=sys.stderr, flush=True)
         self.peers.tell(said)
         return _CODES[status]
-
-    def _destroy_group(self) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 @contextlib.contextmanager

@@ -183,16 +183,12 @@ def _build_whole(
 
 def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Parameters by whether weight decay applies: to matrices, not to norms and biases."""
-    matrices: list[nn.Parameter] = []
-    vectors: list[nn.Parameter] = []
+    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for parameter in module.parameters():
         shape = getattr(parameter, "ds_shape", parameter.shape)  # as a layer, if it is split
-        (matrices if len(shape) > 1 else vectors).append(parameter)
-    groups = [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+        groups[len(shape) > 1].append(parameter)
+    decays = {True: weight_decay, False: 0.0}
+    return [{"params": p, "weight_decay": decays[kind]} for kind, p in groups.items() if p]
 
 
 def _check_visible(ranks_per_node: int) -> None:

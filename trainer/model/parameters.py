@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from trainer.model.slices import Split
+from trainer.model.slices import shard_of
 from trainer.model.transformer import Stage
 from trainer.plan.shards import Traits
 
@@ -45,13 +45,6 @@ def slots(stage: Stage) -> Iterator[Slot]:
     for module in stage.modules():
         for name, parameter in module.named_parameters(recurse=False):
             shared = tied and (module is stage.embedding or module is stage.head)
-            yield Slot(
-                module,
-                name,
-                Traits(
-                    split=getattr(module, "splits", {}).get(name, Split()).axes,
-                    decays=parameter.dim() > 1,
-                    shared=shared,
-                    copy=shared and module is stage.head,
-                ),
-            )
+            split, copy = shard_of(module, name).split.axes, shared and module is stage.head
+            traits = Traits(split, decays=parameter.dim() > 1, shared=shared, copy=copy)
+            yield Slot(module, name, traits)

@@ -52,14 +52,11 @@ class Bucket:
         total = padded(members, shares)
         self.weights = torch.zeros(total, dtype=dtype, device=device)
         self.parameters: list[nn.Parameter] = []
-        offset = 0
-        for slot in members:
-            old = slot.parameter
-            end = offset + old.numel()
-            parameter = nn.Parameter(self.weights[offset:end].view(old.shape))
+        sizes = [slot.numel for slot in members]
+        for slot, part in zip(members, self.weights[: sum(sizes)].split(sizes), strict=True):
+            parameter = nn.Parameter(part.view(slot.parameter.shape))
             setattr(slot.module, slot.name, parameter)
             self.parameters.append(parameter)
-            offset = end
         self.gradients: BucketGradients
         if reductions is None or self.sharing is None:
             self.gradients = WholeGradients(self.parameters, total, holders, in_place)
