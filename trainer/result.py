@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from foundation.energy import in_all
@@ -84,15 +83,11 @@ def completed(
 
 
 def step_line(
-    config: TrainConfig,
-    world_size: int,
-    number: int,
-    step_time_s: float,
-    further: Mapping[str, float] = MappingProxyType({}),
+    config: TrainConfig, world_size: int, number: int, step_time_s: float, more: Mapping[str, float]
 ) -> str:
     """Metrics of one step, counted from 1, as a line for whoever watches the trial."""
     figures = {"step": number, "step_time_s": step_time_s, **rates(config, world_size, step_time_s)}
-    figures |= further
+    figures |= more
     return "MESHTUNE_STEP " + json.dumps(figures)
 
 

@@ -127,7 +127,7 @@ class Trainer:
         if deferred is not None:
             deferred.take_over(stages, self.weights.receive)
         self.optimizer = Optimizer(self.weights, config.optimizer, self.mesh, self.scaler)
-        self.balance = Balance(stages, self.mesh, config, device.torch, lambda: self.scaler.scale)
+        self.balance = Balance(stages, self.mesh, config, lambda: self.scaler.scale)
         self.checkpoints = Checkpoints(config)
         self.tuning: Tuning | None = None
         if isinstance(kernels, TunedKernels):

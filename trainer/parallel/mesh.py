@@ -16,6 +16,8 @@ from trainer.plan.axes.mesh import GRID, Axes
 from trainer.plan.config import TrainConfig
 from trainer.plan.placement import Placement, Topology
 
+Ranks = list[list[int]]  # of each group
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -89,7 +91,7 @@ class Mesh:
     grid: Grid
     world: Group
     traffic: Traffic
-    subgroup: Callable[[list[list[int]]], Group | None]  # this rank's group of these
+    subgroup: Callable[[Ranks], Group | None]  # this rank's group of these
     folded: bool  # whether the last stage is on the first pipeline rank, see ``StageLayout``
     embedding: Group | None  # first and last pipeline rank, when they share a tied embedding
     _blocks: dict[tuple[int, int, str], Group | None] = field(default_factory=dict)
@@ -198,11 +200,7 @@ def build_mesh(
 
 
 def _subgroup(
-    topology: Topology,
-    traffic: Traffic,
-    timeout: timedelta,
-    every: list[list[int]],
-    own: bool = True,
+    topology: Topology, traffic: Traffic, timeout: timedelta, every: Ranks, own: bool = True
 ) -> Group | None:
     """This rank's group of these, which have no rank in common; None if it is in none.
 

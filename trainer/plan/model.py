@@ -182,14 +182,8 @@ class ModelConfig(Described):
         if not self.num_experts:
             return None
         assert self.experts_per_token and self.expert_ffn_hidden_size  # as validated
-        return sizes.Mixture(
-            self.num_experts,
-            self.experts_per_token,
-            self.expert_ffn_hidden_size,
-            self.shared_ffn_hidden_size,
-            self.dense_layers,
-            1,
-        )
+        routed = (self.num_experts, self.experts_per_token, self.expert_ffn_hidden_size)
+        return sizes.Mixture(*routed, self.shared_ffn_hidden_size, self.dense_layers, capacity=1)
 
     @property
     def latent(self) -> sizes.Latent | None:

@@ -13,7 +13,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -143,15 +143,9 @@ def measure(record: Record, place: RankEnvironment, peers: Peers, quick: bool) -
         links = Links(probe, shape)
         for operation in (*OPERATIONS, *(("send",) if shape.gpus == 2 else ())):
             for num_bytes in much.message_bytes:
-                record.add(
-                    "collectives",
-                    operation=operation,
-                    gpus=shape.gpus,
-                    nodes=shape.nodes,
-                    stride=shape.stride,
-                    size_bytes=num_bytes,
-                    seconds=links.seconds(operation, num_bytes),
-                )
+                seconds = links.seconds(operation, num_bytes)
+                told = {**asdict(shape), "size_bytes": num_bytes, "seconds": seconds}
+                record.add("collectives", operation=operation, **told)
         if shape == shapes[-1]:
             hidden = links.hidden_share(much.message_bytes[-1], much.squares[1])
             record.put(overlap=min(1.0, max(0.001, hidden)))

@@ -79,11 +79,7 @@ class GatherWeights:
         self.fresh = False
 
     def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool = False,
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
     ) -> dist.Work | None:
         copy, context = self.secondary, self.context
         # In each forward pass, or only once the weights changed; a repeated pass takes the copy.
@@ -146,10 +142,10 @@ class ReduceGradients:
         self,
         output_tensor: Tensor,
         input_tensor: Tensor,
-        group: dist.ProcessGroup,
+        group: Any,
         op: Any,
         async_op: bool = False,
-    ) -> dist.Work | None:
+    ) -> None:
         first = self.seen == 0
         self.seen += 1
         last = self.seen == self.context.config.gas
@@ -158,7 +154,6 @@ class ReduceGradients:
             reduction.add(self._begin(input_tensor, first, last, async_op=True))
         else:
             reduction.run(lambda: self._begin(input_tensor, first, last)())
-        return None
 
     def _begin(
         self, gradients: Tensor, first: bool, last: bool, async_op: bool = False

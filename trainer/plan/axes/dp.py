@@ -42,14 +42,9 @@ class Holders:
 
 def dense_holders(jobs: Jobs) -> Holders:
     """Holders of all parameters but experts."""
-    axes = jobs.layout.axes
-    return Holders(
-        axes.replicas,
-        axes.of_states.stride("dp"),
-        jobs.layout.layer_ranks,
-        jobs.placement,
-        axes.world_size,
-    )
+    axes, layer_ranks = jobs.layout.axes, jobs.layout.layer_ranks
+    stride = axes.of_states.stride("dp")
+    return Holders(axes.replicas, stride, layer_ranks, jobs.placement, axes.world_size)
 
 
 class Wires(NamedTuple):
