@@ -79,7 +79,7 @@ class Holders:
 class Mesh:
     """This rank among all, and its groups; ``trainer.plan.axes`` has the order of the axes."""
 
-    device_type: str
+    device: torch.device
     axes: Axes
     topology: Topology
     placement: Placement
@@ -145,7 +145,7 @@ class Mesh:
         """
         if size == 1:
             return None
-        if self.device_type != "cpu":
+        if self.device.type != "cpu":
             stream = "main"
         if size == self.states.size and stream == "main":
             return self.states.group
@@ -156,7 +156,7 @@ class Mesh:
 
 
 def build_mesh(
-    config: TrainConfig, device_type: str, local_world_size: int | None, traffic: Traffic
+    config: TrainConfig, device: torch.device, local_world_size: int | None, traffic: Traffic
 ) -> Mesh:
     """Arrange all ranks, each of which must call it; raises ConfigError if they do not fit."""
     world_size = dist.get_world_size()
@@ -181,7 +181,7 @@ def build_mesh(
         dealt = [[rank + i for rank in one for i in range(config.tp)] for one in near]
         experts = subgroup([ranks for ranks in dealt if axes.place(ranks[0], "tp") == 0])
     return Mesh(
-        device_type=device_type,
+        device=device,
         axes=axes,
         topology=topology,
         placement=config.place(world_size, local_world_size),

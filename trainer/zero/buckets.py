@@ -40,7 +40,6 @@ class Bucket:
         members: list[Slot],
         holders: Holders,
         dtype: torch.dtype,
-        device: torch.device,
         reductions: Pending | None,
         in_place: bool,
     ) -> None:
@@ -50,7 +49,7 @@ class Bucket:
         self.sharing = holders.replicas(shares, 1, "main")
         self.waiting: list[dist.Work] = []
         total = padded(members, shares)
-        self.weights = torch.zeros(total, dtype=dtype, device=device)
+        self.weights = torch.zeros(total, dtype=dtype, device=holders.mesh.device)
         self.parameters: list[nn.Parameter] = []
         sizes = [slot.numel for slot in members]
         for slot, part in zip(members, self.weights[: sum(sizes)].split(sizes), strict=True):
@@ -102,12 +101,7 @@ class WholeWeights:
     """
 
     def __init__(
-        self,
-        stages: list[Stage],
-        mesh: Mesh,
-        config: TrainConfig,
-        device: torch.device,
-        experts_only: bool = False,
+        self, stages: list[Stage], mesh: Mesh, config: TrainConfig, experts_only: bool = False
     ) -> None:
         self.mesh = mesh
         self.micro_batches = config.gas
@@ -124,7 +118,7 @@ class WholeWeights:
             for stage in stages
         ]
         # Before its first step torch's pipeline clears gradients in modules that FSDP2 holds.
-        options = (dtype, device, self.reductions, not experts_only)
+        options = (dtype, self.reductions, not experts_only)
         self.buckets = [
             Bucket(members, mesh.holders(members[0].traits.split), *options)
             for mine in reversed(held)  # each stage has backward passes of its own
