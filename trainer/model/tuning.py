@@ -138,7 +138,7 @@ class Tuning:
         rivals = {
             product: (product.form, fastest)
             for product, times in first.items()
-            if product in mine and (fastest := _fastest(times)) != product.form
+            if product in mine and (fastest := min(times, key=times.__getitem__)) != product.form
         }
         second = self._slowest(rivals)
         return {
@@ -179,14 +179,10 @@ def choose(default: Form, first: Mapping[Form, float], second: Mapping[Form, flo
 
     ``first`` has times of all forms, ``second`` of the default and of the fastest of the first.
     """
-    best = _fastest(first)
+    best = min(first, key=first.__getitem__)
     if all(times[best] <= WORTH * times[default] for times in (first, second)):
         return Choice(form=best, default_s=second[default], form_s=second[best])
     return Choice(form=default, default_s=second[default], form_s=second[default])
-
-
-def _fastest(times: Mapping[Form, float]) -> Form:
-    return min(times, key=lambda form: times[form])
 
 
 def alternately(

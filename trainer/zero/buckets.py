@@ -105,7 +105,8 @@ class WholeWeights:
     ) -> None:
         self.mesh = mesh
         self.micro_batches = config.gas
-        self.sequence_parallel = config.sequence_parallel and mesh.tp.size > 1
+        # Ranks whose gradients of what they all hold are partial sums.
+        self.partial = mesh.tp.group if config.sequence_parallel else None
         dtype = COMPUTE_DTYPE[config.precision]
         split = mesh.placement.gradient_shard > 1 and not config.sums_whole_gradients
         self.reductions = Pending(PENDING_REDUCTIONS) if split else None
@@ -167,18 +168,15 @@ class WholeWeights:
             bucket.gradients.finish()
         if self.mesh.folded:
             self._sum_both_ends()
+        depth = self.mesh.grid.z
         for bucket in self.buckets:
-            if bucket.traits.shared and self.mesh.embedding is not None:
-                self.mesh.embedding.all_reduce(bucket.gradients.share, "embedding")
-            if (
-                self.sequence_parallel
-                and not bucket.traits.split
-                and self.mesh.tp.group is not None
-            ):
-                self.mesh.tp.group.all_reduce(bucket.gradients.share, "tensor")
-            depth = self.mesh.grid.z
-            if depth.group is not None and depth.name not in bucket.traits.split:
-                depth.group.all_reduce(bucket.gradients.share, "gradient_sync")
+            traits, share = bucket.traits, bucket.gradients.share
+            if traits.shared and self.mesh.embedding is not None:
+                self.mesh.embedding.all_reduce(share, "embedding")
+            if self.partial is not None and not traits.split:
+                self.partial.all_reduce(share, "tensor")
+            if depth.group is not None and depth.name not in traits.split:
+                depth.group.all_reduce(share, "gradient_sync")
 
     def _sum_both_ends(self) -> None:
         """Sum the gradients of a tied embedding and its output copy where one rank holds both."""

@@ -40,7 +40,7 @@ class ShardedWeights:
 
     def __init__(self, stages: list[Stage], mesh: Mesh, config: TrainConfig) -> None:
         self.mesh = mesh
-        self.sequence_parallel = config.sequence_parallel and mesh.tp.size > 1
+        self.partial = mesh.tp.group if config.sequence_parallel else None  # see ``WholeWeights``
         self.context = _hook_context(config, mesh)
         self.whole: WholeWeights | None = None
         """Experts of few holders: FSDP2 over one rank calls no hooks."""
@@ -190,14 +190,13 @@ class ShardedWeights:
         for unit in self.units:
             if unit.members[0].traits.shared and self.mesh.embedding is not None:
                 self.mesh.embedding.all_reduce(unit.reduce.final, "embedding")
-        if not self.sequence_parallel:
+        if self.partial is None:
             return
         whole = [piece.master.grad for piece in self.pieces() if not piece.slot.traits.split]
         partial = [grad for grad in whole if grad is not None]
         if partial:
             joined = torch.cat([grad.flatten() for grad in partial])
-            assert self.mesh.tp.group is not None
-            self.mesh.tp.group.all_reduce(joined, "tensor")
+            self.partial.all_reduce(joined, "tensor")
             parts = joined.split([grad.numel() for grad in partial])
             torch._foreach_copy_([grad.view(-1) for grad in partial], list(parts))
 
