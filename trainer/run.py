@@ -59,12 +59,9 @@ def run(path: Path, environ: MutableMapping[str, str]) -> int:
     try:
         peers = Peers(place, config.collective_timeout_s)
     except (RuntimeError, OSError) as error:  # the machine's fault: no result of the configuration
-        print(
-            f"error: rank {place.rank} cannot meet its {place.world_size - 1} peers at "
-            f"{place.master_addr}:{place.master_port}: {error}",
-            file=sys.stderr,
-            flush=True,
-        )
+        there = f"{place.world_size - 1} peers at {place.master_addr}:{place.master_port}"
+        said = f"error: rank {place.rank} cannot meet its {there}: {error}"
+        print(said, file=sys.stderr, flush=True)
         return exit_codes.EXIT_FAILED
     return _Run(config, place, peers, directory).run()
 

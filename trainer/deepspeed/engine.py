@@ -74,20 +74,14 @@ def load_deepspeed(config: TrainConfig, device: Device) -> ModuleType:
 def deepspeed_config(config: TrainConfig, placement: Placement) -> dict[str, Any]:
     """Configuration for ``deepspeed.initialize``, of one that ``deepspeed.rules`` accepts."""
     stage, optimizer = zero_stage(placement), config.optimizer
-    adamw = {
-        "torch_adam": True,
-        "fused": True,
-        "lr": optimizer.lr,
-        "betas": [optimizer.beta1, optimizer.beta2],
-        "eps": optimizer.eps,
-        "weight_decay": optimizer.weight_decay,
-    }
+    adamw = {"torch_adam": True, "fused": True, "betas": [optimizer.beta1, optimizer.beta2]}
+    adamw |= optimizer.model_dump(include={"lr", "eps", "weight_decay"})
     values: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": config.mbs,
         "gradient_accumulation_steps": config.gas,
         "steps_per_print": config.steps + 1,
         # Infinite: it then counts the norm, which it does not without clipping.
-        "gradient_clipping": config.optimizer.grad_clip or float("inf"),
+        "gradient_clipping": optimizer.grad_clip or float("inf"),
         "optimizer": {"type": "AdamW", "params": adamw},
         "zero_optimization": _zero(config, placement, stage),
         "communication_data_type": config.reduce_precision,

@@ -229,7 +229,7 @@ class Head(nn.Module):
         else:
             self.register_parameter("weight", None)
 
-    def forward(self, x: Tensor, tied: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, tied: Tensor | None = None) -> Tensor:
         return F.linear(x, self.weight if tied is None else tied)
 
 
