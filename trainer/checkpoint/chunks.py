@@ -51,12 +51,11 @@ def chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> Iterator[Ch
     Names are ``model.``, ``exp_avg.`` or ``exp_avg_sq.`` and that of the parameter in the whole
     model.
     """
-    paths = {module: path for stage in stages for path, module in stage.named_modules()}
     tied = stages[0].model.tied_embeddings
     number = 0
     for piece in optimizer.weights.pieces():
         slot = piece.slot
-        name = f"{paths[slot.module]}.{slot.name}"
+        name = f"{slot.path}.{slot.name}"
         if name == "head.weight" and tied:
             name = "embedding.weight"
         shard = shard_of(slot.module, slot.name)

@@ -16,6 +16,7 @@ class Slot(NamedTuple):
     """The module and the name under which a parameter is found."""
 
     module: nn.Module
+    path: str  # of the module in the whole model
     name: str
     traits: Traits
 
@@ -42,9 +43,9 @@ def slots(stage: Stage) -> Iterator[Slot]:
     """Every parameter of a stage, in forward order; ``splits`` of a module says what is split."""
     pipelined = not (stage.is_first and stage.is_last)
     tied = stage.model.tied_embeddings and pipelined
-    for module in stage.modules():
+    for path, module in stage.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             shared = tied and (module is stage.embedding or module is stage.head)
             split, copy = shard_of(module, name).split.axes, shared and module is stage.head
             traits = Traits(split, decays=parameter.dim() > 1, shared=shared, copy=copy)
-            yield Slot(module, name, traits)
+            yield Slot(module, path, name, traits)

@@ -59,8 +59,8 @@ def group_shapes(num_nodes: int, ranks_per_node: int, quick: bool = False) -> li
     counts = [2**k for k in range(1, num_nodes.bit_length()) if 2**k < num_nodes]
     counts += [num_nodes] if num_nodes > 1 else []
     if quick:
-        inside = [s for s in inside if s.stride * s.gpus == ranks_per_node or s.gpus == 2]
-        inside = [s for s in inside if s.stride == 1 or s.gpus == 2]
+        whole_node = GroupShape(ranks_per_node, 1, 1)
+        inside = [s for s in inside if s.gpus == 2 or s == whole_node]
         counts, divisors = counts[-1:], sorted({1, ranks_per_node})
     across = [
         GroupShape(nodes * ranks_per_node // stride, nodes, stride)
@@ -226,10 +226,7 @@ def ends_side_by_side(device: Device, timeout_s: float) -> bool:
     return True
 
 
-SYSFS = Path("/sys")
-
-
-def network_adapters(sysfs: Path = SYSFS) -> dict[str, float]:
+def network_adapters(sysfs: Path = Path("/sys")) -> dict[str, float]:
     """Nominal GB/s per direction of the adapters that a job's traffic takes, by name.
 
     InfiniBand's and its like, else Slingshot's (hsn0 ...), else all others; only the fastest of

@@ -127,9 +127,8 @@ class WholeWeights:
         ]
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         for stage, mine in zip(stages, held, strict=True):
-            paths = {module: f"{path}." for path, module in stage.named_modules()}
-            for module in dict.fromkeys(slot.module for slot in mine):
-                initialize(module, paths[module], stage.model, config.seed)
+            for module, path in dict.fromkeys((slot.module, slot.path) for slot in mine):
+                initialize(module, f"{path}.", stage.model, config.seed)
             self._wait_before_use(stage)
         self.masters: dict[Traits, list[nn.Parameter]] = {}
         for bucket in self.buckets:

@@ -151,10 +151,9 @@ class ShardedWeights:
         computed = self.context.dtype
         are_masters = placement.storage_degree == placement.optimizer_shard
         stored = torch.float32 if are_masters else computed
-        names = {module: name for name, module in stage.named_modules()}
-        for module in dict.fromkeys(slot.module for slot in members):
+        for module, path in dict.fromkeys((slot.module, slot.path) for slot in members):
             module.to_empty(device=self.mesh.device, recurse=False)
-            initialize(module, f"{names[module]}.", stage.model, config.seed)
+            initialize(module, f"{path}.", stage.model, config.seed)
             for name, parameter in list(module.named_parameters(recurse=False)):
                 exact = parameter.detach().to(computed).to(stored)
                 setattr(module, name, nn.Parameter(exact))

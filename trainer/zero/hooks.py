@@ -62,6 +62,8 @@ class UnitGroups(NamedTuple):
 class GatherWeights:
     """Gathers the rows of weights, quantized if the placement says so, or their secondary copy."""
 
+    allocate = staticmethod(torch.empty)  # for FSDP2
+
     def __init__(
         self, unit: UnitLayout, group: Group, secondary: SecondaryCopy | None, context: HookContext
     ) -> None:
@@ -70,9 +72,6 @@ class GatherWeights:
         self.secondary = secondary
         self.context = context
         self.fresh = False
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(size, dtype=dtype, device=device)
 
     def weights_changed(self) -> None:
         """Mark the secondary copy as stale: the next gather reads the primary rows."""
