@@ -74,7 +74,7 @@ def block_gradients(
         lengths = (query.size(2), key.size(2))
         rest = (log_sum.contiguous(), None, None, *lengths, 0.0, causal, seed, seed)
         found = _ops._scaled_dot_product_flash_attention_backward(*tensors, *rest, scale=scale)
-    of_query, of_key, of_value = (x[..., :n] for x, n in zip(found, widths, strict=False))
+    of_query, of_key, of_value = (x[..., :n] for x, n in zip(found[:3], widths, strict=True))
     return of_query, _over_heads(of_key, key_heads), _over_heads(of_value, key_heads)
 
 

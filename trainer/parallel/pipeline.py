@@ -209,7 +209,8 @@ class Pipeline:
             x = tokens[number]
             for index, stage, io in zip(self.numbers, self.stages, self.io, strict=True):
                 if not stage.is_first and self.holder(index - 1) != self.mesh.pp.rank:
-                    x = self._received(io["input_args"], self.holder(index - 1))
+                    x = torch.empty_like(io["input_args"], device=self.mesh.device)
+                    dist.recv(x, group=self.group, group_src=self.holder(index - 1))
                 wanted = targets[number] if stage.is_last else None
                 x = stage(x, bounds[number] if bounds else None, wanted)
                 if stage.is_last:
@@ -217,11 +218,6 @@ class Pipeline:
                 elif self.holder(index + 1) != self.mesh.pp.rank:
                     dist.send(x.contiguous(), group=self.group, group_dst=self.holder(index + 1))
         return losses
-
-    def _received(self, like: Tensor, sender: int) -> Tensor:
-        x = torch.empty(like.shape, dtype=like.dtype, device=self.mesh.device)
-        dist.recv(x, group=self.group, group_src=sender)
-        return x
 
 
 class GradientAccumulation:

@@ -165,8 +165,10 @@ class WholeWeights:
         phase.name = "communication"
         for bucket in self.buckets:
             bucket.gradients.finish()
-        if self.mesh.folded:
-            self._sum_both_ends()
+        ends = [bucket.gradients.share for bucket in self.buckets if bucket.traits.shared]
+        if self.mesh.folded and ends:  # one rank holds a tied embedding and its output copy
+            one, other = ends
+            other.copy_(one.add_(other))
         depth = self.mesh.grid.z
         for bucket in self.buckets:
             traits, share = bucket.traits, bucket.gradients.share
@@ -176,13 +178,6 @@ class WholeWeights:
                 self.partial.all_reduce(share, "tensor")
             if depth.group is not None and depth.name not in traits.split:
                 depth.group.all_reduce(share, "gradient_sync")
-
-    def _sum_both_ends(self) -> None:
-        """Sum the gradients of a tied embedding and its output copy where one rank holds both."""
-        ends = [bucket.gradients.share for bucket in self.buckets if bucket.traits.shared]
-        if ends:
-            one, other = ends
-            other.copy_(one.add_(other))
 
     def publish(self) -> None:
         """Gather the updated weights on every replica, the first layers' first.
@@ -195,11 +190,10 @@ class WholeWeights:
             self.wait()
 
     def wait(self) -> None:
-        for bucket in self.buckets:
-            bucket.wait()
+        _wait(self.buckets)
 
 
 def _wait(buckets: list[Bucket], *_: object) -> None:
-    """A module's hook before its forward pass."""
+    """Wait for these weights; also a module's hook before its forward pass."""
     for bucket in buckets:
         bucket.wait()
