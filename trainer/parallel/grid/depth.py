@@ -81,12 +81,7 @@ class Block:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        depth: Depth,
-        kernels: Kernels,
-        layer: int = -1,
-        source: Block | None = None,
+        self, module: nn.Module, depth: Depth, kernels: Kernels, layer: int, source: Block | None
     ) -> None:
         self.module = module
         self.depth = depth
