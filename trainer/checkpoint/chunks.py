@@ -11,13 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, planner
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, metadata, planner
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from trainer.model.parameters import Piece
@@ -41,8 +35,9 @@ class Chunk(NamedTuple):
     writes: bool  # this rank saves the chunk, of all ranks that hold it
 
     @property
-    def extent(self) -> ChunkStorageMetadata:
-        return ChunkStorageMetadata(torch.Size(self.slice.offsets), torch.Size(self.slice.sizes))
+    def extent(self) -> metadata.ChunkStorageMetadata:
+        _, offsets, sizes = self.slice
+        return metadata.ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
 
 
 def chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> Iterator[Chunk]:
@@ -103,15 +98,15 @@ class SaveChunks(DefaultSavePlanner):
         for chunk in self.chunks.values():
             data = planner.TensorWriteData(
                 chunk=chunk.extent,
-                properties=TensorProperties.create_from_tensor(chunk.data),
+                properties=metadata.TensorProperties.create_from_tensor(chunk.data),
                 size=torch.Size(chunk.whole),
             )
-            index = MetadataIndex(chunk.name, chunk.extent.offsets)
+            index = metadata.MetadataIndex(chunk.name, chunk.extent.offsets)
             items.append(planner.WriteItem(index, planner.WriteItemType.SHARD, tensor_data=data))
         self.plan = planner.SavePlan(items)
         return self.plan
 
-    def lookup_object(self, index: MetadataIndex) -> Tensor:
+    def lookup_object(self, index: metadata.MetadataIndex) -> Tensor:
         return self.chunks[index.fqn, index.offset].data
 
 
@@ -134,15 +129,15 @@ class LoadChunks(DefaultLoadPlanner):
 
     def create_local_plan(self) -> planner.LoadPlan:
         assert self.metadata is not None
-        wanted: dict[str, list[ChunkStorageMetadata]] = {}
+        wanted: dict[str, list[metadata.ChunkStorageMetadata]] = {}
         for chunk in self.chunks.values():
             wanted.setdefault(chunk.name, []).append(chunk.extent)
         items = []
         for name, extents in wanted.items():
             saved = self.metadata.state_dict_metadata[name]
-            assert isinstance(saved, TensorStorageMetadata)
+            assert isinstance(saved, metadata.TensorStorageMetadata)
             items += create_read_items_for_chunk_list(name, saved, extents)
         return planner.LoadPlan(items)
 
-    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+    def lookup_tensor(self, index: metadata.MetadataIndex) -> Tensor:
         return self.chunks[index.fqn, index.offset].data

@@ -23,14 +23,7 @@ import torch.distributed as dist
 from foundation.documents import read_document
 from foundation.writing import write_atomically
 from trainer.plan.limits import ConfigError
-from trainer.preflight.probe import (
-    OPERATIONS,
-    Links,
-    Probe,
-    ends_side_by_side,
-    group_shapes,
-    network_adapters,
-)
+from trainer.preflight.probe import Links, Probe, ends_side_by_side, group_shapes, network_adapters
 from trainer.runtime.device import Device
 from trainer.runtime.exit_codes import EXIT_FAILED, EXIT_INVALID, EXIT_OK
 from trainer.runtime.peers import Peers, RankEnvironment, end_process, rank_environment
@@ -124,7 +117,7 @@ def measure(record: Record, place: RankEnvironment, peers: Peers, quick: bool) -
     shapes = group_shapes(num_nodes, place.local_world_size, quick)
     for shape in shapes:
         links = Links(probe, shape)
-        for operation in (*OPERATIONS, *(("send",) if shape.gpus == 2 else ())):
+        for operation in shape.operations:
             for num_bytes in much.message_bytes:
                 seconds = links.seconds(operation, num_bytes)
                 told = {**asdict(shape), "size_bytes": num_bytes, "seconds": seconds}

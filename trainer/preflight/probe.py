@@ -38,6 +38,11 @@ class GroupShape:
     nodes: int  # over which they are spread
     stride: int  # from one member's rank to the next one's
 
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """Names of what is measured in such groups, for ``Links.seconds``."""
+        return (*OPERATIONS, "send") if self.gpus == 2 else OPERATIONS
+
     def members(self, rank: int, world_size: int) -> list[int]:
         """The ranks of ``rank``'s group; none where the last block is not full."""
         ranks = RankGroup(self.gpus, self.stride).of(rank)
@@ -147,8 +152,8 @@ class Links:
     def seconds(self, operation: str, num_bytes: int) -> float:
         """Seconds of one operation in the slowest group.
 
-        ``operation``: of ``OPERATIONS``, or ``send`` in groups of two; ``num_bytes``: of the whole
-        tensor, as in nccl-tests.
+        ``operation``: of ``GroupShape.operations``; ``num_bytes``: of the whole tensor, as in
+        nccl-tests.
         """
         device, gpus = self.probe.device, self.shape.gpus
         dtype = device.half if device.type == "cuda" else torch.float32
