@@ -116,10 +116,8 @@ def _divergence(losses: Sequence[float], skipped_steps: int) -> tuple[str, str] 
         if not math.isfinite(loss):
             return f"step {step}", f"the loss of step {step} is {loss}"
     if losses and skipped_steps >= len(losses):
-        return (
-            f"step {len(losses) - 1}",
-            f"all {len(losses)} optimizer steps were skipped: the gradients overflowed",
-        )
+        said = f"all {len(losses)} optimizer steps were skipped: the gradients overflowed"
+        return f"step {len(losses) - 1}", said
     return None
 
 

@@ -170,9 +170,6 @@ class Links:
         whole = torch.zeros(part * self.shape.gpus, dtype=device.half, device=device.torch)
         factor = torch.randn(size, size, dtype=device.half, device=device.torch)
 
-        def gather() -> None:
-            self._call("all_gather", whole, share)
-
         def products(count: int) -> None:
             for _ in range(count):
                 linear(factor, factor)
@@ -184,7 +181,7 @@ class Links:
             if begun is not None:
                 begun.wait()
 
-        gather_s = max(probe.times_s(gather))
+        gather_s = max(probe.times_s(lambda: self._call("all_gather", whole, share)))
         count = max(1, round(gather_s / max(probe.times_s(lambda: products(1)))))
         product_s, both_s = (max(probe.times_s(call)) for call in (lambda: products(count), both))
         return (product_s + gather_s - both_s) / min(product_s, gather_s)
