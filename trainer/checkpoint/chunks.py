@@ -96,11 +96,8 @@ class SaveChunks(DefaultSavePlanner):
     def create_local_plan(self) -> planner.SavePlan:
         items = []
         for chunk in self.chunks.values():
-            data = planner.TensorWriteData(
-                chunk=chunk.extent,
-                properties=metadata.TensorProperties.create_from_tensor(chunk.data),
-                size=torch.Size(chunk.whole),
-            )
+            properties = metadata.TensorProperties.create_from_tensor(chunk.data)
+            data = planner.TensorWriteData(chunk.extent, properties, torch.Size(chunk.whole))
             index = metadata.MetadataIndex(chunk.name, chunk.extent.offsets)
             items.append(planner.WriteItem(index, planner.WriteItemType.SHARD, tensor_data=data))
         self.plan = planner.SavePlan(items)

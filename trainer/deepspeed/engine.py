@@ -220,11 +220,9 @@ class DeepSpeedTrainer:
             _check_visible(config.topology(ranks, local).ranks_per_node)
         with contextlib.redirect_stdout(sys.stderr):
             module = self._build(deepspeed, values)
-            self.engine, *_ = deepspeed.initialize(
-                model=module,
-                model_parameters=_groups(module, config.optimizer.weight_decay),
-                config=values,
-            )
+            groups = _groups(module, config.optimizer.weight_decay)
+            given = {"model": module, "model_parameters": groups, "config": values}
+            self.engine, *_ = deepspeed.initialize(**given)
         if values["zero_optimization"]["stage"] == 0:
             if config.precision == "fp32":
                 self._keep_norm()

@@ -40,6 +40,7 @@ Purpose = Literal[
     "totals",  # gradient norm and loss
 ]
 Metric = Literal["bytes", "calls", "seconds"]
+Report = dict[str, dict[str, dict[str, float]]]
 Collective = Callable[..., dist.Work | None]
 Op: TypeAlias = dist.ReduceOp.RedOpType
 SUM, AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
@@ -72,12 +73,10 @@ class Traffic:
         finally:
             self.counting = True
 
-    def report(self, steps: int) -> dict[str, dict[str, dict[str, float]]]:
+    def report(self, steps: int) -> Report:
         """Per step: ``{"bytes": {purpose: {level: ...}}, "calls": ..., "seconds": ...}``."""
         timed = () if self.clock is None else ("seconds",)
-        report: dict[str, dict[str, dict[str, float]]] = {
-            name: {} for name in ("bytes", "calls", *timed)
-        }
+        report: Report = {name: {} for name in ("bytes", "calls", *timed)}
         for (name, purpose, level), total in sorted(self.totals.items()):
             whole = name != "seconds" and total % steps == 0
             share = total // steps if whole else total / steps

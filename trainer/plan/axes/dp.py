@@ -118,14 +118,13 @@ def state_exchanges(
 
     group, updated = holders.group, cuts.updated
     others = group(holders.size / optimizer, optimizer)
+    rest = group(optimizer / gradients, gradients)
     total = wires.total(updated)
     return StateExchanges(
         weights=gather("weights", group(weights), wires.gather, cuts.stored, gathers[0]),
         secondary=gather("secondary", group(copy), wires.secondary, cuts.copied, gathers[1]),
         gradients=scatter("gradients", group(gradients), cuts.accumulated, reductions),
-        gradient_scatter=scatter(
-            "gradient_sync", group(optimizer / gradients, gradients), updated, 1
-        ),
+        gradient_scatter=scatter("gradient_sync", rest, updated, 1),
         gradient_sum=Exchange("gradient_sync", "all_reduce", others, total, sums, "backward"),
         publish=gather("publish", group(optimizer / weights, weights), wires.gather, updated, 1),
     )
