@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,7 +75,7 @@ def train(
         if config.metrics is not None and folder is not None and dist.get_rank() == 0:
             told = config.model_dump(exclude_none=True)
             writer = MetricsWriter(config.metrics, folder, training.first, told)
-            training.writer = stack.enter_context(closing(writer))
+            training.writer = stack.enter_context(writer)
         dist.barrier()
         training.run(progress, step_done, stop)
     return training.results()
@@ -183,7 +183,7 @@ class _Training:
         }
 
 
-class MetricsWriter:
+class MetricsWriter(ExitStack):
     """Writes metrics to files and services; used on rank 0 only.
 
     Lines after step ``first``, from a run that died after its last checkpoint, are removed.
@@ -194,6 +194,7 @@ class MetricsWriter:
     def __init__(
         self, metrics: Metrics, folder: Path, first: int, config: Mapping[str, Any]
     ) -> None:
+        super().__init__()
         self.log_freq = metrics.log_freq
         self.path = folder / METRICS_NAME
         try:
@@ -203,8 +204,7 @@ class MetricsWriter:
         except OSError as error:
             raise ConfigError(f"metrics: {self.path}: {error.strerror}") from error
         self.others: list[Callable[[int, Mapping[str, float]], None]] = []
-        self.open = ExitStack()
-        self.open.enter_context(self.file)
+        self.enter_context(self.file)
         if metrics.enable_tensorboard:
             module = optional(
                 "torch.utils.tensorboard", "metrics.enable_tensorboard", ", or set it to false"
@@ -216,13 +216,13 @@ class MetricsWriter:
                     board.add_scalar(name, value, step)
 
             self.others.append(scalars)
-            self.open.callback(board.close)
+            self.callback(board.close)
         if metrics.enable_wandb:
             run = optional("wandb", "metrics.enable_wandb", ", or set it to false").init(
                 config=dict(config), dir=str(folder)
             )
             self.others.append(lambda step, figures: run.log(dict(figures), step=step))
-            self.open.callback(run.finish)
+            self.callback(run.finish)
 
     def write(self, step: int, figures: Figures) -> None:
         """Write one step, counted from 1; values that are not finite become null."""
@@ -235,9 +235,6 @@ class MetricsWriter:
         for write in self.others:
             write(step, numbers)
 
-    def close(self) -> None:
-        self.open.close()
-
 
 def _lines_until(path: Path, step: int) -> list[str]:
     """Lines of the resumed run up to this step."""
@@ -245,10 +242,7 @@ def _lines_until(path: Path, step: int) -> list[str]:
         return []
     kept = []
     for line in path.read_text().splitlines():
-        try:
-            earlier = json.loads(line)["step"] <= step
-        except (ValueError, TypeError, KeyError):  # a line that was torn
-            continue
-        if earlier:
-            kept.append(line + "\n")
+        with suppress(ValueError, TypeError, KeyError):  # a line that was torn
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
     return kept

@@ -118,19 +118,19 @@ class Optimizer:
         nothing = torch.zeros((), dtype=torch.float64, device=loss.device)
         grads = [master.grad for master in self.counted if master.grad is not None]
         squares = squared_norm(grads) if grads and with_norm else nothing
-        totals = [squares, loss.double() * self.loss_share, nothing + 1.0, nothing]
-        if counted is not None:
-            totals[2] = counted.double() * self.loss_share
-        if stop:
-            totals[3] = nothing + 1.0
+        sums = [squares, loss.double() * self.loss_share]
+        if counted is not None:  # what all ranks know is not sent
+            sums.append(counted.double() * self.loss_share)
+        if stop is not None:
+            sums.append(nothing + float(stop))
         if self.world.size > 1:
-            # What all ranks know is not sent. An index of numbers would come from the host.
-            sent = [0, 1, *([2] if counted is not None else []), *([3] if stop is not None else [])]
-            numbers = torch.stack([totals[place] for place in sent])
+            numbers = torch.stack(sums)
             self.world.all_reduce(numbers, "totals")
-            for place, number in zip(sent, numbers, strict=True):
-                totals[place] = number
-        return Totals(*totals)
+            sums = [*numbers]
+        asked = nothing if stop is None else sums.pop()
+        share = nothing + 1.0 if counted is None else sums.pop()
+        squares, whole_loss = sums
+        return Totals(squares, whole_loss, share, asked)
 
 
 def squared_norm(grads: Sequence[Tensor]) -> Tensor:

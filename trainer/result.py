@@ -7,6 +7,7 @@ cause stands even if other ranks fail later. Torch-free.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -16,7 +17,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from foundation.energy import in_all
@@ -83,15 +83,11 @@ def completed(
 
 
 def step_line(
-    config: TrainConfig,
-    world_size: int,
-    number: int,
-    step_time_s: float,
-    further: Mapping[str, float] = MappingProxyType({}),
+    config: TrainConfig, world_size: int, number: int, step_time_s: float, more: Mapping[str, float]
 ) -> str:
     """Metrics of one step, counted from 1, as a line for whoever watches the trial."""
     figures = {"step": number, "step_time_s": step_time_s, **rates(config, world_size, step_time_s)}
-    figures |= further
+    figures |= more
     return "MESHTUNE_STEP " + json.dumps(figures)
 
 
@@ -120,10 +116,8 @@ def _divergence(losses: Sequence[float], skipped_steps: int) -> tuple[str, str] 
         if not math.isfinite(loss):
             return f"step {step}", f"the loss of step {step} is {loss}"
     if losses and skipped_steps >= len(losses):
-        return (
-            f"step {len(losses) - 1}",
-            f"all {len(losses)} optimizer steps were skipped: the gradients overflowed",
-        )
+        said = f"all {len(losses)} optimizer steps were skipped: the gradients overflowed"
+        return f"step {len(losses) - 1}", said
     return None
 
 
@@ -145,10 +139,8 @@ def failure(
 def versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in ("meshtune", "torch"):
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

@@ -59,12 +59,9 @@ def run(path: Path, environ: MutableMapping[str, str]) -> int:
     try:
         peers = Peers(place, config.collective_timeout_s)
     except (RuntimeError, OSError) as error:  # the machine's fault: no result of the configuration
-        print(
-            f"error: rank {place.rank} cannot meet its {place.world_size - 1} peers at "
-            f"{place.master_addr}:{place.master_port}: {error}",
-            file=sys.stderr,
-            flush=True,
-        )
+        there = f"{place.world_size - 1} peers at {place.master_addr}:{place.master_port}"
+        said = f"error: rank {place.rank} cannot meet its {there}: {error}"
+        print(said, file=sys.stderr, flush=True)
         return exit_codes.EXIT_FAILED
     return _Run(config, place, peers, directory).run()
 
@@ -94,10 +91,10 @@ class _Run:
             code = self._report(error)
             if self.place.world_size > 1:
                 end_process(code)
-            self._destroy_group()
-            return code
-        self.peers.part()
-        self._destroy_group()
+        else:
+            self.peers.part()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         return code
 
     def _train(self) -> dict[str, Any]:
@@ -197,10 +194,6 @@ class _Run:
             print(f"{said}; no result.json: {trouble}", file=sys.stderr, flush=True)
         self.peers.tell(said)
         return _CODES[status]
-
-    def _destroy_group(self) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 @contextlib.contextmanager

@@ -109,7 +109,7 @@ class Trainer:
         self.config = config
         self.device = device
         self.traffic = Traffic(device.clock if config.time_communication else None)
-        self.mesh = build_mesh(config, device.type, device.local_world_size, self.traffic)
+        self.mesh = build_mesh(config, device.torch, device.local_world_size, self.traffic)
         if config.async_tp and self.mesh.tp.group is not None:
             tokens = config.mbs * config.model.seq_length // (config.tp * config.cp)
             row_bytes = config.model.hidden_size * config.format.bits // 8
@@ -122,12 +122,12 @@ class Trainer:
             config, self.mesh, self.depth, deferred or kernels, device
         )
         placed = ShardedWeights if self.mesh.placement.fully_sharded else WholeWeights
-        self.weights: Weights = placed(stages, self.mesh, config, device.torch)
+        self.weights: Weights = placed(stages, self.mesh, config)
         self.depth.receive = self.weights.receive
         if deferred is not None:
             deferred.take_over(stages, self.weights.receive)
         self.optimizer = Optimizer(self.weights, config.optimizer, self.mesh, self.scaler)
-        self.balance = Balance(stages, self.mesh, config, device.torch, lambda: self.scaler.scale)
+        self.balance = Balance(stages, self.mesh, config, lambda: self.scaler.scale)
         self.checkpoints = Checkpoints(config)
         self.tuning: Tuning | None = None
         if isinstance(kernels, TunedKernels):
@@ -138,7 +138,7 @@ class Trainer:
         self.ahead_of: Dataset | None = None
         self.run: Pipeline | GradientAccumulation
         if config.pp > 1:
-            self.run = Pipeline(config, self.mesh, stages, self._loss, device.torch, deferred)
+            self.run = Pipeline(config, self.mesh, stages, self._loss, deferred)
         else:
             self.run = GradientAccumulation(stages[0], self._loss)
 

@@ -254,7 +254,7 @@ def test_the_space_and_the_engine_know_alike_what_deepspeed_cannot_train(
             continue
         config = TrainConfig.parse(space.train_config(raws[row], "x"))
         world_size = 4 * raws[row]["num_nodes"]
-        reason = deepspeed_unsupported(config, world_size, device)
+        reason = deepspeed_unsupported(config, world_size, device, None)
         assert refused[row] == (reason is not None), (raws[row], reason)
     assert 0 < np.count_nonzero(refused[asked]) < len(asked)
 

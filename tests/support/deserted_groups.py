@@ -30,7 +30,7 @@ CONFIG = {
 def given_up(rank: int, folder: str) -> list[str]:
     store = dist.FileStore(f"{folder}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    mesh = build_mesh(TrainConfig.parse(CONFIG), "cpu", None, Traffic())
+    mesh = build_mesh(TrainConfig.parse(CONFIG), torch.device("cpu"), None, Traffic())
     groups = {
         "states": mesh.states.group,
         "cp": mesh.cp.group,

@@ -54,7 +54,7 @@ def memory(*peaks: int) -> list[dict[str, int]]:
 
 
 def test_a_steps_line_has_the_rates_that_the_result_would_have_of_that_step_alone() -> None:
-    word, text = step_line(CONFIG, 8, 2, 0.5).split(" ", 1)
+    word, text = step_line(CONFIG, 8, 2, 0.5, {}).split(" ", 1)
     assert word == "MESHTUNE_STEP"
     step = json.loads(text)
     assert (step.pop("step"), step.pop("step_time_s")) == (2, 0.5)

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -38,18 +38,17 @@ from trainer.plan.limits import ConfigError
 from trainer.runtime.phase import phase
 
 T = TypeVar("T")
+Group: TypeAlias = dist.ProcessGroup
 
 
-def on_first(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+def on_first(action: Callable[[], T], group: Group | None = None) -> T:
     """Run on rank 0; every rank gets its result, or raises its error."""
-    found: list[Any] = [None]
-    if dist.get_rank() == 0:
-        found = [_outcome(action)]
+    found: list[Any] = [_outcome(action) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(found, group=group)  # an answer may be long: gather none
     return _raised(found)[0]
 
 
-def on_each(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
+def on_each(action: Callable[[], T], group: Group | None = None) -> list[T]:
     """Run on every rank; each gets all results, or raises the first rank's error."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, _outcome(action), group)
@@ -89,7 +88,7 @@ class Checkpoints:
         self.config = config
         self.folder = Path(config.save) if config.save else None
         self.source = Path(config.load) if config.load else None
-        self.group: dist.ProcessGroup | None = None  # of writing beside the training
+        self.group: Group | None = None  # of writing beside the training
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.pending: Future[None] | None = None
 
@@ -180,7 +179,7 @@ class Checkpoints:
             writer = FileSystemWriter(draft)
             if not self.config.async_save:
                 dcp.save({}, storage_writer=writer, planner=SaveChunks(held))
-                _conclude(draft, final, record, self.config.keep_latest_k)
+                self._conclude(draft, final, record)
                 return final
             if self.group is None:
                 timeout = timedelta(seconds=self.config.collective_timeout_s)
@@ -204,7 +203,17 @@ class Checkpoints:
         """Finish a checkpoint once torch has written it; runs in a thread."""
         with self._failing(final):
             written.result()
-            _conclude(draft, final, record, self.config.keep_latest_k, self.group)
+            self._conclude(draft, final, record, self.group)
+
+    def _conclude(
+        self, draft: Path, final: Path, record: folders.Record, group: Group | None = None
+    ) -> None:
+        """Write checksums and rename the checkpoint, once every rank has written its part."""
+        written = f"__{dist.get_rank()}_*.distcp"
+        own = on_each(lambda: {file.name: checksum(file) for file in draft.glob(written)}, group)
+        checksums = {name: value for rank in own for name, value in rank.items()}
+        keep = self.config.keep_latest_k
+        on_first(lambda: folders.finish(draft, final, record, checksums, keep), group)
 
     @contextlib.contextmanager
     def _failing(self, final: Path) -> Iterator[None]:
@@ -214,20 +223,6 @@ class Checkpoints:
             if dist.get_rank() == 0:
                 folders.remove_partial(final.parent)
             raise CheckpointError(f"cannot save {final}: {_cause(error)}") from error
-
-
-def _conclude(
-    draft: Path,
-    final: Path,
-    record: folders.Record,
-    keep: int,
-    group: dist.ProcessGroup | None = None,
-) -> None:
-    """Write checksums and rename the checkpoint, once every rank has written its part."""
-    written = f"__{dist.get_rank()}_*.distcp"
-    own = on_each(lambda: {file.name: checksum(file) for file in draft.glob(written)}, group)
-    checksums = {name: value for rank in own for name, value in rank.items()}
-    on_first(lambda: folders.finish(draft, final, record, checksums, keep), group)
 
 
 def _verify(path: Path) -> None:
@@ -260,10 +255,8 @@ def restore(trainer: Checkpointed, path: Path, verified: bool = False) -> int:
             f"cannot read {path}: {_cause(error)}; without that folder the run goes on from the "
             "checkpoint before it"
         ) from error
-    samples = record.samples
-    if samples is None:
-        samples = record.step * trainer.global_batch
-    trainer.consumed = Consumed(record.step, samples)
+    read = record.step * trainer.global_batch if record.samples is None else record.samples
+    trainer.consumed = Consumed(record.step, read)
     adamw = trainer.optimizer.adamw
     if adamw is not None:
         for state in adamw.state.values():

@@ -11,13 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, planner
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, metadata, planner
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from trainer.model.parameters import Piece
@@ -41,8 +35,9 @@ class Chunk(NamedTuple):
     writes: bool  # this rank saves the chunk, of all ranks that hold it
 
     @property
-    def extent(self) -> ChunkStorageMetadata:
-        return ChunkStorageMetadata(torch.Size(self.slice.offsets), torch.Size(self.slice.sizes))
+    def extent(self) -> metadata.ChunkStorageMetadata:
+        _, offsets, sizes = self.slice
+        return metadata.ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
 
 
 def chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> Iterator[Chunk]:
@@ -51,12 +46,11 @@ def chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> Iterator[Ch
     Names are ``model.``, ``exp_avg.`` or ``exp_avg_sq.`` and that of the parameter in the whole
     model.
     """
-    paths = {module: path for stage in stages for path, module in stage.named_modules()}
     tied = stages[0].model.tied_embeddings
     number = 0
     for piece in optimizer.weights.pieces():
         slot = piece.slot
-        name = f"{paths[slot.module]}.{slot.name}"
+        name = f"{slot.path}.{slot.name}"
         if name == "head.weight" and tied:
             name = "embedding.weight"
         shard = shard_of(slot.module, slot.name)
@@ -102,17 +96,14 @@ class SaveChunks(DefaultSavePlanner):
     def create_local_plan(self) -> planner.SavePlan:
         items = []
         for chunk in self.chunks.values():
-            data = planner.TensorWriteData(
-                chunk=chunk.extent,
-                properties=TensorProperties.create_from_tensor(chunk.data),
-                size=torch.Size(chunk.whole),
-            )
-            index = MetadataIndex(chunk.name, chunk.extent.offsets)
+            properties = metadata.TensorProperties.create_from_tensor(chunk.data)
+            data = planner.TensorWriteData(chunk.extent, properties, torch.Size(chunk.whole))
+            index = metadata.MetadataIndex(chunk.name, chunk.extent.offsets)
             items.append(planner.WriteItem(index, planner.WriteItemType.SHARD, tensor_data=data))
         self.plan = planner.SavePlan(items)
         return self.plan
 
-    def lookup_object(self, index: MetadataIndex) -> Tensor:
+    def lookup_object(self, index: metadata.MetadataIndex) -> Tensor:
         return self.chunks[index.fqn, index.offset].data
 
 
@@ -135,15 +126,15 @@ class LoadChunks(DefaultLoadPlanner):
 
     def create_local_plan(self) -> planner.LoadPlan:
         assert self.metadata is not None
-        wanted: dict[str, list[ChunkStorageMetadata]] = {}
+        wanted: dict[str, list[metadata.ChunkStorageMetadata]] = {}
         for chunk in self.chunks.values():
             wanted.setdefault(chunk.name, []).append(chunk.extent)
         items = []
         for name, extents in wanted.items():
             saved = self.metadata.state_dict_metadata[name]
-            assert isinstance(saved, TensorStorageMetadata)
+            assert isinstance(saved, metadata.TensorStorageMetadata)
             items += create_read_items_for_chunk_list(name, saved, extents)
         return planner.LoadPlan(items)
 
-    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+    def lookup_tensor(self, index: metadata.MetadataIndex) -> Tensor:
         return self.chunks[index.fqn, index.offset].data

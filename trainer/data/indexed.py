@@ -31,11 +31,9 @@ from trainer.plan.limits import ConfigError
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 VERSION = 1
+_NAMES = ("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16")
 DTYPES: dict[int, np.dtype] = {
-    code: np.dtype(name).newbyteorder("<")
-    for code, name in enumerate(
-        ("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"), start=1
-    )
+    code: np.dtype(name).newbyteorder("<") for code, name in enumerate(_NAMES, start=1)
 }
 INT32, UINT16 = 4, 8
 _REMEDY = "build it with `meshtune prepare-data FILES --out {prefix}`"

@@ -74,20 +74,14 @@ def load_deepspeed(config: TrainConfig, device: Device) -> ModuleType:
 def deepspeed_config(config: TrainConfig, placement: Placement) -> dict[str, Any]:
     """Configuration for ``deepspeed.initialize``, of one that ``deepspeed.rules`` accepts."""
     stage, optimizer = zero_stage(placement), config.optimizer
-    adamw = {
-        "torch_adam": True,
-        "fused": True,
-        "lr": optimizer.lr,
-        "betas": [optimizer.beta1, optimizer.beta2],
-        "eps": optimizer.eps,
-        "weight_decay": optimizer.weight_decay,
-    }
+    adamw = {"torch_adam": True, "fused": True, "betas": [optimizer.beta1, optimizer.beta2]}
+    adamw |= optimizer.model_dump(include={"lr", "eps", "weight_decay"})
     values: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": config.mbs,
         "gradient_accumulation_steps": config.gas,
         "steps_per_print": config.steps + 1,
         # Infinite: it then counts the norm, which it does not without clipping.
-        "gradient_clipping": config.optimizer.grad_clip or float("inf"),
+        "gradient_clipping": optimizer.grad_clip or float("inf"),
         "optimizer": {"type": "AdamW", "params": adamw},
         "zero_optimization": _zero(config, placement, stage),
         "communication_data_type": config.reduce_precision,
@@ -183,16 +177,12 @@ def _build_whole(
 
 def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Parameters by whether weight decay applies: to matrices, not to norms and biases."""
-    matrices: list[nn.Parameter] = []
-    vectors: list[nn.Parameter] = []
+    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for parameter in module.parameters():
         shape = getattr(parameter, "ds_shape", parameter.shape)  # as a layer, if it is split
-        (matrices if len(shape) > 1 else vectors).append(parameter)
-    groups = [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+        groups[len(shape) > 1].append(parameter)
+    decays = {True: weight_decay, False: 0.0}
+    return [{"params": p, "weight_decay": decays[kind]} for kind, p in groups.items() if p]
 
 
 def _check_visible(ranks_per_node: int) -> None:
@@ -230,11 +220,9 @@ class DeepSpeedTrainer:
             _check_visible(config.topology(ranks, local).ranks_per_node)
         with contextlib.redirect_stdout(sys.stderr):
             module = self._build(deepspeed, values)
-            self.engine, *_ = deepspeed.initialize(
-                model=module,
-                model_parameters=_groups(module, config.optimizer.weight_decay),
-                config=values,
-            )
+            groups = _groups(module, config.optimizer.weight_decay)
+            given = {"model": module, "model_parameters": groups, "config": values}
+            self.engine, *_ = deepspeed.initialize(**given)
         if values["zero_optimization"]["stage"] == 0:
             if config.precision == "fp32":
                 self._keep_norm()

@@ -44,13 +44,6 @@ class PipedEmbedding(Embedding):
         return super().forward(tokens.t())
 
 
-class PipedHead(Head):
-    """A head with a weight of its own."""
-
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # one tensor passes
-        return super().forward(x, None)
-
-
 def build_pipeline(config: TrainConfig) -> PipelineModule:
     """This rank's stage with its first weights; every rank must call it.
 
@@ -64,12 +57,12 @@ def build_pipeline(config: TrainConfig) -> PipelineModule:
             "embedding", PipedEmbedding, model, forward_fn=lambda e, x: F.linear(x, e.weight)
         )
     else:
-        entry, head = LayerSpec(PipedEmbedding, model), LayerSpec(PipedHead, model, True)
+        entry, head = LayerSpec(PipedEmbedding, model), LayerSpec(Head, model, True)
     specs.append(("embedding.", entry))
     if model.positions == "learned":
         specs.append(("positions.", LayerSpec(Positions, model)))
-    for layer in range(model.num_layers):
-        specs.append((f"blocks.{layer}.", LayerSpec(PipedBlock, model, layer)))
+    layers = range(model.num_layers)
+    specs += [(f"blocks.{layer}.", LayerSpec(PipedBlock, model, layer)) for layer in layers]
     norm = norm_layer(model)
     last = LayerSpec(type(norm), norm.normalized_shape, eps=norm.eps)
     specs += [("norm.", last), ("head.", head)]

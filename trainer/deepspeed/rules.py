@@ -27,10 +27,7 @@ def deepspeed_requirements(device_type: DeviceType) -> tuple[Requirement, ...]:
 
 
 def unsupported(
-    config: TrainConfig,
-    world_size: int,
-    device_type: DeviceType,
-    local_world_size: int | None = None,
+    config: TrainConfig, world_size: int, device_type: DeviceType, local_world_size: int | None
 ) -> str | None:
     """Why DeepSpeed cannot train a valid configuration, whatever its ``engine``; None if it can.
 

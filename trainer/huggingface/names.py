@@ -6,11 +6,11 @@ projections of SwiGLU. GPT-2's matrices are transposed there.
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from operator import ge, le
 from pathlib import Path
 from typing import Any
 
@@ -113,11 +113,7 @@ def rope_of(model: ModelConfig) -> dict[str, Any]:
 
 
 # A shorter sequence reads fewer positions, and our vocabulary may be rounded up.
-_COMPARED = {
-    "max_position_embeddings": operator.le,
-    "n_positions": operator.le,
-    "vocab_size": operator.ge,
-}
+_COMPARED = {"max_position_embeddings": le, "n_positions": le, "vocab_size": ge}
 _NO_MATTER = ("architectures", "torch_dtype", "rope_scaling", "num_nextn_predict_layers")
 
 

@@ -103,10 +103,8 @@ class Weights:
         )
 
     def _misfit(self, names: list[str], tensors: list[Tensor], chunk: Chunk) -> ConfigError:
-        shapes = ", ".join(
-            f"{name} with shape {list(tensor.shape)}"
-            for name, tensor in zip(names, tensors, strict=True)
-        )
+        pairs = zip(names, tensors, strict=True)
+        shapes = ", ".join(f"{name} with shape {list(tensor.shape)}" for name, tensor in pairs)
         return ConfigError(
             f"initial_load_path: {self.folder} has {shapes}, of which {chunk.name} with shape "
             f"{list(chunk.whole)} cannot be made"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from trainer.model.kernels import Kernels
+from trainer.model.kernels import Bias, Kernels
 from trainer.model.linear import Linear
 from trainer.model.transformer import Head, Stage
 
@@ -47,7 +47,7 @@ class DeferredKernels(Kernels):
                 if isinstance(module, kinds) and module.weight is not None:
                     module.weight.requires_grad_(False)
 
-    def outputs(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def outputs(self, x: Tensor, weight: Tensor, bias: Bias = None) -> Tensor:
         return self.inner.outputs(x, weight, bias)
 
     def input_gradient(self, grad: Tensor, weight: Tensor) -> Tensor:

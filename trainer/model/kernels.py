@@ -8,7 +8,7 @@ which pays if its kernel is much faster (Singh et al. 2024, section V-C).
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from torch import Tensor
 
 Form = Literal["NN", "NT", "TN"]
 FORMS: tuple[Form, ...] = ("NN", "NT", "TN")
+Bias: TypeAlias = Tensor | None  # of a projection or a norm, if it has one
 
 
 class Kernels:
@@ -27,7 +28,7 @@ class Kernels:
     own_gradients = False
     """Whether gradients are these kernels' own where no axis splits a layer, not autograd's."""
 
-    def outputs(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def outputs(self, x: Tensor, weight: Tensor, bias: Bias = None) -> Tensor:
         """y, with the bias added."""
         return F.linear(x, weight, bias)
 
@@ -68,7 +69,7 @@ class TunedKernels(Kernels):
         self.calls: Counter[Product] = Counter()
         self.counts = True
 
-    def outputs(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def outputs(self, x: Tensor, weight: Tensor, bias: Bias = None) -> Tensor:
         product = Product("NT", x.size(0) * x.size(1), x.size(2), weight.size(0), bias is not None)
         if form := self._other_form(product):
             return like(x, in_form(form, product, x.flatten(0, 1), weight.t(), bias))
@@ -93,9 +94,7 @@ class TunedKernels(Kernels):
         return None if form == product.form else form
 
 
-def in_form(
-    form: Form, product: Product, left: Tensor, right: Tensor, bias: Tensor | None = None
-) -> Tensor:
+def in_form(form: Form, product: Product, left: Tensor, right: Tensor, bias: Bias = None) -> Tensor:
     """The product in a form; operands stored otherwise are copied.
 
     ``left`` is (rows, inner) and ``right`` (inner, columns), stored as ``product`` says; ``bias``,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from trainer.model.slices import Split
+from trainer.model.slices import shard_of
 from trainer.model.transformer import Stage
 from trainer.plan.shards import Traits
 
@@ -16,6 +16,7 @@ class Slot(NamedTuple):
     """The module and the name under which a parameter is found."""
 
     module: nn.Module
+    path: str  # of the module in the whole model
     name: str
     traits: Traits
 
@@ -42,16 +43,9 @@ def slots(stage: Stage) -> Iterator[Slot]:
     """Every parameter of a stage, in forward order; ``splits`` of a module says what is split."""
     pipelined = not (stage.is_first and stage.is_last)
     tied = stage.model.tied_embeddings and pipelined
-    for module in stage.modules():
+    for path, module in stage.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             shared = tied and (module is stage.embedding or module is stage.head)
-            yield Slot(
-                module,
-                name,
-                Traits(
-                    split=getattr(module, "splits", {}).get(name, Split()).axes,
-                    decays=parameter.dim() > 1,
-                    shared=shared,
-                    copy=shared and module is stage.head,
-                ),
-            )
+            split, copy = shard_of(module, name).split.axes, shared and module is stage.head
+            traits = Traits(split, decays=parameter.dim() > 1, shared=shared, copy=copy)
+            yield Slot(module, path, name, traits)

@@ -33,12 +33,8 @@ class LossScaler:
         """Update the scale after a step; returns whether the step was done, not skipped."""
         if not self.enabled:
             return True
-        if not finite:
-            self.scale /= 2
-            self.good_steps = 0
-            return False
         self.good_steps += 1
-        if self.good_steps == self.interval:
-            self.scale *= 2
+        if not finite or self.good_steps == self.interval:
+            self.scale *= 2.0 if finite else 0.5
             self.good_steps = 0
-        return True
+        return finite

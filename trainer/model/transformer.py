@@ -224,12 +224,10 @@ class Head(nn.Module):
 
     def __init__(self, model: ModelConfig, own_weight: bool) -> None:
         super().__init__()
-        if own_weight:
-            self.weight = nn.Parameter(torch.empty(model.vocab_size, model.hidden_size))
-        else:
-            self.register_parameter("weight", None)
+        sizes = (model.vocab_size, model.hidden_size)
+        self.weight = nn.Parameter(torch.empty(sizes)) if own_weight else None
 
-    def forward(self, x: Tensor, tied: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, tied: Tensor | None = None) -> Tensor:
         return F.linear(x, self.weight if tied is None else tied)
 
 

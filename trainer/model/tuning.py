@@ -11,6 +11,8 @@ import hashlib
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,16 +74,16 @@ class Cache(BaseModel):
         write_atomically(self.path, self.model_dump_json(indent=1), private=True)
 
 
+@dataclass
 class Tuning:
     """Chooses the forms of a job's products; every rank has one."""
 
-    def __init__(self, kernels: TunedKernels, device: Device, dtype: torch.dtype) -> None:
-        self.kernels = kernels
-        self.device = device
-        self.dtype = dtype
-        self.choices: dict[Product, Choice] = {}
-        self.timed: set[Product] = set()
-        self.tuning_s = 0.0
+    kernels: TunedKernels
+    device: Device
+    dtype: torch.dtype
+    choices: dict[Product, Choice] = field(default_factory=dict)
+    timed: set[Product] = field(default_factory=set)
+    tuning_s: float = 0.0
 
     def after_step(self) -> float:
         """Settle the forms after the first step; called after each. Returns the seconds it took."""
@@ -136,7 +138,7 @@ class Tuning:
         rivals = {
             product: (product.form, fastest)
             for product, times in first.items()
-            if product in mine and (fastest := _fastest(times)) != product.form
+            if product in mine and (fastest := min(times, key=times.__getitem__)) != product.form
         }
         second = self._slowest(rivals)
         return {
@@ -157,9 +159,7 @@ class Tuning:
 
     def _time(self, product: Product, forms: tuple[Form, ...]) -> dict[Form, float]:
         left, right, bias = self._operands(product)
-        calls = {
-            form: lambda form=form: in_form(form, product, left, right, bias) for form in forms
-        }
+        calls = {form: partial(in_form, form, product, left, right, bias) for form in forms}
         return alternately(calls, self.device.clock)
 
     def _operands(self, product: Product) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -179,14 +179,10 @@ def choose(default: Form, first: Mapping[Form, float], second: Mapping[Form, flo
 
     ``first`` has times of all forms, ``second`` of the default and of the fastest of the first.
     """
-    best = _fastest(first)
+    best = min(first, key=first.__getitem__)
     if all(times[best] <= WORTH * times[default] for times in (first, second)):
         return Choice(form=best, default_s=second[default], form_s=second[best])
     return Choice(form=default, default_s=second[default], form_s=second[default])
-
-
-def _fastest(times: Mapping[Form, float]) -> Form:
-    return min(times, key=lambda form: times[form])
 
 
 def alternately(

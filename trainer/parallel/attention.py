@@ -7,7 +7,7 @@ gradients are its part of the whole.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -57,36 +57,25 @@ def block_gradients(
     key, value = (_for_each_head(x, query) for x in (key, value))
     scale, widths = query.size(-1) ** -0.5, (query.size(-1), key.size(-1), value.size(-1))
     tensors = _filled(grad, query, key, value, attended.output)
-    found = _backward(tensors, attended.log_sum, causal, scale)
-    of_query, of_key, of_value = (x[..., :n] for x, n in zip(found, widths, strict=True))
-    return of_query, _over_heads(of_key, key_heads), _over_heads(of_value, key_heads)
-
-
-def _backward(
-    tensors: tuple[Tensor, ...], log_sum: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, ...]:
-    """The kernel's own backward pass of (gradient, query, key, value, output)."""
-    grad, query, key, value, output = tensors
+    log_sum = attended.log_sum
     if query.device.type == "cpu":
-        return _ops._scaled_dot_product_flash_attention_for_cpu_backward(
+        found = _ops._scaled_dot_product_flash_attention_for_cpu_backward(
             *tensors, log_sum, 0.0, causal, scale=scale
         )
-    if query.dtype == torch.float32:
+    elif query.dtype == torch.float32:
         # The kernel reads rows of log-sums that are filled up to 32.
         log_sum = F.pad(log_sum, (0, -query.size(2) % 32)).contiguous()
         seed = torch.zeros((), dtype=torch.int64)  # of dropout, which there is none of
-        return _ops._scaled_dot_product_efficient_attention_backward(
-            *(grad, query, key, value, None, output, log_sum, seed, seed, 0.0),
-            [True, True, True, False],
-            causal,
-            scale=scale,
-        )[:3]
-    seed = torch.zeros(2, dtype=torch.uint64, device=log_sum.device)
-    return _ops._scaled_dot_product_flash_attention_backward(
-        *tensors,
-        *(log_sum.contiguous(), None, None, query.size(2), key.size(2), 0.0, causal, seed, seed),
-        scale=scale,
-    )
+        *inputs, output = tensors
+        rest: Any = (None, output, log_sum, seed, seed, 0.0, [True, True, True, False], causal)
+        found = _ops._scaled_dot_product_efficient_attention_backward(*inputs, *rest, scale=scale)
+    else:
+        seed = torch.zeros(2, dtype=torch.uint64, device=log_sum.device)
+        lengths = (query.size(2), key.size(2))
+        rest = (log_sum.contiguous(), None, None, *lengths, 0.0, causal, seed, seed)
+        found = _ops._scaled_dot_product_flash_attention_backward(*tensors, *rest, scale=scale)
+    of_query, of_key, of_value = (x[..., :n] for x, n in zip(found[:3], widths, strict=True))
+    return of_query, _over_heads(of_key, key_heads), _over_heads(of_value, key_heads)
 
 
 def _filled(*tensors: Tensor) -> tuple[Tensor, ...]:

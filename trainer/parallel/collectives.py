@@ -6,7 +6,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -40,6 +40,10 @@ Purpose = Literal[
     "totals",  # gradient norm and loss
 ]
 Metric = Literal["bytes", "calls", "seconds"]
+Report = dict[str, dict[str, dict[str, float]]]
+Collective = Callable[..., dist.Work | None]
+Op: TypeAlias = dist.ReduceOp.RedOpType
+SUM, AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 
 
 class Traffic:
@@ -69,12 +73,10 @@ class Traffic:
         finally:
             self.counting = True
 
-    def report(self, steps: int) -> dict[str, dict[str, dict[str, float]]]:
+    def report(self, steps: int) -> Report:
         """Per step: ``{"bytes": {purpose: {level: ...}}, "calls": ..., "seconds": ...}``."""
         timed = () if self.clock is None else ("seconds",)
-        report: dict[str, dict[str, dict[str, float]]] = {
-            name: {} for name in ("bytes", "calls", *timed)
-        }
+        report: Report = {name: {} for name in ("bytes", "calls", *timed)}
         for (name, purpose, level), total in sorted(self.totals.items()):
             whole = name != "seconds" and total % steps == 0
             share = total // steps if whole else total / steps
@@ -105,21 +107,16 @@ class Group:
         return self._do(purpose, (self.size - 1) * share.nbytes, async_op, gather)
 
     def reduce_scatter(
-        self,
-        share: Tensor,
-        whole: Tensor,
-        purpose: Purpose,
-        op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
-        async_op: bool = False,
+        self, share: Tensor, whole: Tensor, purpose: Purpose, op: Op = SUM, async_op: bool = False
     ) -> dist.Work:
         """Reduce ``whole`` over the ranks; each gets its ``share`` of the first dimension."""
         scatter = partial(self._reduce_scatter, share, whole, op)
         return self._do(purpose, (self.size - 1) * share.nbytes, async_op, scatter)
 
     def _reduce_scatter(
-        self, share: Tensor, whole: Tensor, op: dist.ReduceOp.RedOpType, async_op: bool
+        self, share: Tensor, whole: Tensor, op: Op, async_op: bool
     ) -> dist.Work | None:
-        average, far = op == dist.ReduceOp.AVG, self.level is Level.INTER_NODE
+        average, far = op == AVG, self.level is Level.INTER_NODE
         if not self.on_gloo or (average and far):
             return dist.reduce_scatter_single(share, whole, op, self.handle, async_op)
         if far and not async_op:
@@ -131,11 +128,7 @@ class Group:
         return work
 
     def all_reduce(
-        self,
-        tensor: Tensor,
-        purpose: Purpose,
-        op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
-        async_op: bool = False,
+        self, tensor: Tensor, purpose: Purpose, op: Op = SUM, async_op: bool = False
     ) -> dist.Work:
         """Reduce in place; every rank gets the whole."""
         sent = 2 * (self.size - 1) * tensor.nbytes // self.size  # a ring's
@@ -190,7 +183,7 @@ class Group:
         self.traffic.add("tensor", self.level, (self.size - 1) * share.nbytes)
         return share
 
-    def rotate(self, received: Tensor, sent: Tensor, purpose: Purpose) -> Callable[[], None]:
+    def rotate(self, received: Tensor, sent: Tensor) -> Callable[[], None]:
         """Start sending to the next rank and receiving from the previous; the result waits."""
         before, after = (self.ranks[(self.rank + step) % self.size] for step in (-1, 1))
         ops = [
@@ -210,15 +203,11 @@ class Group:
             works.clear()
             ops.clear()  # until here they hold the memory
 
-        self._do(purpose, sent.nbytes, True, begin)
+        self._do("context", sent.nbytes, True, begin)
         return finish
 
     def _do(
-        self,
-        purpose: Purpose,
-        num_bytes: int,
-        async_op: bool,
-        collective: Callable[..., dist.Work | None],
+        self, purpose: Purpose, num_bytes: int, async_op: bool, collective: Collective
     ) -> dist.Work:
         self.traffic.add(purpose, self.level, num_bytes)
         clock = self.traffic.clock

@@ -109,7 +109,7 @@ class _RingAttention(torch.autograd.Function):
                 arrive()
                 part = part + total
             total = torch.empty_like(part)
-            arrive = group.rotate(total, part.contiguous(), "context")
+            arrive = group.rotate(total, part.contiguous())
         assert total is not None and arrive is not None
         arrive()
         of_key, of_value = _unpacked(total + _packed(*own[1:]), key, value)
@@ -172,13 +172,13 @@ def _others(
     """
     here = _packed(key, value)
     arriving = torch.empty_like(here)
-    wait = group.rotate(arriving, here, "context")
+    wait = group.rotate(arriving, here)
     for step in range(1, group.size):
         wait()
         here = arriving
         if step < group.size - 1:
             arriving = torch.empty_like(here)
-            wait = group.rotate(arriving, here, "context")
+            wait = group.rotate(arriving, here)
         yield step <= group.rank, _unpacked(here, key, value)
 
 

@@ -98,19 +98,14 @@ class Balance:
     """Equal loads of experts, by the auxiliary loss and each router's bias."""
 
     def __init__(
-        self,
-        stages: list[Stage],
-        mesh: Mesh,
-        config: TrainConfig,
-        device: torch.device,
-        loss_scale: Callable[[], float],
+        self, stages: list[Stage], mesh: Mesh, config: TrainConfig, loss_scale: Callable[[], float]
     ) -> None:
         self.mixtures = [mixture for stage in stages for mixture in stage_mixtures(stage)]
         self.rate = config.moe_router_bias_update_rate
         self.groups = [axis.group for axis in (mesh.states, mesh.tp) if axis.group is not None]
         coefficient = config.moe_aux_loss_coeff / config.gas
         for mixture in self.mixtures:
-            bias = mixture.router.bias
+            bias, device = mixture.router.bias, mixture.router.weight.device
             mixture.router.bias = torch.zeros_like(bias, device=device)  # so far without storage
             if self.rate:
                 mixture.loads = torch.zeros_like(bias, dtype=torch.int64, device=device)

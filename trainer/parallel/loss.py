@@ -143,7 +143,7 @@ def chunk_loss(head: Head, group: Group | None, sequence: bool) -> None:
     """Let an output layer return the loss, computed in chunks, where it is given targets."""
     compute_logits = head.forward
 
-    def forward(x: Tensor, tied: Tensor | None, targets: Tensor | None = None) -> Tensor:
+    def forward(x: Tensor, tied: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
         if targets is None:
             return compute_logits(x, tied)
         weight = head.weight if tied is None else tied

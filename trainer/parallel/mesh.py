@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -13,6 +15,8 @@ from trainer.parallel.collectives import Group, Traffic
 from trainer.plan.axes.mesh import GRID, Axes
 from trainer.plan.config import TrainConfig
 from trainer.plan.placement import Placement, Topology
+
+Ranks = list[list[int]]  # of each group
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ class Holders:
 class Mesh:
     """This rank among all, and its groups; ``trainer.plan.axes`` has the order of the axes."""
 
-    device_type: str
+    device: torch.device
     axes: Axes
     topology: Topology
     placement: Placement
@@ -87,7 +91,7 @@ class Mesh:
     grid: Grid
     world: Group
     traffic: Traffic
-    timeout: timedelta  # limit for every collective in every group
+    subgroup: Callable[[Ranks], Group | None]  # this rank's group of these
     folded: bool  # whether the last stage is on the first pipeline rank, see ``StageLayout``
     embedding: Group | None  # first and last pipeline rank, when they share a tied embedding
     _blocks: dict[tuple[int, int, str], Group | None] = field(default_factory=dict)
@@ -141,19 +145,18 @@ class Mesh:
         """
         if size == 1:
             return None
-        if self.device_type != "cpu":
+        if self.device.type != "cpu":
             stream = "main"
         if size == self.states.size and stream == "main":
             return self.states.group
         key = (size, stride, stream)
         if key not in self._blocks:
-            every = self.axes.of_states.groups("dp", size, stride)
-            self._blocks[key] = _subgroup(every, self.topology, self.traffic, self.timeout)
+            self._blocks[key] = self.subgroup(self.axes.of_states.groups("dp", size, stride))
         return self._blocks[key]
 
 
 def build_mesh(
-    config: TrainConfig, device_type: str, local_world_size: int | None, traffic: Traffic
+    config: TrainConfig, device: torch.device, local_world_size: int | None, traffic: Traffic
 ) -> Mesh:
     """Arrange all ranks, each of which must call it; raises ConfigError if they do not fit."""
     world_size = dist.get_world_size()
@@ -161,25 +164,24 @@ def build_mesh(
     topology = config.topology(world_size, local_world_size)
     axes = config.axes(world_size)
     timeout = timedelta(seconds=config.collective_timeout_s)
+    subgroup = partial(_subgroup, topology, traffic, timeout)
     found = {}
     for name, size in axes.of_states.sizes.items():
-        every = axes.of_states.groups(name)
-        group = _subgroup(every, topology, traffic, timeout, own=False) if size > 1 else None
+        group = subgroup(axes.of_states.groups(name), own=False) if size > 1 else None
         place = axes.of_states.place(dist.get_rank(), name)
         found[name] = Axis(name, size, place, group)
     embedding = context = experts = None
     if config.model.tied_embeddings and config.pp > 1 and not config.stages.folded:
         ends = [[stages[0], stages[-1]] for stages in axes.groups("pp")]
-        embedding = _subgroup(ends, topology, traffic, timeout)
+        embedding = subgroup(ends)
     if config.cp > 1:
-        context = _subgroup(axes.groups("cp"), topology, traffic, timeout)
+        context = subgroup(axes.groups("cp"))
     if config.ep > 1:
         near = axes.of_states.groups("dp", config.ep // config.tp)
         dealt = [[rank + i for rank in one for i in range(config.tp)] for one in near]
-        every = [ranks for ranks in dealt if axes.place(ranks[0], "tp") == 0]
-        experts = _subgroup(every, topology, traffic, timeout)
+        experts = subgroup([ranks for ranks in dealt if axes.place(ranks[0], "tp") == 0])
     return Mesh(
-        device_type=device_type,
+        device=device,
         axes=axes,
         topology=topology,
         placement=config.place(world_size, local_world_size),
@@ -191,18 +193,14 @@ def build_mesh(
         grid=Grid(*(found.get(name, Axis(name, 1, 0, None)) for name in GRID)),
         world=_group(dist.group.WORLD, topology, traffic),
         traffic=traffic,
-        timeout=timeout,
+        subgroup=subgroup,
         folded=config.stages.folded,
         embedding=embedding,
     )
 
 
 def _subgroup(
-    every: list[list[int]],
-    topology: Topology,
-    traffic: Traffic,
-    timeout: timedelta,
-    own: bool = True,
+    topology: Topology, traffic: Traffic, timeout: timedelta, every: Ranks, own: bool = True
 ) -> Group | None:
     """This rank's group of these, which have no rank in common; None if it is in none.
 

@@ -139,8 +139,6 @@ def _row_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(x, weight)
 
 
-def _row_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return _column_gradients(ctx, grad)[:5]
-
-
-row_linear.register_autograd(_row_gradients, setup_context=_row_setup)
+row_linear.register_autograd(
+    lambda ctx, grad: _column_gradients(ctx, grad)[:5], setup_context=_row_setup
+)

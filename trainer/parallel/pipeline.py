@@ -150,19 +150,17 @@ class Pipeline:
         mesh: Mesh,
         stages: list[Stage],
         loss_fn: LossFn,
-        device: torch.device,
-        deferred: DeferredKernels | None = None,
+        deferred: DeferredKernels | None,
     ) -> None:
         self.mesh = mesh
         self.gas = config.gas
         self.stages = stages
         self.loss_fn = loss_fn
-        self.device = device
         self.deferred = deferred
         # NCCL joins a group at its first use, which all ranks must share; the schedule's are not.
         assert mesh.pp.group is not None
-        dist.all_reduce(torch.zeros(1, device=device), group=mesh.pp.group.handle)
         self.group = mesh.pp.group.handle
+        dist.all_reduce(torch.zeros(1, device=mesh.device), group=self.group)
         self.numbers = config.stages.of_rank(mesh.pp.rank)
         self.holder = config.stages.rank_of
         self.io = [_stage_io(config, mesh, stage) for stage in stages]
@@ -171,8 +169,8 @@ class Pipeline:
                 _Opaque(stage, deferred),
                 number,
                 config.pp * config.vpp,
-                device,
-                group=mesh.pp.group.handle,
+                mesh.device,
+                group=self.group,
                 dw_builder=deferred and deferred.taken,
                 **io,
             )
@@ -211,7 +209,8 @@ class Pipeline:
             x = tokens[number]
             for index, stage, io in zip(self.numbers, self.stages, self.io, strict=True):
                 if not stage.is_first and self.holder(index - 1) != self.mesh.pp.rank:
-                    x = self._received(io["input_args"], self.holder(index - 1))
+                    x = torch.empty_like(io["input_args"], device=self.mesh.device)
+                    dist.recv(x, group=self.group, group_src=self.holder(index - 1))
                 wanted = targets[number] if stage.is_last else None
                 x = stage(x, bounds[number] if bounds else None, wanted)
                 if stage.is_last:
@@ -219,11 +218,6 @@ class Pipeline:
                 elif self.holder(index + 1) != self.mesh.pp.rank:
                     dist.send(x.contiguous(), group=self.group, group_dst=self.holder(index + 1))
         return losses
-
-    def _received(self, like: Tensor, sender: int) -> Tensor:
-        x = torch.empty(like.shape, dtype=like.dtype, device=self.device)
-        dist.recv(x, group=self.group, group_src=sender)
-        return x
 
 
 class GradientAccumulation:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.model.kernels import Kernels
+from trainer.model.kernels import Bias, Kernels
 from trainer.parallel.collectives import Group
 
 
@@ -24,7 +24,7 @@ def scatter_sum(x: Tensor, group: Group, async_op: bool = False) -> tuple[Tensor
 
 
 def column_outputs(
-    x: Tensor, weight: Tensor, bias: Tensor | None, group: Any, sequence: bool, kernels: Kernels
+    x: Tensor, weight: Tensor, bias: Bias, group: Any, sequence: bool, kernels: Kernels
 ) -> Tensor:
     """x W^T with W's rows over the group, if any; x whole, or with ``sequence`` a share of it."""
     if sequence and group.fused:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.model.experts import Stacked
-from trainer.model.kernels import Kernels
+from trainer.model.kernels import Bias, Kernels
 from trainer.model.linear import Linear
 from trainer.model.slices import Cut, Split
 from trainer.model.transformer import Embedding, Head, Positions, Stage
@@ -34,7 +34,7 @@ class _ColumnLinear(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         weight: Tensor,
-        bias: Tensor | None,
+        bias: Bias,
         group: Any,
         sequence: bool,
         kernels: Kernels,

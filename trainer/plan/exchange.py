@@ -6,6 +6,7 @@ counters of real ranks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -17,6 +18,7 @@ Pass = Literal["forward", "backward", "repeated"]
 Work = Literal["", "products", "attention", "attention_backward", "layer", "layer_backward"]
 """Computation that can hide an exchange: none; a layer's matrix products in both passes; attention
 or a whole layer in one pass, recomputed or not."""
+Wire = Callable[[Size], Size]  # bytes of n elements in a collective
 
 
 class Habits(Protocol):

@@ -39,8 +39,6 @@ class Chunk:
 
     layers: int  # transformer layers
     predictors: int  # layers of multi-token prediction
-    embedding: bool
-    head: bool  # the output layer and the loss
 
 
 @dataclass(frozen=True)
@@ -77,9 +75,7 @@ def parsed_layout(text: str) -> Layout:
     _check_ends(text, letters)
     _check_predictors(text, letters)
     stages = "".join(letter for letter, _ in letters).split("|")
-    return Layout(
-        tuple(Chunk(s.count("t"), s.count("m"), s[:1] == "E", s[-1:] == "L") for s in stages)
-    )
+    return Layout(tuple(Chunk(stage.count("t"), stage.count("m")) for stage in stages))
 
 
 def chunks_per_rank(texts: Iterable[object], degrees: Collection[object]) -> list[int]:

@@ -85,18 +85,15 @@ class ModelConfig(Described):
 
     @model_validator(mode="after")
     def _agrees(self) -> ModelConfig:
-        """Refuse keys without the others that they need, and sizes that do not divide."""
+        """Refuse keys without the others that they need, sizes that do not divide, and what latent
+        attention has not beside it.
+        """
         self.check_together(_STATED["together"])
         further = {"kv_heads": self.kv_heads, "rotary_size": self.rotary_size}
         values = {**self.model_dump(exclude_none=True), "head_size": self.head_size or 0, **further}
         for condition, refusal in _conditions():
             if condition.names <= values.keys() and not condition.value(values):
                 raise ValueError(refusal.format(**values))
-        return self
-
-    @model_validator(mode="after")
-    def _is_latent_alone(self) -> ModelConfig:
-        """Refuse what latent attention has not beside it."""
         if found := self.beside_latent:
             raise ValueError(f"{', '.join(found)} beside kv_lora_rank: remove it")
         return self
@@ -182,14 +179,8 @@ class ModelConfig(Described):
         if not self.num_experts:
             return None
         assert self.experts_per_token and self.expert_ffn_hidden_size  # as validated
-        return sizes.Mixture(
-            self.num_experts,
-            self.experts_per_token,
-            self.expert_ffn_hidden_size,
-            self.shared_ffn_hidden_size,
-            self.dense_layers,
-            1,
-        )
+        routed = (self.num_experts, self.experts_per_token, self.expert_ffn_hidden_size)
+        return sizes.Mixture(*routed, self.shared_ffn_hidden_size, self.dense_layers, capacity=1)
 
     @property
     def latent(self) -> sizes.Latent | None:

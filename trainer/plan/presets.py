@@ -24,6 +24,7 @@ from trainer.plan.states import DEGREES
 PRESETS: tuple[Preset, ...] = get_args(Preset)
 ZERO_PRESETS = PRESETS[:4]  # by the number of ZeRO's stage
 Value = Any  # one, or a numpy column of them
+Values = Mapping[str, Value]
 
 _SPANS = ("no copy", "one", "pair", "node", "all")
 """Ranks over which presets shard a state; a pair is the node where a card is one device."""
@@ -38,11 +39,7 @@ _QUANTIZED_COPY = np.array([_STATED[name].get("quantized_copy", False) for name 
 
 
 def resolve_presets(
-    said: Mapping[str, Value],
-    counts: Mapping[str, Value],
-    dp: Value,
-    apart: Value,
-    topology: Topology,
+    said: Values, counts: Values, dp: Value, apart: Value, topology: Topology
 ) -> dict[str, Value]:
     """Final ``placement``, ``DEGREES`` and ``QUANTIZED`` of configurations, by name.
 

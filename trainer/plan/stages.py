@@ -76,6 +76,19 @@ class _Listed(NamedTuple):
     fits: Array
 
 
+class _Shares(NamedTuple):
+    """How stages without given layers share the rest."""
+
+    first_given: Array  # whether the first stage's layers are given
+    last_given: Array
+    embedding: Array  # layers that the embedding counts as
+    loss: Array  # those that the output layer with the loss counts as
+    stages: Array  # that share
+    units: Array  # layers that they share, plus what counts as layers
+    whole: Array  # units of each
+    more: Array  # units that are left over
+
+
 @dataclass(frozen=True)
 class StageLayers:
     """Layers per pipeline stage; columns of the broadcast shape of all fields.
@@ -102,14 +115,14 @@ class StageLayers:
     @cached_property
     def first(self) -> Array:
         """Layers of the first stage; all layers without a pipeline."""
-        own = self._share(0) - self._embedding
-        own = self._unless_given(self._first_given, self.first_stage_layers, own)
+        own = self._share(0) - self._shares.embedding
+        own = self._unless_given(self._shares.first_given, self.first_stage_layers, own)
         return own if self._listed is None else np.where(self.listed, self._listed.first, own)
 
     @cached_property
     def second(self) -> Array:
         """Layers of the second stage; 0 if that is the last one, or there is none."""
-        own = np.where(self.pp > 2, self._share(np.where(self._first_given, 0, 1)), 0)
+        own = np.where(self.pp > 2, self._share(np.where(self._shares.first_given, 0, 1)), 0)
         if self._listed is None:
             return own
         return np.where(self.listed, self._listed.between[0][1], own)
@@ -124,8 +137,8 @@ class StageLayers:
     @cached_property
     def last(self) -> Array:
         """Layers of the stage with the output layer."""
-        own = self._share(self._sharing - 1) - self._loss
-        own = self._unless_given(self._last_given, self.last_stage_layers, own)
+        own = self._share(self._shares.stages - 1) - self._shares.loss
+        own = self._unless_given(self._shares.last_given, self.last_stage_layers, own)
         return own if self._listed is None else np.where(self.listed, self._listed.last, own)
 
     @property
@@ -142,12 +155,11 @@ class StageLayers:
     def all_have_some(self) -> Array:
         """Whether every stage and chunk has a layer, and none is left over; layouts may leave
         stages empty."""
-        before_last = self._sharing - np.where(self._last_given, 1, 2)
+        stages, units = self._shares.stages, self._shares.units
+        before_last = stages - np.where(self._shares.last_given, 1, 2)
         between = np.where(self.pp > 2, self._share(before_last), np.inf)
         smallest = np.minimum(np.minimum(self.first, self.last), between)
-        enough = np.where(
-            self._sharing > 0, self._units >= self._sharing * self.vpp, self._units == 0
-        )
+        enough = np.where(stages > 0, units >= stages * self.vpp, units == 0)
         return self.listed | ((smallest >= 1) & enough)
 
     @property
@@ -156,8 +168,9 @@ class StageLayers:
         given = np.mod(self.first_stage_layers, self.vpp) == 0
         given = given & (np.mod(self.last_stage_layers, self.vpp) == 0)
         # Without sharing stages no layer may be left.
-        parts = np.where(self._sharing > 0, self._sharing * self.vpp, np.inf)
-        return self.listed | ((np.mod(self._units, parts) == 0) & (given | (self.pp == 1)))
+        stages = self._shares.stages
+        parts = np.where(stages > 0, stages * self.vpp, np.inf)
+        return self.listed | ((np.mod(self._shares.units, parts) == 0) & (given | (self.pp == 1)))
 
     @cached_property
     def _listed(self) -> _Listed | None:
@@ -194,40 +207,17 @@ class StageLayers:
         return _Listed(rows, first, between, last, fits)
 
     @cached_property
-    def _first_given(self) -> Array:
-        return self._given(self.first_stage_layers)
-
-    @cached_property
-    def _last_given(self) -> Array:
-        return self._given(self.last_stage_layers)
-
-    @cached_property
-    def _embedding(self) -> Array:
-        return np.where(self._first_given, 0, self.account_for_embedding)
-
-    @cached_property
-    def _loss(self) -> Array:
-        return np.where(self._last_given, 0, self.account_for_loss)
-
-    @cached_property
-    def _sharing(self) -> Array:
-        """Stages without given layers."""
-        return self.pp - np.where(self._first_given, 1, 0) - np.where(self._last_given, 1, 0)
-
-    @cached_property
-    def _units(self) -> Array:
-        """Layers that they share, plus what counts as layers."""
-        given = np.where(self._first_given, self.first_stage_layers, 0)
-        given = given + np.where(self._last_given, self.last_stage_layers, 0)
-        return self.num_layers - given + self._embedding + self._loss
-
-    @cached_property
-    def _whole(self) -> Array:
-        return np.floor(self._units / np.maximum(self._sharing, 1))
-
-    @cached_property
-    def _more(self) -> Array:
-        return self._units - self._whole * np.maximum(self._sharing, 1)
+    def _shares(self) -> _Shares:
+        first, last = self._given(self.first_stage_layers), self._given(self.last_stage_layers)
+        embedding = np.where(first, 0, self.account_for_embedding)
+        loss = np.where(last, 0, self.account_for_loss)
+        stages = self.pp - np.where(first, 1, 0) - np.where(last, 1, 0)
+        given = np.where(first, self.first_stage_layers, 0)
+        given = given + np.where(last, self.last_stage_layers, 0)
+        units = self.num_layers - given + embedding + loss
+        whole = np.floor(units / np.maximum(stages, 1))
+        more = units - whole * np.maximum(stages, 1)
+        return _Shares(first, last, embedding, loss, stages, units, whole, more)
 
     def _given(self, layers: Array) -> Array:
         # Few jobs give layers; empty columns would cost time.
@@ -240,7 +230,8 @@ class StageLayers:
 
     def _share(self, number: Array) -> Array:
         """Units of the ``number``-th sharing stage, from 0."""
+        shares = self._shares
         if self.split != "last_fewer":
-            return self._whole + np.where(number < self._more, 1, 0)
-        most = self._whole + np.where(self._more > 0, 1, 0)
-        return np.clip(self._units - number * most, 0, most)
+            return shares.whole + np.where(number < shares.more, 1, 0)
+        most = shares.whole + np.where(shares.more > 0, 1, 0)
+        return np.clip(shares.units - number * most, 0, most)

@@ -13,59 +13,35 @@ import socket
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from foundation.documents import read_document
 from foundation.writing import write_atomically
 from trainer.plan.limits import ConfigError
-from trainer.preflight.probe import (
-    OPERATIONS,
-    Links,
-    Probe,
-    ends_side_by_side,
-    group_shapes,
-    network_adapters,
-)
+from trainer.preflight.probe import Links, Probe, ends_side_by_side, group_shapes, network_adapters
 from trainer.runtime.device import Device
 from trainer.runtime.exit_codes import EXIT_FAILED, EXIT_INVALID, EXIT_OK
 from trainer.runtime.peers import Peers, RankEnvironment, end_process, rank_environment
 
 COLLECTIVE_TIMEOUT_S = 120.0
 SIDE_BY_SIDE_S = 30.0  # for collectives that take milliseconds
-KIB, MIB, GIB = 2**10, 2**20, 2**30
-LATENCY_BYTES = 4 * KIB  # a message that takes as long as an empty one
-
-# (rows, columns, inner) as in layers of Llama 8B, GPT 22B at tp 2, and GPT 175B at tp 8.
-_LAYERS = ((4096, 14336, 4096), (2048, 12288, 6144), (2048, 4608, 12288))
-_SMALL_LAYERS = ((512, 768, 256), (256, 1024, 256))
+EFFORTS = read_document(Path(__file__).with_name("effort.yaml")).root.plain()
 
 
 @dataclass(frozen=True)
 class Effort:
-    """Extent of the measurements."""
+    """Extent of the measurements; ``effort.yaml`` says what its parts mean."""
 
-    seconds: float  # of one measurement, about
-    squares: tuple[int, ...]
-    layers: tuple[tuple[int, int, int], ...]  # (rows, columns, inner)
+    seconds: float
+    squares: Sequence[int]
+    layers: Sequence[Sequence[int]]
     copy_bytes: int
-    message_bytes: tuple[int, ...]
-
-
-def effort(device: str, quick: bool) -> Effort:
-    """The measurements that suffice for a device of this type."""
-    if device == "cpu":
-        if quick:
-            return Effort(0.03, (256, 512), _SMALL_LAYERS[:1], 8 * MIB, (LATENCY_BYTES, MIB))
-        messages = (LATENCY_BYTES, 64 * KIB, MIB, 8 * MIB)
-        return Effort(0.3, (512, 1024, 2048), _SMALL_LAYERS, 128 * MIB, messages)
-    if quick:
-        return Effort(0.1, (4096, 8192), _LAYERS[:1], GIB, (LATENCY_BYTES, 64 * MIB))
-    messages = (LATENCY_BYTES, MIB, 16 * MIB, 256 * MIB)
-    return Effort(0.3, (2048, 4096, 8192, 16384), _LAYERS, GIB, messages)
+    message_bytes: Sequence[int]
 
 
 class Record:
@@ -129,7 +105,7 @@ def measure(record: Record, place: RankEnvironment, peers: Peers, quick: bool) -
     device = Device.of_this_rank("auto")
     if place.world_size > 1:
         peers.join("preflight", backend=device.backend)
-    much = effort(device.type, quick)
+    much = Effort(**EFFORTS[device.type]["quick" if quick else "whole"])
     probe = Probe(device, place, much.seconds, COLLECTIVE_TIMEOUT_S)
     _facts(record, device, place, peers)
     _products(record, probe, much)
@@ -141,17 +117,11 @@ def measure(record: Record, place: RankEnvironment, peers: Peers, quick: bool) -
     shapes = group_shapes(num_nodes, place.local_world_size, quick)
     for shape in shapes:
         links = Links(probe, shape)
-        for operation in (*OPERATIONS, *(("send",) if shape.gpus == 2 else ())):
+        for operation in shape.operations:
             for num_bytes in much.message_bytes:
-                record.add(
-                    "collectives",
-                    operation=operation,
-                    gpus=shape.gpus,
-                    nodes=shape.nodes,
-                    stride=shape.stride,
-                    size_bytes=num_bytes,
-                    seconds=links.seconds(operation, num_bytes),
-                )
+                seconds = links.seconds(operation, num_bytes)
+                told = {**asdict(shape), "size_bytes": num_bytes, "seconds": seconds}
+                record.add("collectives", operation=operation, **told)
         if shape == shapes[-1]:
             hidden = links.hidden_share(much.message_bytes[-1], much.squares[1])
             record.put(overlap=min(1.0, max(0.001, hidden)))
@@ -177,7 +147,8 @@ def _facts(record: Record, device: Device, place: RankEnvironment, peers: Peers)
 
 
 def _products(record: Record, probe: Probe, much: Effort) -> None:
-    shapes = [("square", (n, n, n)) for n in much.squares] + [("layer", s) for s in much.layers]
+    shapes: list[tuple[str, Sequence[int]]] = [("square", (n, n, n)) for n in much.squares]
+    shapes += [("layer", sizes) for sizes in much.layers]
     half = str(probe.device.half).removeprefix("torch.")
     formats = [(half, probe.device.half)]
     if probe.device.type == "cpu":  # nothing is trained in it elsewhere

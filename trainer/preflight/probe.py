@@ -38,6 +38,11 @@ class GroupShape:
     nodes: int  # over which they are spread
     stride: int  # from one member's rank to the next one's
 
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """Names of what is measured in such groups, for ``Links.seconds``."""
+        return (*OPERATIONS, "send") if self.gpus == 2 else OPERATIONS
+
     def members(self, rank: int, world_size: int) -> list[int]:
         """The ranks of ``rank``'s group; none where the last block is not full."""
         ranks = RankGroup(self.gpus, self.stride).of(rank)
@@ -59,8 +64,8 @@ def group_shapes(num_nodes: int, ranks_per_node: int, quick: bool = False) -> li
     counts = [2**k for k in range(1, num_nodes.bit_length()) if 2**k < num_nodes]
     counts += [num_nodes] if num_nodes > 1 else []
     if quick:
-        inside = [s for s in inside if s.stride * s.gpus == ranks_per_node or s.gpus == 2]
-        inside = [s for s in inside if s.stride == 1 or s.gpus == 2]
+        whole_node = GroupShape(ranks_per_node, 1, 1)
+        inside = [s for s in inside if s.gpus == 2 or s == whole_node]
         counts, divisors = counts[-1:], sorted({1, ranks_per_node})
     across = [
         GroupShape(nodes * ranks_per_node // stride, nodes, stride)
@@ -147,8 +152,8 @@ class Links:
     def seconds(self, operation: str, num_bytes: int) -> float:
         """Seconds of one operation in the slowest group.
 
-        ``operation``: of ``OPERATIONS``, or ``send`` in groups of two; ``num_bytes``: of the whole
-        tensor, as in nccl-tests.
+        ``operation``: of ``GroupShape.operations``; ``num_bytes``: of the whole tensor, as in
+        nccl-tests.
         """
         device, gpus = self.probe.device, self.shape.gpus
         dtype = device.half if device.type == "cuda" else torch.float32
@@ -165,9 +170,6 @@ class Links:
         whole = torch.zeros(part * self.shape.gpus, dtype=device.half, device=device.torch)
         factor = torch.randn(size, size, dtype=device.half, device=device.torch)
 
-        def gather() -> None:
-            self._call("all_gather", whole, share)
-
         def products(count: int) -> None:
             for _ in range(count):
                 linear(factor, factor)
@@ -179,7 +181,7 @@ class Links:
             if begun is not None:
                 begun.wait()
 
-        gather_s = max(probe.times_s(gather))
+        gather_s = max(probe.times_s(lambda: self._call("all_gather", whole, share)))
         count = max(1, round(gather_s / max(probe.times_s(lambda: products(1)))))
         product_s, both_s = (max(probe.times_s(call)) for call in (lambda: products(count), both))
         return (product_s + gather_s - both_s) / min(product_s, gather_s)
@@ -226,10 +228,7 @@ def ends_side_by_side(device: Device, timeout_s: float) -> bool:
     return True
 
 
-SYSFS = Path("/sys")
-
-
-def network_adapters(sysfs: Path = SYSFS) -> dict[str, float]:
+def network_adapters(sysfs: Path = Path("/sys")) -> dict[str, float]:
     """Nominal GB/s per direction of the adapters that a job's traffic takes, by name.
 
     InfiniBand's and its like, else Slingshot's (hsn0 ...), else all others; only the fastest of

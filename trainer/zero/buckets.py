@@ -40,7 +40,6 @@ class Bucket:
         members: list[Slot],
         holders: Holders,
         dtype: torch.dtype,
-        device: torch.device,
         reductions: Pending | None,
         in_place: bool,
     ) -> None:
@@ -50,16 +49,13 @@ class Bucket:
         self.sharing = holders.replicas(shares, 1, "main")
         self.waiting: list[dist.Work] = []
         total = padded(members, shares)
-        self.weights = torch.zeros(total, dtype=dtype, device=device)
+        self.weights = torch.zeros(total, dtype=dtype, device=holders.mesh.device)
         self.parameters: list[nn.Parameter] = []
-        offset = 0
-        for slot in members:
-            old = slot.parameter
-            end = offset + old.numel()
-            parameter = nn.Parameter(self.weights[offset:end].view(old.shape))
+        sizes = [slot.numel for slot in members]
+        for slot, part in zip(members, self.weights[: sum(sizes)].split(sizes), strict=True):
+            parameter = nn.Parameter(part.view(slot.parameter.shape))
             setattr(slot.module, slot.name, parameter)
             self.parameters.append(parameter)
-            offset = end
         self.gradients: BucketGradients
         if reductions is None or self.sharing is None:
             self.gradients = WholeGradients(self.parameters, total, holders, in_place)
@@ -105,16 +101,12 @@ class WholeWeights:
     """
 
     def __init__(
-        self,
-        stages: list[Stage],
-        mesh: Mesh,
-        config: TrainConfig,
-        device: torch.device,
-        experts_only: bool = False,
+        self, stages: list[Stage], mesh: Mesh, config: TrainConfig, experts_only: bool = False
     ) -> None:
         self.mesh = mesh
         self.micro_batches = config.gas
-        self.sequence_parallel = config.sequence_parallel and mesh.tp.size > 1
+        # Ranks whose gradients of what they all hold are partial sums.
+        self.partial = mesh.tp.group if config.sequence_parallel else None
         dtype = COMPUTE_DTYPE[config.precision]
         split = mesh.placement.gradient_shard > 1 and not config.sums_whole_gradients
         self.reductions = Pending(PENDING_REDUCTIONS) if split else None
@@ -127,7 +119,7 @@ class WholeWeights:
             for stage in stages
         ]
         # Before its first step torch's pipeline clears gradients in modules that FSDP2 holds.
-        options = (dtype, device, self.reductions, not experts_only)
+        options = (dtype, self.reductions, not experts_only)
         self.buckets = [
             Bucket(members, mesh.holders(members[0].traits.split), *options)
             for mine in reversed(held)  # each stage has backward passes of its own
@@ -135,9 +127,8 @@ class WholeWeights:
         ]
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         for stage, mine in zip(stages, held, strict=True):
-            paths = {module: f"{path}." for path, module in stage.named_modules()}
-            for module in dict.fromkeys(slot.module for slot in mine):
-                initialize(module, paths[module], stage.model, config.seed)
+            for module, path in dict.fromkeys((slot.module, slot.path) for slot in mine):
+                initialize(module, f"{path}.", stage.model, config.seed)
             self._wait_before_use(stage)
         self.masters: dict[Traits, list[nn.Parameter]] = {}
         for bucket in self.buckets:
@@ -174,27 +165,19 @@ class WholeWeights:
         phase.name = "communication"
         for bucket in self.buckets:
             bucket.gradients.finish()
-        if self.mesh.folded:
-            self._sum_both_ends()
-        for bucket in self.buckets:
-            if bucket.traits.shared and self.mesh.embedding is not None:
-                self.mesh.embedding.all_reduce(bucket.gradients.share, "embedding")
-            if (
-                self.sequence_parallel
-                and not bucket.traits.split
-                and self.mesh.tp.group is not None
-            ):
-                self.mesh.tp.group.all_reduce(bucket.gradients.share, "tensor")
-            depth = self.mesh.grid.z
-            if depth.group is not None and depth.name not in bucket.traits.split:
-                depth.group.all_reduce(bucket.gradients.share, "gradient_sync")
-
-    def _sum_both_ends(self) -> None:
-        """Sum the gradients of a tied embedding and its output copy where one rank holds both."""
         ends = [bucket.gradients.share for bucket in self.buckets if bucket.traits.shared]
-        if ends:
+        if self.mesh.folded and ends:  # one rank holds a tied embedding and its output copy
             one, other = ends
             other.copy_(one.add_(other))
+        depth = self.mesh.grid.z
+        for bucket in self.buckets:
+            traits, share = bucket.traits, bucket.gradients.share
+            if traits.shared and self.mesh.embedding is not None:
+                self.mesh.embedding.all_reduce(share, "embedding")
+            if self.partial is not None and not traits.split:
+                self.partial.all_reduce(share, "tensor")
+            if depth.group is not None and depth.name not in traits.split:
+                depth.group.all_reduce(share, "gradient_sync")
 
     def publish(self) -> None:
         """Gather the updated weights on every replica, the first layers' first.
@@ -207,11 +190,10 @@ class WholeWeights:
             self.wait()
 
     def wait(self) -> None:
-        for bucket in self.buckets:
-            bucket.wait()
+        _wait(self.buckets)
 
 
 def _wait(buckets: list[Bucket], *_: object) -> None:
-    """A module's hook before its forward pass."""
+    """Wait for these weights; also a module's hook before its forward pass."""
     for bucket in buckets:
         bucket.wait()

@@ -38,17 +38,14 @@ PENDING_UNITS = 2
 class ShardedWeights:
     """The weights of a rank's stages, placed; see ``buckets.WholeWeights``."""
 
-    def __init__(
-        self, stages: list[Stage], mesh: Mesh, config: TrainConfig, device: torch.device
-    ) -> None:
+    def __init__(self, stages: list[Stage], mesh: Mesh, config: TrainConfig) -> None:
         self.mesh = mesh
-        self.device = device
-        self.sequence_parallel = config.sequence_parallel and mesh.tp.size > 1
-        self.context = _hook_context(config, mesh, device)
+        self.partial = mesh.tp.group if config.sequence_parallel else None  # see ``WholeWeights``
+        self.context = _hook_context(config, mesh)
         self.whole: WholeWeights | None = None
         """Experts of few holders: FSDP2 over one rank calls no hooks."""
         if not mesh.experts.placement.fully_sharded:
-            self.whole = WholeWeights(stages, mesh, config, device, experts_only=True)
+            self.whole = WholeWeights(stages, mesh, config, experts_only=True)
         self.shards = {
             holders.apart: self._shards(holders)
             for holders in (mesh.dense, *([] if self.whole else [mesh.experts]))
@@ -73,7 +70,7 @@ class ShardedWeights:
         Makes all groups of a unit: this rank's stages may have none of these parameters.
         """
         group = unit_groups(self._layout(holders, ()), holders).gather
-        return DeviceMesh.from_group(group.handle, self.mesh.device_type)
+        return DeviceMesh.from_group(group.handle, self.mesh.device.type)
 
     def _place(self, stage: Stage, config: TrainConfig) -> list[FsdpUnit]:
         """Allocate and initialize a stage unit by unit, and put each under FSDP2."""
@@ -142,7 +139,7 @@ class ShardedWeights:
             ran = [m for m in (stage.embedding, *ended, stage.head, stage) if m is not None]
             for before, after in zip([ran[0], *ran], ran, strict=False):
                 after.set_modules_to_backward_prefetch([before])
-        if self.device.type == "cpu":  # streams overlap without being told
+        if self.mesh.device.type == "cpu":  # streams overlap without being told
             begun = [m for layer in layers for m in layer]
             for before, after in zip([stage, *begun], begun, strict=False):
                 before.set_modules_to_forward_prefetch([after])
@@ -154,10 +151,9 @@ class ShardedWeights:
         computed = self.context.dtype
         are_masters = placement.storage_degree == placement.optimizer_shard
         stored = torch.float32 if are_masters else computed
-        names = {module: name for name, module in stage.named_modules()}
-        for module in dict.fromkeys(slot.module for slot in members):
-            module.to_empty(device=self.device, recurse=False)
-            initialize(module, f"{names[module]}.", stage.model, config.seed)
+        for module, path in dict.fromkeys((slot.module, slot.path) for slot in members):
+            module.to_empty(device=self.mesh.device, recurse=False)
+            initialize(module, f"{path}.", stage.model, config.seed)
             for name, parameter in list(module.named_parameters(recurse=False)):
                 exact = parameter.detach().to(computed).to(stored)
                 setattr(module, name, nn.Parameter(exact))
@@ -193,14 +189,13 @@ class ShardedWeights:
         for unit in self.units:
             if unit.members[0].traits.shared and self.mesh.embedding is not None:
                 self.mesh.embedding.all_reduce(unit.reduce.final, "embedding")
-        if not self.sequence_parallel:
+        if self.partial is None:
             return
         whole = [piece.master.grad for piece in self.pieces() if not piece.slot.traits.split]
         partial = [grad for grad in whole if grad is not None]
         if partial:
             joined = torch.cat([grad.flatten() for grad in partial])
-            assert self.mesh.tp.group is not None
-            self.mesh.tp.group.all_reduce(joined, "tensor")
+            self.partial.all_reduce(joined, "tensor")
             parts = joined.split([grad.numel() for grad in partial])
             torch._foreach_copy_([grad.view(-1) for grad in partial], list(parts))
 
@@ -221,8 +216,8 @@ class ShardedWeights:
                 unit.module.reshard()  # whole weights, kept or left over from an evaluation
 
 
-def _hook_context(config: TrainConfig, mesh: Mesh, device: torch.device) -> HookContext:
-    on_host = device.type == "cpu"
+def _hook_context(config: TrainConfig, mesh: Mesh) -> HookContext:
+    on_host = mesh.device.type == "cpu"
     gathering: background.CommunicationStream | None = background.DeviceStream()
     reduction: background.CommunicationStream | background.Pending = background.DeviceStream()
     if on_host:  # all ranks choose alike, or they would not begin collectives in one order
@@ -235,4 +230,4 @@ def _hook_context(config: TrainConfig, mesh: Mesh, device: torch.device) -> Hook
         reduction = (background.Pending if single and near else threads)(PENDING_UNITS)
     copying = background.InlineStream() if on_host else background.DeviceStream()
     dtype = COMPUTE_DTYPE[config.precision]
-    return HookContext(config, device, dtype, gathering, reduction, copying)
+    return HookContext(config, mesh.device, dtype, gathering, reduction, copying)

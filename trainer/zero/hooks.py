@@ -62,6 +62,8 @@ class UnitGroups(NamedTuple):
 class GatherWeights:
     """Gathers the rows of weights, quantized if the placement says so, or their secondary copy."""
 
+    allocate = staticmethod(torch.empty)  # for FSDP2
+
     def __init__(
         self, unit: UnitLayout, group: Group, secondary: SecondaryCopy | None, context: HookContext
     ) -> None:
@@ -71,19 +73,12 @@ class GatherWeights:
         self.context = context
         self.fresh = False
 
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(size, dtype=dtype, device=device)
-
     def weights_changed(self) -> None:
         """Mark the secondary copy as stale: the next gather reads the primary rows."""
         self.fresh = False
 
     def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool = False,
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
     ) -> dist.Work | None:
         copy, context = self.secondary, self.context
         # In each forward pass, or only once the weights changed; a repeated pass takes the copy.
@@ -146,10 +141,10 @@ class ReduceGradients:
         self,
         output_tensor: Tensor,
         input_tensor: Tensor,
-        group: dist.ProcessGroup,
+        group: Any,
         op: Any,
         async_op: bool = False,
-    ) -> dist.Work | None:
+    ) -> None:
         first = self.seen == 0
         self.seen += 1
         last = self.seen == self.context.config.gas
@@ -158,7 +153,6 @@ class ReduceGradients:
             reduction.add(self._begin(input_tensor, first, last, async_op=True))
         else:
             reduction.run(lambda: self._begin(input_tensor, first, last)())
-        return None
 
     def _begin(
         self, gradients: Tensor, first: bool, last: bool, async_op: bool = False

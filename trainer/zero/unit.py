@@ -31,15 +31,11 @@ def unit_groups(layout: UnitLayout, holders: Holders) -> UnitGroups:
     for size in layout.hops if placement.reduce_format.quantized else (degree,):
         hops.append(holder_group(holders, size, stride, "reduce"))
         stride *= size
-    return UnitGroups(
-        gather,
-        secondary,
-        hops,
-        holders.replicas(layout.slices, degree, "reduce"),
-        holders.replicas(layout.copies, placement.optimizer_shard, "reduce"),
-        holders.replicas(layout.slices, degree, "main"),
-        holders.replicas(layout.pieces, layout.ranks, "main"),
-    )
+    sync = holders.replicas(layout.slices, degree, "reduce")
+    copies = holders.replicas(layout.copies, placement.optimizer_shard, "reduce")
+    across = holders.replicas(layout.slices, degree, "main")
+    within = holders.replicas(layout.pieces, layout.ranks, "main")
+    return UnitGroups(gather, secondary, hops, sync, copies, across, within)
 
 
 class FsdpUnit:

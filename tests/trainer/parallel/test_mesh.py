@@ -41,7 +41,7 @@ def build() -> Iterator[Build]:
                 **values,
             }
         )
-        return build_mesh(config, "cpu", None, Traffic())
+        return build_mesh(config, torch.device("cpu"), None, Traffic())
 
     yield build
     dist.destroy_process_group()
@@ -85,7 +85,7 @@ def test_threads_have_groups_of_their_own_and_share_them_within(build: Build) ->
 
 def test_an_accelerators_streams_share_one_communicator(build: Build) -> None:
     mesh = build(16, 3)
-    accelerator = dataclasses.replace(mesh, device_type="cuda")
+    accelerator = dataclasses.replace(mesh, device=torch.device("cuda"))
     assert accelerator.replicas(16, 1, "gather") is mesh.states.group
     assert accelerator.replicas(16, 1, "reduce") is mesh.states.group
     assert accelerator.replicas(4, 1, "gather") is accelerator.replicas(4, 1, "reduce")

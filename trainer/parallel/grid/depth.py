@@ -81,12 +81,7 @@ class Block:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        depth: Depth,
-        kernels: Kernels,
-        layer: int = -1,
-        source: Block | None = None,
+        self, module: nn.Module, depth: Depth, kernels: Kernels, layer: int, source: Block | None
     ) -> None:
         self.module = module
         self.depth = depth
@@ -118,12 +113,8 @@ class Block:
         if self.ahead is None:
             self._begin(group)
         whole = self._finish(group)
-        follows = self.next
-        if (
-            follows is not None
-            and self.depth.gathers_ahead
-            and (not in_backward() or follows.layer == self.layer >= 0)
-        ):
+        follows = self.next if self.depth.gathers_ahead else None
+        if follows is not None and (not in_backward() or follows.layer == self.layer >= 0):
             follows._begin(group)
         return whole
 

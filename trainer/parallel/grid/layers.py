@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.model.kernels import Kernels
+from trainer.model.kernels import Bias, Kernels
 from trainer.model.slices import Split
 from trainer.parallel.collectives import Group
 from trainer.parallel.grid.depth import Block
@@ -29,7 +29,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, leaf: Tensor, bias: Tensor | None, block: Block, by: Products
+        ctx: Any, x: Tensor, leaf: Tensor, bias: Bias, block: Block, by: Products
     ) -> Tensor:
         whole = block.gather()
         ctx.save_for_backward(x, whole)
@@ -91,7 +91,7 @@ class Products:
         total = summed(column_linear(x, weight, None, self.opaque, 1, False), self.sums)
         return total if bias is None else total + bias
 
-    def linear(self, x: Tensor, block: Block, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, block: Block, bias: Bias) -> Tensor:
         """A layer of the network, not ``opaque``.
 
         ``x`` is (sequence, batch / gz, inputs / ranks of ``inputs``); the result has outputs /
@@ -168,13 +168,7 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        eps: float,
-        group: Group | str,
-        ranks: int,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Bias, eps: float, group: Group | str, ranks: int
     ) -> Tensor:
         values = x.float()
         mean, square = _moments(values, group, ranks, centred=bias is not None)

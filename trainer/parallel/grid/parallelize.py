@@ -90,9 +90,8 @@ def _matrix(grid: Grid) -> Split:
     return _of(rows=grid.x, columns=grid.y, again=grid.z)
 
 
-def _of(rows: Axis | None = None, columns: Axis | None = None, again: Axis | None = None) -> Split:
-    """A split along these axes, each of which may have one rank only."""
-    named = {"rows": rows, "columns": columns, "again": again}
-    held = {name: axis for name, axis in named.items() if axis is not None and axis.size > 1}
+def _of(**along: Axis) -> Split:
+    """A split of ``rows``, ``columns``, rows ``again``; each axis may have one rank only."""
+    held = {name: axis for name, axis in along.items() if axis.size > 1}
     cuts = {name: Cut(axis.rank, axis.size) for name, axis in held.items()}
     return Split(tuple(sorted(axis.name for axis in held.values())), **cuts)

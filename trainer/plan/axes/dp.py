@@ -9,14 +9,13 @@ beyond; updated weights are gathered where they are sharded less than the optimi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from trainer.plan.axes.mesh import RankGroup, Size
-from trainer.plan.exchange import Exchange, Habits
+from trainer.plan.exchange import Exchange, Habits, Wire
 from trainer.plan.jobs import Array, Jobs, Mask
 from trainer.plan.states import Shards, in_flat_buckets
 
@@ -43,23 +42,18 @@ class Holders:
 
 def dense_holders(jobs: Jobs) -> Holders:
     """Holders of all parameters but experts."""
-    axes = jobs.layout.axes
-    return Holders(
-        axes.replicas,
-        axes.of_states.stride("dp"),
-        jobs.layout.layer_ranks,
-        jobs.placement,
-        axes.world_size,
-    )
+    axes, layer_ranks = jobs.layout.axes, jobs.layout.layer_ranks
+    stride = axes.of_states.stride("dp")
+    return Holders(axes.replicas, stride, layer_ranks, jobs.placement, axes.world_size)
 
 
 class Wires(NamedTuple):
     """Bytes of n elements in each collective."""
 
-    gather: Callable[[Any], Any]  # weights
-    secondary: Callable[[Any], Any]  # weights from the secondary copy
-    reduce: Callable[[Any], Any]  # gradients in a reduce-scatter
-    total: Callable[[Any], Any]  # gradients in an all-reduce
+    gather: Wire  # weights
+    secondary: Wire  # weights from the secondary copy
+    reduce: Wire  # gradients in a reduce-scatter
+    total: Wire  # gradients in an all-reduce
 
 
 def gathers_per_step(
@@ -115,9 +109,7 @@ def state_exchanges(
     weights, gradients = degrees.weight_shard, degrees.gradient_shard
     optimizer, copy = degrees.optimizer_shard, np.maximum(degrees.secondary_shard, 1)
 
-    def gather(
-        purpose: str, group: RankGroup, wire: Callable[[Any], Any], part: Size, times: Size
-    ) -> Exchange:
+    def gather(purpose: str, group: RankGroup, wire: Wire, part: Size, times: Size) -> Exchange:
         return Exchange(purpose, "all_gather", group, group.size * wire(part), times)
 
     def scatter(purpose: str, group: RankGroup, part: Size, times: Size) -> Exchange:
@@ -126,14 +118,13 @@ def state_exchanges(
 
     group, updated = holders.group, cuts.updated
     others = group(holders.size / optimizer, optimizer)
+    rest = group(optimizer / gradients, gradients)
     total = wires.total(updated)
     return StateExchanges(
         weights=gather("weights", group(weights), wires.gather, cuts.stored, gathers[0]),
         secondary=gather("secondary", group(copy), wires.secondary, cuts.copied, gathers[1]),
         gradients=scatter("gradients", group(gradients), cuts.accumulated, reductions),
-        gradient_scatter=scatter(
-            "gradient_sync", group(optimizer / gradients, gradients), updated, 1
-        ),
+        gradient_scatter=scatter("gradient_sync", rest, updated, 1),
         gradient_sum=Exchange("gradient_sync", "all_reduce", others, total, sums, "backward"),
         publish=gather("publish", group(optimizer / weights, weights), wires.gather, updated, 1),
     )

@@ -72,13 +72,8 @@ def assigned_tokens(jobs: Jobs, mixture: Mixture) -> Array:
 
     Tokens are split over ``tp`` before dispatch and gathered over ``etp`` after it.
     """
-    return np.asarray(
-        jobs.tokens
-        * jobs.layout.etp
-        / jobs.layout.tp
-        * mixture.experts_per_token
-        * mixture.capacity
-    )
+    gathered = jobs.tokens * jobs.layout.etp / jobs.layout.tp
+    return np.asarray(gathered * mixture.experts_per_token * mixture.capacity)
 
 
 def local_experts(jobs: Jobs, mixture: Mixture) -> Array:

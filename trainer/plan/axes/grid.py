@@ -8,18 +8,14 @@ alone is plain tensor parallelism, and a priced job counts it as ``tp``. Sums al
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from trainer.plan.axes.axis import Axis, Exchanges
 from trainer.plan.axes.mesh import Size
-from trainer.plan.exchange import Exchange, Habits
+from trainer.plan.exchange import Exchange, Habits, Wire
 from trainer.plan.jobs import Array, Jobs
 from trainer.plan.rules.requirement import STATED
 from trainer.plan.sizes import Matrix, layer_matrices, layer_weights
-
-Wire = Callable[[Size], Size]  # bytes of n elements in a collective
 
 
 def product_sums(jobs: Jobs, matrix: Matrix) -> Exchanges:

@@ -14,12 +14,6 @@ import numpy as np
 
 Size = Any  # int, or a numpy column
 
-TENSOR, REPLICAS, PIPELINE = "tp", "dp", "pp"
-"""The axes of every job, innermost first.
-
-Tensor-parallel ranks are neighbours, so that they share a node; pipeline stages are farthest apart,
-since they talk least (Narayanan et al. 2021, section 3), unless ``RankOrder`` says otherwise.
-"""
 FURTHER_AXES = ("cp",)
 """Axes of the built-in trainer between tp and dp; default 1."""
 GRID = ("gx", "gy", "gz")
@@ -35,8 +29,13 @@ COPIES = ("cp", "dp")
 
 
 def ordered(own: Sequence[str] = ()) -> tuple[str, ...]:
-    """All axes, innermost first; ``own`` ones lie between tp and dp."""
-    return (TENSOR, *own, REPLICAS, PIPELINE)
+    """All axes, innermost first; ``own`` ones lie between tp and dp.
+
+    Tensor-parallel ranks are neighbours, so that they share a node; pipeline stages are farthest
+    apart, since they talk least (Narayanan et al. 2021, section 3), unless ``RankOrder`` says
+    otherwise.
+    """
+    return ("tp", *own, "dp", "pp")
 
 
 def is_pp_inside(rank_order: Any) -> Any:
@@ -50,7 +49,7 @@ def is_pp_inside(rank_order: Any) -> Any:
 
 def beside_dp(own: Sequence[str] = ()) -> tuple[str, ...]:
     """Axes with a stated degree; dp follows from the world size."""
-    return tuple(name for name in ordered(own) if name != REPLICAS)
+    return tuple(name for name in ordered(own) if name != "dp")
 
 
 def ranks_of_replica(degrees: Mapping[str, Size], own: Sequence[str] = ()) -> Size:
@@ -89,7 +88,7 @@ class Axes:
         """The mesh with dp and cp merged into ``dp``: ranks that share gradients and sharded
         states."""
         sizes = {name: size for name, size in self.sizes.items() if name not in COPIES[:-1]}
-        sizes[REPLICAS] = self.replicas
+        sizes["dp"] = self.replicas
         return Axes(sizes, self.pp_inside)
 
     @property

@@ -68,9 +68,8 @@ class ExpressionError(ValueError):
     def __str__(self) -> str:
         """The mistake, with a caret under the place."""
         start = max(0, self.column - 60)
-        return (
-            f"{self.what}\n    {self.text[start : start + 90]}\n    {' ' * (self.column - start)}^"
-        )
+        part, before = self.text[start : start + 90], " " * (self.column - start)
+        return f"{self.what}\n    {part}\n    {before}^"
 
 
 def constant(value: Scalar) -> Array:

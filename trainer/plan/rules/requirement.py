@@ -58,12 +58,8 @@ STATED = read_requirements(Path(__file__).with_name("requirements.yaml"), "built
 def refusal(requirements: Iterable[Requirement], values: Mapping[str, Any]) -> str | None:
     """Message of the first broken requirement; those without message or values are skipped."""
     columns = {name: constant(value) for name, value in values.items()}
-    for requirement in requirements:
-        condition = requirement.condition
-        if (
-            requirement.refusal
-            and condition.names <= columns.keys()
-            and not condition.holds(columns)
-        ):
-            return requirement.refusal.format(**values)
+    for each in requirements:
+        known = each.condition.names <= columns.keys()
+        if each.refusal and known and not each.condition.holds(columns):
+            return each.refusal.format(**values)
     return None

@@ -115,11 +115,8 @@ def requirements(*own_axes: str) -> tuple[Requirement, ...]:
 def _of_replicas(each: Requirement, context: bool) -> Requirement:
     """A requirement on the ranks with the same weights, among them ``context``-parallel ones."""
     ranks, said = ("(dp * cp)", "dp {dp} * cp {cp}") if context else ("dp", "dp {dp}")
-    return replace(
-        each,
-        text=each.text.replace("REPLICAS", ranks),
-        refusal=each.refusal.replace("REPLICAS", said),
-    )
+    text, message = each.text.replace("REPLICAS", ranks), each.refusal.replace("REPLICAS", said)
+    return replace(each, text=text, refusal=message)
 
 
 REQUIREMENTS = requirements()
