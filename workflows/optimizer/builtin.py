@@ -137,8 +137,8 @@ class MeshtunePolicy(Policy):
         suggestion = model.suggest(self._lesson(run), max_nodes, rng, known=run, weights=weights)
         if suggestion is None:
             return None
-        config = rest.candidates.configs(np.array([suggestion.index]))[0]
-        why, expected = suggestion.why + towards, suggestion.expected
+        config, why, expected = suggestion
+        why += towards
         if rest.names:
             completed = rest.completed(config, run, rng, weights)
             if completed is None:
