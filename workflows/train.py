@@ -13,7 +13,7 @@ from pathlib import Path
 from shlex import join
 
 from analysis import Best, RunBusyError, RunFolder
-from foundation.files import FileError, is_number, parse_json, read_text
+from foundation.files import FileError, is_number, read_json
 from foundation.messages import printable
 from foundation.python import module_argv
 from foundation.quantities import counted
@@ -147,7 +147,7 @@ def settle_earlier(launcher: Launcher, out: Path, name: str, others: bool = True
     file, inode = out / ATTEMPT_NAME, out.stat().st_ino
     names = []
     with suppress(FileError, KeyError, TypeError):
-        earlier = parse_json(read_text(file, 10_000), str(file))
+        earlier = read_json(file)
         if earlier["inode"] == inode and earlier["name"]:
             names.append(str(earlier["name"]))
     if others:

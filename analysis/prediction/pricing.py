@@ -204,13 +204,12 @@ class Pricing:
         from scipy.special import ndtr  # slow to import, and a space is checked without it
 
         trial, log_sd = self.space.trial, prediction.model.log_sd
-        steps = trial.warmup_steps + trial.measured_steps
         learned = StartUp.learned(self.space, [*(self.probes[1] if self.probes else ()), *trials])
         start_s = learned.seconds(prediction.num_nodes)
         start_sd_s = learned.log_sd(prediction.num_nodes) * start_s
 
         def chance(step_s: Array) -> Array:
-            for_steps_s = steps * step_s
+            for_steps_s = trial.steps * step_s
             total_s = start_s + for_steps_s
             spread = np.hypot(start_sd_s, log_sd * for_steps_s) / total_s
             whole = ndtr(np.log(trial.timeout_s / total_s) / spread)

@@ -236,7 +236,7 @@ def _warnings(pricing: Pricing, prediction: Prediction) -> Iterator[str]:
             "num_nodes), or recompute"
         )
         return
-    step_s, steps = prediction.step_time_s[fits], trial.warmup_steps + trial.measured_steps
+    step_s, steps = prediction.step_time_s[fits], trial.steps
     start_s = StartUp.expected(pricing.space).base_s
     limits = {
         "timeout": (start_s + steps * step_s, trial.timeout_s),

@@ -145,7 +145,7 @@ class NodeHours:
         if predicted is None:
             longest_s = max((measured.elapsed_s for _, measured in done), default=timeout_s)
             return [min(timeout_s, longest_s)] * len(configs)
-        steps = self._space.trial.warmup_steps + self._space.trial.measured_steps
+        steps = self._space.trial.steps
         scale, besides = 1.0, None
         if done:
             before = predicted[len(configs) :]

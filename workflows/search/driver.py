@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from analysis import (
@@ -150,7 +150,7 @@ class Driver:
         own = [attempt.name for _, attempt in left_running if self._is_own(attempt.name)]
         if self.state.trials and self.space.program.preload:
             own.append(self.factory.mark)  # of steps that outlived their trials
-        identity = self.identity.to_record() if self.identity else {}
+        identity = asdict(self.identity) if self.identity else {}
         told = {"nodes": self.pool.nodes, "identity": identity}
         opened = Opened.of(self.space, self.launcher.name, self.seed, **told)
         self._write(opened)
