@@ -164,7 +164,7 @@ class Ranking:
             return f"memory is not predicted: {error}"
         candidates, indices = _sampled(report.space, COUNTED)
         model = pricing.model
-        jobs = pricing.jobs(report.space.columns(candidates.columns(indices)), len(indices))
+        jobs = pricing.jobs(candidates.columns(indices), len(indices))
         fits = model.fits(jobs)
         likely = round(np.count_nonzero(fits >= LIKELY) / len(indices) * report.valid)
         about = "about " if len(indices) < report.valid else ""

@@ -192,8 +192,7 @@ def world(seed: int) -> World:
         indices = indices[: int(np.exp(rng.uniform(*np.log([20, 400]))))]
     indices = np.sort(indices)
     pricing = Pricing(space)
-    columns = space.columns(candidates.columns(indices))
-    jobs = pricing.jobs(columns, len(indices))
+    jobs = pricing.jobs(candidates.columns(indices), len(indices))
     truth, kind = _truth(pricing, rng)
     prediction = truth.predict(jobs)
     calm_s, late_s = prediction.states_s

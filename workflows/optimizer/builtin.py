@@ -93,9 +93,7 @@ class LikelyToRun(DeepHyperPolicy):
             return None
         try:
             model = Observations.of(run).calibrated(pricing)
-            columns = {n: np.array([c[n] for c in configs]) for n in self.problem.space.parameters}
-            facts = self.problem.space.columns(columns)
-            prediction = model.predict(pricing.jobs(facts, len(configs)))
+            prediction = model.predict(pricing.jobs_of(configs))
         except MissingFactError:  # such as the network, which only some configurations need
             return None
         ends = pricing.in_time(prediction, run.trials.values())

@@ -13,7 +13,7 @@ from search_spaces import SearchSpace
 from slurm import BLAMELESS, Kept, Kind, Outcome, ResultSource, TrialSpec, clear_attempt
 from trainer.plan.limits import ConfigError
 from workflows.optimizer.policy import Proposal
-from workflows.search.objectives import bounded_values, objective_values, with_prices
+from workflows.search.objectives import values_of, with_prices
 from workflows.search.throughput import completed, contradiction, job_of, named_by_meaning
 
 LONGEST_MESSAGE = 1000  # characters
@@ -115,8 +115,9 @@ def judge(
         return outcome, {}, {}
     result = outcome.result or {}
     try:
-        reached = objective_values(space, config, result)
-        bounded = {} if outcome.stopped_early else bounded_values(space, config, result)
+        reached = values_of(space.objectives, space, config, result)
+        bounds = () if outcome.stopped_early else space.subject_to
+        bounded = values_of(bounds, space, config, result)
     except MissingMetricError as error:
         return replace(outcome, kind=Kind.CRASH, message=str(error)[:LONGEST_MESSAGE]), {}, {}
     for key, value in (reached | bounded).items():
