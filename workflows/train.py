@@ -19,7 +19,7 @@ from foundation.python import module_argv
 from foundation.quantities import counted
 from foundation.writing import write_atomically
 from search_spaces import load_space
-from slurm import Kind, Launcher, Lease, ResultSource, StepLog, StepReport, TrialSpec
+from slurm import Kind, Launcher, Lease, StepLog, StepReport, TrialSpec
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
 from workflows.launching import first_nodes, run_alone
@@ -168,7 +168,7 @@ def spec_of(best: Best, out: Path) -> TrialSpec:
         timeout_s=NO_LIMIT_S,
         env=best.env,
         grace_s=SAVE_S if best.train is not None and best.train.get("save") else GRACE_S,
-        result=ResultSource(best.log),
+        log=best.log,
         workdir=best.workdir,
         container=best.container,
         max_steps=None,
