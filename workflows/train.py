@@ -53,7 +53,7 @@ def dry_run(best: Best, launcher: Launcher, out: Path) -> str:
 def changed(
     best: Best, steps: int | None = None, save: Path | None = None, save_interval: int | None = None
 ) -> Best:
-    """What is trained instead of the trial.
+    """The best trial as a training that differs from it in what is given.
 
     Args:
         steps: number of steps after the warm-up.

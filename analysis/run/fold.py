@@ -91,11 +91,6 @@ class Run:
         detected = self.launcher in ("", "local", "srun")
         return "" if detected else f" --launcher {quote(self.launcher)}"
 
-    @property
-    def past_sessions_s(self) -> float:
-        """Seconds that earlier sessions lasted, up to their last event."""
-        return sum(left - opened for opened, left in zip(self.opened_t, self.left_t, strict=False))
-
     def search_s(self, t: float) -> float:
         """Seconds of searching up to ``t``, without the time between sessions.
 

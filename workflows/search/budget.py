@@ -91,7 +91,7 @@ class Budget:
 
 def wall_time_s(run: Run, now: float) -> float:
     """Seconds that drivers of this run have been alive, up to ``now`` if one still is."""
-    return run.past_sessions_s + (now - run.opened_t[-1] if run.opened_t else 0.0)
+    return run.search_s(now) if run.opened_t else 0.0
 
 
 def node_hours(run: Run, now: float) -> float:
