@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-import yaml
-
 from analysis import units
 from analysis.run.fold import Run
 from analysis.verdict import expected_left
@@ -115,7 +113,7 @@ class Comparison:
 def _space_of(run: Run) -> dict[str, str]:
     """The run's space, each value as text by its dotted key; empty if it cannot be read."""
     space = run.folder.readable_space()
-    content = by_dotted_path(yaml.safe_load(space.frozen())) if space else {}
+    content = by_dotted_path(space.content()) if space else {}
     return {key: json.dumps(value) for key, value in content.items()}
 
 

@@ -74,8 +74,7 @@ def expectation(run: Run, trial: Trial) -> str:
     expected = trial.expected
     words = []
     if "objective" in expected:
-        unit = units.unit_or_name(run.objective_key)
-        words.append(f"{_shown(run, expected['objective'])} {unit}")
+        words.append(units.text(run.objective_key, expected["objective"]))
         if "low" in expected and "high" in expected:
             low, high = (_shown(run, expected[edge]) for edge in ("low", "high"))
             words[0] += f" (95 %: {low} to {high})"

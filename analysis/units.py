@@ -12,7 +12,7 @@ from foundation.quantities import measured
 if TYPE_CHECKING:
     import pandas as pd
 
-Value = TypeVar("Value", float, "pd.Series[float]")
+Value = TypeVar("Value", float, "float | None", "pd.Series[float]")
 
 _TABLE: dict[str, Any] = read_document(Path(__file__).with_suffix(".yaml")).root.plain()
 _KNOWN: dict[str, list[str]] = _TABLE["metrics"]
@@ -55,7 +55,7 @@ def text(key: str, value: float, error: float = 0.0) -> str:
 
 def scaled(key: str, value: Value) -> Value:
     """A value, or a column of values, in the unit in which it is shown: bytes become GiB."""
-    return value / GIB if unit(key) == "GiB" else value
+    return value if value is None or unit(key) != "GiB" else value / GIB
 
 
 def aligned(columns: Mapping[str, Sequence[str]]) -> list[str]:

@@ -17,7 +17,6 @@ from rich.text import Text
 from analysis import Event, RunFolder
 from search_spaces import load_space
 from workflows.search.driver import Driver
-from workflows.search.listening import Notice, Tick
 from workflows.search.panel import Panel
 from workflows.search.session import Search, open_driver
 from workflows.simulation.workload import simulated_launcher
@@ -40,7 +39,7 @@ def picture() -> str:
     )
     panel, space = Panel(console), load_space(SPACE)
 
-    def listen(_: Event | Tick | Notice, driver: Driver) -> None:
+    def listen(_: Event | str | None, driver: Driver) -> None:
         ended = sum(trial.ended for trial in driver.state.trials.values())
         drawn = panel.draw(driver)
         if ended >= MOMENT and len(driver.running) > 1:

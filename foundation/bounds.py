@@ -51,7 +51,7 @@ class Bound:
             )
         key, unit = found["key"], found["unit"]
         value = float(found["number"].replace(",", "").replace("_", ""))
-        units = _UNITS.get(re.split(r"[._]", key.removesuffix(".median"))[-1], {})
+        units = _units_of(key)
         if unit and unit not in units:
             accepted = ", ".join(units) or "a number without one: the unit is the metric's own"
             raise ValueError(f"found the unit {unit} for {key}, accepted {accepted}")
@@ -76,6 +76,10 @@ class Bound:
         if self.excess(measured) <= 0:
             return ""
         unit = self.text.split()[-1]
-        size = _UNITS.get(re.split(r"[._]", self.key)[-1], {}).get(unit)
+        size = _units_of(self.key).get(unit)
         said = f"{number(measured / size)} {unit}" if size else number(measured)
         return f"{self.key} {said}, not {self.text[len(self.key) :].strip()}"
+
+
+def _units_of(key: str) -> dict[str, float]:
+    return _UNITS.get(re.split(r"[._]", key.removesuffix(".median"))[-1], {})

@@ -92,12 +92,12 @@ def size_of(path: Path) -> int:
         return os.fstat(file.fileno()).st_size
 
 
-def read_json(path: Path) -> Any:
-    """The content of a JSON file of at most :data:`MAX_JSON_BYTES`, without NaN and infinity.
+def read_json(path: Path, most: int = MAX_JSON_BYTES) -> Any:
+    """The content of a JSON file of at most ``most`` bytes, without NaN and infinity.
 
     Raises FileError if it is larger, deeply nested, or not JSON.
     """
-    return parse_json(read_bytes(path, MAX_JSON_BYTES), shown(path), finite=True)
+    return parse_json(read_bytes(path, most), shown(path), finite=True)
 
 
 def parse_json(text: str | bytes, name: str, *, finite: bool = False) -> Any:

@@ -129,7 +129,7 @@ def _run_folder(space: SearchSpace, launcher: Any, run_dir: str | Path | None) -
 
 
 def _listener(listen: Listener | None) -> Callable[[object, Any], None]:
-    """A driver's listener that passes events on, and no ticks and notices."""
+    """A driver's listener that passes events on, and nothing else."""
     if listen is not None and not callable(listen):
         raise refused("listen", listen, "a function of an event and a run")
 

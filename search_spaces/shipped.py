@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -26,7 +26,7 @@ def shipped_records(kind: str) -> dict[str, str]:
     ``kind``: ``space``, ``model``, ``cluster``, ``adapter`` or ``framework``.
     """
     titles = {name: _title(file) for name, file in shipped_files(kind).items()}
-    titles |= {name: member.title for name, member in _members(kind).items()}
+    titles |= {name: title for name, (title, _) in _members(kind).items()}
     return dict(sorted(titles.items()))
 
 
@@ -38,15 +38,8 @@ def shipped_files(kind: str) -> dict[str, Path]:
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
 
 
-class _Member(NamedTuple):
-    """One record of a file that has several."""
-
-    title: str
-    content: dict[str, Any]
-
-
 @cache
-def _members(kind: str) -> dict[str, _Member]:
+def _members(kind: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """Titles and contents of records that one file has together, by name.
 
     A member's title is its name unless it has one; the file's other keys are the same in all.
@@ -55,7 +48,7 @@ def _members(kind: str) -> dict[str, _Member]:
     for file in (SHIPPED / f"{kind}_families").glob("*.yaml"):
         common = read_document(file).root.plain()
         for name, own in common.pop("members").items():
-            found[name] = _Member(own.pop("title", own["name"]), {**own, **common})
+            found[name] = own.pop("title", own["name"]), {**own, **common}
     return found
 
 
@@ -105,7 +98,7 @@ def read_named(
     endings = (".yaml", ".yml", *((".json",) if read_json else ()))
     members = _members(kind)
     if value in members:
-        return validate(record, document_of(members[value].content, value, SpaceError))
+        return validate(record, document_of(members[value][1], value, SpaceError))
     if value.endswith(endings):
         file = folder / value
     else:

@@ -45,18 +45,6 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class ResultSource:
-    """Places of a trial's metrics, tried in this order.
-
-    ``result.json`` in the trial's folder; the last line ``MESHTUNE_RESULT {json}`` of its standard
-    output; lines ``MESHTUNE_STEP {json}`` there, and the patterns of ``log``.
-    """
-
-    log: LogFormat = field(default_factory=LogFormat)
-    warmup_steps: int = 0  # first steps, which do not count
-
-
-@dataclass(frozen=True)
 class Kept:
     """Permission to fork ranks from processes that outlive a trial, if the launcher has any.
 
@@ -73,6 +61,9 @@ class TrialSpec:
 
     ``argv`` is the command of every rank, started in ``started_in``, with torchrun's variables in
     its environment (:func:`rendezvous_environment`).
+
+    Its metrics are ``result.json`` in its folder; or the last line ``MESHTUNE_RESULT {json}`` of
+    its standard output; or lines ``MESHTUNE_STEP {json}`` there, and the patterns of ``log``.
     """
 
     name: str  # unique per attempt and run; the Slurm step's job name
@@ -86,7 +77,8 @@ class TrialSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     memory_bytes_per_rank: int | None = None  # host memory; enforced where the launcher can
     grace_s: float = 10.0  # between the polite and the final signal
-    result: ResultSource = field(default_factory=ResultSource)
+    log: LogFormat = field(default_factory=LogFormat)
+    warmup_steps: int = 0  # first steps, which do not count
     config: Mapping[str, Any] = field(default_factory=dict)  # for a launcher without processes
     workdir: Path | None = None  # absolute; see started_in
     max_steps: int | None = 10_000  # of which its stop rule learns; None: all

@@ -43,7 +43,7 @@ from trainer.plan.limits import ConfigError
 from workflows.search.reporting import handling
 from workflows.search.stopping import CONTINUE, DONE, FAILED, INTERRUPTED, MAX_IN_A_ROW
 from workflows.search.trials import data_prefix, make_data
-from workflows.train import Longer, Steps, changed, settle_earlier, spec_of
+from workflows.train import Steps, changed, settle_earlier, spec_of
 from workflows.training_plan import TrainingPlan
 
 LOGS = "logs"  # folder of earlier starts' logs
@@ -243,7 +243,7 @@ class _Training:
         warmup = min(plan.space.trial.warmup_steps, steps - 1)
         best.train.update({"async_save": True, "metrics": {}} | best.train)
         best.train["warmup_steps"] = warmup
-        best = changed(best, Longer(steps - warmup, self.save, min(plan.save_interval, steps)))
+        best = changed(best, steps - warmup, self.save, min(plan.save_interval, steps))
         spec, run = spec_of(best, self.out), self.journal.run
         number = max(run.trials, default=0) + 1
         (self.out / LOGS).mkdir(exist_ok=True)

@@ -40,7 +40,7 @@ class Estimate:
         except (NotPricedError, MissingFactError) as error:
             basis = f"no price: {error}"
         else:
-            steps = space.trial.warmup_steps + space.trial.measured_steps
+            steps = space.trial.steps
             basis = f"the best-ranked, uncalibrated: {start_s:g} s to start, {steps} steps"
             # The leading ones are repeated, and few configurations may be all there are.
             expected = float(each_h.sum() + repeats * each_h[0] if trials else each_h.mean())
@@ -85,7 +85,6 @@ def _each_h(space: SearchSpace, trials: int) -> tuple[np.ndarray, float]:
     ranking = Ranking.of(Pricing(space), trials, PRICED)
     nodes = np.array([space.num_nodes(config) for config in ranking.configs])
     start_s = StartUp.expected(space).seconds(nodes)
-    steps = space.trial.warmup_steps + space.trial.measured_steps
-    steps_s = ranking.prediction.fits * steps * ranking.prediction.step_time_s
+    steps_s = ranking.prediction.fits * space.trial.steps * ranking.prediction.step_time_s
     each_s = np.minimum(start_s + steps_s, space.trial.timeout_s)
     return nodes * each_s / 3600, float(start_s[0])

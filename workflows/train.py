@@ -8,18 +8,18 @@ import secrets
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from shlex import join
 
 from analysis import Best, RunBusyError, RunFolder
-from foundation.files import FileError, is_number, parse_json, read_text
+from foundation.files import FileError, is_number, read_json
 from foundation.messages import printable
 from foundation.python import module_argv
 from foundation.quantities import counted
 from foundation.writing import write_atomically
 from search_spaces import load_space
-from slurm import Kind, Launcher, Lease, ResultSource, StepLog, StepReport, TrialSpec
+from slurm import Kind, Launcher, Lease, StepLog, StepReport, TrialSpec
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
 from workflows.launching import first_nodes, run_alone
@@ -30,17 +30,7 @@ NO_LIMIT_S = 10 * 365 * 86400.0
 GRACE_S, SAVE_S = 10.0, 300.0  # time to end; with a last step and a checkpoint
 
 
-@dataclass(frozen=True)
-class Longer:
-    """A training's differences from its trial."""
-
-    steps: int | None = None  # number of steps after the warm-up
-    # Checkpoints; training resumes from them if there are any, else from the configuration's load.
-    save: Path | None = None
-    save_interval: int | None = None  # steps between checkpoints; default: only at the end
-
-
-def train_best(best: Best, launcher: Launcher, out: Path, longer: Longer) -> int:
+def train_best(best: Best, launcher: Launcher, out: Path) -> int:
     """Train in the folder ``out``, print each step and the metrics; returns the exit code."""
     out = out.absolute()
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -51,31 +41,40 @@ def train_best(best: Best, launcher: Launcher, out: Path, longer: Longer) -> int
             f"{out}: another meshtune works there ({RunFolder(out).driver}); choose another --out"
         ) from None
     with held:
-        return _train(changed(best, longer), launcher, out)
+        return _train(best, launcher, out)
 
 
-def dry_run(best: Best, launcher: Launcher, out: Path, longer: Longer) -> str:
+def dry_run(best: Best, launcher: Launcher, out: Path) -> str:
     """The exact command; starts and writes nothing."""
-    best = changed(best, longer)
     spec = spec_of(best, out.absolute())
     return join(launcher.command(spec, _lease(best, launcher, spec)))
 
 
-def changed(best: Best, longer: Longer) -> Best:
-    best = best if longer.steps is None else _of_steps(best, longer.steps)
-    if longer.save is None:
+def changed(
+    best: Best, steps: int | None = None, save: Path | None = None, save_interval: int | None = None
+) -> Best:
+    """The best trial as a training that differs from it in what is given.
+
+    Args:
+        steps: number of steps after the warm-up.
+        save: folder of checkpoints; training resumes from them if there are any, else from the
+            configuration's ``load``.
+        save_interval: steps between checkpoints; default: only at the end.
+    """
+    best = best if steps is None else _of_steps(best, steps)
+    if save is None:
         return best
     if best.train is None:
         raise ConfigError(
             f"{best.path}: --save is for the built-in trainer; change the command in best.yaml"
         )
-    folder = str(longer.save.absolute())
+    folder = str(save.absolute())
     begins, own = best.train.get("load"), best.train.get("save")
-    begun = any(longer.save.glob("step-*[0-9]"))
+    begun = any(save.glob("step-*[0-9]"))
     load = folder if begun or begins in (None, own) else begins
     train = {**best.train, "save": folder, "load": load}
-    if longer.save_interval is not None:
-        train["save_interval"] = longer.save_interval
+    if save_interval is not None:
+        train["save_interval"] = save_interval
     TrainConfig.parse(train)
     return replace(best, train=train)
 
@@ -147,7 +146,7 @@ def settle_earlier(launcher: Launcher, out: Path, name: str, others: bool = True
     file, inode = out / ATTEMPT_NAME, out.stat().st_ino
     names = []
     with suppress(FileError, KeyError, TypeError):
-        earlier = parse_json(read_text(file, 10_000), str(file))
+        earlier = read_json(file)
         if earlier["inode"] == inode and earlier["name"]:
             names.append(str(earlier["name"]))
     if others:
@@ -169,7 +168,7 @@ def spec_of(best: Best, out: Path) -> TrialSpec:
         timeout_s=NO_LIMIT_S,
         env=best.env,
         grace_s=SAVE_S if best.train is not None and best.train.get("save") else GRACE_S,
-        result=ResultSource(best.log),
+        log=best.log,
         workdir=best.workdir,
         container=best.container,
         max_steps=None,

@@ -188,7 +188,7 @@ def as_trials(space: SearchSpace, starts: Iterable[Trial]) -> Iterator[Trial]:
 
     One that made steps is a success, whatever ended it.
     """
-    steps = space.trial.warmup_steps + space.trial.measured_steps
+    steps = space.trial.steps
     for start in starts:
         step_s = Metrics(start.result).get("step_time_s.median")
         if step_s is None:

@@ -139,7 +139,7 @@ def _after(space: SearchSpace, spec: TrialSpec, outcome: Outcome) -> Iterator[st
     for key, value in (outcome.result or {}).items():
         yield _line("result", f"{key} = {str(value)[:100]}")
     for log in ("stdout.log", "stderr.log"):
-        reader = LogMetrics(spec.result.log, spec.result.warmup_steps, spec.world_size)
+        reader = LogMetrics(spec.log, spec.warmup_steps, spec.world_size)
         try:
             for text in cut_lines(read_log(spec.directory / log)[0]).splitlines():
                 reader.read(text)

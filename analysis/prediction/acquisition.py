@@ -6,8 +6,6 @@ search's stop rule.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from analysis.cost.model import LIKELY, CostModel
@@ -129,18 +127,11 @@ def improvement(
     return np.maximum(grown - better, 0.0), np.asarray(better)
 
 
-@dataclass(frozen=True)
-class ExpectedGain:
-    """Expected improvements, as shares of the best objective so far."""
-
-    next: float  # of the next batch
-    left: float  # of all candidates together: what a search that stops now forgoes
-
-
 def expected_gain(
     posterior: Posterior, best: Trial, batch: int, model: CostModel, rng: np.random.Generator
-) -> ExpectedGain | None:
-    """Expected improvement of the next batch and of all candidates together.
+) -> dict[str, float] | None:
+    """Expected improvements, as shares of the best objective so far: ``gain`` of the next batch,
+    and ``left`` of all candidates together, which a search that stops now forgoes.
 
     None while the model has not predicted enough of the trials well enough to state it. The
     ``model`` is calibrated, where the posterior's has drawn constants; a ``batch`` runs at once.
@@ -164,8 +155,8 @@ def _doubtful_deviation(posterior: Posterior) -> Array:
 
 def drawn_gain(
     ahead: Array, covariance: Array, runs: Array, batch: int, rng: np.random.Generator
-) -> ExpectedGain:
-    """Expected gains, as the mean over draws of what all candidates could be.
+) -> dict[str, float]:
+    """``gain`` and ``left``, as the mean over draws of what all candidates could be.
 
     Args:
         ahead: mean of each candidate's goal less that of the best trial; shape (m,).
@@ -178,7 +169,10 @@ def drawn_gain(
     drawn = ahead + rng.standard_normal((DRAWS, len(ahead))) @ root.T
     over = np.where(rng.random(drawn.shape) < runs, np.expm1(np.maximum(drawn, 0.0)), 0.0)
     chosen = np.argsort(-over.mean(axis=0), kind="stable")[: min(batch, len(ahead))]
-    return ExpectedGain(float(over[:, chosen].max(axis=1).mean()), float(over.max(axis=1).mean()))
+    return {
+        "gain": float(over[:, chosen].max(axis=1).mean()),
+        "left": float(over.max(axis=1).mean()),
+    }
 
 
 def remaining_deviation(

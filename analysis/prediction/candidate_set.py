@@ -36,9 +36,8 @@ class CandidateSet:
     def __init__(self, pricing: Pricing, candidates: Candidates, indices: Indices) -> None:
         self.pricing, self.candidates, self.indices = pricing, candidates, indices
         space, raw = pricing.space, candidates.columns(indices)
-        columns = space.columns(raw)
-        self.jobs: Jobs = pricing.jobs(columns, len(indices))
-        self.num_nodes = np.broadcast_to(columns.columns["num_nodes"], indices.shape)
+        self.jobs: Jobs = pricing.jobs(raw, len(indices))
+        self.num_nodes = np.broadcast_to(space.columns(raw).columns["num_nodes"], indices.shape)
         unpriced = unpriced_features(space, raw, len(indices))
         self.features, self.num_unpriced = features(self.jobs, unpriced), unpriced.shape[1]
         unknown, every = unpriced_parameters(candidates.space), candidates.space.parameters
@@ -53,8 +52,8 @@ class CandidateSet:
         """
         rng = np.random.default_rng(seed)
         indices = candidates.indices(PRICED, rng, [], max_nodes=2**31)
-        columns = pricing.space.columns(candidates.columns(indices))
-        prediction = pricing.calibrated([]).predict(pricing.jobs(columns, len(indices)))
+        jobs = pricing.jobs(candidates.columns(indices), len(indices))
+        prediction = pricing.calibrated([]).predict(jobs)
         fits = (prediction.fits + prediction.may_fit) / 2
         runs = np.maximum(fits * pricing.in_time(prediction), 1e-9)
         promise = Goal(pricing).predicted_at_best(prediction) + np.log(runs)
@@ -98,9 +97,9 @@ class CandidateSet:
 
 def features_of(pricing: Pricing, trials: Sequence[Trial]) -> Array:
     """Features of trials of a priced space; shape (len(trials), d)."""
-    space, raw = pricing.space, pricing.raw([trial.config for trial in trials])
-    jobs = pricing.jobs(space.columns(raw), len(trials))
-    return features(jobs, unpriced_features(space, raw, len(trials)))
+    raw = pricing.raw([trial.config for trial in trials])
+    jobs = pricing.jobs(raw, len(trials))
+    return features(jobs, unpriced_features(pricing.space, raw, len(trials)))
 
 
 def switch_values(jobs: Jobs) -> Array:

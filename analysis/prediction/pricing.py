@@ -28,7 +28,7 @@ from analysis.prediction.start_up import StartUp
 from analysis.run.fold import Run, read_run
 from analysis.run.folder import RunFolder
 from analysis.run.trial import Trial
-from search_spaces import Cluster, Facts, Framework, SearchSpace, framework_named, load_space
+from search_spaces import Cluster, Framework, SearchSpace, framework_named, load_space
 from slurm import Kind
 from trainer.plan.axes.mesh import FURTHER_AXES, ordered
 from trainer.plan.jobs import Array, Jobs, joined
@@ -142,9 +142,9 @@ class Pricing:
         """Parameters in which the model sees no difference; see ``unpriced_parameters``."""
         return unpriced_parameters(self.space)
 
-    def jobs(self, facts: Facts, count: int) -> Jobs:
-        """The jobs of ``count`` configurations whose facts are given as columns."""
-        return jobs_from(self.space, self._shape, self._engines, facts, count)
+    def jobs(self, raw: Mapping[str, Any], count: int) -> Jobs:
+        """The jobs of ``count`` raw configurations given as one column per parameter."""
+        return jobs_from(self.space, self._shape, self._engines, self.space.columns(raw), count)
 
     def predict(self, configs: Sequence[Mapping[str, Any]]) -> Prediction:
         """Predictions for configurations of the space, raw or canonical."""
@@ -152,7 +152,7 @@ class Pricing:
 
     def predict_columns(self, raw: Mapping[str, Any], count: int) -> Prediction:
         """The same for raw configurations given as one column per parameter."""
-        return self.model.predict(self.jobs(self.space.columns(raw), count))
+        return self.model.predict(self.jobs(raw, count))
 
     def objective(self, prediction: Prediction) -> Array | None:
         """Predicted objective; None if the model does not predict it."""
@@ -204,13 +204,12 @@ class Pricing:
         from scipy.special import ndtr  # slow to import, and a space is checked without it
 
         trial, log_sd = self.space.trial, prediction.model.log_sd
-        steps = trial.warmup_steps + trial.measured_steps
         learned = StartUp.learned(self.space, [*(self.probes[1] if self.probes else ()), *trials])
         start_s = learned.seconds(prediction.num_nodes)
         start_sd_s = learned.log_sd(prediction.num_nodes) * start_s
 
         def chance(step_s: Array) -> Array:
-            for_steps_s = steps * step_s
+            for_steps_s = trial.steps * step_s
             total_s = start_s + for_steps_s
             spread = np.hypot(start_sd_s, log_sd * for_steps_s) / total_s
             whole = ndtr(np.log(trial.timeout_s / total_s) / spread)
@@ -334,7 +333,7 @@ class Pricing:
 
     def jobs_of(self, configs: Sequence[Mapping[str, Any]]) -> Jobs:
         """The jobs of configurations, raw or canonical."""
-        return self.jobs(self.space.columns(self.raw(configs)), len(configs))
+        return self.jobs(self.raw(configs), len(configs))
 
     def raw(self, configs: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """The raw values of configurations, as a column for each parameter."""

@@ -164,7 +164,7 @@ class Ranking:
             return f"memory is not predicted: {error}"
         candidates, indices = _sampled(report.space, COUNTED)
         model = pricing.model
-        jobs = pricing.jobs(report.space.columns(candidates.columns(indices)), len(indices))
+        jobs = pricing.jobs(candidates.columns(indices), len(indices))
         fits = model.fits(jobs)
         likely = round(np.count_nonzero(fits >= LIKELY) / len(indices) * report.valid)
         about = "about " if len(indices) < report.valid else ""
@@ -236,7 +236,7 @@ def _warnings(pricing: Pricing, prediction: Prediction) -> Iterator[str]:
             "num_nodes), or recompute"
         )
         return
-    step_s, steps = prediction.step_time_s[fits], trial.warmup_steps + trial.measured_steps
+    step_s, steps = prediction.step_time_s[fits], trial.steps
     start_s = StartUp.expected(pricing.space).base_s
     limits = {
         "timeout": (start_s + steps * step_s, trial.timeout_s),

@@ -130,11 +130,10 @@ class StartUp:
 
 def _took_s(space: SearchSpace, trials: Iterable[Trial]) -> Iterator[tuple[int, float, float]]:
     """Nodes, and seconds besides steps and of steps, of successes measured to the end."""
-    steps = space.trial.warmup_steps + space.trial.measured_steps
     for trial in trials:
         step_s, whole = Metrics(trial.result).get("step_time_s.median"), trial.measured
         if trial.ok and whole and step_s and step_s > 0:
-            steps_s = steps * float(step_s)
+            steps_s = space.trial.steps * float(step_s)
             yield len(whole.nodes), whole.elapsed_s - steps_s, steps_s
 
 

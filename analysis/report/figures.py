@@ -115,7 +115,7 @@ def _expected(run: Run, ended: Sequence[Trial]) -> list[tuple[float | None, ...]
         [t.expected.get(n) for n in told] if {*told} <= t.expected.keys() else [None] * 3
         for t in ended
     ]
-    shown = [[x if x is None else units.scaled(run.objective_key, x) for x in row] for row in rows]
+    shown = [[units.scaled(run.objective_key, x) for x in row] for row in rows]
     return [*zip(*shown, strict=True)] if any(row[0] is not None for row in rows) else []
 
 
@@ -167,8 +167,7 @@ def _metrics(run: Run, ended: Sequence[Trial], pricing: Pricing | None) -> dict[
 
 def _shown(key: str, values: Sequence[float | None]) -> Array:
     """The values in the unit in which they are shown, NaN for None."""
-    known = [np.nan if value is None else value for value in values]
-    return np.array([units.scaled(key, value) for value in known], dtype=float)
+    return np.array([units.scaled(key, value) for value in values], dtype=float)
 
 
 def nodes(run: Run) -> dict[str, Any]:

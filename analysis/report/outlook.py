@@ -7,7 +7,6 @@ views of the whole space start from here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -29,15 +28,6 @@ from trainer.plan.jobs import Array, Indices
 PRICED = 20_000  # valid configurations that are asked about
 CONSIDERED = 2_000  # that likely run, of which the least known is sought
 DRAWS = 8  # of the model's constants
-
-
-@dataclass(frozen=True)
-class LeastKnown:
-    """A candidate's index, the deviation of its goal, and what is expected of its trial."""
-
-    index: int
-    deviation: float
-    expected: dict[str, float]
 
 
 class Outlook:
@@ -88,8 +78,10 @@ class Outlook:
         model = self.model.drawn(self.rng)
         return Posterior(members, model, self.observations, rng=self.rng)
 
-    def least_known(self, max_nodes: int) -> LeastKnown | None:
-        """The configuration that likely runs and whose goal is least known.
+    def least_known(self, max_nodes: int) -> tuple[dict[str, Any], float, dict[str, float]] | None:
+        """The raw configuration that likely runs and whose goal is least known.
+
+        With the deviation of its goal, and what is expected of its trial.
 
         Models with other constants, and another opinion on which trials were slow by chance, say
         how far it is unknown. Goals of pending trials count as known.
@@ -114,7 +106,8 @@ class Outlook:
         left = remaining_deviation(posterior.residual, members.features, others, len(indices))
         at = int(np.argmax(np.where(runs >= LIKELY, left, -np.inf)))
         expected = posterior.interval(at, float(unknown[at])) | {"fits": float(runs[at])}
-        return LeastKnown(int(indices[at]), float(unknown[at]), expected)
+        [config] = self.candidates.configs(indices[[at]])
+        return config, float(unknown[at]), expected
 
     def objective(self, posterior: Posterior) -> Array:
         """Expected objective of a posterior's configurations, in the unit shown."""

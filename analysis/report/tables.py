@@ -68,9 +68,9 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
         ],
         "colour": meaning(trial.kind)[1] if trial.kind else "gray",
         "objective": units.scaled(key, trial.objective or 0.0) if succeeded(trial) else None,
-        "more": [_scaled(key, trial.objectives.get(key)) for key, _ in run.goals[1:]],
+        "more": [units.scaled(key, trial.objectives.get(key)) for key, _ in run.goals[1:]],
         "config": trial.config,
-        "metrics": {key: _scaled(key, Metrics(trial.result).get(key)) for key in KEY_METRICS},
+        "metrics": {key: units.scaled(key, Metrics(trial.result).get(key)) for key in KEY_METRICS},
         "elapsed_s": trial.elapsed_s or None,
         "attempts": len(trial.attempts),
         "nodes": trial.attempts[-1].nodes if trial.attempts else (),
@@ -84,7 +84,3 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
             if (folder / file).exists()
         ],
     }
-
-
-def _scaled(key: str, value: float | None) -> float | None:
-    return None if value is None else units.scaled(key, value)

@@ -13,7 +13,7 @@ from analysis.run.fold import Run
 from analysis.run.folder import TRIAL_FILE, RunFolder
 from foundation.container import Container, ContainerOrImage
 from foundation.documents import Document, read_document, written_document
-from foundation.files import parse_json, read_text
+from foundation.files import read_json
 from foundation.python import module_argv
 from foundation.quantities import counted
 from foundation.records import Record, validate
@@ -130,7 +130,7 @@ def write_best(run: Run, path: Path) -> str:
         return run.no_best
     folder = run.folder.trial(run.best.number)
     try:
-        spec = _json(folder / TRIAL_FILE)
+        spec = read_json(folder / TRIAL_FILE, MAX_BYTES)
         content: dict[str, Any] = {
             "meshtune_best": 1,
             "objective": {
@@ -144,7 +144,7 @@ def write_best(run: Run, path: Path) -> str:
             "ranks_per_node": spec["ranks_per_node"],
         }
         if tuple(spec["argv"][1:4]) == module_argv("trainer")[1:]:  # with any interpreter
-            content["train"] = _json(folder / "config.json")
+            content["train"] = read_json(folder / "config.json", MAX_BYTES)
         else:
             # `meshtune train` puts its own folder in place of the trial's.
             content["command"] = [a.replace(str(folder), Best.TRIAL_DIR) for a in spec["argv"]]
@@ -171,7 +171,3 @@ def write_best(run: Run, path: Path) -> str:
 def _is_best(document: Document) -> bool:
     root = document.root.plain()
     return isinstance(root, dict) and root.get("meshtune_best") == 1
-
-
-def _json(path: Path) -> Any:
-    return parse_json(read_text(path, MAX_BYTES), str(path))

@@ -91,11 +91,6 @@ class Run:
         detected = self.launcher in ("", "local", "srun")
         return "" if detected else f" --launcher {quote(self.launcher)}"
 
-    @property
-    def past_sessions_s(self) -> float:
-        """Seconds that earlier sessions lasted, up to their last event."""
-        return sum(left - opened for opened, left in zip(self.opened_t, self.left_t, strict=False))
-
     def search_s(self, t: float) -> float:
         """Seconds of searching up to ``t``, without the time between sessions.
 
@@ -238,18 +233,11 @@ class Run:
         return lines
 
 
-def fold(directory: Path, records: Iterable[Mapping[str, Any]]) -> Run:
-    """Fold a journal's records into a Run, in their order.
+def extend(run: Run, records: Iterable[Mapping[str, Any]], after: int = 0) -> None:
+    """Fold a journal's records into a Run, in their order; ``after`` so many lines.
 
     Raises RunError if a record is no event, or contradicts what precedes it.
     """
-    run = Run(directory)
-    extend(run, records)
-    return run
-
-
-def extend(run: Run, records: Iterable[Mapping[str, Any]], after: int = 0) -> None:
-    """Fold further records into a Run; ``after`` so many lines. Raises as :func:`fold` does."""
     for number, record in enumerate(records, start=after + 1):
         try:
             apply(run, events.time_of(record), events.from_record(record))
@@ -362,5 +350,6 @@ def _between(low: Any, high: Any) -> Any:
 
 def read_run(directory: Path | str) -> Run:
     """Read ``runs/NAME``; raises RunError if it is not a run folder."""
-    directory = Path(directory)
-    return fold(directory, Lines(RunFolder(directory).journal_file))
+    run = Run(Path(directory))
+    extend(run, Lines(run.folder.journal_file))
+    return run

@@ -7,7 +7,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import IO, Any
@@ -179,11 +179,8 @@ class Identity:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Identity | None:
-        """The identity that :meth:`to_record` wrote; None for an empty record."""
+        """The identity whose fields a journal's line holds; None for an empty record."""
         return cls(str(record["id"]), str(record["path"]), int(record["inode"])) if record else None
-
-    def to_record(self) -> dict[str, Any]:
-        return asdict(self)
 
     def is_elsewhere(self, here: Path) -> bool:
         """Whether the folder still exists at its path, and that is not ``here``.

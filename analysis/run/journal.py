@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from analysis.run.events import Event, from_record, to_record
-from analysis.run.fold import Run, apply, extend, fold
+from analysis.run.fold import Run, apply, extend
 from analysis.run.folder import RunFolder
 from analysis.run.lines import Lines, RunError, sealed
 from analysis.run.lock import Worker, lock, opened
@@ -53,7 +53,8 @@ class Journal:
             raise
         try:
             self._lines = Lines(self._path)
-            self.run: Run = fold(directory, self._lines)
+            self.run = Run(directory)
+            extend(self.run, self._lines)
             os.ftruncate(self._file, self._lines.end)
         except BaseException:
             self.close()

@@ -33,7 +33,7 @@ from analysis.run.lines import (
 )
 from analysis.run.lock import lock
 from analysis.run.results import ResultsFile
-from foundation.files import FileError, open_regular, parse_json, read_bytes
+from foundation.files import FileError, open_regular, read_json
 from foundation.messages import shown
 from foundation.quantities import counted
 from foundation.writing import write_atomically
@@ -277,7 +277,7 @@ class MissingEvents:
         """The proposal with the configuration in the trial's folder."""
         file = self.folder.trial(number) / TRIAL_FILE
         try:
-            content: Any = parse_json(read_bytes(file, MAX_SPEC_BYTES), str(file))
+            content: Any = read_json(file, MAX_SPEC_BYTES)
             return events.Proposed(trial=number, config=content["config"], why="its line was lost")
         except (KeyError, TypeError, ValueError):
             return None

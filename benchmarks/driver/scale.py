@@ -53,7 +53,6 @@ from workflows.optimizer.registry import make_policy
 from workflows.search import driver as driver_module
 from workflows.search.budget import Budget
 from workflows.search.driver import Driver
-from workflows.search.listening import Tick
 from workflows.search.progress import Progress
 
 REPLAYS = 5
@@ -134,7 +133,7 @@ class _Watch:
     progress: Progress
     usable: list[tuple[float, int]] = field(default_factory=list)  # from when on
 
-    def __call__(self, event: Event | Tick, driver: Driver) -> None:
+    def __call__(self, event: Event | str | None, driver: Driver) -> None:
         self.progress(event, driver)
         if not self.usable or self.usable[-1][1] != driver.pool.size:
             self.usable.append((driver.journal.clock(), driver.pool.size))

@@ -26,7 +26,7 @@ from benchmarks.search.probed import STEPS
 from search_spaces import SearchSpace, load_space
 from search_spaces.known import FRAMEWORKS, framework_named
 from search_spaces.points.candidates import Candidates
-from workflows.replay.landscape import Answer, Landscape
+from workflows.replay.landscape import Landscape
 from workflows.search.probing import Plan
 
 SHALLOW_LOG_SD = 0.03  # misfit of a shallower model's time and memory
@@ -112,13 +112,14 @@ class World(Landscape):
     def row(self, config: Mapping[str, Any]) -> int:
         return int(np.searchsorted(self.indices, self.candidates.indices_of([config])[0]))
 
-    def answer(self, config: Mapping[str, Any]) -> Answer:
+    def answer(self, config: Mapping[str, Any]) -> Trial:
         row = self.row(config)
         seconds = float(self.measured_s[row])
         if not self.ran[row]:
-            return Answer(np.nan, str(self.kinds[row]))
+            return Trial(row, dict(config), 0.0, kind=str(self.kinds[row]))
         result = {"step_time_s": {"median": seconds}, "peak_memory_bytes": float(self.peaks[row])}
-        return Answer(float(self.tokens[row]) / seconds, "ok", result)
+        speed = float(self.tokens[row]) / seconds
+        return Trial(row, dict(config), 0.0, kind="ok", objective=speed, result=result)
 
     def node_seconds(self, configs: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """Node-seconds of one trial of each; a trial that fails ends at its first step."""
@@ -157,13 +158,13 @@ class World(Landscape):
         return trials, float(spent.sum())
 
 
-class _Answers(Mapping[Any, list[Answer]]):
+class _Answers(Mapping[Any, list[Trial]]):
     """Answers by canonical configuration, computed when they are asked for."""
 
     def __init__(self) -> None:
         self.world: World | None = None
 
-    def __getitem__(self, key: tuple[Any, ...]) -> list[Answer]:
+    def __getitem__(self, key: tuple[Any, ...]) -> list[Trial]:
         assert self.world is not None
         return [self.world.answer(dict(key))]
 
@@ -191,8 +192,7 @@ def world(seed: int) -> World:
         indices = indices[: int(np.exp(rng.uniform(*np.log([20, 400]))))]
     indices = np.sort(indices)
     pricing = Pricing(space)
-    columns = space.columns(candidates.columns(indices))
-    jobs = pricing.jobs(columns, len(indices))
+    jobs = pricing.jobs(candidates.columns(indices), len(indices))
     truth, kind = _truth(pricing, rng)
     prediction = truth.predict(jobs)
     calm_s, late_s = prediction.states_s

@@ -28,7 +28,7 @@ from benchmarks.printing import machine
 from benchmarks.published.read import read_table
 from benchmarks.search.games import REPLAYED, LeftOut, policy_for
 from search_spaces import Objective
-from workflows.replay.landscape import Answer, Landscape
+from workflows.replay.landscape import Landscape
 from workflows.replay.landscapes import landscapes
 
 POLICIES: tuple[str, ...] = ("meshtune", "deephyper", "random")
@@ -49,10 +49,10 @@ class Sought:
     def second(self) -> str:
         return self.landscape.space.objectives[1].key
 
-    def answer(self, config: Mapping[str, Any]) -> Answer:
+    def answer(self, config: Mapping[str, Any]) -> Trial:
         """The repeat of median speed."""
         every = self.landscape.answers[tuple(config.items())]
-        ran = sorted((a for a in every if a.ok), key=lambda a: a.objective)
+        ran = sorted((a for a in every if a.ok), key=lambda a: a.objective or 0.0)
         return ran[(len(ran) - 1) // 2] if ran else every[0]
 
     def figures(self, config: Mapping[str, Any]) -> dict[str, float] | None:
@@ -61,7 +61,10 @@ class Sought:
         if not answer.ok:
             return None
         known = {"num_nodes": self.landscape.space.num_nodes(config), **answer.result}
-        return {"tokens_per_second": answer.objective, self.second: float(known[self.second])}
+        return {
+            "tokens_per_second": answer.objective or 0.0,
+            self.second: float(known[self.second]),
+        }
 
     def reached(self, configs: Sequence[Mapping[str, Any]]) -> Array:
         """Objectives of the configurations that ran, shape (n, 2); more is better."""

@@ -7,8 +7,9 @@ from itertools import product
 
 import numpy as np
 
+from analysis.run.trial import Trial
 from search_spaces.parameters import Parameter
-from workflows.replay.landscape import Answer, Landscape
+from workflows.replay.landscape import Landscape
 
 KERNELS = {"eager": 0.7, "flash": 1.0, "fused": 0.9}  # share of the speed that each allows
 WORKERS = {1: 0.85, 2: 0.95, 4: 1.0, 8: 0.98}
@@ -56,14 +57,14 @@ def disturbed(landscape: Landscape, log_sd: float, seed: int) -> Landscape:
         # The median itself, and pairs of factors around it, which preserve it.
         factors = np.exp(log_sd * rng.standard_normal(PAIRS))
         every = [1.0, *factors, *(1 / factors)]
-        answers[key] = [_times(ran, worth / ran.objective * factor) for factor in every]
+        answers[key] = [_times(ran, worth / (ran.objective or 1.0) * factor) for factor in every]
     return replace(landscape, answers=answers)
 
 
-def _times(answer: Answer, factor: float) -> Answer:
+def _times(answer: Trial, factor: float) -> Trial:
     """The same run at another speed."""
     if not answer.ok:
         return answer
     step_time_s = answer.result["step_time_s"]["median"] / factor
     result = {**answer.result, "step_time_s": {"median": step_time_s}}
-    return Answer(answer.objective * factor, answer.kind, result)
+    return replace(answer, objective=(answer.objective or 0.0) * factor, result=result)

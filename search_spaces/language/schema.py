@@ -195,6 +195,10 @@ class TrialSection(Described):
     """a trial is stopped when its steps so far are slower than the best's by more than noise
     explains"""
 
+    @property
+    def steps(self) -> int:
+        return self.warmup_steps + self.measured_steps
+
 
 class BudgetSection(Described):
     """Limits of the search; it ends at the first that is reached. They can be raised later."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -72,7 +71,7 @@ class ValidConfigs:
         self._space = space
         self._parameters = space.parameters
         waiting = [
-            (rule, _union(space.reads[name] for name in rule.names))
+            (rule, frozenset().union(*(space.reads[name] for name in rule.names)))
             for rule in (space.rules if rules is None else rules)
         ]
         self._order = _order(self._parameters, [scope for _, scope in waiting])
@@ -172,7 +171,7 @@ class ValidConfigs:
             ]
             before, digits = (np.concatenate(columns) for columns in zip(*parts, strict=True))
             waiting = _later(waiting, [name, *states])
-            live = _union(scope for _, scope in waiting)
+            live = set().union(*(scope for _, scope in waiting))
             edges = {own: column[before] for own, column in states.items()} | {name: digits}
             edges = {own: column for own, column in edges.items() if own in live}
             level, states = self._level(name, before, digits, edges, ways)
@@ -211,7 +210,7 @@ class ValidConfigs:
     ) -> NDArray[np.bool_]:
         """Mask of rows that satisfy all rules whose parameters are bound; others take any value."""
         ready = [(rule, scope) for rule, scope in waiting if scope <= digits.keys()]
-        read = _union(scope for _, scope in ready)
+        read = set().union(*(scope for _, scope in ready))
         kept = np.ones(count, dtype=bool)
         if ready:
             raw = {
@@ -246,13 +245,9 @@ def _order(parameters: Mapping[str, Parameter], scopes: Sequence[frozenset[str]]
     def kept(name: str) -> tuple[int, int]:
         bound = {*order, name}
         asked_later = [scope for scope in scopes if not scope <= bound]
-        live = bound & _union(asked_later)
+        live = bound & frozenset().union(*asked_later)
         return math.prod(len(parameters[n].values) for n in live), len(asked_later)
 
     while len(order) < len(parameters):
         order.append(min((n for n in parameters if n not in order), key=kept))
     return order
-
-
-def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
-    return reduce(frozenset.union, sets, frozenset())

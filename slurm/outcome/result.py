@@ -46,13 +46,12 @@ def result_of_lines(spec: TrialSpec, stdout: str, logs: Sequence[str]) -> tuple[
 
     Standard output has lines of any length; the ``logs``, searched for patterns, of bounded length.
     """
-    source = spec.result
-    steps = [step for step in steps_in(stdout) if step["step"] > source.warmup_steps]
+    steps = [step for step in steps_in(stdout) if step["step"] > spec.warmup_steps]
     result = StepLog.result(steps) if steps else None
-    if not source.log:
+    if not spec.log:
         return result, ""
     try:
-        found = metrics_apart(source.log, logs, source.warmup_steps, spec.world_size)
+        found = metrics_apart(spec.log, logs, spec.warmup_steps, spec.world_size)
     except FoundNothingError as error:
         return result, str(error)
     return {**(result or {}), **found}, ""

@@ -21,7 +21,7 @@ from workflows.replay.landscapes import recorded
 
 @pytest.fixture
 def landscape(truth: Callable[..., Path]) -> Landscape:
-    return recorded(truth((16, 1)) / "sweep.csv").landscapes[0]
+    return recorded(truth((16, 1)) / "sweep.csv")[0][0]
 
 
 def test_parameters_without_a_price_leave_the_best_as_good(landscape: Landscape) -> None:

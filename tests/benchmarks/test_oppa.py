@@ -81,7 +81,7 @@ def test_a_lack_of_memory_raises_what_is_needed_only_where_it_was_not_foreseen(j
 def test_it_finds_a_good_configuration_of_a_sweep_before_half_is_tried(
     truth: Callable[..., Path],
 ) -> None:
-    landscape = recorded(truth((16, 1)) / "sweep.csv").landscapes[0]
+    landscape = recorded(truth((16, 1)) / "sweep.csv")[0][0]
     policy = OppaPolicy(Problem(landscape.space, 0, only=landscape.configs))
     played = play(landscape, policy, seed=0, until=None)
     assert len(played.shares) == len(landscape.configs)

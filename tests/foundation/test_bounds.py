@@ -47,3 +47,5 @@ def test_a_violation_names_the_value_in_the_unit_that_was_written() -> None:
     bound = Bound.of("peak_memory_bytes < 70 GiB")
     assert bound.violation(70.5 * 2**30) == "peak_memory_bytes 70.5 GiB, not < 70 GiB"
     assert bound.violation(69 * 2**30) == ""
+    median = Bound.of("step_time_s.median < 2 min")
+    assert median.violation(150) == "step_time_s.median 2.5 min, not < 2 min"

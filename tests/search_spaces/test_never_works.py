@@ -13,7 +13,7 @@ from search_spaces import SearchSpace, SpaceError
 from search_spaces.cluster import Cluster
 from search_spaces.objectives import keys_found
 from slurm import Kind, Outcome
-from workflows.search.objectives import objective_values
+from tests.support.objectives import objective_values
 from workflows.search.throughput import Job, completed
 from workflows.search.trials import checked_outcome
 

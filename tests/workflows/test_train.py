@@ -15,7 +15,7 @@ from analysis.report.page import write_report
 from foundation.documents import written_document
 from search_spaces.shipped import SHIPPED
 from workflows.cli.main import main
-from workflows.train import Longer, changed
+from workflows.train import changed
 
 SPACE = """
 version: 1
@@ -128,7 +128,7 @@ def test_a_training_begins_from_what_best_yaml_loads_and_goes_on_from_its_own(
                 {"meshtune_best": 1, "num_nodes": 1, "ranks_per_node": 1, "train": content}
             )
         )
-        found = changed(Best.read(path), Longer(save=saved)).train
+        found = changed(Best.read(path), save=saved).train
         assert found is not None and found["save"] == str(saved)
         return str(found["load"])
 

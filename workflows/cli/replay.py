@@ -18,20 +18,20 @@ def replay(arguments: Namespace) -> None:
     out: Path | None = arguments.json
     if out is not None and not out.absolute().parent.is_dir():
         raise UsageError(f"--json {out}: there is no folder {out.parent}")
-    found = recorded(arguments.table, columns, arguments.study)
+    found, left_out = recorded(arguments.table, columns, arguments.study)
 
     metrics = replaying.replay(
-        found.landscapes,
+        found,
         lambda landscape, seed: replaying.policy_for(landscape, arguments.policy, seed),
         arguments.seeds,
         arguments.parallel,
     )
     print(replaying.text(metrics))
-    if found.left_out:
-        print(replaying.left_out(found.left_out))
+    if left_out:
+        print(replaying.left_out(left_out))
     if out is not None:
         how = {name: getattr(arguments, name) for name in ("policy", "parallel", "seeds")}
-        content = {"table": without_secrets(arguments.table), **how, "left_out": found.left_out}
+        content = {"table": without_secrets(arguments.table), **how, "left_out": left_out}
         out.write_text(json.dumps({**content, **metrics}, indent=2))
 
 

@@ -104,7 +104,7 @@ def export(arguments: Namespace) -> None:
 
 def train(arguments: Namespace) -> int:
     from workflows.launching import refuse_too_many_ranks
-    from workflows.train import Longer, dry_run, train_best
+    from workflows.train import changed, dry_run, train_best
 
     if arguments.elastic:
         return _train_elastic(arguments)
@@ -121,12 +121,12 @@ def train(arguments: Namespace) -> int:
     refuse_too_many_ranks(best.path, arguments.launcher, best.num_nodes * best.ranks_per_node)
     if arguments.save_interval and arguments.save is None:
         raise UsageError("--save-interval needs --save")
-    longer = Longer(arguments.steps, arguments.save, arguments.save_interval)
     with launched(arguments, best.num_nodes) as launcher:
+        best = changed(best, arguments.steps, arguments.save, arguments.save_interval)
         if arguments.dry_run:
-            print(dry_run(best, launcher, arguments.out, longer))
+            print(dry_run(best, launcher, arguments.out))
             return 0
-        return train_best(best, launcher, arguments.out, longer)
+        return train_best(best, launcher, arguments.out)
 
 
 def _train_elastic(arguments: Namespace) -> int:

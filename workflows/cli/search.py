@@ -186,10 +186,10 @@ def _with_the_runs_share(space: SearchSpace, folder: analysis.RunFolder) -> Sear
 
     The run's may come from an option of its first command, which no file of the user's repeats.
     """
-    try:
-        before = search_spaces.load_space(folder.space_file, frozen=True).budget.explore
-    except search_spaces.SpaceError:  # no run yet; or a damaged one, which its opening reports
+    frozen = folder.readable_space()
+    if frozen is None:  # no run yet; or a damaged one, which its opening reports
         return space
+    before = frozen.budget.explore
     if "explore" not in space.budget.model_fields_set:
         return replace(space, budget=space.budget.model_copy(update={"explore": before}))
     if (now := space.budget.explore) != before:

@@ -93,9 +93,7 @@ class LikelyToRun(DeepHyperPolicy):
             return None
         try:
             model = Observations.of(run).calibrated(pricing)
-            columns = {n: np.array([c[n] for c in configs]) for n in self.problem.space.parameters}
-            facts = self.problem.space.columns(columns)
-            prediction = model.predict(pricing.jobs(facts, len(configs)))
+            prediction = model.predict(pricing.jobs_of(configs))
         except MissingFactError:  # such as the network, which only some configurations need
             return None
         ends = pricing.in_time(prediction, run.trials.values())
@@ -137,8 +135,8 @@ class MeshtunePolicy(Policy):
         suggestion = model.suggest(self._lesson(run), max_nodes, rng, known=run, weights=weights)
         if suggestion is None:
             return None
-        config = rest.candidates.configs(np.array([suggestion.index]))[0]
-        why, expected = suggestion.why + towards, suggestion.expected
+        config, why, expected = suggestion
+        why += towards
         if rest.names:
             completed = rest.completed(config, run, rng, weights)
             if completed is None:

@@ -48,9 +48,9 @@ class ExploringPolicy(Policy):
         found = Outlook(run, pricing, seed, problem.candidates).least_known(max_nodes)
         if found is None:
             return None
-        config = problem.space.canonical(problem.candidates.configs(np.array([found.index]))[0])
-        why = f"the model is least sure of it (± {found.deviation:.0%})"
-        return Proposal(config, Trial.EXPLORATION, why, found.expected)
+        raw, deviation, expected = found
+        why = f"the model is least sure of it (± {deviation:.0%})"
+        return Proposal(problem.space.canonical(raw), Trial.EXPLORATION, why, expected)
 
     def _farthest(self, run: Run, max_nodes: int) -> Proposal | None:
         """Farthest from all that was tried."""

@@ -8,7 +8,7 @@ neighbours of one favourite.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -25,15 +25,6 @@ from analysis import (
 from foundation.quantities import counted
 from search_spaces import Candidates
 from trainer.plan.jobs import Array
-
-
-@dataclass(frozen=True)
-class Suggestion:
-    """A chosen candidate and what is expected of it."""
-
-    index: int
-    why: str
-    expected: dict[str, float]
 
 
 class ModelGuidedSearch:
@@ -53,11 +44,11 @@ class ModelGuidedSearch:
         rng: np.random.Generator,
         known: Run | None = None,
         weights: Array | None = None,
-    ) -> Suggestion | None:
-        """The next candidate; None if the shortlist has none that is new and narrow enough.
+    ) -> tuple[dict[str, Any], str, dict[str, float]] | None:
+        """The next raw configuration, why, and what is expected of it.
 
-        Trials of ``known``, by default ``run``, may not come again; several objectives have
-        ``weights``.
+        None if the shortlist has none that is new and narrow enough. Trials of ``known``, by
+        default ``run``, may not come again; several objectives have ``weights``.
         """
         rows = self._shortlist.untried(known or run, max_nodes)
         if not len(rows):
@@ -78,11 +69,11 @@ class ModelGuidedSearch:
         if self.pricing.space.subject_to:
             expected["holds"] = float(posterior.satisfaction[at])
         if best and (gain := expected_gain(posterior, best, 1 + pending, calibrated, rng)):
-            expected |= {"gain": gain.next, "left": gain.left}
+            expected |= gain
         learned = "no trial yet"
         if observations.completed:
             learned = counted(len(observations.successes), "success")
         if self.pricing.start:
             learned += f", started from {self.pricing.start}"
-        index = int(self._shortlist.indices[rows[at]])
-        return Suggestion(index, f"{rule}, cost model after {learned}", expected)
+        [config] = self._shortlist.candidates.configs(self._shortlist.indices[rows[[at]]])
+        return config, f"{rule}, cost model after {learned}", expected

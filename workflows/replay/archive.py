@@ -106,15 +106,11 @@ def run_in(entry: Path) -> Run:
     """The trials of an entry; raises FileError if they cannot be read."""
     from workflows.replay.landscapes import recorded  # pandas
 
-    [landscape] = recorded(entry).landscapes
-    run, answers = Run(entry, space=landscape.space.name), landscape.answers
+    [[landscape], _] = recorded(entry)
+    run, told = Run(entry, space=landscape.space.name), landscape.answers.values()
     run.launcher = "simulate" if (entry / SIMULATED).exists() else ""
-    every = [(dict(config), answer) for config in answers for answer in answers[config]]
-    for n, (config, told) in enumerate(every, start=1):
-        objective = told.objective if told.ok else None
-        run.trials[n] = Trial(
-            n, config, 0.0, kind=told.kind, objective=objective, result=told.result
-        )
+    for n, t in enumerate((trial for answers in told for trial in answers), start=1):
+        run.trials[n] = Trial(n, t.config, 0.0, kind=t.kind, objective=t.objective, result=t.result)
     return run
 
 

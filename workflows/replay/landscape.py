@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,45 +24,23 @@ SHOWN = 3  # parameters that an error names
 
 
 @dataclass(frozen=True)
-class Answer:
-    objective: float  # nan if it failed
-    kind: str = "ok"  # as in the journal
-    # metrics besides the objective, for the policy
-    result: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, trial: Trial) -> Answer:
-        """The end of a trial, and its figures."""
-        reached = np.nan if trial.objective is None else trial.objective
-        return cls(reached, str(trial.kind), {**trial.result, **trial.bounded})
-
-    @property
-    def ok(self) -> bool:
-        return bool(np.isfinite(self.objective))
-
-
-@dataclass(frozen=True)
 class Landscape:
     """Recorded configurations of one model on one machine."""
 
     key: str  # its name among the landscapes of its file
     space: SearchSpace  # as a person would write it for this model and machine
     configs: list[dict[str, Any]]  # canonical, in the file's order
-    answers: Mapping[Key, list[Answer]]  # every recorded repeat, by canonical configuration's key
+    answers: Mapping[Key, list[Trial]]  # every recorded repeat, by canonical configuration's key
     model: str = ""  # identity of the model, for fits that leave it out
 
     @classmethod
     def of(
-        cls,
-        key: str,
-        space: SearchSpace,
-        recorded: Iterable[tuple[Mapping[str, Any], Answer]],
-        model: str = "",
+        cls, key: str, space: SearchSpace, recorded: Iterable[Trial], model: str = ""
     ) -> Landscape:
-        """A landscape of canonical configurations and their answers, in the file's order."""
-        answers: dict[Key, list[Answer]] = {}
-        for config, answer in recorded:
-            answers.setdefault(tuple(config.items()), []).append(answer)
+        """A landscape of trials of canonical configurations, in the file's order."""
+        answers: dict[Key, list[Trial]] = {}
+        for trial in recorded:
+            answers.setdefault(tuple(trial.config.items()), []).append(trial)
         return cls(key, space, [dict(items) for items in answers], answers, model)
 
     @cached_property
@@ -74,10 +52,10 @@ class Landscape:
         ran = {
             key: done
             for key, answers in self.answers.items()
-            if (done := [answer for answer in answers if answer.ok])
+            if (done := [a for a in answers if a.ok and math.isfinite(a.objective or 0.0)])
         }
         return {
-            key: float(np.median([answer.objective for answer in done]))
+            key: float(np.median([answer.objective or 0.0 for answer in done]))
             for key, done in ran.items()
             if all(
                 bound.excess(float(np.median([self.bounded(a)[bound.key] for a in done]))) <= 0
@@ -85,7 +63,7 @@ class Landscape:
             )
         }
 
-    def bounded(self, answer: Answer) -> dict[str, float]:
+    def bounded(self, answer: Trial) -> dict[str, float]:
         """The metrics of an answer that have bounds; raises MissingMetricError."""
         of = Metrics(answer.result).required
         return {bound.key: of(bound.key) for bound in self.space.subject_to}
@@ -147,12 +125,16 @@ def of_results(run: Run) -> Landscape:
         subject_to=[bound.text for bound in run.subject_to],
     )
 
-    def recorded() -> Iterator[tuple[Mapping[str, Any], Answer]]:
-        for row, trial in enumerate(trials):
-            config = space.canonical({name: cells[row] for name, cells in columns.items()})
-            yield config, Answer.of(trial)
+    recorded = (
+        answer(trial, space.canonical({name: cells[row] for name, cells in columns.items()}))
+        for row, trial in enumerate(trials)
+    )
+    return Landscape.of(run.space, space, recorded).checked(run.where)
 
-    return Landscape.of(run.space, space, recorded()).checked(run.where)
+
+def answer(trial: Trial, config: dict[str, Any]) -> Trial:
+    """A recorded trial as one of a canonical configuration, with bounded metrics in its result."""
+    return replace(trial, config=config, result={**trial.result, **trial.bounded})
 
 
 def precisions(jobs: Jobs) -> list[str]:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from analysis import Run, Table, TableError, read_csv, read_results, read_tables, results_run
+from analysis import Run, Table, TableError, Trial, read_csv, read_results, read_tables, results_run
 from foundation.documents import as_written, plain_scalar
 from foundation.messages import listed, shown
 from search_spaces import SearchSpace, load_space
 from trainer.plan.axes.mesh import beside_dp
 from trainer.plan.jobs import BY_HABIT
-from workflows.replay.landscape import Answer, Landscape, of_results, precisions, recorded_space
+from workflows.replay.landscape import Landscape, answer, of_results, precisions, recorded_space
 
 _VARIED = (*beside_dp(), "vpp", "mbs", "gas", "zero_stage", "sequence_parallel", "recompute")
 _MODEL = ("num_layers", "hidden_size", "num_heads", "kv_heads", "ffn_size", "vocab_size")
@@ -31,15 +31,11 @@ _EXPERTS = (
 )
 
 
-@dataclass(frozen=True)
-class Recorded:
-    landscapes: list[Landscape]  # can be searched
-    # number of rows that are in none of them, by reason
-    left_out: Mapping[str, int] = field(default_factory=dict)
-
-
-def recorded(where: Path | str, columns: Sequence[str] = (), study: str = "") -> Recorded:
-    """The landscapes of a sweep's table or of a search's results.
+def recorded(
+    where: Path | str, columns: Sequence[str] = (), study: str = ""
+) -> tuple[list[Landscape], Mapping[str, int]]:
+    """The landscapes of a sweep's table or of a search's results, and the number of rows that are
+    in none of them, by reason.
 
     Args:
         where: a table's file, a run's folder or ``results.csv``, DeepHyper's, or the URL of an
@@ -50,14 +46,14 @@ def recorded(where: Path | str, columns: Sequence[str] = (), study: str = "") ->
     Raises TableError if there is nothing to replay; the message says why.
     """
     if "://" in str(where):
-        return _of_search(columns, shown(where), of_results(read_results(str(where), study)))
+        return [_of_search(columns, shown(where), of_results(read_results(str(where), study)))], {}
     path = Path(where)
     with suppress(OSError):  # an unreadable path has its error when it is read
         if path.is_dir():
             path /= "results.csv"
     if run := results_run(path):
         own = (path.parent / "space.yaml").is_file()
-        return _of_search(columns, str(path), _of_run(path, run) if own else of_results(run))
+        return [_of_search(columns, str(path), _of_run(path, run) if own else of_results(run))], {}
     found: list[Landscape] = []
     left_out: Counter[str] = Counter()
     for table in read_tables(path, columns):
@@ -68,13 +64,13 @@ def recorded(where: Path | str, columns: Sequence[str] = (), study: str = "") ->
         raise TableError(
             f"{path}: nothing to replay: no landscape has two configurations of which one ran"
         )
-    return Recorded(found, left_out)
+    return found, left_out
 
 
-def _of_search(columns: Sequence[str], where: str, landscape: Landscape) -> Recorded:
+def _of_search(columns: Sequence[str], where: str, landscape: Landscape) -> Landscape:
     if columns:
         raise TableError(f"{where}: a search is one landscape; leave --landscape out")
-    return Recorded([landscape])
+    return landscape
 
 
 def _unused(table: Table, found: Sequence[Landscape]) -> dict[str, int]:
@@ -105,7 +101,7 @@ def _of_run(path: Path, run: Run) -> Landscape:
     if unknown := [name for name in names if name not in space.parameters]:
         raise TableError(f"{path}: {file} has no parameter {listed(unknown)}")
 
-    def trials() -> Iterator[tuple[Mapping[str, Any], Answer]]:
+    def trials() -> Iterator[Trial]:
         for line, trial in zip(read_csv(path).index, run.trials.values(), strict=True):
             where = f"{path}:{line}"
             raw = {name: _value(where, space, name, v) for name, v in trial.config.items()}
@@ -113,7 +109,7 @@ def _of_run(path: Path, run: Run) -> Landscape:
                 config = space.canonical(raw)
             except ValueError as error:  # a parameter is missing, or has no value here
                 raise TableError(f"{where}: p:{error}") from None
-            yield config, Answer.of(trial)
+            yield answer(trial, config)
 
     return Landscape.of(space.name, space, trials()).checked(str(path))
 
@@ -147,20 +143,20 @@ def _landscape(key: str, table: Table) -> Landscape:
         lists["precision"] = precision
     rows = [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
     space = _space(key, table, cluster.model_dump(exclude_defaults=True), rows)
-    recorded = ((space.canonical(raw), _answer(table, row)) for row, raw in enumerate(rows))
+    recorded = (_answer(table, row, space.canonical(raw)) for row, raw in enumerate(rows))
     return Landscape.of(key, space, recorded, str(table.model[0]))
 
 
-def _answer(table: Table, row: int) -> Answer:
+def _answer(table: Table, row: int, config: dict[str, Any]) -> Trial:
     jobs, step_time_s = table.jobs, float(table.step_time_s[row])
     if not np.isfinite(step_time_s):
-        return Answer(np.nan, "oom")  # sweeps do not distinguish it from other crashes
+        # sweeps do not distinguish it from other crashes
+        return Trial(row, config, 0.0, kind="oom")
     result: dict[str, Any] = {"step_time_s": {"median": step_time_s}}
     if np.isfinite(table.peak_bytes[row]):
         result["peak_memory_bytes"] = float(table.peak_bytes[row])
-    return Answer(
-        float(jobs.global_batch[row] * jobs.model.seq_length[row]) / step_time_s, "ok", result
-    )
+    speed = float(jobs.global_batch[row] * jobs.model.seq_length[row]) / step_time_s
+    return Trial(row, config, 0.0, kind="ok", objective=speed, result=result)
 
 
 def _check_same(key: str, table: Table) -> None:

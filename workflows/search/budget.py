@@ -91,7 +91,7 @@ class Budget:
 
 def wall_time_s(run: Run, now: float) -> float:
     """Seconds that drivers of this run have been alive, up to ``now`` if one still is."""
-    return run.past_sessions_s + (now - run.opened_t[-1] if run.opened_t else 0.0)
+    return run.search_s(now) if run.opened_t else 0.0
 
 
 def node_hours(run: Run, now: float) -> float:
@@ -145,7 +145,7 @@ class NodeHours:
         if predicted is None:
             longest_s = max((measured.elapsed_s for _, measured in done), default=timeout_s)
             return [min(timeout_s, longest_s)] * len(configs)
-        steps = self._space.trial.warmup_steps + self._space.trial.measured_steps
+        steps = self._space.trial.steps
         scale, besides = 1.0, None
         if done:
             before = predicted[len(configs) :]

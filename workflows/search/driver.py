@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from analysis import (
@@ -32,7 +32,6 @@ from workflows.search.allocation import Allocation
 from workflows.search.attempts import Attempts, LaunchFailures, Running, is_launch_failure
 from workflows.search.budget import Budget
 from workflows.search.early_stopping import EarlyStopping
-from workflows.search.listening import Notice, Tick
 from workflows.search.schedule import Schedule
 from workflows.search.stopping import CONTINUE, DONE, FAILED, Ending, RepeatedFailures, is_nobodys
 from workflows.search.storage import Storage
@@ -41,7 +40,7 @@ from workflows.search.trials import TrialFactory, ended
 LOOKAHEAD = 4  # trials that may wait for nodes, so that narrow ones fill the gaps of a wide one
 TICK_S = 1.0
 
-Listener = Callable[[Event | Tick | Notice, "Driver"], None]
+Listener = Callable[[Event | str | None, "Driver"], None]
 
 
 @dataclass(eq=False)
@@ -57,7 +56,7 @@ class Driver:
     budget: Budget
     seed: int  # written to the journal
     # called with an event and the driver: with each event after it was written to the journal, with
-    # a ``Notice`` for other messages, and about once a second with a ``Tick``
+    # a line of text that the journal does not keep, and about once a second with None
     listen: Listener
     # of the folder, by which ``factory`` names trials; None if no other run could have the names
     identity: Identity | None = None
@@ -151,7 +150,7 @@ class Driver:
         own = [attempt.name for _, attempt in left_running if self._is_own(attempt.name)]
         if self.state.trials and self.space.program.preload:
             own.append(self.factory.mark)  # of steps that outlived their trials
-        identity = self.identity.to_record() if self.identity else {}
+        identity = asdict(self.identity) if self.identity else {}
         told = {"nodes": self.pool.nodes, "identity": identity}
         opened = Opened.of(self.space, self.launcher.name, self.seed, **told)
         self._write(opened)
@@ -235,7 +234,7 @@ class Driver:
         if ended := self._attempts.next_end(TICK_S, self._paused_until_s):
             self._take_back(*ended)
         self._catch_up()
-        self.listen(Tick(), self)
+        self.listen(None, self)
 
     def _take_back(self, running: Running, outcome: Outcome) -> None:
         """Record an ended attempt, return its nodes, and stop a search whose trials all fail."""
@@ -286,7 +285,7 @@ class Driver:
             self._tell(f"{trouble}; the search continues")
 
     def _tell(self, text: str) -> None:
-        self.listen(Notice(text), self)
+        self.listen(text, self)
 
     def _check_allocation(self) -> None:
         if self._ending:

@@ -18,7 +18,7 @@ from analysis import MissingMetricError, Run, Trial, noise_of
 from foundation.files import is_number
 from search_spaces import SearchSpace
 from slurm import EarlyStop, StepLog, StepReport
-from workflows.search.objectives import objective_values
+from workflows.search.objectives import values_of
 
 MARGIN = 0.05  # share of the best objective
 SURE = 0.99  # of each interval, one-sided
@@ -73,15 +73,16 @@ class EarlyStopping:
 
     def judge(self, config: Mapping[str, Any], steps: Sequence[StepReport]) -> EarlyStop | None:
         """Why a trial of ``config`` should stop after these steps; None while it may continue."""
-        best = self._incumbent
-        warmup = self._space.trial.warmup_steps
+        best, space = self._incumbent, self._space
+        warmup = space.trial.warmup_steps
         measured = [step for step in steps if step["step"] > warmup]
         if best is None or len(measured) < MIN_STEPS:
             return None
         logs = []
         for step in measured:
             try:
-                [value] = objective_values(self._space, config, StepLog.result([step])).values()
+                told = StepLog.result([step])
+                [value] = values_of(space.objectives, space, config, told).values()
             except MissingMetricError:
                 return None
             if not 0 < value < math.inf:
@@ -92,7 +93,7 @@ class EarlyStopping:
         threshold = doubt - math.log1p(-MARGIN)
         if behind <= threshold:
             return None
-        left = warmup + self._space.trial.measured_steps - int(measured[-1]["step"])
+        left = space.trial.steps - int(measured[-1]["step"])
         message = (
             f"stopped early: {len(measured)} steps were {math.exp(behind):.2f}x as slow as the "
             f"best, trial {best.trial} (threshold {math.exp(threshold):.2f}x)"

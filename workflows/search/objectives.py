@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from analysis import Metrics, MissingMetricError
-from search_spaces import SearchSpace
+from foundation.bounds import Bound
+from search_spaces import Objective, SearchSpace
 from workflows.search.throughput import completed, job_of, named_by_meaning
 
 _Reader = Callable[[str], float]  # of the metrics from which an objective follows
@@ -59,30 +60,20 @@ def with_prices(
     return ({"joules_per_token": per_token} if per_token else {}) | whole
 
 
-def objective_values(
-    space: SearchSpace, config: Mapping[str, Any], result: Mapping[str, Any]
+def values_of(
+    wanted: Iterable[Objective | Bound],
+    space: SearchSpace,
+    config: Mapping[str, Any],
+    result: Mapping[str, Any],
 ) -> dict[str, float]:
-    """The value of every objective, in the space's order; may be infinite or not a number.
+    """The value of every wanted metric, in their order; may be infinite or not a number.
 
     Raises MissingMetricError if the result lacks a metric that one needs.
     """
-    return _values(space, config, result, (objective.key for objective in space.objectives))
-
-
-def bounded_values(
-    space: SearchSpace, config: Mapping[str, Any], result: Mapping[str, Any]
-) -> dict[str, float]:
-    """The value of every metric that has a bound, likewise."""
-    return _values(space, config, result, (bound.key for bound in space.subject_to))
-
-
-def _values(
-    space: SearchSpace, config: Mapping[str, Any], result: Mapping[str, Any], keys: Iterable[str]
-) -> dict[str, float]:
     if space.trainer.builtin is None:
         result = completed(job_of(space, config), named_by_meaning(space, config, result))
     result, found = with_prices(space, config, result), {}
-    for key in keys:
+    for key in (each.key for each in wanted):
         of = partial(Metrics(result).required, wanted=key)
         try:
             found[key] = of(key)

@@ -178,9 +178,8 @@ def wanted(space: SearchSpace, nodes: int) -> Plan | None:
 def _node_seconds(pricing: Pricing, jobs: Jobs) -> Array:
     """Expected node-seconds of trials from start to end, before any trial."""
     space, prediction = pricing.space, pricing.model.predict(jobs)
-    steps = space.trial.warmup_steps + space.trial.measured_steps
     start_s = StartUp.expected(space).seconds(prediction.num_nodes)
-    return np.asarray(prediction.num_nodes * (start_s + steps * prediction.step_time_s))
+    return np.asarray(prediction.num_nodes * (start_s + space.trial.steps * prediction.step_time_s))
 
 
 def begin_with_probes(search: Search, launch: Launch, flags: str = "", always: bool = False) -> int:

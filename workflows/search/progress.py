@@ -22,7 +22,6 @@ from analysis import Closed, Ended, Event, Opened, Run, Started, Trial, read_run
 from foundation.messages import printable
 from foundation.quantities import clock_text, config_text, counted, number
 from workflows.search.budget import Budget, node_hours, wall_time_s
-from workflows.search.listening import Notice, Tick
 from workflows.search.panel import Panel, colour, node_ranges, of_limit
 
 if TYPE_CHECKING:
@@ -87,11 +86,11 @@ class Progress:
         if self._live:
             self._live.stop()
 
-    def __call__(self, event: Event | Tick | Notice, driver: Driver) -> None:
+    def __call__(self, event: Event | str | None, driver: Driver) -> None:
         if isinstance(event, Ended) or (isinstance(event, Started) and not self._live):
             self._line(event, driver.state)
-        elif isinstance(event, Notice):
-            self.say(event.text)
+        elif isinstance(event, str):
+            self.say(event)
         if self._live:
             if time.monotonic() >= self._due_s or isinstance(event, Opened | Closed):
                 self._draw(self._live, driver)

@@ -19,7 +19,7 @@ from foundation.messages import shown
 from search_spaces import SearchSpace, load_space
 from slurm import Kind, Outcome
 from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
-from workflows.search.objectives import bounded_values, objective_values
+from workflows.search.objectives import values_of
 from workflows.search.trials import ended, proposed
 
 if TYPE_CHECKING:  # scipy: half a second
@@ -207,8 +207,8 @@ class Study:
         if isinstance(result, Mapping):
             result = _plain(result)
             # An error now, and not a crash of the trial.
-            objective_values(self.space, known.config, result)
-            bounded_values(self.space, known.config, result)
+            for wanted in (self.space.objectives, self.space.subject_to):
+                values_of(wanted, self.space, known.config, result)
             outcome = Outcome(Kind.OK, result=result, message=message)
         else:
             outcome = Outcome(_failure(result), message=message)

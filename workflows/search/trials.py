@@ -10,10 +10,10 @@ from typing import Any
 
 from analysis import Ended, Metrics, MissingMetricError, Proposed, Run, RunFolder, StartUp, Trial
 from search_spaces import SearchSpace
-from slurm import BLAMELESS, Kept, Kind, Outcome, ResultSource, TrialSpec, clear_attempt
+from slurm import BLAMELESS, Kept, Kind, Outcome, TrialSpec, clear_attempt
 from trainer.plan.limits import ConfigError
 from workflows.optimizer.policy import Proposal
-from workflows.search.objectives import bounded_values, objective_values, with_prices
+from workflows.search.objectives import values_of, with_prices
 from workflows.search.throughput import completed, contradiction, job_of, named_by_meaning
 
 LONGEST_MESSAGE = 1000  # characters
@@ -62,7 +62,7 @@ class TrialFactory:
             "num_nodes": spec.num_nodes,
             "ranks_per_node": spec.ranks_per_node,
             "env": dict(spec.env),
-            **({"log": asdict(spec.result.log)} if spec.result.log else {}),
+            **({"log": asdict(spec.log)} if spec.log else {}),
             **({"workdir": str(spec.workdir)} if spec.workdir else {}),
             **({"container": spec.container.model_dump()} if spec.container else {}),
             **({"files": dict(texts)} if texts else {}),
@@ -84,7 +84,8 @@ class TrialFactory:
             timeout_s=trial.timeout_s,
             no_progress_timeout_s=trial.no_progress_timeout_s,
             env=self.space.environment(config, directory),
-            result=ResultSource(self.space.program.log, trial.warmup_steps),
+            log=self.space.program.log,
+            warmup_steps=trial.warmup_steps,
             config=dict(config),
             workdir=self.space.workdir,
             container=self.space.trainer.container,
@@ -115,8 +116,9 @@ def judge(
         return outcome, {}, {}
     result = outcome.result or {}
     try:
-        reached = objective_values(space, config, result)
-        bounded = {} if outcome.stopped_early else bounded_values(space, config, result)
+        reached = values_of(space.objectives, space, config, result)
+        bounds = () if outcome.stopped_early else space.subject_to
+        bounded = values_of(bounds, space, config, result)
     except MissingMetricError as error:
         return replace(outcome, kind=Kind.CRASH, message=str(error)[:LONGEST_MESSAGE]), {}, {}
     for key, value in (reached | bounded).items():

@@ -19,7 +19,7 @@ from search_spaces import SearchSpace, ValidConfigs
 from slurm import Price, SimulatedCluster, SimulatedLauncher
 from trainer.plan.fields import Recompute
 from trainer.plan.flops import executed_flops, speed
-from workflows.search.objectives import bounded_values, objective_values
+from workflows.search.objectives import values_of
 
 if TYPE_CHECKING:
     from analysis import Pricing
@@ -176,8 +176,8 @@ def simulated_launcher(
     _try_prices(space, answers)
     measured = workload.figures(_any_config(space), [1.0], 1.0)
     try:
-        objective_values(space, _any_config(space), measured)
-        bounded_values(space, _any_config(space), measured)
+        for wanted in (space.objectives, space.subject_to):
+            values_of(wanted, space, _any_config(space), measured)
     except MissingMetricError as missing:
         energy = missing.key == "energy_joules"
         raise SimulationError(

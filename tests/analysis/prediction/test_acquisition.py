@@ -120,11 +120,11 @@ def test_gain_is_that_of_the_normal_distribution_and_grows_with_the_batch() -> N
     mean, covariance, runs = np.zeros(40), 0.01 * np.eye(40), np.ones(40)
     one = [drawn_gain(mean[:1], covariance[:1, :1], runs[:1], 1, rng) for _ in range(50)]
     # E[exp(x) - 1; x > 0] of a normal x with deviation 0.1
-    assert np.mean([gain.next for gain in one]) == pytest.approx(0.0427, rel=0.05)
+    assert np.mean([gain["gain"] for gain in one]) == pytest.approx(0.0427, rel=0.05)
     batch = drawn_gain(mean, covariance, runs, 4, rng)
-    assert one[0].next < batch.next < batch.left
-    assert drawn_gain(mean, covariance, 0 * runs + 1e-9, 4, rng).left < 1e-3
-    assert drawn_gain(mean - 1.0, covariance, runs, 4, rng).left < 1e-6
+    assert one[0]["gain"] < batch["gain"] < batch["left"]
+    assert drawn_gain(mean, covariance, 0 * runs + 1e-9, 4, rng)["left"] < 1e-3
+    assert drawn_gain(mean - 1.0, covariance, runs, 4, rng)["left"] < 1e-6
 
 
 def test_no_trial_is_proposed_that_cannot_win_while_an_untried_configuration_can(
@@ -200,7 +200,7 @@ def test_what_no_success_had_counts_in_what_is_left(
             rng, model = np.random.default_rng(0), posterior.prediction.model
             gain = expected_gain(posterior, best, 1, model, rng)
             assert gain is not None
-            left[known is some, doubt] = gain.left
+            left[known is some, doubt] = gain["left"]
     assert left[True, 0.2] > left[True, 0.0]
     assert left[False, 0.2] == left[False, 0.0]
 

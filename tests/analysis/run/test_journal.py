@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from analysis.run.events import Closed, Ended, Opened, Proposed, Started
-from analysis.run.fold import fold, read_run
+from analysis.run.fold import Run, extend, read_run
 from analysis.run.journal import Journal
 from analysis.run.lines import FIRST, Lines, RunError, sealed
 from analysis.run.lock import RunBusyError, driver_of
@@ -241,6 +241,8 @@ def test_a_result_that_comes_last_does_not_displace_an_equal_best(tmp_path: Path
             }
         )
     events = [json.loads(json.dumps({"v": 2, "t": i, **line})) for i, line in enumerate(lines)]
-    best = fold(tmp_path, events).best
+    run = Run(tmp_path)
+    extend(run, events)
+    best = run.best
     assert best is not None
     assert best.number == 1

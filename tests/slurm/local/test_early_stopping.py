@@ -14,7 +14,7 @@ from slurm.logs.patterns import LogFormat, Pattern
 from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import EarlyStop, StepReport
-from slurm.trial import Lease, ResultSource, TrialSpec
+from slurm.trial import Lease, TrialSpec
 
 EARLY = EarlyStop("stopped early", {"status": "ok", "speed": 3.0}, saved_s=12.0)
 SPEAK = """
@@ -54,9 +54,9 @@ def test_a_trial_that_the_rule_lets_go_on_runs_to_its_end(
 def test_figures_of_a_log_that_was_cut_short_are_not_the_trials(
     launcher: LocalLauncher, tmp_path: Path
 ) -> None:
-    source = ResultSource(LogFormat({"speed": [Pattern("speed so far ([0-9.]+)")]}))
+    log = LogFormat({"speed": [Pattern("speed so far ([0-9.]+)")]})
     program = "print('speed so far 99.0', flush=True); say(1); linger()"
-    outcome = run(launcher, tmp_path, program, after(1), result=source)
+    outcome = run(launcher, tmp_path, program, after(1), log=log)
     assert outcome.stopped_early and outcome.result == EARLY.result
 
 

@@ -16,14 +16,14 @@ from slurm.outcome.evidence import Evidence, clear_attempt, gather
 from slurm.outcome.kinds import Kind
 from slurm.outcome.result import KEPT_BYTES, kept_result
 from slurm.outcome.watch import Termination, Watched
-from slurm.trial import Lease, ResultSource, TrialSpec
+from slurm.trial import Lease, TrialSpec
 
 OK = {"status": "ok", "tflops_per_gpu": 60.0}
 
 
 def left(folder: Path, exit_code: int, patterns: Mapping[str, str] | None = None) -> Evidence:
     log = LogFormat({key: [Pattern(regex)] for key, regex in (patterns or {}).items()})
-    spec = TrialSpec("t-1", folder, ("x",), 1, 1, 60.0, result=ResultSource(log))
+    spec = TrialSpec("t-1", folder, ("x",), 1, 1, 60.0, log=log)
     return gather(spec, Lease("t", ("n1",)), Watched(Termination.EXITED, 1.0), exit_code)
 
 
@@ -209,7 +209,7 @@ def test_lines_of_steps_alone_are_a_result(tmp_path: Path) -> None:
     ]
     lines = [f"MESHTUNE_STEP {json.dumps(step)}\n" for step in steps for _ in range(2)]
     (tmp_path / "stdout.log").write_text("hello\n" + "".join(lines))
-    spec = TrialSpec("t-1", tmp_path, ("x",), 1, 1, 60.0, result=ResultSource(warmup_steps=1))
+    spec = TrialSpec("t-1", tmp_path, ("x",), 1, 1, 60.0, warmup_steps=1)
     watched = Watched(Termination.EXITED, 1.0)
     result = gather(spec, Lease("t-1", ("n1",)), watched, 0).result
     assert result == {

@@ -23,7 +23,7 @@ from slurm.outcome.kinds import Kind
 from slurm.outcome.watch import Termination, Watched
 from slurm.srun.containers import Runtime
 from slurm.srun.texts import SRUN_TEXTS
-from slurm.trial import Lease, ResultSource, TrialSpec
+from slurm.trial import Lease, TrialSpec
 
 LENGTH = 1 << 13  # characters; four times as much takes four times as long, or 16 times
 FLOOR_S = 0.01  # of CPU time; what is quicker is not measured well
@@ -105,7 +105,7 @@ def test_no_pattern_takes_more_than_linear_time(pattern: re.Pattern[str]) -> Non
 
 
 def outcome_of(folder: Path, log: LogFormat | None = None) -> Outcome:
-    spec = TrialSpec("t-1", folder, ("x",), 1, 1, 60.0, result=ResultSource(log or LogFormat()))
+    spec = TrialSpec("t-1", folder, ("x",), 1, 1, 60.0, log=log or LogFormat())
     lease, watched = Lease("t-1", ("n1",)), Watched(Termination.EXITED, 1.0)
     return classify(gather(spec, lease, watched, 1, texts=SRUN_TEXTS))
 

@@ -25,11 +25,11 @@ from search_spaces import Cluster, Objective, SearchSpace, load_space
 from search_spaces.points.candidates import Candidates
 from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
+from tests.support.objectives import objective_values
 from workflows.cli.main import main
 from workflows.optimizer.builtin import DeepHyperPolicy, MeshtunePolicy, RandomPolicy
 from workflows.optimizer.policy import Policy, Problem, Proposal
 from workflows.optimizer.registry import make_policy
-from workflows.search.objectives import objective_values
 from workflows.search.trials import checked_outcome, judge
 
 Make = Callable[..., SearchSpace]

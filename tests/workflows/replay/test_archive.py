@@ -222,9 +222,8 @@ def test_an_exported_landscape_is_read_back_equal(
     arguments = ["archive", "export", str(source), "--license", "CC-BY-4.0", "--out", str(out)]
     assert main(arguments) == 0
     assert out.read_text().startswith("# licence: CC-BY-4.0\n")
-    [ours], found = recorded(source).landscapes, recorded(out)
-    [theirs] = found.landscapes
-    assert not found.left_out and len(theirs.configs) == len(ours.configs)
+    [[ours], _], [[theirs], left_out] = recorded(source), recorded(out)
+    assert not left_out and len(theirs.configs) == len(ours.configs)
     for config, other in zip(ours.configs, theirs.configs, strict=True):
         assert {k: other[k] for k in config} == config
         [a], [b] = ours.answers[tuple(config.items())], theirs.answers[tuple(other.items())]

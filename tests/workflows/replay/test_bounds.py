@@ -12,8 +12,9 @@ import pytest
 from analysis import CandidateSet, Observations, Posterior, Pricing
 from analysis.prediction.satisfaction import Satisfaction
 from analysis.run.fold import Run
+from analysis.run.trial import Trial
 from search_spaces import Candidates, load_space
-from workflows.replay.landscape import Answer, Landscape
+from workflows.replay.landscape import Landscape
 from workflows.replay.play import Played, play, policy_for
 from workflows.simulation.workload import true_pricing
 
@@ -65,7 +66,8 @@ def landscape(seed: int, *bounds: str) -> Landscape:
         ):
             result = {"tokens_per_second": speed, "peak_memory_bytes": peak, "val_loss": loss}
             runs = fits > 0.5
-            yield config, Answer(speed if runs else np.nan, "ok" if runs else "oom", result)
+            kind, reached = ("ok", speed) if runs else ("oom", None)
+            yield Trial(0, config, 0.0, kind=kind, objective=reached, result=result)
 
     return Landscape.of(f"drawn {seed}", space, recorded())
 

@@ -33,7 +33,7 @@ def sweep(made: Any, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def landscape(sweep: Path) -> Landscape:
-    return recorded(sweep).landscapes[0]
+    return recorded(sweep)[0][0]
 
 
 def configs(landscape: Landscape, policy: Any, seed: int, trials: int) -> list[dict[str, Any]]:
@@ -47,7 +47,7 @@ def configs(landscape: Landscape, policy: Any, seed: int, trials: int) -> list[d
 def test_a_sweep_has_a_landscape_for_each_model_and_every_row_is_an_answer(
     made: Any, sweep: Path
 ) -> None:
-    found = recorded(sweep).landscapes
+    found = recorded(sweep)[0]
     assert [x.key.split()[0] for x in found] == ["m16", "m32"]
     rows = {"m16": made.rows(16), "m32": made.rows(32)}
     for x in found:
@@ -65,7 +65,7 @@ def test_every_policy_proposes_every_recorded_configuration_once(
     if policy == "optuna":
         pytest.importorskip("optuna")
     few = made.write(tmp_path / "few.csv", made.rows(32)[::6])
-    landscape = recorded(few).landscapes[0]
+    landscape = recorded(few)[0][0]
     seen = configs(landscape, policy, 0, 1000)
     assert len(seen) == len(landscape.configs)
     assert all(config in seen for config in landscape.configs)
@@ -100,7 +100,7 @@ def test_nothing_of_a_batch_is_told_before_all_of_it_is_asked(landscape: Landsca
 def test_a_repeat_that_ran_outweighs_one_that_crashed(made: Any, tmp_path: Path) -> None:
     good, other = [r for r in made.rows(32) if r.endswith(",0")][:2]
     crashed = ",".join([*good.split(",")[:-3], "", "", "1"])
-    landscape = recorded(made.write(tmp_path / "x.csv", [crashed, good, other])).landscapes[0]
+    landscape = recorded(made.write(tmp_path / "x.csv", [crashed, good, other]))[0][0]
     assert len(landscape.configs) == 2
     assert play(landscape, policy_for(landscape, "random", 0), 0).failed_share() == 0
 
@@ -112,7 +112,7 @@ def test_who_tries_the_best_configuration_has_found_it_whichever_repeat_is_told(
     speed = float(good.split(",")[-3])
     repeats = [made.edited(good, tok_s=f"{factor * speed}") for factor in (1.0, 0.5, 2.0)]
     slow = made.edited(other, tok_s=f"{0.4 * speed}")
-    landscape = recorded(made.write(tmp_path / "x.csv", [*repeats, slow])).landscapes[0]
+    landscape = recorded(made.write(tmp_path / "x.csv", [*repeats, slow]))[0][0]
     assert landscape.best == pytest.approx(speed)
     games = [play(landscape, policy_for(landscape, "random", s), s) for s in range(12)]
     assert {tuple(np.round(sorted(game.shares), 9)) for game in games} == {(0.4, 1.0)}
@@ -175,7 +175,7 @@ def test_rows_that_are_not_replayed_are_counted_by_reason(
 
 
 def test_landscapes_can_be_named_by_columns(sweep: Path) -> None:
-    found = recorded(sweep, ["model", "zero_stage"]).landscapes
+    found = recorded(sweep, ["model", "zero_stage"])[0]
     assert [x.key for x in found] == ["m16 0", "m16 1", "m32 0", "m32 1"]
     assert {c["zero_stage"] for c in found[1].configs} == {1}
 
@@ -226,9 +226,9 @@ def test_a_row_that_says_neither_how_fast_it_ran_nor_that_it_failed_is_no_answer
     made: Any, tmp_path: Path
 ) -> None:
     rows = [row for row in made.rows() if row.endswith(",0")]
-    (whole,) = recorded(made.write(tmp_path / "whole.csv", rows)).landscapes
+    (whole,) = recorded(made.write(tmp_path / "whole.csv", rows))[0]
     rows[3] = made.edited(rows[3], tok_s="")
-    (landscape,) = recorded(made.write(tmp_path / "blank.csv", rows)).landscapes
+    (landscape,) = recorded(made.write(tmp_path / "blank.csv", rows))[0]
     assert len(landscape.configs) == len(whole.configs) - 1
     assert all(a.ok for every in landscape.answers.values() for a in every)
 
@@ -268,8 +268,8 @@ def recorded_run(tmp_path: Path) -> RunFolder:
 
 
 def test_a_runs_own_trials_are_replayed_in_its_own_space(recorded_run: RunFolder) -> None:
-    (landscape,) = recorded(recorded_run.path).landscapes
-    assert recorded(recorded_run.path / "results.csv").landscapes[0].configs == landscape.configs
+    (landscape,) = recorded(recorded_run.path)[0]
+    assert recorded(recorded_run.path / "results.csv")[0][0].configs == landscape.configs
     assert landscape.best == 2.0
     assert [landscape.share(c) for c in landscape.configs] == [0.5, 1.0, 0.0]
     answers = [a for every in landscape.answers.values() for a in every]
@@ -282,7 +282,7 @@ def test_a_runs_own_trials_are_replayed_in_its_own_space(recorded_run: RunFolder
 def test_an_objective_below_zero_is_near_the_best_only_where_it_is(recorded_run: RunFolder) -> None:
     path = recorded_run.path / "results.csv"
     path.write_text(path.read_text().replace(",4.0,", ",-4.0,").replace(",2.0,", ",-3.9,"))
-    (landscape,) = recorded(path).landscapes  # minimized
+    (landscape,) = recorded(path)[0]  # minimized
     assert landscape.best == -4.0
     assert [landscape.share(c) for c in landscape.configs] == [1.0, pytest.approx(0.975), 0.0]
 
@@ -299,7 +299,7 @@ def test_a_run_with_a_value_that_its_space_lacks_is_refused(
 
 @pytest.mark.skipif(not TRUTH.exists(), reason=f"there is no {TRUTH}")
 def test_recorded_searches_are_near_the_best_at_once() -> None:
-    found = recorded(TRUTH).landscapes
+    found = recorded(TRUTH)[0]
     ours = [play(x, policy_for(x, "cost-model", 0), 0, max_trials=8, until=None) for x in found]
     assert len(found) > 10
     assert float(np.median([p.trials_to(0.05) or 99 for p in ours])) <= 2

@@ -17,7 +17,6 @@ from slurm.outcome.kinds import Kind
 from slurm.trial import Lease
 from support.scripted_launcher import ScriptedLauncher, ok
 from workflows.search.driver import Driver
-from workflows.search.listening import Tick
 from workflows.search.stopping import CONTINUE, DONE, FAILED, Ending
 from workflows.search.trials import MAX_RETRIES, ended
 
@@ -133,7 +132,7 @@ def test_free_nodes_get_work_while_a_wide_trial_waits(make_driver: MakeDriver) -
     launcher.gate.clear()
     waited = []
 
-    def open_when_full(event: Event | Tick, driver: Driver) -> None:
+    def open_when_full(event: Event | str | None, driver: Driver) -> None:
         waited.extend(r.trial for r in driver.running.values() if len(r.lease.nodes) == 2)
         if not driver.pool.free:
             launcher.gate.set()
@@ -167,7 +166,7 @@ def test_a_stop_ends_what_runs_and_the_next_session_runs_it_again(make_driver: M
     launcher = ScriptedLauncher(lambda n, a, lease: ok())
     launcher.gate.clear()
 
-    def stop_when_running(event: Event | Tick, driver: Driver) -> None:
+    def stop_when_running(event: Event | str | None, driver: Driver) -> None:
         if isinstance(event, Started):
             driver.stop(Ending("stopped by SIGINT", 130))
 
@@ -195,7 +194,7 @@ def test_a_drain_lets_running_trials_end(make_driver: MakeDriver) -> None:
     launcher = ScriptedLauncher(lambda n, a, lease: ok())
     launcher.gate.clear()
 
-    def drain(event: Event | Tick, driver: Driver) -> None:
+    def drain(event: Event | str | None, driver: Driver) -> None:
         if isinstance(event, Started):
             driver.drain(Ending("the allocation ends", CONTINUE))
             launcher.gate.set()
@@ -310,7 +309,7 @@ def test_a_trial_that_kills_its_driver_is_not_tried_for_ever(make_driver: MakeDr
 def test_a_search_that_is_done_when_the_allocation_ends_is_done(make_driver: MakeDriver) -> None:
     launcher = ScriptedLauncher(lambda n, a, lease: ok())
 
-    def end_allocation(event: Event | Tick, driver: Driver) -> None:
+    def end_allocation(event: Event | str | None, driver: Driver) -> None:
         if isinstance(event, Started):
             launcher.left_s = 1.0
 
@@ -323,10 +322,10 @@ def test_a_draining_driver_waits_without_turning(make_driver: MakeDriver) -> Non
     launcher.gate.clear()
     ticks = 0
 
-    def count(event: Event | Tick, driver: Driver) -> None:
+    def count(event: Event | str | None, driver: Driver) -> None:
         nonlocal ticks
         launcher.left_s = 1.0 if driver.running else None
-        ticks += isinstance(event, Tick)
+        ticks += event is None
         if ticks == 2:
             launcher.gate.set()
 

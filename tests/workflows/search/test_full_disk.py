@@ -19,7 +19,6 @@ from support.small_disk import SmallDisk, small_disk
 from support.small_search import QUICK
 from support.waiting import wait_for
 from workflows.search.driver import Driver
-from workflows.search.listening import Notice
 
 MakeDriver = Callable[..., Driver]
 TRAINER = """
@@ -103,8 +102,8 @@ def test_results_that_cannot_be_written_are_told_once_and_written_later(
         return ok(number)
 
     def listen(event: object, driver: Driver) -> None:
-        if isinstance(event, Notice):
-            notices.append(event.text)
+        if isinstance(event, str):
+            notices.append(event)
 
     driver = make_driver(ScriptedLauncher(script), listen=listen)
     (tmp_path / "run" / "results.csv").mkdir()

@@ -20,7 +20,6 @@ from slurm.trial import Lease
 from support.scripted_launcher import Drivers, ScriptedLauncher, ok
 from workflows.search.budget import Budget, node_hours
 from workflows.search.driver import Driver, Listener
-from workflows.search.listening import Tick
 from workflows.search.stopping import CONTINUE, DONE, Ending
 from workflows.search.trials import MAX_RETRIES
 
@@ -106,7 +105,7 @@ def test_several_objectives_have_no_winner_to_settle(make_driver: MakeDriver) ->
 
 
 def test_an_interrupted_search_measures_nothing_again(make_driver: MakeDriver) -> None:
-    def drain(event: Event | Tick, driver: Driver) -> None:
+    def drain(event: Event | str | None, driver: Driver) -> None:
         if isinstance(event, Ended) and event.trial == 2:
             driver.drain(Ending("the allocation ends", CONTINUE))
 
@@ -116,7 +115,7 @@ def test_an_interrupted_search_measures_nothing_again(make_driver: MakeDriver) -
 
 
 def test_no_time_is_left_for_finalists_when_it_is_spent(make_driver: MakeDriver) -> None:
-    def spend(event: Event | Tick, driver: Driver) -> None:
+    def spend(event: Event | str | None, driver: Driver) -> None:
         if isinstance(event, Ended) and all(t.ended for t in driver.state.trials.values()):
             driver.journal.clock = lambda: time.time() + 3600
 
@@ -132,7 +131,7 @@ def test_what_still_runs_may_win_and_comes_first(make_driver: MakeDriver) -> Non
     launcher.gate.clear()
     ends: list[int] = []
 
-    def note(event: Event | Tick, driver: Driver) -> None:
+    def note(event: Event | str | None, driver: Driver) -> None:
         if isinstance(event, Ended):
             ends.append(event.trial)
             if len(ends) == 3:
@@ -151,7 +150,7 @@ def test_an_allocation_that_ends_before_the_finalists_leaves_them_to_the_next(
 ) -> None:
     launcher = ScriptedLauncher(lucky, 4)
 
-    def end_allocation(event: Event | Tick, driver: Driver) -> None:
+    def end_allocation(event: Event | str | None, driver: Driver) -> None:
         if isinstance(event, Ended) and all(t.ended for t in driver.state.trials.values()):
             launcher.left_s = 1.0
 
@@ -167,7 +166,7 @@ def test_an_allocation_that_ends_before_the_finalists_leaves_them_to_the_next(
 def test_a_stop_cancels_a_repeat_and_the_next_session_measures_it(make_driver: MakeDriver) -> None:
     launcher = ScriptedLauncher(lucky, 4)
 
-    def stop(event: Event | Tick, driver: Driver) -> None:
+    def stop(event: Event | str | None, driver: Driver) -> None:
         trials = driver.state.trials
         if len(trials) == len(LUCKY) and all(t.ended for t in trials.values()):
             launcher.gate.clear()

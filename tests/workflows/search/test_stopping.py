@@ -15,7 +15,6 @@ from slurm.simulated.clock import VirtualClock
 from slurm.trial import Lease
 from support.scripted_launcher import Script, ScriptedLauncher, ok
 from workflows.search.driver import Driver
-from workflows.search.listening import Tick
 from workflows.search.stopping import CONTINUE, DONE, FAILED, Ending
 from workflows.search.trials import MAX_RETRIES
 
@@ -147,7 +146,7 @@ def test_failures_while_a_search_is_being_stopped_do_not_change_why_it_ends(
 ) -> None:
     crash = Outcome(Kind.CRASH, message="killed by the same Ctrl-C")
 
-    def stop(event: Event | Tick, driver: Driver) -> None:
+    def stop(event: Event | str | None, driver: Driver) -> None:
         if isinstance(event, Ended) and event.trial == 8:
             driver.stop(Ending("stopped by SIGINT", 130))
 

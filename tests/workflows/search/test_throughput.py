@@ -10,8 +10,8 @@ import pytest
 from analysis import MissingMetricError
 from search_spaces import SearchSpace, SpaceError, load_space
 from slurm import Kind, Outcome
+from tests.support.objectives import objective_values
 from trainer.plan.flops import model_flops
-from workflows.search.objectives import objective_values
 from workflows.search.throughput import job_of
 from workflows.search.trials import checked_outcome
 
