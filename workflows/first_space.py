@@ -79,14 +79,14 @@ def first_space(wanted: Wanted, file: str) -> First:
     if model is None:
         keys = {name: key.key for name, key in record.model.items()}
         raise SpaceError(_no_model(wanted.adapter, keys, stated.keys, own.left_out))
-    batch, launched = stated.batch(), own.launched
+    batch, launched = stated.batch(least.model and least.model.seq_length), own.launched
     nodes = wanted.nodes or launched.nodes or 1
     whole = partial(
         default_space, model, wanted.cluster, nodes, record.framework,
         seq_length=stated.seq_length(), settings=record.settings, batch_is_stated=batch is not None,
     )  # fmt: skip
     ranks = launched.ranks or nodes * least.ranks_per_node
-    stated_batch = stated.batch_on(ranks)
+    stated_batch = stated.batch_on(ranks) if batch is None else batch
     if stated_batch is None and least.program.log.rows_vary:
         stated_batch = ROWS * ranks
     notes = []

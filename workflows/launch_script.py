@@ -40,6 +40,11 @@ _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\})")
 _QUOTED_COMMAND = re.compile(r"\s--\w|\.py\s")  # bash -c "torchrun train.py --bf16"
 _OUTPUT = re.compile(rf"\$\({_CODE}\)")  # of a command, as a value
 _SET_UP = re.compile(rf"(?:{'|'.join(WORDS['set up'])})\s")
+_WORD = rf"(?:{_PART})+"
+_TEST = re.compile(
+    rf"\[\[?\s+(?:-(?P<empty>[zn])\s+(?P<only>{_WORD})"
+    rf"|(?P<left>{_WORD})\s+(?P<sign>==?|!=)\s+(?P<right>{_WORD}))\s+\]\]?"
+)
 _OF_LAUNCHER = re.compile("|".join(WORDS["of the launcher"]))
 
 
@@ -173,8 +178,17 @@ def _exported(now: Mapping[str, str], later: Mapping[str, str]) -> tuple[dict[st
 
 
 @dataclass
+class _If:
+    """An ``if`` of a script, while it is read."""
+
+    test: str | None  # as far as it is read; None: it is no ``[ ... ]``, or past
+    runs: bool | None = None  # the branch that is read; None: unknown
+    ran: bool = False  # a branch before it
+
+
+@dataclass
 class _Shell:
-    """Commands of a script in their order, those of all branches."""
+    """Commands of a script in their order, those of all branches that may run."""
 
     commands: list[list[str]] = field(default_factory=lambda: [[]])
     arrays: dict[str, list[str]] = field(default_factory=dict)
@@ -182,26 +196,62 @@ class _Shell:
     depth: int = 0
     count: int = 0  # of words
     exported: set[str] = field(default_factory=set)
+    ifs: list[_If] = field(default_factory=list)
     outer: dict[int, int] = field(default_factory=dict)  # of commands quoted for a shell: its own
     # by command: variables that are set before it on its own line
     before: defaultdict[int, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
 
     def run(self, text: str) -> None:
-        array = ""
-        for token in _TOKEN.finditer(_joined_lines(text)):
-            if token["array"]:
+        array, items, starts, text = "", list[str](), True, _joined_lines(text)
+        for token in _TOKEN.finditer(text):
+            grammar = starts and not array and self._branch(token[0], text[token.end() :])
+            starts = grammar or bool(token["end"] or (starts and token["skipped"]))
+            if grammar or any(each.runs is False for each in self.ifs):
+                continue
+            if self.ifs and self.ifs[-1].test is not None:
+                self.ifs[-1].test += token[0]
+            elif token["array"]:
                 array = token["array"].rstrip("+=(")
-                if "+" not in token["array"] or array not in self.arrays:
-                    self.arrays[array] = []
+                items = list(self.arrays.get(array, [])) if "+" in token["array"] else []
             elif token["word"] and array:
-                room = MOST_WORDS - len(self.arrays[array])
-                self.arrays[array] += self._words(token["word"])[: max(room, 0)]
+                room = MOST_WORDS - len(items)
+                items += self._words(token["word"])[: max(room, 0)]  # of itself, too
             elif token["word"]:
                 self._word(token["word"])
             elif token["end"] == ")":
+                self.arrays |= {array: items} if array else {}
                 array = ""
             elif token["end"] and not array:
                 self.commands.append([])
+
+    def _branch(self, word: str, rest: str) -> bool:
+        """Whether a word begins or ends a branch; ``rest`` is the script behind it."""
+        test = "" if rest.lstrip()[:1] == "[" else None
+        if word == "if":
+            self.ifs.append(_If(test))
+        elif not self.ifs or word not in ("then", "elif", "else", "fi"):
+            return False
+        elif word == "fi":
+            self.ifs.pop()
+        elif word == "then":
+            now = self.ifs[-1]
+            now.runs, now.test = not now.ran and self._holds(now.test or ""), None
+        else:
+            ran = self.ifs[-1].ran or self.ifs[-1].runs is True
+            self.ifs[-1] = _If(test if word == "elif" else None, False if ran else None, ran)
+        return True
+
+    def _holds(self, test: str) -> bool | None:
+        """Whether ``[ A = B ] || [ -z C ]`` holds; None where only a shell knows."""
+        found = [_TEST.fullmatch(each.strip("; \t\n")) for each in re.split(r"\|\||&&", test)]
+        held = []
+        for each in found:
+            texts = [self._text(each[n] or "") for n in ("only", "left", "right")] if each else ["$"]
+            if each is None or re.search(r"[$`*?]", "".join(texts)):
+                return None
+            same = not texts[0] if each["empty"] else texts[1] == texts[2]
+            held.append(same == (each["empty"] == "z" or each["sign"] in ("=", "==")))
+        return None if "||" in test and "&&" in test else (any if "||" in test else all)(held)
 
     def _word(self, raw: str) -> None:
         if (assigned := _ASSIGNED.fullmatch(raw)) and set(self.commands[-1]) <= {"export", "local"}:

@@ -63,17 +63,26 @@ class ModelKey(Described):
 
     key: str = ""
     """an option, or a dotted path of the file; none: always the default"""
+    renamed: dict[str, str] = Field(default={})
+    """an option or path that another version has: its name of the key; the first stated counts"""
     values: dict[str, Scalar] = Field(default={})
     """the record's value: the trainer's; others are the same in both"""
     text: str | dict[str, str] | None = None
     """the trainer's value where 'values' has none: a template of the record's fields, or
     expression: template; without {this field} in it, it is written and not read"""
+    reads: str = ""
+    """a template of 'stated', a number that the trainer is told, and of fields above: the record's"""
     default: Scalar | dict[str, Scalar] | None = None
     """the record's value where the key is missing; expression: value, where it depends on other
     fields"""
     also: dict[str, Any] = Field(default={}, description="options that are written beside it")
     implied: dict[str, dict[str, Scalar]] = Field(default={})
     """another option, and the record's value by that option's; '*' is any other"""
+
+    def named_as(self, stated: Collection[str]) -> ModelKey:
+        """The key as the version has it whose options or paths are stated."""
+        names = [name for option, name in self.renamed.items() if option in stated]
+        return self.model_copy(update={"key": names[0]}) if names else self
 
 
 class BatchProduct(Described):
@@ -89,7 +98,7 @@ class ModelNames(Described):
 
     keys: list[str] = Field(min_length=1, description="options or paths that name one")
     names: dict[str, str]
-    """the keys' values, with a space between: the record; '' if the sizes count"""
+    """the stated keys' values, with a space between: the record; '' if the sizes count"""
 
 
 class WrittenFile(Described):

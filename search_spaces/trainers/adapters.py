@@ -79,7 +79,7 @@ class _Adapting:
         self, model: ModelConfig | None, facts: Collection[str]
     ) -> tuple[SpaceFile, ModelConfig | None]:
         model = self.stated.model(model)
-        batch = self._batch()
+        batch = self._batch(model)
         known = {*facts, *self.parameters, *model_keys.names(model)}
         if {"mbs", "gas"} <= known:
             known.add("global_batch_size")
@@ -161,9 +161,9 @@ class _Adapting:
             framework = other if key in self.stated.keys | on else framework
         return framework
 
-    def _batch(self) -> list[str]:
+    def _batch(self, model: ModelConfig | None) -> list[str]:
         """The constraint on the global batch, where the space or the user's arguments state it."""
-        size = self.stated.batch()
+        size = self.stated.batch(model.seq_length if model is not None else None)
         if size is not None and "mbs" in self.parameters:
             self.parameters.setdefault(BATCH, size)
         self.parameters, constraints = with_gas(self.document, self.parameters, {})
@@ -211,7 +211,7 @@ class _Adapting:
             replaced |= {text[2:] for text in self.adapter.file.arguments if text[:2] == "--"}
         model_options: dict[str, Any] = {}
         if model is not None and self.adapter.model_in == "arguments":
-            model_options = model_keys.written(self.adapter.model, model, self.stated.of_model)
+            model_options = model_keys.written(self.stated.model_keys, model, self.stated.of_model)
         told = {*replaced, *self.adapter.dropped, *model_options}
         own = options.without(self.spec.args, told, style)
         command: list[str | Flags] = [*self._program()]
@@ -255,7 +255,7 @@ class _Adapting:
             return self.spec.files
         entries: dict[str, Any] = {}
         if model is not None and self.adapter.model_in == "file":
-            entries |= model_keys.written(self.adapter.model, model, self.stated.of_model)
+            entries |= model_keys.written(self.stated.model_keys, model, self.stated.of_model)
         cases = []
         for setting in chosen:
             if setting.file and setting.when is not None:

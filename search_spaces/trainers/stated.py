@@ -19,6 +19,7 @@ from search_spaces.shipped import named
 from search_spaces.trainers import config_files, model_keys, options, templates
 from trainer.plan.model import ModelConfig
 
+_TOKENS = "{global_batch_size * seq_length}"
 _IS = re.compile(r"(?P<name>\w+)(?: == '?(?P<value>[^']+?)'?)?")  # sequence_parallel; zero == 1
 
 
@@ -32,6 +33,7 @@ class StatedOptions:
         paths: its values by dotted path.
         options: of the command line; also those of the file, where both take the same ones.
         of_model: the options among these that describe the model.
+        model_keys: the trainer's key of each field of the model, in the user's version.
     """
 
     def __init__(self, document: Document, spec: TrainerSpec, adapter: AdapterFile) -> None:
@@ -44,6 +46,7 @@ class StatedOptions:
         self.of_model = self.options if adapter.model_in == "arguments" else self.paths
         if written.defaults:
             self.of_model = own
+        self.model_keys = {n: key.named_as(self.keys) for n, key in adapter.model.items()}
 
     @classmethod
     def of(cls, trainer: Mapping[str, Any]) -> StatedOptions:
@@ -101,10 +104,18 @@ class StatedOptions:
             found["tuning"] = max(words, key=len)
         return found
 
-    def batch(self) -> int | None:
-        """Sequences of a step, where one option states them; None where none does."""
+    def batch(self, seq_length: int | None = None) -> int | None:
+        """Sequences of a step, where one option states them; None where none does.
+
+        ``seq_length`` is the model's, for trainers that are told tokens of a step.
+        """
+        length = self.seq_length() or seq_length
         for setting in self.adapter.settings.get("global_batch_size", []):
             size = _value("global_batch_size", setting, self.options, self.paths)
+            for key, template in setting.arguments.items():
+                tokens = self.options.get(key) if template == _TOKENS else None
+                if isinstance(tokens, int) and length and tokens % length == 0:
+                    size = tokens // length
             if isinstance(size, int) and size > 0:
                 return size
         return None
@@ -130,7 +141,7 @@ class StatedOptions:
 
     def seq_length(self) -> int | None:
         """Tokens of a sequence; None where no option states them."""
-        own = self.adapter.model.get("seq_length")
+        own = self.model_keys.get("seq_length")
         for key in [*self.adapter.sequence_length, *([own.key] if own else [])]:
             length = self.value(key)
             if isinstance(length, int) and length > 0:
@@ -142,7 +153,7 @@ class StatedOptions:
 
         Raises SpaceError if they describe another one than the space.
         """
-        keys = self.adapter.model
+        keys = self.model_keys
         path = ("trainer", "args" if self.adapter.model_in == "arguments" else "config")
         if model is None:
             try:
@@ -171,9 +182,8 @@ class StatedOptions:
         models = self.adapter.models
         if models is None:
             return None
-        names = [self.value(key) for key in models.keys]
-        unnamed = all(name is None for name in names)
-        record = models.names.get(" ".join(map(str, names)), "" if unnamed else None)
+        names = [str(name) for key in models.keys if (name := self.value(key)) is not None]
+        record = models.names.get(" ".join(names), None if names else "")
         if not record:
             return None if record == "" else False
         return named(ModelFile, ("model",), record, self.document).config()

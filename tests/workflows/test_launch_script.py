@@ -82,6 +82,7 @@ torchrun --nproc_per_node=${NGPU} --rdzv_endpoint="localhost:0" --role rank --te
             ["--lr $((1/0))", "--g $((8*N))"],
         ),
         ('A=("--lr 1" "--bf16")\nx.py ${A[@]} --m $1 --m $1', "x.py", "--lr 1 --bf16", ["--m $1"]),
+        ('A=(--a 1)\nA=(\n "${A[@]}"\n --b 2)\nx.py ${A[@]}', "x.py", "--a 1 --b 2", []),
         ("A=" + "$A$A\nA=" * 30 + "x\nx.py $A", "x.py", "x", []),
         ('A=\'x.py "$A" b\'\nbash -c "$A"', "x.py", "", ['x.py "$A" b b']),
     ],
@@ -94,6 +95,46 @@ def test_a_script_is_read_without_running_it(
     assert launched.entry == entry
     assert " ".join(launched.arguments) == arguments
     assert launched.left_out == left_out
+
+
+# As NVIDIA/Megatron-LM's examples/llama and examples/megatron_fsdp have it (d98e8a6).
+BRANCHES = """\
+TOKENIZER=${{3:-"MOCK"}}
+FOLDER=()
+{before}
+if [[ "$TOKENIZER" == "MOCK" ]] || [[ -z "$TOKENIZER" ]]; then
+    DATA+=( "--mock-data"
+        "--tokenizer-type NullTokenizer" )
+    if [ ! -d /none ]; then FOLDER=(--cache /c); fi
+elif [ "$TOKENIZER" = "other" ]; then
+    DATA+=(--other)
+else
+    DATA+=(--data-path /d)
+fi
+torchrun pretrain_gpt.py ${{DATA[@]}} ${{FOLDER[@]}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "arguments"),
+    [
+        ("", "--mock-data --tokenizer-type NullTokenizer --cache /c"),
+        ("TOKENIZER=other", "--other"),
+        ("TOKENIZER=mine", "--data-path /d"),
+        (  # only a shell knows: all of them
+            "TOKENIZER=$(cat name)",
+            "--mock-data --tokenizer-type NullTokenizer --other --data-path /d --cache /c",
+        ),
+        ("if torchrun pretrain_gpt.py --bf16 --a 1 --b 2 --c 3 --d 4; then echo; fi",
+         "--bf16 --a 1 --b 2 --c 3 --d 4"),
+    ],
+)  # fmt: skip
+def test_of_branches_that_one_is_read_that_runs(
+    tmp_path: Path, before: str, arguments: str
+) -> None:
+    (tmp_path / "run.sh").write_text(BRANCHES.format(before=before))
+    launched = read(tmp_path / "run.sh")
+    assert (launched.entry, " ".join(launched.arguments)) == ("pretrain_gpt.py", arguments)
 
 
 def test_options_of_key_and_value_have_no_dashes(tmp_path: Path) -> None:

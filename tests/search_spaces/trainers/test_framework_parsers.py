@@ -163,9 +163,10 @@ def test_torchtitan_reads_its_options(load: Load, pp: int) -> None:
     config = pytest.importorskip("torchtitan.config", reason="needs torchtitan")
     read = config.ConfigManager().parse_args(options)
     assert read.parallelism.pipeline_parallel_degree == pp
-    assert read.training.local_batch_size == (4 if pp == 1 else 16)
-    assert read.parallelism.pipeline_parallel_microbatch_size == (1 if pp == 1 else 4)
-    assert read.training.global_batch_size == 4 * 4 * 4 // pp
+    assert read.training.num_tokens_per_microbatch_per_dp_rank == 4 * 8192
+    assert read.parallelism.num_pp_microbatches == (1 if pp == 1 else 4)
+    assert read.training.num_tokens_per_train_step == 4 * 4 * 4 // pp * 8192
+    assert not (read.checkpoint.enable or read.validator.enable or read.metrics.enable_tensorboard)
     assert read.parallelism.fsdp_reshard_after_forward == "always"
     assert type(read.activation_checkpoint).__qualname__.startswith("FullAC")
 

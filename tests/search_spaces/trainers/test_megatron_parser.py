@@ -52,6 +52,7 @@ CASES = {
         "zero_stage": 1,
         "precision": "bf16",
         "moe_comm_overlap": True,
+        "moe_token_dispatcher": "alltoall",
     },
     "llama_70b": {
         "tp": 2,
