@@ -39,6 +39,7 @@ _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\})")
 _QUOTED_COMMAND = re.compile(r"\s--\w|\.py\s")  # bash -c "torchrun train.py --bf16"
 _OUTPUT = re.compile(rf"\$\({_CODE}\)")  # of a command, as a value
+_SPLIT = re.compile(rf"(?:\$\({_CODE}\)|\S)+")
 _SET_UP = re.compile(rf"(?:{'|'.join(WORDS['set up'])})\s")
 _WORD = rf"(?:{_PART})+"
 _TEST = re.compile(
@@ -286,7 +287,7 @@ class _Shell:
                 words = self.arrays[name]
                 return words if raw[0] == '"' else [each for w in words for each in w.split()]
             if raw[0] != '"':
-                return [part.strip("\"'") for part in self._text(raw).split()]
+                return [part.strip("\"'") for part in _SPLIT.findall(self._text(raw))]
         return [self._text(raw)]
 
     def _text(self, raw: str) -> str:

@@ -73,6 +73,13 @@ torchrun --nproc_per_node=${NGPU} --rdzv_endpoint="localhost:0" --role rank --te
             "--a 1",
             [],
         ),
+        (  # as DeepSpeed's own scripts count their GPUs: a command within arithmetic
+            "G=$(($(ds_ssh nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)-2))\n"
+            'O=" --load out/g${G}_z1 --bf16"\nO="${O} --a 1"\ndeepspeed x.py ${O}',
+            "x.py",
+            "--bf16 --a 1",
+            ["--load out/g$(($(ds_ssh nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)-2))_z1"],
+        ),
         ("--num-layers 4 \\\n--bf16\n--lr 3e-4\n", "", "--num-layers 4 --bf16 --lr 3e-4", []),
         ("ARGS=(\n --num-layers 4\n --bf16)\n", "", "--num-layers 4 --bf16", []),
         (
