@@ -250,6 +250,21 @@ def test_megatrons_list_of_layers_with_experts_is_read() -> None:
     )
 
 
+def test_nanotrons_experts_are_no_dense_model() -> None:
+    """Of MoEConfig in nanotron's models_config.py (2411b02), with its defaults."""
+    keys = record_of("nanotron").model
+    told = {f"model.model_config.{name}": value for name, value in {
+        "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "vocab_size": 1000,
+        "intermediate_size": 768, "moe_config.num_experts": 8, "moe_config.top_k": 2}.items()}  # fmt: skip
+    told["tokens.sequence_length"] = 128
+    model = model_keys.read(keys, told)
+    assert model is not None and model.mixture is not None
+    assert (model.num_experts, model.experts_per_token) == (8, 2)
+    assert (model.expert_ffn_hidden_size, model.shared_ffn_hidden_size) == (1408, 0)
+    shared = {**told, "model.model_config.moe_config.enable_shared_expert": True}
+    assert model_keys.read(keys, shared).shared_ffn_hidden_size == 5632  # type: ignore[union-attr]
+
+
 def test_neox_reads_keys_with_dashes_and_the_width_of_gated_units(
     load: Load, tmp_path: Path
 ) -> None:
