@@ -52,7 +52,7 @@ class Export:
         known = dict(_known_settings(record, values, stated))
         every = [setting for settings in known.values() for setting in settings]
         chosen = [s for s in every if s.when is None or templates.holds(s.when, values)]
-        model, unmapped = _model(record, space.model, stated)
+        model, unmapped = _model(record.in_version(stated), space.model)
         in_arguments = record.model_in == "arguments"
         passed, paths = (model, dict[str, Any]()) if in_arguments else ({}, model)
         for setting in chosen:
@@ -91,9 +91,7 @@ def _known_settings(
             yield name, fitting
 
 
-def _model(
-    record: AdapterFile, model: ModelConfig | None, stated: Collection[str]
-) -> tuple[dict[str, Any], list[str]]:
+def _model(record: AdapterFile, model: ModelConfig | None) -> tuple[dict[str, Any], list[str]]:
     """The model in the trainer's keys, and lines on the fields that it has none for."""
     if model is None:
         return {}, []
@@ -101,8 +99,7 @@ def _model(
     lines = [f"model.{n}: {getattr(model, n)}: {record.name} has no such key" for n in unwritten]
     if unwritten and len(record.model) <= 1:  # but the length of its sequences
         lines = [f"the model ({', '.join(unwritten)}): {record.name} has it elsewhere"]
-    keys = {name: key.named_as(stated) for name, key in record.model.items()}
-    return model_keys.written(keys, model, {}), lines
+    return model_keys.written(record.model, model, {}), lines
 
 
 def _unmapped(

@@ -18,6 +18,7 @@ from workflows.slurm_options import WORDS, batch_options, number, program, ranks
 MAX_BYTES = 100_000
 MOST_WORDS = 20_000
 DEEPEST = 4  # quotes within quotes
+_SKIPPED = ("does not", "over")  # branches; over: one before it runs
 _HERE_DOCUMENT = re.compile(r"(?:\bread\b[^;|&\n]{0,200}\s(\w+)\s*)?<<-?\s*(['\"]?)(\w+)\2")
 # Nesting is bounded: text that opens and never closes would take minutes to read.
 _PLAIN = r"(?>[^()]{0,400})"
@@ -41,11 +42,6 @@ _QUOTED_COMMAND = re.compile(r"\s--\w|\.py\s")  # bash -c "torchrun train.py --b
 _OUTPUT = re.compile(rf"\$\({_CODE}\)")  # of a command, as a value
 _SPLIT = re.compile(rf"(?:\$\({_CODE}\)|\S)+")
 _SET_UP = re.compile(rf"(?:{'|'.join(WORDS['set up'])})\s")
-_WORD = rf"(?:{_PART})+"
-_TEST = re.compile(
-    rf"\[\[?\s+(?:-(?P<empty>[zn])\s+(?P<only>{_WORD})"
-    rf"|(?P<left>{_WORD})\s+(?P<sign>==?|!=)\s+(?P<right>{_WORD}))\s+\]\]?"
-)
 _OF_LAUNCHER = re.compile("|".join(WORDS["of the launcher"]))
 
 
@@ -106,6 +102,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     passed, left_out = _passed(arguments, key_value, together)
     environment, of_shell = _exported(variables, _variables(later, at))
     loaded = [words[2:] for words in shell.commands if words[:2] == ["module", "load"]]
+    files = re.findall(r"--config_file[= ]\S+", " ".join(told))  # of accelerate launch
     folder = next((words[1] for words in reversed(shell.commands) if _is_cd(words)), "")
     return Launched(
         entry="" if "$" in entry else entry,
@@ -120,7 +117,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         batch_options=batch,
         folder=folder,
         launcher=launcher,
-        dropped=_not_carried(shell, (shell.commands[at], around)) if entry else [],
+        dropped=[*files, *_not_carried(shell, (shell.commands[at], around))] if entry else [],
     )
 
 
@@ -179,15 +176,6 @@ def _exported(now: Mapping[str, str], later: Mapping[str, str]) -> tuple[dict[st
 
 
 @dataclass
-class _If:
-    """An ``if`` of a script, while it is read."""
-
-    test: str | None  # as far as it is read; None: it is no ``[ ... ]``, or past
-    runs: bool | None = None  # the branch that is read; None: unknown
-    ran: bool = False  # a branch before it
-
-
-@dataclass
 class _Shell:
     """Commands of a script in their order, those of all branches that may run."""
 
@@ -197,7 +185,8 @@ class _Shell:
     depth: int = 0
     count: int = 0  # of words
     exported: set[str] = field(default_factory=set)
-    ifs: list[_If] = field(default_factory=list)
+    # ifs that are read: whether the branch runs; its test's first command, and place in the script
+    ifs: list[tuple[str, int, int]] = field(default_factory=list)
     outer: dict[int, int] = field(default_factory=dict)  # of commands quoted for a shell: its own
     # by command: variables that are set before it on its own line
     before: defaultdict[int, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
@@ -205,13 +194,11 @@ class _Shell:
     def run(self, text: str) -> None:
         array, items, starts, text = "", list[str](), True, _joined_lines(text)
         for token in _TOKEN.finditer(text):
-            grammar = starts and not array and self._branch(token[0], text[token.end() :])
+            grammar = starts and not array and self._branch(token[0], text, token.start())
             starts = grammar or bool(token["end"] or (starts and token["skipped"]))
-            if grammar or any(each.runs is False for each in self.ifs):
+            if grammar or (self.ifs and self.ifs[-1][0] in _SKIPPED):
                 continue
-            if self.ifs and self.ifs[-1].test is not None:
-                self.ifs[-1].test += token[0]
-            elif token["array"]:
+            if token["array"]:
                 array = token["array"].rstrip("+=(")
                 items = list(self.arrays.get(array, [])) if "+" in token["array"] else []
             elif token["word"] and array:
@@ -225,34 +212,23 @@ class _Shell:
             elif token["end"] and not array:
                 self.commands.append([])
 
-    def _branch(self, word: str, rest: str) -> bool:
-        """Whether a word begins or ends a branch; ``rest`` is the script behind it."""
-        test = "" if rest.lstrip()[:1] == "[" else None
+    def _branch(self, word: str, text: str, at: int) -> bool:
+        """Whether a word at this place of a script begins or ends a branch."""
+        branch, first, began = self.ifs[-1] if self.ifs else ("", 0, 0)
         if word == "if":
-            self.ifs.append(_If(test))
+            branch = "over" if branch in _SKIPPED else "may run"
         elif not self.ifs or word not in ("then", "elif", "else", "fi"):
             return False
-        elif word == "fi":
-            self.ifs.pop()
-        elif word == "then":
-            now = self.ifs[-1]
-            now.runs, now.test = not now.ran and self._holds(now.test or ""), None
         else:
-            ran = self.ifs[-1].ran or self.ifs[-1].runs is True
-            self.ifs[-1] = _If(test if word == "elif" else None, False if ran else None, ran)
+            self.ifs.pop()
+        if word == "then" and branch != "over":
+            known = None if "&" in text[began:at] else _holds(self.commands[first:])
+            branch = {True: "runs", False: "does not", None: "may run"}[known]
+        elif word in ("elif", "else"):
+            branch = "over" if branch in ("runs", "over") else "may run"
+        if word != "fi":
+            self.ifs.append((branch, len(self.commands) - 1, at))
         return True
-
-    def _holds(self, test: str) -> bool | None:
-        """Whether ``[ A = B ] || [ -z C ]`` holds; None where only a shell knows."""
-        found = [_TEST.fullmatch(each.strip("; \t\n")) for each in re.split(r"\|\||&&", test)]
-        held = []
-        for each in found:
-            texts = [self._text(each[n] or "") for n in ("only", "left", "right")] if each else ["$"]
-            if each is None or re.search(r"[$`*?]", "".join(texts)):
-                return None
-            same = not texts[0] if each["empty"] else texts[1] == texts[2]
-            held.append(same == (each["empty"] == "z" or each["sign"] in ("=", "==")))
-        return None if "||" in test and "&&" in test else (any if "||" in test else all)(held)
 
     def _word(self, raw: str) -> None:
         if (assigned := _ASSIGNED.fullmatch(raw)) and set(self.commands[-1]) <= {"export", "local"}:
@@ -324,6 +300,18 @@ class _Shell:
             return " ".join(self.arrays[name])
         default = reference[0] if reference[3] is None else self._text(reference[3])
         return self.texts.get(name) or default
+
+
+def _holds(tests: Sequence[Sequence[str]]) -> bool | None:
+    """Whether one of ``[ A = B ]`` and ``[ -z C ]`` holds; None where only a shell knows."""
+    held = []
+    for words in filter(None, tests):
+        told = [*words[2:-1], "=", ""] if words[1:2] == ["-z"] else words[1:-1]
+        known = len(told) == 3 and not re.search(r"[$`*?]", "".join(told))
+        if not known or words[0] not in ("[", "[[") or told[1] not in ("=", "==", "!="):
+            return None
+        held.append((told[0] == told[2]) == (told[1] != "!="))
+    return any(held) if held else None
 
 
 def _unclosed(text: str) -> int | None:

@@ -71,18 +71,13 @@ class ModelKey(Described):
     """the trainer's value where 'values' has none: a template of the record's fields, or
     expression: template; without {this field} in it, it is written and not read"""
     reads: str = ""
-    """a template of 'stated', a number that the trainer is told, and of fields above: the record's"""
+    """the record's value: a template of 'stated', the trainer's number, and of fields above"""
     default: Scalar | dict[str, Scalar] | None = None
     """the record's value where the key is missing; expression: value, where it depends on other
     fields"""
     also: dict[str, Any] = Field(default={}, description="options that are written beside it")
     implied: dict[str, dict[str, Scalar]] = Field(default={})
     """another option, and the record's value by that option's; '*' is any other"""
-
-    def named_as(self, stated: Collection[str]) -> ModelKey:
-        """The key as the version has it whose options or paths are stated."""
-        names = [name for option, name in self.renamed.items() if option in stated]
-        return self.model_copy(update={"key": names[0]}) if names else self
 
 
 class BatchProduct(Described):
@@ -226,6 +221,14 @@ class AdapterFile(KnownTrainer):
     batch: BatchProduct | None = None
     together: list[list[str]] = Field(default=[])
     """options of which none is of use without the others that are stated"""
+
+    def in_version(self, stated: Collection[str]) -> AdapterFile:
+        """The adapter with the model's keys as the version has them whose options are stated."""
+        keys = dict(self.model)
+        for field, key in keys.items():
+            names = [name for option, name in key.renamed.items() if option in stated]
+            keys[field] = key.model_copy(update={"key": [*names, key.key][0]})
+        return self.model_copy(update={"model": keys})
 
     @model_validator(mode="after")
     def _has_its_file(self) -> AdapterFile:

@@ -65,9 +65,9 @@ class _Adapting:
     """One space with one adapter."""
 
     def __init__(self, document: Document, file: SpaceFile, adapter: AdapterFile) -> None:
-        self.document, self.file, self.adapter = document, file, adapter
-        self.spec = file.trainer
+        self.document, self.file, self.spec = document, file, file.trainer
         self.stated = StatedOptions(document, self.spec, adapter)
+        self.adapter = adapter = self.stated.adapter
         own, fixed = file.parameters, self.stated.parameters()
         self.parameters: dict[str, Any] = {**own, **fixed, **own}  # the space's come first, and win
         if chunks := self._chunks():
@@ -211,7 +211,7 @@ class _Adapting:
             replaced |= {text[2:] for text in self.adapter.file.arguments if text[:2] == "--"}
         model_options: dict[str, Any] = {}
         if model is not None and self.adapter.model_in == "arguments":
-            model_options = model_keys.written(self.stated.model_keys, model, self.stated.of_model)
+            model_options = model_keys.written(self.adapter.model, model, self.stated.of_model)
         told = {*replaced, *self.adapter.dropped, *model_options}
         own = options.without(self.spec.args, told, style)
         command: list[str | Flags] = [*self._program()]
@@ -255,7 +255,7 @@ class _Adapting:
             return self.spec.files
         entries: dict[str, Any] = {}
         if model is not None and self.adapter.model_in == "file":
-            entries |= model_keys.written(self.stated.model_keys, model, self.stated.of_model)
+            entries |= model_keys.written(self.adapter.model, model, self.stated.of_model)
         cases = []
         for setting in chosen:
             if setting.file and setting.when is not None:

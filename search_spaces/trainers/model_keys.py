@@ -137,7 +137,7 @@ def _read(name: str, key: ModelKey, value: Any, fields: Mapping[str, Scalar]) ->
     for here, there in key.values.items():
         if there == value and isinstance(there, bool) == isinstance(value, bool):
             return plain_scalar(here)
-    if key.reads and isinstance(value, int) and templates.names(key.reads) - {"stated"} <= {*fields}:
+    if key.reads and isinstance(value, int) and value > 0 and DEPTH in fields:
         return templates.value(key.reads, {**fields, "stated": value})
     if key.text is None:
         return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 from foundation.documents import plain_scalar
@@ -64,7 +63,6 @@ def first(arguments: Sequence[str | Flags], style: str) -> int:
 def without(
     arguments: Sequence[str | Flags], names: Collection[str], style: str
 ) -> list[str | Flags]:
-    """Arguments without the options of these names, and those beneath: ``trainer.logger.name``."""
     kept: list[str | Flags] = []
     left_out = False
     for entry in arguments:
@@ -75,16 +73,12 @@ def without(
             continue
         name, sign, _ = entry.partition("=")
         if style == "key=value":
-            left_out = bool(sign) and _among(name.lstrip("+~"), names)
+            left_out = bool(sign) and name.lstrip("+~") in names
         elif entry.startswith("--"):
-            left_out = _among(name[2:], names)
+            left_out = name[2:] in names
         if not left_out:
             kept.append(entry)
     return kept
-
-
-def _among(name: str, names: Collection[str]) -> bool:
-    return any(each in names for each in accumulate(name.split("."), "{}.{}".format))
 
 
 def _unquoted(value: str) -> Any:

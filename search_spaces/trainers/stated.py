@@ -33,7 +33,6 @@ class StatedOptions:
         paths: its values by dotted path.
         options: of the command line; also those of the file, where both take the same ones.
         of_model: the options among these that describe the model.
-        model_keys: the trainer's key of each field of the model, in the user's version.
     """
 
     def __init__(self, document: Document, spec: TrainerSpec, adapter: AdapterFile) -> None:
@@ -46,7 +45,7 @@ class StatedOptions:
         self.of_model = self.options if adapter.model_in == "arguments" else self.paths
         if written.defaults:
             self.of_model = own
-        self.model_keys = {n: key.named_as(self.keys) for n, key in adapter.model.items()}
+        self.adapter = adapter.in_version(self.keys)
 
     @classmethod
     def of(cls, trainer: Mapping[str, Any]) -> StatedOptions:
@@ -105,17 +104,13 @@ class StatedOptions:
         return found
 
     def batch(self, seq_length: int | None = None) -> int | None:
-        """Sequences of a step, where one option states them; None where none does.
-
-        ``seq_length`` is the model's, for trainers that are told tokens of a step.
-        """
+        """Sequences of a step, where an option states them or their tokens; else None."""
         length = self.seq_length() or seq_length
         for setting in self.adapter.settings.get("global_batch_size", []):
             size = _value("global_batch_size", setting, self.options, self.paths)
-            for key, template in setting.arguments.items():
-                tokens = self.options.get(key) if template == _TOKENS else None
-                if isinstance(tokens, int) and length and tokens % length == 0:
-                    size = tokens // length
+            told = [self.options.get(k) for k, text in setting.arguments.items() if text == _TOKENS]
+            if length and told and isinstance(told[0], int) and told[0] % length == 0:
+                size = told[0] // length
             if isinstance(size, int) and size > 0:
                 return size
         return None
@@ -141,7 +136,7 @@ class StatedOptions:
 
     def seq_length(self) -> int | None:
         """Tokens of a sequence; None where no option states them."""
-        own = self.model_keys.get("seq_length")
+        own = self.adapter.model.get("seq_length")
         for key in [*self.adapter.sequence_length, *([own.key] if own else [])]:
             length = self.value(key)
             if isinstance(length, int) and length > 0:
@@ -153,7 +148,7 @@ class StatedOptions:
 
         Raises SpaceError if they describe another one than the space.
         """
-        keys = self.model_keys
+        keys = self.adapter.model
         path = ("trainer", "args" if self.adapter.model_in == "arguments" else "config")
         if model is None:
             try:

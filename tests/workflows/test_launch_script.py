@@ -74,11 +74,11 @@ torchrun --nproc_per_node=${NGPU} --rdzv_endpoint="localhost:0" --role rank --te
             [],
         ),
         (  # as DeepSpeed's own scripts count their GPUs: a command within arithmetic
-            "G=$(($(ds_ssh nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)-2))\n"
+            "G=$(($(ds_ssh nvidia-smi --query-gpu=name --format=csv | wc -l)-2))\n"
             'O=" --load out/g${G}_z1 --bf16"\nO="${O} --a 1"\ndeepspeed x.py ${O}',
             "x.py",
             "--bf16 --a 1",
-            ["--load out/g$(($(ds_ssh nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)-2))_z1"],
+            ["--load out/g$(($(ds_ssh nvidia-smi --query-gpu=name --format=csv | wc -l)-2))_z1"],
         ),
         ("--num-layers 4 \\\n--bf16\n--lr 3e-4\n", "", "--num-layers 4 --bf16 --lr 3e-4", []),
         ("ARGS=(\n --num-layers 4\n --bf16)\n", "", "--num-layers 4 --bf16", []),
@@ -156,8 +156,9 @@ def test_options_of_key_and_value_have_no_dashes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['"', "$(", "${", "$((((", '"$(a"\'', "<<EOT\n", "a ", "`a", "\\", "read "]
-)
+    "text", ['"', "$(", "${", "$((((", '"$(a"\'', "<<EOT\n", "a ", "`a", "\\", "read ",
+             "if ", "if [ a\n", "if [ a ]\nthen\n", "if [ a = b ]\nthen\n"]
+)  # fmt: skip
 def test_a_script_that_opens_and_never_closes_is_read_in_linear_time(
     tmp_path: Path, text: str
 ) -> None:

@@ -63,7 +63,7 @@ def test_deepspeed_reads_its_file(load: Load, tmp_path: Path) -> None:
     for _ in range(4):
         speed.start()
         speed.stop(global_step=True)
-    text = "".join(f"[2026-08-22 10:00:00,000] [INFO] [timer.py:264:stop] {line}\n" for line in lines)
+    text = "".join(f"[2026-08-22 10:00:00,000] [INFO] {line}\n" for line in lines)
     found = metrics_of(LOG_FORMATS["deepspeed"], [text, ""])
     assert found["samples_per_second"] > 0 and len(lines) == 2  # of four steps, after its warm-up
 

@@ -37,6 +37,7 @@ VALUES: dict[str, list[Any]] = {
     "cuda_graphs": ["none", "layers", "step"],
     "tuning": ["lora", "full", "qlora"],
     "lora_rank": [8, 16],
+    "max_length": [4096, 8192],
     "lora_dropout": [0.0, 0.05],
     "lora_targets": ["linear", "attention", "qv"],
     "offload_activations": [False, True],
@@ -253,9 +254,9 @@ def test_megatrons_list_of_layers_with_experts_is_read() -> None:
 def test_nanotrons_experts_are_no_dense_model() -> None:
     """Of MoEConfig in nanotron's models_config.py (2411b02), with its defaults."""
     keys = record_of("nanotron").model
-    told = {f"model.model_config.{name}": value for name, value in {
-        "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "vocab_size": 1000,
-        "intermediate_size": 768, "moe_config.num_experts": 8, "moe_config.top_k": 2}.items()}  # fmt: skip
+    sizes = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "vocab_size": 99}
+    sizes |= {"intermediate_size": 768, "moe_config.num_experts": 8, "moe_config.top_k": 2}
+    told: dict[str, Any] = {f"model.model_config.{name}": size for name, size in sizes.items()}
     told["tokens.sequence_length"] = 128
     model = model_keys.read(keys, told)
     assert model is not None and model.mixture is not None
