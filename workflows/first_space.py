@@ -79,7 +79,8 @@ def first_space(wanted: Wanted, file: str) -> First:
     if model is None:
         keys = {name: key.key for name, key in record.model.items()}
         raise SpaceError(_no_model(wanted.adapter, keys, stated.keys, own.left_out))
-    batch, launched = stated.batch(least.model and least.model.seq_length), own.launched
+    batch = stated.batch(least.model.seq_length if least.model is not None else None)
+    launched = own.launched
     nodes = wanted.nodes or launched.nodes or 1
     whole = partial(
         default_space, model, wanted.cluster, nodes, record.framework,

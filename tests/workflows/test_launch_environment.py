@@ -216,7 +216,7 @@ def test_wrapped_runtimes_become_containers(capsys: pytest.CaptureFixture[str]) 
     ("script", "adapter", "said"),
     [
         ("CUDA_VISIBLE_DEVICES=0,1 \\\nNPROC_PER_NODE=2 \\\nswift sft --model m --max_length 8192",
-         "ms-swift", "your script starts 2 ranks on a node"),
+         "ms-swift", "wrote mine.yaml"),
         ("accelerate launch --config_file examples/accelerate_configs/deepspeed_zero3.yaml "
          "trl/scripts/sft.py --model_name_or_path m --max_length 8192",
          "trl", "left out: --config_file examples/accelerate_configs/deepspeed_zero3.yaml"),
