@@ -79,8 +79,7 @@ def first_space(wanted: Wanted, file: str) -> First:
     if model is None:
         keys = {name: key.key for name, key in record.model.items()}
         raise SpaceError(_no_model(wanted.adapter, keys, stated.keys, own.left_out))
-    batch = stated.batch(least.model.seq_length if least.model is not None else None)
-    launched = own.launched
+    batch, launched = stated.batch(getattr(least.model, "seq_length", None)), own.launched
     nodes = wanted.nodes or launched.nodes or 1
     whole = partial(
         default_space, model, wanted.cluster, nodes, record.framework,
@@ -202,7 +201,7 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
     if launched.module == ("-m" in record.command) and any("{entry}" in w for w in record.command):
         own.entry = own.entry or launched.entry
     bare = record.file is not None and not any(w[:1] == "-" for w in record.file.arguments)
-    if by_equals or bare:  # a word that is no option is the file: train.py base.yml steps=9
+    if record.file and (by_equals or bare):  # its word is no option: train.py base.yml steps=9
         words, at = own.arguments, _file_words(own.arguments, own.config)
         files = list(dict.fromkeys(words[i] for i in at))
         if bare and len(files) > 1 and not own.config:

@@ -202,8 +202,7 @@ class _Shell:
                 array = token["array"].rstrip("+=(")
                 items = list(self.arrays.get(array, [])) if "+" in token["array"] else []
             elif token["word"] and array:
-                room = MOST_WORDS - len(items)
-                items += self._words(token["word"])[: max(room, 0)]  # of itself, too
+                items += self._words(token["word"])[: max(MOST_WORDS - len(items), 0)]
             elif token["word"]:
                 self._word(token["word"])
             elif token["end"] == ")":
