@@ -38,6 +38,7 @@ VALUES: dict[str, list[Any]] = {
     "tuning": ["lora", "full", "qlora"],
     "lora_rank": [8, 16],
     "max_length": [4096, 8192],
+    "fsdp_version": [2, 1],
     "lora_dropout": [0.0, 0.05],
     "lora_targets": ["linear", "attention", "qv"],
     "offload_activations": [False, True],
