@@ -125,8 +125,10 @@ def test_stages_are_as_many_as_torchtitan_counts(load: Load, ends: str) -> None:
 
 
 def test_ranks_that_torchtitan_refuses_are_not_proposed(load: Load) -> None:
-    """A sequence is cut twice for each rank of cp and once for each of tp: trainer.py. DDP goes with
-    no other axis in llama3/infra/parallelize.py of v0.2.2."""
+    """A sequence is cut twice for each rank of cp and once for each of tp: trainer.py.
+
+    DDP goes with no other axis in models/llama3/infra/parallelize.py of v0.2.2.
+    """
     text = SPACE.replace("llama_8b", "{{base: llama_8b, seq_length: 2064}}")
     space = load(text.format(args=json.dumps(MAIN), more="gas: 4, tp: [1, 4], cp: [1, 2, 4]"))
     config = {"num_nodes": 2, "mbs": 1, "gas": 4, "tp": 4, "cp": 4}
