@@ -52,7 +52,7 @@ class Export:
         known = dict(_known_settings(record, values, stated))
         every = [setting for settings in known.values() for setting in settings]
         chosen = [s for s in every if s.when is None or templates.holds(s.when, values)]
-        model, unmapped = _model(record, space.model)
+        model, unmapped = _model(record.in_version(stated), space.model)
         in_arguments = record.model_in == "arguments"
         passed, paths = (model, dict[str, Any]()) if in_arguments else ({}, model)
         for setting in chosen:

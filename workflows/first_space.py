@@ -84,14 +84,14 @@ def first_space(wanted: Wanted, file: str) -> First:
     if model is None:
         keys = {name: key.key for name, key in record.model.items()}
         raise SpaceError(_no_model(wanted.adapter, keys, stated.keys, own.left_out))
-    batch, launched = stated.batch(), own.launched
+    batch, launched = stated.batch(getattr(least.model, "seq_length", None)), own.launched
     nodes = wanted.nodes or launched.nodes or 1
     whole = partial(
         default_space, model, wanted.cluster, nodes, record.framework,
         seq_length=stated.seq_length(), settings=record.settings, batch_is_stated=batch is not None,
     )  # fmt: skip
     ranks = launched.ranks or nodes * least.ranks_per_node
-    stated_batch = stated.batch_on(ranks)
+    stated_batch = stated.batch_on(ranks) if batch is None else batch
     if stated_batch is None and least.program.log.rows_vary:
         stated_batch = ROWS * ranks
     notes = []
@@ -211,7 +211,7 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
     if launched.module == ("-m" in record.command) and any("{entry}" in w for w in record.command):
         own.entry = own.entry or launched.entry
     bare = record.file is not None and not any(w[:1] == "-" for w in record.file.arguments)
-    if by_equals or bare:  # a word that is no option is the file: train.py base.yml steps=9
+    if record.file and (by_equals or bare):  # its word is no option: train.py base.yml steps=9
         words, at = own.arguments, _file_words(own.arguments, own.config)
         files = list(dict.fromkeys(words[i] for i in at))
         if bare and len(files) > 1 and not own.config:

@@ -18,6 +18,7 @@ from workflows.slurm_options import WORDS, batch_options, number, program, ranks
 MAX_BYTES = 100_000
 MOST_WORDS = 20_000
 DEEPEST = 4  # quotes within quotes
+_SKIPPED = ("does not", "over")  # branches; over: one before it runs
 _HERE_DOCUMENT = re.compile(r"(?:\bread\b[^;|&\n]{0,200}\s(\w+)\s*)?<<-?\s*(['\"]?)(\w+)\2")
 # Nesting is bounded: text that opens and never closes would take minutes to read.
 _PLAIN = r"(?>[^()]{0,400})"
@@ -39,6 +40,7 @@ _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\})")
 _QUOTED_COMMAND = re.compile(r"\s--\w|\.py\s")  # bash -c "torchrun train.py --bf16"
 _OUTPUT = re.compile(rf"\$\({_CODE}\)")  # of a command, as a value
+_SPLIT = re.compile(rf"(?:\$\({_CODE}\)|\S)+")
 _SET_UP = re.compile(rf"(?:{'|'.join(WORDS['set up'])})\s")
 _OF_LAUNCHER = re.compile("|".join(WORDS["of the launcher"]))
 _SECRET = re.compile("|".join(WORDS["secrets"]))
@@ -103,6 +105,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     secrets = [name for name in environment if _SECRET.fullmatch(f"{name}={environment[name]}")]
     left_out += [f"the secret {name}: export it in the shell that searches" for name in secrets]
     loaded = [words[2:] for words in shell.commands if words[:2] == ["module", "load"]]
+    files = re.findall(r"--config_file[= ]\S+", " ".join(told))  # of accelerate launch
     folder = next((words[1] for words in reversed(shell.commands) if _is_cd(words)), "")
     return Launched(
         entry="" if "$" in entry else entry,
@@ -117,7 +120,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         batch_options=batch,
         folder=folder,
         launcher=launcher,
-        dropped=_not_carried(shell, (shell.commands[at], around)) if entry else [],
+        dropped=[*files, *_not_carried(shell, (shell.commands[at], around))] if entry else [],
     )
 
 
@@ -177,7 +180,7 @@ def _exported(now: Mapping[str, str], later: Mapping[str, str]) -> tuple[dict[st
 
 @dataclass
 class _Shell:
-    """Commands of a script in their order, those of all branches."""
+    """Commands of a script in their order, those of all branches that may run."""
 
     commands: list[list[str]] = field(default_factory=lambda: [[]])
     arrays: dict[str, list[str]] = field(default_factory=dict)
@@ -185,26 +188,49 @@ class _Shell:
     depth: int = 0
     count: int = 0  # of words
     exported: set[str] = field(default_factory=set)
+    # ifs that are read: whether the branch runs; its test's first command, and place in the script
+    ifs: list[tuple[str, int, int]] = field(default_factory=list)
     outer: dict[int, int] = field(default_factory=dict)  # of commands quoted for a shell: its own
     # by command: variables that are set before it on its own line
     before: defaultdict[int, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
 
     def run(self, text: str) -> None:
-        array = ""
-        for token in _TOKEN.finditer(_joined_lines(text)):
+        array, items, starts, text = "", list[str](), True, _joined_lines(text)
+        for token in _TOKEN.finditer(text):
+            grammar = starts and not array and self._branch(token[0], text, token.start())
+            starts = grammar or bool(token["end"] or (starts and token["skipped"]))
+            if grammar or (self.ifs and self.ifs[-1][0] in _SKIPPED):
+                continue
             if token["array"]:
                 array = token["array"].rstrip("+=(")
-                if "+" not in token["array"] or array not in self.arrays:
-                    self.arrays[array] = []
+                items = list(self.arrays.get(array, [])) if "+" in token["array"] else []
             elif token["word"] and array:
-                room = MOST_WORDS - len(self.arrays[array])
-                self.arrays[array] += self._words(token["word"])[: max(room, 0)]
+                items += self._words(token["word"])[: max(MOST_WORDS - len(items), 0)]
             elif token["word"]:
                 self._word(token["word"])
             elif token["end"] == ")":
+                self.arrays |= {array: items} if array else {}
                 array = ""
             elif token["end"] and not array:
                 self.commands.append([])
+
+    def _branch(self, word: str, text: str, at: int) -> bool:
+        """Whether a word at this place of a script begins or ends a branch."""
+        branch, first, began = self.ifs[-1] if self.ifs else ("", 0, 0)
+        if word == "if":
+            branch = "over" if branch in _SKIPPED else "may run"
+        elif not self.ifs or word not in ("then", "elif", "else", "fi"):
+            return False
+        else:
+            self.ifs.pop()
+        if word == "then" and branch != "over":
+            known = None if "&" in text[began:at] else _holds(self.commands[first:])
+            branch = {True: "runs", False: "does not", None: "may run"}[known]
+        elif word in ("elif", "else"):
+            branch = "over" if branch in ("runs", "over") else "may run"
+        if word != "fi":
+            self.ifs.append((branch, len(self.commands) - 1, at))
+        return True
 
     def _word(self, raw: str) -> None:
         if (assigned := _ASSIGNED.fullmatch(raw)) and set(self.commands[-1]) <= {"export", "local"}:
@@ -239,7 +265,7 @@ class _Shell:
                 words = self.arrays[name]
                 return words if raw[0] == '"' else [each for w in words for each in w.split()]
             if raw[0] != '"':
-                return [part.strip("\"'") for part in self._text(raw).split()]
+                return [part.strip("\"'") for part in _SPLIT.findall(self._text(raw))]
         return [self._text(raw)]
 
     def _text(self, raw: str) -> str:
@@ -276,6 +302,18 @@ class _Shell:
             return " ".join(self.arrays[name])
         default = reference[0] if reference[3] is None else self._text(reference[3])
         return self.texts.get(name) or default
+
+
+def _holds(tests: Sequence[Sequence[str]]) -> bool | None:
+    """Whether one of ``[ A = B ]`` and ``[ -z C ]`` holds; None where only a shell knows."""
+    held = []
+    for words in filter(None, tests):
+        told = [*words[2:-1], "=", ""] if words[1:2] == ["-z"] else words[1:-1]
+        known = len(told) == 3 and not re.search(r"[$`*?]", "".join(told))
+        if not known or words[0] not in ("[", "[[") or told[1] not in ("=", "==", "!="):
+            return None
+        held.append((told[0] == told[2]) == (told[1] != "!="))
+    return any(held) if held else None
 
 
 def _unclosed(text: str) -> int | None:

@@ -35,7 +35,9 @@ class SitePart:
 
     def take(self, what: str, value: str) -> None:
         """Note a value of the container's."""
-        if what == "image":
+        if "$" in value:
+            self.left_out.append(f"the container's {what} {value}, which only a shell knows")
+        elif what == "image":
             self.image = value
         elif what == "workdir":
             self.workdir = value

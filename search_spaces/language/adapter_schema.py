@@ -63,11 +63,15 @@ class ModelKey(Described):
 
     key: str = ""
     """an option, or a dotted path of the file; none: always the default"""
+    renamed: dict[str, str] = Field(default={})
+    """an option or path that another version has: its name of the key; the first stated counts"""
     values: dict[str, Scalar] = Field(default={})
     """the record's value: the trainer's; others are the same in both"""
     text: str | dict[str, str] | None = None
     """the trainer's value where 'values' has none: a template of the record's fields, or
     expression: template; without {this field} in it, it is written and not read"""
+    reads: str = ""
+    """the record's value: a template of 'stated', the trainer's number, and of fields above"""
     default: Scalar | dict[str, Scalar] | None = None
     """the record's value where the key is missing; expression: value, where it depends on other
     fields"""
@@ -89,7 +93,7 @@ class ModelNames(Described):
 
     keys: list[str] = Field(min_length=1, description="options or paths that name one")
     names: dict[str, str]
-    """the keys' values, with a space between: the record; '' if the sizes count"""
+    """the stated keys' values, with a space between: the record; '' if the sizes count"""
 
 
 class WrittenFile(Described):
@@ -217,6 +221,14 @@ class AdapterFile(KnownTrainer):
     batch: BatchProduct | None = None
     together: list[list[str]] = Field(default=[])
     """options of which none is of use without the others that are stated"""
+
+    def in_version(self, stated: Collection[str]) -> AdapterFile:
+        """The adapter with the model's keys as the version has them whose options are stated."""
+        keys = dict(self.model)
+        for field, key in keys.items():
+            names = [name for option, name in key.renamed.items() if option in stated]
+            keys[field] = key.model_copy(update={"key": [*names, key.key][0]})
+        return self.model_copy(update={"model": keys})
 
     @model_validator(mode="after")
     def _has_its_file(self) -> AdapterFile:

@@ -65,9 +65,9 @@ class _Adapting:
     """One space with one adapter."""
 
     def __init__(self, document: Document, file: SpaceFile, adapter: AdapterFile) -> None:
-        self.document, self.file, self.adapter = document, file, adapter
-        self.spec = file.trainer
+        self.document, self.file, self.spec = document, file, file.trainer
         self.stated = StatedOptions(document, self.spec, adapter)
+        self.adapter = adapter = self.stated.adapter
         own, fixed = file.parameters, self.stated.parameters()
         self.parameters: dict[str, Any] = {**own, **fixed, **own}  # the space's come first, and win
         if chunks := self._chunks():
@@ -79,7 +79,7 @@ class _Adapting:
         self, model: ModelConfig | None, facts: Collection[str]
     ) -> tuple[SpaceFile, ModelConfig | None]:
         model = self.stated.model(model)
-        batch = self._batch()
+        batch = self._batch(model)
         known = {*facts, *self.parameters, *model_keys.names(model)}
         if {"mbs", "gas"} <= known:
             known.add("global_batch_size")
@@ -161,9 +161,9 @@ class _Adapting:
             framework = other if key in self.stated.keys | on else framework
         return framework
 
-    def _batch(self) -> list[str]:
+    def _batch(self, model: ModelConfig | None) -> list[str]:
         """The constraint on the global batch, where the space or the user's arguments state it."""
-        size = self.stated.batch()
+        size = self.stated.batch(model.seq_length if model is not None else None)
         if size is not None and "mbs" in self.parameters:
             self.parameters.setdefault(BATCH, size)
         self.parameters, constraints = with_gas(self.document, self.parameters, {})

@@ -137,10 +137,13 @@ def _read(name: str, key: ModelKey, value: Any, fields: Mapping[str, Scalar]) ->
     for here, there in key.values.items():
         if there == value and isinstance(there, bool) == isinstance(value, bool):
             return plain_scalar(here)
+    if key.reads and isinstance(value, int) and value > 0 and DEPTH in fields:
+        return templates.value(key.reads, {**fields, "stated": value})
     if key.text is None:
         return value
     template = _case(key.text, fields)
-    found = _pattern(name, template).fullmatch(str(value)) if template is not None else None
+    bare = re.sub(r"\s", "", str(value)).strip("()")  # lists have parentheses or none
+    found = _pattern(name, template.strip("()")).fullmatch(bare) if template is not None else None
     return plain_scalar(found["value"]) if found and "value" in found.re.groupindex else None
 
 

@@ -19,6 +19,7 @@ from search_spaces.shipped import named
 from search_spaces.trainers import config_files, model_keys, options, templates
 from trainer.plan.model import ModelConfig
 
+_TOKENS = "{global_batch_size * seq_length}"
 _IS = re.compile(r"(?P<name>\w+)(?: == '?(?P<value>[^']+?)'?)?")  # sequence_parallel; zero == 1
 
 
@@ -44,6 +45,7 @@ class StatedOptions:
         self.of_model = self.options if adapter.model_in == "arguments" else self.paths
         if written.defaults:
             self.of_model = own
+        self.adapter = adapter.in_version(self.keys)
 
     @classmethod
     def of(cls, trainer: Mapping[str, Any]) -> StatedOptions:
@@ -101,10 +103,14 @@ class StatedOptions:
             found["tuning"] = max(words, key=len)
         return found
 
-    def batch(self) -> int | None:
-        """Sequences of a step, where one option states them; None where none does."""
+    def batch(self, seq_length: int | None = None) -> int | None:
+        """Sequences of a step, where an option states them or their tokens; else None."""
+        length = self.seq_length() or seq_length
         for setting in self.adapter.settings.get("global_batch_size", []):
             size = _value("global_batch_size", setting, self.options, self.paths)
+            told = [self.options.get(k) for k, text in setting.arguments.items() if text == _TOKENS]
+            if length and told and isinstance(told[0], int) and told[0] % length == 0:
+                size = told[0] // length
             if isinstance(size, int) and size > 0:
                 return size
         return None
@@ -176,9 +182,8 @@ class StatedOptions:
         models = self.adapter.models
         if models is None:
             return None
-        names = [self.value(key) for key in models.keys]
-        unnamed = all(name is None for name in names)
-        record = models.names.get(" ".join(map(str, names)), "" if unnamed else None)
+        names = [str(name) for key in models.keys if (name := self.value(key)) is not None]
+        record = models.names.get(" ".join(names), None if names else "")
         if not record:
             return None if record == "" else False
         return named(ModelFile, ("model",), record, self.document).config()

@@ -47,7 +47,7 @@ def test_torchtitan_reads_what_is_exported_for_its_version(load: Load, recompute
     config = pytest.importorskip("torchtitan.config", reason="needs torchtitan")
     read = config.ConfigManager().parse_args([*TITAN_3, *told])
     assert read.parallelism.pipeline_parallel_degree == 2
-    assert read.training.local_batch_size == 8
+    assert read.parallelism.num_pp_microbatches == 4
 
 
 @pytest.mark.parametrize(

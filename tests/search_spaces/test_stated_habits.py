@@ -101,6 +101,7 @@ ADAPTERS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("transformers", "--attn_implementation sdpa", {"zero_optimization": {"stage": 3}},
      {"flash_attention": True}),
     ("torchtitan", "--training.mixed_precision_reduce bfloat16", {}, {"reduce_bytes": 2}),
+    ("torchtitan", "--module llama3 --config llama3_8b", {}, {"logits_bytes": 1.5}),
     ("nanotron", "", {"optimizer": {"accumulate_grad_in_fp32": False}},
      {"gradient_bytes": 2, "master_bytes": 0, "moment_bytes": 2}),
     ("neox", "", {"precision": "bfloat16", "data_types": {"grad_accum_dtype": "fp32"}},

@@ -158,11 +158,29 @@ def test_a_file_that_an_option_names_stays_with_it(
 def test_words_that_are_no_pairs_are_said_to_be_left_out(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (here / "run.sh").write_text("python run_recipe.py --recipe own train.train_iters=5 --dry\n")
+    (here / "base.yml").write_text("steps: 9\n")
+    (here / "run.sh").write_text(
+        "python -m maxtext.train base.yml --own mine dtype=bfloat16 --dry\n"
+    )
+    asked = ["--adapter", "maxtext", "--cluster", "dgx_h100", "--model", "llama_8b"]
+    assert main(["init", "mine.yaml", *asked, "--args", "run.sh"]) == 0
+    assert "left out: --own mine --dry" in capsys.readouterr().out
+    assert "dtype=bfloat16" in (here / "mine.yaml").read_text()
+
+
+def test_a_recipe_stays_in_the_arguments(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As examples of NVIDIA-NeMo/Megatron-Bridge (067f987) have one: without it nothing runs."""
+    (here / "run.sh").write_text(
+        "srun --container-image=${CONTAINER_IMAGE} --container-mounts=/data:/data \\\n"
+        "  python scripts/training/run_recipe.py --recipe own_sft_config \\\n"
+        "  train.global_batch_size=64 model.tensor_model_parallel_size=2\n"
+    )
     asked = ["--adapter", "megatron-bridge", "--cluster", "dgx_h100", "--model", "llama_8b"]
     assert main(["init", "mine.yaml", *asked, "--args", "run.sh"]) == 0
-    assert "left out: --recipe own --dry" in capsys.readouterr().out
-    assert "train.train_iters=5" in (here / "mine.yaml").read_text()
+    assert "left out: the container's image ${CONTAINER_IMAGE}" in capsys.readouterr().out
+    space = load_space(here / "mine.yaml")
+    command = list(space.trainer.command or [])
+    assert command[command.index("--recipe") + 1] == "own_sft_config"
 
 
 def test_files_that_a_trainer_merges_are_not_taken_for_one(

@@ -267,3 +267,24 @@ def test_wrapped_runtimes_become_containers(capsys: pytest.CaptureFixture[str]) 
     assert trainer.container is not None and trainer.workdir == "/code"
     assert trainer.container.mounts == ["/lustre:/lustre", "/data:/data:ro"]
     assert site.containers is not None and site.containers.options == ["--nv"]
+
+
+# As the examples of modelscope/ms-swift (3602360) and huggingface/trl (f2cd577) start them.
+@pytest.mark.parametrize(
+    ("script", "adapter", "said"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0,1 \\\nNPROC_PER_NODE=2 \\\nswift sft --model m --max_length 8192",
+         "ms-swift", "wrote mine.yaml"),
+        ("accelerate launch --config_file examples/accelerate_configs/deepspeed_zero3.yaml "
+         "trl/scripts/sft.py --model_name_or_path m --max_length 8192",
+         "trl", "left out: --config_file examples/accelerate_configs/deepspeed_zero3.yaml"),
+    ],
+)  # fmt: skip
+def test_a_launchers_own_gpus_and_file_are_not_a_trials(
+    script: str, adapter: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("launch.sh").write_text(script)
+    told = ["--adapter", adapter, "--cluster", "dgx_h100", "--model", "llama_8b"]
+    assert main(["init", "mine.yaml", *told, "--args", "launch.sh"]) == 0
+    assert said in capsys.readouterr().out
+    assert load_space("mine.yaml").trainer.env == {}

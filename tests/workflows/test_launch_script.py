@@ -73,6 +73,13 @@ torchrun --nproc_per_node=${NGPU} --rdzv_endpoint="localhost:0" --role rank --te
             "--a 1",
             [],
         ),
+        (  # as DeepSpeed's own scripts count their GPUs: a command within arithmetic
+            "G=$(($(ds_ssh nvidia-smi --query-gpu=name --format=csv | wc -l)-2))\n"
+            'O=" --load out/g${G}_z1 --bf16"\nO="${O} --a 1"\ndeepspeed x.py ${O}',
+            "x.py",
+            "--bf16 --a 1",
+            ["--load out/g$(($(ds_ssh nvidia-smi --query-gpu=name --format=csv | wc -l)-2))_z1"],
+        ),
         ("--num-layers 4 \\\n--bf16\n--lr 3e-4\n", "", "--num-layers 4 --bf16 --lr 3e-4", []),
         ("ARGS=(\n --num-layers 4\n --bf16)\n", "", "--num-layers 4 --bf16", []),
         (
@@ -88,6 +95,7 @@ torchrun --nproc_per_node=${NGPU} --rdzv_endpoint="localhost:0" --role rank --te
             "--lr 1 --bf16 2",
             ["--data-path 0.7 $SCRATCH/a 0.3 ${SCRATCH}/b", "$MORE"],
         ),
+        ('A=(--a 1)\nA=(\n "${A[@]}"\n --b 2)\nx.py ${A[@]}', "x.py", "--a 1 --b 2", []),
         ("A=" + "$A$A\nA=" * 30 + "x\nx.py $A", "x.py", "x", []),
         ('A=\'x.py "$A" b\'\nbash -c "$A"', "x.py", "", ['x.py "$A" b b']),
     ],
@@ -102,6 +110,46 @@ def test_a_script_is_read_without_running_it(
     assert launched.left_out == left_out
 
 
+# As NVIDIA/Megatron-LM's examples/llama and examples/megatron_fsdp have it (d98e8a6).
+BRANCHES = """\
+TOKENIZER=${{3:-"MOCK"}}
+FOLDER=()
+{before}
+if [[ "$TOKENIZER" == "MOCK" ]] || [[ -z "$TOKENIZER" ]]; then
+    DATA+=( "--mock-data"
+        "--tokenizer-type NullTokenizer" )
+    if [ ! -d /none ]; then FOLDER=(--cache /c); fi
+elif [ "$TOKENIZER" = "other" ]; then
+    DATA+=(--other)
+else
+    DATA+=(--data-path /d)
+fi
+torchrun pretrain_gpt.py ${{DATA[@]}} ${{FOLDER[@]}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "arguments"),
+    [
+        ("", "--mock-data --tokenizer-type NullTokenizer --cache /c"),
+        ("TOKENIZER=other", "--other"),
+        ("TOKENIZER=mine", "--data-path /d"),
+        (  # only a shell knows: all of them
+            "TOKENIZER=$(cat name)",
+            "--mock-data --tokenizer-type NullTokenizer --other --data-path /d --cache /c",
+        ),
+        ("if torchrun pretrain_gpt.py --bf16 --a 1 --b 2 --c 3 --d 4; then echo; fi",
+         "--bf16 --a 1 --b 2 --c 3 --d 4"),
+    ],
+)  # fmt: skip
+def test_of_branches_that_one_is_read_that_runs(
+    tmp_path: Path, before: str, arguments: str
+) -> None:
+    (tmp_path / "run.sh").write_text(BRANCHES.format(before=before))
+    launched = read(tmp_path / "run.sh")
+    assert (launched.entry, " ".join(launched.arguments)) == ("pretrain_gpt.py", arguments)
+
+
 def test_options_of_key_and_value_have_no_dashes(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(
         "export LOSS=1\nRUN=a\n"
@@ -114,8 +162,9 @@ def test_options_of_key_and_value_have_no_dashes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['"', "$(", "${", "$((((", '"$(a"\'', "<<EOT\n", "a ", "`a", "\\", "read "]
-)
+    "text", ['"', "$(", "${", "$((((", '"$(a"\'', "<<EOT\n", "a ", "`a", "\\", "read ",
+             "if ", "if [ a\n", "if [ a ]\nthen\n", "if [ a = b ]\nthen\n"]
+)  # fmt: skip
 def test_a_script_that_opens_and_never_closes_is_read_in_linear_time(
     tmp_path: Path, text: str
 ) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from search_spaces import Export, SearchSpace
+from search_spaces.known import LOG_FORMATS
+from slurm.logs.patterns import metrics_of
 
 Load = Callable[[str], SearchSpace]
 SPACE = """\
@@ -52,6 +55,17 @@ def test_deepspeed_reads_its_file(load: Load, tmp_path: Path) -> None:
     assert (read.zero_optimization_stage, read.gradient_clipping) == (3, 1.0)
     assert (read.bfloat16_config.enabled, read.float16_config.enabled) == (True, False)
     assert read.steps_per_print == 1
+    assert written["log_level"] == "info"  # what is below, as DeepSpeed's own code says it
+    timer = pytest.importorskip("deepspeed.utils.timer")
+    lines: list[str] = []
+    timing = SimpleNamespace(enabled=True, synchronized=False)
+    speed = timer.ThroughputTimer(timing, 8, steps_per_output=1, logging_fn=lines.append)
+    for _ in range(4):
+        speed.start()
+        speed.stop(global_step=True)
+    text = "".join(f"[2026-08-22 10:00:00,000] [INFO] {line}\n" for line in lines)
+    found = metrics_of(LOG_FORMATS["deepspeed"], [text, ""])
+    assert found["samples_per_second"] > 0 and len(lines) == 2  # of four steps, after its warm-up
 
 
 @pytest.mark.parametrize(("stage", "version"), [(2, 1), (3, 1), (3, 2)])
@@ -163,9 +177,10 @@ def test_torchtitan_reads_its_options(load: Load, pp: int) -> None:
     config = pytest.importorskip("torchtitan.config", reason="needs torchtitan")
     read = config.ConfigManager().parse_args(options)
     assert read.parallelism.pipeline_parallel_degree == pp
-    assert read.training.local_batch_size == (4 if pp == 1 else 16)
-    assert read.parallelism.pipeline_parallel_microbatch_size == (1 if pp == 1 else 4)
-    assert read.training.global_batch_size == 4 * 4 * 4 // pp
+    assert read.training.num_tokens_per_microbatch_per_dp_rank == 4 * 8192
+    assert read.parallelism.num_pp_microbatches == (1 if pp == 1 else 4)
+    assert read.training.num_tokens_per_train_step == 4 * 4 * 4 // pp * 8192
+    assert not (read.checkpoint.enable or read.validator.enable or read.metrics.enable_tensorboard)
     assert read.parallelism.fsdp_reshard_after_forward == "always"
     assert type(read.activation_checkpoint).__qualname__.startswith("FullAC")
 

@@ -54,6 +54,7 @@ CASES = {
         "recompute": "selective",
         "recompute_modules": "mla_up_proj,moe_act",
         "moe_comm_overlap": True,
+        "moe_token_dispatcher": "alltoall",
     },
     "llama_70b": {
         "tp": 2,

@@ -38,6 +38,8 @@ VALUES: dict[str, list[Any]] = {
     "cuda_graphs": ["none", "layers", "step"],
     "tuning": ["lora", "full", "qlora"],
     "lora_rank": [8, 16],
+    "max_length": [4096, 8192],
+    "fsdp_version": [2, 1],
     "lora_dropout": [0.0, 0.05],
     "lora_targets": ["linear", "attention", "qv"],
     "offload_activations": [False, True],
@@ -165,7 +167,9 @@ def test_what_a_user_keeps_is_neither_resumed_nor_written_over(
     always = {key: v for each in adapter.always for key, v in each.arguments.items()}
     assert adapter.options == "key=value" or not any(each is False for each in always.values())
     options_of_mine = {key: "/mine" for key, value in always.items() if value == own}
-    more: dict[str, Any] = {"args": options.written(options_of_mine, adapter.options)}
+    version = {s.given[0]: "x" for s in adapter.always if s.given and own in s.arguments.values()}
+    args = options.written({**version, **options_of_mine}, adapter.options)
+    more: dict[str, Any] = {"args": args}
     kept = [key for each in adapter.always for key, v in each.file.items() if v == own]
     if kept:
         content: dict[str, Any] = {}
@@ -204,7 +208,7 @@ def test_a_model_is_read_as_it_was_written(name: str, model_name: str) -> None:
     needed = {name for name, field in ModelConfig.model_fields.items() if field.is_required()}
     if not needed <= adapter.model.keys():
         return
-    if any(key.text and f"{{{field}}}" not in key.text and key.key in told
+    if any(key.text and not key.reads and f"{{{field}}}" not in key.text and key.key in told
            for field, key in adapter.model.items()):  # fmt: skip
         with pytest.raises(SpaceError, match="name the space's model"):
             model_keys.read(adapter.model, told)
@@ -239,11 +243,29 @@ def test_megatrons_list_of_layers_with_experts_is_read() -> None:
     told = told_of(record_of("megatron-lm"), model)
     assert told["moe-layer-freq"] == "([0]*3+[1]*58)"
     assert model_keys.read(keys, {**told, "moe-layer-freq": 1}).dense_layers == 0  # type: ignore[union-attr]
+    # As examples/megatron_fsdp/sbatch_mfsdp_deepseek_v3.sh of NVIDIA/Megatron-LM has it (d98e8a6).
+    bare = model_keys.read(keys, {**told, "moe-layer-freq": "[0]*3+[1]*58"})
+    assert bare is not None and bare.dense_layers == 3
     with pytest.raises(SpaceError, match="cannot be read: name the space's model"):
         model_keys.read(keys, {**told, "moe-layer-freq": "[0,1]*30"})
     assert "moe-layer-freq" in model_keys.contradiction(
         keys, {"moe-layer-freq": "([0]*1+[1]*60)"}, model
     )
+
+
+def test_nanotrons_experts_are_no_dense_model() -> None:
+    """Of MoEConfig in nanotron's models_config.py (2411b02), with its defaults."""
+    keys = record_of("nanotron").model
+    sizes = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "vocab_size": 99}
+    sizes |= {"intermediate_size": 768, "moe_config.num_experts": 8, "moe_config.top_k": 2}
+    told: dict[str, Any] = {f"model.model_config.{name}": size for name, size in sizes.items()}
+    told["tokens.sequence_length"] = 128
+    model = model_keys.read(keys, told)
+    assert model is not None and model.mixture is not None
+    assert (model.num_experts, model.experts_per_token) == (8, 2)
+    assert (model.expert_ffn_hidden_size, model.shared_ffn_hidden_size) == (1408, 0)
+    shared = {**told, "model.model_config.moe_config.enable_shared_expert": True}
+    assert model_keys.read(keys, shared).shared_ffn_hidden_size == 5632  # type: ignore[union-attr]
 
 
 def test_neox_reads_keys_with_dashes_and_the_width_of_gated_units(
