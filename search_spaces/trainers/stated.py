@@ -148,18 +148,19 @@ class StatedOptions:
 
         Raises SpaceError if they describe another one than the space.
         """
-        keys = self.adapter.model
+        sizes = self.adapter.model
         path = ("trainer", "args" if self.adapter.model_in == "arguments" else "config")
         if model is None:
             try:
                 known = self._model_by_name()
                 stated = {**self.of_model, **self.options}
-                return model_keys.read(keys, stated, known) if known is not False else None
+                return model_keys.read(sizes, stated, known) if known is not False else None
             except SpaceError as error:
                 raise self.document.error(path, str(error)) from None
-        problem, own = model_keys.contradiction(keys, self.of_model, model), self._model_by_name()
+        problem, own = model_keys.contradiction(sizes, self.of_model, model), self._model_by_name()
         if own and not problem and own.hidden_size != model.hidden_size:  # of a probe not the depth
-            named_by = ", ".join(self.adapter.models.keys if self.adapter.models else ())
+            keys = self.adapter.models.keys if self.adapter.models else ()
+            named_by = ", ".join(key for key in keys if self.value(key) is not None)
             widths = f"hidden_size {own.hidden_size}, the space's model has {model.hidden_size}"
             problem = f"{named_by} of a model with {widths}"
         if problem:

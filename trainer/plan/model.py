@@ -85,15 +85,18 @@ class ModelConfig(Described):
 
     @model_validator(mode="after")
     def _agrees(self) -> ModelConfig:
-        """Refuse keys without the others that they need, sizes that do not divide, and what latent
-        attention has not beside it.
-        """
+        """Refuse keys without the others that they need, and sizes that do not divide."""
         self.check_together(_STATED["together"])
         further = {"kv_heads": self.kv_heads, "rotary_size": self.rotary_size}
         values = {**self.model_dump(exclude_none=True), "head_size": self.head_size or 0, **further}
         for condition, refusal in _conditions():
             if condition.names <= values.keys() and not condition.value(values):
                 raise ValueError(refusal.format(**values))
+        return self
+
+    @model_validator(mode="after")
+    def _is_latent_alone(self) -> ModelConfig:
+        """Refuse what latent attention has not beside it."""
         if found := self.beside_latent:
             raise ValueError(f"{', '.join(found)} beside kv_lora_rank: remove it")
         return self
