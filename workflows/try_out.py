@@ -78,7 +78,7 @@ def choose(space: SearchSpace, given: Mapping[str, Scalar], max_nodes: int) -> d
 def try_out(
     space: SearchSpace, config: Mapping[str, Any], launcher: Launcher, out: Path
 ) -> Generator[str, None, bool]:
-    """Run one trial; yields lines on it, and at the end whether it gave its objectives."""
+    """Run one trial; yields lines on it, and returns whether it succeeded."""
     folder = RunFolder(out)
     if space.trainer.container is not None:
         launcher.check_container(space.trainer.container)
