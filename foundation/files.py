@@ -53,7 +53,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_end(path: Path, most: int) -> bytes:
-    """At most the last ``most`` bytes of a log; no link is followed, to any file of the user."""
+    """At most the last ``most`` bytes of a log; refuses links, which may lead anywhere."""
     return read_from(path, -most, most, follow=False)
 
 

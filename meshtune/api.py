@@ -143,7 +143,7 @@ def _listener(listen: Listener | None) -> Callable[[object, Any], None]:
 def _opened(
     launcher: Launcher | str | None, space: SearchSpace, folder: RunFolder, simulate: str
 ) -> AbstractContextManager[Launcher]:
-    """A context with the launcher; if it is made here, its end closes it."""
+    """A context with the launcher, closed at its end if it was made here."""
     from workflows import launcher_for
 
     checked_text("simulate", simulate, "settings KEY=VALUE,...")
@@ -170,7 +170,7 @@ def predict(
     Returns:
         A row for each: its parameters, the predicted step time with its 95 % interval, throughput,
         ``memory_bytes`` of the fullest GPU, of which torch's allocator reserves ``reserved_bytes``,
-        and ``fits``, the probability that the GPU has them.
+        and ``fits``, the probability that the GPU has this memory.
 
     Raises:
         ArgumentError: for an unusable argument.
@@ -260,7 +260,7 @@ def sensitivity(
         frame: a row for each trial; those whose objective is not a finite number are left out.
         objective: the column to explain.
         parameters: the columns that explain it. Default: all ``p:NAME`` (as in tables of
-            :func:`load`), or without such all others.
+            :func:`load`); if there are none, all others.
         seed: of the forests and the bootstrap.
 
     Raises:

@@ -56,7 +56,7 @@ def install() -> None:
 
 
 def check_installed() -> None:
-    """Raise HiddenPackageError if another distribution has overwritten an installed package."""
+    """Raise HiddenPackageError if another distribution has overwritten a meshtune package."""
     for record in ROOT.glob("meshtune-*.dist-info/RECORD"):
         with record.open(newline="") as file:
             digests = {row[0]: row[1] for row in csv.reader(file)}

@@ -126,7 +126,7 @@ def train_elastic(
     save: Path | None = None,
     avoid_slow: bool = False,
 ) -> int:
-    """Train a run's winner in the folder ``out``, on the nodes there are; returns the exit code."""
+    """Train a run's winner in the folder ``out``, on the available nodes; returns the exit code."""
     out = out.absolute()
     RunFolder(out).create(RunFolder(folder).frozen_space())  # refuses another space's training
     with closing(Journal(out, launcher.clock.time)) as journal:

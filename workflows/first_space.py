@@ -37,7 +37,7 @@ _COMMENTS: dict[str, str] = read_document(Path(__file__).with_suffix(".yaml")).r
 
 
 ROWS = 8  # of data per rank and step of fine-tuning, if no batch is stated
-# The first one in the trainer's log counts: rows may vary in length, and few logs count tokens.
+# The first one in the trainer's log is taken: rows may vary in length, not all logs count tokens.
 _OBJECTIVES = (
     "tokens_per_second", "epochs_per_second", "labelled_tokens_per_second_per_gpu",
     "samples_per_second",
@@ -62,7 +62,7 @@ class First:
     space: str  # text of the file
     notes: list[str]  # on it, and on what it leaves out
     site: str = ""  # text of a site profile; empty where none is needed
-    submit: Sequence[str] = ()  # options of `meshtune submit`; the launch script's if they do
+    submit: Sequence[str] = ()  # options of `meshtune submit`; the launch script's if they suffice
 
 
 def first_space(wanted: Wanted, file: str) -> First:
@@ -98,7 +98,7 @@ def first_space(wanted: Wanted, file: str) -> First:
     try:
         content = whole(global_batch_size=stated_batch)
     except SpaceArgumentError as error:
-        # These nodes cannot share the batch, which no option states: it only follows.
+        # These nodes cannot share the batch, which only follows from the command line.
         if error.argument != "global_batch_size" or batch is not None:
             raise
         content, notes = whole(), [f"the trainer's own batch is left: {error.what}"]
@@ -117,7 +117,7 @@ def first_space(wanted: Wanted, file: str) -> First:
         del content["model"]  # the arguments say it
     elif content["model"].keys() == {"base"}:
         content["model"] = content["model"]["base"]
-    # Checked before it is written. Its objective may need what the notes ask the user to add.
+    # Checked before it is written; frozen, as its objective may need what the notes ask for.
     space = load_space(content, frozen=True)
     for name, values in content["parameters"].items():
         if isinstance(values, list):

@@ -149,7 +149,7 @@ def _quoted(word: str) -> str:
 
 
 def _not_carried(shell: _Shell, own: Sequence[Sequence[str]]) -> list[str]:
-    """Commands that a space lacks: with an effect, not set-up lines, not the trainer's ``own``."""
+    """Commands with an effect that are neither set-up lines nor the trainer's ``own``."""
     texts = [
         " ".join(words)
         for index, words in enumerate(shell.commands)
@@ -168,7 +168,7 @@ def _variables(shell: _Shell, at: int) -> dict[str, str]:
 
 
 def _exported(now: Mapping[str, str], later: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Variables except a launcher's; shell lines for those that only ``later`` ones know."""
+    """Variables except a launcher's; export lines from ``later`` for those only a shell knows."""
     own = {name: text for name, text in now.items() if not _OF_LAUNCHER.fullmatch(name)}
     unknown = [name for name, text in own.items() if re.search(r"[$`<]", text)]
     carried = {name: text for name, text in own.items() if name not in unknown}

@@ -1,6 +1,6 @@
 """The layout with which a training continues on the available nodes.
 
-A long run loses nodes and gets others. At each start, all layouts that train the same (same global
+A long run loses nodes and gets others. At each start, all layouts that train the same (equal global
 batch, number formats and whatever else is not layout) are ranked by tokens per day after failures,
 with the measurements of the search and of the run itself.
 """
@@ -207,7 +207,7 @@ def as_trials(space: SearchSpace, starts: Iterable[Trial]) -> Iterator[Trial]:
 def _slow_nodes(
     pricing: Pricing, trials: Iterable[Trial], starts: Iterable[Trial]
 ) -> dict[str, float]:
-    warmup = pricing.space.trial.warmup_steps  # no more steps are all cold
+    warmup = pricing.space.trial.warmup_steps  # in a shorter start all steps are cold
     long = (s for s in starts if s.attempts and (s.attempts[-1].steps or 0) > warmup)
     timed = [start for start in long if "step_time_s" in start.result]
     if len(timed) < 3:  # two with the node, one without

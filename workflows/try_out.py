@@ -162,7 +162,7 @@ def _line(label: str, text: str) -> str:
 
 
 def started_by(space: SearchSpace, site: Site, folder: RunFolder | None = None) -> Iterator[str]:
-    """The srun line of the configuration that is expected to be best; none for a plain site.
+    """The srun line of the configuration expected to be best; none without site or container.
 
     Raises LauncherError if the site does not start the space's container.
     """

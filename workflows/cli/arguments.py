@@ -17,7 +17,7 @@ _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 _UNKNOWN = re.compile(r"unrecognized arguments: (--[\w-]+)")
 _WORD = re.compile(r"[\w-]+")
 GENERIC = "generic"  # the site profile where none is named
-MOST = 10**9  # of any count
+MOST = 10**9  # largest count
 DIGITS = 18  # of a seed
 LONGEST_NAME, LONGEST_PATH = 255, 4000  # of a file, in bytes
 

@@ -47,7 +47,7 @@ class Landscape:
     def medians(self) -> dict[Key, float]:
         """The objective of each configuration that ran: the median of its repeats.
 
-        Only of those within the space's bounds on measured values.
+        Only configurations within the space's bounds on measured values.
         """
         ran = {
             key: done

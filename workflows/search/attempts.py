@@ -87,7 +87,7 @@ class Attempts:
         self._ended.put((running, self._excused(outcome)))
 
     def _without_room(self, outcome: Outcome, spec: TrialSpec) -> Outcome:
-        """The outcome, DISK_FULL if the disk is: srun drops what it cannot write."""
+        """The outcome, as DISK_FULL if there is no room: srun drops what it cannot write."""
         if outcome.kind not in (Kind.CRASH, Kind.TIMEOUT) or self._launcher.simulated:
             return outcome
         full = no_room(spec.directory)

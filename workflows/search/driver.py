@@ -55,8 +55,8 @@ class Driver:
     factory: TrialFactory
     budget: Budget
     seed: int  # written to the journal
-    # called with the driver and: each event after it is written to the journal, each line of text
-    # that the journal does not keep, and about once a second None
+    # called with the driver and each event once the journal has it, with each line of text that the
+    # journal does not keep, and about once a second with None
     listen: Listener
     # of the folder, in the trials' names; None if no other run could have the same names
     identity: Identity | None = None
@@ -76,7 +76,7 @@ class Driver:
         self._allocation = Allocation(launcher, self.pool, space.trial.timeout_s, self._tell)
         self._results = ResultsFile(self.folder)
         self._ending: Ending | None = None  # nothing more is started
-        self._tells_of_sharing = space.trainer.preload is None  # once, if it begins by itself
+        self._tells_of_sharing = space.trainer.preload is None  # once, if sharing begins unasked
 
     @property
     def running(self) -> dict[int, Running]:

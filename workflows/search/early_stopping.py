@@ -49,9 +49,9 @@ class EarlyStopping:
         self._incumbent: _Incumbent | None = None
 
     def update(self, run: Run, ended: Trial | None = None) -> None:
-        """Note the best trial after the end of ``ended``; None: after any changes."""
+        """Note the best trial after the end of ``ended``; None: after any change."""
         if ended and not self._changes(ended):
-            return  # looking at every trial after each one takes long
+            return  # comparing all trials after each one takes long
         best = run.best if self._applies else None
         if best is None or best.objective is None or best.objective <= 0:
             self._incumbent = None
