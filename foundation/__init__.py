@@ -1,4 +1,4 @@
-"""The ground floor: files, documents, records, messages, registries, words of failures. Torch-free.
+"""The lowest layer: files, documents, records, messages, registries, failure patterns. Torch-free.
 
 Nothing here knows of Slurm or searches. Other packages import its modules directly.
 """

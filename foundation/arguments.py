@@ -10,7 +10,7 @@ from typing import Any
 
 from foundation.messages import shown
 
-LARGEST = 2**53  # of whole numbers: JSON readers keep no more
+LARGEST = 2**53  # whole number: JSON readers round larger ones
 _LONGEST_PATH = 4096
 
 
@@ -19,16 +19,16 @@ class ArgumentError(ValueError, TypeError):
 
 
 def refused(name: str, value: Any, accepted: str) -> ArgumentError:
-    """The error for a value: one line, however large the value is."""
+    """The error for a value, which it shows in one line, shortened."""
     try:
         words = " ".join(repr(value).split())
-    except Exception:  # a number of many digits, or whatever a class does
+    except Exception:  # a huge integer, or a class whose repr fails
         words = f"a {type(value).__name__}"
     return ArgumentError(f"{name}={shown(words, 80)}: accepted {accepted}")
 
 
 def checked_whole(name: str, value: Any, least: int) -> int:
-    """A whole number from ``least`` on, also of numpy; true and false are refused."""
+    """A whole number of at least ``least``, numpy's too; true and false are refused."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -55,7 +55,7 @@ def checked_path(name: str, value: Any) -> Path:
 
 
 def checked_columns(name: str, values: Any, known: Iterable[Any]) -> list[Any]:
-    """Columns of a table that has the columns ``known``."""
+    """One name, or several, as a list of columns, all of which must be ``known``."""
     known = list(known)
     wanted = [values] if isinstance(values, str) else values
     try:

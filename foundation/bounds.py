@@ -24,7 +24,7 @@ _UNITS: dict[str, dict[str, float]] = {
     "joules": {"J": 1.0, "kJ": 1e3, "MJ": 1e6},
     "watts": {"W": 1.0, "kW": 1e3},
 }
-"""Units by the word at the end of a metric's name."""
+"""Sizes of the accepted units, by the last word of a metric's name."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Bound:
         return sys.float_info.min if strict and beyond == 0 else beyond
 
     def violation(self, measured: float) -> str:
-        """``val_loss 2.31, not < 2.1`` where the bound does not hold, else nothing."""
+        """``val_loss 2.31, not < 2.1`` if the bound does not hold, else nothing."""
         if self.excess(measured) <= 0:
             return ""
         unit = self.text.split()[-1]

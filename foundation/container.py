@@ -1,4 +1,4 @@
-"""A container as people write it: an image, and what it sees of the machine."""
+"""A container as a space file states it: an image, and what is mounted in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SPACE_OR_SIGN = re.compile(r"[\s,;]|[^\x21-\x7e]")
 
 
 def _plain(text: str, what: str) -> str:
-    """The text; raises ValueError for what only a shell would replace, and for separators."""
+    """The text; raises ValueError if it holds separators, or ``~`` and ``$`` for a shell."""
     if _IN_SHELL.search(text):
         raise ValueError(f"accepted {what} written out: no shell replaces ~ or $")
     if _SPACE_OR_SIGN.search(text) or text.startswith("-"):
@@ -26,7 +26,7 @@ def _plain(text: str, what: str) -> str:
 
 
 def _image(text: str) -> str:
-    """A file, or a name as docker has it: ``docker://`` and pyxis' ``#`` are taken off."""
+    """A file, or an image name in docker's form, without ``docker://`` and pyxis' ``#``."""
     name = _plain(text, "a file, or a name such as nvcr.io/nvidia/pytorch:25.04-py3")
     name = name.removeprefix("docker://").removeprefix("docker:")
     if not name or name.count("#") > 1:
@@ -35,7 +35,7 @@ def _image(text: str) -> str:
 
 
 def _mount(text: str) -> str:
-    """``SOURCE:TARGET`` or ``SOURCE:TARGET:ro``; one path stands for itself."""
+    """``SOURCE:TARGET`` or ``SOURCE:TARGET:ro``; a path alone is mounted under its own name."""
     accepted = "SOURCE:TARGET or SOURCE:TARGET:ro, such as /data:/data:ro, with absolute paths"
     source, *rest = _plain(text, accepted).split(":")
     target, *flags = rest or [source]
@@ -49,7 +49,7 @@ Mount = Annotated[str, Field(min_length=2, max_length=8192), AfterValidator(_mou
 
 
 class Container(Described):
-    """An image, and the folders of the machine that are seen in it; the site has the runtime."""
+    """An image, and the machine's folders mounted in it; the site profile has the runtime."""
 
     image: ImageName
     """a name in a registry, such as nvcr.io/nvidia/pytorch:25.04-py3, or a file (*.sqsh, *.sif, an
@@ -76,7 +76,7 @@ class Container(Described):
         return Container(image=value) if isinstance(value, str) else value
 
 
-# Files have either; in a record it is a container.
+# A file may give the image's name alone; a record always has a container.
 if TYPE_CHECKING:
     ContainerOrImage = Container
 else:

@@ -68,16 +68,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Document:
-    """One file that can say where something in it is."""
+    """The content of a file, with the line and column of everything in it."""
 
     name: str
     root: Node
     mistake: type[Exception] = FileError  # the class of its errors, which takes a message
 
     def locate(self, path: Where) -> tuple[Mark, Node]:
-        """The place of the key (or item) at ``path`` and its value, or of the nearest one above
-        if the path does not exist.
-        """
+        """Place and value of the key or item at ``path``, or of its nearest existing parent."""
         mark, node = self.root.mark, self.root
         for step in path:
             if isinstance(node.value, dict) and step in node.value:
@@ -97,7 +95,7 @@ class Document:
 
     @contextmanager
     def errors_at(self, path: Where, *kinds: type[Exception]) -> Iterator[None]:
-        """Raise errors of these kinds, by default the document's own, at the value of a path."""
+        """Re-raise errors of these kinds (default: the document's own) with a path's place."""
         meant = kinds or (self.mistake,)
         try:
             yield
@@ -196,7 +194,7 @@ def parse_document(text: str, name: str, mistake: type[Exception] = FileError) -
 
 
 def _syntax(error: yaml.YAMLError, text: str, name: str) -> str:
-    """One line for what the YAML parser could not read."""
+    """The message for a syntax error: one line, with its place."""
     if not isinstance(error, yaml.MarkedYAMLError):
         first = str(error).splitlines()[0] if str(error) else "unreadable"
         return f"{name}: not YAML text: {shown(first)}"
@@ -212,9 +210,9 @@ def _syntax(error: yaml.YAMLError, text: str, name: str) -> str:
 
 
 def document_of(value: Any, name: str, mistake: type[Exception] = FileError) -> Document:
-    """A document from a program's values in place of a file; all positions are line 1, column 1.
+    """A document from Python values instead of a file; every place is line 1, column 1.
 
-    They are numbers, text, booleans and None, in mappings and lists; raises ``mistake`` for others.
+    Raises ``mistake`` for values other than numbers, text, booleans, None, mappings and lists.
     """
 
     def node(each: Any) -> Node:
@@ -294,7 +292,7 @@ class _Builder:
         return _above(items, mark, [child for _, child in items.values()])
 
     def _text(self, event: yaml.ScalarEvent) -> str:
-        """A scalar's text; escapes can write what no file name, command or log can hold."""
+        """A scalar's text, without characters that no file name, command or log can hold."""
         text: str = event.value
         if bad := _NOT_TEXT.search(text):
             raise self._error(event, f"found the character {bad[0]!a}, accepted text")

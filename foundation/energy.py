@@ -1,11 +1,11 @@
 """Energy that this node's devices use, read from cumulative counters.
 
-The first source that answers counts, alone, so that nothing is counted twice:
+Only the first source that answers is used, so that nothing is counted twice:
 
-* Cray's ``pm_counters``: all of a node, sampled ten times a second;
+* Cray's ``pm_counters``: the whole node, sampled ten times a second;
 * NVML: the rank's own NVIDIA GPU (Volta and later);
 * ROCm SMI: all AMD GPUs of the node (both dies of an MI250X have one counter);
-* RAPL, without a GPU: the node's processors and their memory; it wraps around;
+* RAPL, for ranks without a GPU: the node's processors and their memory; it wraps around;
 * Slurm's ``acct_gather_energy``: all nodes of the step, for long enough measurements.
 """
 
@@ -22,27 +22,27 @@ from pathlib import Path
 from typing import Any
 
 NVML, ROCM_SMI = "libnvidia-ml.so.1", "librocm_smi64.so"
-# Sites sample every 30 s or so, and each end may be one sample old: 10 % of these seconds at most.
+# Sites sample about every 30 s, and a reading may be that old: an error of 10 % at most.
 SLURM_SHORTEST_S = 300.0
-_SLURM_S = 20.0  # that it may take to answer
-_SLURM_UNKNOWN = 1 << 60  # and above: no value
+_SLURM_S = 20.0  # timeout of sstat
+_SLURM_UNKNOWN = 1 << 60  # this and above stand for no value
 
 Readings = Mapping[str, tuple[float, float]]
-"""Joules of counters by a name that is unique in a job, and at how many each starts anew, or 0."""
+"""By counter, named uniquely in a job: joules, and at how many it wraps around (0: never)."""
 
 
 class Meter:
-    """Joules that this rank's counters have risen by.
+    """Measures by how many joules this rank's counters have risen.
 
     Args:
-        gpu: UUID of the rank's GPU, ``any`` if it is not known; empty: it computes on a CPU.
-        rank: the first one asks Slurm, for all.
+        gpu: UUID of the rank's GPU; ``any`` if unknown; empty if the rank computes on a CPU.
+        rank: only rank 0 asks Slurm, whose energy is that of all ranks.
         root: folder that stands for ``/``.
         environ: names the Slurm step.
 
     Attributes:
-        source: of the readings; empty if there is none.
-        why: reasons, if there is none.
+        source: name of the one in use; empty if none answers.
+        why: the reasons if none answers.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Meter:
         self._begun_s = time.monotonic()
 
     def step(self) -> None:
-        """Follow counters that start anew; to be called more often than they do."""
+        """Read counters that wrap around; to be called more often than they do."""
         if self._used and any(whole for _, whole in self._seen.values()):
             self._add()
 
@@ -109,8 +109,8 @@ class Meter:
 def in_all(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """``energy_joules`` and ``energy_source`` of a job, from ``Meter.used`` of its ranks in order.
 
-    Each counter counts once. Where a rank has another source than the first one, or none, there
-    is no energy, and the source says why.
+    Each counter counts once. If a rank has no source, or another one than rank 0, there is no
+    energy, and ``energy_source`` says why.
     """
     source, joules = ranks[0]["source"], dict[str, float]()
     for number, rank in enumerate(ranks[:1] if source == "Slurm" else ranks):
@@ -133,7 +133,7 @@ def _cray(root: Path) -> Readings:
 
 
 def _rapl(root: Path) -> Readings:
-    """Packages, and the memory beside them; ``psys`` and cores would count twice."""
+    """Packages and their memory; ``psys`` and cores would count the same energy twice."""
     found, folder = {}, root / "sys/class/powercap"
     for zone in sorted(folder.glob("intel-rapl:*")):
         if (zone / "name").read_text().startswith(("package", "dram")):

@@ -1,4 +1,4 @@
-"""Reading files that people and trainers wrote, with distrust.
+"""Guarded reading of files that users and trainers wrote.
 
 A FIFO would block for ever, a device need never end, and a file may be of any size, depth or
 encoding. Readers raise :class:`MissingFileError` if there is no such file, and :class:`FileError`
@@ -53,12 +53,12 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_end(path: Path, most: int) -> bytes:
-    """The last ``most`` bytes of a log, or all of it; a link may lead to a file of the user's."""
+    """At most the last ``most`` bytes of a log; refuses links, which may lead anywhere."""
     return read_from(path, -most, most, follow=False)
 
 
 def read_from(path: Path, start: int, most: int, *, follow: bool = True) -> bytes:
-    """At most ``most`` bytes of a regular file from byte ``start`` on, negative: before its end."""
+    """At most ``most`` bytes of a regular file from ``start`` on; negative: from its end."""
     with open_regular(path, follow=follow) as file:
         try:
             file.seek(start if start >= 0 else max(0, os.fstat(file.fileno()).st_size + start))
@@ -68,10 +68,7 @@ def read_from(path: Path, start: int, most: int, *, follow: bool = True) -> byte
 
 
 def read_text(path: Path, most: int) -> str:
-    """A regular file of at most ``most`` bytes of UTF-8, with or without a byte-order mark.
-
-    Raises FileError if it is larger, or not such text.
-    """
+    """A regular file of at most ``most`` bytes of UTF-8, with or without a byte-order mark."""
     data = read_bytes(path, most)
     try:
         text = data.decode("utf-8-sig")
@@ -93,10 +90,7 @@ def size_of(path: Path) -> int:
 
 
 def read_json(path: Path, most: int = MAX_JSON_BYTES) -> Any:
-    """The content of a JSON file of at most ``most`` bytes, without NaN and infinity.
-
-    Raises FileError if it is larger, deeply nested, or not JSON.
-    """
+    """The content of a JSON file of at most ``most`` bytes, without NaN and infinity."""
     return parse_json(read_bytes(path, most), shown(path), finite=True)
 
 
@@ -106,7 +100,7 @@ def parse_json(text: str | bytes, name: str, *, finite: bool = False) -> Any:
     ``name`` is that of the file or line, for messages; ``finite`` refuses NaN and infinity, which
     Python writes and JSON does not know.
 
-    Raises FileError if it is no JSON, deeper, or has a number of thousands of digits.
+    Raises FileError if it is not JSON, nested deeper, or has a number of thousands of digits.
     """
     try:
         value = json.loads(text, parse_constant=refuse_constant if finite else None)
@@ -131,7 +125,7 @@ def parse_json(text: str | bytes, name: str, *, finite: bool = False) -> Any:
 
 
 def machine_numbers(value: Any) -> Any:
-    """A value of JSON with floats, possibly infinite, for integers of more than 64 bits."""
+    """A JSON value in which integers of more than 64 bits are floats, possibly infinite."""
     if isinstance(value, dict):
         return {k: machine_numbers(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -166,7 +160,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def explained(error: OSError | ImportError) -> str:
-    """``PATH: what the system said; the remedy`` of an error, as far as they are known."""
+    """``PATH: MESSAGE; REMEDY`` of an error, as far as they are known."""
     if isinstance(error, ImportError):
         return (
             f"{error}; if meshtune is installed as a whole, the file system that it is on does not "
@@ -178,10 +172,10 @@ def explained(error: OSError | ImportError) -> str:
 
 
 def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
-    """Open a regular file to read its bytes, or the one that a link leads to."""
+    """Open a regular file, or with ``follow`` the one that a link leads to, to read its bytes."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
-        # Opening a device may already do something.
+        # Checked first, as opening a device may have an effect.
         _check_regular(path, path.stat(follow_symlinks=follow))
         file = os.fdopen(os.open(path, flags), "rb")
         try:

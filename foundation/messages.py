@@ -34,7 +34,7 @@ def _escaped(part: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """A URL, or a text with some, without user, password and what its query keeps secret.
+    """A text whose URLs lack their users, passwords and secret query values.
 
     >>> without_secrets("postgresql://me:hush@host/db?sslpassword=hush")
     'postgresql://***@host/db?sslpassword=***'
@@ -51,7 +51,7 @@ def shown(path: Path | str, most: int = 200) -> str:
 
 
 def listed(names: Iterable[object], most: int = 20) -> str:
-    """Names for a message, the first ones of many."""
+    """The first of these names, for a message, and how many more there are."""
     every = [shown(str(name), 60) for name in names]
     more = [f"and {len(every) - most:,} more"] if len(every) > most else []
     return ", ".join([*every[:most], *more])

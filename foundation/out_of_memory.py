@@ -1,12 +1,11 @@
-"""Words that mean out of memory, each once, with who prints them.
+"""Patterns of out-of-memory messages, with the programs that print them.
 
-Two readers compose them. The trainer (``trainer.runtime.memory``) asks its own exceptions, whose
-text is short and about one failure. A launcher's verdict (``slurm.outcome.kinds``) searches whole
-logs, in which a line may also be a warning that the program went on after, or a word of something
-else. So what is unmistakable wherever it stands is in both, and the rest in one of them only.
+The trainer (``trainer.runtime.memory``) searches its own exceptions, each about one failure. A
+launcher (``slurm.outcome.kinds``) searches whole logs, where a line may also be a warning that the
+program survived. Patterns that are unmistakable anywhere serve both, the others only one of them.
 
-All are sources of regular expressions for ``search``, linear in the length of a text: no repetition
-without a bound, unless it is an atomic group from the start of a line.
+All are regular expressions for ``search``, linear in the length of a text: no repetition without a
+bound, unless it is an atomic group from the start of a line.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ DEVICE_OOM_IN_ERRORS = (
     # XLA logs it while it tries again with a smaller pool.
     r"CUDA_ERROR_OUT_OF_MEMORY",
     r"Failed to (?:CUDA|HIP|Cuda|hip) (?:host )?[mc]?alloc",  # NCCL and RCCL
-    # ROCm's runtime, which says it of queues and signals, too.
+    # ROCm's runtime, which prints it about queues and signals, too.
     r"HSA_STATUS_ERROR_OUT_OF_RESOURCES[^\n]{0,200}(?:memory|allocat)",
 )
 
@@ -55,7 +54,7 @@ HOST_OOM = (
     r"std::bad_alloc",  # C++, so gloo
     r"unable to mmap \d+ bytes[^\n]{0,300}Cannot allocate memory",  # torch's shared memory
 )
-"""Memory of the host, which a process has no more of or may have no more of; in both."""
+"""Memory of the host, used up or limited, in exceptions and in logs."""
 
 HOST_OOM_IN_LOGS = (
     # Python, numpy, Arrow: an exception has a type or an errno, and words of any language.
@@ -72,7 +71,7 @@ PERHAPS_DEVICE_OOM = (
     r"(?:CUDNN|MIOPEN)_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR)",
     r"rocblas_status_internal_error|HSA_STATUS_ERROR_OUT_OF_RESOURCES|NVLS|[Mm]ulticast",
 )
-"""A library got no memory for its handle or buffers, or failed otherwise: count it only where the
+"""A library got no memory for its handle or buffers, or failed otherwise: count it only if the
 device is full."""
 
 PERHAPS_NO_THREAD_STACK = (r"can't start new thread", r"Resource temporarily unavailable")
@@ -80,5 +79,5 @@ PERHAPS_NO_THREAD_STACK = (r"can't start new thread", r"Resource temporarily una
 
 
 def any_of(*groups: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that finds any of these words."""
+    """A regular expression that finds any of these patterns."""
     return re.compile("|".join(words for group in groups for words in group))

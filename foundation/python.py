@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-_RUN_MODULE = "meshtune.run_module"  # by name: it is above this package
+_RUN_MODULE = "meshtune.run_module"  # not imported: it is in a higher layer
 
 
 def module_argv(module: str, *arguments: str) -> tuple[str, ...]:
-    """``python -m MODULE ARGUMENTS``, in which meshtune's packages hide others of their names."""
+    """``python -m MODULE ARGUMENTS``, with meshtune's packages before others of their names."""
     return (sys.executable, "-m", _RUN_MODULE, module, *arguments)
 
 

@@ -19,7 +19,6 @@ def number(value: float) -> str:
 
 
 def significant(value: float, digits: int = 3) -> float:
-    """The value with so many significant digits."""
     return float(f"{value:.{digits}g}")
 
 
@@ -31,7 +30,7 @@ def tokens_text(tokens: float) -> str:
 
 
 def measured(value: float, error: float) -> str:
-    """``31.5 ± 0.7``: the error, if not too small, to one digit (two that begin with 1)."""
+    """``31.5 ± 0.7``: the error, if not too small, to one digit (two if the first is 1)."""
     if not (math.isfinite(value) and math.isfinite(error) and error > 5e-5 * abs(value)):
         return number(value)
     place = math.floor(math.log10(error))

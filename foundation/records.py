@@ -1,4 +1,4 @@
-"""From a document to a typed record; every mistake with line, key, value, what is accepted."""
+"""Typed records of documents; each error has its line, key, value, and what is accepted."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Record(BaseModel):
 
 
 class Described(Record):
-    """A record whose fields are described by the text below each, read when it is asked for."""
+    """A record whose fields are described by the strings below them, read on demand."""
 
     @classmethod
     def descriptions(cls) -> dict[str, str]:
         """The description of each field on one line, if its source is there; slow to read."""
         found = {n: f.description for n, f in cls.model_fields.items() if f.description}
         for each in cls.__mro__[: cls.__mro__.index(Described)]:
-            with suppress(OSError, SyntaxError):  # it may be gone, or another version's
+            with suppress(OSError, SyntaxError):  # the source may be gone, or another version's
                 source = textwrap.dedent(inspect.getsource(each))
                 body = ast.parse(source).body[0].body  # type: ignore[attr-defined]
                 for field, text in itertools.pairwise(body):
@@ -83,7 +83,7 @@ def _several(value: Any) -> str:
     return "<several>" if isinstance(value, (list, tuple)) else "<one>"
 
 
-# Unions whose mistakes are those of the member that is meant.
+# Unions that report only the errors of the member that was meant.
 Named = Annotated[
     Annotated[Name, Tag("<name>")] | Annotated[One, Tag("<inline>")], Discriminator(inline)
 ]
@@ -93,7 +93,7 @@ OneOrSeveral = Annotated[
 
 
 def validate(record: type[R], document: Document) -> R:
-    """The document as a record; raises its ``mistake`` with a line for each of the first ones."""
+    """The document as a record; raises its ``mistake``, a line for each of the first errors."""
     if not isinstance(document.root.value, dict):
         raise document.error(
             (), f"found {as_written(document.root.plain())}, accepted a mapping of keys"
@@ -110,7 +110,7 @@ def validate(record: type[R], document: Document) -> R:
 
 
 def mistakes(error: ValidationError) -> str:
-    """The first of pydantic's findings on one line, for a file without positions."""
+    """The first of pydantic's errors on one line, for a file without positions."""
     found = [
         f"{shown('.'.join(map(str, e['loc'])), _MAX_SHOWN) or 'config'}: {e['msg']} "
         f"(found {shown(repr(e['input']), _MAX_SHOWN)})"
@@ -123,7 +123,7 @@ def mistakes(error: ValidationError) -> str:
 def _without_echoes(
     record: type[BaseModel], mistakes: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """Leave out the missing key where a misspelt one next to it is reported anyway."""
+    """Leave out missing keys whose misspelt forms are reported already."""
     misspelt = {
         (*above, closest(str(name), _fields(record, above)))
         for *above, name in (m["loc"] for m in mistakes if m["type"] == "extra_forbidden")
@@ -192,7 +192,7 @@ def _fields(record: type[BaseModel], steps: Sequence[str | int]) -> list[str]:
 
 
 def _member(annotation: Any, step: str | int) -> Any:
-    """The part of a union or annotation that ``step`` goes on in: its tag, or its record."""
+    """The member of a union or annotation to which ``step``, its tag or key, belongs."""
     while hasattr(annotation, "__metadata__"):
         annotation = annotation.__origin__
     if get_origin(annotation) in (Union, types.UnionType):

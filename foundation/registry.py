@@ -25,9 +25,9 @@ class RegistryError(ValueError):
 
 
 class Registry(Generic[P]):
-    """The parts of one ``sort``, as messages call it, and the ``group`` of their entry points.
+    """Parts of one ``sort``, a word for messages, with the ``group`` of their entry points.
 
-    Meshtune's ``own`` are ``module:attribute`` by name; these names are reserved.
+    ``own`` has meshtune's parts, ``module:attribute`` by name; these names are reserved.
     """
 
     def __init__(self, sort: str, group: str, own: Mapping[str, str]) -> None:

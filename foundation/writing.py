@@ -10,7 +10,7 @@ from pathlib import Path
 def write_atomically(
     path: Path, content: str | bytes, *, private: bool = False, sync: bool = False
 ) -> None:
-    """Replace ``path`` in one step: no reader, and no killed process, ever sees half of it.
+    """Replace ``path`` in one step: no reader sees, and no killed process leaves, half of it.
 
     Only its owner may read a ``private`` one, as it may hold secrets (``trainer.env``). With
     ``sync`` it is on disk on return; else a crash of the machine may lose it.
@@ -18,7 +18,7 @@ def write_atomically(
     if isinstance(content, str):
         content = content.encode("utf-8", errors="backslashreplace")
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.unlink(missing_ok=True)  # of a driver that was killed; its mode would stay
+    part.unlink(missing_ok=True)  # left by a killed driver; its mode would stay
     mode = 0o600 if private else 0o666  # less the umask
     try:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
@@ -29,9 +29,9 @@ def write_atomically(
         part.replace(path)
     except BaseException as error:
         with suppress(OSError):
-            part.unlink(missing_ok=True)  # it may be all the room that was left
+            part.unlink(missing_ok=True)  # it may fill the disk
         if isinstance(error, OSError):
-            error.filename = str(path)  # which a failed write does not name, and a part misleads
+            error.filename = str(path)  # a failed write names no file, or the part
         raise
 
 

@@ -4,7 +4,7 @@
 >>> meshtune.load_space("tiny_cpu").objective.key
 'tokens_per_second'
 
-A name is imported when it is used first: ``import meshtune`` itself takes milliseconds.
+Names are imported on first use: ``import meshtune`` itself takes milliseconds.
 """
 
 import lazy_loader

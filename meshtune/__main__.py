@@ -15,8 +15,8 @@ def main() -> int:
         from workflows import main as command
 
         code = command()
-        # Slurm's warning must not end a search that is done: while Python exits, it gives signals
-        # that it handles their default back, but leaves those that are ignored.
+        # Slurm's warning must not kill a finished search: an exiting Python restores the defaults
+        # of handled signals, but leaves ignored ones ignored.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         return code
     except HiddenPackageError as error:

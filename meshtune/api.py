@@ -27,7 +27,7 @@ __all__ = [
 Listener = Callable[[Event, Run], None]
 
 
-_NARROW = ("trial", "objective", "kind", "elapsed_s", "node_hours")  # columns of a small table
+_NARROW = ("trial", "objective", "kind", "elapsed_s", "node_hours")  # columns without ``wide``
 _PRICED = "a prediction needs the space's `model`, its cluster's facts and the degrees it searches"
 
 
@@ -76,11 +76,11 @@ def search(
     (1, 8)
 
     Ended trials never run again: with more trials the same call resumes the search. An exception,
-    such as Ctrl-C, ends the running trials, which then run again.
+    such as Ctrl-C, ends the running trials; a resumed search repeats them.
 
     Args:
         space: or anything that :func:`load_space` takes.
-        launcher: gives trials their processes: ``local``, ``srun``, ``mpiexec``, ``simulate``, an
+        launcher: starts the trials' processes: ``local``, ``srun``, ``mpiexec``, ``simulate``, an
             installed one, or an object. Default: srun inside a Slurm allocation, else local.
         trials: budget, in place of the space's own.
         run_dir: default: ``runs/NAME``, NAME being the space's.
@@ -91,8 +91,8 @@ def search(
             and the run so far.
 
     Raises:
-        SpaceError, RegistryError, LaunchError, LauncherError: if it cannot be searched so.
-        ArgumentError: for an unusable argument; nothing is made then.
+        SpaceError, RegistryError, LaunchError, LauncherError: if the search cannot start.
+        ArgumentError: for an unusable argument, before anything is written.
     """
     from workflows import Search
 
@@ -106,7 +106,7 @@ def search(
 
 
 def _searched(space: SearchSpace | str | Path, trials: int | None) -> SearchSpace:
-    """The space with the budget, which the run's folder keeps."""
+    """The space with the budget of trials, which the run's folder then keeps."""
     from workflows import space_of
 
     space = space_of(space)
@@ -129,7 +129,7 @@ def _run_folder(space: SearchSpace, launcher: Any, run_dir: str | Path | None) -
 
 
 def _listener(listen: Listener | None) -> Callable[[object, Any], None]:
-    """A driver's listener that passes events on, and nothing else."""
+    """A driver's listener that passes on only events."""
     if listen is not None and not callable(listen):
         raise refused("listen", listen, "a function of an event and a run")
 
@@ -143,7 +143,7 @@ def _listener(listen: Listener | None) -> Callable[[object, Any], None]:
 def _opened(
     launcher: Launcher | str | None, space: SearchSpace, folder: RunFolder, simulate: str
 ) -> AbstractContextManager[Launcher]:
-    """The launcher; one that is made here is closed at the end."""
+    """A context with the launcher, closed at its end if it was made here."""
     from workflows import launcher_for
 
     checked_text("simulate", simulate, "settings KEY=VALUE,...")
@@ -170,7 +170,7 @@ def predict(
     Returns:
         A row for each: its parameters, the predicted step time with its 95 % interval, throughput,
         ``memory_bytes`` of the fullest GPU, of which torch's allocator reserves ``reserved_bytes``,
-        and ``fits``, the probability that they are there.
+        and ``fits``, the probability that the GPU has this memory.
 
     Raises:
         ArgumentError: for an unusable argument.
@@ -247,7 +247,7 @@ def sensitivity(
     >>> found = meshtune.sensitivity(meshtune.load(run))    # a forest, explained by SHAP
     >>> meshtune.plot(found).savefig(picture)
 
-    What makes trials fail, by a classifier over all trials of a run, is ``objective="fails"``.
+    ``objective="fails"`` explains which trials fail, by a classifier over all trials of a run.
     Any other table works, too:
 
     >>> import pandas as pd
@@ -259,12 +259,12 @@ def sensitivity(
     Args:
         frame: a row for each trial; those whose objective is not a finite number are left out.
         objective: the column to explain.
-        parameters: the columns that explain it. Default: ``p:NAME`` where there are such (as
-            :func:`load` has), else all others.
+        parameters: the columns that explain it. Default: all ``p:NAME`` (as in tables of
+            :func:`load`); if there are none, all others.
         seed: of the forests and the bootstrap.
 
     Raises:
-        NotEnough: for too few rows, or where nothing varied.
+        NotEnough: for too few rows, or if nothing varied.
         ArgumentError: for an unusable argument, such as a column that the table lacks.
     """
     import pandas as pd
@@ -297,7 +297,7 @@ def _trials(frame: pd.DataFrame, objective: str, parameters: Sequence[Any]) -> p
         {"trial": np.arange(1, len(frame) + 1), "kind": ended, "objective": values},
         index=frame.index,
     )
-    if any(str(name).startswith("p:") for name in frame):  # a run's; elsewhere they mean anything
+    if any(str(name).startswith("p:") for name in frame):  # of a run; else they mean anything
         table = table.assign(**{key: frame[key] for key in ("trial", "kind") if key in frame})
     for name in parameters:
         table[f"p:{str(name).removeprefix('p:')}"] = frame[name]
@@ -315,12 +315,12 @@ def plot(
 
     Args:
         what: a run or its folder; or a result of :func:`sensitivity`: mean |SHAP| per parameter
-            as bars (Figure 10 of Dash et al. 2023), and beside it what each value does.
-        name: of a run, any figure of its report, as ``run.plot`` has it by name. Default:
-            ``history``, the objective, the best so far and the failures (Figure 9). Of a
+            as bars (Figure 10 of Dash et al. 2023), and beside it the effect of each value.
+        name: for a run, any figure of its report, as ``run.plot`` has it by name. Default:
+            ``history``, the objective, the best so far and the failures (Figure 9). For a
             sensitivity, the unit of its effects, for the axes.
         width: inches; 3.3 is a column, 6.9 a page.
-        choices: what can be chosen beside the figure on the page, such as ``by="time"``.
+        choices: the options that the report shows beside the figure, such as ``by="time"``.
 
     Raises ArgumentError for an unusable argument.
     """

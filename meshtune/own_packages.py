@@ -1,4 +1,4 @@
-"""Imports of meshtune's packages, whatever other modules have their names.
+"""Imports of meshtune's packages, even if other modules have their names.
 
 ``trainer``, ``analysis``, ``workflows`` and ``slurm`` are common names: a user's ``trainer.py`` on
 PYTHONPATH or in the working directory comes before an installed package on ``sys.path``. The path
@@ -56,10 +56,7 @@ def install() -> None:
 
 
 def check_installed() -> None:
-    """Check that no other distribution has overwritten a package of an installed meshtune.
-
-    Raises HiddenPackageError if one has.
-    """
+    """Raise HiddenPackageError if another distribution has overwritten a meshtune package."""
     for record in ROOT.glob("meshtune-*.dist-info/RECORD"):
         with record.open(newline="") as file:
             digests = {row[0]: row[1] for row in csv.reader(file)}

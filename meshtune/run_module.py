@@ -1,6 +1,6 @@
 """``python -m meshtune.run_module MODULE ARGUMENTS``: like ``python -m MODULE ARGUMENTS``.
 
-But meshtune's packages come before others of their names: a rank runs meshtune's trainer although
+Meshtune's packages come before others of their names: a rank runs meshtune's trainer even if
 ``trainer.py`` is on PYTHONPATH.
 """
 

@@ -1,6 +1,6 @@
 """The search: policies, the driver that runs trials, and the command line.
 
-A name is imported when it is used first: a process that asks for little imports little.
+Names are imported on first use: a process imports no more than it needs.
 """
 
 import lazy_loader

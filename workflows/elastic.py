@@ -1,8 +1,8 @@
-"""``meshtune train RUN --elastic``: training that goes on under the best layout for the nodes left.
+"""``meshtune train RUN --elastic``: training that continues with the best layout for its nodes.
 
-Each start is planned anew (``TrainingPlan``) and resumes from the latest whole checkpoint. The
-folder is a run, whose trials are the starts: its journal has each before it is made, and then what
-its steps took.
+Each start is planned anew (``TrainingPlan``) and resumes from the latest complete checkpoint. The
+folder is a run whose trials are the starts: the journal has each before it begins, and afterwards
+the times of its steps.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from workflows.train import Steps, changed, settle_earlier, spec_of
 from workflows.training_plan import TrainingPlan
 
 LOGS = "logs"  # folder of earlier starts' logs
-BASE_NAME = "base.json"  # the search's configuration whose batch and number formats stay
+BASE_NAME = "base.json"  # the searched configuration whose batch and number formats stay
 STDOUT_NAME, STDERR_NAME = "stdout.log", "stderr.log"
-LONGEST_PAUSE_S = 60.0  # before the next start, after some without a step
-MAX_ALIKE = 3  # starts in a row with the same error before the first step: no layout mends it
+LONGEST_PAUSE_S = 60.0  # before the next start, after starts without a step
+MAX_ALIKE = 3  # starts in a row with the same error before the first step: no layout helps
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Searched:
 
     @classmethod
     def of(cls, folder: Path, training: Run | None = None) -> Searched:
-        """A run's best configuration, or what that was when its training began.
+        """A search's best configuration, or the one with which its training began.
 
         Raises ConfigError if no trial has succeeded.
         """
@@ -75,14 +75,14 @@ class Searched:
         return cls(run, space, run.best.config)
 
     def plan(self, nodes: int, training: Run | None = None) -> TrainingPlan:
-        """The layout for so many nodes; raises ConfigError where the cost model has no word."""
+        """The layout for so many nodes; raises ConfigError if the cost model cannot price it."""
         try:
             return TrainingPlan.of(self.run, self.space, self.base, nodes, training)
         except (NotPricedError, MissingFactError) as error:
             raise ConfigError(f"{self.space.file}: no layout can be planned: {error}") from None
 
     def best(self, plan: TrainingPlan) -> Best:
-        """The plan as a ``best.yaml`` has it; raises ConfigError for other trainers' plans."""
+        """The plan as a ``best.yaml``; raises ConfigError for other trainers and DeepSpeed."""
         space, config = plan.space, plan.config
         if space.trainer.builtin is None or config.get("engine") == "deepspeed":
             raise ConfigError(
@@ -126,7 +126,7 @@ def train_elastic(
     save: Path | None = None,
     avoid_slow: bool = False,
 ) -> int:
-    """Train a run's winner in the folder ``out``, on whatever nodes there are; the exit code."""
+    """Train a run's winner in the folder ``out``, on the available nodes; returns the exit code."""
     out = out.absolute()
     RunFolder(out).create(RunFolder(folder).frozen_space())  # refuses another space's training
     with closing(Journal(out, launcher.clock.time)) as journal:
@@ -154,8 +154,8 @@ class _Training:
     avoid_slow: bool = False  # leave slow nodes out
     stop: threading.Event = field(default_factory=threading.Event)
     code: int = CONTINUE  # if it is stopped
-    left_out: set[str] = field(default_factory=set)  # nodes under suspicion
-    avoided: set[str] = field(default_factory=set)  # one of them failed, and nobody knows which
+    left_out: set[str] = field(default_factory=set)  # suspected nodes
+    avoided: set[str] = field(default_factory=set)  # used last: any of them may have failed
     vain: int = 0  # starts in a row without a new checkpoint
     error: str = ""  # the latest start's, if it made no step
     alike: int = 0  # starts in a row that ended with it
@@ -187,7 +187,7 @@ class _Training:
                 plan = self.searched.plan(len(nodes), self.journal.run)
             except SpaceError:
                 if len(nodes) < len(up):
-                    self.left_out.clear()  # better suspects than no layout at all
+                    self.left_out.clear()  # suspected nodes are better than no layout
                     if self.avoid_slow:
                         self.avoid_slow = False  # or they would be left out again, for ever
                         print("slow nodes are used again: no layout exists without them")
@@ -208,7 +208,7 @@ class _Training:
                 return code
 
     def _better_without(self, plan: TrainingPlan, nodes: Sequence[str]) -> str:
-        """The slowest of the nodes, if more is trained a day without it; else ""."""
+        """The slowest node, if more tokens per day are trained without it; else ""."""
         slow = (node for node in nodes if node in plan.slow and node not in self.left_out)
         slowest = max(slow, key=lambda node: plan.slow[node], default="")
         if slowest and len(nodes) > 1:
@@ -225,7 +225,7 @@ class _Training:
         return max((int(name) for name in names if name.isdecimal()), default=0)
 
     def _settle(self) -> None:
-        """End what a killed driver left running, and journal how far it came."""
+        """End the start that a killed driver left running, and journal how far it came."""
         left = {n: a for n, t in self.journal.run.trials.items() if (a := t.running) is not None}
         settle_earlier(self.launcher, self.out, "")
         for number, attempt in left.items():
@@ -237,7 +237,7 @@ class _Training:
             self._ended(number, Outcome(Kind.PREEMPTED, elapsed_s=elapsed_s), times)
 
     def _start(self, plan: TrainingPlan, nodes: Sequence[str], finished: int, last: int) -> Outcome:
-        """Train until the last step, or until something ends it; journals both ends."""
+        """Train until the last step, or until something ends it; journals begin and end."""
         best, steps = self.searched.best(plan), last - finished
         assert best.train is not None
         warmup = min(plan.space.trial.warmup_steps, steps - 1)
@@ -276,7 +276,7 @@ class _Training:
         return outcome
 
     def _ended(self, number: int, outcome: Outcome, times: Mapping[str, float]) -> None:
-        """Journal the end of a start: its times, and those of its steps as a trial's."""
+        """Journal the end of a start: its times, and its steps' times in the form of a trial's."""
         steps: Sequence[StepReport] = StepLog.reported(self.out)
         result: dict[str, Any] = {**times, "elapsed_s": outcome.elapsed_s, "saved": self.finished()}
         if steps:
@@ -345,7 +345,7 @@ class _Seen(Steps):
     """Prints steps, and notes when the first one began and the last one ended."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock  # the journal's, as other times of a start are
+        self._clock = clock  # the journal's, as for all times of a start
         self.first_t: float | None = None
         self.last_t = 0.0
 
@@ -361,9 +361,9 @@ def _took_s(steps: Sequence[StepReport]) -> float:
 
 
 def useful_share(training: Run, finished: int) -> float | None:
-    """Share of a training's time that trained, and is in its ``finished`` steps; None before any.
+    """Share of a training's time that went into its ``finished`` steps; None before any.
 
-    The time between sessions, in which it had no nodes, does not count.
+    The time between sessions, without nodes, does not count.
     """
     results = [trial.result for trial in training.trials.values()]
     starts = [result for result in results if "step_time_s" in result]

@@ -12,7 +12,7 @@ from foundation.quantities import counted, number
 from search_spaces import SearchSpace
 
 PRICED = 50_000  # configurations of a large space, of which the best-ranked are taken
-EACH = 20  # best-ranked, where the number of trials is open
+EACH = 20  # best-ranked ones, whose mean counts if the number of trials is open
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Estimate:
     """Cost of a search."""
 
     trials: int | None  # the budget's; None: open
-    repeats: int  # of the leading ones, at most
+    repeats: int  # of finalists, at most
     # if every trial runs until its timeout; of one trial if ``trials`` is None
     most_node_hours: float
     expected_node_hours: float | None  # likewise, of the best-ranked; None: without a price
@@ -42,14 +42,14 @@ class Estimate:
         else:
             steps = space.trial.steps
             basis = f"the best-ranked, uncalibrated: {start_s:g} s to start, {steps} steps"
-            # The leading ones are repeated, and few configurations may be all there are.
+            # The leading ones are repeated; a small space may have fewer configurations.
             expected = float(each_h.sum() + repeats * each_h[0] if trials else each_h.mean())
             expected = min(expected, limit)
         by = "by budget.node_hours" if most > limit else "each until trial.timeout"
         return cls(trials, repeats, min(most, limit), expected, basis, f" ({by})")
 
     def text(self, nodes: int | None = None) -> str:
-        """One line; on so many nodes the hours, too."""
+        """One line; with ``nodes`` also the hours on so many."""
         if self.trials is None:
             what = "each trial (budget.trials leaves their number open)"
         else:

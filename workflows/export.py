@@ -19,7 +19,7 @@ ARGUMENTS, ENVIRONMENT = "arguments.txt", "environment.sh"
 def of_best(source: Path, adapter: str | None, script: Path | None = None) -> tuple[Export, str]:
     """The best configuration of a run, or of its ``best.yaml``, for a trainer; and a title.
 
-    The trainer is the run's own, or its command; a ``script`` that launches it tells its version.
+    The trainer is by default the run's own, or its command. A launch ``script`` shows its version.
 
     Raises:
         ConfigError: if no trial has succeeded.

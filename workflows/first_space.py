@@ -36,14 +36,14 @@ from workflows.submission import least_s
 _COMMENTS: dict[str, str] = read_document(Path(__file__).with_suffix(".yaml")).root.plain()
 
 
-ROWS = 8  # of data on each rank in a step of fine-tuning, where the batch is not stated
-# The first one that the trainer's log has: rows may vary in length, and not all logs count tokens.
+ROWS = 8  # of data per rank and step of fine-tuning, if no batch is stated
+# The first one in the trainer's log is taken: rows may vary in length, not all logs count tokens.
 _OBJECTIVES = (
     "tokens_per_second", "epochs_per_second", "labelled_tokens_per_second_per_gpu",
     "samples_per_second",
 )  # fmt: skip
 _GPU_MEMORY = re.compile(r"(?i)--(?:cons|gres|gpus|part)\S*?(?<!\d)(\d{2,3})gb?(?![a-z\d])")
-MEMORY_MARGIN = 0.15  # between the GB that name a GPU and the GiB that it has
+MEMORY_MARGIN = 0.15  # relative, between the GB in a GPU's name and its GiB
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class First:
     space: str  # text of the file
     notes: list[str]  # on it, and on what it leaves out
     site: str = ""  # text of a site profile; empty where none is needed
-    submit: Sequence[str] = ()  # options of `meshtune submit`, of the launch script if they do
+    submit: Sequence[str] = ()  # options of `meshtune submit`; the launch script's if they suffice
 
 
 def first_space(wanted: Wanted, file: str) -> First:
@@ -70,7 +70,7 @@ def first_space(wanted: Wanted, file: str) -> First:
 
     Other files are named as seen from ``file``, which it will be written to.
 
-    Raises SpaceError for what does not exist, or does not go together.
+    Raises SpaceError if something named does not exist, or does not fit the rest.
     """
     try:
         record = AdapterFile.named(wanted.adapter)
@@ -98,7 +98,7 @@ def first_space(wanted: Wanted, file: str) -> First:
     try:
         content = whole(global_batch_size=stated_batch)
     except SpaceArgumentError as error:
-        # A batch that only follows from a command line, and that these nodes cannot share.
+        # These nodes cannot share the batch, which only follows from the command line.
         if error.argument != "global_batch_size" or batch is not None:
             raise
         content, notes = whole(), [f"the trainer's own batch is left: {error.what}"]
@@ -117,7 +117,7 @@ def first_space(wanted: Wanted, file: str) -> First:
         del content["model"]  # the arguments say it
     elif content["model"].keys() == {"base"}:
         content["model"] = content["model"]["base"]
-    # Before anything is written. Its objective may need what the notes tell the user to add.
+    # Checked before it is written; frozen, as its objective may need what the notes ask for.
     space = load_space(content, frozen=True)
     for name, values in content["parameters"].items():
         if isinstance(values, list):
@@ -195,7 +195,7 @@ class _Own:
 
 
 def _literal(text: str) -> str:
-    """A template that is filled to the same text: braces that hold an expression are doubled."""
+    """A template whose result is this text: braces around an expression are doubled."""
     return re.sub(r"\{([^{}]*)\}", r"{{\1}}", text)
 
 
@@ -242,7 +242,7 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
 
 
 def _file_words(words: list[str], config: str) -> list[int]:
-    """Indices of words that name files; of an option's values only if no other word can be it."""
+    """Indices of words that name the file; an option's value only if no other word can."""
     named = [i for i, word in enumerate(words) if "=" not in word and word[:1] != "-"]
     alone = [i for i in named if i == 0 or words[i - 1][:1] != "-" or "=" in words[i - 1]]
     files = [i for i in named if words[i].endswith((".yaml", ".yml", ".json"))]
@@ -253,7 +253,7 @@ def _file_words(words: list[str], config: str) -> list[int]:
 def _least_space(trainer: Mapping[str, Any], wanted: Wanted) -> SearchSpace:
     """A space that adds nothing to what the trainer's own arguments or file state."""
     least: dict[str, Any] = {"version": 1, "cluster": wanted.cluster, "trainer": dict(trainer)}
-    default_space(wanted.model or "tiny", wanted.cluster)  # whose mistakes name the argument
+    default_space(wanted.model or "tiny", wanted.cluster)  # its errors name the argument
     if wanted.model:
         length = StatedOptions.of(trainer).seq_length()
         least["model"] = {"base": wanted.model, **({"seq_length": length} if length else {})}
@@ -268,9 +268,9 @@ def _least_space(trainer: Mapping[str, Any], wanted: Wanted) -> SearchSpace:
 
 
 def _named_file(arguments: list[str], naming: list[str]) -> str:
-    """The configuration file that the arguments name by the option in ``naming``; or empty.
+    """The file that the arguments name by the option in ``naming``, or "" without the option.
 
-    Raises SpaceError if the option stands there without one.
+    Raises SpaceError if the option has no value.
     """
     option = next((text for text in reversed(naming) if text[:2] == "--"), "")
     for word, following in pairwise([*arguments, ""]):

@@ -20,7 +20,7 @@ MOST_WORDS = 20_000
 DEEPEST = 4  # quotes within quotes
 _SKIPPED = ("does not", "over")  # branches; over: one before it runs
 _HERE_DOCUMENT = re.compile(r"(?:\bread\b[^;|&\n]{0,200}\s(\w+)\s*)?<<-?\s*(['\"]?)(\w+)\2")
-# Nesting is bounded: text that opens and never closes would take minutes to read.
+# Nesting is bounded: unclosed brackets would take minutes to read.
 _PLAIN = r"(?>[^()]{0,400})"
 _CODE = rf"{_PLAIN}(?>\({_PLAIN}(?>\({_PLAIN}\){_PLAIN})*+\){_PLAIN})*+"
 _PART = (
@@ -39,7 +39,7 @@ _SEVERAL = re.compile(r"(?i)\$\{?(?:[@*]|\w*(?:ARG|OPT|FLAG|OVERRIDE|EXTRA)\w*)"
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\})")
 _QUOTED_COMMAND = re.compile(r"\s--\w|\.py\s")  # bash -c "torchrun train.py --bf16"
-_OUTPUT = re.compile(rf"\$\({_CODE}\)")  # of a command, as a value
+_OUTPUT = re.compile(rf"\$\({_CODE}\)")  # output of a command, as a value
 _SPLIT = re.compile(rf"(?:\$\({_CODE}\)|\S)+")
 _SET_UP = re.compile(rf"(?:{'|'.join(WORDS['set up'])})\s")
 _OF_LAUNCHER = re.compile("|".join(WORDS["of the launcher"]))
@@ -71,7 +71,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
 
     Args:
         key_value: the trainer's options are ``key=value``, not ``--key value``.
-        together: options of which none is of use if one that is given has to be left out.
+        together: groups of options, all useless if one that is given has to be left out.
 
     Raises FileError if the file cannot be read, or a quote in it is not closed.
     """
@@ -82,7 +82,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     asked = _asked(batch := batch_options(text))
     known = {name: str(asked[key]) for key in asked for name in _ASKED[key][1:]}
     known |= dict.fromkeys(("PWD", "SLURM_SUBMIT_DIR"), str(path.parent.absolute()))
-    homes = (os.environ.get("HOME", "$HOME"), "$HOME")  # here, and where a shell runs lines later
+    homes = (os.environ.get("HOME", "$HOME"), "$HOME")  # now, and in lines for a later shell
     shell, later = (_Shell(texts={**known, "HOME": home}) for home in homes)
     shell.run(text)
     later.run(text)
@@ -140,19 +140,19 @@ def _is_cd(words: Sequence[str]) -> bool:
 
 
 def _set_up(shell: _Shell) -> list[str]:
-    """Lines before the command that a shell has to run, with what is known replaced."""
+    """Lines that a shell has to run before the command, with known variables replaced."""
     own = [words for i, words in enumerate(shell.commands) if i not in shell.outer]
     lines = [" ".join(map(_quoted, words)) for words in own]
     return [line for line in lines if _SET_UP.match(line)]
 
 
 def _quoted(word: str) -> str:
-    """A word for a shell, which replaces the variables that are left in it."""
+    """A word quoted for a shell, which still replaces its remaining variables."""
     return f'"{word}"' if re.search(r"[$`]", word) else shlex.quote(word)
 
 
 def _not_carried(shell: _Shell, own: Sequence[Sequence[str]]) -> list[str]:
-    """Commands that are neither the trainer's ``own`` nor carried nor of no consequence."""
+    """Commands with an effect that are neither set-up lines nor the trainer's ``own``."""
     texts = [
         " ".join(words)
         for index, words in enumerate(shell.commands)
@@ -171,7 +171,7 @@ def _variables(shell: _Shell, at: int) -> dict[str, str]:
 
 
 def _exported(now: Mapping[str, str], later: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Variables without those of a launcher; lines of shell for what only a ``later`` one knows."""
+    """Variables except a launcher's; export lines from ``later`` for those only a shell knows."""
     own = {name: text for name, text in now.items() if not _OF_LAUNCHER.fullmatch(name)}
     unknown = [name for name, text in own.items() if re.search(r"[$`<]", text)]
     carried = {name: text for name, text in own.items() if name not in unknown}
@@ -180,7 +180,7 @@ def _exported(now: Mapping[str, str], later: Mapping[str, str]) -> tuple[dict[st
 
 @dataclass
 class _Shell:
-    """Commands of a script in their order, those of all branches that may run."""
+    """The commands of a script in order, those of all branches that may run."""
 
     commands: list[list[str]] = field(default_factory=lambda: [[]])
     arrays: dict[str, list[str]] = field(default_factory=dict)
@@ -317,7 +317,7 @@ def _holds(tests: Sequence[Sequence[str]]) -> bool | None:
 
 
 def _unclosed(text: str) -> int | None:
-    """The place of a quote that a script never closes; None if it closes all."""
+    """Index of a quote that a script never closes; None if it closes all."""
     for token in _TOKEN.finditer(_joined_lines(text)):
         for part in re.finditer(_PART, token["word"] or "", re.DOTALL):
             if part[0] in ('"', "'"):
@@ -366,7 +366,7 @@ def _passed(
     for word in words:
         starts = key_value or re.match(r"--?[A-Za-z]", word)
         given = options and "/" not in word and (len(options[-1]) > 1 or "=" in options[-1][0])
-        # A path is one more value, as of several data sets.
+        # A path is a further value, such as another data set.
         alone = word[:1] == "$" and options and (given or _SEVERAL.match(word))
         if starts or alone or not options:
             options.append([word])

@@ -34,7 +34,6 @@ class SitePart:
         return {"image": self.image, "mounts": self.mounts} if self.mounts else self.image
 
     def take(self, what: str, value: str) -> None:
-        """Note a value of the container's."""
         if "$" in value:
             self.left_out.append(f"the container's {what} {value}, which only a shell knows")
         elif what == "image":
@@ -91,7 +90,7 @@ def _name(option: str) -> str:
 
 
 def _others(options: Sequence[str], of_job: bool) -> list[str]:
-    """Options that a site profile passes on, those on a job's GPUs included."""
+    """Options that a site profile passes on; those of a job include its GPUs."""
     return [
         option
         for option in options
@@ -103,7 +102,7 @@ def _others(options: Sequence[str], of_job: bool) -> list[str]:
 
 
 def _of_steps(part: SitePart, options: Sequence[str], tasks_are_nodes: bool) -> None:
-    """GPUs and cores of each rank, unless tasks are nodes; srun's options come after sbatch's."""
+    """Set GPUs and cores per rank, unless tasks are nodes; sbatch's options, then srun's."""
     for option in options:
         name, _, value = option.removeprefix("--").partition("=")
         if name == "cpus-per-task" and value.isdecimal() and not tasks_are_nodes:
@@ -117,7 +116,7 @@ def _of_steps(part: SitePart, options: Sequence[str], tasks_are_nodes: bool) -> 
 
 
 def _of_pyxis(part: SitePart, options: Sequence[str]) -> dict[str, Any]:
-    """The site's ``containers`` where srun's own options start the container."""
+    """The site's ``containers`` if srun's own options start the container."""
     further = []
     for option in options:
         name, _, value = option.removeprefix("--").partition("=")
@@ -134,7 +133,7 @@ def _of_pyxis(part: SitePart, options: Sequence[str]) -> dict[str, Any]:
 
 
 def _of_wrapper(part: SitePart, words: Sequence[str], batch: Sequence[str]) -> dict[str, Any]:
-    """The site's ``containers`` where a program around each rank starts the container."""
+    """The site's ``containers`` if a program around each rank starts the container."""
     wrappers = Site.wrappers()
     at = next((i for i, word in enumerate(words) if Path(word).name in wrappers), None)
     if at is None:

@@ -20,7 +20,7 @@ MAX_RANKS = 4096  # on one machine, even if `--launcher local` asks for it
 
 
 class LaunchError(ValueError):
-    """The search cannot be launched so; the message names the remedy."""
+    """The search cannot be launched like this; the message names the remedy."""
 
 
 def launcher_name(asked: str | None) -> str:
@@ -77,13 +77,13 @@ def launcher_for(
 def _has_torch() -> bool:
     try:
         found = version("torch") if find_spec("torch") else ""
-    except (PackageNotFoundError, ValueError):  # of no version, or kept from being imported
+    except (PackageNotFoundError, ValueError):  # torch has no version, or is blocked
         return False
     return _release(found) >= _release(OLDEST_TORCH)
 
 
 def _release(text: str) -> list[int]:
-    """The numbers of a version, which compare: of 2.14.0a0+cpu 2 and 14."""
+    """Major and minor number of a version, which compare: [2, 14] of 2.14.0a0+cpu."""
     return [int(part) for part in re.findall(r"\d+", text)[:2]]
 
 
@@ -107,7 +107,7 @@ def first_nodes(launcher: Launcher, spec: TrialSpec) -> Lease:
 def run_alone(
     launcher: Launcher, spec: TrialSpec, lease: Lease, stop_rule: StopRule | None = None
 ) -> Outcome:
-    """Run a single trial; from now on INT and TERM end its ranks, on whatever nodes."""
+    """Run a single trial; from now on INT and TERM end its ranks on all nodes."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

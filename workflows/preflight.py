@@ -20,7 +20,7 @@ from slurm import Kind, Launcher, LauncherError, TrialSpec, clear_attempt
 from workflows.launching import first_nodes, run_alone
 
 TIMEOUT_S = 3600.0
-# Longer than the collectives' own timeout; on many nodes a communicator takes long to make.
+# Longer than the collectives' own timeout; a communicator of many nodes takes long to make.
 NO_PROGRESS_TIMEOUT_S = 300.0
 MAX_CPU_RANKS = 8
 RESULT_NAME = "result.json"  # the file that launchers read

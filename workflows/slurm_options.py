@@ -51,7 +51,7 @@ def options_and_rest(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def program(words: list[str]) -> tuple[str, bool, list[str], list[str]]:
-    """A command's script or module, whether it is a module, its arguments, and its launcher's."""
+    """A command's script or module, whether it is a module, its arguments, the launcher's words."""
     known = WORDS["commands"] if words and words[0] not in WORDS["no trainers"] else {}
     for index, word in enumerate(words):
         if word.endswith(".py") and Path(word).name not in WORDS["launchers"]:
@@ -64,7 +64,7 @@ def program(words: list[str]) -> tuple[str, bool, list[str], list[str]]:
                 at = words.index("--config") - 1
             entry, module = known[word]
             end = words.index("--", at) if "--" in words[at:] else len(words)
-            told = [*words[: at + 1], *words[end + 1 :]]  # axolotl's launcher by what follows --
+            told = [*words[: at + 1], *words[end + 1 :]]  # after -- are axolotl's launcher's
             return entry.format(words[at]), bool(module), words[at + 1 : end], told
     return "", False, words, []
 
@@ -80,14 +80,14 @@ def number(words: Sequence[str], *options: str) -> int:
 
 
 def by_agents(launcher: Sequence[str]) -> bool:
-    """Whether a launcher's tasks are whole nodes, whose ranks torchrun or the like starts."""
+    """Whether a launcher's task is a whole node, on which torchrun or the like starts the ranks."""
     words = options_and_rest(launcher[1:])[1] if launcher[:1] == ["srun"] else launcher
     naming = ("-n", "--name", "-p", "--prefix")  # conda's environment
     return any(_AGENT.fullmatch(w) for before, w in pairwise(["", *words]) if before not in naming)
 
 
 def ranks_of(launcher: Sequence[str], nodes: int, tasks: int) -> int:
-    """Ranks that a launcher starts, 0 if unknown; torchrun's and DeepSpeed's are of each node."""
+    """Ranks that a launcher starts in all, 0 if unknown; torchrun and DeepSpeed state a node's."""
     if by_agents(launcher):
         total = number(launcher, "num_processes")
         of_a_node = number(launcher, "nproc_per_node", "num_gpus")

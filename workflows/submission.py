@@ -39,7 +39,7 @@ def least_s(space: SearchSpace) -> float:
 def written(script: str, file: Path, folder: RunFolder) -> None:
     """Write a batch script for the user to submit, and for its job to submit itself again.
 
-    Raises BatchError if the file exists and is none of meshtune's.
+    Raises BatchError if the file exists and is not meshtune's.
     """
     if file.exists() and MARK not in file.read_text(errors="replace"):
         raise BatchError(f"--write {file}: exists, and is no batch script of meshtune's: remove it")

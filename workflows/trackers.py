@@ -63,7 +63,7 @@ def times(trial: Trial) -> tuple[float, float]:
 
 
 def identity(run: Run) -> str:
-    """A run's name that is unique among all runs: trials of others have the same numbers."""
+    """A name that no other run has: trials of other runs have the same numbers."""
     return f"{run.fingerprint[:12]}-{run.opened_t[0] if run.opened_t else 0.0:.0f}"
 
 

@@ -27,7 +27,7 @@ from workflows.launching import first_nodes, run_alone
 _NO_NAME = re.compile(r"[^\w.-]+", re.ASCII)  # characters that Slurm's listings change
 ATTEMPT_NAME = "attempt.json"  # names the last attempt that was started in the folder
 NO_LIMIT_S = 10 * 365 * 86400.0
-GRACE_S, SAVE_S = 10.0, 300.0  # time to end; with a last step and a checkpoint
+GRACE_S, SAVE_S = 10.0, 300.0  # to end; to end with a last step and a checkpoint
 
 
 def train_best(best: Best, launcher: Launcher, out: Path) -> int:
@@ -53,7 +53,7 @@ def dry_run(best: Best, launcher: Launcher, out: Path) -> str:
 def changed(
     best: Best, steps: int | None = None, save: Path | None = None, save_interval: int | None = None
 ) -> Best:
-    """The best trial as a training that differs from it in what is given.
+    """The best trial as a training, with the given changes.
 
     Args:
         steps: number of steps after the warm-up.

@@ -1,8 +1,8 @@
-"""The layout to go on training with, on the nodes that are there.
+"""The layout with which a training continues on the available nodes.
 
-A long run loses nodes and gets others. Each time it starts, all layouts that train the same (global
-batch, number formats, all that is no matter of layout) are ranked by tokens per day after failures,
-with what the search and the run itself have measured.
+A long run loses nodes and gets others. At each start, all layouts that train the same (equal global
+batch, number formats and whatever else is not layout) are ranked by tokens per day after failures,
+with the measurements of the search and of the run itself.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class TrainingPlan:
     # ``Goodput`` ``useful_share``, ``checkpoint_interval_s``, ``checkpoint_s`` and ``restart_s``
     expected: Mapping[str, float]
     basis: str  # of the failures, as a line of text
-    # nodes with which each start of the training was slower than predicted by the search, beyond
-    # its noise, and none without; by how many times
+    # slow nodes, by how many times: relative to the search's predictions, every start with the node
+    # was slower than every start without it, by more than the noise
     slow: Mapping[str, float]
 
     @classmethod
@@ -122,8 +122,8 @@ def layouts(
 ) -> SearchSpace:
     """The space of all layouts that train what ``base`` trains, on at most so many nodes.
 
-    Configurations that were ``tried`` have their place in it, if they are not valid either.
-    Constraints of the space on nodes and batch do not count.
+    Its parameters have the values of ``tried`` configurations, even if these are not valid.
+    Constraints of the space on nodes and batch are dropped.
     """
     content = space.content()
     facts: dict[str, Any] = space.facts(base)
@@ -164,14 +164,14 @@ def layouts(
 
 
 def _literal(value: Any) -> str:
-    """A value as the grammar of constraints has it."""
+    """A value in the syntax of constraints."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"'{value}'" if isinstance(value, str) else repr(value)
 
 
 def _as_speeds(pricing: Pricing, trials: Sequence[Trial]) -> list[Trial]:
-    """Trials with their tokens per second as the objective; successes that tell none are left."""
+    """Trials with tokens per second as the objective, without successes that have none."""
     found = []
     for trial, time_s in zip(trials, pricing.step_times_s(trials), strict=True):
         if not trial.ok:
@@ -184,9 +184,9 @@ def _as_speeds(pricing: Pricing, trials: Sequence[Trial]) -> list[Trial]:
 
 
 def as_trials(space: SearchSpace, starts: Iterable[Trial]) -> Iterator[Trial]:
-    """Starts of a training as trials of its space: as long as a trial would have been.
+    """Starts of a training as trials of its space, with the duration that a trial would have.
 
-    One that made steps is a success, whatever ended it.
+    A start that made steps is a success, whatever ended it.
     """
     steps = space.trial.steps
     for start in starts:
@@ -207,7 +207,7 @@ def as_trials(space: SearchSpace, starts: Iterable[Trial]) -> Iterator[Trial]:
 def _slow_nodes(
     pricing: Pricing, trials: Iterable[Trial], starts: Iterable[Trial]
 ) -> dict[str, float]:
-    warmup = pricing.space.trial.warmup_steps  # the median of no more is that of cold steps
+    warmup = pricing.space.trial.warmup_steps  # in a shorter start all steps are cold
     long = (s for s in starts if s.attempts and (s.attempts[-1].steps or 0) > warmup)
     timed = [start for start in long if "step_time_s" in start.result]
     if len(timed) < 3:  # two with the node, one without

@@ -78,7 +78,7 @@ def choose(space: SearchSpace, given: Mapping[str, Scalar], max_nodes: int) -> d
 def try_out(
     space: SearchSpace, config: Mapping[str, Any], launcher: Launcher, out: Path
 ) -> Generator[str, None, bool]:
-    """Run one trial; yields lines on it, and at the end whether it gave its objectives."""
+    """Run one trial; yields lines on it, and returns whether it succeeded."""
     folder = RunFolder(out)
     if space.trainer.container is not None:
         launcher.check_container(space.trainer.container)
@@ -162,7 +162,7 @@ def _line(label: str, text: str) -> str:
 
 
 def started_by(space: SearchSpace, site: Site, folder: RunFolder | None = None) -> Iterator[str]:
-    """The srun line of the configuration that is expected to be best; none for a plain site.
+    """The srun line of the configuration expected to be best; none without site or container.
 
     Raises LauncherError if the site does not start the space's container.
     """

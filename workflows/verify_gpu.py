@@ -1,7 +1,7 @@
-"""``meshtune verify-gpu``: whether the built-in trainer does on this node's GPUs what it should.
+"""``meshtune verify-gpu``: whether the built-in trainer works correctly on this node's GPUs.
 
-Every check runs in a process of its own with a limit, and its result is kept in one file: the same
-command goes on behind the last one.
+Every check runs in a process of its own with a time limit. One file keeps the results, so that the
+same command continues after the last check.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class NoGpuError(Exception):
 def verify(
     out: Path, device: str, parts: Sequence[int], say: Callable[[str], None] = print
 ) -> list[str]:
-    """Run the checks of some parts that have no good result yet; what is to be fixed.
+    """Run the checks of some parts that have no good result yet; returns what to fix.
 
-    Raises NoGpuError if torch finds no GPU, FileError if ``out`` is no file of this command.
+    Raises NoGpuError if torch finds no GPU, FileError if ``out`` is not this command's file.
     """
     results = _read(out)
     facts = results.get("device")
@@ -110,7 +110,7 @@ def _in_process(check: Check, device: str) -> Result:
 
 
 def limited(argv: Sequence[str], limit_s: float) -> tuple[int | None, str, str]:
-    """Exit code, output and errors of a command; no code if it, with what it started, was ended."""
+    """Exit code (None if it was killed, with its children, at the limit), output and errors."""
     with subprocess.Popen(
         argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
@@ -175,7 +175,7 @@ def _search(check: Check, device: str, facts: Result, out: Path) -> Result:
     folder = out.with_suffix("") / check.name
     folder.mkdir(parents=True, exist_ok=True)
     path, run = folder / "space.yaml", folder / "run"
-    shutil.rmtree(run, ignore_errors=True)  # an earlier search's mistakes are mended
+    shutil.rmtree(run, ignore_errors=True)  # what failed in it may be repaired
     try:
         path.write_text(yaml.safe_dump(space(check, device, facts), sort_keys=False))
     except LookupError as error:
@@ -198,7 +198,7 @@ def _search(check: Check, device: str, facts: Result, out: Path) -> Result:
 
 
 def judged(check: Check, trials: Sequence[Any]) -> Result:
-    """The result of a search by its trials: errors, and losses of layouts that differ."""
+    """The result of a search by its trials: wrong if any failed, or layouts' losses differ."""
     bad = [trial["message"] for trial in trials if trial["status"] not in ("ok", "oom")]
     good = [trial for trial in trials if trial["status"] == "ok"]
     if bad or not good:

@@ -1,8 +1,8 @@
 """``meshtune watch``: serves the reports of runs on localhost, updated while the searches run.
 
 Nothing is written into a run's folder: a page is made from copies of its journal and its space.
-Only this machine can connect, and only requests with the token of the address are answered. What a
-link in a run's folder leads to is not served.
+Only this machine can connect, and only requests with the token of the address are answered. Targets
+of links in a run's folder are not served.
 """
 
 from __future__ import annotations
@@ -167,8 +167,7 @@ HTML = "text/html; charset=utf-8"
 class Site:
     """The pages of run folders by name, and an index that sets them side by side.
 
-    Of equal names the later ones get a number. ``write`` makes the page of a copy of the folder
-    ``home``.
+    Later folders of an equal name get a number. ``write`` makes the page of a copy of ``home``.
     """
 
     def __init__(self, folders: Sequence[Path], write: Callable[..., Path]) -> None:

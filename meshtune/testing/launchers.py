@@ -130,7 +130,7 @@ class LauncherContract:
         *,
         stopped: bool = False,
     ) -> Running:
-        """Run a trial in a thread, on nodes from ``first_node`` on; or one ``stopped`` before."""
+        """Run a trial in a thread, on nodes from ``first_node`` on; ``stopped``: stop it first."""
         nodes = tuple(self.tested.nodes()[first_node : first_node + spec.num_nodes])
         lease = Lease(spec.name, nodes)
         self.running.append(Running(self.tested, spec, lease, stop_rule, stopped=stopped))

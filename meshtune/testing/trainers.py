@@ -39,7 +39,7 @@ class TrainerContract:
 
     @pytest.fixture
     def configs(self, space: SearchSpace) -> list[dict[str, Any]]:
-        """Valid configurations, by the trainer's own constraints, too."""
+        """Configurations that satisfy the constraints of the space and of the trainer."""
         return Candidates(space).draw(SAMPLED, np.random.default_rng(0), [], 2**31)
 
     def test_every_configuration_has_a_command_of_plain_words(

@@ -18,7 +18,7 @@ def test_a_trial_is_explained_by_what_was_known_expected_and_measured(tmp_path: 
     book.run_one(1, {"tp": 1, "mbs": 4}, "ok", 2.0)
     book.run_one(2, {"tp": 4, "mbs": 4}, "ok", 1.0)
     told = {"objective": 2.5, "low": 2.2, "high": 2.6, "fits": 0.97, "gain": 0.1, "left": 0.2}
-    book.propose(3, {"tp": 2, "mbs": 4}, "favourite of one of several models", told)
+    book.propose(3, {"tp": 2, "mbs": 4}, "best under one of several models", told)
     book.start(3, nodes=["n000", "n001"])
     book.t += 30
     book.end(3, "ok", 2.0, result={"speed": 2.0})
@@ -30,7 +30,7 @@ def test_a_trial_is_explained_by_what_was_known_expected_and_measured(tmp_path: 
         "3 of table4",
         "tp=2 mbs=4",
         "by forest after 2 min 7 s, with 2 trials ended",
-        "favourite of one of several models",
+        "best under one of several models",
         "trial 1 (2 speed): tp 1 -> 2",
         "2.5 speed (95 %: 2.2 to 2.6); probability to fit 97 %; this batch should "
         "gain 10 %; all untried configurations, 20 %",

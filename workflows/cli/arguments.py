@@ -17,7 +17,7 @@ _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 _UNKNOWN = re.compile(r"unrecognized arguments: (--[\w-]+)")
 _WORD = re.compile(r"[\w-]+")
 GENERIC = "generic"  # the site profile where none is named
-MOST = 10**9  # of anything that is counted
+MOST = 10**9  # largest count
 DIGITS = 18  # of a seed
 LONGEST_NAME, LONGEST_PATH = 255, 4000  # of a file, in bytes
 
@@ -27,10 +27,9 @@ class UsageError(Exception):
 
 
 class Parser(ArgumentParser):
-    """A parser of commands or of one; its errors say what was probably meant."""
+    """A parser of commands or of one; its errors (exit code 2) say what was probably meant."""
 
     def error(self, message: str) -> NoReturn:
-        """Exit with 2, and the command, choice or option that was probably meant."""
         found = _CHOICE.search(message)
         known = _WORD.findall(found[2]) if found else self._options()
         found = found or _UNKNOWN.search(message)
@@ -45,7 +44,7 @@ class Parser(ArgumentParser):
         return [*options, *(option for parser in below for option in parser._options())]
 
     def add(self, arguments: Iterable[Mapping[str, Mapping[str, Any]]]) -> None:
-        """Add arguments as ``commands.yaml`` has them."""
+        """Add arguments in the form of ``commands.yaml``."""
         places: dict[str, Any] = {"": self}
         for name, told in (item for each in arguments for item in each.items()):
             keys = dict(told)
@@ -72,7 +71,7 @@ def launcher_options(arguments: Namespace, num_nodes: int) -> slurm.LauncherOpti
 
 
 def launched(arguments: Namespace, num_nodes: int) -> closing[slurm.Launcher]:
-    """The launcher that these options name; a context, at whose end it is closed."""
+    """A context with the launcher that these options name; its end closes it."""
     from workflows.launching import launcher_name
 
     options = launcher_options(arguments, num_nodes)
@@ -153,4 +152,4 @@ TYPES: dict[str, Callable[[str], Any]] = {
     each.__name__: each
     for each in (int, path, folder, share, source, positive, counts, tokens, seed)
 }
-"""What reads an argument's value from text, by its name in ``commands.yaml``."""
+"""Parsers of arguments' values, by their names in ``commands.yaml``."""

@@ -25,7 +25,7 @@ EXIT_CODES: dict[int, tuple[type[Exception], ...]] = {
     # Failures of launchers, trackers and the system.
     1: (LauncherError, TrackerError, OSError),
 }
-"""The first code whose errors include it is that of an error."""
+"""Errors by exit code; the first code that has an error's class counts."""
 
 
 def exit_code(error: Exception) -> int | None:

@@ -29,7 +29,7 @@ def remarks(arguments: Namespace) -> AbstractContextManager[Any]:
 def print_json(command: str, content: Mapping[str, Any]) -> None:
     """Print a command's JSON, with its schema first and null for infinite numbers and NaN.
 
-    Keys may come within a version; a new version comes when one goes or means something else.
+    A version may gain keys; removing a key or changing its meaning makes a new version.
     """
     schema = {"schema": {"command": command, "version": VERSION}}
     print(json.dumps(finite(schema | {**content}), indent=2, allow_nan=False))
@@ -72,7 +72,6 @@ def of_ranking(ranking: Ranking, explained: bool, tokens: float) -> dict[str, An
 
 
 def of_scaling(scaled: Scaled, tokens: float) -> dict[str, Any]:
-    """A configuration on several numbers of nodes."""
     rows = _rows(scaled.prediction.columns() | scaled.goodput.columns(tokens))
     for i, row in enumerate(rows):
         row |= {"num_nodes": scaled.prediction.num_nodes[i], "efficiency": scaled.efficiency[i]}
@@ -129,7 +128,7 @@ def of_trial(trial: Trial) -> dict[str, Any]:
 
 
 def of_explanation(run: Run, trial: Trial, lines: list[str]) -> dict[str, Any]:
-    """A trial with all that the journal has of it, and the ``lines`` that people read."""
+    """A trial with all that the journal has of it; ``lines`` are the explanation as text."""
     return {
         "run": run.where,
         **of_trial(trial),

@@ -41,7 +41,7 @@ def _launchers() -> dict[str, str]:
     return {**slurm.LAUNCHERS.titles(), "simulate": "A simulated cluster, priced by the cost model"}
 
 
-# A facade's name is looked up when it is asked for: until then nothing heavy is imported.
+# Names of facades are looked up on demand, so that nothing heavy is imported before.
 KINDS: dict[str, Callable[[], dict[str, str]]] = {
     **{f"{kind}s": partial(_shipped, kind) for kind in SHIPPED},
     "sites": lambda: slurm.Site.shipped(),

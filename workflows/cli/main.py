@@ -1,7 +1,7 @@
 """``meshtune``: the command line. Thin: every command is a call into the library.
 
-Facades import a name when it is used first, and commands import what else they need, so that
-``--help`` answers at once (torch, DeepHyper and shap take seconds). Exit codes: 0 done, 1 the run
+Facades import names on first use, and commands import what else they need, so that ``--help``
+answers at once (torch, DeepHyper and shap take seconds). Exit codes: 0 done, 1 the run
 failed, 2 the input is wrong, 3 stopped with work left (the same command resumes it), 130
 interrupted.
 """
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not (sys.argv[1:] if argv is None else argv):
             whole.print_help()
             return 2
-        arguments = whole.parse_args(argv)  # which looks at the paths that it is given
+        arguments = whole.parse_args(argv)  # checks the given paths
         module, function = arguments.handler.split(".")
         code = getattr(import_module(f"workflows.cli.{module}"), function)(arguments) or 0
         sys.stdout.flush()
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        known, said = _told(error)
+        known, said = _code_and_message(error)
         if known is None:
             raise
         print(f"meshtune: {message(said)}", file=sys.stderr)
@@ -64,11 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _told(error: Exception) -> tuple[int | None, object]:
-    """The exit code after an error and what is said of it; None for an error of meshtune's own."""
+def _code_and_message(error: Exception) -> tuple[int | None, object]:
+    """The exit code and the message of an error; no code for an error of meshtune's own."""
     try:
         from workflows.cli.errors import exit_code
-    except (ImportError, OSError) as missing:  # their file server is away, or files are few
+    except (ImportError, OSError) as missing:  # file server away, or no free descriptor
         return 1, explained(missing)
     if isinstance(error, ImportError):
         return 1, explained(error)

@@ -20,7 +20,7 @@ from workflows.cli.working import Working
 DEFAULT_TOKENS = 1e12  # to train on
 FRAMEWORK = "megatron-lm"  # the default
 OF_A_MODEL = ("cluster", "framework", "global_batch_size", "seq_length")
-LONGEST = "365d"  # of a trial: none is run
+LONGEST = "365d"  # timeout of trials, none of which is run
 _FORMS = (".svg", ".pdf")
 
 
@@ -78,7 +78,7 @@ def predict(arguments: Namespace) -> None:
 
 
 def _asked(arguments: Namespace) -> tuple[search_spaces.SearchSpace, dict[str, Any] | None]:
-    """The space, and the configuration if a best.yaml is asked about."""
+    """The space, and the configuration of a best.yaml if one is given."""
     if arguments.space is None:
         return default_space_of(arguments), None
     file = Path(arguments.space)
@@ -142,7 +142,7 @@ def calibrated(
 ) -> tuple[analysis.Pricing, list[tuple[analysis.Run, analysis.Pricing]]]:
     """Prices by a cost model that has learnt from runs, and each run with its own prices.
 
-    Raises UsageError if the cost model cannot price the space or a run's; ends in ``otherwise``.
+    Raises UsageError, ending in ``otherwise``, if the cost model cannot price the space or a run's.
     """
     where, learnt = space.file, []
     try:
@@ -159,7 +159,7 @@ def calibrated(
 
 
 def check_model_options(arguments: Namespace) -> None:
-    """Raise UsageError if they do not fit together."""
+    """Raise UsageError if options for a space, a model and nodes do not fit together."""
     given = [name for name in OF_A_MODEL if getattr(arguments, name) is not None]
     if arguments.model is None and arguments.space is not None and "cluster" in given:
         given.remove("cluster")  # in place of the space's own

@@ -1,4 +1,4 @@
-"""``meshtune replay`` and ``archive``: policies compared on measurements, and those kept."""
+"""``meshtune replay`` and ``archive``: policies on recorded measurements; runs that are kept."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def explain(arguments: Namespace) -> None:
 
 
 def report(arguments: Namespace) -> None:
-    # An error before slow imports.
+    # Fail before slow imports.
     runs = [analysis.read_results(each, arguments.study) for each in arguments.runs]
     if len(runs) > 1:
         if arguments.out:

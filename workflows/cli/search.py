@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def search(arguments: Namespace) -> int:
-    # Slurm's warning may come while there is no driver yet that could heed it.
+    # Slurm's warning may come before there is a driver to handle it.
     signal.signal(signal.SIGUSR1, lambda *_: None)
     with Working(f"reading {arguments.space}", at_once=True) as tell:
         from workflows.launching import launcher_for
@@ -69,7 +69,7 @@ def submit(arguments: Namespace) -> None:
     seed = [] if arguments.seed is None else ["--seed", str(arguments.seed)]
     site = slurm.Site.load(arguments.site)
     script = slurm.batch_script(
-        space=str(folder.space_file),  # frozen: what is edited while the job waits is another run
+        space=str(folder.space_file),  # frozen, whatever is edited while the job waits
         run_dir=folder.path,
         site=site,
         nodes=arguments.nodes,
@@ -88,13 +88,13 @@ def submit(arguments: Namespace) -> None:
         print(*_foretold(space, folder, site, arguments.nodes), sep="\n", file=sys.stderr)
         print("nothing is made: a job of this script needs --write FILE", file=sys.stderr)
         return
-    if arguments.write is None or folder.path.exists():  # a new folder has no job: ask no Slurm
+    if arguments.write is None or folder.path.exists():  # a new folder has no job
         refuse_second_job(folder)
     _warn(space, pricing)
     # Scripts read the job's id from standard output.
     print(*_foretold(space, folder, site, arguments.nodes), sep="\n", file=sys.stderr)
     with undone_if_refused(folder):
-        if not folder.started:  # of a job that was cancelled before it began: nothing is mixed
+        if not folder.started:  # left by a job that was cancelled before it began
             folder.space_file.unlink(missing_ok=True)
         folder.create(space)
         if arguments.write is not None:
@@ -134,7 +134,7 @@ def asked(
     space = _space(arguments)
     folder = analysis.RunFolder(run_directory(arguments, space))
     space = _with_the_runs_share(space, folder)
-    POLICIES.get(arguments.policy)  # an error now: a launcher may have complaints of its own
+    POLICIES.get(arguments.policy)  # fails before the launcher does
     pricing_begins()
     if not arguments.warm_start:
         pricing = None if arguments.no_archive else _with_archive(space, folder, arguments)
@@ -148,7 +148,7 @@ def asked(
 def _with_archive(
     space: SearchSpace, folder: analysis.RunFolder, arguments: Namespace
 ) -> analysis.Pricing | None:
-    """Prices to which runs in the archive are offered; None where nothing fits."""
+    """Prices that may learn from runs in the archive; None if no run fits."""
     try:
         where = archive_folder()
         if not where.exists() or not [*where.iterdir()]:
@@ -164,27 +164,26 @@ def _with_archive(
             with suppress(analysis.RunError):  # which the run's opening reports
                 own = name_of(analysis.read_run(folder.path), space)
         for line in offer(pricing, where, own, arguments.launcher == "simulate"):
-            print(line, file=sys.stderr)  # what is printed may be a job's script
+            print(line, file=sys.stderr)  # standard output may be a job's script
     return pricing if pricing and pricing.offered else None
 
 
 def _space(arguments: Namespace) -> SearchSpace:
-    """The space, with the budget that was asked for: it is frozen with the run."""
+    """The space with the given budget, which the run's frozen space then has, too."""
     space = search_spaces.load_space(arguments.space)
     simulated = arguments.launcher == "simulate"
     if arguments.simulate and not simulated:
         raise UsageError("--simulate goes with --launcher simulate")
     given = {name: getattr(arguments, name) for name in ("trials", "explore", "probes")}
     if given := {key: value for key, value in given.items() if value is not None}:
-        # So that status and a resumed search know of it.
         space = replace(space, budget=space.budget.model_copy(update=given))
     return space
 
 
 def _with_the_runs_share(space: SearchSpace, folder: analysis.RunFolder) -> SearchSpace:
-    """The space with the share of explorations that the run has; another that is asked is printed.
+    """The space with the run's share of explorations, or its own, whose change is printed.
 
-    The run's may come from an option of its first command, which no file of the user's repeats.
+    The run's share may come from an option of its first command, which the user's file lacks.
     """
     frozen = folder.readable_space()
     if frozen is None:  # no run yet; or a damaged one, which its opening reports

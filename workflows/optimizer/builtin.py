@@ -1,8 +1,8 @@
 """The policies of ``meshtune search``: the cost model, Bayesian optimization, and their baselines.
 
-Where the cost model can price a space and what is sought in it, it guides the search. Where it
-cannot, or where the search's own residuals show that it is wrong, DeepHyper's Bayesian optimization
-takes over, with everything that was measured so far.
+The cost model guides the search if it can price the space and its objectives. If it cannot, or the
+search's own residuals show that it is wrong, DeepHyper's Bayesian optimization takes over, with all
+observations so far.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from workflows.optimizer.deephyper import DeepHyperOptimizer
 from workflows.optimizer.model_guided import ModelGuidedSearch
 from workflows.optimizer.policy import Policy, Problem, Proposal
 
-LIKELY = 0.5  # probability to run of what comes first where the model does not choose
-DOUBT = 0.02  # share of what is sure not to run that may come where nothing is that likely to
+LIKELY = 0.5  # probability to run that DeepHyper's candidates need, if any has it
+DOUBT = 0.02  # else each one stays with its probability to run, or this if that is lower
 
 
 class RandomPolicy(Policy):
@@ -56,15 +56,14 @@ class DeepHyperPolicy(Policy):
         return Proposal(self.problem.space.canonical(raw), by, why)
 
     def _drawn(self, run: Run, max_nodes: int, rng: np.random.Generator) -> list[dict[str, Any]]:
-        """Raw configurations to choose among."""
         return self.problem.new(run, max_nodes, rng)
 
 
 class LikelyToRun(DeepHyperPolicy):
-    """Bayesian optimization among what the cost model, calibrated by the trials, expects to run.
+    """Bayesian optimization among configurations that the calibrated cost model expects to run.
 
-    For objectives that have no price, such as a loss, and for times that the model predicts badly:
-    it knows what fits all the same, until too many trials that it expected to run have not.
+    For objectives without a price, such as a loss, and for badly predicted times: the model still
+    predicts what fits, until too many trials that it expected to run have failed.
     """
 
     def propose(self, run: Run, max_nodes: int) -> Proposal | None:
@@ -87,7 +86,7 @@ class LikelyToRun(DeepHyperPolicy):
         return [drawn[i] for i in np.flatnonzero(likely)] or drawn
 
     def _chances(self, run: Run, configs: Sequence[Mapping[str, Any]]) -> Array | None:
-        """Chances of raw configurations to run; None where the model cannot say, or is wrong."""
+        """Probabilities that raw configurations run; None if the model cannot tell, or is wrong."""
         pricing = self._pricing
         if pricing is None or not trusted(run):
             return None
@@ -124,7 +123,7 @@ class MeshtunePolicy(Policy):
         return proposal
 
     def _guided(self, model: ModelGuidedSearch, run: Run, max_nodes: int) -> Proposal | None:
-        """The model's choice; what it sees no difference in, if continuous, is DeepHyper's."""
+        """The model's choice; DeepHyper sets continuous parameters without a price."""
         rng, space, rest = self.problem.rng(run), self.problem.space, self._continuous
         weights, towards = Scalarization.weights(space, self.problem.seed, len(run.trials))
         if rest.names and (again := self._best_again(run, max_nodes)):
@@ -132,7 +131,7 @@ class MeshtunePolicy(Policy):
             if completed:
                 raw, why = completed
                 return Proposal(space.canonical(raw), "bayesian", f"the best's degrees; {why}")
-        suggestion = model.suggest(self._lesson(run), max_nodes, rng, known=run, weights=weights)
+        suggestion = model.suggest(self._learned(run), max_nodes, rng, known=run, weights=weights)
         if suggestion is None:
             return None
         config, why, expected = suggestion
@@ -143,7 +142,7 @@ class MeshtunePolicy(Policy):
                 return None
             config, chosen = completed
             why += f"; {chosen}"
-            # What is left to gain by the rest, and so when to stop, the model cannot say.
+            # The model cannot predict what these values gain, so not when to stop, either.
             expected = {k: v for k, v in expected.items() if k not in ("gain", "left")}
         return Proposal(space.canonical(config), "cost model", why, expected)
 
@@ -159,8 +158,8 @@ class MeshtunePolicy(Policy):
     def _trusts(self, model: ModelGuidedSearch, run: Run) -> bool:
         return trusted(run, model.pricing)
 
-    def _lesson(self, run: Run) -> Run:
-        """The run that the model learns from."""
+    def _learned(self, run: Run) -> Run:
+        """The run from which the model learns."""
         return run
 
     @cached_property
@@ -194,5 +193,5 @@ class CostModelPolicy(MeshtunePolicy):
     def _trusts(self, model: ModelGuidedSearch, run: Run) -> bool:
         return True
 
-    def _lesson(self, run: Run) -> Run:
+    def _learned(self, run: Run) -> Run:
         return Run(run.directory)

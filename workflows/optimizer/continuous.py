@@ -1,7 +1,7 @@
 """Continuous unpriced parameters, which a guided search leaves to Bayesian optimization.
 
-The cost model chooses tp, pp and all else that it prices. A learning rate or buffer size it does
-not price, and no list of candidates holds all their values. So the model chooses among
+The cost model chooses tp, pp and all else that it prices. It has no price for a learning rate or a
+buffer size, and no list of candidates holds all their values. So the model chooses among
 configurations with these held at one value, and DeepHyper, which sees every trial, picks the
 continuous values for the chosen configuration.
 """
@@ -19,14 +19,14 @@ from trainer.plan.jobs import Array
 from workflows.optimizer.deephyper import DeepHyperOptimizer
 from workflows.optimizer.policy import Problem
 
-NUM_VALUES = 2_000  # of the continuous parameters together, among which DeepHyper chooses
+NUM_VALUES = 2_000  # combinations of continuous values, among which DeepHyper chooses
 
 
 class ContinuousPart:
-    """The continuous parameters of a problem in which its cost model sees no difference.
+    """The continuous parameters of a problem that its cost model does not price.
 
     Attributes:
-        names: theirs; empty where every configuration to choose from is given.
+        names: of these parameters; empty if the problem lists its configurations.
         candidates: the problem's, with these parameters held at one value.
     """
 
@@ -48,8 +48,7 @@ class ContinuousPart:
     ) -> tuple[dict[str, Any], str] | None:
         """A raw configuration with values of the continuous parameters, and who chose them.
 
-        None where no value that is tried makes it valid and new. Several objectives have
-        ``weights``.
+        None if no drawn value makes it valid and new. ``weights`` are of several objectives.
         """
         columns: dict[str, Any] = {n: np.repeat([v], NUM_VALUES) for n, v in config.items()}
         for name in self.names:

@@ -1,11 +1,11 @@
 """DeepHyper's Bayesian optimization, behind one function of the run's history.
 
-A proposal is computed from nothing but the space, the seed and what the journal says: a fresh
-optimizer is told every result and asked once. That costs a tenth of a second (one forest), and in
-return a run that is stopped and continued proposes what an unbroken one would have, no result is
-told twice, and trials that run at the moment are accounted for (constant liar) although they
-were asked for one by one. Candidates are drawn by us, valid and never proposed before, because
-DeepHyper repeats known points after a restart and ignores constraints in some generators.
+A proposal depends on the space, the seed and the journal alone: a fresh optimizer is told every
+result and asked once. That costs a tenth of a second (one forest). In return, a resumed run
+proposes what an unbroken one would have, no result is told twice, and pending trials are accounted
+for (constant liar) although they are asked for one by one. We draw the candidates, valid and never
+proposed before: DeepHyper repeats known points after a restart, and some generators ignore
+constraints.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from search_spaces import Parameter, SearchSpace
 from trainer.plan.jobs import Array
 
 KAPPA, KAPPA_FINAL, KAPPA_PERIOD = 1.96, 0.01, 10
-SCARCE = 4  # times the initial successes, in trials told, from which on two successes suffice
+SCARCE = 4  # completed trials per initial success, from which on two successes suffice
 
 
 class DeepHyperOptimizer:
@@ -51,7 +51,7 @@ class DeepHyperOptimizer:
     ) -> tuple[dict[str, Any], str, str]:
         """One of the candidates, which are valid, new and in random order; who chose it, and why.
 
-        Several objectives have ``weights``.
+        ``weights`` are of several objectives.
         """
         told = [t for t in run.trials.values() if t.completed]
         done = sum(t.objective is not None for t in told)
@@ -70,14 +70,14 @@ class DeepHyperOptimizer:
         return asked, "bayesian", f"forest on {learnt}"
 
     def _values(self, trials: Sequence[Trial], weights: Array | None) -> list[float | str]:
-        """Values for DeepHyper, which maximizes; several objectives as their nearness to an aim.
+        """Values for DeepHyper, which maximizes; several objectives become one.
 
-        DeepHyper can scalarize several objectives itself, but only their raw values; this way it
-        aims at the same point of the front as the cost model.
+        DeepHyper's own scalarization takes only raw values; with this one it aims at the same point
+        of the front as the cost model.
         """
         values: list[float | str] = [f"F_{trial.kind}" for trial in trials]
         done = [(i, t) for i, t in enumerate(trials) if t.objective is not None]
-        # What violates a bound is as bad as a failure, unless there is nothing else to learn from.
+        # A violated bound counts as a failure, unless there is nothing else to learn from.
         done = [(i, t) for i, t in done if not t.violated] or done
         if weights is None:
             told = [(t.objective or 0.0) for _, t in done]
@@ -123,15 +123,15 @@ class DeepHyperOptimizer:
                     "filter_failures": self.space.failure_penalty,
                 },
                 # With DeepHyper's default a forest that saw few successes among many failures never
-                # splits, and every candidate is worth the same. DeepHyper lowers it while its best
-                # does not improve; that a fresh optimizer has not seen.
+                # splits, and all candidates are equal. DeepHyper lowers it while its best does not
+                # improve, which a fresh optimizer has not seen.
                 surrogate_model_kwargs={"min_impurity_decrease": 0.0},
                 acq_func_kwargs={"kappa": float(kappa), "scheduler": {"type": "constant"}},
                 checkpoint_history_to_csv=False,
             )
             search.tell(history)
             asked: dict[str, Any] = search.ask(1)[0]
-        # It took logarithms of numbers and raised them again: 0.00050234 is 0.00050233999... now.
+        # Its logarithms round numbers: 0.00050234 comes back as 0.00050233999...
         spans = [p.name for p in self.space.parameters.values() if p.span is not None]
         numbers = {name: _nearest(asked[name], {c[name] for c in candidates}) for name in spans}
         return asked | numbers | {p.name: p.values[asked[p.name]] for p in words}
@@ -158,5 +158,5 @@ def _hyperparameter(parameter: Parameter) -> Any:
 
 
 def _placed(config: Mapping[str, Any], words: Sequence[Parameter]) -> dict[str, Any]:
-    """A configuration with places in place of ordered words."""
+    """A configuration with the positions of ordered words in place of them."""
     return {**config, **{p.name: p.place(config[p.name]) for p in words}}

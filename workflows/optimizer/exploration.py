@@ -1,11 +1,10 @@
-"""Trials that sharpen the sensitivity, in place of those that promise most: ``budget.explore``.
+"""Exploring trials, which serve the sensitivity analysis, not the best: ``budget.explore``.
 
-A search gathers around the best, and what it leaves open is the rest of the space. Such a trial is
-the configuration, among those that likely run, of whose objective the calibrated cost model knows
-least: by what its residual leaves open there, and by how far models with other constants disagree,
-or with another opinion on which trials were slow by chance. What pending trials will tell is
-counted as known. Where no model can say, it is the one that lies farthest from everything that was
-tried.
+A search samples mostly near its best. An exploring trial is the configuration, among those that
+likely run, whose objective is most uncertain under the calibrated cost model: by the variance of
+its residual, and by the spread of models with other constants or other outliers (trials that were
+slow by chance). Pending trials count as observed. Without a model that predicts the objective, it
+is the configuration farthest from all that were tried.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ CONSIDERED = 2_000  # configurations
 
 
 class ExploringPolicy(Policy):
-    """Explores in place of another policy, for the share of trials that the budget has for it."""
+    """Explores in place of another policy, for the share of trials that the budget sets."""
 
     def __init__(self, problem: Problem, policy: Policy) -> None:
         super().__init__(problem)
@@ -53,7 +52,6 @@ class ExploringPolicy(Policy):
         return Proposal(problem.space.canonical(raw), Trial.EXPLORATION, why, expected)
 
     def _farthest(self, run: Run, max_nodes: int) -> Proposal | None:
-        """Farthest from all that was tried."""
         space = self.problem.space
         candidates = self.problem.new(run, max_nodes, self.problem.rng(run), CONSIDERED)
         if not candidates:

@@ -2,8 +2,8 @@
 
 A proposal is computed from the journal alone: the posterior after all completed trials, and the
 candidate with the highest acquisition. While other trials run, the model's constants are drawn from
-their posterior, so that a batch is the favourites of differently wrong models and not eight
-neighbours of one favourite.
+their posterior, so that a batch holds the best of several plausible models, not eight neighbours of
+one model's best.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class ModelGuidedSearch:
     ) -> tuple[dict[str, Any], str, dict[str, float]] | None:
         """The next raw configuration, why, and what is expected of it.
 
-        None if the shortlist has none that is new and narrow enough. Trials of ``known``, by
-        default ``run``, may not come again; several objectives have ``weights``.
+        None if the shortlist has none that is new and narrow enough. Trials of ``known`` (default:
+        ``run``) are not proposed again; ``weights`` are of several objectives.
         """
         rows = self._shortlist.untried(known or run, max_nodes)
         if not len(rows):
@@ -57,7 +57,7 @@ class ModelGuidedSearch:
         calibrated = model = observations.calibrated(self.pricing)
         rule, pending = "highest acquisition", len(run.trials) - len(observations.completed)
         if pending:
-            model, rule = model.drawn(rng), "favourite of one of several models"
+            model, rule = model.drawn(rng), "best under one of several models"
         goal = Goal(self.pricing)
         if weights is not None:
             prediction = model.predict(self._shortlist.jobs[rows])

@@ -1,9 +1,8 @@
-"""Optuna's TPE with its defaults, as what its users would see.
+"""Optuna's TPE with its defaults, as its users would run it.
 
-Its sampler draws from one stream of random numbers, so a proposal depends on all that was asked
-before. Where a policy has not seen a run grow, as after a restart, it asks and tells all of it once
-more. What TPE suggests and may not be tried costs it nothing; what it did not suggest it is not
-told.
+Its sampler draws from one stream of random numbers, so a proposal depends on all earlier asks.
+After a restart, the policy therefore asks and tells the whole run again. Suggestions that may not
+be tried are told as failed, which TPE ignores; trials that it did not suggest are not told.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from workflows.optimizer.registry import PolicyError
 if TYPE_CHECKING:
     import optuna
 
-FRUITLESS = 30  # suggestions that may not be tried, until any configuration that may is taken
+FRUITLESS = 30  # unusable suggestions, after which any other configuration is taken
 CONSTRAINTS = "constraints"  # Optuna's: values above 0 are violations
 Key = tuple[tuple[str, Any], ...]
 
@@ -73,7 +72,7 @@ class OptunaPolicy(Policy):
         self._asked: dict[Key, optuna.trial.Trial] = {}  # suggested, and not told yet
 
     def _repeat(self, key: Key) -> None:
-        """Ask as when this configuration was proposed."""
+        """Repeat the asks with which this configuration was proposed."""
         if self._ask(lambda other: other == key) is None:
             self._any()
         self._proposed.append(key)
@@ -82,7 +81,7 @@ class OptunaPolicy(Policy):
         """The next suggestion that is accepted; None after too many in vain."""
         for _ in range(FRUITLESS):
             asked = self._study.ask(self._distributions)
-            # Of as few digits as everyone's; what TPE learns from it is within a step of it.
+            # Rounded as for all policies; TPE learns from its own value, within a step of it.
             short = {p.name: p.nearest(asked.params[p.name]) for p in self._continuous}
             key = _key(self.problem.space.canonical({**self._fixed, **asked.params, **short}))
             if accepts(key):
@@ -96,14 +95,14 @@ class OptunaPolicy(Policy):
         return new and self.problem.space.num_nodes(dict(key)) <= max_nodes
 
     def _any(self) -> Key | None:
-        """Any configuration that was not proposed, where all that there are have been named."""
+        """A random configuration that was not proposed, if the problem lists them."""
         if self.problem.only is None:
             return None
         free = sorted(self.problem.listed - {*self._proposed}, key=repr)
         return free[int(self._rng.integers(len(free)))]
 
     def _tell(self, trials: Iterable[Trial]) -> None:
-        """Tell what has ended of what it suggested, once."""
+        """Tell the results of suggested trials that have ended, each once."""
         for trial in trials:
             asked = self._asked.pop(_key(trial.config), None) if trial.ended else None
             if asked is None:
@@ -123,7 +122,7 @@ def excesses(trial: Trial, bounds: Iterable[Bound]) -> list[float]:
 
 
 def _sampler(module: Any, problem: Problem) -> Any:
-    """TPE, told the bounds where the space has some."""
+    """TPE, with the space's bounds, if any, as constraints."""
     bounded = {"constraints_func": lambda t: t.user_attrs[CONSTRAINTS]}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # constraints are called experimental
@@ -144,7 +143,7 @@ def imported() -> Any:
 
 
 def distribution(parameter: Parameter) -> optuna.distributions.BaseDistribution:
-    """A parameter's values, as Optuna writes them."""
+    """A parameter's values as Optuna's distribution."""
     from optuna import distributions
 
     span = parameter.span

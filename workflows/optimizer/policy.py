@@ -29,7 +29,7 @@ class Proposal:
     config: dict[str, Any]  # canonical
     by: str  # the method, in a word or two
     why: str  # for the reader of the report
-    # of the trial, as the journal has it; empty where nobody says
+    # predictions for the trial, by the journal's names; empty without any
     expected: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -51,7 +51,7 @@ class Problem:
 
     @cached_property
     def pricing(self) -> Pricing | None:
-        """The cost model of the space; None where it cannot price it."""
+        """The cost model of the space; None if it cannot price it."""
         return self.learned or Pricing.of(self.space)
 
     def rng(self, run: Run) -> np.random.Generator:
@@ -63,13 +63,13 @@ class Problem:
     ) -> list[dict[str, Any]]:
         """Raw configurations in random order that are valid, not proposed yet and fit.
 
-        At most ``size``; fewer come only where there are no more.
+        At most ``size``; fewer only if there are no more.
         """
         known = [trial.config for trial in run.trials.values()]
         return self.candidates.draw(size, rng, known, max_nodes)
 
     def any_new(self, run: Run, max_nodes: int) -> dict[str, Any] | None:
-        """The first of what :meth:`new` gives; None where there is nothing."""
+        """The first of what :meth:`new` gives; None if there is none."""
         known = [trial.config for trial in run.trials.values()]
         drawn = self.candidates.indices(NUM_CANDIDATES, self.rng(run), known, max_nodes)[:1]
         return self.candidates.configs(drawn)[0] if len(drawn) else None
@@ -77,7 +77,7 @@ class Problem:
     def places(self, configs: Sequence[Mapping[str, Any]]) -> Array:
         """Raw configurations as points: every parameter that varies is an axis from 0 to 1.
 
-        A continuous one by its own scale; of any other the values lie evenly in their order.
+        A continuous one keeps its own scale; the values of others are spaced evenly, in order.
         """
         varied = [p for p in self.space.parameters.values() if p.varies]
         rows = [[p.unit(config[p.name]) for p in varied] for config in configs]
@@ -91,14 +91,12 @@ class Problem:
 
     @cached_property
     def listed(self) -> frozenset[tuple[tuple[str, Any], ...]]:
-        """Items of each canonical configuration of ``only``; none where all valid ones may come."""
+        """Items of each canonical configuration of ``only``; empty if all valid ones may be."""
         return frozenset(tuple(self.space.canonical(c).items()) for c in self.only or ())
 
 
 class Policy(ABC):
     """Chooses configurations of a problem's space.
-
-    ``problem`` is what it chooses from.
 
     Raises PolicyError if it cannot search such a space; the message names the remedy.
     """
@@ -112,9 +110,9 @@ class Policy(ABC):
 
         Args:
             run: all that has happened. Trials that have not ended are pending: they are not to be
-                proposed again. Where ``trial.kind`` is ``ok`` there is ``trial.objective``, and
-                ``trial.objectives`` where several are sought.
-            max_nodes: of the widest trial that may come.
+                proposed again. A trial of kind ``ok`` has an ``objective``, and ``objectives`` if
+                the space has several.
+            max_nodes: of the widest trial that may be proposed.
 
         Returns:
             None if every such configuration has been proposed.

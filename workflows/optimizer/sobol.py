@@ -1,7 +1,6 @@
 """A Sobol sequence over the parameters: spreads trials evenly, and learns nothing.
 
-The design of experiments that a sensitivity analysis likes best; also the shortest example of a
-policy.
+A good design of experiments for a sensitivity analysis; also the shortest example of a policy.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class SobolPolicy(Policy):
         nearest = 0
         if axes:
             sequence = qmc.Sobol(axes, rng=self.problem.seed)
-            if number:  # it cannot skip none
+            if number:  # which must not be 0
                 sequence.fast_forward(number)
             distances = np.square(places - sequence.random(1)).sum(axis=1)
             nearest = int(np.argmin(distances))

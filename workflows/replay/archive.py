@@ -1,6 +1,6 @@
 """Runs that a team keeps: each as a space and its results, without command lines, paths and hosts.
 
-An entry gets its name when it is complete: readers, and others who add, see all or nothing of it.
+An entry gets its name when it is complete: other processes see all of it, or nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def add(archive: Path, directory: Path, whole: bool = False) -> Path:
             f"{shown(directory)}: no trial has succeeded, so no search could learn from it: "
             "archive it when one has"
         )
-    files = {"space.yaml": b"" if whole else written_document(_open(space)).encode()}
+    files = {"space.yaml": b"" if whole else written_document(_anonymized(space)).encode()}
     if whole:
         paths = (folder.space_file, folder.journal_file)
         files = {path.name: read_bytes(path, MAX_BYTES) for path in paths}
@@ -68,7 +68,7 @@ def add(archive: Path, directory: Path, whole: bool = False) -> Path:
 
 
 def _put(part: Path, entry: Path, before: Path) -> None:
-    """Rename a new entry into its place, and the one that is there out of it, under a lock."""
+    """Replace an entry by a new one, under a lock; the old one becomes ``before``."""
     with ExitStack() as held:
         with suppress(OSError):  # some file systems have no locks
             lock = os.open(entry.parent, os.O_RDONLY)
@@ -89,7 +89,7 @@ def name_of(run: Run, space: SearchSpace) -> str:
 
 
 def entries(archive: Path) -> Iterator[tuple[Path, SearchSpace | str]]:
-    """Every entry with its space, or why it cannot be read; nothing where there is no archive."""
+    """Every entry with its space, or why it cannot be read; none without an archive."""
     for entry in sorted(archive.iterdir()) if archive.exists() else ():
         try:
             if entry.is_symlink():
@@ -115,9 +115,9 @@ def run_in(entry: Path) -> Run:
 
 
 def offer(pricing: Pricing, archive: Path, own: str = "", simulated: bool = False) -> Iterator[str]:
-    """Offer a cost model what fits: entries of the same framework, GPU and network; lines on it.
+    """Offer a cost model the entries of its framework, GPU and network; yields a line on each.
 
-    Not that by the name ``own``: a run that goes on has its trials already. Simulated ones only
+    The entry ``own`` is left out: a resumed run has its trials already. Simulated entries are only
     for a simulated search.
     """
     for entry, space in entries(archive):
@@ -134,12 +134,12 @@ def offer(pricing: Pricing, archive: Path, own: str = "", simulated: bool = Fals
 
 
 def kind(space: SearchSpace) -> tuple[str, ...]:
-    """Framework, GPU and machine, which runs have to share to learn from each other."""
+    """Framework, GPU and machine, which must be equal for runs to learn from each other."""
     cluster = space.cluster
     return (space.program.habits.name, *((cluster.gpu, cluster.name) if cluster else ()))
 
 
-def _open(space: SearchSpace) -> dict[str, Any]:
+def _anonymized(space: SearchSpace) -> dict[str, Any]:
     """The content of a space without command lines, paths and prose."""
     content = space.content()
     for name, parameter in space.parameters.items():

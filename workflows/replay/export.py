@@ -20,7 +20,7 @@ from trainer.plan.jobs import Jobs
 from workflows.replay.landscape import precisions
 
 GIB = 2**30
-_COLUMNS = {  # of docs/guide/policies.md, by those of jobs
+_COLUMNS = {  # of docs/guide/policies.md, with those of Jobs
     "layers": "num_layers", "hidden": "hidden_size", "heads": "num_heads", "kv_heads": "kv_heads",
     "ffn": "ffn_size", "vocab": "vocab_size", "seq": "seq_length", "gated": "gated",
     "tied_emb": "tied_embeddings", "dp": "dp", "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep",
@@ -33,7 +33,7 @@ _EXPERTS = ("experts", "experts_per_token", "expert_ffn", "shared_ffn", "dense_l
 def export(run: Run, space: SearchSpace, licence: str, path: Path) -> int:
     """Write the completed trials of a run, and its cluster's facts beside them; returns how many.
 
-    Raises FileError if the general form cannot say what was varied, or a file exists;
+    Raises FileError if the general form cannot express the run, or a file exists;
     NotPricedError if the space has no model or no cluster.
     """
     facts = path.with_suffix(".cluster.yaml")
@@ -72,7 +72,7 @@ def export(run: Run, space: SearchSpace, licence: str, path: Path) -> int:
 
 
 def _check(run: Run, trials: Sequence[Trial], pricing: Pricing, files: Sequence[Path]) -> None:
-    """Refuse, before anything is written, what would be lost or taken for a measurement."""
+    """Raise, before anything is written, if data would be lost or are simulated."""
     for file in files:
         if file.exists():
             raise FileError(f"{shown(file)} exists: choose another --out, or remove it")

@@ -47,7 +47,7 @@ class Landscape:
     def medians(self) -> dict[Key, float]:
         """The objective of each configuration that ran: the median of its repeats.
 
-        Those within the bounds on measured values alone, where the space has some.
+        Only configurations within the space's bounds on measured values.
         """
         ran = {
             key: done
@@ -76,8 +76,8 @@ class Landscape:
     def share(self, config: Mapping[str, Any]) -> float:
         """The objective of a configuration relative to the best: 1 is as good, less is worse.
 
-        0 for one that never ran. If the best is not positive: 1 minus the distance from it over
-        its size.
+        0 if it never ran. If the best is not positive: 1 minus the distance from it, relative to
+        its absolute value.
         """
         objective = self.medians.get(tuple(config.items()))
         if objective is None:
@@ -146,7 +146,7 @@ def precisions(jobs: Jobs) -> list[str]:
 
 def recorded_space(problem: str, **sections: Any) -> SearchSpace:
     """The space of recorded trials; raises TableError that begins with the ``problem``."""
-    # What was recorded has ended.
+    # Recorded trials have ended: no timeout.
     content = {"version": 1, "name": "replay", "trial": {"timeout": "365d"}, **sections}
     try:
         return load_space(content)
@@ -167,7 +167,7 @@ def _check_combinations(where: str, values: Mapping[str, int]) -> None:
 
 
 def _names(given: list[str]) -> dict[str, str]:
-    """Names without a meaning to a space, by the given ones."""
+    """Names that mean nothing to a space, by the given names."""
     plain = {name: "p_" + re.sub(r"\W", "_", name, flags=re.ASCII)[:40] for name in given}
     taken = Counter(plain.values())
     return {n: f"{p}_{i}" if taken[p] > 1 else p for i, (n, p) in enumerate(plain.items())}

@@ -34,8 +34,7 @@ _EXPERTS = (
 def recorded(
     where: Path | str, columns: Sequence[str] = (), study: str = ""
 ) -> tuple[list[Landscape], Mapping[str, int]]:
-    """The landscapes of a sweep's table or of a search's results, and the number of rows that are
-    in none of them, by reason.
+    """The landscapes of a sweep or of a search's results, and counts of left-out rows by reason.
 
     Args:
         where: a table's file, a run's folder or ``results.csv``, DeepHyper's, or the URL of an
@@ -150,7 +149,7 @@ def _landscape(key: str, table: Table) -> Landscape:
 def _answer(table: Table, row: int, config: dict[str, Any]) -> Trial:
     jobs, step_time_s = table.jobs, float(table.step_time_s[row])
     if not np.isfinite(step_time_s):
-        # sweeps do not distinguish it from other crashes
+        # sweeps do not tell it from other crashes
         return Trial(row, config, 0.0, kind="oom")
     result: dict[str, Any] = {"step_time_s": {"median": step_time_s}}
     if np.isfinite(table.peak_bytes[row]):

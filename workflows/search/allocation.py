@@ -17,8 +17,7 @@ MAX_SILENCE_S = 1800.0
 class Allocation:
     """Asks the launcher periodically whether trials can be started, and on which nodes.
 
-    A trial's ``timeout_s`` must fit into the time that is left. The pool loses the nodes that are
-    down.
+    A trial's ``timeout_s`` must fit into the time left. Down nodes are taken out of the pool.
 
     Attributes:
         gone: it is over, and running trials end with it.
@@ -38,11 +37,11 @@ class Allocation:
         return -math.inf if self._silent_since_s is None else self._next_check_s
 
     def doubt(self) -> None:
-        """Check at once next time: a trial ended as if the allocation were gone."""
+        """Make the next check ask at once: a trial ended as if the allocation were gone."""
         self._next_check_s = -math.inf
 
     def check(self) -> Ending | None:
-        """Take down nodes out of the pool; why the search has to end, if it has."""
+        """Remove down nodes from the pool; returns why the search has to end, if it has."""
         left_s = self._launcher.time_left_s()
         if left_s is not None and left_s < self._timeout_s + END_MARGIN_S:
             return Ending("another trial would not end before the allocation", CONTINUE)

@@ -1,4 +1,4 @@
-"""The running attempts, for each of which a thread waits; pauses after failed launches."""
+"""Running attempts, each with a thread that waits for it; pauses after failed launches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foundation.files import is_disk_full
 from slurm import AllocationState, Kind, Launcher, Lease, Outcome, StopRule, TrialSpec
 from workflows.search.storage import no_room
 
-# Ends that have outside causes; losing the allocation leads to no other.
+# Kinds that may have an outside cause; a lost allocation leads to no others.
 _DOUBTFUL = {kind for kind in Kind if kind.retried} - {Kind.CANCELLED} | {Kind.CRASH, Kind.TIMEOUT}
 
 
@@ -87,7 +87,7 @@ class Attempts:
         self._ended.put((running, self._excused(outcome)))
 
     def _without_room(self, outcome: Outcome, spec: TrialSpec) -> Outcome:
-        """The outcome, excused if the disk is full: srun drops what it cannot write."""
+        """The outcome, as DISK_FULL if there is no room: srun drops what it cannot write."""
         if outcome.kind not in (Kind.CRASH, Kind.TIMEOUT) or self._launcher.simulated:
             return outcome
         full = no_room(spec.directory)

@@ -20,15 +20,15 @@ from slurm import BLAMELESS
 if TYPE_CHECKING:
     from analysis import Pricing  # scipy: half a second
 
-SMALL_GAINS = 3  # in a row, after which a search ends
-SUCCESSES = 8  # before which it does not, however small the gain,
-LIKELY = 0.5  # while the next trial runs with this probability
-RECENT = 50  # successes that a trial's time is learnt from
+SMALL_GAINS = 3  # in a row end a search
+SUCCESSES = 8  # with fewer, small gains do not end it,
+LIKELY = 0.5  # if the next trial runs with at least this probability
+RECENT = 50  # latest successes, from which a trial's time is estimated
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a whole run, over all its sessions; None: no limit."""
+    """Limits of a whole run, over all sessions; None: no limit."""
 
     trials: int | None = None
     wall_time_s: float | None = None
@@ -73,8 +73,8 @@ class Budget:
         """Why the next trial should not start although there is budget, or None if it should.
 
         One small expected gain may change with the next trial: only several in a row end a
-        search, and none before enough trials succeeded, unless nothing else likely runs. Without
-        ``gain`` it is unknown.
+        search, and only after enough successes, unless the next trial is unlikely to run. A
+        missing ``gain`` counts as large.
         """
         before = [t.expected for t in run.trials.values() if not t.explores][1 - SMALL_GAINS :]
         gains = [e.get("gain", math.inf) for e in [*before, expected]]
@@ -136,8 +136,8 @@ class NodeHours:
         """Expected seconds of trials from start to end.
 
         If the cost model prices the space: its step times, corrected by the median ratio so far,
-        plus a start-up time by the number of nodes that successes needed. Else the longest
-        success's time; before any, the timeout.
+        plus the start-up time of successes by their number of nodes. Else the longest success's
+        time; before any, the timeout.
         """
         timeout_s = self._space.trial.timeout_s
         done = [(t, m) for t in run.trials.values() if t.ok and (m := t.measured)][-RECENT:]
@@ -160,7 +160,7 @@ class NodeHours:
         return [min(timeout_s, start_s + steps * scale * p) for start_s, p in ours]
 
     def expected_texts(self, run: Run, configs: Sequence[Mapping[str, Any]]) -> list[str]:
-        """The same to be shown; ``?`` where only the timeout is known."""
+        """The expected seconds as text; ``?`` where only the timeout is known."""
         timeout_s, expected_s = self._space.trial.timeout_s, self.expected_s(run, configs)
         return ["?" if each >= timeout_s else clock_text(each) for each in expected_s]
 

@@ -55,10 +55,10 @@ class Driver:
     factory: TrialFactory
     budget: Budget
     seed: int  # written to the journal
-    # called with an event and the driver: with each event after it was written to the journal, with
-    # a line of text that the journal does not keep, and about once a second with None
+    # called with the driver and each event once the journal has it, with each line of text that the
+    # journal does not keep, and about once a second with None
     listen: Listener
-    # of the folder, by which ``factory`` names trials; None if no other run could have the names
+    # of the folder, in the trials' names; None if no other run could have the same names
     identity: Identity | None = None
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class Driver:
         self._allocation = Allocation(launcher, self.pool, space.trial.timeout_s, self._tell)
         self._results = ResultsFile(self.folder)
         self._ending: Ending | None = None  # nothing more is started
-        self._tells_of_sharing = space.trainer.preload is None  # once, where it begins unasked
+        self._tells_of_sharing = space.trainer.preload is None  # once, if sharing begins unasked
 
     @property
     def running(self) -> dict[int, Running]:
@@ -135,8 +135,8 @@ class Driver:
             ending = Ending(reason, CONTINUE)
         stopped = ending.code == CONTINUE or (ending.code == FAILED and self.state.best is not None)
         if stopped and all(t.ended for t in self.state.trials.values()):
-            # The last trial may have ended while the search was being stopped, or taken the last
-            # node with it. Finalists that are left may settle the winner in the next allocation.
+            # The last trial may have ended while the search was being stopped, or have lost the
+            # last node. Remaining finalists may settle the winner in the next allocation.
             spent = self.budget.spent(self.state, self.journal.clock())
             settled = self._schedule.next_repeat() is None
             ending = Ending(spent, DONE) if spent and settled else ending
@@ -149,7 +149,7 @@ class Driver:
         left_running = [(trial, attempt) for trial in trials if (attempt := trial.running)]
         own = [attempt.name for _, attempt in left_running if self._is_own(attempt.name)]
         if self.state.trials and self.space.program.preload:
-            own.append(self.factory.mark)  # of steps that outlived their trials
+            own.append(self.factory.mark)  # the steps that outlive their trials
         identity = asdict(self.identity) if self.identity else {}
         told = {"nodes": self.pool.nodes, "identity": identity}
         opened = Opened.of(self.space, self.launcher.name, self.seed, **told)
@@ -165,7 +165,7 @@ class Driver:
         self.listen(opened, self)
 
     def _is_own(self, name: str) -> bool:
-        """Whether a trial is this folder's, and not that of a folder that this one is a copy of."""
+        """Whether a trial belongs to this folder, not to one that this folder is a copy of."""
         return self.state.identity is None or name.startswith(f"{self.factory.run_id}-")
 
     def _left_behind(self, number: int, name: str) -> Outcome:
@@ -177,7 +177,7 @@ class Driver:
         return outcome or Outcome(Kind.PREEMPTED, message=message)
 
     def _fill(self) -> Ending | None:
-        """Start the trials that pool, budget and allocation allow; None if more may start."""
+        """Start the trials that can start now; returns why no more will, None if more may."""
         no_more = None
         self._check_allocation()
         while not self._ending:
@@ -261,7 +261,7 @@ class Driver:
         trial = self.state.trials[number]
         repeat = trial.ended  # its first result stands
         end = ended(self.space, trial, attempt, nodes, outcome)
-        if is_nobodys(end, self.state):  # says nothing of the configuration: it runs when resumed
+        if is_nobodys(end, self.state):  # not the configuration's fault: run it again
             end = end.model_copy(update={"final": False})
         self._write(end)
         self._results.stale = True
@@ -297,7 +297,7 @@ class Driver:
         self._put_aside_too_wide()
 
     def _put_aside_too_wide(self) -> None:
-        """Put aside trials that need more nodes than are left; another allocation may have them."""
+        """Put aside trials wider than all nodes left, for another allocation."""
         for name in self.pool.impossible():
             number = int(name)
             self._waiting.discard(number)

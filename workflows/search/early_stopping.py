@@ -1,9 +1,9 @@
 """Early stopping of trials that cannot come near the best any more.
 
 The measured steps, without the warm-up, are compared with the best trial's objective in
-logarithms. A trial stops when the fast end of its own interval is slower than the slow end of the
-best one's by more than two runs of one configuration differ, and by ``MARGIN`` on top: nothing
-within ``MARGIN`` of the best is stopped.
+logarithms. A trial stops when it is behind by more than ``MARGIN`` plus the root of the summed
+squares of its own interval, the best's, and the difference between two runs of one configuration:
+nothing within ``MARGIN`` of the best is stopped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from workflows.search.objectives import values_of
 MARGIN = 0.05  # share of the best objective
 SURE = 0.99  # of each interval, one-sided
 MIN_STEPS = 2  # fewer have no spread
-# Metrics of steps whose median over some steps does not stand for the trial.
+# Metrics whose median over a few steps does not stand for the trial.
 _NOT_PER_STEP = ("peak_memory_bytes", "energy_joules", "joules_per_token", "loss", "num_nodes")
 
 
@@ -49,9 +49,9 @@ class EarlyStopping:
         self._incumbent: _Incumbent | None = None
 
     def update(self, run: Run, ended: Trial | None = None) -> None:
-        """Note the best trial after ``ended``, or after any trial."""
+        """Note the best trial after the end of ``ended``; None: after any change."""
         if ended and not self._changes(ended):
-            return  # a long run is not searched after each of its trials
+            return  # comparing all trials after each one takes long
         best = run.best if self._applies else None
         if best is None or best.objective is None or best.objective <= 0:
             self._incumbent = None

@@ -12,14 +12,14 @@ from foundation.bounds import Bound
 from search_spaces import Objective, SearchSpace
 from workflows.search.throughput import completed, job_of, named_by_meaning
 
-_Reader = Callable[[str], float]  # of the metrics from which an objective follows
+_Reader = Callable[[str], float]  # value of a metric from which an objective follows
 
 
-BILLION = 1e9  # tokens that cost and co2 are of
+BILLION = 1e9  # cost and co2 are of so many tokens
 
 
 def _of_energy(key: str, of: _Reader, space: SearchSpace, config: Mapping[str, Any]) -> float:
-    """Raise for what ``with_prices`` has not found; infinite where that is 0."""
+    """Energy, cost or CO2 by its key; infinite if a metric behind it is 0, raises if missing."""
     if key == "joules_per_token" or key in space.priced():
         needed = ["energy_joules", "tokens_per_second", "step_time_s.median"]
         if key in space.priced(measured=False):  # by the node-hour alone
@@ -42,7 +42,7 @@ DERIVED: dict[str, Callable[[_Reader, SearchSpace, Mapping[str, Any]], float]] =
 def with_prices(
     space: SearchSpace, config: Mapping[str, Any], result: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A result with energy, money and carbon as far as they follow from it.
+    """A result with energy, cost and CO2 as far as they follow from it.
 
     A trainer's energy is that of all measured steps, as the batch differs between trials.
     """

@@ -1,9 +1,9 @@
 """Probes: the first minutes of a search, spent on a shallower model on few nodes.
 
-Memory and time of a layer are much the same in a model of 4 layers as in one of 80, and cost a
-fraction. A run's probes are a run of their own, in its folder ``probes/``: the same trainer and
-cluster, fewer layers, only the configurations that tell most. The cost model then learns from them
-as from any other trial (``analysis.prediction.pricing``).
+A layer takes much the same memory and time in a model of 4 layers as in one of 80, and measuring
+it costs a fraction. Probes are a run of their own, in the run's folder ``probes/``: same trainer,
+same cluster, fewer layers, only the most informative configurations. The cost model learns from
+them as from any other trial (``analysis.prediction.pricing``).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from workflows.search.session import Search, run_session
 from workflows.search.stopping import CONTINUE, DONE, INTERRUPTED
 
 LAYERS = 4  # of the shallower model at most: enough for a pipeline, and for a layer of each kind
-DEPTHS = 4  # times as deep at least is the model itself
-CANDIDATES = 10_000  # among which probes are looked for
-WIDEST = 2  # nodes: one tells of kernels and memory, a second of the network
+DEPTHS = 4  # times as deep, at least, as the shallower model is the real one
+CANDIDATES = 10_000  # from which probes are chosen
+WIDEST = 2  # nodes: one shows kernels and memory, a second the network
 MOST_VALUES = 4  # of a parameter without a price that are probed beside its first
-USUAL = 4  # probes; further ones tell less than they cost
+USUAL = 4  # probes; more are not worth their cost
 Launch = Callable[[SearchSpace, RunFolder], Launcher]
-ANY_BATCH = {"global_batch_size", "num_nodes"}  # constraints on these are not a probe's
-KINDS = ("dense_layers", "windowed_layers")  # of which a shallower model keeps its share
+ANY_BATCH = {"global_batch_size", "num_nodes"}  # constraints on these do not bind probes
+KINDS = ("dense_layers", "windowed_layers")  # kinds of layers whose share a shallower model keeps
 
 
 class ProbeError(SpaceError):
@@ -109,7 +109,7 @@ def shallower(space: SearchSpace, nodes: int = WIDEST) -> SearchSpace:
 
 def plan(space: SearchSpace, count: int | None, nodes: int, seed: int = 0) -> Plan:
     """The ``count`` most informative probes on at most so many nodes, and one for each further
-    value of a parameter without a price; None: USUAL, or one beside such values.
+    value of a parameter without a price. Default count: USUAL, or 1 if there are such parameters.
 
     Raises ProbeError if there are none.
     """
@@ -143,8 +143,8 @@ def plan(space: SearchSpace, count: int | None, nodes: int, seed: int = 0) -> Pl
 def alike_but_for_one(
     pricing: Pricing, configs: Sequence[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Raw configurations with one value of each unpriced parameter, then the first of them with
-    every other value: the difference is what that value does."""
+    """Raw configurations, all with the first value of each unpriced parameter, then the first one
+    with each other value: the difference is the effect of that value."""
     parameters = [pricing.space.parameters[name] for name in pricing.unpriced]
     usual = {p.name: p.pinned for p in parameters}
     yield from ({**config, **usual} for config in configs)
@@ -156,10 +156,10 @@ def alike_but_for_one(
 
 
 def wanted(space: SearchSpace, nodes: int) -> Plan | None:
-    """The probes that a search of the space begins with on so many nodes; None: it has none.
+    """The probes with which a search of the space begins on so many nodes; None: without any.
 
-    By itself it has none on one node, where a probe takes as long as a trial, and none that cost
-    more than a trial together.
+    ``auto`` means none on one node, where a probe takes as long as a trial, and none if together
+    they cost more than a trial.
 
     Raises ProbeError if the space asks for probes and cannot have them.
     """
@@ -183,13 +183,13 @@ def _node_seconds(pricing: Pricing, jobs: Jobs) -> Array:
 
 
 def begin_with_probes(search: Search, launch: Launch, flags: str = "", always: bool = False) -> int:
-    """Run the probes that a search begins with, and print what they cost and what they told.
+    """Run the probes with which a search begins, and print their cost and what was learned.
 
     Args:
-        search: that is about to run; one that has trials already has had its probes.
+        search: about to run; if it has trials already, it has had its probes.
         launch: a launcher for another space and folder.
         flags: see ``run_session``.
-        always: also where the space asks for none.
+        always: even if the space asks for none.
 
     Returns:
         The exit code if they were stopped, else 0.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 REFRESHED_PER_S = 2
 SHOWN_MESSAGE = 100  # characters; the journal and the report have all
-# A full disk may be emptied, a slow reader may catch up.
+# Errors that may pass: of a full disk, of a slow reader.
 _FOR_A_WHILE = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)
 
 

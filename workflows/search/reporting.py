@@ -25,7 +25,7 @@ SignalHandler = Callable[[int, FrameType | None], object]
 
 LONGEST_S = 600.0
 MARGIN_S = 20.0  # of the allocation, for the end of the job itself
-SHORTEST_S = 5.0  # what only the imports take
+SHORTEST_S = 5.0  # what the imports alone take
 _PR_SET_PDEATHSIG = 1
 
 
@@ -83,7 +83,6 @@ def run_bounded(argv: Sequence[str], limit_s: float) -> str:
 
 @contextmanager
 def handling(handlers: Mapping[signal.Signals, SignalHandler]) -> Iterator[None]:
-    """Signal handlers for the length of the context."""
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield

@@ -31,7 +31,7 @@ class Schedule:
     _write: Callable[[Event], None]
 
     def __post_init__(self) -> None:
-        self.too_wide: set[int] = set()  # need more nodes than are left of this allocation
+        self.too_wide: set[int] = set()  # need more nodes than this allocation has left
         self._node_hours = NodeHours(self._space, self._budget.node_hours)
         self._requeued: deque[int] = deque()
         self._search_ended: Ending | None = None  # nothing new is proposed; repeats may be left

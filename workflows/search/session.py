@@ -35,16 +35,16 @@ from workflows.search.stopping import CONTINUE, INTERRUPTED, Ending
 from workflows.search.trials import TrialFactory, data_prefix, make_data
 
 DRY_RUN_TRIALS = 3
-NO_IDENTITY = "00000000"  # not yet, or simulated
+NO_IDENTITY = "00000000"  # of a run that is simulated or not begun
 
 
 @dataclass(frozen=True)
 class Search:
     space: SearchSpace  # what is searched; its budget is that of the whole run
     folder: RunFolder  # of the run; one that is there already is resumed
-    launcher: Launcher  # gives trials their processes
+    launcher: Launcher  # starts the trials' processes
     seed: int | None = None  # default: the run's own, or 0
-    policy: str = DEFAULT  # the name of what chooses; see ``workflows.optimizer.registry``
+    policy: str = DEFAULT  # its name in ``workflows.optimizer.registry``
     pricing: Pricing | None = None  # replaces the space's own prices
     budget: Budget | None = None  # default: the space's
     only: Sequence[Mapping[str, Any]] | None = None  # the configurations to try; default: all
@@ -57,7 +57,7 @@ class Search:
         return make_policy(self.space, seed, self.policy, pricing=pricing, only=self.only)
 
     def make_factory(self, identity: Identity | None) -> TrialFactory:
-        """A trial factory, whose steps and processes have names that no other run has."""
+        """A trial factory that gives steps and processes names that no other run has."""
         run_id = f"meshtune-{identity.id if identity else NO_IDENTITY}"
         return TrialFactory(self.space, self.folder, run_id, self.data)
 
@@ -82,7 +82,7 @@ def run_session(search: Search, flags: str = "", report: bool = True) -> int:
     """
     screen = Screen(sys.stdout)
     console = Console(file=cast(IO[str], screen))
-    # Slurm's warning may come while there is no driver any more.
+    # Slurm's warning may come when the driver has ended.
     signal.signal(signal.SIGUSR1, lambda *_: None)
     progress = Progress(console)
     with ExitStack() as stack:
@@ -112,7 +112,7 @@ def open_driver(search: Search, listen: Listener) -> Iterator[Driver]:
         ConfigError: if this machine lacks the trainer's program.
     """
     space, folder, launcher = search.space, search.folder, search.launcher
-    POLICIES.get(search.policy)  # an error now, while nothing is made
+    POLICIES.get(search.policy)  # fails before anything is written
     _refuse_container(search)
     _refuse_narrow_launcher(search)
     _refuse_missing_program(search)
@@ -121,7 +121,7 @@ def open_driver(search: Search, listen: Listener) -> Iterator[Driver]:
     journal = Journal(folder.path, launcher.clock.time, sync=not launcher.simulated)
     try:
         journal.run.check_configurations(space)
-        folder.create(space)  # only now is the run ours: another's budget stays
+        folder.create(space)  # only now, so that another run's budget stays
         if data and not launcher.simulated:
             make_data(data)
         seed = journal.run.seed if search.seed is None else search.seed
@@ -183,7 +183,7 @@ def _refuse_narrow_launcher(search: Search) -> None:
     begun = folder.started and read_run(folder.path).trials
     if begun or search.space.widths[-1] <= nodes:
         return
-    policy = search.make_policy(0)  # the driver's own is another: a proposal leaves traces
+    policy = search.make_policy(0)  # not the driver's: proposing changes a policy
     run = Run(folder.path)
     if policy.propose(run, nodes) is None:
         _refuse_too_few_nodes(search, policy, run)

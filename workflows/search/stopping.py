@@ -1,7 +1,7 @@
 """Why a session of a search ends, and its exit code.
 
-A search whose attempts all fail ends before it uses up the allocation; at the first attempt if it
-fails of the space or of what is installed, as every configuration would.
+A search whose attempts all fail ends before it uses up the allocation; after the first one if the
+space or the installation is the cause, which would fail every configuration.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Ending:
 
 
 def is_nobodys(end: Ended, run: Run) -> bool:
-    """Whether every configuration would crash so, as long as none has succeeded."""
+    """Whether no trial has succeeded yet, and every configuration would crash like this."""
     never = not any(t.ok for t in run.trials.values())
     return never and end.kind == Kind.CRASH and run.is_nobodys(end.message)
 
@@ -38,13 +38,13 @@ class RepeatedFailures:
 
     def __init__(self) -> None:
         self._latest: deque[Kind] = deque(maxlen=MAX_IN_A_ROW)
-        self._given_up = 0  # trials in a row whose attempts the machine or somebody has ended
+        self._given_up = 0  # trials in a row whose attempts all had outside causes
 
     def note(self, end: Ended, run: Run, on: Collection[str] = ()) -> Ending | None:
         """Why the search should end after this attempt; None if it should not.
 
-        ``end`` is of the attempt, which ``run`` has. The failure is held against the nodes ``on``:
-        a program may be missing there alone.
+        ``run`` has the attempt already. ``on`` are the nodes suspected of the failure: a program
+        may be missing there alone.
         """
         kind, message = Kind(end.kind), end.message
         if kind.row.cause == "driver":

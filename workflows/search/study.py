@@ -73,11 +73,11 @@ class Study:
         seed: default: 0, or the run's own.
 
     Raises:
-        ArgumentError: for an unusable argument; nothing is made.
+        ArgumentError: for an unusable argument, before anything is written.
         SpaceError: if the space cannot be read.
         FingerprintError: if the folder holds a run of another space.
         ValueError: if the folder holds a search that ran its own trials.
-        RunBusyError: if a search has this run, or another process does not let go of the study.
+        RunBusyError: if a search runs in the folder, or another process keeps the study locked.
         RunError: if the folder cannot be written.
     """
 
@@ -92,7 +92,7 @@ class Study:
         where = None if folder is None else checked_path("folder", folder)
         seed = None if seed is None else checked_whole("seed", seed, 0)
         self.space = space_of(space)
-        POLICIES.get(checked_text("policy", policy))  # an error now, while nothing is made
+        POLICIES.get(checked_text("policy", policy))  # fails before anything is written
         self._temporary = None if where else tempfile.TemporaryDirectory(prefix="meshtune-")
         self._folder = RunFolder(where or Path(self._temporary.name))  # type: ignore[union-attr]
         self._folder.prepare(self.space)
@@ -158,7 +158,7 @@ class Study:
             if number is None:
                 try:
                     proposal = self._policy.propose(run, max_nodes)
-                except ImportError as error:  # of a module that is needed now, by no free file
+                except ImportError as error:  # a first import, without a free file descriptor
                     raise RunError(explained(error)) from error
                 if proposal is None:
                     return None
@@ -206,7 +206,7 @@ class Study:
             raise ArgumentError(f"trial {number} does not run: tell what `ask` gave, and only once")
         if isinstance(result, Mapping):
             result = _plain(result)
-            # An error now, and not a crash of the trial.
+            # Raise for the caller, rather than record a crash of the trial.
             for wanted in (self.space.objectives, self.space.subject_to):
                 values_of(wanted, self.space, known.config, result)
             outcome = Outcome(Kind.OK, result=result, message=message)

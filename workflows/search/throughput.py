@@ -85,7 +85,7 @@ def job_of(space: SearchSpace, config: Mapping[str, Any]) -> Job | None:
 def named_by_meaning(
     space: SearchSpace, config: Mapping[str, Any], result: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A result whose tokens are called padded where the trainer counts padding among them."""
+    """A result whose tokens are named padded ones if the trainer counts padding."""
     by = space.program.log.padded_by
     if by not in space.parameters or not space.facts(config)[by]:
         return dict(result)
@@ -114,8 +114,8 @@ def completed(job: Job | None, result: Mapping[str, Any]) -> dict[str, Any]:
     """A result with the metrics that follow from its own.
 
     FLOPs per second are replaced by those of this convention, and kept as
-    ``reported_tflops_per_gpu``; missing metrics are added. Where lengths vary, tokens are those
-    that the trainer has counted.
+    ``reported_tflops_per_gpu``; missing metrics are added. If lengths vary, tokens are those that
+    the trainer has counted.
     """
     whole = _counted(result)
     if job is None:
@@ -137,14 +137,14 @@ def completed(job: Job | None, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _counted(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result with the mean rate of a run whose trainer has counted tokens to its end only."""
+    """A result with the mean token rate, if the trainer gives only the total at its end."""
     tokens, time_s = (Metrics(result).get(key) for key in ("tokens", "run_time_s"))
     rate = {"tokens_per_second": tokens / time_s} if tokens is not None and time_s else {}
     return {**rate, **result}
 
 
 def _counting(job: Job, result: Mapping[str, Any]) -> Job:
-    """The job; where its trainer has counted tokens, theirs are not derived."""
+    """The job; if its trainer counts tokens, their rates are not derived."""
     counts = "tokens" in result and not job.uneven
     return replace(job, uneven="the trainer counts tokens") if counts else job
 
@@ -189,7 +189,7 @@ def _beyond_peak(space: SearchSpace, tflops: float | None, said: str) -> str | N
         return None
     peaks = (cluster.peak_bf16_tflops, cluster.peak_fp32_tflops)
     peak = 2 * max(peak or 0.0 for peak in peaks)  # of 8-bit products
-    peak *= cluster.shared_by  # one that is busy alone has the others' share
+    peak *= cluster.shared_by  # a rank that is busy alone has the others' share
     if tflops is None or not math.isfinite(tflops) or tflops <= peak:
         return None
     return (

@@ -109,7 +109,7 @@ def judge(
 
     An ``ok`` without one of them is a crash (the trainer broke its contract); one with an infinite
     or impossible value has diverged. Neither may pass for a fast result. A trial that was stopped
-    early may not have come to what a bound is on; it is never the best.
+    early may lack a bounded metric; it is never the best.
     """
     outcome = checked_outcome(space, outcome, config)
     if outcome.kind is not Kind.OK:
@@ -133,7 +133,7 @@ def judge(
 def checked_outcome(space: SearchSpace, outcome: Outcome, config: Mapping[str, Any]) -> Outcome:
     """An outcome with all metrics that follow from the trainer's own.
 
-    If two of a user's own trainer contradict each other, it is a crash that names both.
+    If two metrics of a user's own trainer contradict each other, it is a crash that names both.
     """
     job = job_of(space, config)
     if outcome.kind is not Kind.OK or outcome.result is None:

@@ -302,7 +302,7 @@ def test_running_trials_are_spread_and_never_repeated(space: SearchSpace) -> Non
             number, dict(proposal.config), 0.0, proposal.by, proposal.why, proposal.expected
         )
     rules = [t.why.split(",")[0] for t in run.trials.values()]
-    alone, among_others = "highest acquisition", "favourite of one of several models"
+    alone, among_others = "highest acquisition", "best under one of several models"
     assert rules == [alone] + [among_others] * 23
     ranking = search(make_policy(space, seed=0, name="cost-model"), 24, lambda _: 1.0)
     ranked = [t.config for t in ranking.trials.values()]
