@@ -159,7 +159,7 @@ class Trainer:
         return finished
 
     def save_if_due(self, step: int, last: int) -> Path | None:
-        """The checkpoint after so many steps of a run that ends with ``last``, if one is due."""
+        """Save a checkpoint after ``step`` steps if one is due; the run ends after ``last``."""
         interval = self.config.save_interval
         due = step == last or (interval is not None and step % interval == 0)
         return self.checkpoints.save(self, step) if due and self.config.save else None

@@ -24,7 +24,7 @@ class Slice(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """One of so many equal shares."""
+    """One of ``ranks`` equal shares."""
 
     rank: int = 0
     ranks: int = 1

@@ -19,7 +19,7 @@ from trainer.plan.placement import Level
 for _name in ("fused_all_gather_matmul", "fused_matmul_reduce_scatter"):  # on a CPU not fused
     torch.library.impl(f"symm_mem::{_name}", "cpu", getattr(symmetric, f"_{_name}_fallback"))
 
-_MULTICAST_ROWS = 2048  # up to so many torch gathers at once, by multicast, into the workspace
+_MULTICAST_ROWS = 2048  # up to this many rows torch gathers whole, by multicast, to the workspace
 _APART = (
     "async_tp: tp ranks cannot map each other's memory ({}); show each rank all GPUs of its node "
     "(site profile: gpus: per_node), or set async_tp: false"
@@ -66,7 +66,7 @@ class Traffic:
 
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Pause the counters: what is sent meanwhile is not part of a step."""
+        """Pause the counters, for traffic that is not part of a step."""
         self.counting = False
         try:
             yield

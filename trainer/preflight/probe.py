@@ -25,7 +25,7 @@ from trainer.plan.placement import Level
 from trainer.runtime.device import Device
 from trainer.runtime.peers import RankEnvironment
 
-ROUNDS = 3  # the median of so many is reported
+ROUNDS = 3  # their median is reported
 MAX_REPEATS = 200  # calls in a round
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
@@ -257,7 +257,7 @@ def _infiniband(sysfs: Path) -> dict[str, float]:
 
 
 def _interface_gb_per_s(interface: Path) -> float | None:
-    """The kernel's Mbit/s as GB/s; None for one that is down or does not say."""
+    """The kernel's Mbit/s as GB/s; None if the interface is down or its speed is unknown."""
     try:
         mbit_per_s = int((interface / "speed").read_text())
         up = (interface / "operstate").read_text().strip() == "up"

@@ -61,7 +61,7 @@ class BucketGradients(ABC):
 
     @abstractmethod
     def start_step(self, micro_batches: int) -> None:
-        """Expect so many gradients of every parameter."""
+        """Expect ``micro_batches`` gradients of every parameter."""
 
     @abstractmethod
     def receive(self, parameter: Tensor, gradient: Tensor) -> None:

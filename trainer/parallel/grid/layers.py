@@ -109,7 +109,7 @@ _blocks: WeakValueDictionary[int, Block] = WeakValueDictionary()
 
 @torch.library.custom_op("meshtune::gather_block", mutates_args=())
 def _gathered_block(x: Tensor, leaf: Tensor, number: Tensor, rows: int) -> Tensor:
-    """A block of so many rows, for the input x; see ``Block.leaf``."""
+    """A gathered block of ``rows`` rows, for the input x; see ``Block.leaf``."""
     return _blocks[int(number)].gather()
 
 
