@@ -1,7 +1,7 @@
 """One trial's training. Knows nothing of searches; ``python -m trainer CONFIG.json`` runs it.
 
-What it exports is listed in ``__init__.pyi`` and imported when it is first used: the records that
-say what is trained and how, and the rules and formulas that follow from them, all free of torch.
+Exports are listed in ``__init__.pyi`` and imported at first use: the records that describe a
+training run, and the rules and formulas that follow from them, all torch-free.
 """
 
 import lazy_loader

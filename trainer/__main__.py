@@ -14,10 +14,10 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLO
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train as the named file says; returns the exit code.
+    """Train as the configuration file says; returns the exit code.
 
-    Also what a process calls that was forked with torch imported: the environment is read now,
-    and importing this module does nothing else.
+    Processes that were forked with torch imported call this, too: the environment is read here,
+    not on import.
     """
     parser = argparse.ArgumentParser(prog="python -m trainer")
     parser.add_argument(
@@ -25,8 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     config = parser.parse_args(argv).config
     if not any(name in os.environ for name in _ALLOCATOR):
-        # Segments that grow leave no gaps between tensors of changing sizes; where a device has
-        # none, torch says so and goes on. Read at the first use of a device.
+        # Against fragmentation; torch warns and continues where a device does not support it.
+        # Torch reads the variable at the first use of a device.
         os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
     return run(config, os.environ)
 

@@ -49,23 +49,23 @@ def train(
 
     Args:
         progress: takes one line after every step.
-        step_done: takes every step's number, from 1 in this run, and its seconds; where checkpoints
-            are saved also ``finished_steps`` of all runs, and ``checkpoint_s`` for which one
-            stopped training after this step. Not timed.
+        step_done: called after every step with its number, from 1 in this run, and its seconds; if
+            checkpoints are saved also with ``finished_steps`` of all runs, and ``checkpoint_s``,
+            the seconds for which a checkpoint stopped training after this step. Not timed.
         folder: where the first rank writes ``config.metrics``.
-        stop: whether this rank was asked to stop; all stop after the step in which any was. Asked
-            only where there is a folder to save into.
+        stop: whether this rank was asked to stop; all stop after the step in which any was. Called
+            only if there is a folder to save into.
 
     Returns the same on every rank, except its own ``device``, ``memory``, ``energy``,
-    ``communication`` and ``kernels``. Losses are global means, norms before clipping, and
-    ``checkpoints_s`` how long each checkpoint stopped training.
+    ``communication`` and ``kernels``. Losses are global means, norms are before clipping, and
+    ``checkpoints_s`` are the seconds for which each checkpoint stopped training.
 
     Raises ConfigError if the configuration cannot run on so many ranks.
     """
     device = Device.of_this_rank(config.device)
     engine: Engine
     if config.engine == "deepspeed":
-        from trainer.deepspeed.engine import DeepSpeedTrainer  # heavy, and may not be there
+        from trainer.deepspeed.engine import DeepSpeedTrainer  # heavy and optional
 
         engine = DeepSpeedTrainer(config, device)
     else:
@@ -73,8 +73,8 @@ def train(
     training = _Training(config, engine, device, dataset, held_out)
     with ExitStack() as stack:
         if config.metrics is not None and folder is not None and dist.get_rank() == 0:
-            told = config.model_dump(exclude_none=True)
-            writer = MetricsWriter(config.metrics, folder, training.first, told)
+            settings = config.model_dump(exclude_none=True)
+            writer = MetricsWriter(config.metrics, folder, training.first, settings)
             training.writer = stack.enter_context(writer)
         dist.barrier()
         training.run(progress, step_done, stop)
@@ -135,7 +135,7 @@ class _Training:
                 break
 
     def _step(self, number: int, stop: bool | None) -> tuple[StepReport, float]:
-        """One step, and its seconds without those spent on anything but training."""
+        """One step, and its seconds without those spent on other work than training."""
         begin_s = time.perf_counter()
         with attention_backends(self.device.type):
             report = self.engine.step(number, self.dataset, stop)
@@ -186,7 +186,7 @@ class _Training:
 class MetricsWriter(ExitStack):
     """Writes metrics to files and services; used on rank 0 only.
 
-    Lines after step ``first``, from a run that died after its last checkpoint, are removed.
+    Lines after step ``first``, of a run that died after its last checkpoint, are removed.
 
     Raises ConfigError if a package is not installed, or the file cannot be written.
     """

@@ -63,14 +63,14 @@ class Optimizer:
             for master in masters
         ]
         # Ranks along gz have the losses of different sequences.
-        said_once = mesh.is_last and mesh.is_first_holder(("gz",))
-        self.loss_share = 1 / mesh.states.size if said_once else 0.0
+        counts_loss = mesh.is_last and mesh.is_first_holder(("gz",))
+        self.loss_share = 1 / mesh.states.size if counts_loss else 0.0
         groups = [
             {"params": masters, "weight_decay": config.weight_decay if traits.decays else 0.0}
             for traits, masters in weights.masters.items()
         ]
         self.adamw: torch.optim.AdamW | None = None
-        if groups:  # a rank whose shares are all empty has none, and takes part in the sums
+        if groups:  # a rank with empty shares has none, but takes part in the sums
             betas = (config.beta1, config.beta2)
             self.adamw = torch.optim.AdamW(
                 groups, lr=config.lr, betas=betas, eps=config.eps, fused=True
@@ -86,9 +86,9 @@ class Optimizer:
     ) -> StepReport:
         """Update the weights.
 
-        ``loss`` is this rank's mean over its micro-batches, if ``loss_share`` is not 0; ``counted``
+        ``loss``: this rank's mean over its micro-batches, if ``loss_share`` is not 0; ``counted``:
         likewise the fraction of tokens in the loss, default all. Loss and gradients are means over
-        the whole job's. ``stop``: whether this rank was asked to stop; None where nobody can be.
+        the whole job. ``stop``: whether this rank was asked to stop; None if ranks never are.
         """
         self.weights.finish_gradients()
         totals = self.totals(loss, counted, stop)
@@ -106,8 +106,8 @@ class Optimizer:
                 self.adamw.found_inf = (~norm.isfinite()).float()
             self.adamw.step()
         self.weights.publish()
-        told = torch.stack((norm, totals.loss / share, totals.asked)).tolist()
-        grad_norm, reported, asked = told
+        numbers = torch.stack((norm, totals.loss / share, totals.asked)).tolist()
+        grad_norm, reported, asked = numbers
         done = self.scaler.update(math.isfinite(grad_norm))
         return StepReport(reported, grad_norm, done, asked > 0)
 
@@ -119,7 +119,7 @@ class Optimizer:
         grads = [master.grad for master in self.counted if master.grad is not None]
         squares = squared_norm(grads) if grads and with_norm else nothing
         sums = [squares, loss.double() * self.loss_share]
-        if counted is not None:  # what all ranks know is not sent
+        if counted is not None:  # else all ranks know that it is 1
             sums.append(counted.double() * self.loss_share)
         if stop is not None:
             sums.append(nothing + float(stop))

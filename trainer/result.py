@@ -85,7 +85,7 @@ def completed(
 def step_line(
     config: TrainConfig, world_size: int, number: int, step_time_s: float, more: Mapping[str, float]
 ) -> str:
-    """Metrics of one step, counted from 1, as a line for whoever watches the trial."""
+    """Metrics of one step, counted from 1, as a line for the process that follows the trial."""
     figures = {"step": number, "step_time_s": step_time_s, **rates(config, world_size, step_time_s)}
     figures |= more
     return "MESHTUNE_STEP " + json.dumps(figures)
@@ -124,7 +124,7 @@ def _divergence(losses: Sequence[float], skipped_steps: int) -> tuple[str, str] 
 def failure(
     status: Failure, where: str, message: str, rank: int, memory: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """Result of a run that ended early in the phase ``where``, as ``rank`` was first to see."""
+    """Result of a run that failed in the phase ``where``; ``rank`` was the first to see it."""
     return {
         "status": status,
         "where": where,

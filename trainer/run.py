@@ -37,7 +37,7 @@ _LOST_PEER = re.compile(
 
 
 def run(path: Path, environ: MutableMapping[str, str]) -> int:
-    """Train what a ``TrainConfig`` as JSON says; returns the exit code.
+    """Train the ``TrainConfig`` in a JSON file; returns the exit code.
 
     Writes ``result.json`` beside the file. A rank that fails where it has peers ends its process at
     once, since they may hold it in a collective. Sets torch's variables in ``environ``
@@ -104,7 +104,7 @@ class _Run:
             memory.spare_memory(limited=config.device_memory_bytes is not None)
         self.peers.join("trainer", **device.group_options())
         if config.engine == "deepspeed":
-            from trainer.deepspeed.engine import load_deepspeed  # heavy, and may not be there
+            from trainer.deepspeed.engine import load_deepspeed  # heavy and optional
 
             load_deepspeed(config, device)
         dataset = TokenDataset(config.data, config.model.vocab_size, config.loss_mask)
@@ -138,9 +138,9 @@ class _Run:
         self._progress(step_line(self.config, self.place.world_size, number, step_time_s, further))
 
     def _conclude(self, training: Mapping[str, Any], ranks: list[dict[str, Any]]) -> int:
-        """Exit code of a run that ended; rank 0 writes what it has gathered.
+        """Exit code of a completed run; rank 0 writes the result.
 
-        A run that was asked to stop has no result: its figures are of another number of steps.
+        A run that was asked to stop has no result: its figures would be of fewer steps.
         """
         if training["stopped"]:
             if self.place.rank == 0:
@@ -156,7 +156,7 @@ class _Run:
         return exit_codes.EXIT_OK if result["status"] == "ok" else exit_codes.EXIT_FAILED
 
     def _report(self, error: Exception) -> int:
-        """Write the result of a failure, unless it only follows from a peer's; exit code."""
+        """Write a failure's result, unless it follows from a peer's; returns the exit code."""
         memory.lift_limit()
         self.peers.stay()
         cause = memory.out_of_memory(error, self.device.free_bytes() if self.device else None)
@@ -164,12 +164,12 @@ class _Run:
             return self._fail("oom", phase.name, cause)
         if isinstance(error, ConfigError):
             return self._fail("invalid", "config", error)
-        # A peer that leaves breaks this rank's connections; the error's text depends on the place.
+        # A peer that leaves breaks this rank's connections, with errors of various texts.
         if isinstance(error, (RuntimeError, OSError)) and self.peers.have_failed():
             self.peers.leave()
         traceback.print_exception(error)
         if _LOST_PEER.search(str(error)):
-            # Killed from outside: a node, a signal, the kernel. The launcher knows; no result.
+            # The peer was killed (node failure, signal, kernel). The launcher knows; no result.
             self.peers.tell(f"rank {self.place.rank} lost a peer")
             return exit_codes.EXIT_FAILED
         return self._fail("error", phase.name, error)
@@ -198,7 +198,7 @@ class _Run:
 
 @contextlib.contextmanager
 def _stop_requests(wanted: bool) -> Iterator[threading.Event]:
-    """An event that SIGTERM sets while this is entered, if it is wanted, instead of ending all."""
+    """Context with an event that SIGTERM sets, if ``wanted``, instead of ending the process."""
     asked = threading.Event()
     if not wanted or threading.current_thread() is not threading.main_thread():
         yield asked

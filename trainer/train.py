@@ -1,4 +1,4 @@
-"""A model under training on this rank: its parts put together, and one step of it."""
+"""The trainer of one rank: puts model, parallelism and optimizer together, and runs steps."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def build_stages(
 
 
 def _masks_documents(config: TrainConfig, device: Device) -> bool:
-    """Whether a mask keeps documents apart, since no kernel takes one after another.
+    """Whether a mask separates documents, since no kernel takes packed ones.
 
-    On a CPU that is a loop over them, which is in no graph.
+    On a CPU a loop over documents takes the kernel's place, but cannot be compiled.
     """
     if config.documents is None or not config.documents.reset_attention_mask:
         return False
@@ -102,7 +102,7 @@ def _repeats_keys(config: TrainConfig, device: Device, masks: bool) -> bool:
 
 
 class Trainer:
-    """A model under training on this rank; raises ConfigError if it cannot run on so many."""
+    """Trains a model on this rank; raises ConfigError if it cannot run on so many ranks."""
 
     def __init__(self, config: TrainConfig, device: Device) -> None:
         phase.name = "build"
@@ -149,7 +149,7 @@ class Trainer:
         return loss * (self.scaler.scale / (self.config.gas * self.mesh.grid.z.size))
 
     def resume(self) -> int:
-        """Finished steps (``Checkpoints.load``); from nothing, begin with the weights asked for."""
+        """Load the latest checkpoint, or else any initial weights; returns finished steps."""
         finished = self.checkpoints.load(self)
         path = self.config.initial_load_path
         if finished == 0 and path is not None:
@@ -159,7 +159,7 @@ class Trainer:
         return finished
 
     def save_if_due(self, step: int, last: int) -> Path | None:
-        """The checkpoint after so many steps of a run that ends with ``last``, if one is due."""
+        """Save a checkpoint after ``step`` steps if one is due; the run ends after ``last``."""
         interval = self.config.save_interval
         due = step == last or (interval is not None and step % interval == 0)
         return self.checkpoints.save(self, step) if due and self.config.save else None
@@ -172,10 +172,10 @@ class Trainer:
     def finish(self, stopped: bool = False) -> None:
         """Wait until everything is written; raises what writing raised.
 
-        Exports of the end are left out if training ``stopped`` before: who stopped it may kill it.
+        A run that was ``stopped`` exports nothing at the end: it may be killed soon.
         """
         self.weights.wait()
-        if self.device.type == "cuda":  # or the last collective meets the end of its group
+        if self.device.type == "cuda":  # the last collective must end before its group
             torch.cuda.synchronize(self.device.torch)
         self.checkpoints.wait()
         if self.config.last_save_in_hf and self.config.save is not None and not stopped:
@@ -192,18 +192,18 @@ class Trainer:
         report = self.optimizer.step(*self._means(losses, batches.targets), stop)
         self.balance.update(report.done)
         if self.tuning is not None:
-            self.weights.wait()  # what is on its way would be timed with the products
+            self.weights.wait()  # pending gathers would be timed with the products
             report = replace(report, aside_s=self.tuning.after_step())
         return report
 
     def _means(self, losses: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """This rank's mean loss, and the share of its tokens in it where that is not all."""
+        """This rank's mean loss, and the share of its tokens in the loss; None if all are."""
         zero = torch.zeros((), device=self.device.torch)
         loss = torch.stack(losses).sum() / self.scaler.scale if losses else zero
         if not self.config.masks_loss:
             return loss, None
         shares = [(target != IGNORED).float().mean() for target in targets]
-        # Of its part of the sequences, as the loss.
+        # This rank's part of a mean over gz, as the loss is.
         return loss, torch.stack(shares).mean() / self.mesh.grid.z.size if shares else zero
 
     def validate(self, dataset: Dataset) -> float:
@@ -226,7 +226,7 @@ class Trainer:
         return float(loss / share) if share else math.nan
 
     def _read(self, step: int, dataset: Dataset) -> Batches:
-        """This rank's part of its replica's micro-batches; none where only hidden states pass."""
+        """This rank's part of its replica's micro-batches; empty on stages that read no tokens."""
         if not (self.mesh.is_first or self.mesh.is_last or self.config.splits_samples):
             return Batches([], [], [])
         device = self.device.torch
@@ -242,7 +242,7 @@ class Trainer:
         return self.ahead.take(step).each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def _read_on_host(self, before: int, dataset: Dataset) -> Batches:
-        """Batches of the step that ``before`` samples precede."""
+        """Batches of the step before which training read ``before`` samples."""
         mesh, z = self.mesh, self.mesh.grid.z
         held = held_chunks(self.config.model.seq_length, mesh.cp.rank, mesh.cp.size)
         batches = micro_batches(self.config, dataset, before, mesh.replica)

@@ -88,7 +88,7 @@ class Checkpoints:
         self.config = config
         self.folder = Path(config.save) if config.save else None
         self.source = Path(config.load) if config.load else None
-        self.group: Group | None = None  # of writing beside the training
+        self.group: Group | None = None  # for asynchronous saves
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.pending: Future[None] | None = None
 
@@ -110,9 +110,8 @@ class Checkpoints:
         return finished
 
     def _whole(self, paths: list[Path]) -> Path | None:
-        """The first whole one of these, once those before it are set aside; None if none is, or
-        if one cannot be read.
-        """
+        """The first undamaged checkpoint, after setting aside those before it; None if there is
+        none, or one cannot be read."""
         damage: dict[Path, str] = {}
         for path in paths:
             try:
@@ -226,7 +225,7 @@ class Checkpoints:
 
 
 def _verify(path: Path) -> None:
-    """Check that a checkpoint's files are as they were saved; every rank raises the same error."""
+    """Check that a checkpoint's files are unchanged; every rank raises the same error."""
     checksums = on_first(lambda: integrity.read_checksums(path))
     mine = sorted(checksums)[dist.get_rank() :: dist.get_world_size()]
     on_each(lambda: integrity.verify(path, checksums, mine))
@@ -275,7 +274,7 @@ def _chunks(trainer: Checkpointed) -> list[Chunk]:
 
 
 def _record(trainer: Checkpointed, step: int) -> folders.Record:
-    """The first rank, which writes it, has weights in any layout."""
+    """Content of ``training.json``; rank 0 writes it, and has weights in every layout."""
     scaler, adamw = trainer.scaler, trainer.optimizer.adamw
     states = adamw.state.values() if adamw is not None else ()
     return folders.Record(
@@ -289,7 +288,7 @@ def _record(trainer: Checkpointed, step: int) -> folders.Record:
 
 
 def _cause(error: BaseException) -> str:
-    """One line: what went wrong on the first rank where something did."""
+    """One line: the error of the first rank that failed."""
     if isinstance(error, CheckpointException):
         rank, (cause, _) = min(error.failures.items())
         return f"rank {rank}: {_cause(cause)}"

@@ -41,10 +41,9 @@ class Chunk(NamedTuple):
 
 
 def chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> Iterator[Chunk]:
-    """Master weights and moments of this rank; moments are made (0) where none are yet.
+    """Master weights and moments of this rank; missing moments are made, as zeros.
 
-    Names are ``model.``, ``exp_avg.`` or ``exp_avg_sq.`` and that of the parameter in the whole
-    model.
+    Names are ``model.``, ``exp_avg.`` or ``exp_avg_sq.``, and the parameter's in the whole model.
     """
     tied = stages[0].model.tied_embeddings
     number = 0
@@ -54,7 +53,7 @@ def chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> Iterator[Ch
         if name == "head.weight" and tied:
             name = "embedding.weight"
         shard = shard_of(slot.module, slot.name)
-        # Copies are told apart by a number, and take turns in saving.
+        # Ranks with copies of a chunk are numbered, and take turns in saving.
         holders = mesh.holders(slot.traits.split)
         degree = holders.placement.optimizer_shard
         copies, copy = holders.size // degree, holders.rank // degree
@@ -87,7 +86,7 @@ def _states(optimizer: Optimizer, piece: Piece) -> dict[str, Tensor]:
 
 
 class SaveChunks(DefaultSavePlanner):
-    """Saves the chunks that are this rank's to write; DCP checks that they make whole tensors."""
+    """Saves the chunks that this rank writes; DCP checks that all ranks' make whole tensors."""
 
     def __init__(self, chunks: list[Chunk]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -120,7 +119,7 @@ class LoadChunks(DefaultLoadPlanner):
                 self.copies.append((chunk.data, first.data))
 
     def fill_copies(self) -> None:
-        """Copy what was loaded once to where this rank holds it a second time."""
+        """Copy loaded chunks to their second places on this rank."""
         for copy, loaded in self.copies:
             copy.copy_(loaded)
 

@@ -25,7 +25,7 @@ _SHOWN = 100  # characters of a wrong value
 
 
 class Record(StrictRecord):
-    """The content of ``training.json``: what is the same on every rank, and nothing else."""
+    """Content of ``training.json``: values that are the same on every rank."""
 
     step: int = Field(ge=1)
     samples: int | None = Field(default=None, ge=0)
@@ -59,7 +59,7 @@ def check_same(record: Record, config: TrainConfig, path: Path) -> None:
     """Raise ConfigError, with fields and values, for a checkpoint of another model or seed."""
     here = identity(config)
     pairs: list[tuple[str, Any, Any]] = [("seed", record.seed, here["seed"])]
-    # A key that an older version did not write had no other value than its default.
+    # A key that an older version did not write had its default.
     before = {key: field.default for key, field in type(config.model).model_fields.items()}
     there = before | record.model
     pairs += [(f"model.{key}", there[key], own) for key, own in here["model"].items()]
@@ -71,13 +71,13 @@ def check_same(record: Record, config: TrainConfig, path: Path) -> None:
 
 
 def complete(folder: Path) -> dict[int, Path]:
-    """Complete checkpoints in a folder by their finished steps, in their order."""
+    """Complete checkpoints in a folder by finished steps, in ascending order."""
     found = [(_COMPLETE.fullmatch(path.name), path) for path in folder.iterdir()]
     return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
 def begin(final: Path) -> Path:
-    """A new folder to write into, once the room that broken attempts took is free."""
+    """A new folder to write into; removes those of broken attempts first."""
     remove_partial(final.parent)
     draft = _partial(final)
     draft.mkdir()
@@ -85,7 +85,7 @@ def begin(final: Path) -> Path:
 
 
 def finish(draft: Path, final: Path, record: Record, checksums: dict[str, str], keep: int) -> None:
-    """Make a checkpoint complete, whose tensors are on disk; of all, the latest ``keep`` stay."""
+    """Complete a checkpoint whose tensors are on disk; remove all but the latest ``keep``."""
     _write_json(draft / RECORD_NAME, record.model_dump())
     others = {file.name: checksum(file) for file in draft.iterdir() if file.name not in checksums}
     _write_json(draft / CHECKSUMS_NAME, dict(sorted((checksums | others).items())))
@@ -106,7 +106,7 @@ def _partial(final: Path) -> Path:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged checkpoint, so that it no longer counts and can be looked into."""
+    """Rename a damaged checkpoint, so that it is ignored but can be inspected."""
     other = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}{_DAMAGED}")
     path.rename(other)
     sync_folder(path.parent)

@@ -91,7 +91,7 @@ class SafeReader(FileSystemReader):
 
 
 class _TableUnpickler(pickle.Unpickler):
-    """Knows the records that a table of contents consists of, and nothing else."""
+    """Loads only the records that a table of contents consists of."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):

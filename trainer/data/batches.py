@@ -81,9 +81,9 @@ def micro_batches(config: TrainConfig, dataset: Dataset, before: int, replica: i
 
 
 def document_bounds(starts: list[Tensor]) -> list[Tensor]:
-    """See ``Batches.bounds``, from the start of each token's document.
+    """``Batches.bounds`` from the start of each token's document.
 
-    Filled up by empty documents to a power of 2, the same for all: a pipeline joins them. Not
+    Padded with empty documents to the same power of 2 for all, since a pipeline joins them; not
     more, since the backward pass of flash attention takes memory for empty ones, too.
     """
     first = [[row.unique_consecutive() for row in micro_batch] for micro_batch in starts]
@@ -108,7 +108,7 @@ class BatchesAhead:
     def take(self, step: int) -> Batches:
         """Batches of this step; reading the next step's begins. Raises what reading raised."""
         found = self.coming
-        if found is None or found[0] != step:  # the first, or another than the one after the last
+        if found is None or found[0] != step:  # the first step, or not the next one
             found = (step, self.thread.submit(self.read, step))
         batches = found[1].result()
         self.coming = (step + 1, self.thread.submit(self.read, step + 1))

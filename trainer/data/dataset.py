@@ -82,7 +82,7 @@ class TokenDataset:
         return shuffled(position, samples, seed, epoch) * seq_length
 
     def _sample(self, begin: int, seq_length: int) -> np.ndarray:
-        """The seq_length + 1 tokens from there on."""
+        """The seq_length + 1 tokens from ``begin`` on."""
         tokens = self._tokens[begin : begin + seq_length + 1]
         low, high = tokens.min(), tokens.max()
         if not (low >= 0 and high < self.vocab_size):  # NaN is neither

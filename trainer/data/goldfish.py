@@ -49,7 +49,7 @@ def _hashes(tokens: NDArray[np.uint64], h: int) -> NDArray[np.uint64]:
 
 
 def mix(value: Any) -> Any:
-    """The finaliser of SplitMix64 (Steele et al. 2014), of an integer or an array of uint64."""
+    """SplitMix64's finalizer (Steele et al. 2014) of an integer or an array of uint64."""
     value = (value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF

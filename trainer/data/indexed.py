@@ -41,7 +41,7 @@ _REMEDY = "build it with `meshtune prepare-data FILES --out {prefix}`"
 
 @dataclass(frozen=True)
 class Index:
-    """Tokens in ``PREFIX.bin`` and the documents that they are in, from ``PREFIX.idx``."""
+    """Tokens in ``PREFIX.bin`` and their documents, from ``PREFIX.idx``."""
 
     path: Path
     dtype: np.dtype
@@ -60,14 +60,13 @@ class Index:
         return np.memmap(self.path, "<i8", "r", offsets_end, (self.num_boundaries,))
 
     def begin(self, document: int) -> int:
-        """Its first token, counted from the beginning of the data."""
+        """First token of a document, counted from the beginning of the data."""
         return int(self._offsets[self._first[document]]) // self.dtype.itemsize
 
     def starts(self, begin: int, count: int) -> np.ndarray:
-        """Start of each token's document, int64, relative to the first token, which starts one
-        itself."""
+        """Start of each token's document, int64, relative to ``begin``; at least 0."""
         found = np.zeros(count, np.int64)
-        documents = range(self.num_boundaries - 1)  # the last entry is where all end
+        documents = range(self.num_boundaries - 1)  # the last entry is the end of all
         number = bisect.bisect_right(documents, begin, key=self.begin)
         while number < len(documents) and (start := self.begin(number) - begin) < count:
             found[start:] = start

@@ -29,7 +29,7 @@ _MAX_SEQUENCE_TOKENS = 1 << 30  # the index counts a sequence's tokens in 32 bit
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A conversion of text to tokens, other than bytes: of ``tokenizers`` or ``transformers``."""
+    """A tokenizer of the package ``tokenizers`` or ``transformers``."""
 
     encode: Callable[[str], list[int]]  # without tokens that mark a beginning or an end
     end: int  # ends a document
@@ -37,7 +37,7 @@ class Tokenizer:
 
 
 def tokenizer_named(name: str) -> Tokenizer:
-    """A ``tokenizer.json``, or what ``transformers`` knows: a folder, or a name of its hub.
+    """Load a ``tokenizer.json``, or a folder or hub name that ``transformers`` knows.
 
     Raises ConfigError if there is no such tokenizer, or the package that reads it is not installed.
     """
@@ -148,7 +148,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _check_regular(path: Path) -> None:
-    """Raise ConfigError for what has no end, such as a device, or is not there."""
+    """Raise ConfigError for a device or a pipe, which may have no end, or a missing file."""
     with _reading(path):
         mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
@@ -170,7 +170,7 @@ def _append(path: Path, data: BinaryIO, by: Tokenizer | None, code: int) -> list
 
 
 def _pieces(path: Path, by: Tokenizer | None) -> Iterator[np.ndarray | list[int]]:
-    """A document's tokens in order: of bytes as they are read, of text all at once."""
+    """A document's tokens in order: bytes as they are read, text all at once."""
     with _reading(path):
         if by is None:
             with path.open("rb") as file:

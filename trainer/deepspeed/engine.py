@@ -38,7 +38,7 @@ from trainer.runtime.phase import phase
 
 
 def load_deepspeed(config: TrainConfig, device: Device) -> ModuleType:
-    """Import DeepSpeed and let it take over the default process group; again does nothing.
+    """Import DeepSpeed and let it take over the default process group; repeats do nothing.
 
     It takes seconds and is part of start-up: call it before memory is counted and limited. Raises
     ConfigError if it is not installed.
@@ -51,7 +51,7 @@ def load_deepspeed(config: TrainConfig, device: Device) -> ModuleType:
     else:
         # It numbers devices by local rank, also where the launcher shows each rank only one.
         os.environ["LOCAL_RANK"] = str(device.torch.index)
-    with contextlib.redirect_stdout(sys.stderr):  # its banners, and its log's that begins here
+    with contextlib.redirect_stdout(sys.stderr):  # its banners and its log
         try:
             deepspeed = importlib.import_module("deepspeed")
         except ModuleNotFoundError as error:
@@ -72,7 +72,7 @@ def load_deepspeed(config: TrainConfig, device: Device) -> ModuleType:
 
 
 def deepspeed_config(config: TrainConfig, placement: Placement) -> dict[str, Any]:
-    """Configuration for ``deepspeed.initialize``, of one that ``deepspeed.rules`` accepts."""
+    """Configuration for ``deepspeed.initialize``; ``deepspeed.rules`` accept ``config``."""
     stage, optimizer = zero_stage(placement), config.optimizer
     adamw = {"torch_adam": True, "fused": True, "betas": [optimizer.beta1, optimizer.beta2]}
     adamw |= optimizer.model_dump(include={"lr", "eps", "weight_decay"})
@@ -80,7 +80,7 @@ def deepspeed_config(config: TrainConfig, placement: Placement) -> dict[str, Any
         "train_micro_batch_size_per_gpu": config.mbs,
         "gradient_accumulation_steps": config.gas,
         "steps_per_print": config.steps + 1,
-        # Infinite: it then counts the norm, which it does not without clipping.
+        # With infinity it computes the norm; without clipping it would not.
         "gradient_clipping": optimizer.grad_clip or float("inf"),
         "optimizer": {"type": "AdamW", "params": adamw},
         "zero_optimization": _zero(config, placement, stage),
@@ -93,7 +93,8 @@ def deepspeed_config(config: TrainConfig, placement: Placement) -> dict[str, Any
             "hysteresis": 1,
         },
     }
-    # Its 16-bit ZeRO-0 cannot, and its fp16 pipeline would not sum a tied embedding's gradients.
+    # Its 16-bit ZeRO-0 has no float32 sums, with which its fp16 pipeline would not sum a tied
+    # embedding's gradients.
     if stage != 0 and not (config.pp > 1 and config.precision == "fp16"):
         values["data_types"] = {"grad_accum_dtype": "fp32"}
     return values
@@ -105,7 +106,7 @@ def _zero(config: TrainConfig, placement: Placement, stage: int | None) -> dict[
     zero: dict[str, Any] = {
         "stage": stage,
         "overlap_comm": config.pp == 1,
-        # It sets buffers of this size aside; its default is 2 GB and more.
+        # It allocates buffers of this size; its default is 2 GB and more.
         "reduce_bucket_size": min(BUCKET_ELEMENTS, model.num_parameters),
         "allgather_bucket_size": min(BUCKET_ELEMENTS, model.num_parameters),
     }
@@ -123,7 +124,7 @@ def _zero(config: TrainConfig, placement: Placement, stage: int | None) -> dict[
 
 
 class _Recomputed(nn.Module):
-    """A block that DeepSpeed computes again in the backward pass."""
+    """A block that DeepSpeed recomputes in the backward pass."""
 
     def __init__(self, block: nn.Module, checkpoint: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -148,7 +149,7 @@ class _LossOfStage(nn.Module):
 def _build_whole(
     deepspeed: ModuleType, config: TrainConfig, values: dict[str, Any], device: torch.device
 ) -> nn.Module:
-    """The whole model with its first weights; with ZeRO-3 never whole in memory."""
+    """The whole model with its initial weights; with ZeRO-3 never whole in memory."""
     sharded = values["zero_optimization"]["stage"] == 3
     if sharded:
         # Its configuration names the dtype: an argument ``dtype`` would be taken for bfloat16 on
@@ -166,7 +167,7 @@ def _build_whole(
             with whole or contextlib.nullcontext():
                 initialize(module, f"{name}.", config.model, config.seed)
     if stage.tied and stage.head is not None and stage.embedding is not None:
-        # A parameter of two modules is one that ZeRO-3 gathers for either.
+        # ZeRO-3 gathers a parameter of two modules for either of them.
         stage.head.weight = stage.embedding.weight
         stage.tied = False
     if config.recompute == "full":
@@ -179,14 +180,14 @@ def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Parameters by whether weight decay applies: to matrices, not to norms and biases."""
     groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for parameter in module.parameters():
-        shape = getattr(parameter, "ds_shape", parameter.shape)  # as a layer, if it is split
+        shape = getattr(parameter, "ds_shape", parameter.shape)  # as a whole, if it is sharded
         groups[len(shape) > 1].append(parameter)
     decays = {True: weight_decay, False: 0.0}
     return [{"params": p, "weight_decay": decays[kind]} for kind, p in groups.items() if p]
 
 
 def _check_visible(ranks_per_node: int) -> None:
-    """It takes the devices that a rank sees for those of its node."""
+    """Refuse ranks that do not see all devices of their node: DeepSpeed takes them for a node."""
     seen = torch.cuda.device_count()
     if seen != ranks_per_node:
         raise ConfigError(
@@ -197,7 +198,7 @@ def _check_visible(ranks_per_node: int) -> None:
 
 
 class DeepSpeedTrainer:
-    """``train.Trainer``'s counterpart by DeepSpeed; raises ConfigError if that cannot train it."""
+    """``train.Trainer``'s counterpart by DeepSpeed; raises ConfigError for what that cannot run."""
 
     def __init__(self, config: TrainConfig, device: Device) -> None:
         phase.name = "build"
@@ -242,7 +243,7 @@ class DeepSpeedTrainer:
             torch.set_default_dtype(before)
 
     def _keep_norm(self) -> None:
-        """Plain float32 is clipped by the engine itself, which forgets the norm."""
+        """Keep the norm, which the engine discards when it clips in plain float32."""
         from deepspeed.runtime.utils import clip_grad_norm_
 
         engine = self.engine
@@ -255,9 +256,9 @@ class DeepSpeedTrainer:
         engine.clip_fp32_gradients = clip
 
     def _undo_first_step(self) -> None:
-        """Its ZeRO-0 in bf16 steps once without gradients; Adam's bias correction would be late.
+        """Undo the step without gradients that its ZeRO-0 in bf16 begins with.
 
-        Weight decay, the only effect on the weights, is undone as well.
+        It would shift Adam's bias correction, and has applied weight decay.
         """
         o, optimizer = self.config.optimizer, self.engine.basic_optimizer
         optimizer.state.clear()
@@ -266,11 +267,11 @@ class DeepSpeedTrainer:
                 torch._foreach_div_(group["params"], 1 - o.lr * group["weight_decay"])
 
     def resume(self) -> int:
-        """A run always begins at the first step: this engine has no checkpoints here."""
+        """Always 0: this engine has no checkpoints here."""
         return 0
 
     def validate(self, dataset: Dataset) -> float:
-        """Never asked for, see ``TrainConfig``."""
+        """Never called, see ``TrainConfig``."""
         raise NotImplementedError
 
     def save_if_due(self, step: int, last: int) -> None:

@@ -1,6 +1,6 @@
-"""The model as layers of DeepSpeed's pipeline, the same numbers as ``model.transformer.Stage``.
+"""The model as layers of DeepSpeed's pipeline, which compute the same as ``transformer.Stage``.
 
-DeepSpeed is imported by this module: only ``deepspeed.engine`` imports it, and late.
+This module imports DeepSpeed: only ``deepspeed.engine`` imports it, and late.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PipedEmbedding(Embedding):
 
 
 def build_pipeline(config: TrainConfig) -> PipelineModule:
-    """This rank's stage with its first weights; every rank must call it.
+    """This rank's stage with its initial weights; every rank must call it.
 
     Stages hold equally many blocks, the first one also the embedding, the last one also the head.
     """

@@ -1,8 +1,8 @@
 """Limits of DeepSpeed 0.19.8, each with its reason and a remedy. Torch-free.
 
-DeepSpeed refuses some of it and silently runs the rest as something else; a second opinion must
-answer the same question. Single fields declare what it refuses (``trainer.plan.fields``); here are
-the conditions that read several, from ``rules.yaml``.
+DeepSpeed refuses some configurations and silently runs others as something else; a second opinion
+must train the same. Single fields declare what it refuses (``trainer.plan.fields``); conditions on
+several fields are in ``rules.yaml``.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def unsupported(
 
 
 def zero_stage(placement: Placement) -> int | None:
-    """DeepSpeed's name for a placement; None if it has none.
+    """DeepSpeed's ZeRO stage for a placement; None if no stage is the same.
 
-    Without replicas stage 1, which also runs in a pipeline and sums gradients in float32.
+    Without replicas it is 1, which also runs in a pipeline and sums gradients in float32.
     """
     dp = placement.dp
     if dp == 1:

@@ -1,1 +1,1 @@
-"""Weights as ``transformers`` keeps them: read as a beginning, written at the end."""
+"""Weights of ``transformers``: read to initialize training, written at its end."""

@@ -1,7 +1,7 @@
 """Our parameters as tensors of ``transformers``, by ``architectures.yaml``.
 
-Ours stack what is multiplied with the same input: queries, keys and values, and the two
-projections of SwiGLU. GPT-2's matrices are transposed there.
+Ours stack matrices that multiply the same input: queries, keys and values, and the two projections
+of SwiGLU. GPT-2's matrices are transposed in ``transformers``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Architecture:
     experts: int = 0
 
     def sources(self, name: str) -> list[str]:
-        """Their names for one of our parameters, in the order of its rows; none if they lack it."""
+        """Tensors that make up one of our parameters, in the order of its rows; may be none."""
         found = _LAYER.fullmatch(name)
         if found is None:
             return [self.top[name]]
@@ -49,13 +49,13 @@ class Architecture:
         return [f"{self.layers}{layer}.{theirs}.{part}" for theirs in every]
 
     def is_transposed(self, name: str) -> bool:
-        """Whether our parameter is theirs the other way round."""
+        """Whether ``transformers`` stores our parameter transposed."""
         matrix = name.startswith("blocks.") and name.endswith(".weight") and "norm" not in name
         return self.transposed and matrix
 
 
 def read_architectures(path: Path) -> dict[str, Architecture]:
-    """The records of a YAML file; raises KeyError if one is like none before it."""
+    """The records of a YAML file; raises KeyError if one is ``like`` a record not before it."""
     found: dict[str, Architecture] = {}
     for kind, record in read_document(path).root.plain().items():
         own = dict(record)
@@ -105,7 +105,7 @@ def config_of(model: ModelConfig) -> dict[str, Any]:
 
 
 def rope_of(model: ModelConfig) -> dict[str, Any]:
-    """How positions were stretched, in the keys of ``transformers``."""
+    """Scaling of rotary positions, in the keys of ``transformers``."""
     if model.rope_factor == 1:
         return {"rope_type": "default"}
     keys = ROPE_KEYS[model.rope_type].items()

@@ -29,7 +29,7 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
 
     They are in ``model.safetensors``, or in several files that have an index.
 
-    Raises ConfigError if there is none, or a file is not what it should be.
+    Raises ConfigError if there is none, or a file is invalid.
     """
     try:
         if not (folder / TABLE).exists():
@@ -92,10 +92,7 @@ def _entry(entry: Mapping[str, Any]) -> tuple[torch.dtype, list[int], int, int]:
 def write_file(
     path: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Iterable[tuple[str, Tensor]]
 ) -> None:
-    """Write float32 tensors one after another, as they come.
-
-    Their names and order are those of ``shapes``; values are on the host.
-    """
+    """Write float32 tensors on the host as they come, with the names and order of ``shapes``."""
     table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():

@@ -1,4 +1,4 @@
-"""Weights of ``transformers``: a beginning in any layout, and what ``from_pretrained`` takes.
+"""Weights of ``transformers``: loaded into any layout, and exported for ``from_pretrained``.
 
 Each rank reads what it holds; one rank writes, from a checkpoint.
 """
@@ -58,7 +58,7 @@ class Weights:
         self.means: dict[str, Tensor] = {}
 
     def fill(self, chunks: Iterable[Chunk]) -> None:
-        """Give a rank's master weights their values; moments stay as they are."""
+        """Set a rank's master weights; moments stay as they are."""
         with torch.no_grad():
             for chunk in chunks:
                 kind, name = chunk.name.split(".", 1)
@@ -164,7 +164,7 @@ def _tensors(
 
 
 def _parts(architecture: Architecture, model: ModelConfig, name: str, whole: Shape) -> Parts:
-    """Their tensors and shapes that one of our parameters becomes."""
+    """Names and shapes of the exported tensors that one of our parameters becomes."""
     sources = architecture.sources(name)
     rows = [whole[0] // len(sources)] * len(sources) if sources else []
     if len(sources) == 3 and ".qkv." in name:

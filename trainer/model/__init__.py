@@ -1,1 +1,1 @@
-"""The transformer: its shape, its parameters, and its first values."""
+"""The transformer: its modules, parameters and initial values."""

@@ -1,4 +1,4 @@
-"""Causal attention, which tokens of other documents or far before do not enter."""
+"""Causal attention, also within documents or a sliding window."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ unless attention is simply causal, to the joined heads (sequence, batch, heads *
 
 
 def for_each_query(query: Tensor, shared: Tensor) -> Tensor:
-    """Keys or values repeated, for kernels that have no grouped queries."""
+    """Keys or values repeated for each query head, for kernels without grouped queries."""
     return shared.repeat_interleave(query.size(2) // shared.size(2), 2)
 
 
@@ -39,12 +39,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None = None
 
 
 def _attend_documents(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor) -> Tensor:
-    """``attend`` in each document by itself; no score between two is computed.
+    """``attend`` within each document; no score between two documents is computed.
 
-    One call a sample, whose tensors are parts of the batch's: joined samples would be copies, which
-    a backward pass keeps.
+    One call per sample, on views of the batch: joined samples would be copies, which the backward
+    pass keeps.
     """
-    # Gradients of parts are put together by a copy, where there are several.
+    # Gradients of several samples are joined by a copy.
     parts = (x.unbind(1) if x.size(1) > 1 else (x.squeeze(1),) for x in (query, key, value))
     samples = zip(*parts, bounds, strict=True)
     found = [(_attend_packed if query.is_cuda else _attend_in_turn)(*sample) for sample in samples]
@@ -77,10 +77,10 @@ def near_mask(window: int, like: Tensor) -> Tensor:
 def near_blocks(
     query: Tensor, key: Tensor, value: Tensor, window: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries behind the first ``window`` in blocks of as many, each with the keys and values of
-    its own tokens and of the block before, as samples of a batch; the last one is filled up.
+    """Queries after the first ``window`` in blocks of as many, as samples of a batch, each with the
+    keys and values of its own block and of the one before; the last block is padded.
 
-    No query in them sees more, and attention's work grows as the sequence, not as its square.
+    A window reaches no further, so that attention's work grows linearly with the sequence.
     """
     count = -(-query.size(0) // window) - 1
     short = (count + 1) * window - query.size(0)
@@ -109,8 +109,8 @@ class Places(NamedTuple):
     """Added to scores: 0 where a query sees a key, else -inf; (batch, 1, sequence, sequence).
 
     None: it sees all before it. Of int32: the bounds of documents, ``Batches.bounds``; a query
-    sees its own. In the number format of the queries: torch's kernels turn another
-    one into it, and each layer would keep the result for its backward pass.
+    sees its own. In the number format of the queries: torch's kernels would convert another one,
+    and each layer would keep the result for its backward pass.
     """
     near: Tensor | None = None
     """``near_mask`` of layers with windows."""
@@ -133,8 +133,8 @@ def own_document(starts: Tensor, dtype: torch.dtype) -> Tensor:
 class Attention(nn.Module):
     """Grouped-query causal self-attention, to the last ``window`` tokens if there is one."""
 
-    recompute = False  # what attend gives, and nothing else of the layer
-    repeats = False  # its inputs, from their product
+    recompute = False  # recompute attend, and nothing else of the layer
+    repeats = False  # recompute attend's inputs from the projections
     repeats_keys = False  # the device has no kernel for grouped queries
 
     def __init__(self, model: ModelConfig, window: int | None = None) -> None:
@@ -174,9 +174,7 @@ class Attention(nn.Module):
         return (self.qkv(x).unflatten(-1, (-1, self.head_dim)),)
 
     def _inputs(self, *parts: Any) -> tuple[Tensor, ...]:
-        """Queries, keys and values of all heads together; of a window's first block, and of the
-        others.
-        """
+        """Queries, keys and values of all heads; with a window, of its first block and the rest."""
         heads, table = parts
         kv_heads = heads.size(2) // (self.group + 2)  # of this tensor-parallel rank
         both, value = heads.split((heads.size(2) - kv_heads, kv_heads), dim=2)

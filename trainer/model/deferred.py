@@ -21,7 +21,7 @@ Receive = Callable[[nn.Parameter, Tensor], None]
 
 
 class DeferredKernels(Kernels):
-    """Products of layers, of which those for weights' gradients wait until they are asked for."""
+    """Products of layers; those for weight gradients wait until they are asked for."""
 
     own_gradients = True
     receive: Receive
@@ -36,9 +36,9 @@ class DeferredKernels(Kernels):
         """Forward passes through this rank's stages that the step still has."""
 
     def take_over(self, stages: Iterable[Stage], receive: Receive) -> None:
-        """Take the weights of products from autograd; ``receive`` is given each gradient.
+        """Take the weights of products out of autograd; ``receive`` gets each gradient.
 
-        The output layer's stay where it computes the loss by chunks.
+        The output layer's weights stay in autograd if it computes the loss by chunks.
         """
         self.receive = receive
         for stage in stages:
@@ -66,7 +66,7 @@ class DeferredKernels(Kernels):
                 oldest.popleft()()
 
     def taken(self) -> Callable[[], None]:
-        """Deferred gradients of one backward pass; calling the result computes what still waits."""
+        """Take a backward pass's deferred gradients; the result computes those still waiting."""
         mine, self.waiting = self.waiting, deque()
         while self.passes and not self.passes[0]:
             self.passes.popleft()

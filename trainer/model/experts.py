@@ -32,7 +32,7 @@ class Routes(NamedTuple):
     counts: Tensor  # tokens of each expert, int64
     plan: Any  # see ``Dispatch.plan``
     share: Tensor | None
-    """Of each sequence's choices, (batch, experts), if there is an auxiliary loss."""
+    """Share of each sequence's choices, (batch, experts), if there is an auxiliary loss."""
 
 
 class Dispatch:
@@ -55,7 +55,7 @@ class Dispatch:
 class _Used(torch.autograd.Function):
     """Matrices of experts; one without tokens gets a gradient of zeros.
 
-    torch's kernels leave its memory as it was on Blackwell and on AMD (pytorch #172439, #174314).
+    torch's kernels leave it uninitialized on Blackwell and on AMD (pytorch #172439, #174314).
     """
 
     @staticmethod
@@ -131,9 +131,8 @@ class Router(nn.Module):
         return scores.softmax(-1) if self.softmax else scores.sigmoid()
 
     def choose(self, scores: Tensor, count: int) -> Tensor:
-        """Each token's experts: those of greatest score and bias, of its best groups if there are
-        any; a group is as good as its best expert or, with sigmoid, as its best two.
-        """
+        """Each token's experts: the highest scores plus biases, in its best groups if there are
+        any. A group scores as its best expert or, with sigmoid, as the sum of its best two."""
         scores = scores + self.bias.to(scores.dtype)
         if self.groups > 1:
             grouped = scores.unflatten(-1, (self.groups, -1))
@@ -215,7 +214,7 @@ class MixtureMlp(nn.Module):
         return Routes(chosen, order, inverse_of(order), counts, self.dispatch.plan(counts), share)
 
     def _share(self, chosen: Tensor, batch: int) -> Tensor:
-        """Share of each sequence's choices that each expert is."""
+        """Share of each sequence's choices that go to each expert, (batch, experts)."""
         experts = self.router.weight.size(0)
         sequence = torch.arange(batch, device=chosen.device)[:, None] * experts
         numbers = chosen.view(-1, batch, self.per_token) + sequence
@@ -224,7 +223,7 @@ class MixtureMlp(nn.Module):
         return counts / counts.sum(-1, keepdim=True)
 
     def _balance(self, scores: Tensor, share: Tensor) -> Tensor:
-        """This rank's part of the auxiliary loss, which is 1 if all experts are alike.
+        """This rank's part of the auxiliary loss, which is 1 if all experts have equal loads.
 
         The mean over sequences of E sum_e f_e P_e, where f is an expert's share of a sequence's
         choices and P the mean of its normalized scores (DeepSeek-AI 2024, section 2.1.2). A mean
@@ -269,7 +268,6 @@ def _in_pass(routes: list[Routes], again: bool) -> Iterator[None]:
 
 
 def inverse_of(order: Tensor) -> Tensor:
-    """The permutation that undoes another."""
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(order.numel(), device=order.device)
     return inverse
@@ -282,7 +280,7 @@ def _counts(numbers: Tensor, kinds: int) -> Tensor:
 
 
 class Permute(torch.autograd.Function):
-    """Rows, each ``times`` over, in another order; ``inverse`` undoes it."""
+    """Rows, each repeated ``times`` times, in another order; ``inverse`` undoes the order."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor, times: int) -> Tensor:
@@ -298,7 +296,7 @@ class Permute(torch.autograd.Function):
 
 
 class _AddLoss(torch.autograd.Function):
-    """Scores as they are; a loss beside them joins the gradients with its weight.
+    """Returns scores unchanged; the backward pass adds the gradient of a loss, times its weight.
 
     Most pipeline stages have no loss of their own that it could be added to.
     """

@@ -16,7 +16,7 @@ from trainer.model.slices import TensorShard, shard_of
 from trainer.plan.model import ModelConfig
 
 STD = 0.02
-DRAW_ELEMENTS = 1 << 20  # numbers that are drawn at once
+DRAW_ELEMENTS = 1 << 20  # numbers drawn at once
 
 
 def initialize(module: nn.Module, prefix: str, model: ModelConfig, seed: int) -> None:

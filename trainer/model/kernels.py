@@ -26,7 +26,7 @@ class Kernels:
     """
 
     own_gradients = False
-    """Whether gradients are these kernels' own where no axis splits a layer, not autograd's."""
+    """Whether these kernels, not autograd, compute gradients of layers that no axis splits."""
 
     def outputs(self, x: Tensor, weight: Tensor, bias: Bias = None) -> Tensor:
         """y, with the bias added."""
@@ -41,7 +41,7 @@ class Kernels:
         return grad.flatten(0, 1).t() @ x.flatten(0, 1)
 
     def behind_sum(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
-        """``weight_gradient`` computed while the gradient of x is all-reduced, to hide that."""
+        """``weight_gradient``, to hide the all-reduce of the gradient of x."""
         return self.weight_gradient(grad, x, weight)
 
 
@@ -60,7 +60,7 @@ class Product(NamedTuple):
 
 
 class TunedKernels(Kernels):
-    """Each product in the form that was chosen for it; ``calls`` counts them, while ``counts``."""
+    """Each product in its chosen form; ``calls`` counts products while ``counts`` is set."""
 
     own_gradients = True
 
@@ -108,7 +108,7 @@ def in_form(form: Form, product: Product, left: Tensor, right: Tensor, bias: Bia
 
 
 def like(x: Tensor, rows: Tensor) -> Tensor:
-    """Rows as (sequence, batch, ...); no view, for sums over ranks are made in place."""
+    """Rows as (sequence, batch, ...); no view, since sums over ranks are in place."""
     return torch.ops.aten._unsafe_view(rows, (*x.shape[:2], rows.size(1)))
 
 

@@ -1,7 +1,7 @@
 """Multi-head latent attention (DeepSeek-AI 2024, arXiv 2405.04434, section 2.1).
 
-Keys and values of all heads come from one short vector of each token, and so do queries if they
-have a rank. Only some channels of a head have a position; of keys, all heads share them.
+Keys and values of all heads are projected from one low-rank vector per token, and so are queries if
+they have a rank. Only some channels per head have a position; all heads share those of the keys.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainer.model.recompute import computed_again, rotated
 from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import Latent
 
-NORM_EPS = 1e-6  # of the norms of latents, whatever the others' is, as in DeepSeek's models
+NORM_EPS = 1e-6  # of latents' norms, whatever the model's norm_eps, as in DeepSeek's models
 
 
 def attend_padded(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None = None) -> Tensor:
@@ -30,9 +30,9 @@ def attend_padded(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None
 
 
 class LatentAttention(Attention):
-    """Causal latent attention; tp splits what goes up to heads, and what comes from them.
+    """Causal latent attention; tp splits the up projections and the output projection by heads.
 
-    What goes down is whole on each rank. All ranks read ``shared_key``.
+    Down projections are whole on each rank. All ranks read ``shared_key``.
     """
 
     def __init__(self, model: ModelConfig, latent: Latent) -> None:
@@ -81,5 +81,5 @@ class LatentAttention(Attention):
 
 
 def _halves(x: Tensor) -> Tensor:
-    """Channels of which neighbours are turned together, in the order that ``rotated`` takes."""
+    """Channels that are rotated in pairs of neighbours, in the order that ``rotated`` takes."""
     return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)

@@ -1,9 +1,9 @@
-"""Activation offload: what layers keep for their backward passes waits in the host's memory.
+"""Activation offload: saved activations wait in host memory for the backward pass.
 
-What a layer keeps is copied to pinned buffers while the next layer computes, and comes back while
-the layer behind it computes backwards: the device holds that of two layers at most. Copies run on
-a stream of their own, in order, so that a buffer can be used again as soon as it is free. Its size
-is a power of two, as torch makes pinned ones: the next pass may give an expert fewer tokens.
+A layer's activations are copied to pinned buffers while the next layer computes, and back during
+that layer's backward pass: the device holds those of two layers at most. Copies run in order on a
+stream of their own, so that a buffer can be used again as soon as it is free. Sizes are powers of
+two, as those of torch's pinned memory: the next pass may give an expert fewer tokens.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ LEAST_BYTES = 4096  # smaller tensors stay: a copy's start costs more than they 
 
 
 class _Memory:
-    """Memory that a layer keeps: flat, on the device, in a buffer of the host, or in both.
+    """Memory of saved activations: flat, on the device, in a buffer of the host, or in both.
 
-    All of it moves, once however many views are kept, so that these have the same strides again.
+    It moves whole, once for all saved views, so that these keep their strides.
     """
 
     host: Any = None
@@ -40,7 +40,7 @@ class _Memory:
 
 
 class _View(NamedTuple):
-    """A tensor that is kept."""
+    """A saved tensor."""
 
     memory: _Memory
     dtype: torch.dtype
@@ -54,8 +54,8 @@ class _Layer:
 
     def __init__(self, offload: Offload, before: _Layer | None) -> None:
         self.offload, self.before = offload, before
-        self.held: list[weakref.ref[_Memory]] = []  # graphs alone keep it
-        self.copied: Any = None  # event behind the copies to the host, or back
+        self.held: list[weakref.ref[_Memory]] = []  # only autograd's graphs keep it alive
+        self.copied: Any = None  # event after the copies to the host, or back
 
     def memories(self) -> list[_Memory]:
         return [memory for ref in self.held if (memory := ref()) is not None]
@@ -65,12 +65,12 @@ _keep: list[Callable[[Tensor], Any]] = []
 
 
 def keeper() -> Callable[[Tensor], Any]:
-    """Function that turns a tensor into what is kept of it; ``restored`` is its inverse."""
+    """Function that packs a tensor to be saved; ``restored`` unpacks it."""
     return _keep[-1] if _keep else lambda x: x
 
 
 def restored(kept: Any) -> Any:
-    """The tensor of what was kept; anything else as it is."""
+    """The tensor that ``keeper`` packed; anything else as it is."""
     if not isinstance(kept, _View):
         return kept
     kept.memory.layer.offload.fetch(kept.memory.layer)
@@ -78,7 +78,7 @@ def restored(kept: Any) -> Any:
 
 
 class Offload:
-    """Moves what the layers of this rank keep; on a CPU by the same copies without a stream."""
+    """Moves saved activations of this rank's layers; on a CPU by the same copies, no stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -86,14 +86,14 @@ class Offload:
         self.free: dict[int, list[torch.UntypedStorage]] = defaultdict(list)  # by their bytes
         self.last: _Layer | None = None
         self.leaving: list[_Memory] = []
-        """What the last layer's forward pass kept, which may still be read on the device."""
+        """Memory of the last layer's forward pass, which may still be read on the device."""
         self.fetched: _Layer | None = None
 
     @contextmanager
     def keeping(self, begins: bool, held: Any) -> Iterator[None]:
-        """Context of a layer's forward pass, which may be the first of a stage.
+        """Context of a layer's forward pass; ``begins``: it is the first layer of its stage.
 
-        ``held``: the layer, and what all layers read; their tensors stay.
+        ``held``: the layer, and inputs that all layers read; their tensors stay on the device.
         """
         if not torch.is_grad_enabled():
             yield
@@ -128,14 +128,12 @@ class Offload:
         self._copy(layer, [(memory.host, memory.device) for memory in self.leaving])
 
     def fetch(self, layer: _Layer) -> None:
-        """Let a layer's backward pass begin: what it kept is there, that of the layer before it on
-        its way.
-        """
+        """Copy a layer's activations back for its backward pass, and start on the layer before."""
         if layer is self.fetched:
             return
         self.fetched = layer
         if self.leaving and self.leaving[0].layer is layer:
-            self.leaving = []  # it is there still, for its gradients to free
+            self.leaving = []  # still on the device; the backward pass frees it
         self._release()
         self._copy_back(layer)
         self._wait(layer)
@@ -152,7 +150,7 @@ class Offload:
 
     def _copy_back(self, layer: _Layer) -> None:
         gone = [memory for memory in layer.memories() if memory.device is None]
-        for memory in gone:  # memory of the stream that computes
+        for memory in gone:  # allocated on the computing stream
             memory.device = torch.empty_like(memory.host, device=self.device)
         if gone:
             self._copy(layer, [(memory.device, memory.host) for memory in gone])
@@ -167,7 +165,7 @@ class Offload:
         return torch.empty(0, dtype=like.dtype).set_(buffer, 0, like.shape)
 
     def _copy(self, layer: _Layer, pairs: list[tuple[Tensor, Tensor]]) -> None:
-        """Copy a layer's memory beside the computation, behind all that it has begun."""
+        """Copy a layer's memory on the copy stream, after all computation submitted so far."""
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream())
         with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):

@@ -40,7 +40,7 @@ class Piece(NamedTuple):
 
 
 def slots(stage: Stage) -> Iterator[Slot]:
-    """Every parameter of a stage, in forward order; ``splits`` of a module says what is split."""
+    """Every parameter of a stage, in forward order, with the split that its module notes."""
     pipelined = not (stage.is_first and stage.is_last)
     tied = stage.model.tied_embeddings and pipelined
     for path, module in stage.named_modules():

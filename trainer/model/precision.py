@@ -12,7 +12,7 @@ COMPUTE_DTYPE: dict[str, torch.dtype] = {
     Format.BF16: torch.bfloat16,
     Format.FP16: torch.float16,
 }
-"""torch's dtypes of formats that are computed in, and sent unquantized."""
+"""torch's dtypes of formats for computation and for unquantized collectives."""
 
 
 class LossScaler:

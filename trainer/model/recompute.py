@@ -4,8 +4,8 @@
 cost most, and repeats norms, rotations and activation functions, which take most memory. The last
 product's output is not kept: nothing in the layer reads it.
 
-``selective`` is by hand (``computed_again``): torch's own asks Python about every operator, which
-costs the host several times the layer. The compiler takes torch's own.
+Eager ``selective`` is written by hand (``computed_again``): torch's calls Python for every
+operator, which costs the host several times the layer. Compiled layers use torch's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trainer.model.offload import keeper, restored, storage_of
 from trainer.plan.fields import Recompute
 
 _aten = torch.ops.aten
-# Products: the argument that is the weight, and its dimension along what the product takes in.
+# Products: position of the weight among the arguments, and its dimension of input features.
 # F.linear multiplies by the weight transposed; meshtune's own are split over tensor ranks.
 _PRODUCTS = {
     "aten::mm": (1, 0),
@@ -51,9 +51,9 @@ _ATTENTION = {
 def recomputed(
     layer: Callable[..., Tensor], kind: Recompute, last_input: int
 ) -> Callable[..., Tensor]:
-    """A layer's computation, of which ``kind`` says what its backward pass does again.
+    """A layer's computation, with recomputation of this ``kind`` in its backward pass.
 
-    ``last_input``: features that the layer's last product takes in, on this rank.
+    ``last_input``: input features of the layer's last product, on this rank.
     """
     if kind == "none":
         return layer
@@ -79,7 +79,7 @@ def _policy(
 
 
 def in_backward() -> bool:
-    """Whether this thread is in a backward pass; a layer's pass in there is a repeated one."""
+    """Whether this thread is in a backward pass; layers that run inside it are recomputed."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -90,8 +90,7 @@ def in_backward() -> bool:
 def computed_again(repeats: bool, compute: Callable[..., Any], *inputs: Any) -> Iterator[Any]:
     """Context with the values of ``compute``.
 
-    With ``repeats`` nothing that runs inside keeps them for its backward pass, which computes them
-    again from the inputs.
+    With ``repeats`` no operation inside saves them: backward passes recompute them from the inputs.
     """
     values = compute(*inputs)
     if not repeats or not torch.is_grad_enabled():
@@ -103,7 +102,7 @@ def computed_again(repeats: bool, compute: Callable[..., Any], *inputs: Any) -> 
 
 
 class _Place(NamedTuple):
-    """A tensor that is not kept: a view of a value."""
+    """A tensor that is not saved: a view of a value to recompute."""
 
     again: _Again
     value: int
@@ -113,7 +112,7 @@ class _Place(NamedTuple):
 
 
 class _Again:
-    """Values to be computed again; they are freed when all views of them were asked for."""
+    """Values to recompute; they are freed once all views of them were asked for."""
 
     def __init__(
         self, compute: Callable[..., Any], inputs: tuple[Any, ...], values: tuple[Tensor, ...]
@@ -134,7 +133,6 @@ class _Again:
         return _Place(self, value, x.size(), x.stride(), x.storage_offset())
 
     def view(self, place: _Place) -> Tensor:
-        """The tensor of that place."""
         if not self.found:
             with torch.no_grad():
                 values = self.compute(*map(restored, self.inputs))
@@ -151,7 +149,7 @@ def _unpacked(kept: Any) -> Any:
 
 
 class _Rotation(torch.autograd.Function):
-    """Keeps the angles only."""
+    """Saves the angles only."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -177,7 +175,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class SwiGlu(torch.autograd.Function):
-    """silu(gate) * value of (..., gate and value) (Shazeer 2020); keeps its input only."""
+    """silu(gate) * value of (..., gate and value) (Shazeer 2020); saves its input only."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -194,7 +192,7 @@ class SwiGlu(torch.autograd.Function):
 
 
 class _RmsNorm(torch.autograd.Function):
-    """Keeps its input only; a GPU's kernels do so themselves."""
+    """Saves its input only; a GPU's kernels do so themselves."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -211,7 +209,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def rms_norm(weight: Tensor, eps: float, x: Tensor) -> Tensor:
-    """``F.rms_norm`` over the last dim, which keeps ``x`` alone."""
+    """``F.rms_norm`` over the last dimension; saves ``x`` only."""
     if x.device.type != "cpu":
         return F.rms_norm(x, weight.shape, weight, eps)
     return _RmsNorm.apply(x, weight, eps)

@@ -24,7 +24,7 @@ class Slice(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """One of so many equal shares."""
+    """One of ``ranks`` equal shares."""
 
     rank: int = 0
     ranks: int = 1
@@ -36,7 +36,7 @@ class Split(NamedTuple):
     axes: tuple[str, ...] = ()  # parallel axes along which each rank holds a share of its own
     rows: Cut = Cut()  # cut of the rows of each stacked matrix, or of a vector
     columns: Cut = Cut()
-    again: Cut = Cut()  # second cut, of the rows that ``rows`` leaves, in their order
+    again: Cut = Cut()  # second cut of the rows, after ``rows``
 
 
 WHOLE = Split()

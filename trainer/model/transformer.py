@@ -104,8 +104,8 @@ def feed_forward(model: ModelConfig, layer: int) -> nn.Module:
 class Block(nn.Module):
     """One pre-norm transformer layer, of the given number.
 
-    ``recompute``: what the backward pass repeats. ``compiled``: by torch, to one graph per pass,
-    without experts, whose numbers of tokens differ from pass to pass.
+    ``recompute``: what the backward pass repeats. ``compiled``: torch.compile makes one graph per
+    pass, without experts, whose numbers of tokens differ from pass to pass.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Block(nn.Module):
         self.recompute = recompute
         self.compiled = compiled
         self.keeping: Callable[[Any], AbstractContextManager[Any]] = nullcontext  # ``Offload``'s
-        # The compiler takes torch's own way, whose dispatch costs the host more than the layer.
+        # Compiled layers use torch's recomputation, too slow in eager mode; see ``recompute``.
         self.repeats = recompute == "selective" and not compiled
         self.attention.repeats = self.mlp.repeats = self.repeats
         if recompute == "none" and not compiled:
@@ -140,14 +140,14 @@ class Block(nn.Module):
             return (compiled(run_layer) if whole else run_layer)(self, x, places)
 
     def repeat_attention_only(self) -> None:
-        """Set what ``selective`` recomputes where products or attention communicate."""
+        """Let ``selective`` recompute attention only, where products or attention communicate."""
         if self.recompute == "selective":
             self.recompute, self.attention.recompute = "none", True
             self.repeats = self.attention.repeats = self.mlp.repeats = False
             self._repeat_blocks()
 
     def _repeat_blocks(self) -> None:
-        """Keep no copies of keys that two blocks of a window see."""
+        """Recompute the copies of keys that two blocks of a window see, in place of saving them."""
         self.attention.repeats = self.attention.window is not None and not self.compiled
 
     def compute(self, x: Tensor, places: Places) -> Tensor:
@@ -181,8 +181,8 @@ def run_attention(block: Block, x: Tensor, places: Places) -> tuple[Tensor, Tens
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function compiled, once for all layers.
 
-    One graph or an error: a layer that falls apart would be slow in silence. Each kind of layer has
-    a graph of its own, with and without gradients.
+    A graph break is an error, since it would silently slow the layer down. Each kind of layer has a
+    graph of its own, with and without gradients.
     """
     return torch.compile(function, fullgraph=True, dynamic=False, recompile_limit=64)
 
@@ -258,8 +258,8 @@ class Stage(nn.Module):
         self.compiled = compiled
         self.window: int | None = None  # of the layers that have one
         self.chunks: Sequence[range] = ()  # of each sequence, if not all of it
-        self.resets_attention = self.resets_positions = True  # where documents are told apart
-        self.masks_documents = False  # where no kernel takes one document after another
+        self.resets_attention = self.resets_positions = True  # at documents' boundaries
+        self.masks_documents = False  # if no kernel takes packed documents
         self.embedding = Embedding(model) if self.is_first else None
         learned = self.is_first and model.positions == "learned"
         self.positions = Positions(model) if learned else None

@@ -1,7 +1,7 @@
 """Times each matrix product's forms once, and caches the fastest for later trials.
 
-The first step tells which products a rank computes. All ranks time them together after it, when no
-activations are held; the slowest rank's times decide, for all ranks alike.
+The first step shows which products a rank computes. All ranks time them together after it, when no
+activations are in memory; the slowest rank's times decide for all ranks.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Cache(BaseModel):
 
     @property
     def path(self) -> Path:
-        told = "\0".join((self.device, self.dtype, self.library))
-        digest = hashlib.sha256(told.encode()).hexdigest()[:16]
+        identity = "\0".join((self.device, self.dtype, self.library))
+        digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
         return user_cache() / f"products-{digest}.json"
 
     def read(self) -> None:
@@ -86,7 +86,7 @@ class Tuning:
     tuning_s: float = 0.0
 
     def after_step(self) -> float:
-        """Settle the forms after the first step; called after each. Returns the seconds it took."""
+        """Choose the forms after the first step; called after every step. Returns its seconds."""
         if not self.kernels.counts:
             return 0.0
         self.kernels.counts = False
@@ -126,13 +126,13 @@ class Tuning:
         cache = Cache(device="; ".join(sorted(set(names))), dtype=str(self.dtype), library=library)
         if dist.get_rank() == 0:
             cache.read()
-        told = [cache.products]
-        dist.broadcast_object_list(told, 0)
-        cache.products = told[0]
+        products = [cache.products]
+        dist.broadcast_object_list(products, 0)
+        cache.products = products[0]
         return cache
 
     def _measure(self, products: Iterable[Product]) -> dict[Product, Choice]:
-        """Time all forms, then the better ones again, so that a lucky time does not win."""
+        """Time all forms, then the fastest again, so that a lucky measurement does not win."""
         mine = sorted(set(products) & self.kernels.calls.keys())
         first = self._slowest(dict.fromkeys(mine, FORMS))
         rivals = {
@@ -175,7 +175,7 @@ class Tuning:
 
 
 def choose(default: Form, first: Mapping[Form, float], second: Mapping[Form, float]) -> Choice:
-    """A form, by two measurements in seconds: the default unless another wins both clearly.
+    """Form chosen by two measurements (s): the default unless another wins both clearly.
 
     ``first`` has times of all forms, ``second`` of the default and of the fastest of the first.
     """

@@ -63,9 +63,9 @@ def block_gradients(
             *tensors, log_sum, 0.0, causal, scale=scale
         )
     elif query.dtype == torch.float32:
-        # The kernel reads rows of log-sums that are filled up to 32.
+        # The kernel reads rows of log-sums that are padded to a multiple of 32.
         log_sum = F.pad(log_sum, (0, -query.size(2) % 32)).contiguous()
-        seed = torch.zeros((), dtype=torch.int64)  # of dropout, which there is none of
+        seed = torch.zeros((), dtype=torch.int64)  # of dropout, which is off
         *inputs, output = tensors
         rest: Any = (None, output, log_sum, seed, seed, 0.0, [True, True, True, False], causal)
         found = _ops._scaled_dot_product_efficient_attention_backward(*inputs, *rest, scale=scale)
@@ -92,5 +92,5 @@ def _for_each_head(x: Tensor, query: Tensor) -> Tensor:
 
 
 def _over_heads(grad: Tensor, key_heads: int) -> Tensor:
-    """The sum over the heads that share a key."""
+    """Sum over the query heads that share a key."""
     return grad if grad.size(1) == key_heads else grad.unflatten(1, (key_heads, -1)).sum(2)

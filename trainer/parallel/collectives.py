@@ -19,7 +19,7 @@ from trainer.plan.placement import Level
 for _name in ("fused_all_gather_matmul", "fused_matmul_reduce_scatter"):  # on a CPU not fused
     torch.library.impl(f"symm_mem::{_name}", "cpu", getattr(symmetric, f"_{_name}_fallback"))
 
-_MULTICAST_ROWS = 2048  # at most, that torch gathers by multicast, whole, into the workspace
+_MULTICAST_ROWS = 2048  # up to this many rows torch gathers whole, by multicast, to the workspace
 _APART = (
     "async_tp: tp ranks cannot map each other's memory ({}); show each rank all GPUs of its node "
     "(site profile: gpus: per_node), or set async_tp: false"
@@ -66,7 +66,7 @@ class Traffic:
 
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Pause the counters: what is sent meanwhile is not part of a step."""
+        """Pause the counters, for traffic that is not part of a step."""
         self.counting = False
         try:
             yield
@@ -141,7 +141,7 @@ class Group:
         self._do(purpose, num_bytes, False, exchange)
 
     def exchange(self, sent: Tensor, send: list[int], receive: list[int]) -> Tensor:
-        """Rows that the ranks have for this one: of ``sent``, ``send[r]`` rows go to rank r."""
+        """All-to-all of uneven parts: sends ``send[r]`` rows to rank r, returns those received."""
         received = sent.new_empty(sum(receive), *sent.shape[1:])
         num_bytes = (sum(send) - send[self.rank]) * sent.element_size() * sent.shape[1:].numel()
         exchange = partial(dist.all_to_all_single, received, sent, receive, send, self.handle)
@@ -149,13 +149,14 @@ class Group:
         return received
 
     def fuse(self, rows: int, row_bytes: int) -> None:
-        """Run products in one operator with exchanges of up to so many rows a rank; all call it.
+        """Fuse products with exchanges of up to ``rows`` rows per rank; every rank must call it.
 
         Raises ConfigError if a rank cannot map the memory of the others.
         """
         if self.level is Level.INTER_NODE:
             raise ConfigError(_APART.format("they are on several nodes"))
-        # Else a pass would make it. A part is computed, another is read; few rows come as a whole.
+        # The workspace would else be made in the first pass. One part is computed while another is
+        # read; few rows are gathered at once.
         num_rows = max(2 * rows, min(self.size * rows, _MULTICAST_ROWS))
         try:
             if not self.on_gloo:
@@ -167,24 +168,24 @@ class Group:
         self.fused = True
 
     def gather_product(self, share: Tensor, matrix: Tensor, keeps: bool) -> tuple[Any, Tensor]:
-        """The gathered shares, if it ``keeps`` them, and their product with (inputs, outputs).
+        """All-gather the shares while multiplying those that have arrived with (inputs, outputs).
 
-        Parts are multiplied while others arrive. Counted, but not timed, which would part them.
+        Returns the gathered shares, if it ``keeps`` them, and the product. Never timed.
         """
         self.traffic.add("tensor", self.level, (self.size - 1) * share.nbytes)
-        told = share.contiguous(), [matrix], 0, self.handle.group_name
-        whole, (product,) = torch.ops.symm_mem.fused_all_gather_matmul(*told, return_A=keeps)
+        inputs = share.contiguous(), [matrix], 0, self.handle.group_name
+        whole, (product,) = torch.ops.symm_mem.fused_all_gather_matmul(*inputs, return_A=keeps)
         return whole, product
 
     def product_scatter(self, x: Tensor, matrix: Tensor) -> Tensor:
-        """A share of the sum of all ranks' products; the counterpart of ``gather_product``."""
-        told = x, matrix, "sum", 0, self.handle.group_name
-        share: Tensor = torch.ops.symm_mem.fused_matmul_reduce_scatter(*told)
+        """Multiply and reduce-scatter in one operator: this rank's share of the summed products."""
+        inputs = x, matrix, "sum", 0, self.handle.group_name
+        share: Tensor = torch.ops.symm_mem.fused_matmul_reduce_scatter(*inputs)
         self.traffic.add("tensor", self.level, (self.size - 1) * share.nbytes)
         return share
 
     def rotate(self, received: Tensor, sent: Tensor) -> Callable[[], None]:
-        """Start sending to the next rank and receiving from the previous; the result waits."""
+        """Start sending to the next rank and receiving from the previous; returns the wait."""
         before, after = (self.ranks[(self.rank + step) % self.size] for step in (-1, 1))
         ops = [
             dist.P2POp(dist.isend, sent, after, self.handle),

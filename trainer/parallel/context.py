@@ -1,7 +1,7 @@
 """Context parallelism: ring attention over zig-zag sequences.
 
-Keys and values go round the ring while attention works on those that are here (Liu et al. 2023,
-arXiv 2310.01889); all else works on each token by itself.
+Keys and values go round the ring while attention works on those already received (Liu et al. 2023,
+arXiv 2310.01889); all other operations treat each token by itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _groups: dict[str, Group] = {}
 def split_sequences(stage: Stage, mesh: Mesh, opaque: bool) -> None:
     """Make a stage work on this rank's chunks of each sequence and attend to all chunks.
 
-    ``opaque``: attention is an operator for the compiler, below.
+    ``opaque``: attention is a custom operator, for the compiler.
     """
     group = mesh.cp.group
     assert group is not None
@@ -69,10 +69,10 @@ def _attended(query: Tensor, key: Tensor, value: Tensor, group: Group) -> Attend
 
 
 class _RingAttention(torch.autograd.Function):
-    """All of (batch, heads, sequence, head); the sequence is this rank's two chunks.
+    """Ring attention of (batch, heads, sequence, head); the sequence is this rank's two chunks.
 
-    Own keys are causal. Of an earlier rank, the first chunk precedes both own ones and the second
-    follows them; of a later rank, both lie between.
+    Attention to own keys is causal. An earlier rank's first chunk precedes both own chunks and its
+    second one follows them; both chunks of a later rank lie between the own ones.
     """
 
     @staticmethod
@@ -126,7 +126,7 @@ def _ring(query: Tensor, key: Tensor, value: Tensor, group: str) -> tuple[Tensor
 def _ring_backward(grad: Tensor, kept: list[Tensor], group: str) -> tuple[Tensor, Tensor, Tensor]:
     context = SimpleNamespace(saved_tensors=kept, group=_groups[group])
     of_query, of_key, of_value, _ = _RingAttention.backward(context, grad)
-    # An operator's outputs share no memory, as those of one sum do.
+    # An operator's outputs must not share memory; these are views of one sum.
     return of_query.contiguous(), of_key.contiguous(), of_value.clone()
 
 
@@ -149,7 +149,7 @@ _ring.register_autograd(
 
 
 def _packed(key: Tensor, value: Tensor, missing: int = 0) -> Tensor:
-    """Both, whose channels may differ in number, as one message; zeros for missing positions."""
+    """Keys and values as one message, with zeros for ``missing`` positions."""
     if key.shape == value.shape:  # fewer kernels than one for each
         both = torch.stack((key, value))
         return (F.pad(both, (0, 0, 0, missing)) if missing else both).flatten()
@@ -158,7 +158,7 @@ def _packed(key: Tensor, value: Tensor, missing: int = 0) -> Tensor:
 
 
 def _unpacked(both: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The parts of a message, with these shapes."""
+    """Keys and values of a message, with the shapes of ``key`` and ``value``."""
     first, second = both.split((key.numel(), value.numel()))
     return first.view(key.shape), second.view(value.shape)
 
@@ -166,9 +166,9 @@ def _unpacked(both: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]
 def _others(
     key: Tensor, value: Tensor, group: Group
 ) -> Iterator[tuple[bool, tuple[Tensor, Tensor]]]:
-    """Keys and values of the ranks before this one, nearest first, each while the next comes.
+    """Keys and values of all other ranks, backwards round the ring, each while the next is sent.
 
-    Yields whether the rank is before this one, and what it has.
+    Yields whether the rank's number is lower than this one's, and its keys and values.
     """
     here = _packed(key, value)
     arriving = torch.empty_like(here)
@@ -183,7 +183,7 @@ def _others(
 
 
 def _join(output: Tensor, log_sum: Tensor, found: Attended) -> None:
-    """Add what a further block gave to ``output`` and ``log_sum``, in place (online softmax)."""
+    """Merge a further block's result into ``output`` and ``log_sum``, in place (online softmax)."""
     total = torch.logaddexp(log_sum, found.log_sum)
     output *= (log_sum - total).exp_()[..., None]
     output += found.output * (found.log_sum - total).exp_()[..., None]

@@ -1,7 +1,7 @@
-"""Expert parallelism: experts dealt out to ranks, tokens sent to them and back by all-to-all.
+"""Expert parallelism: experts distributed over ranks, tokens sent to them and back by all-to-all.
 
-The ranks are those of dp and cp and, with sequence parallelism, tp, to which a share of a sequence
-is a share of the tokens. ``trainer.plan.axes.ep`` has the groups and the bytes.
+The ranks are those of dp, cp and, with sequence parallelism, tp, which splits the tokens as well.
+``trainer.plan.axes.ep`` has the groups and the bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainer.plan.config import TrainConfig
 
 
 def deal_out_experts(stage: Stage, mesh: Mesh) -> None:
-    """Leave this rank its share of the experts of a stage without storage (meta device)."""
+    """Shrink a stage without storage (meta device) to this rank's share of the experts."""
     axes = ("ep", "tp") if mesh.tp.size > 1 else ("ep",)
     for mixture in stage_mixtures(stage):
         mixture.dispatch = RankDispatch(mesh)
@@ -43,7 +43,7 @@ class _Plan(NamedTuple):
 
 
 class RankDispatch(Dispatch):
-    """Tokens of all ranks of an expert-parallel group meet at their experts."""
+    """Dispatch to the experts' ranks and back, in all-to-alls over an expert-parallel group."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.group = mesh.ep.group
@@ -114,7 +114,7 @@ class Balance:
 
     def update(self, done: bool) -> None:
         """Raise the bias of experts with fewer tokens than the mean in this step, lower the
-        others'; unless the step was not ``done``."""
+        others'; if the step was ``done``, not skipped."""
         loads = [mixture.loads for mixture in self.mixtures if mixture.loads is not None]
         if not loads:
             return

@@ -17,10 +17,10 @@ CHUNK_ELEMENTS = 1 << 24  # logits that are in float32 at once: 64 MiB of them
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Keeps the logits and one figure per token; the probabilities are computed again.
+    """Keeps the logits and one number per token; the backward pass recomputes probabilities.
 
     Both passes go over the logits in chunks of rows: they never exist in float32 as a whole.
-    Gradients take the place of the logits, which nothing else reads by then.
+    Gradients overwrite the logits, which nothing else reads by then.
     """
 
     @staticmethod
@@ -54,9 +54,8 @@ class _CrossEntropy(torch.autograd.Function):
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """The output layer with its loss: logits of few words exist at a time, in either pass.
 
-    Chunks of words rather than of tokens: each is a part of the weight's gradient that is final at
-    once, where chunks of tokens would add to a whole gradient in float32 again and again. The
-    price is a third product, since the backward pass computes logits again.
+    Each chunk of words completes its rows of the weight gradient; each chunk of tokens would add to
+    a whole gradient in float32. The price is a third product: the backward pass repeats the logits.
     """
 
     @staticmethod
@@ -115,13 +114,13 @@ def _joined(sums: Tensor, group: Group | None) -> Tensor:
 
 
 def _local(targets: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Targets among ``size`` words, as an index (tokens, 1); and which of them are."""
+    """Index (tokens, 1) of targets among a rank's ``size`` words; whether each is among them."""
     local = targets.clamp(0, size - 1)
     return local[:, None], local == targets
 
 
 def _chunks(count: int, width: int) -> Iterator[slice]:
-    """Consecutive rows of a width, as many at once as ``CHUNK_ELEMENTS`` has room for."""
+    """Chunks of ``count`` rows, of at most ``CHUNK_ELEMENTS`` elements unless of one row."""
     step = max(1, CHUNK_ELEMENTS // width)
     for begin in range(0, count, step):
         yield slice(begin, begin + step)
@@ -140,7 +139,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, group: Group | None) -> Tenso
 
 
 def chunk_loss(head: Head, group: Group | None, sequence: bool) -> None:
-    """Let an output layer return the loss, computed in chunks, where it is given targets."""
+    """Make an output layer return the loss, computed in chunks, if it is given targets."""
     compute_logits = head.forward
 
     def forward(x: Tensor, tied: Tensor | None = None, targets: Tensor | None = None) -> Tensor:

@@ -66,8 +66,7 @@ class Holders:
 
     @property
     def counts(self) -> bool:
-        """Whether this rank's masters count in global sums; one of the ranks with equal ones
-        does."""
+        """Whether this rank's masters count in global sums: one of the ranks with equal masters."""
         return self.rank < self.placement.optimizer_shard
 
     def replicas(self, size: int, stride: int, stream: str) -> Group | None:
@@ -77,7 +76,7 @@ class Holders:
 
 @dataclass(frozen=True)
 class Mesh:
-    """This rank among all, and its groups; ``trainer.plan.axes`` has the order of the axes."""
+    """This rank's place and groups; ``trainer.plan.axes`` has the order of the axes."""
 
     device: torch.device
     axes: Axes
@@ -87,11 +86,11 @@ class Mesh:
     states: Axis  # ranks that hold the same weights: all of dp and cp
     cp: Axis
     tp: Axis
-    ep: Axis  # ranks over which experts are dealt out, all of ``tp`` among them
+    ep: Axis  # ranks that experts are distributed over, all of ``tp`` among them
     grid: Grid
     world: Group
     traffic: Traffic
-    subgroup: Callable[[Ranks], Group | None]  # this rank's group of these
+    subgroup: Callable[[Ranks], Group | None]  # this rank's group among disjoint ones
     folded: bool  # whether the last stage is on the first pipeline rank, see ``StageLayout``
     embedding: Group | None  # first and last pipeline rank, when they share a tied embedding
     _blocks: dict[tuple[int, int, str], Group | None] = field(default_factory=dict)
@@ -139,9 +138,9 @@ class Mesh:
     def replicas(self, size: int, stride: int, stream: str) -> Group | None:
         """This rank's group of ``size`` ranks with the same weights, ``stride`` apart; None for 1.
 
-        Every rank must ask for the same groups in the same order. On a CPU each stream has its own,
-        since two threads could pair different collectives. On an accelerator all streams share one:
-        it keeps order, and communicators side by side may block each other.
+        Every rank must ask for the same groups in the same order. On a CPU each stream has a group
+        of its own: in a shared one, threads could pair different collectives. On an accelerator all
+        streams share one: it keeps order, and concurrent communicators may block each other.
         """
         if size == 1:
             return None
@@ -158,7 +157,7 @@ class Mesh:
 def build_mesh(
     config: TrainConfig, device: torch.device, local_world_size: int | None, traffic: Traffic
 ) -> Mesh:
-    """Arrange all ranks, each of which must call it; raises ConfigError if they do not fit."""
+    """Build the mesh; every rank must call it. Raises ConfigError if the degrees do not fit."""
     world_size = dist.get_world_size()
     config.check(world_size, local_world_size)
     topology = config.topology(world_size, local_world_size)
@@ -178,8 +177,8 @@ def build_mesh(
         context = subgroup(axes.groups("cp"))
     if config.ep > 1:
         near = axes.of_states.groups("dp", config.ep // config.tp)
-        dealt = [[rank + i for rank in one for i in range(config.tp)] for one in near]
-        experts = subgroup([ranks for ranks in dealt if axes.place(ranks[0], "tp") == 0])
+        whole = [[rank + i for rank in one for i in range(config.tp)] for one in near]
+        experts = subgroup([ranks for ranks in whole if axes.place(ranks[0], "tp") == 0])
     return Mesh(
         device=device,
         axes=axes,
@@ -202,17 +201,17 @@ def build_mesh(
 def _subgroup(
     topology: Topology, traffic: Traffic, timeout: timedelta, every: Ranks, own: bool = True
 ) -> Group | None:
-    """This rank's group of these, which have no rank in common; None if it is in none.
+    """This rank's group among ``every``, which are disjoint; None if it is in none.
 
-    One call for all of them, however many: NCCL and RCCL split them off the world, elsewhere only
-    a group's members make it. A group of all ranks is the world, unless it must be its ``own``.
+    One call makes all of them: NCCL and RCCL split them off the world, elsewhere only a group's
+    members make it. A group of all ranks is the world, unless it must be its ``own``.
     """
     mine = next((ranks for ranks in every if dist.get_rank() in ranks), None)
     world = dist.distributed_c10d._get_default_group()
     handle: dist.ProcessGroup | None = None
     if not own and len(every[0]) == world.size():
         handle = world
-        _set_pg_timeout(timeout, handle)  # it may have torch's own
+        _set_pg_timeout(timeout, handle)  # it may have torch's default
     elif world.bound_device_id is not None and torch.accelerator.is_available():
         handle = dist.split_group(split_ranks=every, timeout=timeout)
     elif mine is not None:

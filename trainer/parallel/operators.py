@@ -1,9 +1,8 @@
 """The split products of ``products`` as torch operators.
 
-The compiler takes each as one node, where a function with a collective would break the graph, and
-kernels that are chosen later would be those of the first pass; its selective
-recomputation can keep their outputs. Eager training uses the autograd functions of ``tensor``,
-whose dispatch is cheaper.
+The compiler takes each as one node: a plain collective would break the graph, which would also keep
+the first pass's choice of kernels. Its selective recomputation can keep the operators' outputs.
+Eager training uses the autograd functions of ``tensor``, whose dispatch is cheaper.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _kernels: dict[str, Kernels] = {}
 
 
 def named(group: Group | None, kernels: Kernels) -> str:
-    """The name by which the operators find the group and its kernels from now on."""
+    """Register a group and its kernels; returns the name by which the operators find them."""
     name: str = _ALONE if group is None else group.handle.group_name
     _groups[name], _kernels[name], _kernels[_ALONE] = group, kernels, kernels
     return name
@@ -49,9 +48,9 @@ column_linear.register_fake(
 def _product_backward(
     grad: Tensor, x: Tensor, weight: Tensor, has_bias: bool, group: str, sequence: bool, row: bool
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of x, W and the bias, which is empty without.
+    """Gradients of x, W and the bias (empty without one).
 
-    None is put off: the compiler reuses the memory of ``grad`` and ``x`` afterwards.
+    No product is deferred: the compiler reuses the memory of ``grad`` and ``x`` afterwards.
     """
     given, among, kernels = (grad, x, weight, weight), _groups[group], _kernels[group]
     if row:
@@ -90,7 +89,7 @@ column_linear.register_autograd(_column_gradients, setup_context=_column_setup)
 
 @torch.library.custom_op("meshtune::row_linear", mutates_args=())
 def row_linear(x: Tensor, weight: Tensor, group: str, ranks: int, sequence: bool) -> Tensor:
-    """The sum over the group of x W^T, W's columns being over it; with ``sequence`` a share."""
+    """Sum of x W^T over the group, which splits W's columns; with ``sequence`` a share of it."""
     if sequence and _groups[group].fused:
         return _groups[group].product_scatter(x, weight.t())
     total = _kernels[group].outputs(x, weight)
@@ -109,7 +108,6 @@ row_linear.register_fake(
 
 @torch.library.custom_op("meshtune::gather_sequence", mutates_args=())
 def gathered(x: Tensor, group: str, ranks: int) -> Tensor:
-    """The ranks' tensors along the first dimension."""
     return products.gather_sequence(x, _groups[group])[0]
 
 
@@ -126,7 +124,7 @@ _summed.register_autograd(lambda ctx, grad: (grad, None))
 
 
 def summed(x: Tensor, group: Group | str) -> Tensor:
-    """The sum over the ranks, which may take the tensor's place; of a named group an operator."""
+    """Sum over the ranks, possibly in place; with a group's name by a custom operator."""
     if isinstance(group, str):
         return _summed(x, group)
     group.all_reduce(x, "tensor")

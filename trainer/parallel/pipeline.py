@@ -95,7 +95,7 @@ class _LeanStage(PipelineStage):
 
 
 def _for_each(infos: Any, micro_batches: int) -> dict[int, Any]:
-    """Receive infos of one micro-batch, for each of so many, as yet without buffers."""
+    """A micro-batch's receive infos, copied for each of ``micro_batches``, without buffers."""
     _drop_buffers(infos)
     return {n: tuple(copy.copy(info) for info in infos) for n in range(micro_batches)}
 
@@ -107,7 +107,7 @@ def _drop_buffers(infos: Any) -> None:
 
 
 def _stage_io(config: TrainConfig, mesh: Mesh, stage: Stage) -> dict[str, Any]:
-    """Shapes and formats of a stage's input and output, so that no trial pass must find them."""
+    """Shapes and formats of a stage's input and output: torch would infer them by a trial pass."""
     model, dtype = config.model, COMPUTE_DTYPE[config.precision]
     share = mesh.tp.size if config.sequence_parallel else 1
     length = model.seq_length // config.cp
@@ -140,8 +140,8 @@ def _schedule(config: TrainConfig, parts: list[_LeanStage], loss_fn: LossFn) -> 
 class Pipeline:
     """Runs all micro-batches of a step through this rank's stages.
 
-    ``loss_fn`` maps a micro-batch's output and targets to what backward starts from. ``deferred``
-    holds back weight gradients, if the schedule wants that.
+    ``loss_fn`` maps a micro-batch's output and targets to its loss. ``deferred`` defers weight
+    gradients, if the schedule does.
     """
 
     def __init__(
@@ -157,7 +157,8 @@ class Pipeline:
         self.stages = stages
         self.loss_fn = loss_fn
         self.deferred = deferred
-        # NCCL joins a group at its first use, which all ranks must share; the schedule's are not.
+        # NCCL sets a group up in its first call, in which all ranks must take part; the schedule's
+        # messages have two ranks only.
         assert mesh.pp.group is not None
         self.group = mesh.pp.group.handle
         dist.all_reduce(torch.zeros(1, device=mesh.device), group=self.group)
@@ -186,7 +187,7 @@ class Pipeline:
         mesh.traffic.add("pipeline", level, op.tensor.nbytes)
 
     def __call__(self, batches: Batches) -> list[Tensor]:
-        """Accumulate a step's gradients; its losses by micro-batch, on the last stage only."""
+        """Accumulate a step's gradients; returns micro-batches' losses, on the last stage only."""
         losses: list[Tensor] = []
         inputs = (torch.cat(batches.tokens),) if self.mesh.is_first else ()
         target = torch.cat(batches.targets) if self.mesh.is_last else None
@@ -201,7 +202,7 @@ class Pipeline:
     def evaluate(self, batches: Batches) -> list[Tensor]:
         """The loss of each micro-batch, without a backward pass; empty except on the last stage.
 
-        One stage after another: torch's schedules would set all stages up anew, twice.
+        Stages run one after another: torch's schedules would set all of them up anew, twice.
         """
         losses = []
         tokens, targets, bounds = batches

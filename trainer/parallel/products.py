@@ -36,7 +36,7 @@ def column_outputs(
 def row_backward(
     grad: Tensor, x: Tensor, weight: Tensor, parameter: Tensor, group: Group, kernels: Kernels
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of x and of W, whose columns are over the group, from a share of the output's."""
+    """Gradients of x and W (columns over the group), from a share of the output's gradient."""
     if group.fused:
         whole, grad_x = group.gather_product(grad, weight, keeps=True)
     else:
@@ -55,8 +55,7 @@ def column_backward(
     sequence: bool,
     kernels: Kernels,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradients of x, of W (the parameter) and of the bias; x's is summed while W's is computed,
-    if there is a group."""
+    """Gradients of x, W (the parameter) and the bias; any sum of x's hides behind W's product."""
     gathering: Any = None
     summing: Any = None
     if sequence:
@@ -76,7 +75,7 @@ def column_backward(
 
 
 class Shared(torch.autograd.Function):
-    """The transpose of ``Sum``: all ranks read what each has, or with ``sequence`` a share of."""
+    """Transpose of ``Sum``: all ranks read the same x, which ``sequence`` gathers from shares."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, sequence: bool) -> Tensor:

@@ -19,7 +19,7 @@ from trainer.quantization.blocks import dequantize, dequantize_sum, quantize
 def gather_rows(
     rows: Tensor, group: Group | None, purpose: Purpose, out: Tensor | None = None
 ) -> Tensor:
-    """Join the ranks' rows along the first dimension; without a group there is this rank alone."""
+    """All-gather the ranks' rows along the first dimension; without a group, the rows given."""
     if group is None:
         return rows if out is None else out.copy_(rows)
     if out is None:
@@ -61,7 +61,7 @@ def quantized_reduce_scatter(
         rest = rows.size(0) // group.size
         if rest > 1:
             rows = rows.view(rest, group.size, n).transpose(0, 1)
-        # Of rows of one number, reshaping makes a view.
+        # In the last hop, where rest is 1, reshape returns a view.
         packed = quantize(rows.reshape(group.size, rest * n).contiguous(), fmt)
         received = torch.empty_like(packed)
         group.all_to_all(received, packed, purpose)

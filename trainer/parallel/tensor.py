@@ -1,8 +1,8 @@
 """Tensor parallelism (Shoeybi et al. 2019) and sequence parallelism (Korthikanti et al. 2022).
 
-Styles hold plain local tensors and call the collectives themselves, where torch's own hold
-DTensors: an input's gradient is summed while the weight's is computed, sequence parallelism keeps
-only a shard of the input for the backward pass, and no dispatch costs time.
+Unlike torch's styles, which hold DTensors, these hold plain local tensors and call the collectives
+themselves: an input's gradient is summed while the weight's is computed, sequence parallelism keeps
+only a shard of the input for the backward pass, and there is no dispatch overhead.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _ColumnLinear(torch.autograd.Function):
     ) -> Tensor:
         ctx.group, ctx.sequence, ctx.has_bias = group, sequence, bias is not None
         ctx.kernels = kernels
-        ctx.parameter = weight  # what is saved may be a copy's view, where layers are recomputed
+        ctx.parameter = weight  # the saved one may be a view of a copy, if layers are recomputed
         ctx.save_for_backward(x, weight)
         return column_outputs(x, weight, bias, group, sequence, kernels)
 
@@ -55,9 +55,9 @@ class _ColumnLinear(torch.autograd.Function):
 
 
 class _FusedRow(torch.autograd.Function):
-    """Zeros with the gradients of a share of x W^T, with W's columns over the ranks.
+    """Zeros that carry the gradients of a share of x W^T, with W's columns over the ranks.
 
-    The share is computed apart: recomputation ends with what is kept here, before it.
+    The share itself is computed after this: recomputation stops at the tensors saved here.
     """
 
     @staticmethod
@@ -90,7 +90,7 @@ def split_over_tp(dims: dict[str, int], cut: Cut) -> dict[str, Split]:
 
 
 class Style:
-    """A way to split a module, if over a group; ``opaque``: projections are custom operators."""
+    """Split of a module over a group, if any; ``opaque``: projections are custom operators."""
 
     dims: dict[str, int] = {}  # noqa: RUF012 - constant per class
 
@@ -106,18 +106,18 @@ class Style:
         if self.group is not None:
             split(module, split_over_tp(self.dims, Cut(self.group.rank, self.group.size)))
         if isinstance(module, Linear):
-            # The same object in every layer: one compiled graph is then for all of them.
+            # One object for all layers, so that they share a compiled graph.
             module.split = self
         else:
             module.forward = functools.partial(self.product, module)
 
     def product(self, module: Any, *inputs: Any) -> Tensor:
-        """The replacement of the module's ``forward``, computed over the group."""
+        """Replaces the module's ``forward``; computed over the group."""
         raise NotImplementedError
 
 
 class ColumnParallel(Style):
-    """Output features over the ranks; without a group all of them on each."""
+    """Output features split over the ranks; without a group, whole on each."""
 
     dims = {"weight": 0, "bias": 0}  # noqa: RUF012
 
@@ -130,7 +130,7 @@ class ColumnParallel(Style):
 
 
 class RowParallel(Style):
-    """Input features over the ranks; the bias is whole, and added once, after the sum."""
+    """Input features split over the ranks; the bias is whole, and added after the sum."""
 
     dims = {"weight": 1}  # noqa: RUF012
     group: Group
@@ -145,14 +145,14 @@ class RowParallel(Style):
         else:
             if self.kernels.own_gradients:
                 partial = _ColumnLinear.apply(x, module.weight, None, None, False, self.kernels)
-            else:  # autograd's own gradients, which cost it less
+            else:  # autograd's own gradients are cheaper
                 partial = self.kernels.outputs(x, module.weight)
             total = Sum.apply(partial, self.group, self.sequence)
         return total if module.bias is None else total + module.bias
 
 
 class SharedKey(Style):
-    """Channels that every rank's heads read."""
+    """Channels that the heads of all ranks read."""
 
     def product(self, module: nn.Module, x: Tensor) -> Tensor:
         return Shared.apply(x, self.group, self.sequence)
@@ -196,7 +196,7 @@ class SequencePositions(Style):
 
 
 def compute_by(kernels: Kernels, stage: Stage, opaque: bool) -> None:
-    """Let a stage that no axis splits compute its projections and logits by these kernels."""
+    """Make a stage that no axis splits compute its projections and logits with ``kernels``."""
     styles: dict[type[nn.Module], Style] = {
         Linear: ColumnParallel(None, False, kernels, opaque),
         Head: VocabParallelHead(None, False, kernels),

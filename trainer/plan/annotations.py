@@ -31,7 +31,7 @@ class Column:
     # code of any other word, or of an unset value; None: the cost model decides
     other: float | str | None = 0.0
     mixtures: bool = False  # only models with experts have it
-    memory_only: bool = False  # what it does to a step's time is not known
+    memory_only: bool = False  # its effect on step time is unknown
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Counts:
     rule: str  # name of the requirement
     # reason that a trainer gives for refusing another value; empty: it ignores the value
     why: str = ""
-    trainers: Trainers = "builtin"  # that it is for; others may see an effect
+    trainers: Trainers = "builtin"  # trainers it applies to; others may see an effect
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Part:
         return {f.name: f.metadata["column"] for f in fields(cls) if "column" in f.metadata}
 
     def stored(self) -> dict[str, Any]:
-        """Its columns and records, without what was derived from them."""
+        """Its columns and records, without values derived from them."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def rows(self, rows: Any) -> Self:

@@ -61,12 +61,12 @@ class TrainConfig(Settings, Choices):
         if model.windowed_layers and masks:
             raise ValueError(
                 f"windowed_layers {model.windowed_layers} beside documents: the mask of a window "
-                "tells none apart; set documents' reset_attention_mask: false"
+                "does not separate them; set documents' reset_attention_mask: false"
             )
         if model.layer_types.count("sliding_attention") != model.windowed_layers:
             raise ValueError(
-                f"windowed_layers {model.windowed_layers} of num_layers {model.num_layers}: the "
-                "last of every so many layers sees all; set the others' number"
+                f"windowed_layers {model.windowed_layers} of num_layers {model.num_layers}: every "
+                "n-th layer must have full attention; set the number of the others"
             )
         if self.cp > 1 and self.splits_samples:
             raise ValueError(
@@ -79,7 +79,7 @@ class TrainConfig(Settings, Choices):
         if self.moe_aux_loss_coeff and self.masks_loss:
             raise ValueError(
                 "moe_aux_loss_coeff beside tokens that are left out of the loss (goldfish, "
-                "loss_mask, eod_mask_loss): their share would weigh it, too; set it to 0"
+                "loss_mask, eod_mask_loss): their share would scale this loss, too; set it to 0"
             )
         return self
 
@@ -107,7 +107,7 @@ class TrainConfig(Settings, Choices):
 
     @property
     def keeps_products(self) -> bool:
-        """Whether ``selective`` keeps matrix products and attention, not all but attention."""
+        """Whether ``selective`` keeps matrix products and attention; else all but attention."""
         return self.cp == 1 and not self.grid_axes and not self.model.num_experts
 
     @property

@@ -56,4 +56,4 @@ class Exchange:
     times: Size = 1  # per layer and micro-batch, or per step
     within: Pass = "forward"  # pass of the layer
     behind: Work = ""  # computation that can hide it
-    fused: Size = 0  # of these times, in one operator with a product
+    fused: Size = 0  # how many of ``times`` are fused with a product

@@ -56,7 +56,7 @@ _CHECKPOINTS = Refused("it has no checkpoints here")
 
 
 class Choices(Described):
-    """Choices of a search, trial by trial; ``dp`` is what the other degrees leave."""
+    """Fields that a search chooses for each trial; ``dp`` follows from the other degrees."""
 
     tp: Annotated[
         Ranks,
@@ -75,7 +75,7 @@ class Choices(Described):
         Refused("it has no experts here"),
         Column(mixtures=True),
     ] = 1
-    """ranks over which a layer's experts are dealt out, taken from those of tp, cp and dp"""
+    """ranks that a layer's experts are distributed over, taken from those of tp, cp and dp"""
     gx: Annotated[Ranks, _GRID] = 1
     """grid of tensor-parallel ranks: over each layer's outputs"""
     gy: Annotated[Ranks, _GRID] = 1
@@ -157,8 +157,8 @@ class Choices(Described):
     refresh_secondary: Annotated[Literal["step", "micro_batch"], Open(), Column("renews_copy")] = (
         "step"
     )
-    """when the secondary copy is renewed: once the weights changed, or in every forward pass, as
-    ZeRO++ was published"""
+    """when the secondary copy is renewed: once the weights changed, or in every forward pass, as in
+    the paper on ZeRO++"""
     reduce_precision: Annotated[Literal["fp32", "bf16"], Open()] = "fp32"
     """format of gradients on their way, where they are not quantized"""
     reduce_gradients: Annotated[
@@ -167,8 +167,8 @@ class Choices(Described):
         Refused("it reduces split gradients behind each micro-batch", "reduce"),
         Column("reduces_once"),
     ] = "micro_batch"
-    """when split gradients (ZeRO 2 and 3) are reduced: behind each micro-batch, or once, from a
-    whole sum in memory"""
+    """when sharded gradients (ZeRO 2 and 3) are reduced: after each micro-batch, or once a step,
+    from whole gradients in memory"""
     sequence_parallel: Annotated[
         bool,
         Counts("tp > 1", "sequence_parallel_needs_tp", trainers="all"),
@@ -182,12 +182,12 @@ class Choices(Described):
         Refused("its layers are not split"),
         Column(),
     ] = False
-    """run each product in one operator with the exchange before or after it, where no other product
-    hides that; on a CPU one after the other"""
+    """fuse each product with the exchange before or after it, unless another product hides that
+    exchange; on a CPU they run one after the other"""
     overlap_all_reduce: bool = True
-    """grid: sum an input's gradient behind the weight's product"""
+    """grid: all-reduce an input's gradient while the weight's is computed"""
     overlap_reduce_scatter: bool = True
-    """grid: scatter weights' gradients behind what follows"""
+    """grid: reduce-scatter weight gradients while the backward pass goes on"""
     overlap_all_gather: bool = True
     """grid: gather the next layer's weights ahead"""
     tune_kernels: Annotated[bool, Refused("its layers' products are torch's own", "tune")] = False
@@ -209,14 +209,14 @@ class Choices(Described):
         Refused("its activations stay on the device"),
         Column(),
     ] = False
-    """activations wait in the host's memory for their backward pass, all but a few layers'"""
+    """activations wait in host memory for their backward pass, except those of a few layers"""
     chunked_loss: Annotated[bool, Refused("its loss is of whole logits"), Column()] = False
-    """compute the output layer with the loss, few words at a time: logits are never whole, and are
-    computed twice"""
+    """compute the output layer with the loss, for a part of the vocabulary at a time: the logits
+    are never whole, and are computed twice"""
     compile: Annotated[
         bool, Refused("its layers run as they are"), Column("compiled", memory_only=True)
     ] = False
-    """compile each layer by torch's compiler; takes minutes once"""
+    """compile each layer with torch.compile, which takes minutes, once"""
     precision: Annotated[
         Precision,
         Open(),
@@ -237,13 +237,13 @@ class OtherChoices(Described):
     """how tokens are sent to experts: alltoall, once to each; flex, once to each node, and from
     there once to each rank; default the framework's habit"""
     moe_comm_overlap: Annotated[bool, Open(), Column("overlaps_dispatch", mixtures=True)] = False
-    """tokens are sent to experts behind the layers of another micro-batch"""
+    """send tokens to experts while the layers of another micro-batch compute"""
     cuda_graphs: Annotated[Literal["none", "layers", "step"], Open(), Column("graphs")] = "none"
     """kernels that the host launches at once: those of a layer without its experts, or of the whole
     step"""
     recompute_modules: Annotated[str, Column(other="none")] = "none"
-    """what recompute: selective repeats, in Megatron Core's words, by commas: core_attn, layernorm,
-    mla_up_proj, mlp, moe, moe_act, shared_experts; none: the framework's habit"""
+    """modules that recompute: selective repeats, separated by commas: core_attn, layernorm,
+    mla_up_proj, mlp, moe, moe_act, shared_experts (Megatron Core); none: the framework's habit"""
     account_for_embedding: Annotated[
         bool | None, OtherNames("account_for_embedding_in_pipeline_split"), Column(other=-1)
     ] = None
@@ -252,7 +252,7 @@ class OtherChoices(Described):
     account_for_loss: Annotated[
         bool | None, OtherNames("account_for_loss_in_pipeline_split"), Column(other=-1)
     ] = None
-    """the output layer with the loss counts as a layer there; default the framework's habit"""
+    """the output layer with the loss counts as a layer likewise; default the framework's habit"""
     pipeline_layout: Annotated[
         str, OtherNames("pipeline_model_parallel_layout"), Column(other="none")
     ] = "none"
@@ -268,7 +268,7 @@ class OtherChoices(Described):
     lora_dropout: Annotated[float, Column()] = Field(default=0.0, ge=0, lt=1)
     """share of an adapter's inputs that is dropped; above 0 each keeps a copy and a mask"""
     reference_model: Annotated[bool, Column()] = False
-    """a frozen copy of the model is in memory, too, as DPO has it without adapters"""
+    """a frozen copy of the model is in memory, too, as in DPO without adapters"""
 
 
 class Settings(Described):
@@ -324,16 +324,16 @@ class Settings(Described):
     """folder of Hugging Face weights (safetensors) to begin from, where load has no
     checkpoint yet"""
     last_save_in_hf: bool = False
-    """at the end also write the weights so, as hf in the folder save"""
+    """at the end also write Hugging Face weights, to the folder hf inside save"""
 
     @property
     def splits_samples(self) -> bool:
-        """Whether a token's place in its document matters, not only that in its sample."""
+        """Whether attention or positions depend on the boundaries of documents."""
         return self.documents is not None and self.documents.splits_samples
 
     @property
     def masks_loss(self) -> bool:
-        """Whether some tokens may not be in the loss."""
+        """Whether some tokens may be left out of the loss."""
         at_ends = self.documents is not None and self.documents.eod_mask_loss
         return self.goldfish is not None or self.loss_mask is not None or at_ends
 

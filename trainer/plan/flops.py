@@ -35,8 +35,8 @@ def model_flops(model: Dimensions, global_batch: Size, trained: Size = 1) -> Siz
     """Model FLOPs of one step on B = ``global_batch`` sequences.
 
     Plain GPT: ``72 B s l h^2 (1 + s/(6h) + V/(12 l h))``, equation 3 of Narayanan et al. 2021
-    without its recomputed forward pass. ``trained`` is the share of weights that is: frozen ones
-    have no gradients of their own, 4N of a token in place of 6N.
+    without its recomputed forward pass. ``trained``: share of the weights that are trained; frozen
+    ones have no weight gradients, so that a token costs 4N in place of 6N.
     """
     whole = _layers(model) + 2 * model.seq_length * table_weights(model)  # logits: 2 s h V
     scores = model.num_layers * _attention_core(model)
@@ -53,8 +53,8 @@ def executed_flops(
 ) -> float:
     """FLOPs that one step of the built-in trainer executes.
 
-    With ``keeps_products``, ``selective`` keeps attention and products, and so repeats neither. Of
-    ``every`` so many layers one recomputes. ``chunked_loss`` computes all logits twice.
+    With ``keeps_products``, ``selective`` keeps attention and products, and so repeats neither. One
+    layer in ``every`` recomputes. ``chunked_loss`` computes all logits twice.
     """
     useful = model_flops(model, global_batch)
     useful += chunked_loss * global_batch * 2 * model.seq_length * table_weights(model)
@@ -85,7 +85,7 @@ def speed(
     measured: Sequence[float],
     executed: float,
 ) -> dict[str, Any]:
-    """Rates by the median of the ``measured`` seconds; ``executed`` FLOPs include repeated ones."""
+    """Rates from the median of the ``measured`` step times (s); ``executed``: hardware FLOPs."""
     median = statistics.median(measured)
     tera_per_gpu = 1e12 * median * world_size
     tokens_per_second = batch * model.seq_length / median

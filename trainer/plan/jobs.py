@@ -164,7 +164,7 @@ class Options(Part):
     # parameters per flat gradient bucket, if stated
     bucket_elements: Array = column(BUCKET_ELEMENTS)
     fused_loss: Mask = mask()  # fused cross entropy, which makes no float32 copies of the logits
-    chunked_loss: Mask = mask()  # likewise with the output layer; few tokens or words at a time
+    chunked_loss: Mask = mask()  # fused with the output layer, too: few tokens or words at a time
     flash_attention: Array = column(BY_HABIT)  # scores never reach memory: 1, 0, or BY_HABIT
     # ALL_TO_ALL sends a token once per expert; FLEX once per node, and from there once per rank;
     # BY_HABIT is the framework's own
@@ -244,9 +244,8 @@ class Jobs:
 
     @cached_property
     def masks_scores(self) -> Mask:
-        """Documents are told apart by a mask: kernels for packed ones take 16 bits only, and heads
-        whose size is a multiple of 8.
-        """
+        """Whether a mask separates documents: kernels for packed documents need 16 bits and heads
+        whose size is a multiple of 8."""
         head, latent = self.model.head_dim, self.model.latent
         if latent is not None:
             own = latent.key_size + latent.rotary_size
@@ -260,7 +259,7 @@ class Jobs:
         return np.asarray(self.options.recompute == FULL)
 
     def repeats(self, module: str, otherwise: bool = False) -> Mask:
-        """Whether selective recomputation repeats a module; ``otherwise`` where none is stated."""
+        """Whether selective recomputation repeats a module; ``otherwise`` if none are stated."""
         texts = self.options.recompute_modules
         if (none := np.asarray(texts == NO_MODULES)).all():
             return none & otherwise

@@ -92,7 +92,7 @@ def chunks_per_rank(texts: Iterable[object], degrees: Collection[object]) -> lis
 
 
 def _letters(text: str) -> list[tuple[str, int]]:
-    """Letters and bars with positions; repeated ones have that of their original."""
+    """Letters and bars with positions; repeated ones have the position of the original."""
     positions = [index for index, letter in enumerate(text, start=1) if letter != ","]
     plain = text.replace(",", "")
     found: list[tuple[str, int]] = []

@@ -23,7 +23,7 @@ class ConfigError(ValueError):
 
 
 def optional(module: str, asked: str, otherwise: str = "") -> Any:
-    """Import a package that need not be installed; raises ConfigError, which names what asked."""
+    """Import an optional package; raises ConfigError, which names the setting that ``asked``."""
     name = module.rpartition(".")[2]
     try:
         return importlib.import_module(module)

@@ -44,44 +44,49 @@ class ModelConfig(Described):
     head_size: Width | None = None
     """channels of a head; default hidden_size / num_heads"""
     qk_norm: bool = Field(default=False, description="each head's queries and keys are normed")
-    qk_norm_all_heads: bool = Field(default=False, description="those of all heads by one norm")
+    qk_norm_all_heads: bool = Field(default=False, description="one norm for all heads together")
     qkv_bias: bool = False
     """queries, keys and values have biases where linear_bias is false"""
     rope_theta: float = Field(default=10_000.0, gt=0, le=1e15)
     rope_factor: float = Field(default=1.0, ge=1, le=1e6)
     """low frequencies are divided by it"""
-    rope_type: Literal["llama3", "yarn"] = Field(default="llama3", description="which are low")
+    rope_type: Literal["llama3", "yarn"] = "llama3"
+    """rule that says which frequencies are low"""
     rope_mscale: float = Field(default=1.0, gt=0, le=100)
     """yarn: scores grow by (0.1 mscale ln factor + 1)^2"""
     rope_low_freq_factor: float = Field(default=1.0, gt=0, le=1e6)
     """turns in rope_original_length of a low frequency"""
     rope_high_freq_factor: float = Field(default=4.0, gt=0, le=1e6)
-    """turns of one that stays; above the other"""
+    """turns in rope_original_length of a frequency that is kept; above rope_low_freq_factor"""
     rope_original_length: Tokens = 8192
-    """positions before they were stretched"""
+    """sequence length before positions were stretched"""
     windowed_layers: Some = 0
     """layers whose tokens attend to the last window_size tokens only"""
     window_size: Width | None = None
     num_experts: Some = 0
-    """of a layer, in place of its feed-forward part; 0: a dense model"""
-    experts_per_token: Width | None = Field(default=None, description="that the router chooses")
+    """experts per layer, in place of its feed-forward part; 0: a dense model"""
+    experts_per_token: Width | None = Field(default=None, description="chosen by the router")
     expert_ffn_hidden_size: Width | None = Field(default=None, description="of one expert")
     shared_ffn_hidden_size: Some = 0
-    """of the experts that every token takes, together"""
+    """of all shared experts together, which every token takes"""
     dense_layers: Some = 0
     """first layers with an ordinary feed-forward part and no experts"""
     router_score: Literal["softmax", "sigmoid"] = "softmax"
-    """of an expert"""
-    norm_topk_prob: bool = Field(default=True, description="a token's scores sum to 1")
-    routed_scaling_factor: float = Field(default=1.0, gt=0, le=1e6, description="times this")
-    n_group: Width = Field(default=1, description="groups of experts; a token chooses")
-    topk_group: Width = Field(default=1, description="from so many of them")
-    shared_expert_gate: bool = Field(default=False, description="a token weighs the shared part")
-    q_lora_rank: Some = Field(default=0, description="latent queries' rank; 0: one matrix")
-    kv_lora_rank: Some = Field(default=0, description="keys' and values'; 0: not latent")
-    qk_nope_head_dim: Width | None = Field(default=None, description="without position")
-    qk_rope_head_dim: Width | None = Field(default=None, description="with: one for all heads")
-    v_head_dim: Width | None = None
+    """function that turns the router's logits into scores of experts"""
+    norm_topk_prob: bool = Field(default=True, description="scores of chosen experts sum to 1")
+    routed_scaling_factor: float = Field(default=1.0, gt=0, le=1e6, description="factor on scores")
+    n_group: Width = Field(default=1, description="groups of experts in a layer")
+    topk_group: Width = Field(default=1, description="groups that a token's experts come from")
+    shared_expert_gate: bool = False
+    """each token weights the output of the shared experts"""
+    q_lora_rank: Some = Field(default=0, description="rank of latent queries; 0: one full matrix")
+    kv_lora_rank: Some = 0
+    """rank of latent keys and values; 0: no latent attention"""
+    qk_nope_head_dim: Width | None = None
+    """channels per head of queries and keys without position"""
+    qk_rope_head_dim: Width | None = None
+    """channels per head with rotary positions; all heads share their key"""
+    v_head_dim: Width | None = Field(default=None, description="channels per head of values")
 
     @model_validator(mode="after")
     def _agrees(self) -> ModelConfig:
@@ -96,14 +101,14 @@ class ModelConfig(Described):
 
     @model_validator(mode="after")
     def _is_latent_alone(self) -> ModelConfig:
-        """Refuse what latent attention has not beside it."""
+        """Refuse settings that latent attention does not support."""
         if found := self.beside_latent:
             raise ValueError(f"{', '.join(found)} beside kv_lora_rank: remove it")
         return self
 
     @property
     def beside_latent(self) -> list[str]:
-        """Names of what this trainer's latent attention lacks."""
+        """Settings that this trainer's latent attention does not support."""
         if (latent := self.latent) is None:
             return []
         size = latent.key_size + latent.rotary_size
@@ -111,7 +116,7 @@ class ModelConfig(Described):
         found = [name for name in plain if getattr(self, name)]
         found += ["num_kv_heads"] * (self.kv_heads != self.num_heads)
         found += ["learned positions"] * (self.positions != "rotary")
-        # Kernels take values of as many channels as keys: fewer are filled up.
+        # Kernels take values of as many channels as keys: values of fewer channels are padded.
         return found + ["a v_head_dim above keys' size"] * (latent.value_size > size)
 
     def check_together(self, together: Together) -> None:
@@ -148,7 +153,7 @@ class ModelConfig(Described):
 
     @property
     def rotary_size(self) -> int:
-        """Channels of a head that have a position."""
+        """Channels per head with rotary positions."""
         return self.qk_rope_head_dim or self.head_dim
 
     @property
@@ -162,9 +167,9 @@ class ModelConfig(Described):
         return (whole * self.seq_length + self.windowed_layers * window) // self.num_layers
 
     def window(self, layer: int) -> int | None:
-        """Last tokens that a layer's tokens attend to; None: all before them.
+        """Tokens that a layer's sliding window spans; None: full causal attention.
 
-        The last of every so many layers sees all, as in Gemma 2 and 3.
+        The last layer in each of equal groups has full attention, as in Gemma 2 and 3.
         """
         whole = self.num_layers - self.windowed_layers
         sees_all = whole > 0 and (layer + 1) % (self.num_layers // whole) == 0
@@ -201,7 +206,7 @@ class ModelConfig(Described):
 
     @property
     def num_shared_experts(self) -> int | None:
-        """Experts that make what all tokens take; None if they are not of the routed ones' size."""
+        """Shared experts of the routed experts' size; None if that does not divide their size."""
         whole, part = divmod(self.shared_ffn_hidden_size, self.expert_ffn_hidden_size or 1)
         return None if part else whole
 

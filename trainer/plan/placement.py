@@ -113,7 +113,7 @@ class Placement:
         return self.weight_shard == 1
 
     def among(self, fewer: int) -> Placement:
-        """The placement of parameters that only one in ``fewer`` of the ranks holds."""
+        """The placement of parameters, such as experts, that one in ``fewer`` ranks holds."""
         if fewer == 1:
             return self
         holders = self.dp // fewer

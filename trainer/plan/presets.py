@@ -79,8 +79,8 @@ def resolve_presets(
 def _meant(
     placement: Value, dp: Value, apart: Value, topology: Topology
 ) -> tuple[dict[str, Value], Value, Value]:
-    """Presets on a cluster: degrees by state, whether what is sent is quantized, and the copy."""
-    dp = np.maximum(np.asarray(dp).astype(np.int64), 1)  # 0: another requirement's business
+    """Presets on a cluster: degrees by state; whether collectives, and the copy, are quantized."""
+    dp = np.maximum(np.asarray(dp).astype(np.int64), 1)  # another requirement refuses 0
     apart = np.asarray(apart).astype(np.int64)
     node = shared_within(topology.ranks_per_node, dp, apart)
     pair = shared_within(topology.ranks_per_pair, dp, apart)

@@ -43,7 +43,7 @@ class LRScheduler(Described):
     """share of total_steps in which the rate falls, the last ones: warm-up, stable, decay (WSD);
     default all steps after the warm-up"""
     min_lr_factor: float = Field(default=0.0, ge=0, le=1)
-    """of lr, where the decay ends; it stays there"""
+    """factor of lr where the decay ends, and after it"""
 
     @model_validator(mode="after")
     def _fits(self) -> LRScheduler:
@@ -97,7 +97,7 @@ class Documents(Described):
 
     @property
     def splits_samples(self) -> bool:
-        """Whether a token's place in its document matters, not only that in its sample."""
+        """Whether attention or positions depend on the boundaries of documents."""
         return self.reset_attention_mask or self.reset_position_ids
 
 
@@ -107,7 +107,7 @@ class Goldfish(Described):
     k: int = Field(default=4, ge=2, le=1_000_000)
     """one token in so many is left out"""
     h: int = Field(default=13, ge=1, le=1_000)
-    """tokens before it that decide whether it is"""
+    """preceding tokens that decide whether a token is left out"""
     mask: Literal["hashed", "static"] = "hashed"
     """hashed: alike in every copy of a passage; static: the last of every k"""
 

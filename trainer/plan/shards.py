@@ -31,7 +31,7 @@ class Traits(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """The part of one piece inside a cut of all; offsets and length in elements."""
+    """Part of one piece that lies in a cut of all pieces; offsets and length in elements."""
 
     piece: int  # its number
     begin: int  # offset in the piece
@@ -40,7 +40,7 @@ class Segment(NamedTuple):
 
 
 def segments(sizes: Iterable[int], begin: int, length: int) -> Iterator[Segment]:
-    """Parts of pieces of these ``sizes``, end to end, in ``[begin, begin + length)`` of them."""
+    """Parts of pieces of these ``sizes``, laid end to end, in ``[begin, begin + length)``."""
     start = 0
     for number, size in enumerate(sizes):
         low, high = max(begin, start), min(begin + length, start + size)
@@ -135,7 +135,7 @@ class UnitLayout:
         return piece * self.piece + cut * self.slice
 
     def updated(self, replica: int) -> Iterator[Segment]:
-        """Parts of parameters in that shard, without padding."""
+        """Parts of parameters in a data-parallel rank's optimizer shard, without padding."""
         row = replica % self.ranks
         for number, begin, offset, length in segments(self.chunks, self.begin(replica), self.slice):
             shape, chunk = self.shapes[number], self.chunks[number]

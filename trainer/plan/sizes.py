@@ -158,5 +158,5 @@ def table_weights(model: Dimensions) -> Size:
 
 
 def stage_weights(model: Dimensions, layers: Size, tables: Size, tp: Size = 1) -> Size:
-    """Elements of so many ``layers`` and vocabulary ``tables`` per tp rank, experts apart."""
+    """Elements of ``layers`` layers and vocabulary ``tables`` per tp rank, routed experts apart."""
     return (layers * layer_weights(model) + tables * table_weights(model)) / tp

@@ -82,11 +82,11 @@ class _Shares(NamedTuple):
     first_given: Array  # whether the first stage's layers are given
     last_given: Array
     embedding: Array  # layers that the embedding counts as
-    loss: Array  # those that the output layer with the loss counts as
-    stages: Array  # that share
-    units: Array  # layers that they share, plus what counts as layers
-    whole: Array  # units of each
-    more: Array  # units that are left over
+    loss: Array  # layers that the output layer with the loss counts as
+    stages: Array  # number of stages that share
+    units: Array  # layers that they share, with embedding and loss
+    whole: Array  # units of each stage
+    more: Array  # remaining units, one each for the first stages
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class StageLayers:
     """Layers per pipeline stage; columns of the broadcast shape of all fields.
 
     Stages without given layers share the rest, embedding and loss counted; the first ones take the
-    remainder. With ``last_fewer`` each takes what the fullest needs until none are left
+    remainder. With ``last_fewer`` each takes as many as the fullest stage until none are left
     (DeepSpeed's ``partition_balanced``).
     """
 

@@ -86,7 +86,7 @@ def state_bytes(
     Xu et al. 2025, tables V and VI; section III-B for K = 12 bytes of master weights and moments.
 
     Args:
-        parameters: left to the rank by tp and pp.
+        parameters: of the rank, after tp and pp.
         one_copy: weights are the master weights, counted with the optimizer.
         regathers: replicated weights whose gradients are sharded less than the optimizer states
             also keep a copy sharded as the gradients.

@@ -1,7 +1,7 @@
 """``python -m trainer.preflight OUT.json``: measure this machine on the ranks it was started with.
 
-Rank 0 writes the file anew after every measurement, so that one that fails or hangs costs only
-itself and those after it. ``meshtune preflight`` starts this and makes a cluster's facts of it.
+Rank 0 rewrites the file after every measurement, so that one that fails or hangs costs only itself
+and those after it. ``meshtune preflight`` starts this and turns it into a cluster's facts.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Record:
             write_atomically(self._path, json.dumps(self.content, indent=1) + "\n")
 
     def add(self, table: str, /, **point: Any) -> None:
-        """Keep one more measurement and show that there is progress."""
+        """Keep one more measurement and print it."""
         self.content.setdefault(table, []).append(point)
         shown = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in point.items()}
         line = " ".join(f"{k}={v}" for k, v in shown.items() if not isinstance(v, list))
@@ -94,14 +94,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     record.put(status="ok", message="")
     peers.part()
     if not record.content.get("side_by_side", True):
-        end_process(EXIT_OK)  # what hangs would keep the group's end waiting
+        end_process(EXIT_OK)  # the group's end would wait for collectives that hang
     if dist.is_initialized():
         dist.destroy_process_group()
     return EXIT_OK
 
 
 def measure(record: Record, place: RankEnvironment, peers: Peers, quick: bool) -> None:
-    """Everything, the cheapest and most certain first."""
+    """Measure everything, the cheapest and most reliable first."""
     device = Device.of_this_rank("auto")
     if place.world_size > 1:
         peers.join("preflight", backend=device.backend)
@@ -120,8 +120,8 @@ def measure(record: Record, place: RankEnvironment, peers: Peers, quick: bool) -
         for operation in shape.operations:
             for num_bytes in much.message_bytes:
                 seconds = links.seconds(operation, num_bytes)
-                told = {**asdict(shape), "size_bytes": num_bytes, "seconds": seconds}
-                record.add("collectives", operation=operation, **told)
+                point = {**asdict(shape), "size_bytes": num_bytes, "seconds": seconds}
+                record.add("collectives", operation=operation, **point)
         if shape == shapes[-1]:
             hidden = links.hidden_share(much.message_bytes[-1], much.squares[1])
             record.put(overlap=min(1.0, max(0.001, hidden)))
@@ -132,7 +132,7 @@ def measure(record: Record, place: RankEnvironment, peers: Peers, quick: bool) -
 
 
 def _facts(record: Record, device: Device, place: RankEnvironment, peers: Peers) -> None:
-    """Who takes part, and on what."""
+    """Record device, torch, hosts and network adapters."""
     own = {"host": socket.gethostname(), "cpus": sorted(os.sched_getaffinity(0))}
     ranks = peers.gather(own, "places", everywhere=True)
     first = ranks[: place.local_world_size]
@@ -151,7 +151,7 @@ def _products(record: Record, probe: Probe, much: Effort) -> None:
     shapes += [("layer", sizes) for sizes in much.layers]
     half = str(probe.device.half).removeprefix("torch.")
     formats = [(half, probe.device.half)]
-    if probe.device.type == "cpu":  # nothing is trained in it elsewhere
+    if probe.device.type == "cpu":  # GPUs train in 16 bits
         formats.append(("float32", torch.float32))
     for name, dtype in formats:
         for use, (rows, columns, inner) in shapes:

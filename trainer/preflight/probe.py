@@ -1,6 +1,6 @@
-"""Measures what one rank's device and the ranks' links do; all ranks call everything together.
+"""Measures a rank's device and the links between ranks; all ranks call everything together.
 
-All groups of a shape work at once, as in training, and a figure is that of the slowest of them.
+All groups of a shape work at once, as in training; a figure is that of the slowest group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainer.plan.placement import Level
 from trainer.runtime.device import Device
 from trainer.runtime.peers import RankEnvironment
 
-ROUNDS = 3  # the median of so many is reported
+ROUNDS = 3  # their median is reported
 MAX_REPEATS = 200  # calls in a round
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
@@ -40,11 +40,11 @@ class GroupShape:
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """Names of what is measured in such groups, for ``Links.seconds``."""
+        """Operations measured in such groups, for ``Links.seconds``."""
         return (*OPERATIONS, "send") if self.gpus == 2 else OPERATIONS
 
     def members(self, rank: int, world_size: int) -> list[int]:
-        """The ranks of ``rank``'s group; none where the last block is not full."""
+        """The ranks of ``rank``'s group; none if its block of ranks is not full."""
         ranks = RankGroup(self.gpus, self.stride).of(rank)
         return [*ranks] if ranks.stop - rank % self.stride <= world_size else []
 
@@ -95,7 +95,7 @@ class Probe:
         return [statistics.median(own) for own in zip(*rounds, strict=True)]
 
     def _round(self, call: Callable[[], object], repeats: int) -> list[float]:
-        """Seconds of a call on each rank, at the same time on all of them."""
+        """Seconds of a call on each rank; all ranks run it at the same time."""
         begin_s = self.device.clock()
         for _ in range(repeats):
             call()
@@ -117,13 +117,13 @@ class Probe:
         return [flops / s / 1e12 for s in self.times_s(lambda: linear(x, weight))]
 
     def copy_gb_per_s(self, num_bytes: int) -> list[float]:
-        """Memory traffic of a copy on each rank: every byte is read and written."""
+        """Memory traffic of a copy on each rank: every byte counts as read and as written."""
         source = torch.ones(num_bytes // 4, device=self.device.torch)
         target = torch.empty_like(source)
         return [2 * num_bytes / s / 1e9 for s in self.times_s(lambda: target.copy_(source))]
 
     def host_gb_per_s(self, num_bytes: int) -> list[float]:
-        """From the host's memory to the device, on each rank, all at once."""
+        """Rate of copies from host memory to the device on each rank, all at once."""
         source = torch.ones(num_bytes // 4, pin_memory=self.device.type == "cuda")
         target = torch.empty_like(source, device=self.device.torch, pin_memory=False)
         calls = self.times_s(lambda: target.copy_(source, non_blocking=True))
@@ -231,7 +231,7 @@ def ends_side_by_side(device: Device, timeout_s: float) -> bool:
 def network_adapters(sysfs: Path = Path("/sys")) -> dict[str, float]:
     """Nominal GB/s per direction of the adapters that a job's traffic takes, by name.
 
-    InfiniBand's and its like, else Slingshot's (hsn0 ...), else all others; only the fastest of
+    Those in ``class/infiniband``, else Slingshot's (hsn0 ...), else all others; only the fastest of
     them, since slower ones serve storage or administration.
     """
     interfaces = {
@@ -246,7 +246,7 @@ def network_adapters(sysfs: Path = Path("/sys")) -> dict[str, float]:
 
 
 def _infiniband(sysfs: Path) -> dict[str, float]:
-    """By ports that are up: ``rate`` is like "400 Gb/sec (4X NDR)"."""
+    """Rates of ports that are up; the file ``rate`` says, e.g., "400 Gb/sec (4X NDR)"."""
     rates = {}
     for port in sorted((sysfs / "class/infiniband").glob("*/ports/*")):
         with contextlib.suppress(OSError):
@@ -257,7 +257,7 @@ def _infiniband(sysfs: Path) -> dict[str, float]:
 
 
 def _interface_gb_per_s(interface: Path) -> float | None:
-    """The kernel's Mbit/s as GB/s; None for one that is down or does not say."""
+    """The kernel's Mbit/s as GB/s; None if the interface is down or its speed is unknown."""
     try:
         mbit_per_s = int((interface / "speed").read_text())
         up = (interface / "operstate").read_text().strip() == "up"

@@ -1,7 +1,7 @@
-"""Block quantization for quantized collectives: what is sent instead of float numbers.
+"""Block quantization for quantized collectives.
 
 A row of n numbers becomes ``Format.num_bytes(n)`` bytes: the codes of its blocks of 256 numbers,
-filled up to a multiple of 4 bytes with zeros, then one float32 scale a block (blocks as in Dettmers
+padded with zeros to a multiple of 4 bytes, then one float32 scale per block (blocks as in Dettmers
 et al. 2022, "8-bit Optimizers via Block-wise Quantization", symmetric and linear as in ZeRO++, Wang
 et al. 2023). With L = 127 (INT8) or 7 (INT4):
 
@@ -18,8 +18,8 @@ et al. 2023). With L = 127 (INT8) or 7 (INT4):
 * A block whose scale is below the normal float32 numbers decodes to zeros.
 * An INT4 block of m numbers keeps in byte i the codes i (low half) and ceil(m/2) + i (high half).
 
-The same bytes come out on every device: from ``cpu.c`` on CPUs, from Triton kernels on
-NVIDIA's and AMD's GPUs, and where neither can be had, with a warning, from plain torch.
+Every device makes the same bytes: by ``cpu.c`` on CPUs, by Triton kernels on NVIDIA's and AMD's
+GPUs, and where neither is available, with a warning, by plain torch.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def dequantize(packed: Tensor, fmt: Format, out: Tensor) -> Tensor:
 
 
 def dequantize_sum(packed: Tensor, fmt: Format, out: Tensor, accumulate: bool = False) -> Tensor:
-    """Sum the decoded rows in their order into (n,), contiguous: a reduce-scatter's reduction.
+    """Sum the decoded rows in their order into (n,), contiguous float32; ``accumulate``: add to it.
 
-    In float32; ``accumulate``: add to ``out``.
+    This is a reduce-scatter's reduction.
     """
     _check(out.dtype == torch.float32, "out must be float32, but is", out.dtype)
     _check(out.is_contiguous(), "out must be contiguous, but has strides", out.stride())
@@ -82,10 +82,7 @@ _MODULES = {
 
 @functools.cache
 def kernels_for(device_type: str) -> ModuleType:
-    """The module that does the work on such devices: if its kernels cannot be had, plain torch's.
-
-    One warning says so.
-    """
+    """Module for a type of device; plain torch's, with one warning, if its kernels fail to load."""
     if device_type not in _MODULES:
         return reference
     name, remedy = _MODULES[device_type]
@@ -111,7 +108,7 @@ def _check(good: bool, complaint: str, found: object) -> None:
 def _fitting(
     name: str, numbers: Tensor, fmt: Format, packed: Tensor | None, dims: int = 2
 ) -> Tensor:
-    """Quantized rows that fit the numbers: new ones, or those given, once they are checked."""
+    """Quantized rows that fit the numbers: ``packed``, once checked, or new ones."""
     shape = tuple(numbers.shape)
     _check(len(shape) == dims, f"{name} must have {dims} dims, but is", shape)
     wrong = f"{name} must be float32, bfloat16 or float16, but is"

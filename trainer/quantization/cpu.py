@@ -27,12 +27,12 @@ SOURCE = Path(__file__).with_name("cpu.c")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as the enum in the source
 FLAGS = (
     "-O3", "-march=native", "-shared", "-fPIC", "-pthread",
-    "-ffp-contract=off",  # the results are to be the same everywhere
-    "-fno-math-errno", "-fno-trapping-math",  # may be left out of vector code; NaN and inf stay
+    "-ffp-contract=off",  # for the same results everywhere
+    "-fno-math-errno", "-fno-trapping-math",  # for vector code; NaN and inf stay
 )  # fmt: skip
-X86_FLAGS = ("-mprefer-vector-width=512",)  # where there are such; up to 1.5 times as fast
+X86_FLAGS = ("-mprefer-vector-width=512",)  # if the CPU has them; up to 1.5 times as fast
 
-NUMBERS_PER_THREAD = 2**18  # A thread that has fewer takes longer to start than it saves
+NUMBERS_PER_THREAD = 2**18  # a thread with fewer takes longer to start than it saves
 
 
 def quantize(rows: Tensor, fmt: Format, out: Tensor) -> None:
@@ -89,7 +89,7 @@ def build() -> Path:
     folder = user_cache()
     library = folder / f"quantization-{digest}.so"
     if not library.exists():
-        # Ranks start together: each compiles under a name of its own, the last one's stays.
+        # Ranks start together: each compiles to a file of its own, and the last one's stays.
         handle, name = tempfile.mkstemp(suffix=".so", dir=folder)
         os.close(handle)
         try:

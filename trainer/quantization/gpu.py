@@ -1,7 +1,7 @@
 """Block quantization on GPUs, NVIDIA's and AMD's: Triton kernels of ``quantization.blocks``.
 
 Kernels read input and write output once; a program takes ``TILE`` blocks of a row. bfloat16 is
-handled as 16 bits, since Triton's interpreter rounds otherwise (``TRITON_INTERPRET=1``: on CPUs).
+handled as 16 bits: Triton's interpreter (``TRITON_INTERPRET=1``, on CPUs) rounds it differently.
 """
 
 # ruff: noqa: N803, N806 (Triton's compile-time constants are written in capitals)
@@ -19,7 +19,7 @@ from trainer.plan.formats import BLOCK, Format
 from trainer.quantization.reference import code_bytes
 
 TILE = 8
-"""Blocks a program: 16 numbers a thread, so that reads are as wide as the hardware has them."""
+"""Blocks per program: 16 numbers per thread, so that reads are as wide as the hardware allows."""
 
 OPTIONS = {
     "num_warps": 4,
@@ -89,7 +89,7 @@ def _grid(count: int, n: int) -> tuple[int]:
 
 
 def _on(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Launches go to the current device, which need not be the tensor's."""
+    """Context that makes the tensor's device the current one, on which kernels run."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 

@@ -1,4 +1,4 @@
-"""The user's cache folder, for what is costly to find out twice. Torch-free."""
+"""The user's cache folder, for results that are costly to obtain. Torch-free."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Device:
             torch.cuda.set_device(self.torch)
         else:
             self.torch = torch.device("cpu")
-            if "OMP_NUM_THREADS" not in os.environ:  # else torch has done as it says
+            if "OMP_NUM_THREADS" not in os.environ:  # torch reads that itself
                 torch.set_num_threads(_fair_threads(local_world_size))
 
     @classmethod
@@ -70,9 +70,9 @@ class Device:
         return torch.bfloat16
 
     def has_grouped_attention(self, dtype: torch.dtype, head_dim: int, masked: bool) -> bool:
-        """Whether a kernel of ``attention_backends`` takes fewer keys than queries.
+        """Whether a kernel of ``attention_backends`` takes fewer key heads than query heads.
 
-        AMD's has none for a mask, nor for float32.
+        AMD's do not with a mask, nor in float32.
         """
         if self.type == "cpu":
             return True
@@ -81,16 +81,15 @@ class Device:
         return any(can(asked) for can in (*rules, cuda.can_use_efficient_attention))
 
     def has_packed_attention(self, dtype: torch.dtype, head_dim: int, compiled: bool) -> bool:
-        """Whether documents of a sample can be taken one after another: by flash attention's kernel
-        for sequences of any lengths.
-        """
+        """Whether attention takes packed documents without a mask; on GPUs by flash attention's
+        kernel for sequences of any lengths."""
         if self.type == "cpu":
             return not compiled
         flash = torch.backends.cuda.can_use_flash_attention
         return head_dim % 8 == 0 and flash(self._attention(dtype, head_dim, masked=False))
 
     def _attention(self, dtype: torch.dtype, head_dim: int, masked: bool) -> Any:
-        """Question to torch's rules of kernels, with one key for two queries."""
+        """Arguments for torch's rules of kernels, with one key head for two query heads."""
         query = torch.empty(1, 2, 128, head_dim, dtype=dtype, device=self.torch)
         key = query[:, :1]
         mask = query.new_zeros(1, 1, 128, 128) if masked else None
@@ -146,9 +145,9 @@ class Device:
         """Peak bytes since start-up: ``allocated`` by tensors, ``reserved`` by torch's allocator,
         ``used``.
 
-        On an accelerator ``used`` is all that is taken of it now, by anyone; a limit is on
-        ``reserved``. On a CPU all three are this process's private memory since
-        ``memory.limit_memory``, which a limit is on.
+        On an accelerator ``used`` is what all processes hold of it now; a limit is on ``reserved``.
+        On a CPU all three are this process's private memory since ``memory.limit_memory``, and so
+        is a limit.
         """
         if self.type == "cuda":
             free, total = torch.cuda.mem_get_info(self.torch)
@@ -177,8 +176,8 @@ class Device:
 def attention_backends(device_type: str) -> contextlib.AbstractContextManager[None]:
     """Context in which attention runs by cuDNN, else flash, else memory-efficient kernels.
 
-    On an accelerator it is an error if none of them can, rather than scores that grow with the
-    square of the sequence. A CPU has one kernel and its fallback.
+    On an accelerator it is an error if none of them can: torch's fallback stores scores that grow
+    with the square of the sequence. A CPU has one kernel and its fallback.
     """
     if device_type == "cpu":
         return contextlib.nullcontext()
@@ -192,14 +191,14 @@ _NOBODY = ("-1", "NoDevFiles")
 
 def granted(environ: Mapping[str, str], devices: Path = Path("/dev")) -> bool:
     """Whether this rank was given accelerators, usable or not; ``environ`` may hide them."""
-    told = [environ[name] for name in _VISIBLE if name in environ]
-    if told:
-        return any(value and value not in _NOBODY for value in told)
+    visible = [environ[name] for name in _VISIBLE if name in environ]
+    if visible:
+        return any(value and value not in _NOBODY for value in visible)
     return any(devices.glob("nvidia[0-9]*")) or (devices / "kfd").exists()
 
 
 def _why_none() -> str:
-    """Why torch has no accelerator here, and what helps."""
+    """Why torch has no accelerator here, and the remedy."""
     built = _built_for()
     if built is None:
         return (

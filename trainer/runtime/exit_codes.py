@@ -6,4 +6,4 @@ EXIT_INVALID = 2  # the configuration, the environment or the command line is wr
 EXIT_OUT_OF_MEMORY = 3
 EXIT_PEER_FAILED = 4  # the rank left because another one had failed
 EXIT_STOPPED = 143
-"""It was asked to stop (SIGTERM), and saved a checkpoint: 128 + 15, as the signal's own end."""
+"""Stopped by SIGTERM after saving a checkpoint; 128 + 15, as if the signal had ended it."""

@@ -1,6 +1,6 @@
-"""Memory of this rank on a CPU: a limit, the peak, and how running out of it looks.
+"""Memory of this rank on a CPU: a limit, the peak, and recognition of out-of-memory errors.
 
-A CPU rank shares the machine's memory. ``limit_memory`` gives it an end of its own as a GPU has:
+A CPU rank shares the machine's memory. ``limit_memory`` gives it a limit of its own, as a GPU has:
 the kernel refuses private memory (RLIMIT_DATA) beyond start-up's plus the limit, and torch's
 allocator then raises as on a GPU. Interpreter, libraries and process group are not charged.
 """
@@ -81,11 +81,10 @@ def in_words(figures: Mapping[str, int], limit_bytes: int | None, device: Mappin
 def spare_memory(limited: bool) -> None:
     """Make glibc return freed memory, and reserve little in advance, since the limit counts both.
 
-    It raises the size from which allocations have pages of their own to 32 MiB as it goes (with
-    ZeRO 1 that doubled the peak), and reserves 8 MiB of stack and a heap per thread, of which each
-    gloo group starts three (mallopt(3), pthread_setattr_default_np(3)). With a limit even small
-    tensors get pages of their own, at the cost of time, so that memory follows from what is
-    trained.
+    By default it raises, over time, the size from which allocations have pages of their own to 32
+    MiB (with ZeRO 1 that doubled the peak), and reserves 8 MiB of stack and a heap per thread, of
+    which each gloo group starts three (mallopt(3), pthread_setattr_default_np(3)). With a limit
+    even small tensors get pages of their own, at the cost of time: memory is then reproducible.
     """
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_MMAP_THRESHOLD, 1 << (16 if limited else 20))
@@ -105,10 +104,10 @@ _FULL_BYTES = 512 << 20
 
 
 def out_of_memory(error: BaseException, free_bytes: int | None = None) -> BaseException | None:
-    """The link in an error's chain of causes that says memory ran out, if any.
+    """The out-of-memory error in an error's chain of causes, if any.
 
-    Known are exception types of Python and torch, and texts of the allocators of CPU, CUDA and HIP,
-    their libraries, NCCL, RCCL and gloo. Ambiguous texts count only if the device is full;
+    Recognized by exception types of Python and torch, and texts of the allocators of CPU, CUDA and
+    HIP, their libraries, NCCL, RCCL and gloo. Ambiguous texts count only if the device is full;
     ``free_bytes``: its free memory, None if unknown.
     """
     full = free_bytes is not None and free_bytes < _FULL_BYTES
@@ -136,13 +135,12 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _at_limit() -> bool:
-    """Whether the limit has no room for a thread's stack, which pthreads do not tell apart."""
+    """Whether the limit has no room for a thread's stack; the error itself does not say."""
     return _end_bytes is not None and _status()["VmData"] + _THREAD_STACK_BYTES > _end_bytes
 
 
 def _warm_up() -> None:
-    """Make torch start its threads, and MKL allocate buffers of large products, as part of
-    start-up."""
+    """Make torch start its threads, and MKL allocate its buffers, as part of start-up."""
     wide = torch.ones(256, 2048, requires_grad=True)
     torch.nn.functional.gelu(wide @ wide.T).sum().backward()
 

@@ -1,4 +1,4 @@
-"""The ranks of a run: who they are, how they meet, how they learn that one of them failed.
+"""The ranks of a run: their places, how they meet, how they learn that one of them failed.
 
 A failed rank cannot simply leave: peers may wait for it in a collective, where gloo notices the
 broken connection, NCCL only its timeout, and neither knows the cause. So every rank has a thread
@@ -119,7 +119,7 @@ def end_process(code: int) -> NoReturn:
 def _loopback_listener(place: RankEnvironment) -> int | None:
     """Socket for the store if all ranks are on this machine, else None.
 
-    By itself the store listens on every network, and answers whoever connects.
+    By default the store listens on every network and answers any client.
     """
     try:
         local = ipaddress.ip_address(place.master_addr).is_loopback
@@ -151,7 +151,7 @@ class Peers:
         hosts = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         listener = _loopback_listener(place) if hosts else None
         self.store = dist.TCPStore(*address, hosts, timeout, master_listen_fd=listener)
-        # A connection of its own: one that waits is closed to other requests.
+        # A connection of its own: one that waits blocks other requests.
         self._line = dist.TCPStore(*address, False, timeout, wait_for_workers=False)
         self._listener.start()
 

@@ -1,4 +1,4 @@
-"""The checks of a device: each returns its figures, or raises ``WrongError`` with what is amiss."""
+"""The checks of a device: each returns its figures, or raises ``WrongError``, which says why."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ STEPS = 3
 
 
 class WrongError(Exception):
-    """A check's result is not as it should."""
+    """A check that failed."""
 
 
 class Tokens:
@@ -82,19 +82,19 @@ def attention(device: Device) -> Figures:
     bounds = torch.tensor([[0, 64, 192, 192]] * 2, dtype=torch.int32)
     seen = own_document(document_starts(bounds, 192), torch.float64)
     kinds = itertools.product(ATTENTION_TOLERANCE, ("", ", masked", ", documents"), (False, True))
-    for dtype, told, grouped in kinds:
-        name = f"{str(dtype)[6:]}{told}{', grouped' if grouped else ''}"
-        if told == ", documents" and not device.has_packed_attention(dtype, 64, compiled=False):
+    for dtype, kind, grouped in kinds:
+        name = f"{str(dtype)[6:]}{kind}{', grouped' if grouped else ''}"
+        if kind == ", documents" and not device.has_packed_attention(dtype, 64, compiled=False):
             continue
         generator = torch.Generator().manual_seed(1)
         shapes = [(192, 2, heads, 64) for heads in (4, *(2 * (2 if grouped else 4,)))]
         exact = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
-        mask = seen if told else None
-        own = not device.has_grouped_attention(dtype, 64, told == ", masked")
+        mask = seen if kind else None
+        own = not device.has_grouped_attention(dtype, 64, kind == ", masked")
         inputs = [x.to(device.torch, dtype).requires_grad_() for x in exact]
         with attention_backends(device.type):
             there = None if mask is None else mask.to(device.torch, dtype)
-            if told == ", documents":
+            if kind == ", documents":
                 there = bounds.to(device.torch)
             query, key, value = inputs
             if own and grouped:
@@ -136,7 +136,7 @@ def quantization(device: Device) -> Figures:
 
 @contextmanager
 def _job(device: Device, ranks: int = 1) -> Iterator[None]:
-    """A process group of this one rank; of more, the others are torch's pretended ones."""
+    """A process group of this one rank, or of this rank and torch's fake peers."""
     options = device.group_options()
     store: Any = dist.HashStore()
     if ranks > 1:
@@ -181,7 +181,7 @@ def losses(device: Device, **settings: Any) -> Figures:
 
 
 def sharded(device: Device, **settings: Any) -> Figures:
-    """Steps of one of 8 ranks whose peers are pretended: kernels and memory, but no numbers."""
+    """Steps of one of 8 ranks with fake peers: checks kernels and memory, but no numbers."""
     given = {"model": {**TINY, "seq_length": 512}, "data": "", "mbs": 2, "gas": 2}
     config = TrainConfig.parse({**given, "device": device.type, "ranks_per_node": 4, **settings})
     with _job(device, 8):
@@ -191,9 +191,9 @@ def sharded(device: Device, **settings: Any) -> Figures:
 
 
 class _Delayed(DeviceStream):
-    """Writes secondary copies on a stream of its own, late: what does not wait for it comes first.
+    """Writes secondary copies late, on a stream of its own: reads that do not wait come first.
 
-    Dai et al. 2024: a gather that is not ordered behind the copy reads unwritten memory.
+    Dai et al. 2024: a gather that is not ordered after the copy reads unwritten memory.
     """
 
     def __init__(self) -> None:
@@ -224,7 +224,7 @@ def _sees_races(device: Device) -> bool:
 
 
 class _Compared:
-    """Gathers a unit's weights; all pretended ranks have the same row, so each row must be it."""
+    """Gathers a unit's weights and compares: fake peers have this rank's row, so all are equal."""
 
     def __init__(self, gather: GatherWeights, found: Tensor, writing: _Delayed | None) -> None:
         self.gather, self.found, self.writing = gather, found, writing
@@ -251,8 +251,8 @@ class _Compared:
 def race(device: Device, steps: int, **settings: Any) -> Figures:
     """Steps whose every gather from a secondary copy is compared with the primary's bytes.
 
-    On a GPU also with copies that are written on a stream of their own, late. There a race must be
-    visible, which a read that does not wait tells first.
+    On a GPU also with copies written late, on a stream of their own, after a test that a read that
+    does not wait would show the race.
     """
     given = {"model": {**TINY, "num_layers": 4}, "data": "", "gas": 2, "ranks_per_node": 4}
     config = TrainConfig.parse({**given, "device": device.type, **settings})
@@ -272,7 +272,7 @@ def race(device: Device, steps: int, **settings: Any) -> Figures:
                     unit.module.set_custom_all_gather(_Compared(unit.gather, found, writing))
             for number in range(steps):
                 _train(training, number, 1)
-                with torch.no_grad():  # what pretended peers have summed is no update
+                with torch.no_grad():  # sums over fake peers are no update
                     for master in itertools.chain(*training.weights.masters.values()):
                         master.normal_()
                 training.weights.publish()
@@ -285,7 +285,7 @@ def race(device: Device, steps: int, **settings: Any) -> Figures:
 
 
 def out_of_memory(device: Device) -> Figures:
-    """A run that needs more memory than it may take; it must end as one that ran out of memory."""
+    """A run that needs more memory than its limit: its result must have the status ``oom``."""
     config = {
         "model": {**TINY, "hidden_size": 2048, "ffn_hidden_size": 8192, "vocab_size": 32768},
         "data": "", "device": device.type, "device_memory_bytes": 300 << 20,
@@ -299,15 +299,15 @@ def out_of_memory(device: Device) -> Figures:
         argv = [sys.executable, "-m", "trainer", str(path)]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         result = path.with_name("result.json")
-        told = json.loads(result.read_text()) if result.exists() else {}
-    if told.get("status") != "oom":
-        said = told.get("message") or done.stderr[-500:]
-        raise WrongError(f"running out of memory ends as {told.get('status', 'no result')}: {said}")
-    return {"exit_code": done.returncode, "where": told.get("where"), "message": told["message"]}
+        data = json.loads(result.read_text()) if result.exists() else {}
+    if data.get("status") != "oom":
+        said = data.get("message") or done.stderr[-500:]
+        raise WrongError(f"running out of memory ends as {data.get('status', 'no result')}: {said}")
+    return {"exit_code": done.returncode, "where": data.get("where"), "message": data["message"]}
 
 
 def layers(device: Device, size: str, plain: bool = False, **settings: Any) -> Figures:
-    """Step time of a few layers with the real vocabulary, and its share of the work."""
+    """Step time and TFLOP/s of a few layers with the full vocabulary."""
     model = SIZES[size] if device.type == "cuda" else TINY
     given = {"model": model, "data": "", "device": device.type, "gas": 2, **settings}
     config = TrainConfig.parse(given)
@@ -365,7 +365,7 @@ def run(kind: str, settings: dict[str, Any], device_name: str) -> Figures:
         if kind == "facts" and device.type != device_name:
             raise WrongError(f"found a {device.type}")
         figures = CHECKS[kind](device, **settings)
-    except ConfigError as error:  # the device has no such thing, and says so
+    except ConfigError as error:  # not supported on this device
         return {"status": "refused", "message": str(error)}
     except Exception as error:
         return {"status": "wrong", "message": f"{type(error).__name__}: {error}"[:2000]}

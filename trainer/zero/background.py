@@ -1,4 +1,4 @@
-"""Collectives beside the computation: on a stream of the device, or a thread of the host.
+"""Collectives that overlap computation: on a stream of the device, or a thread of the host.
 
 On an accelerator FSDP2 calls its hooks inside streams. On a CPU a call blocks, so one worker
 thread per purpose takes a stream's place: it runs its calls in order while the main thread
@@ -19,7 +19,7 @@ from trainer.parallel.collectives import Handle
 
 
 class InlineStream:
-    """Stream for calls that already run, in order, inside another stream's work."""
+    """Stream for calls made inside another stream's work, which keeps their order."""
 
     def run(self, work: Callable[[], None]) -> None:
         work()
@@ -47,19 +47,19 @@ class DeviceStream(InlineStream):
 
 
 class Pending:
-    """Collectives under way; adding one ends the oldest where there are more than ``bound``."""
+    """Collectives under way; adding one completes the oldest if there are more than ``bound``."""
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
         self.ends: deque[Callable[[], object]] = deque()
 
     def add(self, end: Callable[[], object]) -> None:
-        """Add a collective that has begun, by what waits for it and takes its result."""
+        """Add a collective that has begun; ``end`` waits for it and takes its result."""
         self.ends.append(end)
         self.keep(self.bound)
 
     def keep(self, most: int) -> None:
-        """End the oldest until no more than ``most`` are left; raises what one of them raised."""
+        """Complete the oldest until at most ``most`` are left; raises their errors."""
         while len(self.ends) > most:
             self.ends.popleft()()
 

@@ -66,9 +66,7 @@ class Bucket:
 
     @functools.cached_property
     def master(self) -> nn.Parameter:
-        """The float32 weights that the optimizer updates, with their gradients: of the weights as
-        they are when it is first asked for.
-        """
+        """Float32 weights that the optimizer updates, with gradients; copied at the first use."""
         master = nn.Parameter(self.weight_share.float())
         master.grad = self.gradients.share
         return master
@@ -97,7 +95,7 @@ class Bucket:
 class WholeWeights:
     """The weights of a rank's stages, whole on every replica; the stages have no storage yet.
 
-    ``experts_only``: the others are elsewhere.
+    ``experts_only``: FSDP2 holds the others.
     """
 
     def __init__(
@@ -105,12 +103,12 @@ class WholeWeights:
     ) -> None:
         self.mesh = mesh
         self.micro_batches = config.gas
-        # Ranks whose gradients of what they all hold are partial sums.
+        # Ranks whose gradients of replicated parameters are partial sums.
         self.partial = mesh.tp.group if config.sequence_parallel else None
         dtype = COMPUTE_DTYPE[config.precision]
         split = mesh.placement.gradient_shard > 1 and not config.sums_whole_gradients
         self.reductions = Pending(PENDING_REDUCTIONS) if split else None
-        for holders in (mesh.dense, mesh.experts):  # a stage may have no experts: as on all ranks
+        for holders in (mesh.dense, mesh.experts):  # on all ranks, even without experts here
             shares = holders.placement.optimizer_shard
             holders.replicas(shares, 1, "main")
             holders.replicas(holders.size // shares, shares, "main")
@@ -118,7 +116,7 @@ class WholeWeights:
             [slot for slot in slots(stage) if "ep" in slot.traits.split or not experts_only]
             for stage in stages
         ]
-        # Before its first step torch's pipeline clears gradients in modules that FSDP2 holds.
+        # Before its first step torch's pipeline clears gradients of modules that FSDP2 holds.
         options = (dtype, self.reductions, not experts_only)
         self.buckets = [
             Bucket(members, mesh.holders(members[0].traits.split), *options)
@@ -149,7 +147,7 @@ class WholeWeights:
             yield from bucket.pieces()
 
     def receive(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """Take a micro-batch's gradient of a parameter that autograd was not given."""
+        """Take a micro-batch's gradient of a parameter, not from autograd."""
         self.bucket_of[parameter].gradients.receive(parameter, gradient)
 
     def start_step(self) -> None:
@@ -158,7 +156,7 @@ class WholeWeights:
             bucket.gradients.start_step(self.micro_batches)
 
     def end_evaluation(self) -> None:
-        """Nothing to do: passes without a backward pass leave nothing behind."""
+        """Nothing to do: evaluation leaves no state."""
 
     def finish_gradients(self) -> None:
         """Complete the sums over the mesh; the masters' gradients are then final."""
@@ -194,6 +192,6 @@ class WholeWeights:
 
 
 def _wait(buckets: list[Bucket], *_: object) -> None:
-    """Wait for these weights; also a module's hook before its forward pass."""
+    """Wait for weights; also a hook before a module's forward pass."""
     for bucket in buckets:
         bucket.wait()

@@ -36,14 +36,14 @@ PENDING_UNITS = 2
 
 
 class ShardedWeights:
-    """The weights of a rank's stages, placed; see ``buckets.WholeWeights``."""
+    """Sharded weights of a rank's stages, with the interface of ``buckets.WholeWeights``."""
 
     def __init__(self, stages: list[Stage], mesh: Mesh, config: TrainConfig) -> None:
         self.mesh = mesh
         self.partial = mesh.tp.group if config.sequence_parallel else None  # see ``WholeWeights``
         self.context = _hook_context(config, mesh)
         self.whole: WholeWeights | None = None
-        """Experts of few holders: FSDP2 over one rank calls no hooks."""
+        """Experts that FSDP2 cannot hold: over a single rank it calls no hooks."""
         if not mesh.experts.placement.fully_sharded:
             self.whole = WholeWeights(stages, mesh, config, experts_only=True)
         self.shards = {
@@ -67,7 +67,7 @@ class ShardedWeights:
     def _shards(self, holders: Holders) -> DeviceMesh:
         """FSDP2's mesh of the ranks that stored weights are sharded over.
 
-        Makes all groups of a unit: this rank's stages may have none of these parameters.
+        Makes all groups of a unit, even if this rank's stages have no such parameters.
         """
         group = unit_groups(self._layout(holders, ()), holders).gather
         return DeviceMesh.from_group(group.handle, self.mesh.device.type)
@@ -84,7 +84,7 @@ class ShardedWeights:
         held = [slot for slot in slots(stage) if slot.parameter not in elsewhere]
         modules: list[nn.Module] = [*experts, *stage.blocks.values()]
         if pipelined:
-            # By itself, so that both stages that share it cut it in the same places.
+            # As units, so that both stages that share the table shard it alike.
             modules += [m for m in (stage.embedding, stage.head) if m is not None]
         units: list[FsdpUnit] = []
         taken: set[nn.Module] = set()
@@ -94,7 +94,7 @@ class ShardedWeights:
             members = [slot for slot in held if slot.module in inside]
             holders = self.mesh.experts if module in experts else self.mesh.dense
             self._fill(members, stage, config, holders.placement)
-            # Without a pipeline, backward begins with what the forward pass ended with.
+            # Without a pipeline the backward pass begins where the forward pass ended.
             outermost = module is stage and not pipelined
             units += self._shard(module, members, holders, outermost, elsewhere)
         self._set_prefetches(stage, pipelined, modules)
@@ -108,7 +108,7 @@ class ShardedWeights:
         outermost: bool,
         elsewhere: set[nn.Parameter],
     ) -> list[FsdpUnit]:
-        """Put a module under FSDP2; its unit, if it has parameters of its own."""
+        """Put a module under FSDP2; returns its unit, if it has parameters of its own."""
         placement, computed = holders.placement, self.context.dtype
         shapes = tuple(tuple(slot.parameter.shape) for slot in members)
         wire = placement.reduce_format
@@ -133,13 +133,13 @@ class ShardedWeights:
         held = {*modules}
         layers = [[m for m in block.modules() if m in held] for block in stage.blocks.values()]
         if pipelined:
-            # By itself, FSDP2 prefetches what ran before in any micro-batch: for a stage's first
-            # layer that is the last one of another micro-batch, gathered in vain.
+            # By default FSDP2 prefetches the module that ran before, in any micro-batch: at a
+            # stage's first layer the last one of another micro-batch, in vain.
             ended = [m for layer in layers for m in reversed(layer)]  # experts before their layer
             ran = [m for m in (stage.embedding, *ended, stage.head, stage) if m is not None]
             for before, after in zip([ran[0], *ran], ran, strict=False):
                 after.set_modules_to_backward_prefetch([before])
-        if self.mesh.device.type == "cpu":  # streams overlap without being told
+        if self.mesh.device.type == "cpu":  # streams overlap without prefetches
             begun = [m for layer in layers for m in layer]
             for before, after in zip([stage, *begun], begun, strict=False):
                 before.set_modules_to_forward_prefetch([after])
@@ -175,7 +175,7 @@ class ShardedWeights:
             self.whole.start_step()
 
     def end_evaluation(self) -> None:
-        """Discard what passes without a backward pass have left."""
+        """Discard the state that passes without a backward pass leave."""
         for unit in self.units:
             unit.gather.weights_changed()
         for stage in self.stages:
@@ -213,14 +213,14 @@ class ShardedWeights:
         with torch.no_grad():
             for unit in self.units:
                 unit.publish()
-                unit.module.reshard()  # whole weights, kept or left over from an evaluation
+                unit.module.reshard()  # whole weights, kept or left from an evaluation
 
 
 def _hook_context(config: TrainConfig, mesh: Mesh) -> HookContext:
     on_host = mesh.device.type == "cpu"
     gathering: background.CommunicationStream | None = background.DeviceStream()
     reduction: background.CommunicationStream | background.Pending = background.DeviceStream()
-    if on_host:  # all ranks choose alike, or they would not begin collectives in one order
+    if on_host:  # all ranks choose alike, so that they begin collectives in one order
         places = (mesh.dense.placement, mesh.experts.placement)
         single = not any(p.gather_format.quantized or p.secondary_shard for p in places)
         gathering = None if single else background.ThreadStream("gather", 2)

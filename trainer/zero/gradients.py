@@ -38,22 +38,22 @@ class BucketGradients(ABC):
         self.sharing = holders.replicas(shares, 1, "main")
         self.copies = holders.replicas(holders.size // shares, shares, "main")
         self.summed = holders.apart
-        """Ranks whose tokens the exchange with experts has brought together in each gradient."""
+        """Ranks whose tokens each gradient already sums, as experts receive them."""
         self.wire = COMPUTE_DTYPE[holders.placement.reduce_format]
-        # The garbage collector does not see through autograd's hooks. One that held this object,
-        # and so the parameters, would keep all for ever, and process groups' threads with them.
+        # The garbage collector does not see through autograd's hooks: one that held this object,
+        # and so the parameters, would leak both, and process groups' threads with them.
         weak = weakref.ref(self)
 
         def arrived(parameter: Tensor) -> None:
             gradients = weak()
-            assert gradients is not None  # whoever runs a backward pass keeps the buckets
+            assert gradients is not None  # the buckets outlive every backward pass
             gradients._take(parameter)
 
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(arrived)
 
     def _set_parts(self, whole: Tensor) -> Tensor:
-        """Set ``parts`` to those of the bucket; returns its padding."""
+        """Set ``parts`` to views of ``whole``; returns its padding."""
         sizes = [parameter.numel() for parameter in self.parameters]
         *parts, padding = whole.split([*sizes, len(whole) - sum(sizes)])
         self.parts = {p: g.view(p.shape) for p, g in zip(self.parameters, parts, strict=True)}
@@ -61,11 +61,11 @@ class BucketGradients(ABC):
 
     @abstractmethod
     def start_step(self, micro_batches: int) -> None:
-        """Expect so many gradients of every parameter."""
+        """Expect ``micro_batches`` gradients of every parameter."""
 
     @abstractmethod
     def receive(self, parameter: Tensor, gradient: Tensor) -> None:
-        """Take a micro-batch's gradient that autograd was not given."""
+        """Take a micro-batch's gradient of a parameter."""
 
     def _take(self, parameter: Tensor) -> None:
         """Take the gradient that autograd has left with its parameter."""
@@ -77,7 +77,7 @@ class BucketGradients(ABC):
         """Wait until ``share`` is final."""
 
     def _average(self) -> None:
-        """Average over the ranks that update the same share, which each sum ``summed`` ranks'."""
+        """Average over the ranks that update the same share; each sums ``summed`` ranks' tokens."""
         if self.sharing is not None and self.copies is not None:
             out = self.share.to(self.wire)
             self.copies.all_reduce(out, "gradient_sync", dist.ReduceOp.AVG)
@@ -92,8 +92,8 @@ class WholeGradients(BucketGradients):
 
     The reduction begins when the bucket is full, while the backward pass goes on.
 
-    ``in_place``: autograd may add to them itself, in training in float32. A parameter's first
-    gradient of a step is copied over those of the step before, so that none need be cleared.
+    ``in_place``: in float32 training autograd may add to them itself. A parameter's first gradient
+    of a step overwrites that of the step before, so that none need be cleared.
     """
 
     def __init__(

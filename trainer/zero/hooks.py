@@ -32,7 +32,7 @@ class HookContext:
     config: TrainConfig
     device: torch.device
     dtype: torch.dtype
-    # where a host's collectives are single ones, gloo's own threads do: None, and ``Pending``
+    # None and ``Pending`` on a host whose collectives are single calls: gloo's threads run them
     gathering: CommunicationStream | None
     reduction: CommunicationStream | Pending
     # where secondary copies are written and read, inside the work of ``gathering``
@@ -40,7 +40,7 @@ class HookContext:
     _scratch: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
     def scratch(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Memory that FSDP2 wants to give gradients in, and that nobody reads."""
+        """Memory for FSDP2's own gradients, which nobody reads."""
         held = self._scratch.get(dtype)
         if held is None or held.numel() < numel:
             held = self._scratch[dtype] = torch.empty(numel, dtype=dtype, device=self.device)
@@ -52,7 +52,7 @@ class UnitGroups(NamedTuple):
 
     gather: Group
     secondary: Group | None
-    hops: list[Group]  # they accumulate a whole between them, nearest first; one if not quantized
+    hops: list[Group]  # for reduce-scatters by hops, nearest ranks first; one if not quantized
     sync: Group | None  # ranks with the same piece that update different slices of it
     copies: Group | None  # ranks that update the same slice
     across: Group | None
@@ -81,7 +81,7 @@ class GatherWeights:
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
     ) -> dist.Work | None:
         copy, context = self.secondary, self.context
-        # In each forward pass, or only once the weights changed; a repeated pass takes the copy.
+        # Renew in each forward pass, or once weights changed; a repeated pass reads the copy.
         renew = context.config.refresh_secondary == "micro_batch" and not in_backward()
         if copy is not None and self.fresh and not renew:
             assert context.gathering is not None
@@ -127,8 +127,8 @@ class ReduceGradients:
         self.whole = torch.empty(numel, device=context.device)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        # FSDP2 asks for the rows of gradients, then for the row that a reduce-scatter would leave
-        # and that it would make .grad of; the sums stay here instead.
+        # FSDP2 asks for the rows of gradients, then for a reduce-scatter's output, which it would
+        # make .grad; the sums stay here instead.
         (numel,) = size
         if numel == self.unit.used:
             return self.context.scratch(numel, dtype)
@@ -157,8 +157,8 @@ class ReduceGradients:
     def _begin(
         self, gradients: Tensor, first: bool, last: bool, async_op: bool = False
     ) -> Callable[[], None]:
-        """Begin to sum gradients of all ranks into this one's piece; the result ends it."""
-        if self.context.config.sums_whole_gradients:  # reduced behind the last micro-batch only
+        """Start to sum all ranks' gradients into this rank's piece; returns what completes it."""
+        if self.context.config.sums_whole_gradients:  # reduced after the last micro-batch only
             self.whole.copy_(gradients) if first else self.whole.add_(gradients)
             if not last:
                 return lambda: None
@@ -185,7 +185,7 @@ class ReduceGradients:
         return end
 
     def _by_rank(self, gradients: Tensor) -> Tensor:
-        """One row for each rank that accumulates, in the order of ranks: (degree, piece)."""
+        """One row per accumulating rank, in the order of ranks: (degree, piece)."""
         unit = self.unit
         rows = gradients.view(unit.ranks, unit.used)
         if unit.row > unit.used:

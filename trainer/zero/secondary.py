@@ -1,9 +1,9 @@
 """Secondary copy of a unit's weights (hpZ, Wang et al. 2023), without its race.
 
-After an all-gather from distant ranks each rank keeps a shard, so that near ranks hold the whole;
-until the weights change, gathers read these. A gather that starts before the copy has ended reads
-unwritten memory (Dai et al. 2024): here it waits on an event, and no host waits. With one stream,
-as when FSDP2 gathers in its own, the event costs nothing.
+After an all-gather from distant ranks each rank keeps a shard, so that near ranks together hold the
+whole; until the weights change, gathers read these shards. A gather that starts before the copy has
+ended would read unwritten memory (Dai et al. 2024): it waits on an event, and no host waits. With
+one stream, as when FSDP2 gathers in its own, the event costs nothing.
 """
 
 from __future__ import annotations

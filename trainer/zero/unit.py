@@ -63,8 +63,8 @@ class FsdpUnit:
         self.reduce = ReduceGradients(layout, groups, context, holders.apart)
         module.set_custom_all_gather(self.gather)
         module.set_custom_reduce_scatter(self.reduce)
-        # The hook divides. FSDP2 would divide gradients in fp16 by the root of the ranks, for fear
-        # of sums that overflow: ours are float32.
+        # The hook divides. FSDP2 would divide fp16 gradients by the root of the ranks, lest sums
+        # overflow; here sums are float32.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
         for slot in members:
@@ -75,7 +75,7 @@ class FsdpUnit:
         self.pieces = list(self._split() if layout.pieces * layout.slices > 1 else self._whole())
 
     def _whole(self) -> Iterator[Piece]:
-        """Masters if the stored weights are the masters: one per parameter."""
+        """Masters if the stored weights double as masters: one per parameter."""
         rank, grads = self.replica % self.layout.ranks, self._parts(self.reduce.final)
         parts = zip(self.members, self.locals, grads, self.layout.chunks, strict=True)
         for slot, local, grad, chunk in parts:

@@ -21,7 +21,7 @@ MIXTURE = {**MODEL, **LLAMA, **EXPERTS}
     [
         ({"documents": {}, "cp": 2}, "documents with cp 2: ring attention sees whole samples; set"),
         ({"documents": {}, "model": WINDOWS}, "set documents' reset_attention_mask: false"),
-        ({"model": {**WINDOWS, "windowed_layers": 1}}, "the last of every so many layers sees all"),
+        ({"model": {**WINDOWS, "windowed_layers": 1}}, "every n-th layer must have full attention"),
         ({"documents": {}, "engine": "deepspeed"}, "it has no document boundaries here"),
         ({"loss_mask": "x", "engine": "deepspeed"}, "loss_mask x: .*; remove loss_mask"),
         ({"validation": {"data": "x"}, "engine": "deepspeed"}, "remove validation"),

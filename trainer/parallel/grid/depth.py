@@ -27,9 +27,9 @@ from trainer.quantization.blocks import dequantize, quantize
 
 
 class Depth:
-    """The ranks along z of one rank, for all of its stages."""
+    """One rank's group along z, for all of its stages."""
 
-    receive: Receive  # takes gradients of parameters that autograd was not given
+    receive: Receive  # takes gradients that do not pass through autograd
 
     def __init__(self, config: TrainConfig, mesh: Mesh) -> None:
         self.group = mesh.grid.z.group
@@ -42,7 +42,7 @@ class Depth:
         self.uses: Counter[Block] = Counter()
 
     def scatter(self, gradient: Tensor, block: Block) -> Tensor | None:
-        """This rank's rows of a block's sum along z; None where ``receive`` gets them."""
+        """Reduce-scatter a block's gradient along z; None if ``receive`` gets this rank's rows."""
         if self.group is None:
             return gradient
         weight, source = block.weight, block.source
@@ -53,7 +53,7 @@ class Depth:
             work.wait()
             return share.to(weight.dtype)
         late = self.late.setdefault(source, [])
-        if len(late) == self.uses[source]:  # of the micro-batch before
+        if len(late) == self.uses[source]:  # all from the previous micro-batch
             self._hand_over(source)
             late = self.late[source] = []
         late.append((work, share))
@@ -76,8 +76,8 @@ class Depth:
 class Block:
     """A layer's weights, gathered along z.
 
-    Recomputation repeats the blocks of a ``layer`` together, but not those of -1. ``source`` is the
-    embedding's block, where the head has no weights of its own.
+    Recomputation repeats the blocks of a ``layer`` together; -1: they are never repeated.
+    ``source``: the embedding's block, for a head without weights of its own.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Block:
 
     @property
     def leaf(self) -> nn.Parameter:
-        """The tensor that autograd finds a gradient for; an empty anchor where scatters run late.
+        """Tensor that autograd computes a gradient for; an empty anchor where scatters run late.
 
         Autograd calls a leaf's hooks even if its gradient is empty.
         """
@@ -106,7 +106,7 @@ class Block:
         return self.depth.anchor if late else self.weight
 
     def gather(self) -> Tensor:
-        """The block, and a start on the next one's; a repeated pass ends with its layer."""
+        """Gather the block and start on the next one; a repeated pass ends with its layer."""
         group = self.depth.group
         if group is None:
             return self.weight.detach()

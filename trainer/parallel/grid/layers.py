@@ -57,8 +57,8 @@ class Products:
     """Projections with inputs and outputs along two axes of the grid; one object for all layers.
 
     A group is None if this rank has all of that dimension. ``overlap``: the input's gradient is
-    summed while the weights' is computed. ``opaque``: gathers, products and sums are operators for
-    the compiler.
+    summed while the weights' is computed. With ``kernels``, gathers, products and sums are custom
+    operators, for the compiler.
     """
 
     def __init__(self, grid: Grid, overlap: bool, kernels: Kernels | None) -> None:
@@ -73,7 +73,7 @@ class Products:
         module.split, self.blocks[module] = self, block
         _blocks[id(block)] = block
         with torch.device("cpu"):
-            # A tensor: a number would be part of the graph, of which each layer had its own.
+            # A tensor: as a plain number it would give each layer a graph of its own.
             module.number = torch.tensor(id(block))
             late = block.leaf is block.depth.anchor
             module.anchor = torch.empty(0, requires_grad=True) if late else None
@@ -92,7 +92,7 @@ class Products:
         return total if bias is None else total + bias
 
     def linear(self, x: Tensor, block: Block, bias: Bias) -> Tensor:
-        """A layer of the network, not ``opaque``.
+        """A product without custom operators.
 
         ``x`` is (sequence, batch / gz, inputs / ranks of ``inputs``); the result has outputs /
         ranks of ``outputs``.
@@ -109,7 +109,7 @@ _blocks: WeakValueDictionary[int, Block] = WeakValueDictionary()
 
 @torch.library.custom_op("meshtune::gather_block", mutates_args=())
 def _gathered_block(x: Tensor, leaf: Tensor, number: Tensor, rows: int) -> Tensor:
-    """A block of so many rows, for the input x; see ``Block.leaf``."""
+    """A gathered block of ``rows`` rows, for the input x; see ``Block.leaf``."""
     return _blocks[int(number)].gather()
 
 
@@ -117,7 +117,7 @@ def _gathered_block(x: Tensor, leaf: Tensor, number: Tensor, rows: int) -> Tenso
 def _scattered(grad: Tensor, leaf: Tensor, number: Tensor) -> Tensor:
     block = _blocks[int(number)]
     if block.depth.scatters_late:
-        # The collective still reads after this returns, when the compiler reuses the memory.
+        # The collective still reads it after this returns, when the compiler reuses the memory.
         grad = grad.to(block.depth.wire, copy=True)
     share = block.depth.scatter(grad, block)
     return torch.empty_like(leaf) if share is None else share
@@ -132,7 +132,7 @@ _gathered_block.register_autograd(
 
 
 class _Lookup(torch.autograd.Function):
-    """Rows of this rank's block of a table; zeros for words that others have."""
+    """Rows of this rank's block of a table; zeros for words of other ranks."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, leaf: Tensor, block: Block, first: int) -> Tensor:
@@ -197,7 +197,7 @@ class _Norm(torch.autograd.Function):
 def _moments(
     values: Tensor, group: Group | str, ranks: int, centred: bool
 ) -> tuple[Tensor, Tensor]:
-    """Mean (or 0) and mean square about it, from those of each rank's equal part."""
+    """Mean (0 unless ``centred``) and mean square about it, over all ranks' equal parts."""
     mean = values.mean(-1) if centred else values.new_zeros(values.shape[:-1])
     own = torch.stack((mean, (values - mean[..., None]).square().mean(-1)))
     if isinstance(group, str):

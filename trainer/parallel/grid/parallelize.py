@@ -3,10 +3,10 @@
 | parameter | rows along | columns along | rows cut again along |
 |---|---|---|---|
 | query, key, value; up, gate; embedding, head | x | y | z |
-| what attention gives; down | y | x | z |
+| attention output; down | y | x | z |
 
-Hidden states are split along y, heads and inner channels along x. Vectors are split as their
-features and equal on all ranks along z, which sum their gradients once a step.
+Hidden states are split along y, heads and inner channels along x. Vectors are split like their
+features and replicated along z, where their gradients are summed once a step.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ def parallelize(
 
 
 def _head(block: Block, by: Products, x: Tensor, tied: Tensor | None) -> Tensor:
-    """Logits; where the weights are the embedding's, the block knows."""
+    """Logits; ``tied`` is ignored: the block has the embedding's weights."""
     return by.linear(x, block, None)
 
 
 def _norm(module: nn.Module, name: str, grid: Grid, opaque: Kernels | None) -> None:
-    """Split a module's norm; with kernels given, its sums are operators for the compiler."""
+    """Split a module's norm; ``opaque``: its sums are custom operators, for the compiler."""
     if grid.y.group is not None:
         group = grid.y.group if opaque is None else named(grid.y.group, opaque)
         setattr(module, name, SplitNorm(getattr(module, name), _of(rows=grid.y), group))

@@ -23,6 +23,5 @@ class Axis:
     # exchanges of one layer on one micro-batch, all passes
     layer_exchanges: Callable[[Jobs, Habits], Exchanges]
     requirements: tuple[Requirement, ...] = ()  # conditions on configurations with the axis
-    # blocking collectives per forward pass of a layer that the host launches between kernels; None:
-    # none
+    # blocking collectives that the host launches per forward pass of a layer, if any
     host_calls: Callable[[Jobs, Habits], Array] | None = None

@@ -16,10 +16,10 @@ from trainer.plan.rules.requirement import STATED
 
 
 def held_chunks(seq_length: int, rank: int, cp: int) -> tuple[range, ...]:
-    """Positions of each sequence that a rank holds, in its order; none where it holds all.
+    """Positions of each sequence that a rank holds, in the rank's order; empty if cp is 1.
 
-    Of 2 cp chunks rank r has r and 2 cp - 1 - r: under a causal mask every rank then has the same
-    number of pairs of queries and keys.
+    Rank r holds chunks r and 2 cp - 1 - r of 2 cp, so that under a causal mask all ranks compute
+    equally many query-key pairs.
     """
     if cp == 1:
         return ()

@@ -22,7 +22,7 @@ from trainer.plan.states import Shards, in_flat_buckets
 
 @dataclass(frozen=True)
 class Holders:
-    """Ranks that hold the same parameters of a class, and how these shard states.
+    """Ranks that hold the same parameters of a class, and how they shard states.
 
     Dense parameters are held by all ranks of dp and cp, experts by fewer
     (``trainer.plan.axes.ep``).
@@ -102,9 +102,9 @@ def state_exchanges(
 ) -> StateExchanges:
     """Exchanges of one parameter class per step.
 
-    ``degrees`` are those of the holders' placement or coarser, ``cuts`` elements per rank,
-    ``wires`` their bytes. ``gathers`` are from the primary shards and from the copy, ``reductions``
-    those of sharded gradients, ``sums`` between ranks that update the same weights.
+    ``degrees``: the holders' placement or a coarser one; ``cuts``: elements per rank; ``wires``:
+    their bytes. Per step: ``gathers`` from the primary shards and from the copy, ``reductions`` of
+    sharded gradients, ``sums`` between ranks that update the same weights.
     """
     weights, gradients = degrees.weight_shard, degrees.gradient_shard
     optimizer, copy = degrees.optimizer_shard, np.maximum(degrees.secondary_shard, 1)
@@ -145,7 +145,7 @@ def reduces_every_time(jobs: Jobs, habits: Habits, holders: Holders) -> Mask:
 
 
 def job_gathers(jobs: Jobs) -> tuple[Array, Array]:
-    """Gatherings of split weights in a step of each job; see ``gathers_per_step``."""
+    """``gathers_per_step`` of each job, where its weights are sharded."""
     placement = jobs.placement
     return gathers_per_step(
         jobs.layout.gas, placement.secondary_shard > 0, refresh_each=placement.renews_copy

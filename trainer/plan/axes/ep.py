@@ -30,8 +30,8 @@ def all_holders(jobs: Jobs) -> list[Holders]:
 
 
 def expert_holders(jobs: Jobs) -> Holders:
-    """Ranks that hold the same experts; states sharded over all dense holders are over all of
-    these."""
+    """Ranks that hold the same experts. States that are sharded over all dense holders are sharded
+    over all holders of experts."""
     layout, placement = jobs.layout, jobs.placement
     divisor = layout.ep * layout.etp
     copies = layout.tp * layout.cp * layout.dp / divisor
@@ -51,8 +51,8 @@ def rank_parameters(
 ) -> tuple[Array, Array]:
     """Dense parameters and routed experts of a pipeline stage per rank, before state sharding.
 
-    The stage has so many ``layers``, and 0, 1 or 2 vocabulary ``tables``; a mixture's dense layers
-    are on the ``first`` one.
+    The stage has ``layers`` layers and 0, 1 or 2 vocabulary ``tables``; a mixture's dense layers
+    are on the ``first`` stage.
     """
     model, layout, mixture = jobs.model, jobs.layout, jobs.model.mixture
     plain = np.asarray(stage_weights(model, layers, tables, layout.layer_ranks))
@@ -82,9 +82,9 @@ def local_experts(jobs: Jobs, mixture: Mixture) -> Array:
 
 
 def activation_bytes(jobs: Jobs, mixture: Mixture, fused: bool = False) -> Array:
-    """Activations that one layer's experts keep per micro-batch: inputs, inner, and outputs, which
-    the router's gradient needs. ``fused``: the gate's kernel applies the router's weights, and
-    neither its input to the product nor the outputs are kept; in FP8 what products read is kept
+    """Activations that one layer's experts keep per micro-batch: inputs, inner activations, and
+    outputs, which the router's gradient needs. ``fused``: the gate's kernel applies the router's
+    weights, so neither silu(gate) nor the outputs are kept; in FP8 the inputs of products are kept
     in 8 bits."""
     inner = (
         np.where(jobs.model.gated, 3 if fused else 4, 2) * mixture.expert_ffn_size / jobs.layout.etp
@@ -100,8 +100,8 @@ class LayerExchanges(NamedTuple):
     """Exchanges of a layer with experts on one micro-batch, all passes."""
 
     plain: Exchange  # dispatch and combine, a token sent once per expert
-    # the same with a token sent once per node, and from there to its ranks at the
-    # same time (DeepSeek-AI 2024, section 3.2.2); nothing goes across within one node
+    # the same with a token sent once per node and forwarded inside it, both at the same time
+    # (DeepSeek-AI 2024, section 3.2.2); ``across`` is empty within one node
     inside: Exchange
     across: Exchange
     once: Mask  # whether tokens are sent once per node
@@ -113,7 +113,7 @@ class LayerExchanges(NamedTuple):
 def layer_exchanges(
     jobs: Jobs, habits: Habits, mixture: Mixture, members: Callable[[RankGroup], Array]
 ) -> LayerExchanges:
-    """Dispatch and combine of every pass (Megatron Core); ``members`` of a group share a node."""
+    """Dispatch and combine of every pass (Megatron Core); ``members``: a group's ranks per node."""
     layout, dispatcher = jobs.layout, jobs.options.dispatcher
     again = (jobs.options.recompute == SELECTIVE) & jobs.repeats("moe")
     passes = np.where(jobs.repeats_layers | again, 3.0, 2.0)
@@ -145,8 +145,8 @@ def layer_exchanges(
 def dispatched_bytes(jobs: Jobs, mixture: Mixture, places: Array | None = None) -> Array:
     """Bytes that a rank sends per dispatch, or combine, of one micro-batch.
 
-    ``places``: ranks or nodes that experts are spread over, a token being sent once to each; None:
-    once per expert.
+    ``places``: ranks or nodes that experts are spread over, if a token is sent once to each; None:
+    it is sent once per expert.
     """
     copies = mixture.experts_per_token * mixture.capacity
     if places is not None:

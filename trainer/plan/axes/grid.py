@@ -1,9 +1,9 @@
 """The grid: three-dimensional tensor parallelism over gx * gy * gz ranks (Singh et al. 2024, V-A).
 
 gx splits the outputs of every other layer and the inputs of the rest; gy the reverse. gz splits a
-replica's sequences, and what gx and gy leave of the weights, which are gathered for each pass. gx
-alone is plain tensor parallelism, and a priced job counts it as ``tp``. Sums along gy are equation
-3 of section V-B, gathers and scatters along gz equations 1 and 2.
+replica's sequences, and splits the weights once more: they are gathered for each pass. gx alone is
+plain tensor parallelism; priced jobs count it as ``tp``. Sums along gy are equation 3 of section
+V-B, gathers and scatters along gz equations 1 and 2.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def depth_exchanges(jobs: Jobs, weights: Size, gather: Wire, reduce: Wire) -> Ex
 
 
 def gz_exchanges(jobs: Jobs, habits: Habits, weights: Size | None = None) -> Exchanges:
-    """Exchanges along gz of one layer, or ``weights`` per rank, in the framework's formats."""
+    """Exchanges along gz of a layer, or of ``weights`` per rank, in the framework's formats."""
     weights = layer_weights(jobs.model) / jobs.layout.layer_ranks if weights is None else weights
     wires = jobs.gather_bytes, habits.reduce_bytes
     return depth_exchanges(jobs, weights, lambda n: n * wires[0], lambda n: n * wires[1])

@@ -39,9 +39,9 @@ def ordered(own: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def is_pp_inside(rank_order: Any) -> Any:
-    """Whether pp is numbered before cp and dp; a word of ``RankOrder``, or a column.
+    """Whether ranks run through pp before cp and dp; takes a ``RankOrder``, or a column of them.
 
-    That keeps a pipeline's stages within a node and spreads replicas over nodes, as Megatron-LM's
+    This keeps a pipeline's stages within a node and spreads replicas over nodes, like Megatron-LM's
     ``--use-tp-pp-dp-mapping``, except that cp stays beside dp, with the same weights.
     """
     return rank_order == "tp-pp-cp-dp"

@@ -69,8 +69,8 @@ def in_flight(jobs: Jobs, stage: Array | int) -> Array:
     1F1B keeps ``pp - stage`` (Narayanan et al. 2021, section 2.2). Interleaved, a rank runs ``2 (pp
     - stage - 1) + (vpp - 1) pp`` chunks ahead and keeps one more (Korthikanti et al. 2022, section
     4.2.3). Breadth-first keeps all (Lamy-Poirier 2022). Torch's zero bubble delays the weight
-    gradients of stage s by s micro-batches, so every stage keeps pp. The folded one keeps pp as
-    well (Qi et al. 2023, section 6).
+    gradients of stage s by s micro-batches, so every stage keeps pp. The folded schedule keeps pp
+    as well (Qi et al. 2023, section 6).
     """
     plain = jobs.layout.pp - stage
     chunks = 2 * (plain - 1) + (jobs.layout.vpp - 1) * jobs.layout.pp + 1
@@ -80,8 +80,8 @@ def in_flight(jobs: Jobs, stage: Array | int) -> Array:
     kept = np.where(jobs.options.schedule == ZERO_BUBBLE, np.maximum(kept, jobs.layout.pp), kept)
     kept = np.where(jobs.options.schedule == ZERO_BUBBLE_V, jobs.layout.pp, kept)
     kept = np.where(jobs.options.schedule == BREADTH_FIRST, jobs.layout.gas, kept)
-    # A forward pass that hides another micro-batch's dispatch goes layer by layer with that one's
-    # backward pass: a layer more (Megatron Core, combined_1f1b and model_chunk_schedule_plan).
+    # A forward pass that hides another micro-batch's dispatch alternates with its backward pass,
+    # layer by layer: one more is kept (Megatron Core, combined_1f1b and model_chunk_schedule_plan).
     more = jobs.layout.pp / jobs.model.num_layers
     kept = kept + np.where(jobs.options.overlaps_dispatch, more, 0.0)
     return np.maximum(np.minimum(kept, jobs.layout.gas), np.minimum(jobs.layout.gas, 1))

@@ -1,4 +1,4 @@
-"""The axes whose ranks exchange within layers: all that a file of this folder declares."""
+"""The axes whose ranks exchange within layers: all that the files of this folder declare."""
 
 from importlib import import_module
 from pkgutil import iter_modules

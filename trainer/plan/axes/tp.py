@@ -41,7 +41,7 @@ def sums(jobs: Jobs, habits: Habits, counts: Mapping[Pass, tuple[Size, Size]]) -
     fuses = np.where(split & jobs.options.async_tp, 1.0, 0.0)
     made: list[Exchange] = []
     for within, (count, gathers) in counts.items():
-        # Backward, the gather of an output's gradient: the others have another product beside them.
+        # Backward, only gathers of output gradients are fused: products hide the other exchanges.
         fused = (PASS_SUMS, 0) if within == "backward" else (gathers, count)
         each: tuple[tuple[Operation, Size, Size], ...] = (
             ("all_gather", np.where(split, gathers, 0.0), fused[0] * fuses),
@@ -55,8 +55,8 @@ def sums(jobs: Jobs, habits: Habits, counts: Mapping[Pass, tuple[Size, Size]]) -
 def layer_exchanges(jobs: Jobs, habits: Habits) -> Exchanges:
     """Sums of activations in both passes of a layer, and those that full recomputation repeats.
 
-    With sequence parallelism both inputs of a repeated pass are gathered, also where its last sum
-    is left out.
+    With sequence parallelism both inputs of a repeated pass are gathered, even if its last sum is
+    left out.
     """
     full = np.where(jobs.repeats_layers, 1.0, 0.0)
     counts: dict[Pass, tuple[Size, Size]] = {

@@ -34,8 +34,8 @@ class Requirement:
     text: str  # the condition
     # the trainer's message, values in braces; empty if only a search leaves it out
     refusal: str = ""
-    trainers: Trainers = "all"  # that it is for
-    # degrees in the condition of a user's own axes, of which no file's requirement says anything
+    trainers: Trainers = "all"  # trainers it applies to
+    # degrees of a user's own axes in the condition; requirements of files have none
     axes: tuple[str, ...] = ()
 
     @cached_property
@@ -44,7 +44,7 @@ class Requirement:
 
 
 def read_requirements(path: Path, trainers: Trainers = "all") -> dict[str, tuple[Requirement, ...]]:
-    """The requirements of a YAML file, by section; for these ``trainers`` where it says none."""
+    """Requirements of a YAML file by section; ``trainers``: default of those that name none."""
     sections: dict[str, list[dict[str, Any]]] = read_document(path).root.plain()
     return {
         section: tuple(Requirement(**{"trainers": trainers, **each}) for each in every)

@@ -1,6 +1,6 @@
-"""All conditions on configurations: the trainer checks them, spaces have them as rules.
+"""All conditions on configurations, of ``requirements.yaml`` and of ``trainer.plan.fields``.
 
-Those of ``requirements.yaml``, and those that fields declare (``trainer.plan.fields``).
+The trainer checks them; spaces have them as rules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainer.plan.rules.requirement import STATED, TYPES, Requirement
 
 
 def counting() -> tuple[Requirement, ...]:
-    """A field that does not count has its default."""
+    """Requirements that a field without effect has its default."""
     return tuple(
         Requirement(
             counts.rule,
