@@ -51,7 +51,7 @@ def _winner(run: Run, confidence: float | None) -> list[tuple[str, str]]:
         words += f", failed {_times(failed)}"
     best = "fastest" if run.objective_key.startswith(SPEEDS) else "best"
     measured = sum(t.ok and t.objective is not None and not t.violated for t in run.trials.values())
-    if measured == 1:  # of which nothing is known but that it ran
+    if measured == 1:  # there is nothing to compare it with
         return [("winner", f"{words}; no other configuration was")]
     words += (
         f"; {_chance(first.best)} likely the {best} of the {measured:,} measured, "
