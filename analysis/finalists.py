@@ -174,7 +174,7 @@ def next_repeat(
 
 
 def _in_doubt(run: Run, now: Verdict) -> list[int]:
-    """Trials that need one more measurement to tell which of their others to believe.
+    """Trials that need one more measurement, to tell which of the earlier ones to believe.
 
     The first, if it failed as often as it was measured: nobody would train with it. And any whose
     two measurements differ by more than noise explains, if the better one would make it the first:

@@ -17,10 +17,10 @@ SPEEDS = ("tokens_per_second", "samples_per_second", "tflops_per_gpu", "step_tim
 
 
 def verdict_lines(run: Run, confidence: float | None = None) -> list[tuple[str, str]]:
-    """Lines (label, text) on the winner once a trial was repeated and on better ones that then
-    failed, on what is left to gain as the search last expected it, and on early stops.
+    """Lines (label, text): the winner once a trial was repeated, better trials that failed when
+    repeated, the gain that the search last expected of untried configurations, early stops.
 
-    They mention the ``confidence`` that the search was to reach, if it is given.
+    They mention the ``confidence`` that the search had to reach, if it is given.
     """
     lines = [*_winner(run, confidence), *_dropped(run)]
     if not run.best and any(t.violated for t in run.trials.values()):

@@ -159,7 +159,7 @@ def _experts(
 def _selective(jobs: Jobs, framework: Framework, everything: Array, f: Array) -> Array:
     """Bytes per token that a layer keeps with selective recomputation; ``everything``: without it.
 
-    ``f`` is the inner size of the feed-forward part, in the mean over all layers.
+    ``f`` is the mean inner size of the feed-forward part over all layers.
     """
     h, e, tp = jobs.model.hidden_size, jobs.options.element_bytes, jobs.layout.tp
     queries = jobs.model.attention_size

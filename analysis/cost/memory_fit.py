@@ -43,7 +43,7 @@ class MemoryModel:
     constants: MemoryConstants = field(default_factory=MemoryConstants)  # of the formulas
     covariance: Array | None = None  # of their logarithms; None: by their spreads, before evidence
     log_sd: float = PRIOR_LOG_SD  # standard deviation of the logarithm of the memory needed
-    misfit: float = 0.0  # log factor by which all jobs need more than the formulas say
+    misfit: float = 0.0  # log factor by which all jobs exceed the formulas, whatever the constants
     doubts: Doubts | None = None  # prior of the framework's habits; None: its record holds
     # their posterior, the most probable first
     habits: tuple[Hypothesis[MemoryConstants], ...] = ()

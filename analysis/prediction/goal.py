@@ -33,7 +33,10 @@ class Goal:
         self.scale = 1.0 if aim is None else aim.scale
 
     def towards(self, weights: Array, prediction: Prediction, successes: Sequence[Trial]) -> Self:
-        """The goal for weights of the objectives; ``prediction``: candidates that may be best."""
+        """The goal for some weights of the objectives.
+
+        Candidates of ``prediction`` that likely fit count for the front.
+        """
         predicted = self._merits(prediction)
         likely = predicted[prediction.fits > LIKELY]
         within = [trial for trial in successes if not trial.violated]

@@ -117,7 +117,7 @@ class CrossValidation:
 def cross_validated(run: Run) -> CrossValidation | None:
     """Predictions for a run's trials that ran or ran out of memory.
 
-    A model predicts the trials that calibrated it too well. The trials are therefore split into
+    A model predicts its own calibration trials too well. The trials are therefore split into
     FOLDS parts (FEWER_FOLDS of many trials), and each part is predicted by a model calibrated with
     the others; see ``Pricing.telling``.
 

@@ -123,7 +123,7 @@ class ResidualProcess:
 
 
 def features(of: Jobs, unpriced: Array) -> Array:
-    """Features by which configurations differ, in doublings, before ``unpriced`` ones; (n, k)."""
+    """Features of configurations, in doublings, followed by the ``unpriced`` ones; shape (n, k)."""
     layout, placement, options = of.layout, of.placement, of.options
     degrees = (layout.tp, layout.pp, layout.vpp, layout.dp, layout.mbs, layout.gas)
     shards = (placement.weight_shard, placement.gradient_shard, placement.optimizer_shard)

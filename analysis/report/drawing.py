@@ -109,7 +109,7 @@ class Drawn:
 class Plots:
     """Figures of a run's page by name: ``plots.roofline(width=3.3)``.
 
-    A figure takes what can be chosen beside it on the page, such as ``by="time"``.
+    A figure takes the choices that the page offers beside it, such as ``by="time"``.
     """
 
     def __init__(self, run: Run) -> None:

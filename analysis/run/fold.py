@@ -122,7 +122,7 @@ class Run:
         return tuple(x if up else -x for x, (_, up) in zip(values, self.goals, strict=True))
 
     def check_configurations(self, space: SearchSpace) -> None:
-        """Raise RunError if a trial's configuration is none of the space's: it was edited."""
+        """Raise RunError if a trial's configuration is not in the space: one of both was edited."""
         for trial in self.trials.values():
             try:
                 space.raw(trial.config)
