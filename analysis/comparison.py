@@ -69,7 +69,7 @@ class Comparison:
         return [(key, values) for key, values in rows if len(set(values)) > 1]
 
     def page(self, names: Sequence[str], every: Sequence[str]) -> str:
-        """The comparison as a page, which leads to each run's own, and to ``every`` other name."""
+        """The comparison as a page, with links to each run's own, and to ``every`` other name."""
         from analysis.report.section import page_from  # pandas: half a second
 
         return page_from(

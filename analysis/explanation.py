@@ -121,7 +121,7 @@ def _attempt(run: Run, attempt: Attempt) -> str:
 
 
 def _nearest(run: Run, trial: Trial) -> Trial | None:
-    """The success before it with the fewest different values; the best of equals."""
+    """The earlier success with the fewest different values; the best of equals."""
     known = [t for t in run.trials.values() if t.ok and _known(t, trial)]
     if not known:
         return None

@@ -21,9 +21,9 @@ from analysis.run.fold import Run
 from analysis.run.trial import Trial
 
 NOISE_LOG_SD = 0.03  # between two runs of one configuration, before any was measured twice
-NOISE_WEIGHT = 3.0  # repeats that this is worth
-FINAL_WEIGHT = 1.0  # likewise, where repeats are there to say it: machines differ
-EXACT_LOG_SD, EXACT_REPEATS = 1e-9, 1e3  # where what is repeated comes out the same
+NOISE_WEIGHT = 3.0  # pseudo-observations (repeats) behind it
+FINAL_WEIGHT = 1.0  # likewise, once there are repeats to estimate it: machines differ
+EXACT_LOG_SD, EXACT_REPEATS = 1e-9, 1e3  # if repeats give the same to the last digit
 TAILS = 4.0  # degrees of freedom of Student's t: single runs may be far off
 EQUAL = 0.01  # share up to which two configurations are as good as each other
 NEGLIGIBLE = 0.01  # probability of being the best below which a trial is no candidate
@@ -34,7 +34,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Noise:
-    """Spread of a configuration's runs: ``log_sd``, as sure as from so many ``repeats``."""
+    """Spread of a configuration's runs: ``log_sd``, known as well as from ``repeats`` repeats."""
 
     log_sd: float
     repeats: float
@@ -74,9 +74,8 @@ class Verdict:
 def noise_of(run: Run, prior: float = NOISE_WEIGHT) -> Noise:
     """The spread between runs of one configuration, from all repeats and the prior.
 
-    A scaled inverse chi-squared prior; Student's t, by expectation maximization, in place of the
-    normal distribution: one run that a neighbour disturbed must not make all others look
-    uncertain. ``prior`` is in degrees of freedom.
+    The prior is scaled inverse chi-squared with ``prior`` degrees of freedom. Runs follow Student's
+    t, fitted by expectation maximization: one disturbed run must not make all look uncertain.
     """
     left: list[Floats] = []
     for trial in run.trials.values():
@@ -86,7 +85,7 @@ def noise_of(run: Run, prior: float = NOISE_WEIGHT) -> Noise:
     if not left:
         return Noise(NOISE_LOG_SD, prior)
     rest = np.concatenate(left)
-    if not np.any(rest):  # to the last digit, as no time is: a loss, a number of bytes
+    if not np.any(rest):  # equal to the last digit, as times never are: a loss, a number of bytes
         return Noise(EXACT_LOG_SD, EXACT_REPEATS)
     repeats = len(rest) - len(left)
     # The deviations from a median of n are too small: by (n - 1) / n in the mean of their squares.
@@ -113,7 +112,7 @@ def verdict(run: Run, running: Collection[int] = ()) -> Verdict | None:
     count = np.array([len(t.measurements) + (t.number in running) for t in done])
     noise = noise_of(run, FINAL_WEIGHT)
     spread = noise.log_sd * np.sqrt([median_variance(n) for n in count])
-    # Far behind, in deviations of the difference: they only cost time.
+    # Leave out trials far behind, in deviations of the difference: they only cost time.
     near = centre > centre[0] - 8 * np.hypot(spread, spread[0]) - EQUAL
     done = [t for t, is_near in zip(done, near, strict=True) if is_near]
     best, rivals, confidence = _chances(centre[near], spread[near], noise.repeats)
@@ -129,7 +128,7 @@ def _chances(centre: Floats, spread: Floats, freedom: float) -> tuple[Floats, Fl
     """Probabilities to be the best, to beat the first, and that the first is as good as the best.
 
     Student's t around each centre; the spread's own uncertainty is common to all. The draws are the
-    same every time, so a search that is continued decides as an unbroken one.
+    same every time, so that a resumed search decides like an uninterrupted one.
     """
     rng = np.random.default_rng(0)
     scale = np.sqrt(freedom / rng.chisquare(freedom, size=(DRAWS, 1)))
@@ -149,13 +148,13 @@ def next_repeat(
 ) -> Trial | None:
     """The trial to be measured again, or None when that would settle nothing more.
 
-    It is the first or the rival that is most likely better, whichever was measured less: of two
-    means, the one with fewer measurements is what makes their difference uncertain. Before them
-    come trials in doubt. No winner is final that was measured only once.
+    It is the first or the rival that is most likely better, whichever was measured less: that one
+    contributes most to the uncertainty of their difference. Trials in doubt come before them. A
+    winner measured only once is not final.
 
     The winner is final at this ``confidence`` (see ``Verdict``), or after ``max_repeats`` of all
-    trials together since the last proposal. Trials that are ``running`` again do not run twice at
-    a time; ``possible`` says whether one can be measured again here and now.
+    trials together since the last proposal. Trials that are ``running`` again are not repeated at
+    the same time; ``possible`` says whether one can be measured again here and now.
     """
     if repeats_since_proposal(run) + len(running) >= max_repeats:
         return None
@@ -175,11 +174,11 @@ def next_repeat(
 
 
 def _in_doubt(run: Run, now: Verdict) -> list[int]:
-    """Trials of which one measurement more must say which of the others to believe.
+    """Trials that need one more measurement, to tell which of the earlier ones to believe.
 
     The first, if it failed as often as it was measured: nobody would train with it. And any whose
     two measurements differ by more than noise explains, if the better one would make it the first:
-    the middle of a good and a disturbed run is neither.
+    the median of a good and a disturbed run describes neither.
     """
     first = run.trials[now.first.trial]
     doubtful = [first.number] if first.failed_repeats >= len(first.measurements) else []
@@ -195,7 +194,7 @@ def _in_doubt(run: Run, now: Verdict) -> list[int]:
 
 
 def repeats_since_proposal(run: Run) -> int:
-    """Repeats that said something, since the search last tried something new."""
+    """Completed repeats since the last proposal."""
     last = max((t.proposed_t for t in run.trials.values()), default=0.0)
     attempts = (a for t in run.trials.values() for a in t.attempts)
     return sum(a.repeat and a.started_t >= last and a.completed for a in attempts)

@@ -10,7 +10,7 @@ from analysis import units
 from foundation.documents import by_dotted_path
 from foundation.files import is_number
 
-LEAST, LARGEST = 1e-100, 1e100  # of what can be measured, besides 0
+LEAST, LARGEST = 1e-100, 1e100  # of possible measurements, besides 0
 
 
 class MissingMetricError(ValueError):

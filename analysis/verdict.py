@@ -17,10 +17,10 @@ SPEEDS = ("tokens_per_second", "samples_per_second", "tflops_per_gpu", "step_tim
 
 
 def verdict_lines(run: Run, confidence: float | None = None) -> list[tuple[str, str]]:
-    """Lines (label, text) on the winner once a trial was repeated and on better ones that then
-    failed, on what is left to gain as the search last expected it, and on early stops.
+    """Lines (label, text): the winner once a trial was repeated, better trials that failed when
+    repeated, the gain that the search last expected of untried configurations, early stops.
 
-    They mention the ``confidence`` that the search was to reach, if it is given.
+    They mention the ``confidence`` that the search had to reach, if it is given.
     """
     lines = [*_winner(run, confidence), *_dropped(run)]
     if not run.best and any(t.violated for t in run.trials.values()):
@@ -51,7 +51,7 @@ def _winner(run: Run, confidence: float | None) -> list[tuple[str, str]]:
         words += f", failed {_times(failed)}"
     best = "fastest" if run.objective_key.startswith(SPEEDS) else "best"
     measured = sum(t.ok and t.objective is not None and not t.violated for t in run.trials.values())
-    if measured == 1:  # of which nothing is known but that it ran
+    if measured == 1:  # there is nothing to compare it with
         return [("winner", f"{words}; no other configuration was")]
     words += (
         f"; {_chance(first.best)} likely the {best} of the {measured:,} measured, "

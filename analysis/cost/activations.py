@@ -1,4 +1,4 @@
-"""Bytes that a micro-batch leaves in memory until its backward pass."""
+"""Bytes that a micro-batch keeps in memory until its backward pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.plan.sizes import Mixture, Size, ffn_weights, latent_matrices, mode
 
 
 def sequence_split(jobs: Jobs, framework: Framework) -> Array:
-    """Ranks that split what tensor parallelism leaves whole: by sequence, or the grid by width."""
+    """Ranks that split tensors whole under tensor parallelism: by sequence, or a grid by width."""
     return np.where(splits_sequence(jobs, framework), jobs.layout.tp, jobs.layout.gy)
 
 
@@ -23,12 +23,12 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
     """Activations that one layer keeps of one micro-batch.
 
     Korthikanti et al. 2022, Table 2, written for any feed-forward size, gated units and grouped
-    queries, and without dropout masks where the framework keeps none or, as models with gated units
-    are trained without, there are none. Of ``hidden_size`` elements a token: inputs of two norms
-    and of two matrix products stay whole without sequence parallelism; queries, keys, values and
-    attention's output are split by ``tp``. Models with gated units rotate queries and keys and keep
-    both forms, unless layers are fused or compiled. In FP8 fused layers keep inputs of products in
-    8 bits, and attention's output in both forms (Transformer Engine's Linear and LayerNormLinear).
+    queries. Dropout masks count only if the framework keeps them and units are not gated: gated
+    models are trained without dropout. Inputs of two norms and of two matrix products, of
+    ``hidden_size`` elements a token, stay whole without sequence parallelism; queries, keys, values
+    and attention's output are split by ``tp``. Gated models rotate queries and keys and keep both
+    forms, unless layers are fused or compiled. In FP8, fused layers keep inputs of products in 8
+    bits, and attention's output in both forms (Transformer Engine's Linear and LayerNormLinear).
     """
     h, e, f = jobs.model.hidden_size, jobs.options.element_bytes, jobs.model.ffn_size
     queries = jobs.model.attention_size
@@ -41,7 +41,7 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
         gated = jobs.model.gated
         ends = np.where(gated, 16 * h, 8 * h) + np.where(gated & (e < 4), 5, 2) * e * h
     fused = framework.fused_layers
-    halved = np.where(jobs.options.fp8 & np.asarray(fused), 1.0, 0.0)  # bytes less in 8 bits
+    halved = np.where(jobs.options.fp8 & np.asarray(fused), 1.0, 0.0)  # bytes saved by 8 bits
     whole = (ends - halved * 2 * h + masks) / sequence_split(jobs, framework)
     experts: Array | float = 0.0
     routes: Array | float = 0.0
@@ -75,11 +75,12 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
 
 
 def _modules(jobs: Jobs, framework: Framework) -> tuple[Array, Array]:
-    """Bytes of a micro-batch that a layer does not keep for its ``recompute_modules``, and their
-    share of its products; in the mean over all layers.
+    """Bytes of a micro-batch that a layer recomputes with its ``recompute_modules`` instead of
+    keeping them, and the share of its products for that; mean over all layers.
 
-    Megatron Core keeps no outputs of norms apart from products, before latent attention and before
-    experts; of queries, keys and values only their latents; and, of feed-forward parts, the input.
+    Megatron Core does not keep outputs of norms that are separate from products (before latent
+    attention and experts), keeps latents in place of queries, keys and values, and of feed-forward
+    parts the input only.
     """
     left_out, products = np.zeros((2, len(jobs)))
     if (jobs.options.recompute_modules == NO_MODULES).all():
@@ -118,8 +119,8 @@ def _modules(jobs: Jobs, framework: Framework) -> tuple[Array, Array]:
 
 
 def _compiled(jobs: Jobs, framework: Framework) -> Mask:
-    """Whether the built-in trainer compiles whole layers: of a gated unit that keeps both inputs
-    and their product, and of rotated queries and keys one form.
+    """Whether the built-in trainer compiles whole layers. They keep both inputs of a gated unit
+    and their product, and one form of rotated queries and keys.
     """
     whole = framework.keeps_products == "all" and jobs.model.mixture is None
     return np.asarray(jobs.options.compiled & whole)
@@ -128,8 +129,8 @@ def _compiled(jobs: Jobs, framework: Framework) -> Mask:
 def _shared(jobs: Jobs, framework: Framework, recompute: Array, keys: Array) -> Array:
     """Elements of a token's keys and values that attention keeps.
 
-    Kernels with masks have no grouped queries: the built-in trainer repeats them for each query,
-    in place of the output of the product.
+    Kernels with masks have no grouped queries: the built-in trainer repeats keys and values for
+    each query, in place of the output of the product.
     """
     queries = jobs.model.attention_size
     if framework.keeps_products != "all":
@@ -141,11 +142,10 @@ def _shared(jobs: Jobs, framework: Framework, recompute: Array, keys: Array) -> 
 def _experts(
     jobs: Jobs, mixture: Mixture, framework: Framework, share: Array
 ) -> tuple[Array | float, Array]:
-    """Bytes of a micro-batch in a layer, of which ``share`` have experts: routes, and all of it.
+    """Bytes that experts keep of a micro-batch, in a ``share`` of the layers: routes, and in all.
 
-    The built-in trainer's routes are a token's experts, their order and its inverse in int64, from
-    which every repeated pass starts. Its router keeps its input and two forms of its scores in
-    float32.
+    The built-in trainer's routes are a token's experts, their order and its inverse in int64; full
+    recomputation keeps them too. Its router keeps its input and two forms of its scores in float32.
     """
     kept = share * ep.activation_bytes(jobs, mixture, framework.fused_layers)
     if framework.keeps_products != "all":
@@ -157,9 +157,9 @@ def _experts(
 
 
 def _selective(jobs: Jobs, framework: Framework, everything: Array, f: Array) -> Array:
-    """Bytes of a token that a layer keeps with selective recomputation; ``everything`` without.
+    """Bytes per token that a layer keeps with selective recomputation; ``everything``: without it.
 
-    ``f`` is the inner size of the feed-forward part, in the mean over all layers.
+    ``f`` is the mean inner size of the feed-forward part over all layers.
     """
     h, e, tp = jobs.model.hidden_size, jobs.options.element_bytes, jobs.layout.tp
     queries = jobs.model.attention_size
@@ -167,7 +167,7 @@ def _selective(jobs: Jobs, framework: Framework, everything: Array, f: Array) ->
     only_input = e * h / sequence_split(jobs, framework)
     if framework.keeps_products == "second":
         # Outputs of the products for queries, values and gate, of attention, and of the last
-        # product: over tp its whole sum's summands, and both sums.
+        # product: with tp its partial result and both reduced ones.
         products = 4 * jobs.model.num_heads + e * (2 * queries + keys + f)
         return only_input + products / tp + e * h + np.where(tp > 1, 2 * e * h / tp, 0.0)
     if framework.keeps_products == "all":
@@ -182,8 +182,8 @@ def _selective(jobs: Jobs, framework: Framework, everything: Array, f: Array) ->
 def repeats_attention(jobs: Jobs, framework: Framework) -> Mask:
     """Whether selective recomputation repeats attention, and nothing else of a layer.
 
-    torchtitan's keeps attention, and so does the built-in trainer's but for where keys go round,
-    layers lie on a grid, or tokens go to experts.
+    torchtitan's keeps attention; the built-in trainer's too, except with context parallelism, on a
+    grid or with experts.
     """
     if framework.keeps_products != "all":
         return jobs.repeats("core_attn", True) & (framework.keeps_products == "")
@@ -195,9 +195,10 @@ def repeats_attention(jobs: Jobs, framework: Framework) -> Mask:
 
 def repeated_work(jobs: Jobs, framework: Framework) -> Array:
     """Share of a layer's products that selective recomputation repeats, and bytes that memory moves
-    for modules: what they do not keep is written and read again; shape (2, n).
+    for modules, whose outputs are written and read again; shape (2, n).
 
-    torchtitan keeps every second output: for keys, from attention, and up it repeats them.
+    torchtitan keeps the outputs of every second product: it repeats those for keys, from attention,
+    and up.
     """
     left_out, again = _modules(jobs, framework)
     if framework.keeps_products == "second":
@@ -221,7 +222,7 @@ def head_bytes(jobs: Jobs, framework: Framework) -> Array:
 
 
 def stage_bytes(stage: StageLoad, layer: Array, jobs: Jobs, framework: Framework) -> Array:
-    """Bytes that a stage keeps of one micro-batch, logits apart, given what a layer does."""
+    """Bytes that a stage keeps of one micro-batch without logits; ``layer``: of these per layer."""
     kept = stage.layers * layer + mask_bytes(jobs)
     kept = kept + np.where(stage.embedding, embedding_bytes(jobs, framework), 0.0)
     kept = kept + np.where(stage.head, head_bytes(jobs, framework), 0.0)
@@ -233,10 +234,10 @@ def stage_bytes(stage: StageLoad, layer: Array, jobs: Jobs, framework: Framework
 def left_on_device(
     stage: StageLoad, kept: Array, layer: Array, jobs: Jobs, framework: Framework
 ) -> Array:
-    """Bytes of a micro-batch on the device, of those that a stage keeps, and each of its layers.
+    """Bytes of ``kept``, a stage's for one micro-batch, on the device; ``layer``: of each layer.
 
-    The built-in trainer's last norm and logits stay, and the input of a pipeline's stage, which its
-    schedule holds; with gradients of weights apart all of it comes back for them.
+    The built-in trainer does not offload the last norm, the logits and the input of a pipeline
+    stage, which its schedule holds. Deferred weight gradients need everything on the device.
     """
     moves = jobs.options.offload_activations & ~jobs.defers_weight_gradients
     if not moves.any():
@@ -251,16 +252,16 @@ def left_on_device(
 
 
 def mask_bytes(jobs: Jobs) -> Array:
-    """Masks of documents in a micro-batch: a number per score, once per chunk."""
+    """Bytes of document masks in a micro-batch: an element per score, for each chunk."""
     scores = jobs.tokens * jobs.model.seq_length
     return np.where(jobs.masks_scores, jobs.layout.vpp * scores * jobs.options.element_bytes, 0.0)
 
 
 def waiting_logits_bytes(jobs: Jobs, in_flight: Array) -> Array:
-    """Logits, or their gradients, that wait on the last stage beside the one at work.
+    """Bytes of logits, or their gradients, that wait on the last stage beside those in use.
 
-    1F1B needs each at once, and so do those in which one rank has both ends; the other schedules
-    come back to the micro-batches in flight later.
+    1F1B uses them at once, and so do schedules with both ends on one rank; the others return to the
+    micro-batches in flight later.
     """
     one = jobs.tokens * jobs.options.element_bytes * jobs.model.vocab_size / jobs.layout.tp
     at_once = (jobs.options.schedule == ONE_F_ONE_B) | jobs.folded | jobs.options.chunked_loss
@@ -268,8 +269,8 @@ def waiting_logits_bytes(jobs: Jobs, in_flight: Array) -> Array:
 
 
 def logits_bytes(jobs: Jobs, framework: Framework) -> Array:
-    """Logits of one micro-batch with all their copies, or with what stands for the output layer's
-    gradient; the vocabulary is split by ``tp``.
+    """Bytes of one micro-batch's logits with all copies, or with the output layer's gradient in
+    their place; the vocabulary is split by ``tp``.
     """
     e = jobs.options.element_bytes
     copies, loss = framework.logit_copies, jobs.options.fused_loss
@@ -278,6 +279,6 @@ def logits_bytes(jobs: Jobs, framework: Framework) -> Array:
     whole = np.where(jobs.options.chunked_loss, 0.0, jobs.tokens)
     kept = whole * each
     if framework.placeholder_gradients or framework.flat_buckets:
-        # The loss is behind when the output layer's gradient is computed, beside that of logits.
+        # The output layer's gradient comes after the loss, beside the gradient of the logits.
         kept = np.maximum(kept, e * (whole + jobs.model.hidden_size))
     return np.asarray(kept * jobs.model.vocab_size / jobs.layout.tp)

@@ -1,7 +1,7 @@
 """Time of one transformer layer and of the output layer on one GPU, without communication.
 
-Matrix products run at a share of the best rate that the machine was seen to reach, less what their
-shape costs; everything else runs at the speed of memory; and the host must launch all kernels.
+Matrix products run at a share of the best measured rate, less what their shape costs; everything
+else runs at the speed of memory; and the host must launch all kernels.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from trainer.plan.axes.tp import splits_sequence
 from trainer.plan.jobs import BY_HABIT, NO_GRAPHS, STEP_GRAPHS, Array, Jobs, Mask
 from trainer.plan.sizes import Latent, Mixture, latent_matrices
 
-GEMM_SHARE_OF_PEAK = 0.8  # where nobody measured: the median of the shipped clusters
+GEMM_SHARE_OF_PEAK = 0.8  # if it was not measured: the median of the shipped clusters
 COMPUTE_UNITS = 120  # likewise
 TILE = 128
 ALIGNMENT = 8  # elements: 16 bytes, what tensor cores load at once
 BACKWARD_LAUNCHES = 1.5  # of the forward pass: gradients, but no Python of the model
-# Bytes of an element that kernels of single operations move beyond fused ones, a third of both
-# passes: of the hidden size in both norms, of queries and keys, of the gate. Transformers' Llama
-# has (84, 20, 10) forward and (218, 26, 18) backward, of which fused kernels would move (20, 4, 6)
-# and (24, 4, 10); a test counts them.
+# Bytes per element that unfused kernels move beyond fused ones, a third of both passes: hidden size
+# in both norms, queries and keys, gate. Transformers' Llama moves (84, 20, 10) forward and (218,
+# 26, 18) backward, fused kernels would move (20, 4, 6) and (24, 4, 10); a test counts them.
 ALONE = 86.0, 12.7, 4.0
-UNALIGNED_HEADS = 10.0  # times slower: attention's products for head sizes that it does not divide
+UNALIGNED_HEADS = 10.0  # slow-down of attention's products if ALIGNMENT does not divide a head
 
 
 def is_flash(jobs: Jobs, framework: Framework) -> Mask:
@@ -50,10 +49,10 @@ class ComputeConstants(Constants):
     memory_share: float = constant(0.85, 0.3)  # of the memory's rate, in elementwise kernels
     score_bytes: float = constant(11, 0.5)  # moved per attention score, without flash attention
     launch_s: float = constant(1e-3, 0.7)  # of the host, for one layer's forward kernels
-    # of the rate that gemm_share gives, in products of 8 bits, which must be cast
+    # of the rate that gemm_share gives, in 8-bit products, whose inputs must be cast
     fp8_share: float = constant(0.75, 0.3)
-    expert_share: float = constant(0.8, 0.3)  # of a product's rate, in the grouped ones of experts
-    # of the experts' inputs that memory moves to sort tokens by expert and back
+    expert_share: float = constant(0.8, 0.3)  # of a product's rate, in grouped products of experts
+    # copies of the experts' inputs that memory moves to sort tokens by expert and back
     permuted_copies: float = constant(6.0, 0.5)
     # of the host, for one expert's forward kernels: casts, products, padding
     expert_launch_s: float = constant(1.5e-4, 0.7)
@@ -74,7 +73,7 @@ class PassTimes:
 
 
 def smooth_max(a: Array, b: Array) -> Array:
-    """A little more than the greater where both are near: neither hides the other fully."""
+    """The maximum, a little more where both are near: neither hides the other fully."""
     power = 5.0
     most = np.maximum(a, b)
     safe = np.where(most > 0, most, 1.0)
@@ -90,12 +89,12 @@ class Compute:
         peak = cluster.peak_bf16_tflops or cluster.peak_fp32_tflops or 1.0
         best = cluster.gemm_bf16_tflops or GEMM_SHARE_OF_PEAK * peak
         self._rate = {2.0: best * 1e12 * constants.gemm_share}
-        # Where nobody states it, twice as fast as in 16 bits.
+        # If not stated, twice as fast as in 16 bits.
         in_8_bits = GEMM_SHARE_OF_PEAK * (cluster.peak_fp8_tflops or 2 * peak)
         self._fp8 = cluster.gemm_fp8_tflops or in_8_bits
         full = cluster.peak_fp32_tflops or peak / 2
         self._rate[4.0] = full * GEMM_SHARE_OF_PEAK * 1e12 * constants.gemm_share
-        # Where nobody states it: the ratio of flops to bytes of GPUs of the last decade.
+        # If not stated: by the ratio of flops to bytes of GPUs of the last decade.
         gb_per_s = cluster.memory_gb_per_s or peak * 1e3 / 180
         self.memory_bytes_per_s = gb_per_s * 1e9 * constants.memory_share
         self._units = float(cluster.compute_units or COMPUTE_UNITS)
@@ -116,11 +115,11 @@ class Compute:
     def gemm_s(
         self, rows: Array, columns: Array, inner: Array, rate: Array, groups: Array | float = 1.0
     ) -> Array:
-        """One product of (rows, inner) with (inner, columns), or a group of so many at once.
+        """Seconds of a product of (rows, inner) with (inner, columns), or of ``groups`` at once.
 
         Tiles of 128 x 128 are dealt out to the compute units in waves (NVIDIA, Matrix
         Multiplication Background: tile and wave quantization); the last wave is not full. A short
-        inner dimension does not fill the pipeline, an odd one not the tensor cores.
+        inner dimension does not fill the pipeline, an unaligned one not the tensor cores.
         """
         c = self.constants
         tiles = groups * np.ceil(rows / TILE) * np.ceil(columns / TILE)
@@ -132,7 +131,7 @@ class Compute:
 
     def forward(self, jobs: Jobs) -> PassTimes:
         rate = self.layer_rate(jobs)
-        # Of the grid's layers the hidden size is split as well.
+        # On a grid the hidden size is split as well.
         tokens, h, tp = jobs.tokens, jobs.model.hidden_size / jobs.layout.gy, jobs.layout.tp
         head, queries = jobs.model.head_dim, jobs.model.attention_size
         qkv = queries + 2 * jobs.model.kv_heads * head
@@ -165,9 +164,9 @@ class Compute:
         )
 
     def _launch(self, jobs: Jobs) -> Array:
-        """Seconds of the host for a layer's forward kernels that no graph has.
+        """Host seconds to launch a layer's forward kernels outside CUDA graphs.
 
-        Layers with experts have a router and two ways of tokens beside, as much again, and a few
+        Layers with experts launch as much again for the router, dispatch and combine, and a few
         kernels for each of a rank's experts, whose numbers of rows are not known ahead.
         """
         c = self.constants
@@ -183,12 +182,12 @@ class Compute:
     def _latent(self, jobs: Jobs, latent: Latent, rate: Array, plain: Array) -> Array:
         """Seconds of latent attention's products; ``plain`` where a job has none.
 
-        The products down to the ranks are whole on every tensor-parallel rank.
+        Every tensor-parallel rank computes the down projections whole.
         """
         down_q, up_q, down_kv, up_kv, out = latent_matrices(jobs.model, latent)
         tokens, tp = jobs.tokens, jobs.layout.tp
         whole = self.gemm_s(tokens, np.maximum(down_kv.outputs, 1), down_kv.inputs, rate)
-        # Rows without latent attention, or without a rank of the queries, have empty matrices.
+        # Jobs without latent attention, or without a latent of the queries, have empty matrices.
         queries = self.gemm_s(tokens, np.maximum(down_q.outputs, 1), down_q.inputs, rate)
         whole = whole + np.where(down_q.outputs > 0, queries, 0.0)
         split = sum(
@@ -201,10 +200,10 @@ class Compute:
     def _experts(
         self, jobs: Jobs, mixture: Mixture, rate: Array, dense: Array, dense_moved: Array
     ) -> tuple[Array, Array]:
-        """A mixture's feed-forward part in the mean over all layers.
+        """Seconds of a mixture's feed-forward products, and extra bytes moved; mean over layers.
 
-        Seconds of products, and bytes that memory moves beyond those of an ordinary part, whose
-        products take ``dense`` seconds and move ``dense_moved`` elements for each token.
+        The bytes are beyond those of a dense part, whose products take ``dense`` seconds and move
+        ``dense_moved`` elements for each token.
         """
         c, h, e = self.constants, jobs.model.hidden_size, jobs.options.element_bytes
         share = mixed_share(jobs, mixture)
@@ -246,10 +245,10 @@ class Compute:
         return np.asarray(np.where(flash, fused_s, written_s))
 
     def backward(self, jobs: Jobs, f: PassTimes) -> PassTimes:
-        """One layer's backward pass without what it computes again, after its forward pass ``f``.
+        """One layer's backward pass without recomputation, given its forward pass ``f``.
 
-        Two products for each of the forward pass, of frozen weights one; flash attention's backward
-        has five for two (Dao 2023).
+        Two products for each of the forward pass, one for frozen weights; five for two in flash
+        attention (Dao 2023).
         """
         core = np.where(is_flash(jobs, self.framework), 2.5, 2.0)
         launch = BACKWARD_LAUNCHES * f.launch
@@ -263,7 +262,7 @@ class Compute:
         product = self.gemm_s(tokens, width, jobs.model.hidden_size / jobs.layout.gy, rate)
         # The logits in float32 are read and written a few times by softmax and loss.
         loss = tokens * width * 16 / self.memory_bytes_per_s
-        # The built-in trainer computes chunks of logits again.
+        # The built-in trainer recomputes chunks of logits.
         again = jobs.options.chunked_loss if self.framework.flat_buckets else 0.0
         backward = (np.where(tuning.freezes(jobs), 1.0, 2.0) + again) * product
         return product + loss, backward + loss

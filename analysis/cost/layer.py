@@ -1,7 +1,7 @@
 """Time of one transformer layer's passes on one micro-batch, by cause.
 
-``compute`` times the work of one GPU. The axes of parallelism say what its ranks exchange meanwhile
-(``trainer.plan.axes``), and what that can hide behind.
+``compute`` times the work of one GPU. The axes of parallelism (``trainer.plan.axes``) say what its
+ranks exchange meanwhile, and which work can hide it.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from trainer.plan.jobs import SELECTIVE, Array, Jobs
 
 LEAST_SHOWN = 0.05  # exposed share of communication that could hide entirely
 _BACKWARD = 2 / 3  # of the device's time in both passes
-# Of a layer's elementwise traffic: norms, rotation and activation, without residuals and what
-# products read and write.
+# Recomputed share of a layer's elementwise traffic: norms, rotation and activation, without
+# residuals and the inputs and outputs of products.
 ELEMENTWISE_AGAIN = 0.6
-HOST_GB_PER_S = 31.5  # between a GPU and its host, where a cluster does not say: PCIe Gen4 x16
-HOST_SHARE = 0.8  # of that in copies of pinned memory: nvbandwidth's 12.36 of Gen3's 15.75
+HOST_GB_PER_S = 31.5  # between a GPU and its host, if the cluster states none: PCIe Gen4 x16
+HOST_SHARE = 0.8  # of that rate in copies of pinned memory: nvbandwidth's 12.36 of Gen3's 15.75
 
 Price = Callable[[Exchange], Array]
 
 
 def price(cluster: Cluster, c: TimeConstants) -> Price:
-    """A function that gives the seconds of an exchange, once; alike ones are computed once."""
+    """A function that gives an exchange's seconds for one time; equal ones are computed once."""
     known: dict[tuple[str, int, int], tuple[Exchange, Array]] = {}
 
     def seconds(exchange: Exchange) -> Array:
-        # The exchange is kept with its price, so that no other object takes over its parts' ids.
+        # The exchange is kept with its price, so that no other object can reuse its parts' ids.
         key = (exchange.operation, id(exchange.group), id(exchange.num_bytes))
         if key not in known:
             sent = exchange.operation, cluster, c, exchange.group, exchange.num_bytes
@@ -51,7 +51,7 @@ def price(cluster: Cluster, c: TimeConstants) -> Price:
 
 
 def left_over(taken: Array, hidden: Array, least: Array | float = LEAST_SHOWN) -> Array:
-    """Exposed seconds of communication of which so many could hide; a part always shows."""
+    """Exposed seconds of communication, of which ``hidden`` can hide; ``least`` always shows."""
     return np.maximum(taken - hidden, least * taken)
 
 
@@ -74,7 +74,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Layer:
-    """Seconds of one layer's passes on one micro-batch, by cause: the first parts of a step."""
+    """Seconds of one layer's passes on one micro-batch, by cause."""
 
     forward_backward: Array  # computation of both passes
     recompute: Array  # computation that the backward pass repeats
@@ -82,12 +82,12 @@ class Layer:
     tensor: Array
     context: Array
     experts: Array
-    offload: Array  # activations on their way to the host and back, as far as no pass hides them
-    launch: Array  # what the host takes beyond all of these
+    offload: Array  # exposed copies of activations to the host and back
+    launch: Array  # host time beyond all of these
 
     @property
     def passes(self) -> tuple[Array, Array]:
-        """Seconds of the device: forward, and backward with what it repeats."""
+        """Seconds of the device: forward, and backward with recomputation."""
         device = self.forward_backward
         return (1 - _BACKWARD) * device, _BACKWARD * device + self.recompute
 
@@ -121,7 +121,7 @@ def layer(jobs: Jobs, machine: Machine) -> Layer:
             waited = {each: s + _sum(sent, machine.seconds, each) for each, s in waited.items()}
 
     def host(times: PassTimes, within: Pass, launches: float = 1.0) -> Array:
-        """Waiting for the host: launching hides behind the device's work, if that is long."""
+        """Seconds of waiting for the host: long work of the device hides its launches."""
         device = times.device + waited[within]
         return smooth_max(device, times.launch + launches * calls_s) - device
 
@@ -141,7 +141,7 @@ def layer(jobs: Jobs, machine: Machine) -> Layer:
 
 
 def _beside(jobs: Jobs, forward: PassTimes, backward: PassTimes) -> dict[Work | Pass, Array]:
-    """Seconds of the work that can hide exchanges; of a pass, that is in one operator with them."""
+    """Seconds of work that can hide exchanges; for a pass, of the operator that fuses them."""
     return {
         "products": forward.gemm + backward.gemm,
         "attention": np.where(jobs.repeats_core, 2.0, 1.0) * forward.attention,
@@ -165,8 +165,8 @@ def _again(jobs: Jobs, machine: Machine, forward: PassTimes) -> Array:
 
 
 def _offload_s(jobs: Jobs, machine: Machine, passes: tuple[Array, Array]) -> Array:
-    """Exposed seconds of what a layer keeps on its way to the host, behind another's forward pass,
-    and back, behind a backward pass. A CPU copies it itself, by reading and writing.
+    """Exposed seconds of offloading a layer's activations, behind another layer's forward pass, and
+    of loading them, behind a backward pass. A CPU copies them itself, by reading and writing.
     """
     if not jobs.options.offload_activations.any():
         return np.zeros(len(jobs))
@@ -186,9 +186,9 @@ def exposed_s(
     beside: Mapping[Work | Pass, Array],
     least: Array | float,
 ) -> Array:
-    """Seconds of a layer's exchanges that do not hide behind so much of its computation.
+    """Seconds of a layer's exchanges that a ``share`` of its computation cannot hide.
 
-    Fused ones hide behind products of their own pass, and at ``least`` a share of them shows.
+    Fused ones hide behind products of their own pass, and at ``least`` a share of them is exposed.
     """
     taken: dict[Work | Pass, Array] = {}
     for one in exchanges:
@@ -207,11 +207,10 @@ def _sum(exchanges: Iterable[Exchange], seconds: Price, within: Pass) -> Array:
 
 
 def _dispatch_s(jobs: Jobs, machine: Machine, device_s: Array) -> Array:
-    """Exposed seconds of the experts' exchanges on one micro-batch, in the mean over all layers.
+    """Exposed seconds of the experts' exchanges on one micro-batch; mean over all layers.
 
-    Experts wait for their tokens unless they compute for another micro-batch meanwhile.
-
-    ``device_s`` is that of both passes of one layer on the device.
+    Experts wait for their tokens unless they compute for another micro-batch meanwhile: both passes
+    of a layer, ``device_s``.
     """
     mixture, seconds = jobs.model.mixture, machine.seconds
     if mixture is None:

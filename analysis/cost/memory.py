@@ -31,32 +31,32 @@ from trainer.plan.sizes import expert_weights, ffn_weights, layer_weights, table
 from trainer.plan.states import DEGREES, PENDING_REDUCTIONS, masters_are_weights, state_bytes
 
 GIB = 2.0**30
-GATHERED_TENSORS = 2.0  # whole, beside a layer that sequence parallelism splits
+GATHERED_TENSORS = 2.0  # whole hidden states beside a layer that sequence parallelism splits
 
 Allocator = Literal["tensors", "roomy", "short"]
-"""Bytes that count: tensors only, or with the free blocks that the allocator holds while there is
-memory to spare, or with those that it cannot use when memory is short."""
+"""Which bytes count: tensors only, or also the free blocks that the allocator keeps while memory is
+``roomy``, or those that it cannot use when memory is ``short``."""
 
 
 @dataclass(frozen=True)
 class MemoryConstants(Constants):
     """Constants that formulas leave open; see :func:`analysis.cost.constants.constant`."""
 
-    # outside the allocator: driver's context, kernels, what is not usable
+    # outside the allocator: the driver's context, kernels, unusable memory
     context_bytes: float = constant(1.5 * GIB, 0.3)
-    # of each kind of group that a rank is in, outside the allocator
+    # outside the allocator, for each kind of group that a rank is in
     communicator_bytes: float = constant(0.4 * GIB, 0.8)
-    # matrix products' and the optimizer's scratch space, in the allocator
+    # scratch space of matrix products and of the optimizer, in the allocator
     workspace_bytes: float = constant(0.3 * GIB, 0.4)
-    activation_scale: float = constant(1.0, 0.05)  # activations kept, of what the formulas count
-    logit_scale: float = constant(1.0, 0.01)  # copies of the logits, of what the profile counts
-    # flat copies of gradients that fit no block that activations left free
+    activation_scale: float = constant(1.0, 0.05)  # activations kept over those in the formulas
+    logit_scale: float = constant(1.0, 0.01)  # copies of the logits over those in the profile
+    # share of flat gradient copies that fit no block freed by activations
     unserved_share: float = constant(0.7, 0.4)
-    # free blocks that the allocator keeps with memory to spare, of one micro-batch's activations;
-    # see hole_share, and all of them where layers are recomputed
+    # share of one micro-batch's activations that the allocator keeps in free blocks while memory is
+    # roomy; without recomputation times (1 - 1 / sequence split), as hole_share is
     cached_share: float = constant(0.3, 0.5)
-    # free blocks too small for a request with memory short, of activations that tensor parallelism
-    # splits all the way: whole tensors come and go between the parts that stay
+    # share of the activations in blocks too small for a request when memory is short, before the
+    # factor (1 - 1 / sequence split): gathered tensors come and go between those that stay
     hole_share: float = constant(0.15, 0.2)
 
 
@@ -64,12 +64,12 @@ class MemoryConstants(Constants):
 class MemoryParts(Parts):
     """Bytes on the fullest rank; columns of shape (n,)."""
 
-    weights: Array  # what is computed with, as it is stored
-    secondary: Array  # the nearer copy of the weights
-    gradients: Array  # accumulated ones, in all their copies
+    weights: Array  # of the computation, as stored
+    secondary: Array  # copy of the weights on nearer ranks
+    gradients: Array  # accumulated ones, in all copies
     optimizer: Array  # master weights and moments
     activations: Array  # of all micro-batches in flight
-    working: Array  # of the layer in work: recomputed activations, gathered weights and tensors
+    working: Array  # of the current layer: recomputed activations, gathered weights and tensors
     logits: Array  # on the last stage
     buffers: Array  # of gradient reduction, of the allocator's cache and scratch space
     framework: Array  # outside the allocator: driver's context and communicators
@@ -80,7 +80,6 @@ class MemoryParts(Parts):
         return self.total - self.framework
 
     def times(self, factor: float) -> Self:
-        """All parts larger by a factor."""
         return type(self)(**{name: part * factor for name, part in self.as_dict().items()})
 
 
@@ -128,14 +127,14 @@ def memory(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> Memo
 
 
 def host_bytes(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> Array:
-    """Offloaded activations of the rank with most of them, in the host's memory."""
+    """Offloaded activations in the host's memory, of the rank with most of them; bytes."""
     layer = constants.activation_scale * layer_bytes(jobs, framework, jobs.options.recompute)
     held = [stage.in_flight * stage.layers * layer for stage in fullest_stages(jobs, framework)]
     return np.where(jobs.options.offload_activations, np.max(held, axis=0), 0.0)
 
 
 def reported(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> tuple[Array, Array]:
-    """The peak that the framework prints, and its tensors' part, below which none can be; bytes."""
+    """The peak that the framework reports, and the tensors in it, a lower bound; bytes."""
     state: Allocator = "tensors" if framework.reports == "allocated" else "roomy"
     stages = _stages(jobs, framework, constants, state, framework.reports_first_stage)
     peaks = stages.total if framework.reports == "device" else stages.reserved
@@ -151,7 +150,7 @@ def _stages(
 ) -> MemoryParts:
     """Parts of a rank of each stage that may be the fullest; columns of shape (stages, ..., n)."""
     jobs = _as_held(jobs, framework)
-    # Constants may be many at once, of shape (c, 1).
+    # Constants may be columns of many draws, of shape (c, 1).
     beside = np.index_exp[:, None] if np.ndim(constants.workspace_bytes) else np.index_exp[:]
     rows = slice(1 if first_only else None)
     stages = StageLoad(*[column[rows][beside] for column in stacked_stages(jobs, framework)])
@@ -162,7 +161,7 @@ def _stages(
 
 @kept_by("optimizer_always_sharded", "whole_in_pipelines")
 def _as_held(jobs: Jobs, framework: Framework) -> Jobs:
-    """Jobs with the degrees by which the framework really holds training states."""
+    """Jobs with the degrees by which the framework really shards training states."""
     jobs = as_run(jobs, framework)
     if not framework.whole_in_pipelines:
         return jobs
@@ -181,7 +180,7 @@ def _stage_memory(
     constants: MemoryConstants,
     state: Allocator,
 ) -> MemoryParts:
-    """Parts of the stages' ranks; ``layer`` is what a layer keeps of a micro-batch."""
+    """Parts of the stages' ranks; ``layer``: bytes that a layer keeps of a micro-batch."""
     each = ep.rank_parameters(jobs, stage.layers, _tables(stage, jobs), stage.embedding)
     held = [*zip(each, holders, strict=False)]
     every = np.asarray(sum(weights for weights, _ in held))
@@ -204,11 +203,11 @@ def _stage_memory(
     buffers = buffers + np.where(whole_step, framework.step_graph_bytes, 0.0)
     if framework.placeholder_gradients:
         buffers = buffers + _placeholder_bytes(stage, jobs)
-    # Gradients are reduced and applied when activations are gone: copies of them need memory of
-    # their own only where they are larger, or where the blocks that are left free do not fit.
+    # Gradients are reduced and applied after activations are freed: copies of them need more memory
+    # only where they are larger than the freed blocks, or do not fit into them.
     copies = [_copied_gradients(w * share, holders, framework) for w, holders in held]
     flat, applied = (np.asarray(sum(each)) for each in zip(*copies, strict=True))
-    passing = 1 - 1 / sequence_split(jobs, framework)  # of what comes and goes between what stays
+    passing = 1 - 1 / sequence_split(jobs, framework)  # share that is gathered and freed again
     if state == "roomy":
         whole = jobs.options.recompute == NONE
         buffers = buffers + constants.cached_share * one * np.where(whole, passing, 1.0)
@@ -241,7 +240,7 @@ def _stage_memory(
 def _state_bytes(
     held: list[tuple[Array, Holders]], jobs: Jobs, framework: Framework
 ) -> dict[str, Array]:
-    """States of all classes of parameters, dense ones first, with what jobs keep beside them."""
+    """States of all classes of parameters, dense ones first, with the copies that jobs add."""
     each = [rank_state_bytes(weights, jobs, framework, holders) for weights, holders in held]
     if not framework.tensor_splits_states:
         for own, (_, holders) in zip(each, held, strict=True):
@@ -253,7 +252,7 @@ def _state_bytes(
     if jobs.placement.reduces_once.any():
         shards = dense.placement.gradient_shard
         sums = jobs.placement.reduces_once & (shards > 1) & (jobs.layout.gas > 1)
-        # In flat buckets what is reduced stays in its place.
+        # In flat buckets the reduced shard stays in place.
         kept = np.where(in_buckets(jobs, framework, dense), 1 - 1 / shards, 1.0)
         whole = framework.gradient_bytes * parameters * kept
         states["gradients"] = states["gradients"] + np.where(sums, whole, 0.0)
@@ -266,8 +265,8 @@ def _state_bytes(
 def _copied_gradients(
     parameters: Array, holders: Holders, framework: Framework
 ) -> tuple[Array, Array]:
-    """Copies of a rank's gradients after the last backward pass: one to be reduced, which is gone
-    when the others are made, to be applied.
+    """Bytes of gradient copies after the last backward pass: the flat one to be reduced, and those
+    to be applied, which are made after the flat one is freed.
     """
     shards = holders.placement.optimizer_shard
     flat = np.where(
@@ -279,8 +278,8 @@ def _copied_gradients(
 
 
 def _tables(stage: StageLoad, jobs: Jobs) -> Array:
-    """Vocabulary tables of a stage; a tied one is one where both ends are one stage."""
-    # Ends of a pipeline on one rank have a copy each.
+    """Number of a stage's vocabulary tables; a tied one counts once if the stage has both ends."""
+    # A folded pipeline has both ends on one rank, with a copy each.
     both = stage.embedding & stage.head & jobs.model.tied_embeddings & ~jobs.folded
     return np.where(both, 1.0, stage.embedding * 1.0 + stage.head * 1.0)
 
@@ -294,12 +293,12 @@ def _working_bytes(
     framework: Framework,
     held: tuple[Array, Holders],
 ) -> Array:
-    """Bytes of the layer in work: its recomputed activations and what was gathered.
+    """Bytes of the current layer: its recomputed activations, and tensors gathered for it.
 
-    Split weights are whole for the layer in work and for the next one, which is gathered ahead, and
-    without a pipeline for the vocabulary's tables, which a micro-batch begins and ends with; so are
-    a layer's gradients, and their copy that leaves to be reduced (Rajbhandari et al. 2020; Zhao et
-    al. 2023, on FSDP, section 3.3). When the first layer is computed backwards the logits are gone.
+    Sharded weights are whole for this layer, for the next one, which is prefetched, and without a
+    pipeline for the vocabulary tables, with which a micro-batch begins and ends. So are a layer's
+    gradients, and the copy of them being reduced (Rajbhandari et al. 2020; Zhao et al. 2023, on
+    FSDP, section 3.3). The logits are freed before the first layer's backward pass.
     """
     parameters, dense = held
     some = np.where(stage.layers > 0, 1.0, 0.0)
@@ -336,21 +335,21 @@ def _working_bytes(
     later = later + GATHERED_TENSORS * whole * (1 - 1 / sequence_split(jobs, framework))
     later = later + cp.working_bytes(jobs)
     if framework.fused_layers:
-        # Gradients of what the gate begins with, beside the layer's own.
+        # Gradients of the gate's inputs, beside the layer's own.
         gate = np.where(jobs.model.gated, 2, 1) * jobs.model.ffn_size / jobs.layout.tp
         own = jobs.model.hidden_size / sequence_split(jobs, framework)
         later = later + some * jobs.tokens * jobs.options.element_bytes * (gate + own)
     if framework.loose_gradients:
-        # They grow as the micro-batch's activations go.
+        # They grow while the micro-batch's activations are freed.
         loose = jobs.options.element_bytes * parameters * tuning.trained_share(jobs)
         later = np.maximum(later, loose - kept)
     return np.asarray(weights + np.maximum(later - logits, 0.0))
 
 
 def _placeholder_bytes(stage: StageLoad, jobs: Jobs) -> Array:
-    """Matrices that stand for gradients: one for each shape, whatever the layers or experts.
+    """Bytes of placeholder gradients: one matrix per shape, for any number of layers or experts.
 
-    A mixture's dense layers come first, so that the other stages have none of theirs.
+    A mixture's dense layers come first, so that only the first stage has theirs.
     """
     elements = layer_weights(jobs.model) / jobs.layout.tp
     if jobs.model.mixture is not None:
@@ -366,8 +365,8 @@ def _placeholder_bytes(stage: StageLoad, jobs: Jobs) -> Array:
 
 
 def _leaving_buckets(parameters: Array, matrix: Array, jobs: Jobs, framework: Framework) -> Array:
-    """Bytes of split gradients in flat buckets: the largest, the bucket it is copied to, those on
-    their way; nothing where they are summed whole.
+    """Bytes of sharded gradients in flat buckets: the largest gradient, the bucket it is copied to,
+    and the buckets being reduced; 0 where gradients are summed whole.
     """
     buckets = (1 + PENDING_REDUCTIONS) * np.maximum(jobs.options.bucket_elements, matrix)
     held = np.minimum(buckets, parameters)

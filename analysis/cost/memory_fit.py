@@ -16,45 +16,41 @@ from analysis.cost.stages import refused
 from search_spaces import Framework
 from trainer.plan.jobs import Array, Jobs, Mask
 
-PRIOR_LOG_SD = 0.06  # of the memory that a job needs, where nothing was fitted
+PRIOR_LOG_SD = 0.06  # of the memory that a job needs, before any fit
 PEAK_LOG_SD = {"allocated": 0.03, "reserved": 0.12, "device": 0.06}
-"""In reported peaks, by the counter: the allocator's free blocks are a matter of chance."""
-BOUND_LOG_SD = 0.04  # in what a job needs at least
+"""Deviation of reported peaks, by the counter: the allocator's free blocks vary by chance."""
+BOUND_LOG_SD = 0.04  # of the least memory that a job needs
 NEEDS_LIMIT = 0.8  # a failure predicted to need less of the limit was not for lack of memory
-SETTLED, OPEN = 0.9, 0.8  # probability of a habit that trials have settled; at most, before them
-NEAR = 0.25  # logarithms from the limit, beyond which no uncertainty of constants matters
-# Share of a device's memory without which torch's allocator gives its free blocks back and asks for
-# others in every step, at which DeepSpeed warns of "high memory pressure" and "cache flushes".
+SETTLED, OPEN = 0.9, 0.8  # least probability of a habit settled by trials; its most before them
+NEAR = 0.25  # log distance from the limit beyond which the constants' uncertainty is ignored
+# Free share of a device's memory below which torch's allocator returns free blocks and requests
+# others in every step, and DeepSpeed warns of "high memory pressure" and "cache flushes".
 ROOM = 0.08
-OTHER_CAUSES = 0.05  # share of what fits that fails all the same
-NEVERTHELESS = 0.02  # of what cannot fit, share that runs: no hypothesis is quite right
+OTHER_CAUSES = 0.05  # share of jobs that fit and yet fail
+NEVERTHELESS = 0.02  # share of jobs that cannot fit and yet run: no hypothesis is quite right
 FACTOR_LOG_SD = {"allocated": 0.03, "reserved": 0.06, "device": 0.04}
-"""In peaks by the right habits, where the constants are integrated out."""
-SAMPLES = 128  # of constants, over which outcomes are averaged
+"""Deviation of peaks by the right habits, where the constants are integrated out."""
+SAMPLES = 128  # draws of the constants over which outcomes are averaged
 
 Evidence = Callable[[Framework], tuple[float, MemoryConstants]]
-"""What trials say of habits: the logarithm of how probable they are, and the constants then."""
+"""Log marginal likelihood of the trials under a framework's habits, and the constants' mean."""
 
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """Memory with constants, and how sure of it."""
+    """The memory formulas' constants and habits, and their uncertainty."""
 
     constants: MemoryConstants = field(default_factory=MemoryConstants)  # of the formulas
-    # of their logarithms; None before any evidence, when it is their spreads'
-    covariance: Array | None = None
+    covariance: Array | None = None  # of their logarithms; None: by their spreads, before evidence
     log_sd: float = PRIOR_LOG_SD  # standard deviation of the logarithm of the memory needed
-    # logarithm by which all jobs need more than the formulas say, whatever the constants
-    misfit: float = 0.0
-    # the prior of what the framework may keep instead of what its record says; without any, the
-    # record holds
-    doubts: Doubts | None = None
-    # what it may keep after the evidence, the most probable first
+    misfit: float = 0.0  # log factor by which all jobs exceed the formulas, whatever the constants
+    doubts: Doubts | None = None  # prior of the framework's habits; None: its record holds
+    # their posterior, the most probable first
     habits: tuple[Hypothesis[MemoryConstants], ...] = ()
     evidence: Evidence | None = field(default=None, compare=False)  # by which they are weighed
 
     def supposing(self, doubts: Doubts) -> MemoryModel:
-        """The model of a framework that may keep something else than its record says."""
+        """The model of a framework whose habits may differ from its record."""
         return self._after(doubts, lambda _: (0.0, self.constants))
 
     def _after(self, doubts: Doubts, evidence: Evidence) -> MemoryModel:
@@ -62,7 +58,7 @@ class MemoryModel:
 
     @cached_property
     def cautious(self) -> MemoryModel:
-        """The model by which jobs are ruled out, after the same evidence: none that a plausible
+        """The model that rules jobs out, after the same evidence: only those that no plausible
         hypothesis lets run; see ``MAY_HAVE``.
         """
         if self.doubts is None or self.evidence is None:
@@ -71,7 +67,7 @@ class MemoryModel:
 
     @property
     def settled(self) -> dict[str, tuple[Any, float]]:
-        """Habits that trials have settled: the value of each, and its probability."""
+        """Habits that trials have settled: each one's value and its probability."""
         before = self.supposing(self.doubts).habits if self.doubts else ()
         found: dict[str, tuple[Any, float]] = {}
         for name in self.doubts.values if self.doubts else ():
@@ -82,7 +78,7 @@ class MemoryModel:
         return found
 
     def drawn(self, framework: Framework, rng: np.random.Generator) -> MemoryModel:
-        """The model with one of the habits, and constants from their distribution."""
+        """The model with habits and constants drawn from their distribution."""
         habits = self.habits or (Hypothesis(framework, 1.0, self.constants),)
         weights = np.array([each.weight for each in habits])
         one = habits[rng.choice(len(habits), p=weights / weights.sum())]
@@ -92,7 +88,7 @@ class MemoryModel:
         return replace(self, constants=constants, habits=(replace(one, weight=1.0),))
 
     def parts(self, jobs: Jobs, framework: Framework) -> MemoryParts:
-        """Memory of the fullest rank, in parts; bytes. By the most probable habits."""
+        """Memory of the fullest rank in parts, by the most probable habits; bytes."""
         return memory(jobs, self.likely(framework), self.constants).times(np.exp(self.misfit))
 
     def peak_bytes(self, jobs: Jobs, framework: Framework) -> Array:
@@ -105,10 +101,10 @@ class MemoryModel:
         return self.chances(jobs, framework, limit_bytes)["fits"]
 
     def chances(self, jobs: Jobs, framework: Framework, limit_bytes: float) -> dict[str, Array]:
-        """Probabilities of jobs to run, ``fits``, and to be ``full`` if so: with no ROOM to spare.
+        """Probabilities that jobs run (``fits``), and that they then have no ROOM left (``full``).
 
-        How much the constants leave open is taken from the most probable habits for all. Where
-        jobs are ruled out, what counts is the hypothesis that needs least, however improbable.
+        The constants' uncertainty under the most probable habits stands for that under all. To rule
+        jobs out, the hypothesis that needs least memory counts, however improbable.
         """
         from scipy.special import ndtr  # slow to import, and a space is checked without it
 
@@ -146,18 +142,18 @@ class MemoryModel:
     ) -> MemoryModel:
         """The model after evidence.
 
-        Reported peaks are residuals, failures for memory say that a job needs more than there is,
-        all other rows that it needs less. A failure whose predicted need is far below the limit
-        had another cause and says nothing.
+        Reported peaks give residuals. Out-of-memory failures say that a job needs more than the
+        limit, all other rows that it needs less. A failure whose predicted need is far below the
+        limit had another cause and is ignored.
 
         Args:
             jobs: what was run, to the end or until memory was short.
             peak_bytes: as the framework reports it; nan where unknown.
-            out_of_memory: failed for lack of memory, or for a reason unknown.
+            out_of_memory: failed for lack of memory, or for an unknown reason.
         """
         measured = np.isfinite(peak_bytes) & ~out_of_memory
         if self.doubts is not None:
-            told = Told(
+            trials = Trials(
                 jobs[measured],
                 np.log(peak_bytes[measured]),
                 jobs[(unrefused := ~refused(jobs, framework))],
@@ -165,7 +161,7 @@ class MemoryModel:
                 limit_bytes,
             )
             start = self
-            self = self._after(self.doubts, lambda one: start.learnt(one, told))
+            self = self._after(self.doubts, lambda one: start.learnt(one, trials))
             framework = self.habits[0].framework
         needed = self.parts(jobs, framework).total
         believed = out_of_memory & (needed > NEEDS_LIMIT * limit_bytes) & ~refused(jobs, framework)
@@ -191,36 +187,36 @@ class MemoryModel:
             first = replace(self.habits[0], rest=found.constants)
             self = replace(self, habits=(first, *self.habits[1:]))
         misfit = self.misfit
-        if len(peaks):  # what the constants leave in all of them alike, is the formulas'
+        if len(peaks):  # an error that the constants leave in all peaks is the formulas'
             left = misfit + float(np.median(residuals(found.constants)[: len(peaks)]))
             misfit -= left / (1 + noise**2 / (len(peaks) * self.log_sd**2))
         return replace(self, constants=found.constants, covariance=found.covariance, misfit=misfit)
 
-    def learnt(self, framework: Framework, told: Told) -> tuple[float, MemoryConstants]:
-        """Logarithm of how probable trials are by some habits, and the constants in their mean.
+    def learnt(self, framework: Framework, trials: Trials) -> tuple[float, MemoryConstants]:
+        """Log marginal likelihood of trials under some habits, and the constants' posterior mean.
 
-        The logarithm of memory is linear in those of the constants, so that peaks leave them
-        normal: integrated out together with the scale of what the formulas miss. Outcomes are
-        averaged over draws from there. All have the constants in common: what one of them
+        Log memory is treated as linear in the log constants, so that these are normal given the
+        peaks: they are integrated out together with the scale of the formulas' error. Outcomes are
+        averaged over draws from this posterior. All trials share the constants: what one of them
         explains by a constant, the others need not explain by a habit.
         """
         from scipy.special import ndtr  # slow to import
 
         def over(constants: MemoryConstants) -> Array:
-            return np.log(reported(told.measured, framework, constants)[0]) - told.peaks
+            return np.log(reported(trials.measured, framework, constants)[0]) - trials.peaks
 
         noise = FACTOR_LOG_SD[framework.reports]
         prior = self.constants.transferred(self.covariance)
         log, mean, covariance = integrated(self.constants, prior, over, noise)
-        if len(told.failed):
+        if len(trials.failed):
             normal = np.random.default_rng(0).standard_normal((SAMPLES, len(mean)))
             root = np.linalg.cholesky(covariance)
             drawn = np.vstack([mean, mean + STEP * root.T])
-            needed = memory(told.bounded, framework, MemoryConstants.from_logs(drawn)).total
-            past = np.log(needed / told.limit_bytes)
+            needed = memory(trials.bounded, framework, MemoryConstants.from_logs(drawn)).total
+            past = np.log(needed / trials.limit_bytes)
             past = past[0] + normal @ (past[1:] - past[0]) / STEP
             ran = NEVERTHELESS + (1 - NEVERTHELESS - OTHER_CAUSES) * ndtr(-past / self.log_sd)
-            each = np.log(np.where(told.failed, 1 - ran, ran)).sum(axis=1)
+            each = np.log(np.where(trials.failed, 1 - ran, ran)).sum(axis=1)
             whole = float(np.logaddexp.reduce(each))
             log += whole - float(np.log(SAMPLES))
             mean = mean + root @ (np.exp(each - whole) @ normal)
@@ -228,13 +224,13 @@ class MemoryModel:
 
 
 @dataclass(frozen=True)
-class Told:
-    """Trials, as they tell of memory."""
+class Trials:
+    """Trials as evidence on memory."""
 
     measured: Jobs  # jobs with a reported peak
-    peaks: Array  # its logarithm
+    peaks: Array  # logarithms of these peaks
     bounded: Jobs  # jobs that ran or failed
-    failed: Mask  # which of them failed for lack of memory, or for a reason unknown
+    failed: Mask  # which of them failed for lack of memory, or for an unknown reason
     limit_bytes: float  # memory of the device
 
 

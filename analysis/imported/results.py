@@ -13,8 +13,8 @@ from foundation.messages import shown
 
 
 def read_results(where: str, study: str = "") -> Run:
-    """The run that a search has left in a folder or a file in it, in DeepHyper's ``results.csv``,
-    or in an Optuna storage by its URL, such as ``sqlite:///runs.db``, in which ``study`` names one.
+    """The run in a search's folder or a file in it, in DeepHyper's ``results.csv``, or in an Optuna
+    storage by its URL, such as ``sqlite:///runs.db``, in which ``study`` names one.
 
     Raises RunError if a run's folder, TableError if another program's results cannot be read.
     """

@@ -16,34 +16,36 @@ from analysis.prediction.trust import foresees
 from analysis.run.trial import Trial
 from trainer.plan.jobs import Array, Mask
 
-KAPPA = 0.25  # standard deviations above the mean at which a candidate is valued, before gains
-FIRST_GAINS = 2  # successes from which on candidates are valued by what they would gain
-FAILURE_PRICE = 0.01  # of a failed trial, as a share of the best objective
-FAILURES_IN_A_ROW = 2  # after which only candidates that run with SURE come, until one has run
+KAPPA = 0.25  # standard deviations of the upper confidence bound, before FIRST_GAINS
+FIRST_GAINS = 2  # successes from which candidates are valued by their expected improvement
+FAILURE_PRICE = 0.01  # cost of a failed trial, as a share of the best objective
+FAILURES_IN_A_ROW = 2  # after so many, only candidates that run with SURE, until one has run
 SURE = 0.9
-SHARED = 10.0  # weight of the gain by an unpriced value: it is learnt for all degrees
-UNTRIED_LOG_SD = 0.2  # of each value of a priced switch that no success had, where little is left
-TIE = 1e-6  # weight of the bound: gains of all that cannot win are equal but for rounding
+SHARED = 10.0  # weight of an unpriced value's gain: what it teaches holds for all degrees
+UNTRIED_LOG_SD = 0.2  # doubt about each value of a priced switch that no success had
+TIE = 1e-6  # weight of the bound: the gains of candidates that cannot win differ by rounding only
 UNLIKELY = 0.05  # probability to run below which a candidate is not shown
 GAIN_TRIALS = 5  # successes before a gain can be stated
-DEGREES = 8  # different configurations among the successes, where variants count as one
+DEGREES = 8  # successes, variants counted once, before a gain is stated if new degrees remain
 DRAWS = 256
-NUM_CONSIDERED = 256  # candidates that may gain something worth counting
-ROUNDING = 1e-8  # variance that makes up for rounding: equal candidates leave none of their own
+NUM_CONSIDERED = 256  # most promising candidates, over which gains are drawn
+ROUNDING = 1e-8  # added variance: equal candidates would make the covariance singular
 
 
 def acquisition(posterior: Posterior, best: Trial | None) -> Array:
     """Value of trying each candidate, more is better; shape (m,); -inf for one that has to wait.
 
-    An upper confidence bound before FIRST_GAINS successes: mean + KAPPA deviation + the deviation
-    of untried values of unpriced parameters, plus log P(counts): that it runs at speed and
-    satisfies the bounds on measured values. From then on the expected improvement times P(counts),
-    less FAILURE_PRICE times the probability to fail; the bound decides between equal values. Where
-    no candidate would gain what a trial has to, values of switches that no success had (a pipeline,
-    unsharded states) are doubted by UNTRIED_LOG_SD. First come candidates that run with SURE, if
-    the latest FAILURES_IN_A_ROW trials failed; among them those that can win: their 95 % interval
-    reaches the best trial, and they likely run or are worth the risk; and among them variants with
-    untried values, unless new degrees gain SHARED times as much.
+    Before FIRST_GAINS successes an upper confidence bound: mean + KAPPA deviation + the deviation
+    of untried values of unpriced parameters + log P(counts), where a candidate counts if it runs at
+    speed and satisfies the bounds on measured values. From then on the expected improvement times
+    P(counts), less FAILURE_PRICE times the probability to fail; the bound breaks ties. If no
+    candidate would gain what a trial has to, UNTRIED_LOG_SD widens the deviation for each value of
+    a switch that no success had (a pipeline, unsharded states).
+
+    Others wait while some candidates meet these preferences, applied in turn: they run with SURE,
+    if the latest FAILURES_IN_A_ROW trials failed; they can win, as their 95 % interval reaches the
+    best trial and they likely run or are worth the risk; they are variants with untried values,
+    unless new degrees gain SHARED times as much.
 
     Expected improvement times the probability of feasibility: Gardner et al. 2014; Gelbart et al.
     2014. GP-UCB: Srinivas et al. 2010. Discarding candidates whose upper bound is below a known
@@ -63,7 +65,7 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
         measured = posterior.goal.measured(best)
         least = posterior.pricing.space.budget.expected_gain
         reaches = posterior.upper >= measured
-        if (gain * counts).max() < least:  # little is left, but for what was never tried
+        if (gain * counts).max() < least:  # little to gain, except by switches never tried
             gain, _ = improvement(posterior, best, _doubtful_deviation(posterior))
             reaches |= gain * counts >= least
         if len(observations.successes) >= FIRST_GAINS:
@@ -71,7 +73,7 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
         reaches &= (posterior.eligibility >= LIKELY) | (value > 0)
         if (first := reaches & _first_variants(posterior, best, gain * counts, least)).any():
             preferred.append(first)
-        elif posterior.has_new_degrees:  # a variant that gains little is useless beside them
+        elif posterior.has_new_degrees:  # they teach more than a variant that gains little
             preferred.append(~posterior.is_variant | (gain >= least))
         preferred.append(reaches)
     kept = np.ones(len(runs), dtype=bool)
@@ -83,17 +85,17 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
 def _first_variants(posterior: Posterior, best: Trial, gains: Array, least: float) -> Mask:
     """Mask of variants with untried values, to run before new degrees unless those gain far more.
 
-    At degrees that were measured only these values differ; at new ones the model's error is blamed
-    on them. None while other trials run: a batch would hold variants of one configuration. Nor if
-    even the best trial was slower than its interval: slow or disturbed, it is no measure.
+    At measured degrees only these values differ; at new degrees the model's error would be blamed
+    on them. No variant comes first while other trials run (a batch would hold variants of one
+    configuration), or if the best trial was slower than its interval and may have been disturbed.
 
-    ``gains`` are times the probability to count; a variant has to gain ``least`` at all.
+    ``gains`` include the probability to count; a variant has to gain at least ``least``.
     """
     run, objective = posterior.observations.run, best.objective or 0.0
     edge = best.expected.get("low" if run.maximize else "high", objective)
     slow = objective < edge if run.maximize else objective > edge
     going = [t.running or not t.attempts for t in run.trials.values() if not t.ended]
-    if slow or any(going):  # a trial that waits to be started again has an attempt that ended
+    if slow or any(going):  # a trial that waits for a retry does not count as going
         return np.zeros(len(gains), dtype=bool)
     elsewhere = gains[~posterior.is_variant].max(initial=0.0)
     first = posterior.is_variant & posterior.has_untried_value
@@ -104,7 +106,7 @@ def states_gain(posterior: Posterior) -> bool:
     """Whether the model has predicted enough of the trials well enough to state a gain."""
     observations = posterior.observations
     if posterior.all_ruled_out:
-        return len(observations.successes) > 0  # what is left to gain is little, however fast it is
+        return len(observations.successes) > 0  # no candidate is left that could gain much
     if posterior.has_new_degrees and posterior.num_tried_degrees < DEGREES:
         return False
     return len(observations.successes) >= GAIN_TRIALS and foresees(observations.run)
@@ -113,10 +115,10 @@ def states_gain(posterior: Posterior) -> bool:
 def improvement(
     posterior: Posterior, best: Trial, deviation: Array | None = None
 ) -> tuple[Array, Array]:
-    """Expected improvement of each candidate, if it runs, and the probability to be better.
+    """Expected improvement of each candidate, if it runs, and its probability to beat the best.
 
     E[max(exp(goal - best) - 1, 0)] of a normal goal: a share of the best objective (Jones et al.
-    1998, for a log-normal objective). The ``deviation`` of goals is by default the posterior's.
+    1998, for a log-normal objective). The ``deviation`` of the goal defaults to the posterior's.
     """
     from scipy.special import ndtr  # slow to import
 
@@ -133,8 +135,8 @@ def expected_gain(
     """Expected improvements, as shares of the best objective so far: ``gain`` of the next batch,
     and ``left`` of all candidates together, which a search that stops now forgoes.
 
-    None while the model has not predicted enough of the trials well enough to state it. The
-    ``model`` is calibrated, where the posterior's has drawn constants; a ``batch`` runs at once.
+    None unless :func:`states_gain`. ``model`` is the calibrated one (the posterior's has drawn
+    constants); ``batch`` trials run at once.
     """
     if not states_gain(posterior):
         return None
@@ -148,7 +150,7 @@ def expected_gain(
 
 
 def _doubtful_deviation(posterior: Posterior) -> Array:
-    """Deviation of the goal, with what the model may have wrong of switches no success had."""
+    """Deviation of the goal, wider by UNTRIED_LOG_SD per switch value that no success had."""
     untried = UNTRIED_LOG_SD * np.sqrt(posterior.untried.sum(axis=1))
     return np.asarray(np.hypot(posterior.deviation, untried))
 
@@ -156,14 +158,13 @@ def _doubtful_deviation(posterior: Posterior) -> Array:
 def drawn_gain(
     ahead: Array, covariance: Array, runs: Array, batch: int, rng: np.random.Generator
 ) -> dict[str, float]:
-    """``gain`` and ``left``, as the mean over draws of what all candidates could be.
+    """``gain`` and ``left`` of :func:`expected_gain`, averaged over draws of the candidates' goals.
 
     Args:
         ahead: mean of each candidate's goal less that of the best trial; shape (m,).
         covariance: of the goals; shape (m, m).
         runs: probability to run, and to satisfy the bounds.
         batch: trials that run at once.
-        rng: of the draws.
     """
     root = np.linalg.cholesky(covariance + ROUNDING * np.eye(len(ahead)))
     drawn = ahead + rng.standard_normal((DRAWS, len(ahead))) @ root.T
@@ -182,9 +183,8 @@ def remaining_deviation(
 
     Args:
         residual: of the calibrated model.
-        features: of configurations; the first ``count`` are asked about, the others are pending.
+        features: of configurations: the first ``count`` are evaluated, the others are pending.
         others: their goals by models with drawn constants; shape (models, configurations).
-        count: configurations that are asked about.
     """
     apart = (others - others.mean(axis=0)) / np.sqrt(len(others))
     variance = residual.at(features)[1] ** 2 + np.square(apart).sum(axis=0)

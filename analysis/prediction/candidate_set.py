@@ -29,7 +29,7 @@ class CandidateSet:
     Attributes:
         jobs: of the members, shape (n,).
         features: of the members, shape (n, d).
-        num_unpriced: the last columns of ``features`` that belong to parameters without a price.
+        num_unpriced: number of last columns of ``features`` that encode unpriced parameters.
         num_nodes: of each member; shape (n,).
     """
 
@@ -48,7 +48,7 @@ class CandidateSet:
     def shortlist(cls, pricing: Pricing, candidates: Candidates, seed: int) -> Self:
         """The configurations that a search chooses among, best first by the model before any trial.
 
-        They are drawn by ``seed`` where there are more than PRICED or SHORTLIST.
+        Of more than PRICED or SHORTLIST, ``seed`` draws some.
         """
         rng = np.random.default_rng(seed)
         indices = candidates.indices(PRICED, rng, [], max_nodes=2**31)
@@ -66,7 +66,7 @@ class CandidateSet:
         return cls(pricing, candidates, indices[order])
 
     def untried(self, run: Run, max_nodes: int = 2**31) -> Indices:
-        """Rows that no trial of a run has, and that are narrow enough; shape (m,)."""
+        """Rows of at most ``max_nodes`` nodes that no trial of the run has; shape (m,)."""
         tried = self.candidates.indices_of([t.config for t in run.trials.values()])
         return np.flatnonzero(~np.isin(self.indices, tried) & (self.num_nodes <= max_nodes))
 
@@ -75,7 +75,7 @@ class CandidateSet:
         return features_of(self.pricing, trials) if trials else self.features[:0]
 
     def variants(self, trials: Sequence[Trial]) -> tuple[Indices, Indices]:
-        """Group of each member, (n,), and of each trial: they differ in unpriced values only."""
+        """Group of each member, (n,), and of each trial; in a group only unpriced values differ."""
         of_trials = self.candidates.indices_of([t.config for t in trials])
         return self._groups, self._groups_of(of_trials)
 
@@ -84,12 +84,12 @@ class CandidateSet:
         return self._groups_of(self.indices)
 
     def unpriced_values(self, indices: Indices) -> Indices:
-        """Place of each configuration's value of every parameter without a price; shape (k, n)."""
+        """Index of each configuration's value of every unpriced parameter; shape (k, n)."""
         digits = np.stack(np.unravel_index(indices, self._radix))
         return np.asarray(digits[self._unpriced])
 
     def _groups_of(self, indices: Indices) -> Indices:
-        """The index of each variant in which every unpriced parameter has its first value."""
+        """Index of each configuration's variant that has every unpriced parameter's first value."""
         digits = np.stack(np.unravel_index(indices, self._radix))
         digits[self._unpriced] = 0
         return np.asarray(np.ravel_multi_index(tuple(digits), self._radix))
@@ -103,7 +103,7 @@ def features_of(pricing: Pricing, trials: Sequence[Trial]) -> Array:
 
 
 def switch_values(jobs: Jobs) -> Array:
-    """Values that jobs have of the switches that the cost model prices; 0 or 1, shape (n, k)."""
+    """One-hot values of the switches that the cost model prices; 0 or 1, shape (n, k)."""
     layout, placement = jobs.layout, jobs.placement
     degrees = (layout.pp, layout.vpp, layout.cp, layout.ep)
     shards = (placement.weight_shard, placement.gradient_shard, placement.optimizer_shard)

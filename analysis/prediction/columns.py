@@ -23,7 +23,7 @@ _OTHERS = value_types(OtherChoices)
 def jobs_from(
     space: SearchSpace, shape: ModelConfig, engines: Collection[str], facts: Facts, count: int
 ) -> Jobs:
-    """The jobs of ``count`` configurations; ``engines`` are in the order of their numbers."""
+    """The jobs of ``count`` configurations; ``engines`` are numbered in their order."""
     known, axes = facts.columns, space.program.axes
     found: dict[str, Any] = {name: known[name] for name in NEEDED if name != "num_layers"}
     found |= {name: known[name] if name in axes else 1 for name in PRICED_AXES}
@@ -49,7 +49,7 @@ def in_8_bits(space: SearchSpace) -> bool:
 
 
 def _understood(space: SearchSpace, name: str, column: Column) -> bool:
-    """Whether all values of a parameter have a price; another trainer may mean something else."""
+    """Whether the cost model knows all values of a parameter: another trainer may use others."""
     if name not in _OTHERS or name not in space.parameters:
         return True
     own = space.parameters[name]
@@ -57,7 +57,7 @@ def _understood(space: SearchSpace, name: str, column: Column) -> bool:
 
 
 def unpriced_axes(space: SearchSpace) -> list[str]:
-    """Parallel axes that the cost model does not know, and that are not 1 everywhere."""
+    """Parallel axes that the cost model does not know, except those that are always 1."""
     unknown = [name for name in space.program.axes if name not in (*PRICED_AXES, *GRID)]
     return [name for name in unknown if set(space.parameters[name].values) != {1}]
 
@@ -65,7 +65,7 @@ def unpriced_axes(space: SearchSpace) -> list[str]:
 def unpriced_parameters(space: SearchSpace) -> list[str]:
     """Parameters of several values in which the cost model sees no difference in a step's time.
 
-    Those of a condition or an axis count as seen, and so do all that a rule reads only.
+    It sees a parameter if a priced one depends on it, through a condition or a derived degree.
     """
     mixed = space.model is not None and space.model.mixture is not None
     settings = space.program.habits.stage_settings

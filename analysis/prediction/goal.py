@@ -15,11 +15,11 @@ from trainer.plan.jobs import Array
 
 
 class Goal:
-    """The logarithm of the objective; for several objectives, how near a point is to an aim.
+    """The logarithm of the objective; for several objectives, their scalarization.
 
     Args:
         pricing: of the space, which names the objectives.
-        aim: direction in which the Pareto front is sought; default: the first objective alone.
+        aim: direction in which the Pareto front is searched; default: the first objective alone.
 
     Attributes:
         single: whether there is one objective.
@@ -33,9 +33,9 @@ class Goal:
         self.scale = 1.0 if aim is None else aim.scale
 
     def towards(self, weights: Array, prediction: Prediction, successes: Sequence[Trial]) -> Self:
-        """The goal in the direction of some weights.
+        """The goal for some weights of the objectives.
 
-        ``prediction`` is of candidates; those that likely fit count for the front.
+        Candidates of ``prediction`` that likely fit count for the front.
         """
         predicted = self._merits(prediction)
         likely = predicted[prediction.fits > LIKELY]
@@ -52,7 +52,7 @@ class Goal:
         return np.asarray(np.log(self._pricing.promise(prediction)))
 
     def predicted_at_best(self, prediction: Prediction) -> Array:
-        """Rank of candidates for a whole search, over all weights; more is better; shape (n,)."""
+        """Score of candidates for a whole search, over all weights; more is better; shape (n,)."""
         if len(self._objectives) == 1:
             return self.predicted(prediction)
         return -np.log(spread_ranks(self._merits(prediction)))
@@ -70,5 +70,5 @@ class Goal:
 
     def _merits(self, prediction: Prediction) -> Array:
         figures = [self._pricing.figure(each.key, prediction) for each in self._objectives]
-        known = [figure for figure in figures if figure is not None]  # the policy has checked it
+        known = [figure for figure in figures if figure is not None]  # the policy checked: none is
         return merits(self._objectives, np.stack(known, axis=1))

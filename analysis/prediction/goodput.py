@@ -1,12 +1,12 @@
 """Share of a long run that trains: failures of nodes, checkpoints and restarts take the rest.
 
-Failures are taken for memoryless. A job that fails M seconds apart on average saves after every T
-seconds of training, in C seconds, and needs R seconds to train again after a failure. Of its time
+Failures are assumed memoryless. A job with M seconds between failures on average saves after every
+T seconds of training, in C seconds, and needs R seconds to train again after a failure. The share
 
     T / (M exp(R / M) (exp((T + C) / M) - 1))
 
-is training that was kept (Daly 2006), and the T that makes most of it is ``sqrt(2 C M)`` to first
-order (Young 1974). A lost node is taken to be replaced at once.
+of its time is training that is kept (Daly 2006). The best T is ``sqrt(2 C M)`` to first order
+(Young 1974). A lost node is assumed to be replaced at once.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ STATE_BYTES = 14
 
 def useful_share(mtbf_s: Any, interval_s: Any, save_s: Any, restart_s: Any) -> Array:
     """Share of a job's time that trains and is kept; M, T, C and R of the module, in seconds."""
-    with np.errstate(over="ignore"):  # of jobs that get nowhere
+    with np.errstate(over="ignore"):  # of jobs that make no progress
         lost = np.exp(restart_s / mtbf_s) * np.expm1((interval_s + save_s) / mtbf_s)
     return np.asarray(interval_s / (mtbf_s * lost))
 
 
 def best_interval_s(mtbf_s: Any, save_s: Any) -> Array:
-    """Seconds of training between checkpoints that keep most of it (Daly 2006, equation 37)."""
+    """Best seconds of training between checkpoints (Daly 2006, equation 37)."""
     x = np.sqrt(save_s / (2 * mtbf_s))
     near = np.sqrt(2 * save_s * mtbf_s) * (1 + x / 3 + x**2 / 9) - save_s
     return np.asarray(np.where(save_s < 2 * mtbf_s, near, mtbf_s))
@@ -59,7 +59,7 @@ class Goodput:
     """Jobs that train for long: one entry of each column per job."""
 
     prediction: Prediction  # of the jobs
-    share: Array  # of their time that trains and is kept; a lost node is replaced at once
+    share: Array  # of their time that trains and is kept
     interval_s: Array  # of training between checkpoints
     save_s: Array  # for which a checkpoint stops training
     restart_s: Array  # from a failure to the next step
@@ -88,17 +88,17 @@ class Failures:
     """How often nodes fail, and what that costs a job."""
 
     per_node_day: float  # failures of one node
-    storage_gb_per_s: float  # at which each node of a job writes and reads checkpoints
+    storage_gb_per_s: float  # of each node of a job, to write and read checkpoints
     start_up: StartUp  # from launch to first step
     # names of those above that the cluster states; the others are priors
     stated: frozenset[str] = frozenset()
-    # of a node's state over the time for which checkpoints were seen to stop training, by number of
-    # nodes. More than ``storage_gb_per_s`` if they are asynchronous
+    # measured by number of nodes: a node's part of a checkpoint over the time for which saving it
+    # stops training; more than ``storage_gb_per_s`` if checkpoints are asynchronous
     saved_gb_per_s: Mapping[int, float] = field(default_factory=dict)
-    # from a failure to the next step without start-up, in the mean as it was seen; None before any
+    # measured mean from a failure to the next step, start-up apart; None before any failure
     lost_s: float | None = None
-    # of the time from a start's first step to its last: neither a step nor a checkpoint, but logs
-    # and validation
+    # share of the time from a start's first step to its last that is neither a step nor a
+    # checkpoint: logs and validation
     between_share: float = 0.0
     seen: int | None = None  # failures that the run itself has had; None before it
 
@@ -120,15 +120,15 @@ class Failures:
         return replace(self, start_up=StartUp.learned(space, trials), saved_gb_per_s=saved)
 
     def observed(self, starts: Iterable[Trial]) -> Self:
-        """The same after a training's starts, with what each result has of its time.
+        """The same after the starts of a training run, by the times in their results.
 
-        The rate known before counts as one failure in the time that it takes on average.
+        The rate known before counts as one failure in its mean time between failures.
         """
         ended = [start for start in starts if start.attempts]
         if not ended:
             return self
         node_s = sum(len(s.attempts[-1].nodes) * s.result.get("elapsed_s", 0.0) for s in ended)
-        # A configuration that cannot run says nothing of nodes.
+        # A configuration that cannot run says nothing about nodes.
         hit = [s for s in ended if s.kind in BLAMELESS or (s.failed and "step_time_s" in s.result)]
         tails_s = [start.result["tail_s"] for start in hit if "tail_s" in start.result]
         idle_s = [start.result["idle_s"] for start in ended[1:] if "idle_s" in start.result]
@@ -140,7 +140,7 @@ class Failures:
         return replace(self, per_node_day=rate, seen=len(hit), lost_s=lost_s, between_share=between)
 
     def goodput(self, prediction: Prediction) -> Goodput:
-        """Goodput of predicted jobs, each with the checkpoint interval that is best for it."""
+        """Goodput of predicted jobs, each with its best checkpoint interval."""
         nodes = prediction.num_nodes
         node_gb = state_bytes(prediction.jobs) / 1e9 / nodes
         rates = self.saved_gb_per_s or {1: self.storage_gb_per_s}
@@ -177,11 +177,11 @@ class Failures:
         )
 
 
-PRICES = {"cost": "cost", "co2": "co2_kg"}  # names of what a bill has, with units
+PRICES = {"cost": "cost", "co2": "co2_kg"}  # entries of a bill, and their names with units
 
 
 def bill(prediction: Prediction, tokens: float, share: Array | float = 1.0) -> dict[str, Array]:
-    """``Cluster.bill`` of so many tokens at the GPUs' stated power, by the useful share of time."""
+    """``Cluster.bill`` of training ``tokens`` at the GPUs' stated power, by the useful share."""
     cluster = prediction.model.cluster
     joules = tokens * prediction.joules_per_token / share if cluster.power_watts else None
     node_s = tokens / prediction.tokens_per_second / share * prediction.num_nodes
@@ -195,7 +195,7 @@ def state_bytes(jobs: Jobs) -> Array:
 
 
 def _saved_gb_per_s(space: SearchSpace, trials: Iterable[Trial]) -> dict[int, float]:
-    """Median over the trials of each number of nodes that saved checkpoints."""
+    """Median rate at which a node's part of a checkpoint was saved, by number of nodes."""
     rates = defaultdict[int, list[float]](list)
     for trial in trials:
         metrics, whole = Metrics(trial.result), trial.measured

@@ -15,13 +15,13 @@ from analysis.units import GIB
 from trainer.plan.jobs import Array, Jobs, Mask
 
 FOLDS = 5
-FEWER_FOLDS = 3  # where two parts alone have all that calibrate a model
-PLENTY = 150  # trials from which three parts are enough
-DOUBTFUL = 0.2  # median error of step times from which the page warns
-ORDERED = 8  # successes from which it warns of their order,
-APART = 1.5  # where the slowest step takes so many times the fastest,
+FEWER_FOLDS = 3  # with PLENTY trials: two folds are then enough to calibrate a model
+PLENTY = 150
+DOUBTFUL = 0.2  # median error of step times above which the page warns
+ORDERED = 8  # successes from which the page warns of a bad order,
+APART = 1.5  # if the slowest step takes at least this many times as long as the fastest,
 DISORDERED = 0.3  # and the rank correlation is below this
-FEW = 5  # trials below which neither a rank correlation nor a share of failures says much
+FEW = 5  # fewer trials give neither a rank correlation nor a share of failures
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,13 @@ class CrossValidation:
 
     @property
     def blind(self) -> bool:
-        """Whether most failures by memory came unforeseen."""
+        """Whether most out-of-memory failures were not predicted."""
         failures = int(np.count_nonzero(self.out_of_memory))
         return failures >= FEW and self.foreseen < failures / 2
 
     @property
     def disordered(self) -> bool:
-        """Whether it orders trials badly that differ by far more than noise."""
+        """Whether trials that differ by far more than noise are ranked badly."""
         known = self.measured_s[np.isfinite(self.measured_s)]
         if len(known) < ORDERED or known.max() < APART * known.min():
             return False
@@ -117,13 +117,11 @@ class CrossValidation:
 def cross_validated(run: Run) -> CrossValidation | None:
     """Predictions for a run's trials that ran or ran out of memory.
 
-    A model that has seen a trial predicts it too well. What is compared with a trial's metrics is
-    therefore predicted by a model calibrated without it: the trials are cut into five parts (of
-    many trials three), and each is predicted after the others; see ``Pricing.telling`` for those
-    that calibrate.
+    A model predicts its own calibration trials too well. The trials are therefore split into
+    FOLDS parts (FEWER_FOLDS of many trials), and each part is predicted by a model calibrated with
+    the others; see ``Pricing.telling``.
 
-    Returns:
-        None where the space cannot be read or priced, or no trial says anything.
+    None if the space cannot be read or priced, or no trial informs the model.
     """
     pricing = Pricing.of_run(run.folder)
     trials = pricing.teaching(t for _, t in sorted(run.trials.items())) if pricing else []

@@ -1,9 +1,9 @@
 """The posterior over configurations: calibrated cost model, residual and probability to run.
 
 The cost model, calibrated with the trials, predicts every configuration. A Gaussian process over
-the trials corrects the prediction and says how far it may still be off. The probability to run
-multiplies three: to fit, to end within the time limits, and not to fail for another reason, judged
-by failures nearby. The search and the report read the same posterior.
+the trials corrects the prediction and says how far it may still be off. The probability to run is
+the product of three: to fit, to end within the time limits, and not to fail for another reason, by
+failures nearby. The search and the report read the same posterior.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from trainer.plan.jobs import Array, Indices, Mask
 
-REMEMBERED = 200  # successes that the Gaussian process learns from: its cost is their cube
-SLOW = 0.4  # logarithm of how much longer than expected a step takes that is slow
-NEVERTHELESS = 0.05  # probability to run of a variant of what ran out of memory, or of a value
-# that crashed where others ran
+REMEMBERED = 200  # successes that the Gaussian process is fitted to: its cost grows as their cube
+SLOW = 0.4  # log ratio of measured to expected step time above which a trial was slow
+NEVERTHELESS = 0.05  # probability to run where a variant ran out of memory or the value crashed
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,7 @@ class Observations:
     def calibrated(self, pricing: Pricing) -> CostModel:
         """The cost model, calibrated with these trials; see ``Pricing.telling``.
 
-        Among many trials the latest few change little: the model is calibrated again whenever
-        there are a twentieth more.
+        It is calibrated again for every 5 % more trials: fewer change little.
         """
         step = max(1, len(self.completed) // 20)
         by_time = sorted(self.completed, key=lambda t: (t.ended_t or 0.0, t.number))
@@ -58,7 +56,7 @@ class Observations:
 
 
 def remembered(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
-    """All of few successes; of more than REMEMBERED, the best and the latest."""
+    """All successes; of more than REMEMBERED only the best and the latest."""
     if len(trials) <= REMEMBERED:
         return list(trials)
     best = sorted(trials, key=lambda t: -goal.measured(t))
@@ -67,7 +65,7 @@ def remembered(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
 
 
 def tried_before(values: Indices, others: Indices) -> Mask:
-    """Whether each value is among the others of its parameter; shapes (k, n) and (k, m)."""
+    """Whether ``others`` of its parameter have each value; shapes (k, n) and (k, m)."""
     pairs = zip(values, others, strict=True)
     return np.array([np.isin(*pair) for pair in pairs], dtype=bool).reshape(values.shape)
 
@@ -77,12 +75,12 @@ class Posterior:
 
     Args:
         model: calibrated, or with constants drawn from their posterior.
-        rows: members of ``candidates`` that are asked about; default all.
+        rows: members of ``candidates`` to evaluate; default all.
         goal: what is maximized; default the logarithm of the first objective.
         rng: draws which trials were disturbed; default the most probable assignment.
 
     Attributes:
-        goal: in its unit are ``mean`` and ``deviation``; more is better.
+        goal: the unit of ``mean`` and ``deviation``; more is better.
         prediction: the model's, without the correction.
         residual: the correction.
         deviation: standard deviation of the goal.
@@ -114,17 +112,16 @@ class Posterior:
         return self._model.predict(self.pricing.jobs_of([t.config for t in self._successes]))
 
     @cached_property
-    def _left(self) -> Array:
+    def _errors(self) -> Array:
         """Measured minus predicted goals of the successes."""
         return self._measured - self.goal.predicted(self._own)
 
     @cached_property
     def mean(self) -> Array:
-        """Mean of the goal."""
         return self._corrected(self.prediction)
 
     def mean_by(self, model: CostModel) -> Array:
-        """Mean of the goal with another model's prediction and this correction."""
+        """Mean of the goal by another model's prediction with this correction."""
         if model is self._model:
             return self.mean
         return self._corrected(model.predict(self._candidates.jobs[self._rows]))
@@ -137,7 +134,7 @@ class Posterior:
     @cached_property
     def feasibility(self) -> Array:
         """Probability to run: to fit, to end in time, and not to fail for another reason."""
-        # Where nothing is likely to fit, what needs least memory still comes first.
+        # Where nothing likely fits, the configurations that need least memory still come first.
         return np.asarray(np.maximum(self.prediction.fits * self._ends, np.finfo(float).tiny))
 
     @cached_property
@@ -160,32 +157,32 @@ class Posterior:
 
     @cached_property
     def all_ruled_out(self) -> bool:
-        """Whether no candidate is left that may be eligible."""
+        """Whether no candidate may be eligible."""
         if np.any(self.eligibility >= LIKELY):
             return False
         return not np.any(self.prediction.may_fit * self._ends * self.satisfaction >= LIKELY)
 
     @cached_property
     def at_speed(self) -> Array:
-        """Probability to be eligible, and not slow for being near the limit of memory."""
+        """Probability to be eligible, and not slowed down by nearly full memory."""
         fast = 1 - self._slow_when_full * self.prediction.full
         return np.asarray(np.maximum(self.eligibility * fast, np.finfo(float).tiny))
 
     @cached_property
     def _slow_when_full(self) -> float:
-        """Probability that jobs near the limit of memory are slow here, by those that ran.
+        """Posterior probability that jobs near the limit of memory are slow on this machine.
 
-        Even before any has. Of no weight on CPUs, where no allocator keeps blocks, and for several
-        objectives: what is slow may still be best by another.
+        1/2 before any trial. 0 on CPUs, where no allocator keeps blocks, and for several
+        objectives: a slow configuration may still be best by another one.
         """
         if self.pricing.model.cluster.is_cpu or not self.goal.single:
             return 0.0
         from scipy.special import expit  # slow to import
 
-        slow = self._left < -SLOW
+        slow = self._errors < -SLOW
         share = DISTURBED_SHARE + (1 - 2 * DISTURBED_SHARE) * self._own.full
-        told = np.log(np.where(slow, share / DISTURBED_SHARE, (1 - share) / (1 - DISTURBED_SHARE)))
-        return float(expit(told.sum()))
+        odds = np.log(np.where(slow, share / DISTURBED_SHARE, (1 - share) / (1 - DISTURBED_SHARE)))
+        return float(expit(odds.sum()))
 
     @cached_property
     def main_effects(self) -> Array:
@@ -194,10 +191,7 @@ class Posterior:
 
     @cached_property
     def untried(self) -> Array:
-        """Values of priced switches that a candidate has and no success had; 0 or 1, shape (m, k).
-
-        0 before any success.
-        """
+        """Priced switch values that no success had; 0 or 1, shape (m, k); 0 before any success."""
         own = switch_values(self._candidates.jobs[self._rows])
         configs = [trial.config for trial in self._successes]
         return (
@@ -213,14 +207,14 @@ class Posterior:
     def has_untried_value(self) -> Mask:
         """Mask of candidates with a value of an unpriced parameter that no trial settled.
 
-        A success had it, or it failed at degrees at which another value ran.
+        A value is settled if a success had it, or if it failed where another value ran.
         """
-        told = [*(t for t in self.observations.completed if t.ok), *self._failed_variants]
-        own, tried = self._unpriced_values(), self._unpriced_values(told)
+        settling = [*(t for t in self.observations.completed if t.ok), *self._failed_variants]
+        own, tried = self._unpriced_values(), self._unpriced_values(settling)
         return np.asarray((~tried_before(own, tried)).any(axis=0))
 
     def _unpriced_values(self, trials: Sequence[Trial] | None = None) -> Indices:
-        """Places of values of unpriced parameters, of trials or candidates; shape (k, n)."""
+        """Indices of unpriced parameters' values, of trials or candidates; shape (k, n)."""
         at = self._candidates.indices[self._rows]
         if trials is not None:
             at = self._candidates.candidates.indices_of([t.config for t in trials])
@@ -228,7 +222,7 @@ class Posterior:
 
     @cached_property
     def _failed_variants(self) -> list[Trial]:
-        """Failed trials of degrees at which a variant ran."""
+        """Failed trials at degrees at which a variant ran."""
         completed = [t for t in self.observations.completed if t.completed]
         degrees, ok = self._candidates.variants(completed)[1], np.array([t.ok for t in completed])
         ran = np.isin(degrees, degrees[ok.astype(bool)])
@@ -236,7 +230,7 @@ class Posterior:
 
     @cached_property
     def _blamed(self) -> Mask:
-        """Mask of candidates with a value that alone explains a crash at degrees that ran."""
+        """Mask of candidates with an unpriced value that alone explains a variant's crash."""
         kinds = self.pricing.memory_failures
         crashed = self._unpriced_values([t for t in self._failed_variants if t.kind not in kinds])
         ran = self._unpriced_values([t for t in self.observations.completed if t.ok])
@@ -248,12 +242,12 @@ class Posterior:
 
     @property
     def has_new_degrees(self) -> bool:
-        """Whether a candidate likely runs that is no variant of a measured configuration."""
+        """Whether some candidate that likely runs is no variant of a measured configuration."""
         return bool((~self.is_variant & (self.eligibility > LIKELY)).any())
 
     @property
     def num_tried_degrees(self) -> float:
-        """Successes that are no variants of each other; infinite without unpriced parameters."""
+        """Number of successes, variants counted once; infinite without unpriced parameters."""
         if not self._candidates.num_unpriced:
             return np.inf
         return len(np.unique(self._candidates.variants(self.observations.successes)[1]))
@@ -265,11 +259,8 @@ class Posterior:
     def interval(self, at: int, deviation: float | None = None) -> dict[str, float]:
         """Expected objective of candidate ``at`` and its 95 % interval, as the journal has it.
 
-        For several objectives it is the first one's.
-
-        Args:
-            at: the candidate.
-            deviation: of its goal, where more is uncertain than the posterior says.
+        Of several objectives it is the first. ``deviation`` of the goal replaces the posterior's
+        where more is uncertain.
         """
         first = Goal(self.pricing)
         log = float((self.mean if self.goal.single else first.predicted(self.prediction))[at])
@@ -282,15 +273,15 @@ class Posterior:
         return np.minimum(self.goal.predicted(prediction) + self._shift, self._caps)
 
     def _fitted_residual(self, rng: np.random.Generator | None) -> ResidualProcess:
-        """Gaussian process over what the model leaves of the successes."""
-        pricing, left = self.pricing, self._left
+        """Gaussian process over the model's errors for the successes, and for the probes."""
+        pricing, errors = self.pricing, self._errors
         at = self._candidates.features_of(self._successes)
         if pricing.probes and self.goal.single:
-            of_probes, left_of_probes = self._of_probes(*pricing.probes)
-            at, left = np.concatenate([at, of_probes]), np.concatenate([left, left_of_probes])
+            of_probes, probe_errors = self._of_probes(*pricing.probes)
+            at, errors = np.concatenate([at, of_probes]), np.concatenate([errors, probe_errors])
         return ResidualProcess(
             at,
-            left,
+            errors,
             self.goal.scale * residual_log_sd(self.observations.run, pricing.model.log_sd),
             self.goal.scale * NOISE_LOG_SD,
             self._candidates.num_unpriced,
@@ -298,13 +289,13 @@ class Posterior:
         )
 
     def _of_probes(self, shallow: Pricing, trials: Sequence[Trial]) -> tuple[Array, Array]:
-        """Features of the probes that ran, and what the model leaves of their goals."""
+        """Features of the probes that ran, and the errors of their predicted goals."""
         seen, goal = [t for t in trials if t.ok and t.positive], Goal(shallow)
         if not seen:
             return self._features[:0], np.zeros(0)
         own = self._model.predict(shallow.jobs_of([t.config for t in seen]))
-        left = np.array([goal.measured(t) for t in seen]) - goal.predicted(own)
-        return features_of(shallow, seen), left
+        errors = np.array([goal.measured(t) for t in seen]) - goal.predicted(own)
+        return features_of(shallow, seen), errors
 
     @cached_property
     def _caps(self) -> Array:
@@ -323,7 +314,7 @@ class Posterior:
         return np.where(same.any(axis=1), np.where(same, caps, -np.inf).max(axis=1), np.inf)
 
     def _starved(self, failed: Sequence[Trial]) -> Mask:
-        """Mask of variants of trials that ran out of memory, but for those that need less."""
+        """Mask of variants of out-of-memory trials that need as much memory or more."""
         if not failed:
             return np.zeros(len(self._rows), dtype=bool)
         groups, of_failed = self._candidates.variants(failed)
@@ -333,12 +324,12 @@ class Posterior:
 
     @cached_property
     def _survival(self) -> Array:
-        """Probability of no failure that memory does not explain."""
+        """Probability of no failure other than the predicted ones for lack of memory."""
         pricing, completed = self.pricing, self.observations.completed
         failed = [t for t in completed if t.failed][-REMEMBERED:]
         if not failed:
             return np.ones(len(self._rows))
-        # A failure for memory that the model expected says nothing more.
+        # An out-of-memory failure counts as far as the model did not expect it.
         kinds = pricing.memory_failures
         memory = [t.kind in kinds for t in failed]
         fits = self._model.fits(pricing.jobs_of([t.config for t in failed]))

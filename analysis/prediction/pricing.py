@@ -35,14 +35,14 @@ from trainer.plan.jobs import Array, Jobs, joined
 from trainer.plan.model import ModelConfig
 from trainer.plan.states import BUCKET_ELEMENTS
 
-# On CPU a limit counts from what the process held before it trained.
+# On CPU a limit applies to the memory that training adds to the process.
 CPU_MEMORY = MemoryModel(
     MemoryConstants(context_bytes=4e6, communicator_bytes=1e6, workspace_bytes=4e6), log_sd=0.15
 )
 _NOTHING = 1.0  # bytes; constants are positive
-FAILURES = 100  # for lack of memory, that calibrate a model
-SUCCESSES = 2_000  # likewise, of which each costs 0.3 ms
-# Result keys that follow from a step's time; each by its own convention in trainer.result.
+FAILURES = 100  # for lack of memory, that calibrate a model at most
+SUCCESSES = 2_000  # that calibrate a model at most: each costs 0.3 ms
+# Result keys that the model predicts; each by its own convention in trainer.result.
 _OBJECTIVES: dict[str, Callable[[Prediction], Array]] = {
     "tokens_per_second": lambda p: p.tokens_per_second,
     "tokens_per_second_per_gpu": lambda p: p.tokens_per_second / p.jobs.layout.world_size,
@@ -56,7 +56,7 @@ _OBJECTIVES: dict[str, Callable[[Prediction], Array]] = {
     "cost": lambda p: bill(p, 1e9)["cost"],
     "co2": lambda p: bill(p, 1e9)["co2"],
 }
-# Objectives from which a step's time follows: its product or its ratio with them is the job's own.
+# Objectives that determine a step's time: a job fixes its product with a rate, its ratio to a time.
 RATES = ("tokens_per_second", "tokens_per_second_per_gpu", "samples_per_second", "tflops_per_gpu")
 _ENERGY = ("energy_joules", "joules_per_token")
 TIMES = ("step_time_s.median", "node_seconds_per_token", *_ENERGY, *PRICES)
@@ -70,12 +70,12 @@ class Pricing:
     """Prices the configurations of one space.
 
     Attributes:
-        model: before any trial of the space was measured; replace it by a calibrated one.
+        model: before any trial of the space; may be replaced by a calibrated one.
         memory_failures: kinds of trials that needed more memory than there is.
         failures: of the cluster's nodes, and what they cost.
         probes: trials of a shallower model, with the prices of their own space.
-        offered: models to start from instead, if they make the trials more probable, by name.
-        start: name of the one that was started from; empty: ``model``.
+        offered: other models to start from, by name, if they make the trials more probable.
+        start: name of the model that the calibration started from; empty for ``model``.
 
     Raises NotPricedError if the space has no model, or lacks a parameter that a price needs.
     """
@@ -110,7 +110,7 @@ class Pricing:
             _limited(_model(cluster, framework, on_cpu, space.model), limit, on_cpu)
             for framework in self._engines.values()
         )
-        # The host's memory is what the model predicts only where it is the device's.
+        # The model predicts the host's memory only where that is the device's.
         limits = ("device memory", "host memory") if on_cpu else ("device memory",)
         self.memory_failures = frozenset(kind for kind in Kind if kind.row.out_of in limits)
         self.failures = Failures.expected(space)
@@ -121,7 +121,7 @@ class Pricing:
 
     @classmethod
     def of(cls, space: SearchSpace) -> Pricing | None:
-        """The space's prices, or None where the cost model has no word for it."""
+        """The space's prices; None if the cost model cannot price it."""
         try:
             return cls(space)
         except NotPricedError:
@@ -129,10 +129,7 @@ class Pricing:
 
     @classmethod
     def of_run(cls, folder: RunFolder) -> Pricing | None:
-        """Prices of a run's space, which learn from its probes as well.
-
-        None if the space cannot be read, or the cost model has no word for it.
-        """
+        """Prices of a run's space, with its probes; None if the space cannot be read or priced."""
         space = folder.readable_space()
         pricing = cls.of(space) if space else None
         return pricing and pricing.probed(folder)
@@ -171,7 +168,7 @@ class Pricing:
         return _OBJECTIVES[key](prediction)
 
     def prices(self, key: str) -> bool:
-        """Whether ``figure`` has a word for it; the cluster has to state power and prices."""
+        """Whether ``figure`` predicts it; energy and bills need the cluster's power and prices."""
         cluster = self.model.cluster
         if key in PRICES:
             return key in cluster.bill(0.0, cluster.power_watts)
@@ -180,9 +177,8 @@ class Pricing:
     def promise(self, prediction: Prediction) -> Array:
         """A positive figure, the greater the better, by which configurations are ranked.
 
-        Speeds are those to be expected of a network that may be crowded. Where the model has no
-        word for the objective, what is sought as large as possible is taken for a rate and the
-        rest for a time.
+        Speeds are expected values over both states of the network, calm and crowded. An objective
+        that the model does not predict counts as a rate if it is maximized, else as a time.
         """
         figure, sought = self.objective(prediction), self.space.objective
         key, maximize = sought.key, sought.maximize
@@ -195,11 +191,11 @@ class Pricing:
     def in_time(self, prediction: Prediction, trials: Iterable[Trial] = ()) -> Array:
         """Probability that trials end before the time limits of the space.
 
-        Start-ups are log-normal around what is learned or expected, step times around the
-        prediction in either state of the network, with the model's own spread. Their sum is taken
-        for log-normal with its mean and variance, to first order (Fenton 1960).
+        Start-ups are log-normal around the learned or expected time, step times around the
+        prediction in either state of the network, with the model's own spread. Their sum is treated
+        as log-normal with its mean and variance, to first order (Fenton 1960).
 
-        ``trials`` have ended; start-up by the number of nodes is learned from them.
+        Start-up times by the number of nodes are learned from ``trials``, which have ended.
         """
         from scipy.special import ndtr  # slow to import, and a space is checked without it
 
@@ -216,7 +212,7 @@ class Pricing:
             if trial.no_progress_timeout_s is None:
                 return np.asarray(whole)
             each = ndtr(np.log(trial.no_progress_timeout_s / step_s) / log_sd)
-            # A step that is too long for one limit is so for the other, too.
+            # Not independent: a step too long for one limit is too long for the other as well.
             return np.asarray(np.minimum(whole, each))
 
         calm, crowded = (chance(state_s) for state_s in prediction.states_s)
@@ -226,8 +222,8 @@ class Pricing:
         """Calibrate the model with a run, of this space or of another model, size or machine.
 
         Args:
-            run: its trials count as far as they ran or were out of memory.
-            of: fresh prices of that run's own space, which start from what is known; default this.
+            run: its trials that ran or ran out of memory count.
+            of: fresh prices of the run's own space, which take over this model; default: self.
 
         Raises NotPricedError if that run has nothing in common with this space.
         """
@@ -243,14 +239,14 @@ class Pricing:
         self.model = taken_over(self.model, learnt)
 
     def offer(self, name: str, run: Run, of: Pricing) -> None:
-        """Learn from a run if it makes the trials to come more probable; see ``learn``."""
+        """Learn from a run, to be used if it makes later trials more probable; see ``learn``."""
         other = copy(self)
         other.offered = {}
         other.learn(run, of)
         self.offered |= {name: other.model}
 
     def supposing(self) -> Pricing:
-        """The same, as unsure of what a framework keeps as a search should be."""
+        """The same, with the doubts about a framework's habits that a search should have."""
         other = copy(self)
         if self.space.trainer.builtin is None:  # the built-in one is known
 
@@ -267,11 +263,10 @@ class Pricing:
         return [t for t in trials if t.ok or t.kind in self.memory_failures]
 
     def telling(self, trials: Sequence[Trial]) -> list[Trial]:
-        """The trials that calibrate the cost model: all successes, and failures near the border.
+        """The trials that calibrate the cost model: successes, and failures near the memory limit.
 
-        A failure for lack of memory says that the border lies below what it needs; those that need
-        least by the model say it all. Of more than ``SUCCESSES`` successes some, evenly over the
-        run.
+        An out-of-memory failure says that its need exceeds the limit; the FAILURES that need least
+        by the model imply the others. At most SUCCESSES successes, evenly over the run.
         """
         done = [t for t in trials if t.ok]
         failed = [t for t in self.teaching(trials) if not t.ok]
@@ -284,7 +279,7 @@ class Pricing:
         return [t for t in trials if t.number in chosen]
 
     def probed(self, folder: RunFolder) -> Pricing:
-        """The same prices, that learn from a run's probes as well, if it has any."""
+        """The same prices, which also learn from a run's probes if it has any."""
         probes = folder.probes
         if not probes.started:
             return self
@@ -294,19 +289,19 @@ class Pricing:
         return other
 
     def calibrated(self, trials: Iterable[Trial]) -> CostModel:
-        """The space's model after trials of it, and after its probes; the latest is kept."""
+        """The space's model after its probes and these trials; the latest result is cached."""
         every = [self.probes, (self, trials)] if self.probes else [(self, trials)]
-        told = [(own, seen) for own, of in every if (seen := own.teaching(of))]
-        if not told:
+        sources = [(own, seen) for own, of in every if (seen := own.teaching(of))]
+        if not sources:
             return self.model
-        seen = [trial for _, trials in told for trial in trials]
-        times_s = np.concatenate([own.step_times_s(trials) for own, trials in told])
+        seen = [trial for _, trials in sources for trial in trials]
+        times_s = np.concatenate([own.step_times_s(trials) for own, trials in sources])
         peaks = np.array([reported(t, "peak_memory_bytes") for t in seen])
         failed = np.array([not t.ok for t in seen])
         of = [t.config for t in seen], times_s.tobytes(), peaks.tobytes(), failed.tobytes()
         before, learnt_from, found = self._latest
         if before is not self.model or learnt_from != of:
-            jobs = joined([own.jobs_of([t.config for t in trials]) for own, trials in told])
+            jobs = joined([own.jobs_of([t.config for t in trials]) for own, trials in sources])
             measured = Measurements(jobs, times_s, peaks, failed)
             starts = {"": self.model, **self.offered}
             self.start = likeliest(starts, measured)
@@ -342,7 +337,7 @@ class Pricing:
 
 
 def _engines(space: SearchSpace) -> dict[str, Framework]:
-    """The engines that a space searches, and whose habits each has; the first one's job is 0."""
+    """The engines that a space searches, numbered from 0 in this order, and their habits."""
     own = space.program.habits
     if space.trainer.builtin is None or "engine" not in space.parameters:
         return {"meshtune": own}
@@ -357,7 +352,7 @@ def _model(cluster: Cluster, framework: Framework, on_cpu: bool, shape: ModelCon
     """Cost model of one engine; on CPU with buckets of the model's size and the host's memory."""
     if not on_cpu:
         return cost_model(cluster, framework)
-    # Two, of 16-bit elements.
+    # Two buckets of 16-bit elements.
     buckets = 2 * 2 * min(BUCKET_ELEMENTS, shape.num_parameters)
     framework = framework.with_habits(
         name=f"{framework.name} on CPU",
@@ -368,10 +363,10 @@ def _model(cluster: Cluster, framework: Framework, on_cpu: bool, shape: ModelCon
 
 
 def _limited(model: CostModel, limit_bytes: int | None, on_cpu: bool) -> CostModel:
-    """With a limit of the trainer's on memory.
+    """The model with the trainer's own limit on memory.
 
-    That of a GPU is on what torch's allocator reserves: the context and communicators count beside
-    it, and so no more. One that leaves them no room on the device is none.
+    On a GPU it limits what torch's allocator reserves, so the context and communicators, which lie
+    outside it, no longer count. A limit that leaves no room for the context has no effect.
     """
     if limit_bytes is None:
         return model

@@ -1,10 +1,9 @@
-"""Probes: which short trials of a shallower model tell most of the configurations that may win.
+"""Probes: the short trials of a shallower model that tell most about configurations that may win.
 
-An ensemble of cost models is drawn from what is believed before any trial: constants of time and
-memory, and habits of the framework. Over it the logarithms of step times and peaks of probes and of
-promising configurations are taken for jointly normal, and probes are chosen one after the other, by
-how much variance of the latter each takes away per node-second (greedy A-optimal design; Krause et
-al. 2008).
+An ensemble of cost models is drawn from the prior: constants of time and memory, and habits of the
+framework. Log step times and log peaks of probes and of promising configurations are treated as
+jointly normal over it. Probes are chosen one after the other, by the variance of promising
+configurations that each removes per node-second (greedy A-optimal design; Krause et al. 2008).
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from trainer.plan.jobs import Array
 
 MEMBERS = 64  # of the ensemble
 PROBED = 400  # configurations of the shallower model among which probes are chosen
-TOP = 1_000  # configurations of the space, best first, that are looked at
-PROMISING = 24  # configurations of each member that are promising by it
-RUNS = 0.9  # probability to fit that a probe has: its failure would tell little
-ROOM = 0.5  # of the memory that a probe needs at most, where one needs so little
-NOISE = 0.04  # of a probe, for what no constant explains of a shallower model
+TOP = 1_000  # best configurations of the space, among which promising ones are sought
+PROMISING = 24  # best configurations by each member
+RUNS = 0.9  # least probability to fit of a probe: its failure would tell little
+ROOM = 0.5  # share of the memory that a probe needs at most, if any needs so little
+NOISE = 0.04  # log error of a probe that no constant explains
 
 
 def informative(
@@ -37,7 +36,7 @@ def informative(
 ) -> list[int]:
     """Rows of the probes to run, the most informative first.
 
-    ``shallow`` are of the shallower model; ``seconds`` are node-seconds of each, of shape (n,).
+    ``shallow`` has the shallower model's configurations; ``seconds`` are the node-seconds of each.
     """
     rng = np.random.default_rng(seed)
     runs = shallow.pricing.model.fits(shallow.jobs) >= RUNS
@@ -49,16 +48,16 @@ def informative(
         return []
     models = [drawn(candidates.pricing.model, rng) for _ in range(MEMBERS)]
     targets = _centred(_targets(candidates, models))
-    told = shallow.jobs[rows]
-    times = _centred(np.log([model.predict(told).step_time_s for model in models]))
-    peaks = _centred(np.log([model.reported_peak_bytes(told) for model in models]))
+    jobs = shallow.jobs[rows]
+    times = _centred(np.log([model.predict(jobs).step_time_s for model in models]))
+    peaks = _centred(np.log([model.reported_peak_bytes(jobs) for model in models]))
     chosen: list[int] = []
     for _ in range(min(count, len(rows))):
         gains = _explained(times, targets) + _explained(peaks, targets)
         gains[chosen] = 0.0
         best = int(np.argmax(gains / seconds[rows]))
         chosen.append(best)
-        # The ensemble as it will be after the probe, whatever it measures.
+        # Shrink the ensemble to its spread after the probe, which does not depend on the result.
         known = np.stack([times[:, best], peaks[:, best]], axis=1) / NOISE
         values, vectors = np.linalg.eigh(np.eye(len(known)) + known @ known.T / len(known))
         shrink = (vectors / np.sqrt(values)) @ vectors.T
@@ -67,7 +66,7 @@ def informative(
 
 
 def lessons(pricing: Pricing) -> Iterator[str]:
-    """Lines on what the probes told of trainer and machine, as quantities of the job."""
+    """Lines on what the probes taught about trainer and machine, in quantities of the job."""
     if pricing.probes is None:
         return
     shallow, trials = pricing.probes
@@ -91,16 +90,16 @@ def lessons(pricing: Pricing) -> Iterator[str]:
 
 
 def drawn(model: CostModel, rng: np.random.Generator) -> CostModel:
-    """A model as it may turn out to be: constants of time and memory, and habits."""
+    """The model with constants of time and memory, and habits, drawn from their distribution."""
     if model.others:
         return CostModel.of_engines(drawn(one, rng) for one in model.engines)
     return replace(model.drawn(rng), memory=model.memory.drawn(model.framework, rng))
 
 
 def _targets(candidates: CandidateSet, models: list[CostModel]) -> Array:
-    """Log step times, of which only the ranking counts, and log needs of memory near the limit.
+    """Log step times over their mean, and log memory over the limit, weighted where near it.
 
-    Of the configurations that are promising by some member; shape (members, targets).
+    Both are of the configurations that are promising by some member; shape (members, targets).
     """
     pricing, found = candidates.pricing, set[int]()
     jobs = candidates.jobs[:TOP]
@@ -122,8 +121,8 @@ def _centred(values: Array) -> Array:
     return np.asarray(values - np.mean(values, axis=0))
 
 
-def _explained(told: Array, targets: Array) -> Array:
-    """Variance of the targets, summed, that each column of ``told`` explains."""
-    members = len(told)
-    shared = told.T @ targets / members
-    return np.asarray((shared**2).sum(axis=1) / ((told**2).mean(axis=0) + NOISE**2))
+def _explained(probes: Array, targets: Array) -> Array:
+    """Summed variance of the targets that each column of ``probes`` explains."""
+    members = len(probes)
+    shared = probes.T @ targets / members
+    return np.asarray((shared**2).sum(axis=1) / ((probes**2).mean(axis=0) + NOISE**2))

@@ -25,7 +25,7 @@ from trainer.plan.jobs import Indices
 SAMPLED = 1_000_000  # configurations priced of a space too large to list
 COUNTED = 50_000  # likewise, where only the share that fits is asked for
 SHOWN_SHARE = 0.005  # parts below it are left out of an explanation
-TOLERATED_SHARE = 0.03  # of trials that a time limit may end, before that is said
+TOLERATED_SHARE = 0.03  # of trials that a time limit may end without a warning
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Ranking:
 
     @classmethod
     def of(cls, pricing: Pricing, top: int, sampled: int = SAMPLED) -> Self:
-        """Price the valid configurations of a space, of many ``sampled`` ones, and keep the best.
+        """Price a space's valid configurations, at most ``sampled``, and keep the ``top`` best.
 
-        Ranked by what they promise (see ``Pricing.promise``), times the probabilities to fit and to
-        end in time; by memory where none is expected to fit.
+        Ranked by ``Pricing.promise`` times the probabilities to fit, to end in time and to satisfy
+        the bounds; by memory if none is expected to fit.
 
         Raises SpaceError if no configuration is valid; it names the rules that remove the most.
         """
@@ -84,7 +84,7 @@ class Ranking:
         predicted = pricing.objective(prediction)
         low, high = prediction.interval_s()
         columns = {"#": [str(i + 1) for i in range(len(self.configs))]}
-        shown = ("tokens_per_second", "tflops_per_gpu")  # in any case
+        shown = ("tokens_per_second", "tflops_per_gpu")  # have a column in any case
         if predicted is not None and space.objective.key not in shown:
             columns[space.objective.key] = [f"{value:.5g}" for value in predicted]
         columns |= {
@@ -174,13 +174,13 @@ class Ranking:
             "(cost model, uncalibrated)",
             *_notes(pricing),
         ]
-        with suppress(MissingFactError):  # such as the network: it can be counted, not timed
+        with suppress(MissingFactError):  # memory is predicted without the network, times are not
             lines += _warnings(pricing, model.predict(jobs))
         return "\n".join(lines)
 
 
 def search_warnings(space: SearchSpace, pricing: Pricing | None) -> tuple[str, ...]:
-    """Warnings before a search: lines of text on what its trials cannot do.
+    """Notes and warnings before a search, as lines of text.
 
     Raises SpaceError if no configuration is valid; it names the rules that remove the most.
     """
@@ -201,7 +201,7 @@ def search_warnings(space: SearchSpace, pricing: Pricing | None) -> tuple[str, .
 
 
 def _sampled(space: SearchSpace, count: int) -> tuple[Candidates, Indices]:
-    """The valid configurations, and ``count`` or all of them; raises SpaceError without any."""
+    """The candidates, and the indices of at most ``count``; raises SpaceError without any."""
     candidates = Candidates(space)
     indices = candidates.indices(count, np.random.default_rng(0), [], max_nodes=2**31)
     if not len(indices):
@@ -225,7 +225,7 @@ def _notes(pricing: Pricing) -> Iterator[str]:
 
 
 def _warnings(pricing: Pricing, prediction: Prediction) -> Iterator[str]:
-    """Warnings where nothing is expected to fit, or much of it to end after the time limits."""
+    """Warnings if nothing is expected to fit, or many trials to exceed the time limits."""
     trial = pricing.space.trial
     fits = prediction.fits >= LIKELY
     if not fits.any():

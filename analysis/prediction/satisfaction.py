@@ -21,8 +21,8 @@ from analysis.run.trial import Trial
 from foundation.bounds import Bound
 from trainer.plan.jobs import Array
 
-MEASURED = 2  # values of a metric without a price before they say how it spreads
-NARROWEST = 1e-6  # deviation of a metric, as a share of its size
+MEASURED = 2  # measurements of an unpriced metric from which its spread is known
+NARROWEST = 1e-6  # least deviation of a metric, as a share of its size
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Satisfaction:
     model: CostModel
     trials: Sequence[Trial]  # that succeeded
     features_of: Callable[[Sequence[Trial]], Array]  # of trials; shape (n, k)
-    unpriced: int  # the last columns of them that are of parameters without a price
+    unpriced: int  # number of last columns that encode unpriced parameters
 
     @classmethod
     def before_trials(cls, pricing: Pricing, prediction: Prediction) -> Array:
@@ -68,7 +68,7 @@ class Satisfaction:
             squares = PRIOR_TRIALS * PRIOR_LOG_SD**2 + np.square(left).sum()
             spread = float(np.sqrt(squares / (PRIOR_TRIALS + len(left))))
         elif len(measured) >= MEASURED:
-            # In units in which a parameter without a price explains as much as all others do.
+            # Scaled so that an unpriced parameter may explain as much as all others together.
             mean, smallest = float(measured.mean()), NARROWEST * max(abs(bound.value), NARROWEST)
             unit = max(float(measured.std(ddof=1)), smallest) / EFFECT_LOG_SD
             limit, expected, left = (bound.value - mean) / unit, 0.0, (measured - mean) / unit
@@ -83,7 +83,7 @@ class Satisfaction:
         return np.asarray(ndtr((margin if bound.upper else -margin) / np.hypot(deviation, noise)))
 
     def _priced(self, key: str, prediction: Prediction) -> Array | None:
-        """The metric as the trainer would report it; None where the model has no word for it."""
+        """The metric as the trainer would report it; None if the model does not predict it."""
         if key == "peak_memory_bytes":
             return self.model.reported_peak_bytes(prediction.jobs)
         return self.pricing.figure(key, prediction)

@@ -17,16 +17,16 @@ from analysis.run.trial import Trial
 from search_spaces import Objective, SearchSpace
 from trainer.plan.jobs import Array
 
-AUGMENTED = 0.05  # share of the plain sum, so that of equally bad worsts the better rest wins
-AIMS = 16  # over which points are ranked
-_NARROW = 1e-6  # range of a logarithm, below which the front does not speak of an objective
+AUGMENTED = 0.05  # weight of the plain sum, which decides between equal largest distances
+AIMS = 16  # directions by which points are ranked
+_NARROW = 1e-6  # range of a logarithm below which an objective does not vary over the front
 
 
 def weights(count: int, seed: int, number: int) -> Array:
     """Weights of ``count`` objectives, for proposal ``number``; they sum to 1.
 
-    A Kronecker sequence with a start drawn from the seed: even over the simplex, also over few
-    consecutive proposals, and a function of the number alone.
+    A Kronecker sequence with a start drawn from the seed: it covers the simplex evenly even in few
+    consecutive proposals, and needs no state but ``number``.
     """
     root = 2.0  # of x^count = x + 1; the golden ratio for two (Roberts 2018)
     for _ in range(60):
@@ -40,7 +40,7 @@ def weights(count: int, seed: int, number: int) -> Array:
 def merits(objectives: Sequence[Objective], figures: Array) -> Array:
     """Figures of several objectives as the search compares them; shape (n, k), more is better.
 
-    Logarithms, but for an objective that takes values which have none.
+    Logarithms, except for an objective with values that have none.
     """
     signs = np.array([1.0 if o.maximize else -1.0 for o in objectives])
     positive = (figures > 0).all(axis=0)
@@ -50,19 +50,17 @@ def merits(objectives: Sequence[Objective], figures: Array) -> Array:
 
 @dataclass(frozen=True)
 class Scalarization:
-    """One direction in which the front is looked for."""
+    """One direction in which the front is searched."""
 
-    ideal: Array  # the best that is known of each objective, at once
-    # of the distance to it, per objective; they sum to 1, so that the scalar stays in units of a
-    # logarithm
-    slopes: Array
-    scale: float  # how much of an error in a predicted logarithm the scalar has
+    ideal: Array  # the best known value of each objective
+    slopes: Array  # weights of the distances to it; their sum is 1, to keep a logarithm's unit
+    scale: float  # the scalar's error for an error of 1 in a predicted logarithm
 
     @classmethod
     def from_weights(
         cls, weights: Array, known: Array, uncertain: Sequence[bool] = ()
     ) -> Scalarization:
-        """The aim of weights, given some points; each objective counts by its range on the front.
+        """The direction of weights; each objective is scaled by its range on the front.
 
         ``known`` points are reached or expected, (n, k), more is better; ``uncertain`` objectives
         are predicted, by default all.
@@ -96,7 +94,7 @@ class Scalarization:
 
 
 def spread_ranks(points: Array) -> Array:
-    """The best rank, from 1, of points (n, k) over many aims; a search for the front needs it."""
+    """Best rank, from 1, of points (n, k) over AIMS directions."""
     best = np.full(len(points), np.inf)
     for number in range(AIMS):
         value = Scalarization.from_weights(weights(points.shape[1], 0, number), points).value(

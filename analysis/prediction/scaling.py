@@ -20,7 +20,7 @@ from search_spaces import Parameter, SearchSpace
 from trainer.plan.jobs import Array
 
 Scaling = Literal["weak", "strong"]
-DOUBLINGS = 6  # of its own nodes, where the cluster does not state how many it has
+DOUBLINGS = 6  # of a configuration's nodes, if the cluster does not state how many it has
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Scaled:
 
     mode: Scaling  # ``weak``: the batch grows with the nodes; ``strong``: it stays
     config: Mapping[str, Any]
-    prediction: Prediction  # of each number of nodes that can be had, ascending
+    prediction: Prediction  # for each possible number of nodes, ascending
     efficiency: Array  # tokens/s of a node over those on the fewest nodes
     efficiency_log_sds: tuple[Array, Array]  # of its logarithm, down and up; see ``_log_sds``
-    goodput: Goodput  # of the same through failures
-    basis: str  # of it, as a line of text
-    left_out: tuple[str, ...]  # why other numbers of nodes are not there, as lines of text
+    goodput: Goodput  # of the predicted jobs
+    basis: str  # of the goodput, as a line of text
+    left_out: tuple[str, ...]  # why other numbers of nodes are missing, as lines of text
 
     @property
     def tokens_per_second_interval(self) -> tuple[Array, Array]:
@@ -61,11 +61,10 @@ class Scaled:
         """Predict a configuration on other numbers of nodes.
 
         Its degrees stay, except for those of data parallelism, which follow from the nodes. Rules
-        of the space itself, such as a limit of the batch, do not count.
+        of the space itself, such as a limit on the batch, do not apply. ``nodes`` default to its
+        own, repeatedly halved and doubled.
 
-        ``nodes`` are by default its own, halved and doubled again and again.
-
-        Raises ValueError if no number of nodes can be had; it says why.
+        Raises ValueError, with the reasons, if no number of nodes is possible.
         """
         space = pricing.space
         counts = sorted(set(nodes)) or _doubled(
@@ -131,9 +130,9 @@ def _resized(
     counts: Sequence[int],
     left_out: dict[str, list[int]],
 ) -> list[dict[str, Any]]:
-    """The configuration on each number of nodes; those that cannot be go to ``left_out``."""
+    """The configuration on each number of nodes; impossible numbers go to ``left_out``."""
     facts: dict[str, Any] = space.facts(config)
-    ranks = int(facts["world_size"] // facts["dp"])  # of a replica, whatever splits it
+    ranks = int(facts["world_size"] // facts["dp"])  # of one replica
     wished = []
     for count in counts:
         gas = int(facts["gas"])
@@ -154,7 +153,7 @@ def _resized(
 
 
 def _ranges(values: Array, below: Array, above: Array) -> list[str]:
-    """Values with their intervals, whose ends are so many times less and more."""
+    """Values with their intervals, from value / below to value * above."""
     columns = (values.tolist(), (values / below).tolist(), (values * above).tolist())
     return [
         f"{_digits(value)} ({_digits(low)}-{_digits(high)})"
@@ -175,7 +174,7 @@ def _doubled(count: int, most: int | None) -> list[int]:
 
 
 def _widened(space: SearchSpace, configs: Sequence[Mapping[str, Any]]) -> SearchSpace:
-    """The space with these nodes and micro-batches, and what any configuration must keep."""
+    """The space with the nodes and micro-batches of ``configs``, and its required rules alone."""
     values = {
         name: tuple(dict.fromkeys(config[name] for config in configs))
         for name in ("num_nodes", "gas", "dp")
@@ -202,11 +201,11 @@ def _hindrance(prices: Pricing, config: Mapping[str, Any]) -> str:
 
 
 def _log_sds(prediction: Prediction) -> tuple[Array, Array]:
-    """Standard deviations of the efficiency's logarithm that the model's constants leave.
+    """Standard deviations of the log efficiency by the uncertainty of constants, down and up.
 
     An error that all sizes share, such as in the rate of products, cancels. Before a calibration
-    the constants are as uncertain as their priors say: how links differ between machines, which
-    widens the interval of a step, is not known to widen that of a ratio.
+    the constants' priors apply alone: the spread of links between machines, which widens a step's
+    interval, is not known to widen that of a ratio.
     """
     model = _own_model(prediction)
     covariance = model.constants.covariance(model.covariance)
@@ -219,7 +218,7 @@ def _log_sds(prediction: Prediction) -> tuple[Array, Array]:
 
 
 def _own_model(prediction: Prediction) -> CostModel:
-    """The model of the one configuration that is predicted on several numbers of nodes."""
+    """The model of the engine that the configuration uses."""
     return prediction.model.engines[int(prediction.jobs.options.engine[0])]
 
 

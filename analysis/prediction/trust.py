@@ -1,7 +1,7 @@
 """Whether the cost model may choose, judged by its predictions of this run's trials.
 
-The journal keeps what was expected of each trial. The error of these predictions says how far off
-the model may be elsewhere; the residuals of trials that it was fitted to do not.
+The journal keeps the prediction before each trial. Errors of these predictions show how far off the
+model may be elsewhere; residuals of trials that it was fitted to do not.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from trainer.plan.jobs import Array
 
 PRIOR_LOG_ODDS = 5.0  # log odds that the model is right, before any trial
 ALTERNATIVE_WIDTH = 5.0  # range in logarithms of objectives if the model is wrong
-PROBES = 3  # successes chosen by others before a model in doubt gets another chance
-MIN_RANK_CORRELATION = 0.5  # with which it gets one
-WIDEST = 2.0  # times what a model is off before any evidence: its residual at most
+PROBES = 3  # successes chosen without the model before a distrusted one gets another chance
+MIN_RANK_CORRELATION = 0.5  # of its predictions, to get that chance
+WIDEST = 2.0  # largest deviation of the residual, in deviations before any evidence
 NEAR = PRIOR_LOG_SD  # error in logarithms up to which a prediction is good
-BEYOND = WIDEST * PRIOR_LOG_SD  # error that no deviation of the posterior's covers
+BEYOND = WIDEST * PRIOR_LOG_SD  # error that no deviation of the posterior covers
 SURPRISED = 5  # latest trials of which none may be faster than expected
 MAX_UNFORESEEN_OOMS = 5  # in a row, of trials expected to fit
 
 
 def foretold(run: Run) -> list[Trial]:
-    """Trials that ran and whose objective was expected.
+    """Trials that ran and whose objective was predicted.
 
-    Explorations are left out: they are where the model knows least, and none would be chosen for
-    what it promises there.
+    Explorations are left out: the model knows least about them, and they are not chosen for their
+    predictions.
     """
     return [
         t
@@ -45,14 +45,14 @@ def foretold(run: Run) -> list[Trial]:
 
 
 def errors(run: Run) -> Array:
-    """Logarithms of measured over expected, of what was foretold."""
+    """Logarithms of measured over predicted objectives, of :func:`foretold` trials."""
     return np.log([(t.objective or 1.0) / t.expected["objective"] for t in foretold(run)])
 
 
 def residual_log_sd(run: Run, before: float) -> float:
-    """Standard deviation of the model's log error: ``before`` this run, and by this run's errors.
+    """Standard deviation of the model's log error, from ``before`` this run and its errors.
 
-    The earlier evidence counts as PRIOR_TRIALS trials, of this run's errors their median, so that
+    ``before`` counts as PRIOR_TRIALS trials. The run's errors count by their median, so that
     disturbed trials do not widen it.
     """
     off = np.abs(errors(run))
@@ -62,11 +62,10 @@ def residual_log_sd(run: Run, before: float) -> float:
 
 
 def trusted(run: Run, pricing: Pricing | None = None) -> bool:
-    """Whether the model may go on choosing; without its prices, on saying what fits.
+    """Whether the model may keep choosing trials; without ``pricing``, keep saying what fits.
 
-    Judged by the predictions that the journal had before the trials ran. Where they are far off,
-    others choose for a while. A machine that disturbs most trials differs from a wrong model in
-    that the model still ranks the trials that others chose.
+    Judged by the predictions in the journal. If they are far off, trials are chosen without the
+    model for a while. If it ranks those well, it was right and the machine disturbs most trials.
     """
     failures = 0
     for trial in run.trials.values():
@@ -95,10 +94,10 @@ def trusted(run: Run, pricing: Pricing | None = None) -> bool:
 
 
 def log_odds(run: Run) -> float:
-    """Log Bayes factor of the model against knowing nothing, by all its predictions of the run.
+    """Log Bayes factor of the model against an uninformed alternative, over all its predictions.
 
-    Who knows nothing expects any objective, or one like those before: a model whose favourites
-    all disappoint in the same way is worse than that. A prediction that is near is good anyhow.
+    The alternative expects any objective, or one like those before: a model whose choices all
+    disappoint alike predicts worse than that. A prediction within NEAR has to beat the former only.
     """
     seen: list[float] = []
     total, judged = 0.0, {t.number for t in foretold(run)}
@@ -107,17 +106,17 @@ def log_odds(run: Run) -> float:
             continue
         log, expected = math.log(t.objective), t.expected.get("objective")
         if t.number in judged and expected:
-            nothing = 1 / ALTERNATIVE_WIDTH
+            other = 1 / ALTERNATIVE_WIDTH
             if len(seen) > 1 and abs(log - math.log(expected)) > NEAR:
-                nothing = (nothing + _density_by_others(log, seen)) / 2
+                other = (other + _density_by_others(log, seen)) / 2
             low, high = t.expected["low"], t.expected["high"]
-            total += _log_likelihood(t.objective, expected, low, high) - math.log(nothing)
+            total += _log_likelihood(t.objective, expected, low, high) - math.log(other)
         seen.append(log)
     return total
 
 
 def _density_by_others(log: float, seen: list[float]) -> float:
-    """Density of an objective's logarithm, expected like those of other trials."""
+    """Density of a log objective that is distributed like those of other trials."""
     log_sd = max(float(np.std(seen)), NEAR)
     off = (log - float(np.mean(seen))) / log_sd
     return math.exp(-0.5 * off**2) / (log_sd * math.sqrt(2 * math.pi))
@@ -126,10 +125,9 @@ def _density_by_others(log: float, seen: list[float]) -> float:
 def foresees(run: Run) -> bool:
     """Whether the model predicts this run's trials, so that its expected gains count.
 
-    It does if it has predicted them better than the mean of the other trials does (for trials of
-    equal speed it is enough to be near) and not worse than it can doubt itself, and if none of the
-    latest was faster than its interval: nothing makes a run faster than its configuration is, so
-    the model may have overlooked more. Slower runs may have been disturbed.
+    Its median error must not exceed that of the mean of the other trials (or NEAR, for trials of
+    equal speed), nor BEYOND. None of the latest trials may be faster than its interval: a
+    disturbance only slows a run down, so the model may have overlooked more.
     """
     predicted = foretold(run)
     if len(predicted) < 3:
@@ -150,10 +148,10 @@ def foresees(run: Run) -> bool:
 def _log_likelihood(objective: float, expected: float, low: float, high: float) -> float:
     """Log density of an objective's logarithm if the model is right.
 
-    If it is, the objective is within the interval, or the run was disturbed: far off either
-    way (a trial that is faster than anything expected is as strong evidence against the model). How
-    far off it is counts by the edge on its own side: a slow run that the interval covers, because
-    disturbed runs are to be expected, is no evidence against the model.
+    Then the objective is near the prediction, or the run was disturbed and is far off, to either
+    side: a run much faster than expected is as strong evidence against the model. The distance is
+    measured by the interval's edge on its side, so that a slow run is no evidence against the model
+    if the interval covers it for possible disturbances.
     """
     edge = abs(math.log((high if objective > expected else low) / expected))
     log_sd = edge / EDGE + NOISE_LOG_SD

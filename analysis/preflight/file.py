@@ -159,7 +159,7 @@ class Preflight:
         if named:
             return named[0].nic, f"as in {self.name}.yaml"
         adapters = self.result.get("adapters") or {}
-        real = len(set(self.result["hosts"])) == self.num_nodes  # not nodes played by one machine
+        real = len(set(self.result["hosts"])) == self.num_nodes  # not several nodes on one machine
         if adapters and real:
             rates = sorted(adapters.values())
             return Nic(count=len(rates), gb_per_s=rates[0]), ", ".join(sorted(adapters))

@@ -61,8 +61,8 @@ class Drawn:
         width: float = PAGE,
         **choices: str,
     ) -> Drawn:
-        """A figure ``width`` inches wide: of a run or its folder the one of this name, by default
-        its history; of a sensitivity its SHAP values, in the unit ``name``; of a scaling its
+        """A figure ``width`` inches wide. Of a run or its folder it is the figure ``name``, by
+        default the history; of a sensitivity the SHAP values in the unit ``name``; of a scaling the
         throughput.
         """
         _check(width, choices)
@@ -95,7 +95,7 @@ class Drawn:
         return bytes(json.loads(text), "utf-8")
 
     def savefig(self, path: str | Path, **more: Any) -> None:
-        """Write ``*.svg`` or ``*.pdf``; it takes nothing ``more``, as ``dpi``."""
+        """Write ``*.svg`` or ``*.pdf``; refuses ``more`` options, such as ``dpi``."""
         for key, value in more.items():
             raise refused(key, value, f"a path alone; {_NO_OTHER}")
         if not isinstance(path, (str, Path)):
@@ -109,7 +109,7 @@ class Drawn:
 class Plots:
     """Figures of a run's page by name: ``plots.roofline(width=3.3)``.
 
-    A figure takes what can be chosen beside it on the page, such as ``by="time"``.
+    A figure takes the choices that the page offers beside it, such as ``by="time"``.
     """
 
     def __init__(self, run: Run) -> None:

@@ -18,7 +18,7 @@ LED_BY = 3  # parameters named beside the best configuration
 
 
 def objective_drivers(content: Content) -> str:
-    """By the cost model over the space, then by the trials alone if a forest fits them."""
+    """Drivers by the cost model over the space, then by the trials alone if a forest fits them."""
     found, refusal = content.by_trials
     return content.html(
         "drivers.html",
@@ -45,9 +45,8 @@ def objective_data(content: Content) -> dict[str, Any]:
 
 
 def mattered_most(content: Content) -> tuple[list[tuple[str, float]], str]:
-    """The first parameters with their mean |SHAP|, and its unit; empty if nobody can tell.
-
-    A model can whose order of the trials was checked and holds; a forest that predicts trials.
+    """The leading parameters with their mean |SHAP|, and its unit; empty if neither is reliable:
+    a model that ranks held-out trials well, else a forest that predicts unseen trials well.
     """
     checked = content.validation is not None and math.isfinite(content.validation.rank_correlation)
     found = content.leading
@@ -79,7 +78,7 @@ def failure_data(content: Content) -> dict[str, Any]:
 
 
 def doubt(validation: CrossValidation | None) -> str:
-    """Why the model is not to be trusted; empty where it is."""
+    """Why the model is doubtful; empty if it is not."""
     if validation is None or not validation.doubtful:
         return ""
     if validation.blind:

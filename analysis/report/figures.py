@@ -38,8 +38,8 @@ COUNTERS = {  # of a framework's reported memory: what each counts
     "reserved": "reserved by torch",
     "device": "of the whole GPU",
 }
-# Digits of what is only drawn: as many as the page shows. Filters compare metrics: six; objectives
-# as in the tables, up to ten million: eight; factors that metrics follow by: all.
+# Digits of values that are only drawn: as the page shows. Metrics, which filters compare, have six;
+# objectives eight, as in the tables up to ten million; factors of derived metrics all.
 DIGITS = {**dict.fromkeys(("expected", "parts", "border"), 4), "objective": 8, "times": 17}
 SHOWN_SHARE = 0.01  # of the longest bar: thinner parts are drawn as one
 WIDE = 8.0  # ratio of largest to smallest objective above which an axis is logarithmic
@@ -55,7 +55,7 @@ def embedded(record: Any) -> Markup:
 
 
 def _clean(value: Any, count: int = 6) -> Any:
-    """Printable text, finite numbers with so many digits, None for the others."""
+    """Printable text, finite numbers with ``count`` digits, None for other values."""
     if isinstance(value, dict):
         return {printable(str(n)): _clean(x, DIGITS.get(n, count)) for n, x in value.items()}
     if isinstance(value, list | tuple):
@@ -72,8 +72,8 @@ def trials(run: Run, frame: pd.DataFrame, pricing: Pricing | None) -> dict[str, 
     """The ended trials in the order in which they ended, in columns of equal length.
 
     ``frame`` is :func:`analysis.run.frame.frame_of` the run. ``time_h`` is up to the trial's end.
-    Codes below 36 are texts of one sign each; a metric that follows from another one has its name,
-    power and factor in place of values.
+    Codes below 36 are texts of one character each; a metric derived from another one has that one's
+    name, a power and a factor in place of values.
     """
     ended = in_order(run)
     key = run.objective_key
@@ -120,13 +120,13 @@ def _expected(run: Run, ended: Sequence[Trial]) -> list[tuple[float | None, ...]
 
 
 def _signs(codes: Sequence[int]) -> str | Sequence[int]:
-    """Codes below 36 as a text of one sign each."""
+    """Codes below 36 as a text of one character each."""
     return codes if max(codes, default=0) > 35 else "".join(map(np.base_repr, codes, repeat(36)))
 
 
 def _metrics(run: Run, ended: Sequence[Trial], pricing: Pricing | None) -> dict[str, Any]:
     """Metrics of the ended trials by name: a ``label`` and a column ``of`` values, or the metric
-    that they follow from, ``times * values ** power``.
+    from which they are derived, as ``times * values ** power``.
 
     Beside what trainers report: time per token, model FLOPs utilization, arithmetic intensity and
     attained rate (with the GPU's ``limits``), further objectives (energy where it is one),
@@ -261,7 +261,7 @@ def parts(validation: CrossValidation, listed: Sequence[int]) -> dict[str, Any]:
 
 
 def us_per_token(prediction: Prediction) -> Array:
-    """Microseconds of a token for each second of a step; shape (n,)."""
+    """Microseconds per token for each second of a step; shape (n,)."""
     jobs = prediction.jobs
     return np.asarray(1e6 / (jobs.global_batch * jobs.model.seq_length))
 

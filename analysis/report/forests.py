@@ -35,9 +35,8 @@ class NotEnough(Exception):  # noqa: N818 - nobody's error
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """SHAP values of a random forest for one target, which adds up: base + shap.sum(1) ==
-    prediction. The n explained trials or configurations are all, or EXPLAINED spread evenly over
-    the predictions.
+    """SHAP values of a random forest for one target: base + shap.sum(1) == prediction. The n
+    explained trials or configurations are all, or EXPLAINED spread evenly over the predictions.
     """
 
     total: int  # trials or configurations that the forest is fitted to
@@ -168,7 +167,7 @@ def resampled(target: NDArray[Any], seed: int) -> Iterable[Refit]:
 
 
 def folded(found: Sensitivity, space: SearchSpace) -> Sensitivity:
-    """The sensitivity with no effect of their own for inactive parameters.
+    """The sensitivity in which being inactive has no effect of its own.
 
     A tree that splits on whether a parameter is active (``vpp`` needs a pipeline) in fact splits on
     the parameters in its condition (``pp``). They get, in equal parts, its contribution where it is

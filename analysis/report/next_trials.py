@@ -21,7 +21,7 @@ from foundation.quantities import percent
 
 SHOWN = 3  # configurations
 PARTS = 2  # parts of a step that are named
-SHARE = 0.01  # of a step, from which a change is told
+SHARE = 0.01  # of a step, from which a change is named
 _WORK_LEFT = (3, 130)  # exit codes of an unfinished search
 _OWN_PROGRAM = "ask-tell"  # a program that runs the trials itself: there is no command
 _TRIALS = re.compile(r"budget: \S+ trials?\b")
@@ -112,8 +112,8 @@ def _why(best: Prediction, prediction: Prediction, row: int) -> str:
 def resumption(run: Run, home: Path, budget: int | None, trials: int) -> tuple[str, str] | None:
     """A sentence and a command that continues the search; None if nothing is left to do.
 
-    ``home`` is the folder's name in the command; if the trial ``budget`` ended the search, a longer
-    one gets ``trials``.
+    ``home`` is the folder's name in the command; if the trial ``budget`` ended the search, its new
+    budget is ``trials``.
     """
     if run.launcher == _OWN_PROGRAM:
         return None

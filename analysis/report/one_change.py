@@ -1,7 +1,7 @@
 """Effects of one parameter, by measured trials that differ in it alone.
 
-No model has a part in it. Trials whose global batch is the same may differ in ``gas`` as well: it
-follows from the others then.
+No model is involved. Trials with the same global batch may also differ in ``gas``, which then
+follows from the other parameters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from analysis.run.fold import Run
 from analysis.run.trial import Trial
 
 FOLLOWS = "gas"  # of a global batch and the other parameters
-BEYOND = 2.0  # standard deviations of a difference from which it is no chance
+BEYOND = 2.0  # standard deviations from which a difference is not due to chance
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class OneChange:
     parameter: str
     before: Any  # its smaller value
     after: Any
-    shares: tuple[float, ...]  # by which the objective grew from the one to the other, of each pair
+    shares: tuple[float, ...]  # by which the objective grew with the change, in each pair
     trials: tuple[tuple[int, int], ...]  # numbers of both trials of each pair
     noise: float  # standard deviation of such a share, by chance alone
 

@@ -1,4 +1,4 @@
-"""Expectations for a run's whole space, most of which nobody has run.
+"""Expectations for a run's whole space, most of which was not run.
 
 The posterior after the run's trials, evaluated at up to PRICED valid configurations. The report's
 views of the whole space start from here.
@@ -25,18 +25,17 @@ from analysis.run.fold import Run
 from search_spaces import Candidates
 from trainer.plan.jobs import Array, Indices
 
-PRICED = 20_000  # valid configurations that are asked about
-CONSIDERED = 2_000  # that likely run, of which the least known is sought
+PRICED = 20_000  # valid configurations that are evaluated
+CONSIDERED = 2_000  # configurations that likely run, among which the least known is sought
 DRAWS = 8  # of the model's constants
 
 
 class Outlook:
     """The calibrated model of a run, and configurations of its space.
 
-    The run's trials calibrate ``pricing``; ``seed`` is that of all draws, ``candidates`` are by
-    default all valid configurations. The ``indices`` of n of them are in random order;
-    ``fits`` has the probabilities that they fit, as predictions tell them, ``num_nodes`` the
-    nodes that each needs; shape (n,).
+    The run's trials calibrate ``pricing``; ``seed`` seeds all draws; ``candidates`` default to all
+    valid configurations. ``indices`` of n of them are in random order; ``fits`` are their predicted
+    probabilities to fit, ``num_nodes`` the nodes that each needs; shape (n,).
 
     Raises NotEnough if the model does not predict the objective.
     """
@@ -57,7 +56,7 @@ class Outlook:
         self.fits, self.num_nodes = self.model.fits(every.jobs), every.num_nodes
 
     def kept(self, config: Mapping[str, Any]) -> Goodput:
-        """A configuration in a run of weeks."""
+        """Goodput of a configuration in a run of weeks."""
         failures = self.pricing.failures.learned(self.pricing.space, self.run.trials.values())
         return failures.goodput(self.model.predict(self.pricing.jobs_of([config])))
 
@@ -74,19 +73,16 @@ class Outlook:
         return Posterior(members, self.model, self.observations, rows)
 
     def drawn(self, members: CandidateSet) -> Posterior:
-        """The same with the model's constants, and which trials were disturbed, drawn."""
+        """The same with drawn constants of the model, and a draw of which trials were disturbed."""
         model = self.model.drawn(self.rng)
         return Posterior(members, model, self.observations, rng=self.rng)
 
     def least_known(self, max_nodes: int) -> tuple[dict[str, Any], float, dict[str, float]] | None:
-        """The raw configuration that likely runs and whose goal is least known.
+        """The raw configuration whose goal is least known among those that likely run, the
+        deviation of its goal, and the prediction for its trial.
 
-        With the deviation of its goal, and what is expected of its trial.
-
-        Models with other constants, and another opinion on which trials were slow by chance, say
-        how far it is unknown. Goals of pending trials count as known.
-
-        None where nothing new on up to ``max_nodes`` likely runs.
+        The deviation includes the spread over drawn constants and drawn disturbed trials. Goals of
+        pending trials count as known. None if nothing untried on up to ``max_nodes`` likely runs.
         """
         trials = self.run.trials.values()
         tried = self.candidates.indices_of([t.config for t in trials])

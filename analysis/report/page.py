@@ -35,11 +35,11 @@ def write_report(
     """Write ``index.html`` and, in a run folder, ``best.yaml``, at any time of the search.
 
     Args:
-        of: ``runs/NAME``, or a run from :func:`analysis.read_results`, whose page has what its
-            trials tell alone.
-        home: what the page calls the run's folder, where that is a copy.
+        of: ``runs/NAME``, or a run from :func:`analysis.read_results`, whose page rests on its
+            trials alone.
+        home: name of the run's folder on the page, if the folder is a copy.
         folder: of the page; default ``report/`` in the run folder.
-        tell: is told what is being done.
+        tell: receives a line on each step.
 
     Returns the path of ``index.html``; files are replaced whole.
 
@@ -124,6 +124,6 @@ def _facts(run: Run) -> dict[str, Any]:
         "failed": len(failed),
         "failed_share": sum(t.node_seconds for t in failed) / 3600 / hours if hours else 0.0,
         "over_median": ratio if ratio and ratio > 1.0005 else None,
-        # Others' clocks start anywhere.
+        # The times of other programs may start anywhere.
         "as_of": "" if run.origin else f"{datetime.fromtimestamp(run.last_t, UTC):%F %H:%M} UTC",
     }

@@ -74,7 +74,7 @@ class Content:
     run: Run
     frame: pd.DataFrame  # its ended trials, the objective in the unit in which it is shown
     home: Path  # the run's folder, as the page calls it
-    tell: Callable[[str], object] = lambda _: None  # is told what is being done
+    tell: Callable[[str], object] = lambda _: None  # receives a line on each step
     best_problem: str = ""  # why there is no ``best.yaml``; empty if there is
 
     @cached_property
@@ -93,7 +93,7 @@ class Content:
 
     @cached_property
     def validation(self) -> CrossValidation | None:
-        """The cost model beside the run's trials; None where it cannot price them."""
+        """Cross-validation of the cost model on the run; None if it cannot price the trials."""
         if self.run.origin:
             return None
         self.tell("report: comparing the cost model with the trials")  # the longest step
@@ -188,13 +188,12 @@ class Content:
 
 @dataclass(frozen=True)
 class Section:
-    title: str | Callable[[Content], str]  # its heading, or what gives it
+    title: str | Callable[[Content], str]  # its heading, or a function that gives it
     draw: Callable[[Content], str]  # gives its body as HTML; see ``Content.html``
     condition: Callable[[Content], bool] = lambda _: True  # whether the page of a run has it
     anchor: str = ""  # the target of links on the page
-    # gives what the page's script draws its figures from, by name
-    data: Callable[[Content], Mapping[str, Any]] = lambda _: {}
-    figures: tuple[str, ...] = ()  # names of those that it may have
+    data: Callable[[Content], Mapping[str, Any]] = lambda _: {}  # of its figures, by name
+    figures: tuple[str, ...] = ()  # names of figures that it may have
 
     def heading(self, content: Content) -> str:
         return self.title if isinstance(self.title, str) else self.title(content)

@@ -46,7 +46,7 @@ def _best(content: Content) -> str:
         slower=float(kept.prediction.tokens_per_second[0]) / speed if kept and speed else None,
         measured=sum(not t.violated for t in ranked_trials(run)),
         beyond=sum(bool(t.violated) for t in ranked_trials(run)),
-        lines=[line for line in verdict_lines(run) if line[0] != "headroom"],  # it is told below
+        lines=[line for line in verdict_lines(run) if line[0] != "headroom"],  # stated below
         changes=changes[:CHANGES],
         further=len(changes) - CHANGES,
         mattered=mattered,
@@ -60,7 +60,7 @@ def _best(content: Content) -> str:
 
 
 def _risk(content: Content) -> float:
-    """The probability that another one is clearly better; 0 if nothing was repeated, or enough."""
+    """The probability that another trial is clearly better; 0 without repeats, or after enough."""
     now = verdict(content.run)
     if now is None or not any(len(t.measurements) > 1 for t in content.run.trials.values()):
         return 0.0
@@ -85,7 +85,7 @@ def _next(content: Content) -> str:
 
 
 def _has_next(content: Content) -> bool:
-    """Whether the model can tell: one objective that it predicts."""
+    """Whether there is one objective only, and the model predicts it."""
     run = content.run
     return bool(run.trials) and len(run.goals) == 1 and content.outlook is not None
 
@@ -139,7 +139,7 @@ def _cost_model(content: Content) -> str:
     return content.html(
         "cost_model.html",
         validation=validation,
-        # Where its account of the parameters is shown, the warning stands there.
+        # If the page has the model's drivers, the warning is in their section.
         doubtful="" if content.by_model else doubt(validation),
         stacks=bool(ranked_trials(content.run)),
         rows=[row for row in validation.by_trial if row["number"] in content.listed],

@@ -79,7 +79,7 @@ def failures(run: Run) -> list[dict[str, Any]]:
 
 
 def blamed(run: Run) -> Callable[[str], tuple[str, str]]:
-    """Give the ``meaning`` of kinds, grey where no configuration is to blame for any such end."""
+    """Give the ``meaning`` of kinds, in grey if no configuration caused such ends."""
     nobodys = {row["kind"] for row in failures(run) if row["nobodys"]}
     return lambda kind: (meaning(kind)[0], "gray") if kind in nobodys else meaning(kind)
 

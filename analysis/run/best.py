@@ -72,7 +72,7 @@ class Best:
 
     @staticmethod
     def parameters_in(path: Path) -> dict[str, Any] | None:
-        """The configuration in a ``best.yaml``; None for any other file, or none.
+        """The configuration in a ``best.yaml``; None if there is no such file, or another one.
 
         Raises ConfigError for a best.yaml without parameters, or outside its run's folder.
         """
@@ -125,7 +125,7 @@ class _File(Record):
 
 def write_best(run: Run, path: Path) -> str:
     """Write the best trial's configuration and command; return why not, or ""."""
-    path.unlink(missing_ok=True)  # an earlier best must not outlive a reason not to write one
+    path.unlink(missing_ok=True)  # an outdated best must not remain if none can be written
     if run.best is None:
         return run.no_best
     folder = run.folder.trial(run.best.number)
@@ -161,7 +161,7 @@ def write_best(run: Run, path: Path) -> str:
             }
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"the files of trial {run.best.number} in {folder} cannot be read: {error}"
-    space = json.dumps(run.space)  # on one line, whatever it is
+    space = json.dumps(run.space)  # a comment has to stay on one line
     of = counted(len(run.trials), "trial")
     head = f"# The best of {of} of {space}: trial {run.best.number}.\n"
     write_atomically(path, head + written_document(content), private=True)

@@ -38,7 +38,7 @@ Value = str | int | float | bool | None  # A parameter's value
 
 
 def _as_given(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """A valid number, not converted: whole ones stay whole, and a message names no union's part."""
+    """A valid number, not converted: integers stay integers, and no message names a union."""
     validate(value)
     return value
 
@@ -76,7 +76,7 @@ class Opened(_Event):
 
     @classmethod
     def of(cls, space: SearchSpace, launcher: str, seed: int = 0, **more: Any) -> Self:
-        """A session on a space; ``more`` are other fields, or others than the space's own."""
+        """A session on a space; ``more`` fields add to the space's own, or replace them."""
         own = {"space": space.name, "fingerprint": space.fingerprint, **space.goals}
         return cls(seed=seed, launcher=launcher, **{**own, **more})
 

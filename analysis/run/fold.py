@@ -29,7 +29,7 @@ from search_spaces import SearchSpace
 SHOWN_FRONT = 8
 
 
-# A result that the space reads wrongly; a module, script, file or variable that is not there.
+# Failures by no configuration: a result read wrongly; a missing module, script, file or variable.
 _NOBODYS = re.compile(
     r"^exit code 0, but .*(?:the pattern of |no pattern matched )|^the result has no number "
     r"|No module named|can't open file|FileNotFoundError|KeyError: '[A-Z][A-Z0-9_]*'$"
@@ -59,7 +59,7 @@ class Run:
     @property
     def plot(self) -> Any:
         """The figures of the run's report by name: ``run.plot.roofline(width=3.3)``."""
-        # By name and when it is asked for: figures import runs, and runs know nothing else of them.
+        # Imported late, as figures import runs.
         return import_module("analysis.report.drawing").Plots(self)
 
     def _repr_html_(self) -> str:
@@ -122,7 +122,7 @@ class Run:
         return tuple(x if up else -x for x, (_, up) in zip(values, self.goals, strict=True))
 
     def check_configurations(self, space: SearchSpace) -> None:
-        """Raise RunError if a trial's configuration is none of the space's: it was edited."""
+        """Raise RunError if a trial's configuration is not in the space: one of both was edited."""
         for trial in self.trials.values():
             try:
                 space.raw(trial.config)
@@ -234,7 +234,7 @@ class Run:
 
 
 def extend(run: Run, records: Iterable[Mapping[str, Any]], after: int = 0) -> None:
-    """Fold a journal's records into a Run, in their order; ``after`` so many lines.
+    """Fold a journal's records into a Run, in their order; ``after``: number of lines before them.
 
     Raises RunError if a record is no event, or contradicts what precedes it.
     """
@@ -246,9 +246,7 @@ def extend(run: Run, records: Iterable[Mapping[str, Any]], after: int = 0) -> No
 
 
 def apply(run: Run, t: float, event: events.Event | None) -> None:
-    """Fold one more event into ``run``, which happened ``t`` seconds after the epoch.
-
-    None is an event of a later version.
+    """Fold an event at ``t``, in seconds since the epoch, into ``run``; None: of a later version.
 
     Raises ValueError if it contradicts what precedes it; ``run`` is unchanged.
     """
@@ -322,9 +320,9 @@ def _revise(trial: Trial, repeat: Attempt, stderr_tail: str) -> None:
     """Update a trial's result after a repeat.
 
     Its objective is the median of its measurements, because single runs on real clusters may take
-    several times as long as others. The other metrics are those of the measurement in the middle,
-    of an even number the means of both, so that they belong together. A trial with more failed
-    repeats than measurements failed.
+    several times as long as others. The other metrics are those of the median measurement, or the
+    means of the two middle ones, so that they belong together. A trial with more failed repeats
+    than measurements failed.
     """
     complete = [a for a in trial.attempts if a.objective is not None and not a.stopped_early]
     if repeat.failed and trial.failed_repeats > len(complete):

@@ -69,7 +69,7 @@ class RunFolder:
 
     @property
     def driver(self) -> str | None:
-        """``HOST pid PID`` of the driver that runs it now; raises RunError if nobody can tell."""
+        """``HOST pid PID`` of the driver that runs it now; raises RunError if that is unknown."""
         return driver_of(self.path)
 
     def frozen_space(self) -> SearchSpace:
@@ -126,7 +126,7 @@ class RunFolder:
             ) from None
 
     def create(self, space: SearchSpace) -> None:
-        """Prepare it, as ``prepare``, and freeze the space, whose budget may have changed."""
+        """``prepare`` the folder, and freeze the space, whose budget may have changed."""
         self.prepare(space)
         text = space.frozen()
         write_atomically(self.space_file, f"{_seal_of(text)}\n{text}", private=True, sync=True)
@@ -185,7 +185,7 @@ class Identity:
     def is_elsewhere(self, here: Path) -> bool:
         """Whether the folder still exists at its path, and that is not ``here``.
 
-        The inode alone does not tell: two file systems may share a number, and so may a snapshot.
+        The inode does not suffice: two file systems, or a snapshot, may have the same number.
         """
         there = Path(self.path)
         try:

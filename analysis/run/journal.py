@@ -24,10 +24,10 @@ from slurm import Clock
 class Journal:
     """Appends events and keeps the folded :class:`~analysis.run.fold.Run` up to date.
 
-    A half-written last line of a killed driver is cut: nothing had been done for it. If ``clock``,
-    seconds since the epoch that never go back, is behind the journal's last line, time continues
-    from that. Without ``sync`` a crash of the machine may lose lines. ``held`` is the run's lock,
-    if the caller has it already; the journal releases it.
+    A half-written last line of a killed driver is cut: its event was not acted on. If ``clock``
+    (monotonic seconds since the epoch) is behind the journal's last line, time continues from that
+    line. Without ``sync`` a crash of the machine may lose lines. ``held`` is the run's lock, if the
+    caller has it already; the journal releases it.
 
     Raises RunBusyError if another process drives this run, RunError if the journal cannot be read
     or written.
@@ -76,7 +76,7 @@ class Journal:
     def _keep_time(self) -> None:
         behind_s = self.run.last_t - self.clock()
         if behind_s > 0:
-            self._ahead_s += behind_s + 0.001  # after that line, not with it
+            self._ahead_s += behind_s + 0.001  # strictly after that line
 
     def write(self, event: Event) -> None:
         """Append one event; on return it is on disk and folded into ``run``.

@@ -3,9 +3,9 @@
 It is a file of its own: closing any handle of a locked file may drop the lock (POSIX locks, and so
 flock over NFS), and every reader opens the journal.
 
-Processes that ask and tell one study share it as long as they have the study open, and each holds a
-lock file of its own, by which the others see whether it lives. For the time of a call a process has
-the *turn*: it reads what the others have written, and writes. One that dies loses its locks.
+The processes of an ask-and-tell study share it while they have the study open. Each also holds a
+lock file of its own, which shows the others that it is alive. During a call a process has the
+*turn*: it reads what the others have written, and writes. A process that dies loses its locks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOCK_NAME = "driver.lock"
 WORKERS = "workers"  # folder of the lock files of those that share the run
 TURN_NAME = "turn"
 LOCK_S = 0.5
-TURN_S = 300.0  # of waiting: one call takes a second, and many may wait
+TURN_S = 300.0  # longest wait for the turn: a call takes a second, and many may wait
 MAX_HOLDER_BYTES = 300
 
 # On file systems without locks (some Lustre mounts) the search runs unlocked.
@@ -44,7 +44,7 @@ class RunBusyError(RunError):
 def lock(directory: Path, *, shared: bool = False) -> IO[bytes]:
     """Lock a run's folder until the returned file is closed or the process ends.
 
-    ``shared``: with others that share it, and no driver. Raises RunBusyError if another process
+    ``shared`` admits others that share it, but no driver. Raises RunBusyError if another process
     holds it, RunError or OSError if the lock file cannot be made.
     """
     file = lock_file(directory / LOCK_NAME)
@@ -77,7 +77,7 @@ def opened(path: Path, flags: int, mode: int) -> int:
 
 
 def lock_file(path: Path) -> IO[bytes]:
-    """Open a file to lock it; raises OSError if that cannot be, RunError if it is no file."""
+    """Open a file to lock it; raises OSError if that fails, RunError if it is no regular file."""
     try:
         if path.exists():
             open_regular(path).close()  # a pipe would block or lock nothing
@@ -116,7 +116,7 @@ def sign(file: IO[bytes]) -> None:
 def driver_of(directory: Path) -> str | None:
     """``HOST pid PID`` of the driver that holds this run, or of each process that asks and tells.
 
-    None if nobody holds it; raises RunError if that cannot be told.
+    None if nobody holds it; raises RunError if that is unknown.
     """
     try:
         return holder_of(directory / LOCK_NAME) or _workers(directory)
@@ -151,8 +151,8 @@ class Worker:
     """One of the processes that have a study open.
 
     Attributes:
-        name: no other worker has it.
-        locks: whether the file system has locks; without, one process alone may have the study.
+        name: unique among workers.
+        locks: whether the file system has locks; if not, only one process may have the study open.
 
     Raises RunBusyError if a driver has the run, RunError or OSError if the lock files cannot be
     made.
@@ -204,7 +204,7 @@ class Worker:
             raise RunError(f"{error}: nobody can tell whether that process lives") from None
 
     def is_alone(self) -> bool:
-        """Whether no other lives; files of dead ones are removed. To be called in a turn."""
+        """Whether no other worker lives; removes files of dead ones. To be called in a turn."""
         others = [f for f in self._folder.iterdir() if f.name not in (self.name, TURN_NAME)]
         for file in others:
             if not self.lives(file.name):

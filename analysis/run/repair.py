@@ -41,7 +41,7 @@ from search_spaces import load_space
 
 MAX_SPEC_BYTES = 16 << 20
 EXCERPT = 100  # characters of a line that is left out
-# What a damaged line still shows if a session began with it; one flipped bit leaves one of them.
+# Marks of a line that began a session; one flipped bit leaves at least one of them intact.
 _OPENING = re.compile(rb'"event": "opened"|"space": "[^"]*", "fingerprint": "')
 
 
@@ -236,10 +236,10 @@ class MissingEvents:
     ) -> Iterator[tuple[float, events.Event, str]]:
         """Yield the missing events that ``event`` presupposes: time, event, description.
 
-        ``run`` is the state before it: the caller applies each yielded event to it at once. Its
-        line has the ``number``.
+        ``run`` is the state before it: the caller applies each yielded event to it at once.
+        ``number`` is the line of ``event``.
         """
-        # Without its beginning a session's idle time before it would count as time of searching.
+        # Without a session's opening, the idle time before it would count as search time.
         left = [opening for opening in self.openings if opening > number]
         lost = len(left) < len(self.openings) or not run.opened_t or run.closed is not None
         self.openings[:] = left

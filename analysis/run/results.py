@@ -31,9 +31,9 @@ class ResultsFile:
         self._due_s = 0.0  # on the machine's clock, also where time is virtual
 
     def catch_up(self, run: Run, *, now: bool = False) -> str:
-        """Write what is new if it is time to, or ``now``.
+        """Write new trials if it is time to, or ``now``.
 
-        Returns why it cannot be written, once while that lasts; else "". It is tried again.
+        Returns why that failed, if the reason is new; else "". Later calls try again.
         """
         begin_s = time.perf_counter()
         if not (now or (self.stale and begin_s >= self._due_s)):

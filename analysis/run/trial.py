@@ -96,7 +96,7 @@ class Trial(_Ends):
     objective: float | None = None
     objectives: Mapping[str, float] = field(default_factory=dict)  # by key, if several
     bounded: Mapping[str, float] = field(default_factory=dict)  # metrics that have bounds
-    violated: tuple[str, ...] = ()  # bounds that they do not satisfy, in words
+    violated: tuple[str, ...] = ()  # bounds that these metrics violate, in words
     result: Mapping[str, Any] = field(default_factory=dict)
     message: str = ""
     stderr_tail: str = ""
@@ -122,7 +122,7 @@ class Trial(_Ends):
 
     @property
     def positive(self) -> bool:
-        """Whether its objectives have a logarithm; others say nothing of a model of one."""
+        """Whether its objectives have a logarithm, which models predict."""
         return (self.objective or 0.0) > 0 and all(x > 0 for x in self.objectives.values())
 
     @property

@@ -17,7 +17,7 @@ class UnknownGpuError(ValueError):
 
 @cache
 def _known() -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
-    """Clusters, with what differs, by the spelling of a GPU; and other spellings."""
+    """Clusters and their changed facts by a GPU's spelling; and alternative spellings."""
     content = read_document(Path(__file__).with_suffix(".yaml")).root.plain()
     return content["gpus"], content["spellings"]
 
@@ -27,8 +27,8 @@ def _cluster(cluster: str, **differs: Any) -> Cluster:
 
 
 def cluster_of(gpu: str, gpus_per_node: int | None = None) -> Cluster:
-    """The cluster for a GPU's published name, brackets and SXM versions ignored; or of a cluster's
-    file, as ``meshtune preflight`` writes it. A resized node keeps each GPU's share of the network.
+    """The cluster of a GPU's published name, without brackets and SXM versions, or of a cluster
+    file from ``meshtune preflight``. A resized node keeps each GPU's share of the network.
 
     Raises UnknownGpuError, which lists the known spellings.
     """

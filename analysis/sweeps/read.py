@@ -25,8 +25,8 @@ from trainer.plan.sizes import Mixture
 _TABLE: dict[str, Any] = read_document(Path(__file__).with_suffix(".yaml")).root.plain()
 SWEEP = {name for names in _TABLE["sweep"] for name in names}
 VTRAIN = {"iter_ms", "gbs", "n_gpu", *_TABLE["vtrain"].values()}
-_BLANK = {"element_bytes": 2.0, "flash_attention": BY_HABIT}  # numbers of blanks that are not 0
-_SHARED = ("fused_loss", "liger", "attention")  # by a landscape's rows
+_BLANK = {"element_bytes": 2.0, "flash_attention": BY_HABIT}  # values of blanks, if not 0
+_SHARED = ("fused_loss", "liger", "attention")  # the same in all rows of a landscape
 _EXPERTS = ("experts", "experts_per_token", "expert_ffn", "shared_ffn", "dense_layers")
 
 
@@ -102,7 +102,7 @@ def _jobs(columns: _Columns) -> Jobs:
 
 
 def _habits(columns: _Columns) -> dict[str, NDArray[np.object_]]:
-    """Columns that are named as a framework's habit is, and state it; blanks state nothing."""
+    """Columns with the name of a framework's habit, which state it; blanks state nothing."""
     found = {}
     for name in Framework.habits(columns.frame.columns) - {"sequence_parallel"}:
         text = columns.frame[name].str.strip().str.lower()

@@ -159,7 +159,7 @@ def drop(table: Table, reasons: Mapping[str, Mask]) -> Table:
     for reason, mask in reasons.items():
         left_out[reason] += int(np.sum(keep & mask))
         keep &= ~mask
-    return replace(table[keep], left_out=+left_out)  # of what was there at all
+    return replace(table[keep], left_out=+left_out)  # without reasons that no row has
 
 
 def contradictory(table: Table, global_batch: Array, world_size: Array) -> dict[str, Mask]:
