@@ -32,7 +32,7 @@ class Keys:
         return plain if isinstance(plain, dict) else {}
 
     def given(self, key: str) -> Any:
-        """The unchecked value of a key, one if a list has the same for all layers; else None."""
+        """The unchecked value of a key, a single one if all layers share it; None if missing."""
         value = self.values.get(self._name(key), self.defaults.get(key))
         if key == "intermediate_size" and isinstance(value, list) and value:
             return value[0] if value == value[:1] * len(value) else value
