@@ -1,4 +1,4 @@
-"""Building a space from its file: checks that need more than one key."""
+"""Building a space from its file, with the checks that need several keys."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Builder:
         self.defaults = facts.defaults(file.trainer)
 
     def _tuned(self, file: SpaceFile) -> SpaceFile:
-        """The file with the parameters that its section ``tuning`` stands for."""
+        """The file with the parameters of its section ``tuning`` among the others."""
         own = file.tuning.parameters() if file.tuning is not None else {}
         for name in own.keys() & file.parameters.keys():
             raise self.document.error(
@@ -86,7 +86,7 @@ class Builder:
             for index, text in enumerate(file.constraints)
         )
         checks.check_trainer(document, file.trainer, types)
-        found = None  # any metric: the trials of a run have shown theirs
+        found = None  # any metric: those of a run are known from its trials
         if not self.frozen:
             nodes = own["num_nodes"].values if "num_nodes" in own else (1,)
             checks.check_launcher(document, file.trainer, self.ranks, max(map(int, nodes)))
@@ -119,7 +119,7 @@ class Builder:
         return space
 
     def _model_and_cluster(self) -> None:
-        """The built-in trainer needs both; a cluster decides the ranks per node."""
+        """Check that the built-in trainer has both, and one rank per GPU."""
         if self.own_trainer:
             return
         for key, value in (("model", self.model), ("cluster", self.cluster)):
@@ -186,7 +186,7 @@ class Builder:
         return (*once, *builtin, *given, *needed)
 
     def _allowed(self) -> set[str]:
-        """Rules that are switched off by the space, or replaced by its trainer's own."""
+        """Rules that the space switches off, or its trainer's own rules replace."""
         allowed = set[str](self.file.allow)
         if not self.own_trainer and "uneven_layers" in allowed:
             raise self.document.error(
@@ -195,10 +195,10 @@ class Builder:
                 "first_stage_layers and last_stage_layers",
             )
         if self.own_trainer:
-            allowed.add("uneven_layers")  # trainers.of_stages has what its framework requires
+            allowed.add("uneven_layers")  # trainers.of_stages has its framework's requirements
         cluster = self.cluster
         if cluster is not None and cluster.domain_gpus > cluster.gpus_per_node:
-            allowed.add("tp_across_nodes")  # tp_within_links has how far links reach
+            allowed.add("tp_across_nodes")  # replaced by tp_within_links
         return allowed
 
     def _program(self) -> Trainer:
@@ -216,7 +216,7 @@ class Builder:
                 raise self.document.wrong((key,), f"{name} is beyond 2^53")
 
     def _axes(self) -> None:
-        """Refuse names of further parallel axes that cannot be axes."""
+        """Refuse further parallel axes whose names cannot be axes."""
         axes = self.program.axes if self.own_trainer else ()
         own = self.file.parameters
         for index, name in enumerate(axes):
@@ -320,7 +320,7 @@ class Builder:
 
 
 def _assumed(given: ModelFile | BasedModel | str | None, model: ModelFile | None) -> str:
-    """A note on the sequence length that is assumed where ``config.json`` states none; or empty."""
+    """A note on the sequence length assumed because ``config.json`` states none; or empty."""
     base = given.base if isinstance(given, BasedModel) and given.seq_length is None else given
     if model is None or not isinstance(base, str) or not base.endswith(".json"):
         return ""

@@ -1,4 +1,4 @@
-"""Facts of a cluster: rules check against them, and the cost model computes with them.
+"""Facts of a cluster, for the rules and the cost model.
 
 Rates are decimal (1 GB/s = 1e9 bytes/s) and per direction; memory is binary (GiB). "GPU" is what
 one rank drives: on MI250X one of the card's two dies (GCD), on a CPU cluster a process.
@@ -17,7 +17,7 @@ from search_spaces.errors import SpaceError
 from search_spaces.shipped import read_named, shipped_files
 from trainer.plan.limits import MAX_GPUS_PER_NODE, MAX_NODES
 
-# Beyond any machine, and far from where products of such numbers leave floating point's range.
+# Wider than any machine's rates, and safe from overflow in products of such numbers.
 Rate = Annotated[float, Field(gt=0, ge=1e-9, le=1e9)]
 
 
@@ -30,12 +30,12 @@ class Link(_Record):
 
     level: str = Field(description="what the group is: card, neighbours, node")
     gpus: int = Field(ge=2, le=MAX_GPUS_PER_NODE)
-    """GPUs in the group, counted from local rank 0 upwards; more than a node has where links join
+    """GPUs in the group, counted from local rank 0 upwards; more than a node has if links join
     several nodes, as NVLink does in a rack"""
     gb_per_s: Rate = Field(description="between two GPUs of the group, per direction")
     fully_connected: bool = False
     """every pair has a link of its own, so that a group of n uses n - 1 of them per GPU; false
-    where a GPU has gb_per_s to all others together (a switch, a single ring)"""
+    if a GPU has gb_per_s to all others together (a switch, a single ring)"""
     latency_us: Rate | None = Field(default=None, description="of one hop of a ring")
 
 
@@ -46,7 +46,7 @@ class Nic(_Record):
     gb_per_s: Rate = Field(description="of one adapter, per direction")
     latency_us: Rate | None = Field(default=None, description="of one hop between nodes")
     reached_share: float | None = Field(default=None, gt=0, le=1)
-    """of the rate of all adapters that collectives of large messages were seen to reach over many
+    """share of the rate of all adapters that collectives of large messages reached over many
     nodes"""
 
 
@@ -57,8 +57,8 @@ class Collective(_Record):
     """
 
     operation: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "any"]
-    """any: stands for all collectives that have no entry of their own; send: from one rank of a
-    pair to the other"""
+    """any: all collectives without an entry of their own; send: from one rank of a pair to the
+    other"""
     gpus: int = Field(ge=2, le=MAX_NODES * MAX_GPUS_PER_NODE)
     nodes: int = Field(ge=1, le=MAX_NODES)
     stride: int = Field(default=1, ge=1, le=MAX_NODES * MAX_GPUS_PER_NODE)
@@ -79,8 +79,8 @@ class Cluster(_Record):
     cpus_per_node: int | None = Field(default=None, ge=1, le=100_000)
     """cores a job may use"""
     shared_by: float = Field(default=1, ge=1, le=MAX_GPUS_PER_NODE)
-    """ranks that share one processor, as processes on a CPU with fewer cores do: what one leaves
-    idle the others use. The peaks are what a rank gets when all are busy"""
+    """ranks that share one processor, as processes on a CPU with fewer cores do: the others use
+    what one leaves idle. The peaks are a rank's when all are busy"""
     compute_units: int | None = Field(default=None, ge=1, le=100_000)
     """of one GPU: streaming multiprocessors, or compute units; 1: a CPU"""
     power_watts: Rate | None = None
@@ -91,25 +91,25 @@ class Cluster(_Record):
     """of one GPU, advertised, dense; fp16 is the same"""
     peak_fp32_tflops: Rate | None = None
     gemm_bf16_tflops: Rate | None = None
-    """best that a large matrix product was seen to reach"""
+    """best rate that a large matrix product reached"""
     peak_fp8_tflops: Rate | None = Field(default=None, description="of one GPU, advertised, dense")
     gemm_fp8_tflops: Rate | None = None
-    """best that a large product of 8-bit numbers was seen to reach"""
+    """best rate that a large product of 8-bit numbers reached"""
     links: list[Link] = Field(default=[], max_length=16)
     """inside a node, innermost first; the outermost may join whole nodes"""
     nic: Nic | None = None
     host_link_gb_per_s: Rate | None = None
-    """GPU to host memory, for activations that wait there. Default 31.5, PCIe Gen4"""
+    """GPU to host memory, for offloaded activations. Default 31.5, PCIe Gen4"""
     overlap: float | None = Field(default=None, ge=0.001, le=1)
-    """share of its time that a matrix product hides a collective of, if both run at once"""
+    """share of its time that a matrix product hides of a collective that runs at the same time"""
     node_failures_per_day: Rate | None = None
     """of one node: failures that end a job on it. Default 0.0042, of two published clusters"""
     storage_gb_per_s: Rate | None = None
     """at which one node writes a checkpoint while all nodes of a job do"""
     price_per_node_hour: Rate | None = None
-    """money, of whatever currency, for a node and hour; the metric cost counts it"""
+    """money, in any currency, per node and hour; the metric cost counts it"""
     price_per_kwh: Rate | None = None
-    """money for energy; cost counts it besides, where it is not in the node-hour"""
+    """price of energy, which cost adds; leave it out if the node-hour includes energy"""
     co2_grams_per_kwh: Rate | None = None
     """of the site's electricity; the metric co2 counts it"""
     measured: list[Collective] = Field(default=[], max_length=10_000)
@@ -143,7 +143,7 @@ class Cluster(_Record):
     def bill(self, node_s: Any, joules: Any) -> dict[str, Any]:
         """Metrics ``cost`` and ``co2`` (kg) of a job, as far as prices are stated.
 
-        Where its ``joules`` are unknown (None), what needs them is left out.
+        If its ``joules`` are unknown (None), metrics that need them are left out.
         """
         prices = self.price_per_node_hour or 0.0, self.price_per_kwh or 0.0
         found: dict[str, Any] = {}

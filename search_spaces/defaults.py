@@ -22,7 +22,7 @@ from trainer.plan.limits import MAX_NODES
 from trainer.plan.model import ModelConfig
 
 BATCH_TOKENS = 2**22  # per step: usual for models of a few billion parameters and more
-LONG_SEQUENCE = 16384  # tokens; context parallelism is tried from here on
+LONG_SEQUENCE = 16384  # tokens; context parallelism is tried from this length on
 MBS = (1, 2, 4, 8)
 MOST_STAGES, MOST_CHUNKS = 64, 8  # pipeline stages, and chunks per rank
 MOST_CONTEXT, MOST_EXPERT = 16, 64  # ranks
@@ -49,7 +49,7 @@ def default_space(
     settings: Collection[str] | None = None,
     batch_is_stated: bool = False,
 ) -> dict[str, Any]:
-    """The content of a space with all degrees that are worth trying, for ``load_space``.
+    """The content, for ``load_space``, of a space with all degrees worth trying.
 
     Args:
         model: a shipped model, a file (``*.yaml``, Hugging Face's ``config.json``), or its record.
@@ -58,7 +58,7 @@ def default_space(
         seq_length: tokens of a training sequence; default the model's own.
         global_batch_size: sequences of a step; default about four million tokens.
         settings: parameters that the trainer has options for; default all.
-        batch_is_stated: the trainer's own options state the batch, which then determines ``gas``.
+        batch_is_stated: the trainer's own options state the batch, so that ``gas`` follows from it.
 
     Raises SpaceArgumentError that names the argument, the value and what is accepted.
     """
@@ -101,7 +101,7 @@ def _world(machine: Cluster, nodes: int) -> int:
 def _batch(
     file: ModelFile, machine: Cluster, world: int, degrees: Degrees, wanted: int | None
 ) -> tuple[int, list[int]]:
-    """Sequences of a step, and the numbers of micro-batches that the degrees leave of them."""
+    """Sequences of a step, and the numbers of micro-batches that are possible with the degrees."""
     ranks = map(math.prod, product(degrees["tp"], degrees["pp"], degrees.get("cp", [1])))
     replicas = {world // count for count in ranks if world % count == 0}
     usual = default_batch(file, world, min(replicas))
@@ -118,7 +118,7 @@ def _batch(
 
 
 def default_batch(model: ModelConfig, world: int, least: int = 1) -> int:
-    """Sequences of about four million tokens, a multiple of ``least``: the fewest replicas."""
+    """Sequences of about four million tokens; a multiple of ``least``, the fewest replicas."""
     target = max(1, round(BATCH_TOKENS / model.seq_length))
     step = world
     while step > target and step % 2 == 0:
@@ -136,7 +136,7 @@ def _named(model: str | ModelConfig, file: ModelFile) -> dict[str, Any]:
 def _read(
     model: str | ModelConfig, cluster: str, framework: str, seq_length: int | None
 ) -> tuple[ModelFile, Cluster]:
-    """The records of model and cluster; the framework has to have one, too."""
+    """The records of model and cluster; checks that the framework has one, too."""
     if framework not in FRAMEWORKS:
         hint = nearest(framework, FRAMEWORKS)
         accepted = f"accepted one of {', '.join(FRAMEWORKS)}{hint}"
@@ -156,7 +156,7 @@ def _read(
 
 
 def _degrees(model: ModelConfig, cluster: Cluster, world: int, habits: Framework) -> Degrees:
-    """Parallel degrees; each divides what it splits, and the ranks."""
+    """Parallel degrees that divide the ranks and whatever each of them splits."""
     choices, degrees = habits.choices, {"tp": [1], "pp": [1]}
     if choices.tensor:
         degrees["tp"] = divisors(math.gcd(cluster.gpus_per_node, model.kv_heads))
@@ -172,7 +172,7 @@ def _degrees(model: ModelConfig, cluster: Cluster, world: int, habits: Framework
     if "ep" in choices.further and model.mixture is not None:
         experts = int(model.mixture.num_experts)
         degrees["ep"] = _up_to(MOST_EXPERT, divisors(math.gcd(world, experts)))
-        if degrees["tp"] != [1] and habits.name != "meshtune":  # which splits no expert
+        if degrees["tp"] != [1] and habits.name != "meshtune":  # meshtune splits no expert
             degrees["etp"] = degrees["tp"]
     return degrees
 
@@ -208,7 +208,7 @@ def _constraints(habits: Framework, parameters: Collection[str], batch: int) -> 
         rules.append((f"pp == 1 or zero_stage <= {most}", {"pp", "zero_stage"}))
     # Megatron's default is tp, its advice on mixtures 1.
     rules.append(("etp == 1 or etp == tp", {"etp", "tp"}))
-    # Otherwise Megatron refuses mixtures.
+    # Otherwise Megatron refuses mixtures of experts.
     rules.append(("tp == 1 or sequence_parallel", {"tp", "sequence_parallel", "ep"}))
     return [text for text, names in rules if names <= {*parameters}]
 
@@ -216,8 +216,8 @@ def _constraints(habits: Framework, parameters: Collection[str], batch: int) -> 
 def _shared_layers(model: ModelConfig, habits: Framework, stages: Sequence[int]) -> int:
     """Layers that pipeline stages share.
 
-    Embedding and loss count as two more where that makes more pipelines even (Llama 3 405B has 126
-    layers) and the framework has the options.
+    Embedding and loss count as two more layers if that makes more pipelines even (Llama 3 405B has
+    126 layers) and the framework has the options.
     """
     layers = model.num_layers
     if habits.split != "even" or not {*_ENDS} <= {*habits.stage_settings}:
@@ -226,7 +226,7 @@ def _shared_layers(model: ModelConfig, habits: Framework, stages: Sequence[int])
 
 
 def _allowed(model: ModelConfig, habits: Framework, stages: Sequence[int]) -> list[str]:
-    """Rules to switch off: stages may be uneven where only 1 or 2 stages divide the layers."""
+    """Rules to switch off: stages may be uneven if only 1 or 2 stages divide the layers."""
     layers = _shared_layers(model, habits, stages)
     longer = [pp for pp in stages if pp > min(2, stages[-1] - 1)]
     even = any(layers % pp == 0 for pp in longer)
@@ -241,7 +241,7 @@ def _trainer(framework: str, parameters: Iterable[str]) -> dict[str, Any]:
 
 
 def _stem(model: str | ModelConfig) -> str:
-    """A short name of the model; every ``config.json`` has the same, so its folder's name."""
+    """A short name of the model: its file's, or its folder's if that is ``config.json``."""
     if not isinstance(model, str):
         return "model"
     path = Path(model)

@@ -1,4 +1,4 @@
-"""A configuration as the options of a known trainer, whichever trainer it was found with."""
+"""A configuration in the options of a known trainer, with whatever trainer it was found."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from search_spaces.trainers.stated import StatedOptions
 from trainer.plan.axes.mesh import ordered
 from trainer.plan.model import ModelConfig
 
-DEGREES = (*ordered(), "vpp")  # of which 1 is no news
+DEGREES = (*ordered(), "vpp")  # a degree of 1 need not be reported
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Export:
     arguments: tuple[tuple[str, ...], ...]  # options of its command line, each with its values
     files: Mapping[str, str]  # text of its configuration files by name
     environment: Mapping[str, str]  # of every rank
-    unmapped: tuple[str, ...]  # parameters that it has no option for, and why; a line each
+    unmapped: tuple[str, ...]  # a line for each parameter without an option, with the reason
 
     @classmethod
     def of(
@@ -39,7 +39,7 @@ class Export:
 
         Args:
             adapter: the trainer's name, or a file of an adapter.
-            arguments: of the user's own command line, which tell the trainer's version; default
+            arguments: of the user's own command line, which show the trainer's version; default
                 those of the space, if its trainer is the same.
 
         Raises SpaceError that begins with ``found``, if there is no such adapter.
@@ -92,12 +92,12 @@ def _known_settings(
 
 
 def _model(record: AdapterFile, model: ModelConfig | None) -> tuple[dict[str, Any], list[str]]:
-    """The model in the trainer's keys, and lines on the fields that it has none for."""
+    """The model in the trainer's keys, and lines on the fields without a key."""
     if model is None:
         return {}, []
     unwritten = model_keys.unwritten(record.model, model)
     lines = [f"model.{n}: {getattr(model, n)}: {record.name} has no such key" for n in unwritten]
-    if unwritten and len(record.model) <= 1:  # but the length of its sequences
+    if unwritten and len(record.model) <= 1:  # it has at most a key for the sequence length
         lines = [f"the model ({', '.join(unwritten)}): {record.name} has it elsewhere"]
     return model_keys.written(record.model, model, {}), lines
 
@@ -105,7 +105,7 @@ def _model(record: AdapterFile, model: ModelConfig | None) -> tuple[dict[str, An
 def _unmapped(
     own: Mapping[str, Any], record: AdapterFile, told: Collection[str], values: Mapping[str, Any]
 ) -> list[str]:
-    """Parameters that the trainer is not told, and its constraints that are broken."""
+    """Lines on parameters without an option, and on broken constraints of the trainer."""
     lines = []
     for name, value in own.items():
         broken = [

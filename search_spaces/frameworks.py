@@ -1,8 +1,8 @@
 """Habits of a framework: what it keeps in memory, and how it communicates and splits layers.
 
-A record says what differs between two programs that train the same model with the same degrees. It
-never names a machine or a model. The records are in ``known_trainers/*.yaml``; defaults here are
-what most frameworks do.
+A record states how programs that train the same model with the same degrees differ. It never names
+a machine or a model. The records are in ``known_trainers/*.yaml``; the defaults here are the habits
+of most frameworks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ZeroStages = Annotated[tuple[Annotated[int, Field(ge=0, le=3)], ...], BeforeVali
 
 
 class Choices(Described):
-    """Choices that a framework has; a default space varies no more than these."""
+    """Choices that a framework offers; a default space varies nothing else."""
 
     zero_stages: ZeroStages = (0, 1)
     """Stages of ZeRO that its optimizer has; 1 is Megatron's distributed optimizer."""
@@ -59,8 +59,8 @@ class Habits(Described):
     gradient_bytes: PerParameter = 4
     """Size of an accumulated gradient."""
     master_bytes: PerParameter = 4
-    """Size of a master weight: 2 where it is no more than the bits that a 16-bit weight lacks, 0
-    without master weights."""
+    """Size of a master weight: 2 if it only has the bits that a 16-bit weight lacks, 0 without
+    master weights."""
     moment_bytes: PerParameter = 4
     """Size of each of AdamW's two moments; their mean where they differ."""
     optimizer_always_sharded: bool = False
@@ -70,30 +70,32 @@ class Habits(Described):
     """Size of a second copy of whole gradients: without ZeRO, and with a sharded optimizer. Source:
     DeepSpeed's BF16_Optimizer."""
     step_gradient_bytes: Pair = (0, 0)
-    """Size of the copies that each rank makes of its part of the gradients to apply them: with an
+    """Size of the copies of its part of the gradients that each rank makes to apply them: with an
     unsharded optimizer, and with a sharded one."""
     loose_gradients: bool = False
     """Gradients of a micro-batch lie beside the accumulated ones until its backward pass ends."""
     placeholder_gradients: bool = False
-    """The matrix product adds a weight's gradient to the accumulated one itself, and autograd gets
-    an empty matrix of the same shape: one stays for each shape in a layer, that of the output layer
-    is freed. Source: Transformer Engine from 2.3 on."""
+    """The matrix product itself adds a weight's gradient to the accumulated one, and autograd gets
+    an empty matrix of the same shape. One such matrix stays for each shape in a layer; the output
+    layer's is freed. Source: Transformer Engine from 2.3 on."""
     sharded_masters: bool = False
-    """Weights sharded as their master weights exist in float32 only, and are cast when gathered."""
+    """Weights that are sharded like their master weights exist in float32 only, and are cast when
+    gathered."""
     freed_weight_bytes: PerParameter = 0
     """Memory that the allocator keeps after the weights were copied into one flat buffer."""
     fp8_copy_bytes: PerParameter = 0
-    """8-bit copies of a weight kept from step to step beside it where layers compute in FP8: 2, one
-    per direction; 0 where these two are the weight, or it is cast in each pass."""
+    """8-bit copies of a weight kept beside it from step to step if layers compute in FP8: 2, one
+    per direction; 0 if these two are the weight, or it is cast in each pass."""
     tensor_splits_states: bool = True
-    """Sharded states of a rank are those of its part of the layers under tensor parallelism; false:
-    of whole layers, over replicas alone, as a peak and six failures of transformers' FSDP show."""
+    """Tensor parallelism splits the sharded states, too: a rank has those of its part of the
+    layers; false: of whole layers, sharded over replicas alone, as a peak and six failures of
+    transformers' FSDP show."""
     live_parameters: Parameters = 1e18
-    """Sharded weights that may be gathered at once, unless one matrix has more; without this bound
-    those of two layers."""
+    """Sharded weights that may be gathered at once, unless one matrix has more; if this does not
+    bound them, those of two layers."""
     reduced_apart: Parameters = 0
-    """Gradients that a stream of its own copies and reduces at once where weights are sharded, or
-    one matrix's if more: other streams cannot use its memory; 0: a layer's, in memory of all.
+    """Gradients that a separate stream copies and reduces at once if weights are sharded (at least
+    one matrix's), in memory that other streams cannot use; 0: a layer's, in memory that they can.
     Source: DeepSpeed's reduce_and_partition_stream."""
     whole_in_pipelines: bool = False
     """In a pipeline, sharded weights and gradients stay whole from the first micro-batch to the
@@ -101,10 +103,10 @@ class Habits(Described):
 
     # Buffers.
     flat_buckets: bool = False
-    """Whole weights lie in flat buckets, in which gradients are sharded as optimizer states are and
-    reduced bucket by bucket; there float32 weights are their own master weights."""
+    """Whole weights lie in flat buckets, whose gradients are sharded like optimizer states and
+    reduced bucket by bucket; float32 weights in them are their own master weights."""
     bucket_bytes: PerParameter = 0
-    """Place in gradient buckets kept from step to step where replicas are not sharded. Source:
+    """Memory of gradient buckets kept from step to step if replicas are not sharded. Source:
     torch's DDP."""
     fixed_buffer_bytes: Bytes = 0
     """Communication buckets whose size does not depend on the model."""
@@ -120,19 +122,19 @@ class Habits(Described):
     """Dropout masks are kept, 1 byte per element; models with gated units train without dropout.
     Source: Korthikanti et al. 2022."""
     fused_layers: bool = False
-    """Gate and product of a gated unit are one kernel that keeps its inputs, and rotation is one
-    that keeps its outputs."""
+    """One kernel computes gate and product of a gated unit and keeps its inputs; one computes the
+    rotation and keeps its outputs."""
     keeps_products: Literal["", "second", "all"] = ""
     """Under selective recomputation a layer keeps only its input, attention's output and the
     outputs of matrix products: of every second one (torchtitan's 'selective op'), or of all but the
-    last, which nothing reads; empty: it keeps all but what is inside attention."""
+    last, which nothing reads; empty: it keeps everything outside attention."""
     stashed_layers: Annotated[float, _in("layers")] = 5
     """Offloaded activations that are on the device at once, on their way to the host or back.
     Source: torchtune's max_fwd_stash_size."""
     keeps_outputs: bool = False
     """The output of a stage stays in memory until its gradient arrives."""
     logits_bytes: PerLogit = 8
-    """Float32 copies of a logit at the loss, whatever layers compute in."""
+    """Float32 copies of a logit at the loss, in whatever format layers compute."""
     logit_copies: Copies = 0
     """Copies of a logit in the format in which layers compute."""
     autocast_layers: bool = False
@@ -141,7 +143,7 @@ class Habits(Described):
     transformers' Llama under torch.autocast."""
     adapter_bytes: Pair = (16, 16)
     """Weights, gradients and AdamW's moments of adapters, beside 16-bit weights and beside
-    quantized ones: 16 in float32, 8 in 16 bits. Source: PEFT makes float32 ones."""
+    quantized ones: 16 in float32, 8 in 16 bits. Source: PEFT makes float32 adapters."""
     quantized_bytes: PerParameter = 0.5159
     """A weight in NF4: 4 bits, with a scale for each 64 weights, of 8 bits if these are quantized,
     too; 0.5625 if not. Source: Dettmers et al. 2023, section 3; bitsandbytes."""
@@ -151,26 +153,26 @@ class Habits(Described):
     """Sharded vocabulary tables are gathered by themselves, not with the layers. Source:
     torchtune's custom_sharded_layers."""
     compiled_layers: bool = False
-    """A compiled layer computes elementwise results again in its backward pass, where its adapters'
-    inputs are such. Source: the partitioner of torch.compile."""
+    """A compiled layer recomputes elementwise results in its backward pass if they are inputs of
+    its adapters. Source: the partitioner of torch.compile."""
     expandable_segments: bool = False
-    """The allocator's blocks need not be contiguous: none is too small. Source: torch's
+    """The allocator's blocks need not be contiguous, so none is too small. Source: torch's
     PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
     step_graph_bytes: Bytes = 0
-    """Memory that CUDA graphs of a whole step hold beside what the step needs without them."""
+    """Memory that CUDA graphs of a whole step hold beyond what the step needs without them."""
 
     # Communication.
     reduce_bytes: PerParameter = 2
-    """Size of a gradient when it is reduced, where layers compute in 16 bits."""
+    """Size of a gradient when it is reduced, if layers compute in 16 bits."""
     overlaps_gradients: bool = True
     """Gradient reduction may hide behind the backward pass."""
     overlaps_split_gradients: bool = True
-    """The reduction of gradients whose optimizer states are sharded may hide likewise."""
+    """The reduction of gradients may also hide if their optimizer states are sharded."""
     overlaps_publish: bool = False
     """If weights and gradients are whole or in flat buckets, updated weights arrive during the
     next forward pass."""
     owners_send: bool = True
-    """Where optimizer states alone are sharded, each rank sends its part of the updated weights by
+    """If only optimizer states are sharded, each rank sends its part of the updated weights by
     itself; false: one flat buffer is gathered."""
     overlaps_tensor: bool = False
     """Collectives of tensor parallelism hide behind the products that need them. Source:
@@ -178,12 +180,12 @@ class Habits(Described):
     gradients_synced_per_micro_batch: bool = False
     """Without ZeRO, a pipeline reduces gradients after every micro-batch, not every step."""
     repeated_sums: PerLayer = 2
-    """All-reduces of tensor parallelism that full recomputation repeats in a layer: 2, or 1 where
-    the last is left out, whose result no gradient needs."""
+    """All-reduces of tensor parallelism that full recomputation repeats in a layer: 2, or 1 without
+    the last, whose result no gradient needs."""
     one_adapter: bool = False
-    """Sharded weights and gradients, which come and go layer by layer, cross nodes at the rate of
-    one network adapter, however many there are. Source: Narayanan et al. 2021, Table 2: ZeRO-3
-    takes as long with eight adapters."""
+    """Sharded weights and gradients, which are gathered and reduced layer by layer, cross nodes at
+    the rate of one network adapter, however many there are. Source: Narayanan et al. 2021, Table 2:
+    ZeRO-3 takes as long with eight adapters."""
     sends_tokens_once: bool = False
     """A token is sent once to a rank that has several of its experts. Source: DeepEP."""
 
@@ -193,7 +195,7 @@ class Habits(Described):
     (first_more); each has as many as the fullest needs until none are left (last_fewer); by
     weights, output layer included (by_weight)."""
     counts_ends: bool = False
-    """Embedding and output layer count as a layer each, unless the job says otherwise."""
+    """Embedding and output layer count as a layer each, unless the job sets it otherwise."""
     stage_settings: Names = ()
     """Parameters of a space that change the split: first_stage_layers, last_stage_layers,
     account_for_embedding, account_for_loss, pipeline_layout."""
@@ -205,25 +207,25 @@ class Habits(Described):
     """The shares of a GPU's peak that products and attention reach are the framework's own."""
     reports: Literal["allocated", "reserved", "device"] = "allocated"
     """Peak memory that it prints: of tensors (allocated), with the allocator's free blocks
-    (reserved), or all that the device held (device)."""
+    (reserved), or all memory in use on the device (device)."""
     reports_first_stage: bool = False
     """The printed peak is the first rank's, not the fullest one's."""
 
 
 class RecordedHabits(Habits):
-    """Habits of one framework as its record has them."""
+    """Habits of one framework as its record states them."""
 
     source: str = ""
     """Source of these habits."""
     choices: Choices = Choices()
     """Choices that it has."""
     fitted_as: str = ""
-    """Framework whose fitted constants it has, for want of own ones."""
+    """Framework whose fitted constants it uses, as it has none of its own."""
     reshards: str = ""
-    """How its checkpoints are saved so that they resume under another layout; empty: they are not
-    known to."""
+    """How to save its checkpoints so that they resume under another layout; empty: unknown whether
+    they can."""
     fine_tunes: bool = False
-    """Fine-tuning is what it is for: a program that has no record is not taken to be like it."""
+    """It is made for fine-tuning: a program without a record is not assumed to be like it."""
 
 
 FrameworkName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,39}$")]
@@ -231,10 +233,10 @@ FrameworkName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,39}$")]
 
 class StatedHabits(Habits):
     """A framework with habits that are known for certain, from the user or from a launch line;
-    those that are left out are as the record of the base has them."""
+    omitted habits are those of the base's record."""
 
     base: FrameworkName
-    """The framework whose record has all habits that are not stated here."""
+    """The framework whose record has the habits that are not stated here."""
 
     @property
     def stated(self) -> dict[str, Any]:
@@ -242,7 +244,7 @@ class StatedHabits(Habits):
 
     @model_serializer
     def _given(self) -> dict[str, Any]:
-        """Only what is stated, even where the framework has the same by default."""
+        """The stated habits, even those that equal the framework's defaults."""
         plain = {n: [*v] if isinstance(v, tuple) else v for n, v in self.stated.items()}
         return {"base": self.base, **plain}
 
@@ -252,11 +254,11 @@ class Framework(RecordedHabits):
 
     name: str
     stated: frozenset[str] = frozenset()
-    """Names of habits that are certain; the others are as its record assumes."""
+    """Names of habits that are certain; its record assumes the others."""
 
     @staticmethod
     def habits(named: Collection[str]) -> set[str]:
-        """The names among these that are of habits."""
+        """The names among these that are habits."""
         return Habits.model_fields.keys() & set(named)
 
     @staticmethod

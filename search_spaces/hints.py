@@ -1,4 +1,4 @@
-"""Notes on a space: valid, but hardly meant so."""
+"""Notes on parts of a space that are valid but probably not intended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from search_spaces.space import SearchSpace
 _WORK_PER_TIME = re.compile(r"(?:tokens|samples)_per_second|tflops|_per_token$|\bmfu$")
 _OF_WHOLE_JOB = ("tokens_per_second", "samples_per_second")
 _STEPS = re.compile(r"step_time|steps_per_second")
-_BETTER = {  # known keys, by whether more is better; what one's own means is one's own
+_BETTER = {  # known keys, by whether more is better; no note is made on a user's own keys
     True: r"(?:(?:padded_)?tokens|samples|steps|epochs)_per_second(?:_per_gpu)?|tflops_per_gpu|mfu",
     False: r"step_time_s(?:\..*)?|node_seconds_per_token|(?:val_)?loss",
 }
@@ -71,7 +71,7 @@ def notes(space: SearchSpace) -> Iterator[str]:
 
 
 def _decided_beforehand(space: SearchSpace) -> Iterator[str]:
-    """Notes on a batch or a number of nodes that alone decides the objective."""
+    """Notes on a batch or a number of nodes that by itself decides the objective."""
     key = space.objective.key
     constrained = {name for constraint in space.constraints for name in constraint.names}
     read = frozenset[str]().union(*(space.reads[name] for name in constrained))
@@ -106,7 +106,7 @@ def misplaced(space: SearchSpace) -> list[str]:
 
 
 def unmounted(space: SearchSpace) -> list[str]:
-    """Paths in the command that this machine has and the container has not, as far as known."""
+    """Paths in the command that exist here but, as far as known, not in the container."""
     container = space.trainer.container
     if container is None:
         return []
@@ -145,7 +145,7 @@ def offloading(spec: TrainerSpec) -> list[str]:
 
 
 def _switches_on(path: str, value: Any) -> bool:
-    """Whether an offloading key, or its ``device``, says so; offloaded activations are modelled."""
+    """Whether an offloading key, or its ``device``, is on; activations' offloading is modelled."""
     above, _, last = path.rpartition(".")
     says = "offload" in last or (last == "device" and "offload" in above)
     return says and value not in _OFF and value != "{offload_activations}"

@@ -20,7 +20,7 @@ FORMER_NAMES = {"megatron-bridge-26.06": "megatron-bridge"}  # in files of earli
 
 
 class _ReadOnce(UserDict[str, T], Generic[T]):
-    """A value per name, computed when it is first asked for."""
+    """A value per name, computed at the first access."""
 
     def __init__(self, names: tuple[str, ...], read: Callable[[str], T]) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ LOG_FORMATS = _ReadOnce(known_trainers("log"), _log_format)
 
 
 def framework_named(named: str | StatedHabits) -> Framework:
-    """The habits of a framework; for an unknown one, those that most have."""
+    """The habits of a framework; for an unknown one, those of most frameworks."""
     if isinstance(named, StatedHabits):
         own = named.stated
         return framework_named(named.base).with_habits(stated=frozenset(own), **own)
@@ -71,8 +71,8 @@ def framework_named(named: str | StatedHabits) -> Framework:
 def log_format(result: ResultPatterns | None, stated: str | None = None) -> LogFormat:
     """The format by which metrics are read from logs; without patterns, none is read.
 
-    ``stated`` are the trainer's arguments and files: without a record's ``real_if`` among them
-    its tokens are called padded; a pattern's ``only_if`` has to be among them.
+    ``stated`` are the trainer's arguments and files: if they lack a record's ``real_if``, its
+    tokens count as padded, and patterns whose ``only_if`` they lack are left out.
     """
     if result is None:
         return LogFormat()

@@ -30,7 +30,7 @@ def load_space(
     """Load a space from a YAML file, from its content, or a shipped one by its name.
 
     Args:
-        frozen: the space of a run, which can be read where its trainer's folder does not exist.
+        frozen: the space of a run, which can be read even if its trainer's folder does not exist.
         cluster: in place of the space's own: a shipped one, or a file.
 
     Raises SpaceError with a complete message, for anything that is wrong with the input.
@@ -49,7 +49,7 @@ def load_space(
     elif isinstance(own, str):
         own = named(Cluster, ("cluster",), own, document)
     builder = Builder(document, file, model, own, frozen)
-    # A space's name is that of folders and jobs, too.
+    # Folders and jobs are named after the space, too.
     plain = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(document.name).stem).lstrip("._-")
     return builder.build(file.name or plain or "space")
 
@@ -75,10 +75,7 @@ def _file(reference: str | Path) -> Path:
 
 
 def _model_of(given: ModelFile | BasedModel | str | None, document: Document) -> ModelFile | None:
-    """The model that a space gives under its key ``model``.
-
-    Raises SpaceError if there is no such model, or something is wrong with its file.
-    """
+    """The model under a space's key ``model``; raises SpaceError if it or its file is wrong."""
     if given is None or isinstance(given, ModelFile):
         return given
     based = BasedModel(base=given) if isinstance(given, str) else given
@@ -100,11 +97,9 @@ def read_model(
 
 
 def _downloaded(name: str) -> str:
-    """The file of a model on the Hugging Face hub, in the local cache; other names stay.
+    """The locally cached file of a model on the Hugging Face hub; other names are unchanged.
 
-    Nothing is downloaded.
-
-    Raises SpaceError if the cache has no such model.
+    Nothing is downloaded. Raises SpaceError if the cache has no such model.
     """
     if not _HUB_NAME.fullmatch(name) or Path(name).exists():
         return name

@@ -22,7 +22,7 @@ _STEPS = (
     *("step_time_s.median", "step_time_s", "steps_per_second", "micro_batch_time_s"),
     *("samples_per_second", "micro_batches_per_second"),
 )
-MAX_SCRIPT_BYTES = 1 << 20  # that are read of a script
+MAX_SCRIPT_BYTES = 1 << 20  # no more of a script is read
 _KEY = re.compile(r"[^\s+*()<>=]{1,200}")
 _STATEMENTS = ("MESHTUNE_RESULT", "MESHTUNE_STEP", "result.json")
 
@@ -33,11 +33,11 @@ def objectives_of(
     own: Mapping[str, Parameter],
     found: Collection[str] | None = None,
 ) -> tuple[Objective, ...]:
-    """The objectives of a space file, whose trainer is a command and which has parameters ``own``.
+    """The objectives of a space file with parameters ``own``.
 
-    ``found`` are keys of every result; None: any.
+    ``found`` are the keys that results have; None: any.
 
-    Raises SpaceError for a repeated one, one that never varies, or one that is never reported.
+    Raises SpaceError for one that is repeated, never varies, or is never reported.
     """
     given = file.objective
     several = isinstance(given, list)
@@ -64,9 +64,9 @@ def bounds_of(
 ) -> tuple[Bound, ...]:
     """The bounds of a space file on measured values.
 
-    ``facts`` are known before a trial runs, ``found`` are keys of every result; None: any.
+    ``facts`` are known before a trial runs, ``found`` are the keys that results have; None: any.
 
-    Raises SpaceError for text that is none, or a metric that is never reported.
+    Raises SpaceError for text that is no bound, or a metric that is never reported.
     """
     bounds = []
     for index, text in enumerate(file.subject_to):
@@ -94,9 +94,9 @@ def bounds_of(
 def keys_found(
     spec: TrainerSpec, patterns: Iterable[str], names: Collection[str], has_model: bool
 ) -> set[str] | None:
-    """Keys of the results of a user's own trainer, with those that follow; None: any.
+    """Keys of the results of a user's own trainer, and of metrics derived from them; None: any.
 
-    Its log's ``patterns`` are given by key, and the ``names`` that expressions can use.
+    ``patterns`` are the keys that its log has patterns for, ``names`` those that expressions use.
     """
     found = {*patterns}
     stated = _own_statements(spec) if spec.command and found else True
@@ -138,7 +138,7 @@ def _own_statements(spec: TrainerSpec) -> bool | None:
 def _check_key(
     document: Document, file: SpaceFile, key: str, where: Where, found: Collection[str] | None
 ) -> None:
-    """Refuse an expression, and a metric that no result of the trainer has."""
+    """Refuse an expression, or a metric that no result of the trainer has."""
     root = key.split(".")[0]
     known = (*FIGURES, "num_nodes", "node_seconds_per_token", *ENERGY_FIGURES, "cost")
     builtin = file.trainer.builtin is not None and not root.startswith("communication_")
@@ -171,17 +171,16 @@ _COUNTED = {TOKENS, f"{TOKENS}_per_gpu", "tokens"}
 
 
 def check_sources(document: Document, space: SearchSpace, found: Collection[str] | None) -> None:
-    """Refuse an objective of tokens that nothing in the trainer's log would count, or without a
-    price; ``found`` are keys of every result, None: any.
+    """Check that the trainer's log counts the tokens of objectives, and that prices are known.
 
-    Raises SpaceError where lengths vary, and the log's patterns have no real tokens; or the cluster
-    states no price, or one of energy that nothing measures.
+    ``found`` are the keys that results have; None: any. Raises SpaceError if lengths vary and no
+    pattern counts real tokens, or the cluster lacks a price, or nothing measures priced energy.
     """
     patterns = space.program.log.patterns
     uncounted = space.uneven_lengths and patterns and _COUNTED.isdisjoint(patterns)
     builtin = space.trainer.builtin is not None
     priced = space.priced(builtin or found is None or "joules_per_token" in found)
-    # Where results are not known beforehand, a trainer's own figure may have the name.
+    # If results are not known beforehand, the trainer may report such a metric itself.
     refused = builtin or found is not None
     sought: list[tuple[Where, str]] = [(("objective",), o.key) for o in space.objectives]
     sought += [(("subject_to", i), bound.key) for i, bound in enumerate(space.subject_to)]

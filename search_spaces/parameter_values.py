@@ -1,4 +1,4 @@
-"""The values that a space file gives a parameter, checked; ``gas`` follows from a global batch."""
+"""Checking the values of a space file's parameters; deriving ``gas`` from a global batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainer.plan.stages import LAYOUT
 
 MAX_VALUES = 10_000
 BATCH = "global_batch_size"
-MOST_SIZES = 32  # each is a comparison in the constraint
+MOST_SIZES = 32  # each adds a comparison to the constraint
 MOST_DIVISORS = 200
 
 _DEGREE = TypeAdapter[Any](Annotated[int, Field(ge=1)])
@@ -36,7 +36,7 @@ def _adapter(field: FieldInfo) -> TypeAdapter[Any]:
 
 
 def _adapters(*records: type[BaseModel], own_trainer: bool) -> dict[str, TypeAdapter[Any]]:
-    """Checks of values, by parameter; none where a user's own trainer may have any."""
+    """Checks of values, by parameter; no entry if a user's own trainer may have any value."""
     return {"num_nodes": _DEGREE} | {
         name: _adapter(field)
         for record in records
@@ -60,8 +60,8 @@ def build(
 ) -> Parameter:
     """The parameter of a checked file; raises SpaceError at the value that is wrong.
 
-    A trainer of the user's may take any values. If it ``is_axis``, it is a degree that only that
-    trainer knows. A continuous parameter's grid has so many ``points``.
+    A user's own trainer may have any values; a parameter that ``is_axis`` is a degree that only
+    that trainer knows. A continuous parameter's grid has ``points`` points.
     """
     place = _Place(document, ("parameters", name))
     span = place.span(spec, points) if isinstance(spec, (Float, Int)) else None
@@ -108,7 +108,7 @@ class _Place:
 
     def check(self, value: Scalar, adapter: TypeAdapter[Any] | None, *steps: str | int) -> None:
         found = f"found {as_written(value)}"
-        if isinstance(value, (int, float)) and not abs(value) <= MAX_NUMBER:  # NaN compares false
+        if isinstance(value, (int, float)) and not abs(value) <= MAX_NUMBER:  # also refuses NaN
             raise self.error(f"{found}, accepted numbers up to 2^53", *steps)
         if adapter is None:
             return
@@ -116,11 +116,11 @@ class _Place:
             typed = adapter.validate_python(value, strict=True)
         except ValidationError as error:
             raise self.error(wrong_value(error.errors()[0]), *steps) from None
-        if type(typed) is not type(value):  # a literal 1 takes 1.0 and true for equal
+        if type(typed) is not type(value):  # 1.0 and true equal a literal 1
             raise self.error(f"{found}, accepted a whole number", *steps)
 
     def check_together(self, values: Sequence[Scalar], *steps: str) -> None:
-        """Values are of one type, and none stands twice."""
+        """Check that values have one type, and none is repeated."""
         seen: set[Scalar] = set()
         for index, value in enumerate(values):
             found = f"found {as_written(value)}"
@@ -136,7 +136,7 @@ class _Place:
             seen.add(value)
 
     def check_ends(self, ends: Sequence[Number], key: str, *, equal: bool) -> None:
-        """The lower end is first; the ends may be ``equal``."""
+        """Check that the lower end is first; the ends may be the same if ``equal``."""
         low, high = ends
         if low > high or (low == high and not equal):
             turned = "" if low == high else f": [{high}, {low}]"
@@ -189,9 +189,9 @@ def check_layouts(
 ) -> None:
     """Check the values of :data:`LAYOUT`, if a space has it among its ``own`` parameters.
 
-    Those that are not ``written`` in it are in its trainer's own arguments or file.
+    Parameters that are not ``written`` in it come from its trainer's own arguments or file.
 
-    Raises SpaceError at the first one that is no layout, or none of the model or of its pipelines.
+    Raises SpaceError at the first that is no layout, or fits neither the model nor its pipelines.
     """
     parameter = own.get(LAYOUT)
     if parameter is None:
@@ -230,7 +230,7 @@ def _problem(text: str, num_layers: int | None, products: list[int]) -> str | No
 
 
 def listed(spec: Any) -> list[Any]:
-    """Whole numbers or listed values of a parameter that is not checked yet."""
+    """Whole numbers or listed values of a parameter that has not been checked yet."""
     if isinstance(spec, Ordered):
         return spec.ordered
     if isinstance(spec, Categories):
@@ -250,8 +250,7 @@ def with_gas(
 ) -> tuple[dict[str, Any], list[str]]:
     """Parameters with ``gas`` in place of ``global_batch_size``, and the constraint on the batch.
 
-    ``gas`` gets every divisor of the sizes, of which the constraint leaves one per configuration.
-
+    ``gas`` gets every divisor of the sizes; the constraint leaves one of them per configuration.
     ``defaults`` are the trainer's own settings, which may fix ``mbs`` or ``gas``.
 
     Raises SpaceError if the sizes are no positive whole numbers, or there is no ``mbs``.

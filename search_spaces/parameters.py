@@ -19,7 +19,7 @@ from trainer.plan.fields import Choices, OtherChoices
 from trainer.plan.rules.expression import ValueType
 
 FINEST, COARSEST = 1001, 101
-"""Points of a grid: a step of 0.1 % of the interval, or of 1 % where many have to be numbered."""
+"""Points of a grid: 0.1 % of the interval apart, or 1 % if the space is too large otherwise."""
 SEARCHABLE = tuple(Choices.model_fields)
 BUILTIN_NAMES = ("num_nodes", *SEARCHABLE)
 AXES = tuple(FURTHER_AXES)
@@ -37,7 +37,7 @@ USUAL_NAMES = {
     for other, names in grouped(record, OtherNames).items()
     for name, stem, ending in product(names, other.names.split(), _ENDINGS)
 }
-"""Names in spaces of parameters, by what frameworks call them."""
+"""Names of parameters in spaces, by the names that frameworks use."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Span:
     """Any number from ``low`` to ``high``.
 
     Configurations are numbered (``SearchSpace.raw_columns``), so policies draw from a grid. It is
-    fine enough that the next point would train alike, and its numbers are short: rounded to a
-    hundredth of a step. A configuration from elsewhere may have any number in between.
+    so fine that neighbouring points train alike, and its numbers are rounded to a hundredth of a
+    step. A configuration from elsewhere may have any number in between.
     """
 
     low: float
@@ -62,9 +62,9 @@ class Span:
 
     @property
     def shares(self) -> NDArray[np.float64]:
-        """Share of the interval that each number of the grid stands for, relative to one point's.
+        """Number of the grid's points that each number stands for.
 
-        1, but for whole numbers: a small one stands for many points of a logarithmic grid.
+        It is 1 except for whole numbers: many points of a logarithmic grid round to a small one.
         """
         return self._counted[1].astype(np.float64)
 
@@ -116,10 +116,10 @@ class Parameter:
     """A name and the values it may take, in the order of the space file."""
 
     name: str
-    values: tuple[Scalar, ...]  # that policies draw; of a continuous parameter the grid
+    values: tuple[Scalar, ...]  # values that policies draw; of a continuous parameter the grid
     span: Span | None = None  # the interval of a continuous parameter
-    # whether the values' order is said by the file: of words that they have one, of numbers that
-    # they have none. None: numbers have one, words and truth values have none
+    # what the file states on the values' order: True for words with one, False for numbers without
+    # one. None: numbers have an order, words and truth values have none
     ordered: bool | None = None
 
     @property
@@ -137,7 +137,7 @@ class Parameter:
         return self.column(self.values)
 
     def column(self, values: Any) -> np.ndarray:
-        """Values as a numpy column: float64, bool or str."""
+        """Values as a numpy array of float64, bool or str."""
         array = np.asarray(values)
         if self.value_type == "number":
             return array.astype(np.float64)
@@ -170,7 +170,7 @@ class Parameter:
 
     @cached_property
     def shares(self) -> np.ndarray | None:
-        """Weights with which values are drawn; None: all alike."""
+        """Weights with which values are drawn; None: all equal."""
         shares = None if self.span is None else self.span.shares
         return None if shares is None or np.all(shares == 1) else shares
 
@@ -186,17 +186,17 @@ class Parameter:
         return self.span.place(float(value)) if self.varies else 0
 
     def nearest(self, value: Scalar) -> Scalar:
-        """The value that stands for it among ``values``."""
+        """The value itself, or the nearest of the grid if the parameter is continuous."""
         return self.values[self.place(value)]
 
     def unit(self, value: Scalar) -> float:
-        """Position of a value from the first (0) to the last (1), by its scale or its index."""
+        """Position of a value from the first (0) to the last (1), by the interval or by index."""
         if self.span is not None:
             return self.span.unit(float(value))
         return self.place(value) / max(1, len(self.values) - 1)
 
     def held(self) -> Parameter:
-        """The same at one value: a continuous one still takes any for it."""
+        """The parameter with its first value only; a continuous one keeps its interval."""
         return replace(self, values=self.values[:1])
 
     def as_file(self) -> Any:

@@ -31,7 +31,7 @@ def shipped_records(kind: str) -> dict[str, str]:
 
 
 def shipped_files(kind: str) -> dict[str, Path]:
-    """The files of a kind that come with meshtune, by sorted name."""
+    """The shipped files of a kind, by sorted name."""
     if kind in _KNOWN:
         return {name: known_file(name) for name in known_trainers(_KNOWN[kind])}
     folder = SHIPPED if kind == "space" else SHIPPED / f"{kind}s"
@@ -40,9 +40,9 @@ def shipped_files(kind: str) -> dict[str, Path]:
 
 @cache
 def _members(kind: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Titles and contents of records that one file has together, by name.
+    """Titles and contents, by name, of records that share a file.
 
-    A member's title is its name unless it has one; the file's other keys are the same in all.
+    A member's title is its name unless it has one; the file's other keys belong to all members.
     """
     found = {}
     for file in (SHIPPED / f"{kind}_families").glob("*.yaml"):
@@ -91,7 +91,7 @@ def read_named(
 ) -> Record:
     """A record by its shipped name, or by a file relative to ``folder``.
 
-    A file ``*.json`` is accepted with ``read_json``; a message names ``others`` that are.
+    A file ``*.json`` is accepted with ``read_json``; error messages add ``others`` to the list.
 
     Raises SpaceError that begins with ``found``; the caller adds the place.
     """

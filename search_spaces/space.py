@@ -28,7 +28,7 @@ from search_spaces.trainers.trainer import Trainer, TrialFacts, make_trainer
 from trainer.plan.model import ModelConfig
 from trainer.plan.rules.expression import Array, Expression
 
-# Metrics that need a counter of energy; cost does, too, if energy has a price.
+# Metrics that need an energy counter; so does cost, if energy has a price.
 ENERGY_FIGURES = ("energy_joules", "joules_per_token", "co2")
 
 
@@ -36,7 +36,7 @@ ENERGY_FIGURES = ("energy_joules", "joules_per_token", "co2")
 class Objective:
     """A metric to maximize or minimize, from the trainer's result or derived from it.
 
-    Dots in ``key`` reach inside the result.
+    Dots in ``key`` lead to nested keys of the result.
     """
 
     key: str
@@ -50,8 +50,8 @@ class Objective:
 class SearchSpace:
     """Parameters and their rules, how a trial runs, and the objectives.
 
-    A *raw* configuration has a value for every parameter. Its canonical form leaves the inactive
-    ones out; a raw one is valid only with inactive parameters at their first value, so that no
+    A *raw* configuration has a value for every parameter; its canonical form omits the inactive
+    ones. A raw one is valid only with inactive parameters at their first value, so that no
     canonical configuration is counted twice.
     """
 
@@ -76,7 +76,7 @@ class SearchSpace:
     finalists: FinalistsSection
     more_objectives: tuple[Objective, ...] = ()  # for a Pareto front
     subject_to: tuple[Bound, ...] = ()  # on measured values; only trials within can be the best
-    assumed: str = ""  # a note on what the model's file leaves open
+    assumed: str = ""  # a note on assumptions about what the model's file does not state
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
@@ -85,9 +85,7 @@ class SearchSpace:
 
     @property
     def goals(self) -> dict[str, Any]:
-        """Objectives as the journal states them: the first, and all where there are
-        several; bounds on measured values.
-        """
+        """Objectives as the journal states them: the first; all, if there are several; bounds."""
         goals: dict[str, Any] = {"objective": self.objective.as_dict()}
         if self.more_objectives:
             goals["objectives"] = [objective.as_dict() for objective in self.objectives]
@@ -105,7 +103,7 @@ class SearchSpace:
         return self._derivation.reads()
 
     def holding(self, names: Collection[str]) -> SearchSpace:
-        """The space without these parameters: each is held at one value, and no rule reads it."""
+        """The space with each of these parameters at its first value, where no rule reads them."""
         held = {n: p.held() if n in names else p for n, p in self.parameters.items()}
         reading = {name for name, read in self.reads.items() if not read.isdisjoint(names)}
         rules = tuple(rule for rule in self.rules if rule.names.isdisjoint(reading))
@@ -200,12 +198,12 @@ class SearchSpace:
 
     @property
     def starts_its_own(self) -> bool:
-        """Whether the trainer starts the processes of a node's GPUs itself, as Ray does."""
+        """Whether the trainer itself starts the processes of a node's GPUs, as Ray does."""
         return self.cluster is not None and self.ranks_per_node != self.cluster.gpus_per_node
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
-        """Node counts that trials may have, ascending; not all need be in a valid configuration."""
+        """Node counts that trials may have, ascending; some may have no valid configuration."""
         if "num_nodes" in self.parameters:
             return tuple(sorted(int(value) for value in self.parameters["num_nodes"].values))
         if not _facts.derived_nodes(self.parameters):
@@ -257,14 +255,14 @@ class SearchSpace:
 
     @cached_property
     def uneven_lengths(self) -> str:
-        """Why tokens do not follow from sequences, so that only counted ones compare; else ""."""
+        """Why tokens have to be counted, as they do not follow from sequences; else ""."""
         varied = [n for n, p in self.parameters.items() if p.varies and n in LENGTHS]
         if varied and self.trainer.builtin is None:
             return f"{varied[0]} varies"
         return "sequences are as long as the data's rows" if self.program.log.rows_vary else ""
 
     def uncounted(self, known: Collection[str]) -> str:
-        """Why there are no tokens per second, and what to do; only the ``known`` metrics are."""
+        """Message, with the remedy, that none of the ``known`` metrics counts real tokens."""
         padded = sorted(key for key in known if key.startswith("padded_tokens_per_second"))
         counted = f" ({padded[0]} has padding in it)" if padded else ""
         real = [key for key in known if key.startswith(("labelled_tokens_per", "epochs_per"))]
@@ -281,13 +279,13 @@ class SearchSpace:
         return None if self.trainer.workdir is None else Path(self.trainer.workdir)
 
     def priced(self, measured: bool = True) -> tuple[str, ...]:
-        """Metrics for which the cluster states a price (``cost``, ``co2``), with energy or not."""
+        """Metrics (``cost``, ``co2``) that the cluster prices; ``measured``: energy is known."""
         return tuple(self.cluster.bill(0.0, 0.0 if measured else None)) if self.cluster else ()
 
     def unmeasured(self) -> str:
         """Why this machine's nodes cannot measure a goal of the built-in trainer; else "".
 
-        A simulated trial has its energy from the cluster's facts.
+        A simulated trial gets its energy from the cluster's facts.
         """
         cluster = self.cluster
         goals = [*(o.key for o in self.objectives), *(bound.key for bound in self.subject_to)]
@@ -300,7 +298,7 @@ class SearchSpace:
         return f"{', '.join(sought)}: no counter of energy ({meter.why})" if meter.why else ""
 
     def unused(self) -> list[str]:
-        """Parameters of several values that the trainer's command depends on in no way."""
+        """Parameters with several values on which the trainer's command does not depend."""
         reads = self.program.reads
         if reads is None:
             return []
@@ -312,7 +310,7 @@ class SearchSpace:
     def fingerprint(self) -> str:
         """SHA-256 of everything that defines the search.
 
-        It leaves out prose, and what decides when the search ends: budget, finalists, early stops.
+        It omits prose, and settings that end the search: budget, finalists, early stops.
         """
         text = json.dumps(self._definition(), sort_keys=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -322,7 +320,7 @@ class SearchSpace:
         return written_document(self.content())
 
     def content(self) -> dict[str, Any]:
-        """The content of that document, to be changed at will."""
+        """The content of ``frozen`` as a mapping, which may be changed."""
         definition = self._definition()
         if self.model is not None and self.model_name:
             definition["model"] = {"name": self.model_name, **definition["model"]}

@@ -1,32 +1,32 @@
-"""The agent of one task: it starts a trial's ranks and is the only one who says how they end.
+"""The agent of one task: it starts a trial's ranks and alone reports how they end.
 
 ``python -I -S agent.py [NAME=TARGET ...] [-- PROGRAM ...]``, started by this file's path, needs the
-standard library alone, from Python 3.8 on, and imports next to nothing of it. It talks with the
-driver over a connection of which no rank has a descriptor: what ranks write is data in it, never a
-word. Each line to the driver is a rank's number, a word of :data:`WORDS` and its integers:
+standard library alone, from Python 3.8 on, and imports as little of it as possible. It talks to the
+driver over a connection of which no rank has a descriptor: ranks' output is data in it and cannot
+pass for a message. Each message is a line: a rank's number, a word of :data:`WORDS`, its integers:
 
-* ``hello VERSION PID``: the agent is there; ``beat NUMBER``: it still is; a ping has that number;
+* ``hello VERSION PID``: the agent has started; ``beat NUMBER``: it is alive; answers that ping;
 * ``sig SIGNAL UID``: a user has sent the agent a signal, which it then forwards to its ranks;
 * ``none ERRNO WHERE``: a rank has no program (WHERE 0) or no folder to start in (1);
-* ``end CODE OOM_KILLS``: a rank has ended, by a signal if CODE is negative; the kernel has
-  meanwhile killed so many processes for want of memory;
-* ``gone``: all ranks of this agent have ended, and nothing that they had started is left.
+* ``end CODE OOM_KILLS``: a rank has ended, by a signal if CODE is negative; OOM_KILLS processes
+  have been killed by the kernel for lack of memory since the trial began;
+* ``gone``: all ranks of this agent have ended, and no process that they started is left.
 
-or ``out`` or ``err`` and a piece of what the rank has written there, with ``\\n`` for a line feed.
+Other lines are ``out`` or ``err`` and a piece of the rank's output, with ``\\n`` for a line feed.
 
-Orders are lines of JSON. ``{"end": signal}`` sends the signal to all that descends from the ranks,
-``{"ping": number}`` asks for a beat, and an order with these keys starts a trial:
+Orders are lines of JSON. ``{"end": signal}`` sends the signal to the ranks and all their
+descendants, ``{"ping": number}`` asks for a beat, and an order with these keys starts a trial:
 
 * ``trial``: its name; ``argv``, ``cwd``: of every rank;
 * ``ranks``: one object per rank to start here, with environment variables of its own;
-* ``env``: variables that all of them get, ``clear``: and no others;
+* ``env``: variables for all ranks; ``clear``: whether ranks get no others;
 * ``forked``: whether ``argv`` is a Python command to run in a fork of a process that has imported
   ``modules`` (:mod:`slurm.fork_server`); else it is executed;
 * ``memory_bytes``: RLIMIT_DATA of a rank, or null.
 
-Two facts of Linux let it promise that nothing of a trial survives: it is a *child subreaper*, so
-whatever a rank starts and abandons becomes its child again; and its orders reach their end when the
-driver dies, however it dies: it then kills all it has.
+Two facts of Linux let it promise that no process of a trial survives. It is a *child subreaper*:
+whatever a rank starts and abandons becomes the agent's child. And when the driver dies, in any way,
+the agent reads the end of its orders and kills all its descendants.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ WORDS = {  # name -> least and greatest value of each integer
 }
 BEAT_S = 5.0
 LINE_BYTES = 1000  # slurmstepd passes on whole lines of at most 1 KiB
-_TEXT_BYTES = 480  # of a rank's output in one line; escaped they may double
-_FULL_BYTES = 1 << 18  # waiting to be sent: nothing more is read from ranks meanwhile
-_START_S = 2.0  # that executing a program may take
+_TEXT_BYTES = 480  # of a rank's output in one line; escaping may double them
+_FULL_BYTES = 1 << 18  # with so much still to be sent, no more output is read from ranks
+_START_S = 2.0  # to wait for a rank to execute its program
 _KILL_AGAIN_S = 0.05  # a process that was being forked may have escaped the signal
 _FORWARDED = (
     *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM),
@@ -72,12 +72,11 @@ _WAITED = {signal.SIGCHLD, signal.SIGIO, *_FORWARDED}
 
 
 class Agent:
-    """Starts the ranks of one trial at a time, and sees all that descends from them end.
+    """Starts the ranks of one trial at a time, and sees all their descendants end.
 
-    Orders are read from a descriptor, words written to one; ``first_rank`` is the first rank that
-    is started here. ``in_fork`` runs a rank in the fork itself, for an agent that has the trainer
-    imported; ``hidden``: other processes of the user can neither read its memory nor take its
-    descriptors.
+    ``orders`` and ``words`` are descriptors to read from and write to; ``first_rank`` is the first
+    rank started here. ``in_fork`` runs a rank in the fork itself, for an agent that has imported
+    the trainer; ``hidden``: the user's other processes cannot read its memory or descriptors.
     """
 
     def __init__(
@@ -95,17 +94,17 @@ class Agent:
         self._failed: dict[int, int] = {}  # rank -> pipe with the reason why it has not started
         self._pipes: dict[int, tuple[int, bytes]] = {}  # read end -> rank and stream
         self._server: tuple[int, int, int] | None = None  # process id, requests, replies
-        self._expected = False  # the fork server has not told the rank's process id yet
-        self._strays: dict[int, int] = {}  # process id -> status, meanwhile
+        self._expected = False  # the fork server has still to report the rank's process id
+        self._strays: dict[int, int] = {}  # process id -> status, of ends seen while it is expected
         # Leaving: no further trial is started. Orphaned: the driver is gone.
         self._busy = self._killing = self._leaving = self._orphaned = False
         self._oom_kills = 0
         self._beat_s = time.monotonic()
 
     def serve(self) -> Callable[[], NoReturn]:
-        """Obey until no trial is to come and nothing of one is left; then end this process.
+        """Obey orders until the last trial has ended, then exit.
 
-        Returns in a forked rank alone: what it has to run.
+        Returns only in a forked rank: the function that it has to run.
         """
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -148,9 +147,9 @@ class Agent:
                 del self._unsent[: os.write(self._words, self._unsent)]
         except OSError as error:
             if error.errno != errno.EAGAIN:
-                self._desert()
+                self._become_orphan()
 
-    def _desert(self) -> None:
+    def _become_orphan(self) -> None:
         self._orphaned = self._killing = self._leaving = self._busy = True
         self._unsent.clear()
 
@@ -160,10 +159,10 @@ class Agent:
             while not self._orphaned and (piece := os.read(self._orders, 1 << 16)):
                 data += piece
             if not self._orphaned:
-                self._desert()
+                self._become_orphan()
         except OSError as error:
             if error.errno != errno.EAGAIN:
-                self._desert()
+                self._become_orphan()
         *lines, self._unread = (self._unread + data).split(b"\n")
         return [] if self._orphaned else [json.loads(line) for line in lines]
 
@@ -185,7 +184,7 @@ class Agent:
         return None
 
     def _forward(self, number: int, uid: int) -> None:
-        """Tell the driver of a signal; Slurm sends it to the task's own process alone."""
+        """Report a signal and pass it on to the ranks; Slurm signals only the task's process."""
         self._say(self._first_rank, "sig", number, uid)
         self._await_starts()
         for pid in self._ranks:
@@ -197,12 +196,12 @@ class Agent:
     # ---- ranks ----
 
     def _await_starts(self) -> None:
-        """Wait until each rank is its program, or cannot be: else its end looks like a start."""
+        """Wait until each rank has executed its program or failed to: a signal would hide that."""
         for failed in self._failed.values():
             select.select([failed], [], [], _START_S)
 
     def _start(self, order: Mapping[str, Any], index: int) -> bool:
-        """Start a rank; whether this process is it, and has to run it."""
+        """Start a rank; True in a forked child, which has to run it."""
         rank = self._first_rank + index
         outputs, failed = self._outputs(rank), os.pipe()
         pid = self._fork([os.open(os.devnull, os.O_RDONLY), *outputs])
@@ -218,7 +217,7 @@ class Agent:
         return False
 
     def _outputs(self, rank: int) -> list[int]:
-        """Write ends for a rank's standard output and error, which are read here."""
+        """Write ends of pipes for a rank's standard output and error."""
         writers = []
         for stream in (b"out", b"err"):
             reader, writer = os.pipe()
@@ -228,15 +227,15 @@ class Agent:
         return writers
 
     def _fork(self, streams: Sequence[int]) -> int:
-        """Fork; the child, which dies with this process, has these as standard input and on."""
+        """Fork a child that dies with this process; ``streams`` become its descriptors 0 and on."""
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
-            # Debuggers need it, and ranks that share memory.
+            # Debuggers, and ranks that share memory, need a process that is not hidden.
             kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(1)
-            os.setpgid(0, 0)  # what a rank sends to its group is not for the agent
+            os.setpgid(0, 0)  # the agent must not get signals that a rank sends to its group
             for target, end in enumerate(streams):
                 os.dup2(end, target)
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
@@ -263,7 +262,7 @@ class Agent:
         try:
             os.write(self._server[1], json.dumps(order).encode() + b"\n")
         except OSError:
-            pass  # it has died, which is seen elsewhere
+            pass  # the server has died: _ended handles that
 
     def _pump(self) -> None:
         for pipe in list(self._pipes):
@@ -285,7 +284,7 @@ class Agent:
                 self._ended(pid, self._strays.pop(pid))
 
     def _reap(self) -> None:
-        """Collect what has ended; once all ranks have, kill what they have left."""
+        """Reap children that have ended; once all ranks have, kill the processes they left."""
         childless = False
         while True:
             try:
@@ -308,13 +307,13 @@ class Agent:
         if self._server and pid == self._server[0]:
             self._server, self._leaving = None, True
             if self._expected and not self._no_program(self._first_rank):
-                os._exit(1)  # what its rank would have done is not known
+                os._exit(1)  # whether its rank has started is unknown
             self._expected = False
             return
         if pid not in self._ranks:
             if self._expected:
                 self._strays[pid] = status
-            return  # else one that a rank had abandoned
+            return  # otherwise it is a process that a rank had abandoned
         rank = self._ranks.pop(pid)
         if not self._no_program(rank):
             code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
@@ -322,7 +321,7 @@ class Agent:
             self._say(rank, "end", code, max(0, kernel.oom_kills() - self._oom_kills))
 
     def _no_program(self, rank: int) -> bool:
-        """Tell the driver if a program could not be started; whether it could not."""
+        """Whether a rank's program could not be started; if so, report it to the driver."""
         failed = self._failed.pop(rank, None)
         if failed is None:
             return False
@@ -360,7 +359,7 @@ def framed(rank: int, stream: bytes, data: bytes) -> bytes:
 
 
 def main() -> None:
-    """Serve a task; or, with a program, only be its rank, for whoever starts it by hand."""
+    """Serve a task; with a program, only run it as a rank, for a start by hand."""
     words, env = sys.argv[1:], os.environ
     at = words.index("--") if "--" in words else len(words)
     for word in words[:at]:
@@ -372,7 +371,7 @@ def main() -> None:
     rank, ranks_here = int(env["RANK"]), int(env.get("LOCAL_WORLD_SIZE", "1"))
     env["ROLE_RANK"] = str(rank)
     env["NODE_RANK"] = env["GROUP_RANK"] = str(rank // ranks_here)
-    # Else each rank would start a thread for every core.
+    # Otherwise each rank would start a thread for every core.
     env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks_here)))
     driver = env.pop("MESHTUNE_DRIVER", None)
     if program := words[at + 1 :]:
@@ -388,7 +387,7 @@ def main() -> None:
 
 
 def _fail(why: str) -> NoReturn:
-    """Say it, and end in a way that makes any launcher end the other agents, too."""
+    """Report the error, and exit so that any launcher also ends the other agents."""
     os.write(2, ("meshtune: %s: %s\n" % (os.uname().nodename, why)).encode())
     os.kill(os.getpid(), signal.SIGKILL)
     os._exit(1)

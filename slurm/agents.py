@@ -1,7 +1,7 @@
-"""The agents of one launch at their driver's end, for every launcher of processes.
+"""The driver's side of the agents of one launch, for every launcher of processes.
 
-How orders and words travel is the launcher's own: locally by a socket pair, by srun's standard
-streams, by TCP under mpiexec. What they say is heard by a :class:`slurm.channel.Channel`.
+Each launcher has its own transport: a socket pair locally, the standard streams of srun, TCP under
+mpiexec. A :class:`slurm.channel.Channel` reads the agents' messages.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from slurm.outcome.texts import NO_TEXTS, LauncherTexts
 from slurm.outcome.watch import Termination, Watched, watch
 from slurm.trial import Lease, TrialSpec
 
-# After one rank has failed, srun -K1 ends the others at once. The trainer's ranks leave within 10 s
-# of an out-of-memory by themselves, and write its result: a shorter time would cut them off.
+# After one rank has failed, srun -K1 ends the others at once. After an out-of-memory the trainer's
+# ranks exit by themselves within 10 s and write the result: a shorter time would cut them off.
 FAILURE_GRACE_S = 12.0
 _POLL_S = 0.2
 _READ_BYTES = 1 << 16
-_MOST_SAID = 1 << 16  # bytes kept of what a launcher's program says
+_MOST_SAID = 1 << 16  # bytes kept of the output of a launcher's program
 
 
 class Pump:
-    """Hands on what can be read from descriptors, in a thread, until all writers have ended.
+    """A thread that passes data from descriptors to their receivers until all writers have ended.
 
-    At a writer's end its receiver gets no bytes, once.
+    A receiver is called once with no bytes when its writer ends.
     """
 
     def __init__(self, sources: Mapping[int, Callable[[bytes], None]]) -> None:
@@ -57,15 +57,15 @@ class Pump:
         return self._thread.is_alive()
 
     def add(self, source: int, receive: Callable[[bytes], None]) -> None:
-        """One more source, while others are there."""
+        """Add a source, while others are still open."""
         self._selector.register(source, selectors.EVENT_READ, receive)
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait at most so long for the end of all writers."""
+        """Wait at most ``timeout_s`` for the end of all writers."""
         self._thread.join(timeout_s)
 
     def stop(self) -> None:
-        """Return when nothing is read any more, whoever may still hold a writing end."""
+        """Stop reading, even if a process still holds a writing end."""
         self._stopped.set()
         self._thread.join()
 
@@ -82,36 +82,36 @@ class Pump:
 
 
 class Agents(ABC):
-    """The agents of a launch, whose ranks may be kept for one trial after the other.
+    """The agents of a launch, which may run one trial after the other.
 
-    ``first_ranks`` are the first of each agent. Other ranks may go on for ``failure_grace_s`` after
-    one has failed.
+    ``first_ranks`` has the first rank of each agent. After one rank has failed, the others may run
+    on for ``failure_grace_s``.
     """
 
-    _spec: TrialSpec  # of the trial that has begun last
+    _spec: TrialSpec  # of the latest trial
     _lease: Lease
 
     def __init__(self, first_ranks: Iterable[int], num_ranks: int, failure_grace_s: float) -> None:
         self._failure_grace_s = failure_grace_s
-        self._kill_at_s: float | None = None  # when what still runs is killed; None: none failed
+        self._kill_at_s: float | None = None  # when running ranks are killed; None: none has failed
         self.channel = Channel(first_ranks, num_ranks, self.order)
-        self.unwritten = ""  # why lines are missing in the logs of the trial that was finished
-        self.last_words = b""  # of the launcher's program on that trial
+        self.unwritten = ""  # why lines are missing in the logs of the last finished trial
+        self.last_words = b""  # output of the launcher's program on that trial
 
     @property
     @abstractmethod
     def alive(self) -> bool:
-        """Whether what the agents were started by, or are heard by, is there."""
+        """Whether the process that started the agents, or the connection with them, exists."""
 
     @abstractmethod
     def _send(self, data: bytes) -> None:
-        """Send it to all agents; raises OSError or ValueError where that cannot be done."""
+        """Send data to all agents; raises OSError or ValueError if that fails."""
 
-    def listen(self) -> None:  # noqa: B027 - one that hears of all at once has nothing to do
-        """Take all that was said, if nothing is alive."""
+    def listen(self) -> None:  # noqa: B027 - nothing to do where messages are read at once
+        """Read the remaining messages, if no agent is alive."""
 
     def order(self, order: Mapping[str, object]) -> None:
-        with contextlib.suppress(OSError, ValueError):  # they have ended, which is seen elsewhere
+        with contextlib.suppress(OSError, ValueError):  # the agents have ended: the channel tells
             self._send(json.dumps(order).encode() + b"\n")
 
     def begin(
@@ -126,9 +126,9 @@ class Agents(ABC):
         self.order({"trial": spec.name, "argv": spec.argv, "cwd": str(spec.started_in), **order})
 
     def over(self) -> bool:
-        """Whether the trial is over: nothing of it is left, or nobody could say so any more.
+        """Whether the trial is over: no process of it is left, or no agent could report that.
 
-        Ranks that outlive one that has failed for too long are killed.
+        Kills ranks that run on for more than ``failure_grace_s`` after one has failed.
         """
         if self.channel.over or not self.alive:
             return True
@@ -142,16 +142,16 @@ class Agents(ABC):
         return False
 
     def end_ranks(self, number: signal.Signals, timeout_s: float) -> None:
-        """Signal all that the trial has started, and wait at most so long for its end."""
+        """Signal all processes of the trial, and wait at most ``timeout_s`` for its end."""
         self.order({"end": number})
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and self.alive and not self.channel.over:
             time.sleep(0.01)
 
     def watch(self, stop: threading.Event, stop_rule: StopRule | None) -> Watched:
-        """Watch the trial, and have its ranks end if they do not by themselves.
+        """Watch the trial; send its ranks SIGTERM unless they end by themselves.
 
-        What is left after the trial's ``grace_s`` still has to be killed.
+        Processes left after the trial's ``grace_s`` still have to be killed.
         """
         spec = self._spec
         watched = watch(spec, self.over, stop, stop_rule, lambda: self.channel.failed)
@@ -173,7 +173,7 @@ class Agents(ABC):
         return ""
 
     def finish(self) -> None:
-        """Close the trial's logs; if nothing is alive, all output is in them."""
+        """Close the trial's logs; if no agent is alive, they have all output."""
         self.listen()
         self.unwritten = self.channel.finish()
 
@@ -192,7 +192,7 @@ class Agents(ABC):
             self._spec,
             self._lease,
             watched,
-            # A result may be complete, but that nobody disturbed the trial is not known then.
+            # Even with a complete result, a void channel cannot exclude a disturbance.
             None if channel.void else channel.exit_code,
             channel.codes,
             down_nodes=frozenset(down_nodes).intersection(self._lease.nodes),
@@ -207,9 +207,9 @@ class Agents(ABC):
 
 
 class TaskAgents(Agents):
-    """A launcher's program, each of whose tasks is an agent; its words are kept apart from ranks'.
+    """A launcher's program whose tasks are agents; its own output is kept apart from the ranks'.
 
-    ``argv`` is its line, ``name`` what messages call it.
+    ``argv`` is its command line, ``name`` its name in error messages.
     """
 
     def __init__(
@@ -241,12 +241,12 @@ class TaskAgents(Agents):
         return self.program.poll() is None
 
     def start(self, spec: TrialSpec, lease: Lease, env: Mapping[str, str], **order: Any) -> None:
-        """Start a trial; its ranks get the variables ``env``, which their agents do not have."""
+        """Start a trial; its ranks, but not their agents, get the variables ``env``."""
         usual = {"clear": False, "ranks": [{}], "memory_bytes": None, "forked": False}
         self.begin(spec, lease, {**usual, "env": dict(env), **order}, self._said)
 
     def let_go(self, timeout_s: float) -> None:
-        """End the orders, and wait at most so long for the program's end."""
+        """Close the connection for orders, and wait at most ``timeout_s`` for the program's end."""
         assert self.program.stdin is not None
         with contextlib.suppress(OSError):
             self.program.stdin.close()
@@ -262,7 +262,7 @@ class TaskAgents(Agents):
             self._pump.join(LAST_TRIES_S)
 
     def said(self) -> str:
-        """The program's words since the last trial was finished."""
+        """The program's own output since the last trial was finished."""
         return self._said.decode(errors="replace")
 
     def _take_output(self, data: bytes) -> None:

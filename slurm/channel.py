@@ -1,7 +1,7 @@
 """The driver's end of its connection with a launch's agents; see :mod:`slurm.agent`.
 
-Whatever is not exactly one of their words voids the channel: nothing that it says of the trial
-counts from then on, and the trial runs again. Output of ranks is data, and goes to the logs.
+Anything that is not exactly one of their messages voids the channel: from then on it proves nothing
+about the trial, which runs again. Output of ranks is data, and goes to the logs.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from slurm.log_file import LAST_TRIES_S, LogFile
 from slurm.outcome.watch import Termination, first_failed
 from slurm.trial import STDERR_NAME, STDOUT_NAME, Lease, TrialSpec
 
-SILENCE_S = 10.0  # two beats: is the agent still there?
-ANSWER_S = 15.0  # for an agent, on a loaded machine
-LONGEST_LINE_BYTES = 1 << 20  # of output; longer ones are passed on in pieces
-LAUNCH_S = 300.0  # for its interpreter, which thousands may read from one file system
+SILENCE_S = 10.0  # two beats: after that an agent is pinged
+ANSWER_S = 15.0  # for an agent's answer, on a loaded machine
+LONGEST_LINE_BYTES = 1 << 20  # of output; longer lines are passed on in pieces
+LAUNCH_S = 300.0  # for an agent's interpreter: thousands may read it from one file system
 _LINE = re.compile(rb"(\d{1,7}) (?:(out|err) (.*)|([a-z]+)((?: -?\d{1,10}){0,3}))", re.DOTALL)
 _ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
-# Sent by people, shells, schedulers and the kernel; others, such as SIGSEGV, a program gets by its
-# own doing.
+# Sent by people, shells, schedulers and the kernel; other signals, such as SIGSEGV, a program
+# causes itself.
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 _SENT = (*_ENDING, signal.SIGKILL, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -42,7 +42,7 @@ class _Log:
 
 @dataclass
 class _Said:
-    """All that agents have said of one trial."""
+    """All that agents have reported of one trial."""
 
     codes: dict[int, int] = field(default_factory=dict)  # rank -> code, in the order of their ends
     signals: dict[int, tuple[int, int]] = field(default_factory=dict)  # rank -> signal, user
@@ -52,18 +52,18 @@ class _Said:
 
 
 class Channel:
-    """All that agents say of one trial at a time, and the ranks' output; for several threads.
+    """All that agents report of one trial at a time, and the ranks' output; thread-safe.
 
     Args:
-        agents: first rank of each.
-        num_ranks: of all.
+        agents: first rank of each agent.
+        num_ranks: ranks of all agents.
         order: sends an order to all agents.
     """
 
     def __init__(
         self, agents: Iterable[int], num_ranks: int, order: Callable[[Mapping[str, object]], None]
     ) -> None:
-        self.void = ""  # why nothing counts any more
+        self.void = ""  # why the channel proves nothing any more; "": it is valid
         self.order = order
         bounds = pairwise([*sorted(agents), num_ranks])
         self._ranks_of = {first: range(first, after) for first, after in bounds}
@@ -76,13 +76,13 @@ class Channel:
         self._said = _Said()
         self._logs: dict[bytes, _Log] = {}
         self._heard_s = dict.fromkeys(self._agents, time.monotonic())
-        self.greeted: set[int] = set()  # agents that have been there
+        self.greeted: set[int] = set()  # agents that have sent hello
         self._answers: dict[int, int] = {}  # agent -> number of the last ping that it answered
         self._ping = 0
         self._problem = ""
 
     def begin(self, spec: TrialSpec, unclaimed: bytes = b"") -> None:
-        """Make ready for a trial, whose folder is; ``unclaimed`` text begins its error log.
+        """Prepare for a trial, whose folder is ready; ``unclaimed`` text begins its error log.
 
         Raises OSError if its logs cannot be opened.
         """
@@ -97,7 +97,7 @@ class Channel:
             self._logs[b"err"].file.write(unclaimed)
 
     def finish(self) -> str:
-        """Close the trial's logs; returns why lines are missing there, "" if none are."""
+        """Close the trial's logs; returns why lines are missing in them, or ""."""
         with self._lock:
             for log in self._logs.values():
                 self._end_lines(log, list(log.partial))
@@ -108,16 +108,16 @@ class Channel:
         return self._problem
 
     def note(self, text: bytes) -> None:
-        """Write text of the launcher's own into the error log, if a trial runs."""
+        """Write the launcher's own text into the error log, if a trial runs."""
         with self._lock:
             if log := self._logs.get(b"err"):
                 log.file.write(text)
 
-    # ---- what is known ----
+    # ---- state ----
 
     @property
     def codes(self) -> dict[int, int]:
-        """Exit codes of the ranks, in the order of their ends; a signal is negative."""
+        """Exit codes of the ranks, in the order of their ends; negative for a signal."""
         with self._lock:
             return dict(self._said.codes)
 
@@ -132,7 +132,6 @@ class Channel:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left, or the channel is void."""
         return bool(self.void) or self.all_gone
 
     @property
@@ -142,16 +141,16 @@ class Channel:
 
     @property
     def exit_code(self) -> int | None:
-        """The first failed rank's exit code; 0 if all succeeded; None while that is not known."""
+        """The first failed rank's exit code; 0 if all succeeded; None while unknown."""
         if failed := first_failed(self.codes):
             return failed[1]
         return 0 if self.all_gone and len(self.codes) == self._num_ranks else None
 
     def disturbed(self, spec: TrialSpec, lease: Lease, ended: Termination, alive: bool) -> str:
-        """How others have disturbed the trial, so that it says nothing of its configuration; or "".
+        """How others have disturbed the trial, which then proves nothing about its configuration.
 
-        Call it after the watch, and before any signal of ours. Agents that may be ``alive`` are
-        asked after a limit: one that was stopped, and not the trial, may be what is silent.
+        "" if they have not. Call it after the watch, and before any signal of ours. After a timeout
+        agents that may be ``alive`` are pinged: a stopped agent is silent, whatever the trial does.
         """
         limits = (Termination.TIMEOUT, Termination.NO_PROGRESS)
         if ended in limits and alive:
@@ -161,17 +160,17 @@ class Channel:
         return self._sent_from_outside(spec, lease)
 
     def _sent_from_outside(self, spec: TrialSpec, lease: Lease) -> str:
-        """How others have ended the first rank that failed, by a signal; "" if they have not."""
+        """Message on the signal from outside that ended the first failed rank; "" if none did."""
         with self._lock:
             failed = first_failed(self._said.codes)
             if failed is None:
                 return ""
-            # A shell adds 128. Other codes above it may be a program's own.
+            # A shell adds 128 to a signal; other codes above 128 may be a program's own.
             ended = signal.SIGKILL if failed[1] == 128 + signal.SIGKILL else -failed[1]
             if ended == signal.SIGKILL and self._said.oom_kills:
                 return ""
             number, uid = self._said.signals.get(failed[0], (0, -1))
-            if number not in (*_ENDING, ended):  # one that it has taken, and gone on
+            if number not in (*_ENDING, ended):  # the rank has survived that signal
                 number, uid = (ended if ended in _SENT else 0), -1
         if not number:
             return ""
@@ -182,8 +181,8 @@ class Channel:
     def no_program(self, spec: TrialSpec, lease: Lease) -> tuple[str, tuple[str, ...]]:
         """Why ranks could not be started, or ""; and the nodes that are suspect.
 
-        Missing where other ranks have started: the node lacks a file system. Else the command may
-        be wrong: a launcher may end the other tasks before they can say so.
+        If other ranks have started, the node of a missing one lacks a file system. Otherwise the
+        command may be wrong: a launcher may end the other tasks before they can report it.
         """
         with self._lock:
             missing, started = dict(self._said.missing), bool(self._said.codes)
@@ -197,13 +196,13 @@ class Channel:
         return message, tuple(dict.fromkeys(nodes.values())) if started else ()
 
     def lost_agent(self) -> str:
-        """The agent that is gone without a word, in words; "" if all have come to an end."""
+        """Message on an agent that ended without reporting ``gone``; "" if all have reported it."""
         with self._lock:
             left = sorted(self._agents - self._said.gone)
         return f"the agent of rank {left[0]} ended without a word" if left else ""  # killed
 
     def answers(self, timeout_s: float | None = None) -> bool:
-        """Whether all agents that still have ranks answer in time; else the channel is void."""
+        """Whether all agents that still have ranks answer a ping in time; else void the channel."""
         timeout_s = ANSWER_S if timeout_s is None else timeout_s
         with self._lock:
             self._ping += 1
@@ -221,7 +220,7 @@ class Channel:
         return False
 
     def check_silence(self) -> None:
-        """Ask agents that have been silent for too long."""
+        """Ping the agents if one has been silent for too long."""
         before = time.monotonic() - SILENCE_S
         with self._lock:
             late = any(
@@ -231,10 +230,10 @@ class Channel:
             with self._lock:
                 self._heard_s = dict.fromkeys(self._agents, time.monotonic())
 
-    # ---- what is read ----
+    # ---- input ----
 
     def feed(self, data: bytes) -> None:
-        """Take what agents have written."""
+        """Parse output of the agents."""
         with self._lock:
             *lines, self._unread = (self._unread + data).split(b"\n")
             if self.void:
@@ -321,10 +320,10 @@ class Channel:
 
     @staticmethod
     def _end_lines(log: _Log, ranks: Iterable[int]) -> None:
-        """End the lines that these ranks have left open, or the next one's would continue them."""
+        """End the unfinished lines of these ranks, lest another rank's output continue them."""
         for rank in ranks:
             if line := log.partial.pop(rank):
                 log.file.write(bytes(line) + b"\n")
 
     def _reject(self, line: bytes) -> None:
-        self.void = f"an agent's connection has what is no word of its: {line[:60]!r}"
+        self.void = f"an agent's connection has a line that is no message: {line[:60]!r}"

@@ -21,7 +21,7 @@ class Clock:
         return self._epoch_s + time.monotonic()
 
     def monotonic(self) -> float:
-        """Seconds since some moment; never set back."""
+        """Seconds since an arbitrary moment; never set back."""
         return time.monotonic()
 
     def receive(
@@ -33,8 +33,8 @@ class Clock:
     ) -> T | None:
         """The next item of ``inbox``, into which each of ``senders`` threads still puts one.
 
-        None after ``timeout_s`` (None: wait for ever), and at ``until_s`` by :meth:`monotonic` at
-        the latest.
+        None if there is none within ``timeout_s`` (None: no limit), or by ``until_s`` on the clock
+        of :meth:`monotonic`.
         """
         if until_s < math.inf:
             left_s = max(0.0, until_s - self.monotonic())

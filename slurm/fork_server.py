@@ -1,14 +1,14 @@
-"""A process that has a trainer's imports done, and forks the ranks of one trial after the other.
+"""A process that has imported a trainer's modules, and forks the ranks of one trial after another.
 
-Importing torch takes seconds, and minutes where thousands of ranks read a shared file system; a
-fork of a process that has it takes milliseconds. That process never trains: it has no thread that
-could hold a lock, no process group and no GPU context. It has no connection to the driver either:
+Importing torch takes seconds, and minutes where thousands of ranks read a shared file system;
+forking a process that has imported it takes milliseconds. That process never trains: it has no
+thread that could hold a lock, no process group, no GPU context, and no connection to the driver.
 :mod:`slurm.agent` starts it, ``python fork_server.py MODULES`` (names, with commas), with the
-interpreter of whatever is trained, from Python 3.8 on. It reads the agent's orders, a line of JSON
-for each trial, and answers with the rank's process id on descriptor 3.
+trainer's interpreter, from Python 3.8 on. It reads the agent's orders, a line of JSON for each
+trial, and answers with the rank's process id on descriptor 3.
 
 It forks twice, so that the rank loses its parent and becomes a child of the agent, a subreaper: the
-agent learns how it ends from the kernel.
+agent learns from the kernel how the rank ends.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _kernel, _forked = _neighbour("kernel"), _neighbour("forked_rank")
 def serve(modules: list[str]) -> Callable[[], None] | None:
     """Fork a rank for every order, until there are no more.
 
-    Returns what a forked rank has to run; None in the server.
+    Returns the function that a forked rank has to run; None in the server.
     """
     agent, unread, loaded = os.getppid(), b"", False
     while data := os.read(0, 1 << 16):
@@ -70,17 +70,17 @@ def _is_rank(agent: int) -> bool:
             os._exit(0)
         while os.getppid() == middle:
             time.sleep(0.0005)
-        _kernel.prctl(_kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # of its present parent
+        _kernel.prctl(_kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # at the death of its new parent
         if os.getppid() != agent:
             os._exit(1)
-        os.setpgid(0, 0)  # what a rank sends to its group is not for the server
+        os.setpgid(0, 0)  # the server must not get signals that a rank sends to its group
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         for end in (nothing, told, told_w, _REPLIES):
             os.close(end)
         return True
     os.close(told_w)
-    os.waitpid(middle, 0)  # before that the rank is not the agent's child
+    os.waitpid(middle, 0)  # only then is the rank the agent's child
     os.write(_REPLIES, os.read(told, 100))
     os.close(told)
     return False
@@ -88,7 +88,7 @@ def _is_rank(agent: int) -> bool:
 
 def main() -> None:
     """Serve an agent; in a forked rank, run it."""
-    # Python has put this file's folder first, whose modules are nobody's business.
+    # Python has put this file's folder first; ranks must not import modules from it.
     own = Path(__file__).resolve().parent
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != own]
     if rank := serve([name for name in sys.argv[1].split(",") if name]):

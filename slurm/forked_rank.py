@@ -1,7 +1,6 @@
-"""Imports that are done once, and forks of the process that did them which become ranks.
+"""Importing a trainer's modules once, and running ranks in forks of the process that did.
 
-Like :mod:`slurm.fork_server`, which does the forking, this is the standard library alone, for any
-Python from 3.8 on.
+:mod:`slurm.fork_server` does the forking. Both need the standard library alone, from Python 3.8 on.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ import weakref
 from pathlib import Path
 from typing import Any, Iterable, Mapping, NoReturn, Sequence  # noqa: UP035 - Python 3.8
 
-# Read by srun, the loader, the interpreter or a module when it is imported: a fork would have
-# missed them, so a trial that sets one is started afresh, or by a server that was started with it.
+# Read when srun, the loader, the interpreter or a module starts: too late in a fork. A trial that
+# sets one is started afresh, or by a server that was started with the variable.
 READ_AT_START = (
     *("SLURM_", "SRUN_"),
     *("PATH", "PYTHON", "LD_", "GLIBC_", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_"),
@@ -39,16 +38,16 @@ def read_at_start(env: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def load(modules: Iterable[str], order: Mapping[str, Any] | None = None) -> None:
-    """Import what ranks need; an error is the ranks' to report, who will meet it again.
+    """Import the modules that ranks need; ranks meet an import's error again, and report it.
 
-    A package that is run needs ``PACKAGE.__main__``, too. The variables of ``order``, the first
-    trial's, count, and its folder is searched first, as if its own interpreter imported them.
+    A package that is run also needs ``PACKAGE.__main__``. Imports see the environment and the
+    folder of ``order``, the first trial's, as in an interpreter of its own.
     """
     before = list(sys.path)
     env: Mapping[str, str] = order["env"] if order is not None else {}
     environ = {name: os.environ.get(name) for name in env}
     os.environ.update(env)
-    # Asked of the driver library, it would make CUDA unusable in forks.
+    # Otherwise torch.cuda.is_available() initializes CUDA, which is then unusable in forks.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if order is not None:
         sys.path.insert(0, _import_folder(order))
@@ -58,28 +57,28 @@ def load(modules: Iterable[str], order: Mapping[str, Any] | None = None) -> None
         except (Exception, SystemExit) as error:
             print(f"meshtune: cannot import {module} beforehand: {error}", file=sys.stderr)
         if module.endswith(".__main__"):
-            sys.modules.pop(module, None)  # runpy warns of what it finds there
+            sys.modules.pop(module, None)  # runpy warns if it is already imported
     sys.path[:] = before
-    for name, value in environ.items():  # what imports have set besides stays
+    for name, value in environ.items():  # other variables that imports have set stay
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
     finalize: Any = weakref.finalize
     for finalizer in list(finalize._registry):
-        finalizer.atexit = False  # no rank's end takes apart what all share (in torch 25 ms)
+        finalizer.atexit = False  # ranks need not clean up what they share (torch: 25 ms)
     gc.freeze()  # collections in the ranks then leave the shared pages shared
 
 
 def started_threads() -> int:
-    """Threads of this process beside the main one."""
+    """Number of threads of this process besides the main one."""
     return len(list(Path("/proc/self/task").iterdir())) - 1
 
 
 def parsed_python(argv: Sequence[str]) -> tuple[str, list[str]] | None:
-    """A Python command's form (``-m``, ``-c`` or "" for a script) and what follows.
+    """A Python command's form (``-m``, ``-c`` or "" for a script) and the words after it.
 
-    None if it is no Python command, or has options of the interpreter that a fork cannot have.
+    None if it is no Python command, or has interpreter options that a fork cannot apply.
     """
     program, rest = Path(argv[0]).name, list(argv[1:])
     if not program.startswith("python"):
@@ -92,9 +91,9 @@ def parsed_python(argv: Sequence[str]) -> tuple[str, list[str]] | None:
 
 
 def run_rank(order: Mapping[str, Any], index: int, threads: int) -> NoReturn:
-    """Be a rank, as its command alone would have made it, until its program ends.
+    """Run a rank's program in this process as its command would, then exit.
 
-    Imports have started ``threads``; :mod:`slurm.fork_server` describes the order.
+    ``threads`` is the number that imports have started; :mod:`slurm.agent` describes the order.
     """
     code: Any = 0
     try:
@@ -114,9 +113,9 @@ def run_rank(order: Mapping[str, Any], index: int, threads: int) -> NoReturn:
 
 
 def _exit(code: int) -> NoReturn:
-    """End as the interpreter does, but for its teardown: a second and more where torch is loaded.
+    """Exit as the interpreter does, but without its teardown.
 
-    That would free, and so copy, whatever the fork shares with its parent.
+    With torch loaded that takes a second or more: freeing memory shared with the parent copies it.
     """
     with contextlib.suppress(Exception):
         module: Any = threading
@@ -144,7 +143,7 @@ def _run(order: Mapping[str, Any], index: int, threads: int) -> None:
     _refresh_modules(order["cwd"])
     sys.path.insert(0, _import_folder(order))
     how, rest = parsed_python(argv) or ("", [])
-    # As the interpreter does it: a module that stays, for what runs or pickles when it has ended.
+    # As in the interpreter, __main__ stays for code that runs or pickles after the program's end.
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.argv = ["-c", *rest[1:]] if how == "-c" else rest
@@ -160,7 +159,7 @@ def _run(order: Mapping[str, Any], index: int, threads: int) -> None:
 
 
 def _refresh_modules(folder: str) -> None:
-    """Give imported modules the state that they would have in a process of their own."""
+    """Give imported modules the state that they would have in a fresh process."""
     random.seed()
     modules: dict[str, Any] = dict(sys.modules)
     if "numpy.random.mtrand" in modules:  # numpy imports it when it is used first
@@ -169,11 +168,11 @@ def _refresh_modules(folder: str) -> None:
     if "torch" in modules and threads.isdecimal():  # torch read the server's when imported
         modules["torch"].set_num_threads(int(threads))
     if "multiprocessing.process" in modules:
-        modules["multiprocessing.process"].ORIGINAL_DIR = folder  # where its children start
+        modules["multiprocessing.process"].ORIGINAL_DIR = folder  # its children start there
 
 
 def _import_folder(order: Mapping[str, Any]) -> str:
-    """The entry that the interpreter puts first on ``sys.path`` for a command."""
+    """First entry of ``sys.path`` that the interpreter sets for a command."""
     how, rest = parsed_python(order["argv"]) or ("", [""])
     cwd = str(order["cwd"])
     if how:
@@ -182,7 +181,7 @@ def _import_folder(order: Mapping[str, Any]) -> str:
 
 
 def _unfit_for_forks(threads: int) -> str:
-    """Why what has been imported does not survive a fork; "" if it does."""
+    """Why the imported modules do not survive a fork; "" if they do."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and getattr(torch.cuda, "_is_in_bad_fork", bool)():
         return "an import has initialized the GPU"
@@ -190,7 +189,7 @@ def _unfit_for_forks(threads: int) -> str:
 
 
 def _execute(argv: Sequence[str]) -> None:
-    # Python ignores these two; a program it starts expects them as they are elsewhere.
+    # Python ignores these two signals; another program expects their default handling.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:

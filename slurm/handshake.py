@@ -1,28 +1,28 @@
-"""How an agent calls its driver where it inherits no connection, and each proves itself.
+"""Connecting an agent that inherits no connection with its driver, with mutual authentication.
 
-Both know a secret, which neither sends; the driver forgets it when all agents have called, before
-any rank runs. An agent that would obey whoever listens at the driver's address, on a host where
-that is somebody else's, could be made to run anything: so the driver proves itself first.
+Both know a secret, which neither sends; the driver forgets it when all agents have connected,
+before any rank runs. The driver proves itself first: on some host its address may be somebody
+else's, who could otherwise make an agent run anything.
 
 The agent sends its rank in eight digits and a nonce, the driver a nonce and its proof, the agent
-its own. The standard library alone, from Python 3.8 on, as :mod:`slurm.agent`, which loads it.
+its own proof. :mod:`slurm.agent` loads this module: standard library alone, Python 3.8 or later.
 """
 
 from __future__ import annotations
 
-import _socket  # a third of what importing socket takes
+import _socket  # imports in a third of the time of socket
 import os
 
 try:
     from _blake2 import blake2b
-except ImportError:  # a Python that has it by another name, and takes longer
+except ImportError:  # not in every Python; hashlib takes longer to import
     from hashlib import blake2b
 
 
 VARIABLE = "MESHTUNE_DRIVER"  # the driver's port, the secret, and addresses with commas
 NONCE_BYTES = PROOF_BYTES = 32
 HELLO_BYTES = 8 + NONCE_BYTES
-_ANSWER_S = 20.0  # of a driver with a thousand agents
+_ANSWER_S = 20.0  # for the answer of a driver with a thousand agents
 
 
 def proof(secret: bytes, side: bytes, nonces: bytes) -> bytes:
@@ -31,9 +31,9 @@ def proof(secret: bytes, side: bytes, nonces: bytes) -> bytes:
 
 
 def call(rank: int, driver: str) -> int:
-    """Connect an agent with its driver, as :data:`VARIABLE` describes it; gives the descriptor.
+    """Connect an agent with its driver, as :data:`VARIABLE` describes it; returns the descriptor.
 
-    Raises OSError if it cannot be reached at any of its addresses.
+    Raises OSError if the driver cannot be reached at any of its addresses.
     """
     port, secret, addresses = driver.split()
     problems = []
@@ -69,7 +69,7 @@ def _prove(conn: _socket.socket, rank: int, secret: bytes) -> None:
 
 
 def take(conn: _socket.socket, count: int) -> bytes:
-    """Exactly so many bytes of a connection; raises OSError if it ends before."""
+    """Read exactly ``count`` bytes; raises OSError if the connection ends before."""
     data = b""
     while len(data) < count:
         piece = conn.recv(count - len(data))

@@ -1,7 +1,7 @@
-"""Linux, for an agent that imports next to nothing: processes, descriptors, memory.
+"""Linux processes, descriptors and memory, for an agent that imports as little as possible.
 
 The standard library alone, from Python 3.8 on; :mod:`slurm.agent` loads it by its path. As a
-program, ``kernel.py PARENT PROGRAM ...``, it becomes another one that its parent takes along.
+program, ``kernel.py PARENT PROGRAM ...``, it executes PROGRAM so that it dies with its parent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 
 try:
     import ctypes
-except ImportError:  # a container's Python without libffi: then Slurm ends what ranks abandon
+except ImportError:  # a container's Python without libffi: Slurm ends abandoned processes then
     ctypes = None  # type: ignore[assignment]
 
 TYPE_CHECKING = False
@@ -34,7 +34,7 @@ def prctl(option: int, value: int) -> None:
 def descendants(ancestor: int, spared: int = 0) -> set[int]:
     """Ids of all running processes below ``ancestor``, except ``spared`` and those below it."""
     listed = os.path.exists("/proc/self/task/%d/children" % os.getpid())
-    # A list may lack one while another leaves it: twice, before there is none.
+    # The kernel's list may miss a process while another leaves it: look twice before saying none.
     return (listed and _below(ancestor, spared, {})) or _below(
         ancestor, spared, {} if listed else _all_children()
     )
@@ -51,7 +51,7 @@ def _below(ancestor: int, spared: int, known: dict[int, list[int]]) -> set[int]:
 
 
 def _children(pid: int) -> list[int]:
-    """Children of a process, as the kernel lists them: no other process need be looked at."""
+    """Children of a process, from the kernel's own list."""
     found: list[int] = []
     try:
         for thread in os.listdir("/proc/%d/task" % pid):
@@ -63,7 +63,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _all_children() -> dict[int, list[int]]:
-    """Children of each process of this machine, where the kernel has no lists."""
+    """Children of each process of this machine, for a kernel without such lists."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -78,12 +78,12 @@ def state_and_parent(pid: int) -> tuple[str, int]:
             stat = file.read().decode(errors="replace")
     except OSError:
         return "X", 0
-    state, parent = stat.rpartition(")")[2].split()[:2]  # the name before it may hold anything
+    state, parent = stat.rpartition(")")[2].split()[:2]  # the name may have parentheses, too
     return state, int(parent)
 
 
 def kill(pid: int, number: int) -> None:
-    """Send a signal to a process that is there and this user's."""
+    """Send a signal to a process, if it exists and is this user's."""
     try:
         os.kill(pid, number)
     except OSError:  # gone, or of another user
@@ -91,7 +91,7 @@ def kill(pid: int, number: int) -> None:
 
 
 def oom_kills() -> int:
-    """Processes that the kernel has killed for want of memory: in this cgroup, else on the host."""
+    """Processes that the kernel has killed for lack of memory: in this cgroup, else on the host."""
     files = ["/proc/vmstat"]
     try:
         with open("/proc/self/cgroup") as groups:
@@ -116,7 +116,7 @@ def oom_kills() -> int:
 
 def execute(argv: Sequence[str], env: Mapping[str, str]) -> None:
     """Become a program, as a shell would start it; raises OSError."""
-    # Python ignores these two; a program that it starts expects them as they are elsewhere.
+    # Python ignores these two signals; another program expects their default handling.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
@@ -130,7 +130,7 @@ def execute(argv: Sequence[str], env: Mapping[str, str]) -> None:
 
 
 def become(order: Mapping[str, Any], index: int, failed: int) -> NoReturn:
-    """Execute a rank's program; if that fails, write why: the error's number, and where."""
+    """Execute a rank's program; on failure write errno and place to the descriptor ``failed``."""
     where = 1
     try:
         os.chdir(order["cwd"])
@@ -141,7 +141,7 @@ def become(order: Mapping[str, Any], index: int, failed: int) -> NoReturn:
             import resource
 
             resource.setrlimit(resource.RLIMIT_DATA, (order["memory_bytes"],) * 2)
-        try:  # the kernel's choice for want of memory: the rank, not its agent
+        try:  # out of memory, the kernel should kill the rank, not its agent
             with open("/proc/self/oom_score_adj", "r+") as file:
                 file.write("500")
         except OSError:
@@ -162,7 +162,7 @@ def notify(end: int) -> None:
 
 
 def read(end: int) -> bytes | None:
-    """Bytes that are there; none if all writers have ended; None if one has not."""
+    """Available bytes; empty if all writers have ended; None if none are available yet."""
     try:
         return os.read(end, 1 << 16)
     except BlockingIOError:
@@ -178,7 +178,7 @@ def close(end: int) -> None:
 
 
 def moved(end: int, mode: int) -> int:
-    """A copy of a standard stream that ranks do not inherit; in its place is nothing."""
+    """Copy of a standard stream that ranks do not inherit; /dev/null takes its place."""
     copy = fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10)
     nothing = os.open(os.devnull, mode)
     os.dup2(nothing, end)
@@ -188,7 +188,7 @@ def moved(end: int, mode: int) -> int:
 
 if __name__ == "__main__":
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == int(sys.argv[1]):  # else it has died meanwhile
+    if os.getppid() == int(sys.argv[1]):  # otherwise the parent has died meanwhile
         try:
             execute(sys.argv[2:], os.environ)
         except OSError as error:

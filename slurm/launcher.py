@@ -1,4 +1,4 @@
-"""The interface of launchers, which give trials their processes.
+"""The interface of launchers, which start and end the processes of trials.
 
 ``run`` blocks until every process of the trial is gone, so its nodes can be leased again as soon as
 it returns; the driver calls it from one thread per running trial.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class LauncherError(Exception):
-    """The launcher itself cannot work here; the message names the remedy."""
+    """The launcher cannot work in this environment; the message names the remedy."""
 
 
 class AllocationGoneError(LauncherError):
@@ -41,7 +41,7 @@ class AllocationState(enum.Enum):
     """State of the allocation that a scheduler has granted."""
 
     HELD = "held"
-    SILENT = "the scheduler does not answer"  # running trials may go on; none can be started
+    SILENT = "the scheduler does not answer"  # running trials may continue; none can be started
     GONE = "gone"  # cancelled, timed out, preempted: whatever runs on its nodes is being ended
 
 
@@ -49,7 +49,7 @@ class AllocationState(enum.Enum):
 class LauncherOptions:
     """Options of the command line, or of a caller in Python, for any launcher.
 
-    Each launcher takes those that concern it; its own settings it reads from the environment or a
+    Each launcher uses those that concern it, and reads further settings from the environment or a
     file of its own.
     """
 
@@ -60,13 +60,13 @@ class LauncherOptions:
 
 
 class Launcher(ABC):
-    """One way of giving a trial its processes."""
+    """One way of starting the processes of trials."""
 
     name: str
     max_concurrent: int = 90
     clock: Clock = Clock()
     shares_launches: bool = False  # supports ``TrialSpec.kept``
-    simulated: bool = False  # without processes: needs no data, and no sync of files
+    simulated: bool = False  # starts no processes: needs no data, and no sync of files
 
     @abstractmethod
     def nodes(self) -> Sequence[str]:
@@ -82,7 +82,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def command(self, spec: TrialSpec, lease: Lease) -> list[str]:
-        """The line that starts the trial by hand, as ``run`` starts it; pure."""
+        """The command that starts the trial by hand as ``run`` does; pure."""
 
     @abstractmethod
     def run(
@@ -94,17 +94,16 @@ class Launcher(ABC):
     ) -> Outcome:
         """Start the trial, watch it, and return when no process of it is left.
 
-        Unless the trial has ended by itself before: ``stop`` ends all trials, and the outcome is
-        CANCELLED; ``stop_rule``, asked after every step that this trial reports, may end it alone,
-        and the outcome is OK and ``stopped_early``.
+        ``stop`` ends all trials, with the outcome CANCELLED. ``stop_rule``, asked after every step
+        that this trial reports, may end it alone, with the outcome OK and ``stopped_early``. A
+        trial that had already ended by itself keeps its outcome.
         """
 
     @abstractmethod
     def settle(self, names: Iterable[str]) -> None:
-        """End what an earlier driver left running under these trial names; returns when gone.
+        """End the processes that an earlier driver left of these trials; return when they are gone.
 
-        A search calls it before its first trial, if need be without names: it also fails where no
-        trial can be started at all.
+        A search calls it before its first trial, even without names, to see that trials can start.
 
         Raises LauncherError if processes do not end, or the launcher cannot work here.
         """
@@ -114,10 +113,10 @@ class Launcher(ABC):
         return set()
 
     def allocation_state(self) -> AllocationState | None:
-        """State of the allocation, by the scheduler; None: there is no scheduler.
+        """State of the allocation according to the scheduler; None: there is no scheduler.
 
         The driver asks now and then, and after every failure that the end of the allocation or a
-        silent scheduler may have caused: such a failure is not the trial's.
+        silent scheduler may have caused: the trial is not to blame for such a failure.
         """
         return None
 
@@ -126,7 +125,7 @@ class Launcher(ABC):
         return None
 
     def time_left_s(self) -> float | None:
-        """Seconds until the allocation ends; None where there is no end."""
+        """Seconds until the allocation ends; None if it has no end."""
         return None
 
     def close(self) -> None:  # noqa: B027 - most launchers hold nothing
@@ -149,10 +148,10 @@ LAUNCHERS: Registry[LauncherFactory] = Registry(
 def make_launcher(
     name: str, options: LauncherOptions, more: Mapping[str, LauncherFactory] = MappingProxyType({})
 ) -> Launcher:
-    """Make the launcher of that name; ``more`` are factories that only the caller has.
+    """Make the launcher of that name; ``more`` are the caller's own factories.
 
-    Raises RegistryError if there is none, or its factory returns something else; LauncherError if
-    it cannot work here.
+    Raises RegistryError if there is none, or its factory returns no Launcher; LauncherError if it
+    cannot work here.
     """
     factory = LAUNCHERS.get(name, more)
     if options.exclude and name != "srun":

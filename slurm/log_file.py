@@ -1,4 +1,4 @@
-"""A log that outlives a full disk."""
+"""A log file that survives a full disk."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import os
 import time
 from pathlib import Path
 
-MAX_WAITING = 4 << 20  # bytes, as much as is read of a log
-LAST_TRIES_S = 2.0  # to write what a full disk does not take when all writers are gone
+MAX_WAITING = 4 << 20  # bytes; no more of a log is read
+LAST_TRIES_S = 2.0  # to retry writing to a full disk when all writers are gone
 
 
 class LogFile:
-    """Appends to a file; text that a full disk does not take waits for the next write.
+    """Appends to a file; if the disk is full, text waits for the next write.
 
     So a trial neither ends nor blocks while the disk is full. Beyond :data:`MAX_WAITING` bytes the
     oldest lines are lost, and the log says so.
 
-    Raises OSError if it cannot be opened, or is a link: that may lead to a file of the user's.
+    Raises OSError if it cannot be opened, or is a link, which may lead to another file of the user.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,11 +30,11 @@ class LogFile:
 
     @property
     def problem(self) -> str:
-        """Why the file is not complete; "" if it is."""
+        """Why the file is incomplete; "" if it is complete."""
         return f"{self._name}: {self._error}" if self._waiting or self._lost else ""
 
     def write(self, text: bytes) -> None:
-        """Append whole lines, now or later; never raises OSError."""
+        """Append whole lines, or keep them for a later write; never raises OSError."""
         self._waiting += text
         self.retry()
 
@@ -48,20 +48,20 @@ class LogFile:
             self._shorten()
 
     def close(self, patience_s: float = 0.0) -> None:
-        """Write waiting text, trying for so long, and close the file."""
+        """Write waiting text, with retries for ``patience_s``, and close the file."""
         deadline = time.monotonic() + patience_s
         self.retry()
         while self._waiting and time.monotonic() < deadline:
             time.sleep(0.1)
             self.retry()
-        with contextlib.suppress(OSError):  # some file systems report a failed write here only
+        with contextlib.suppress(OSError):  # some file systems report a failed write only here
             os.close(self._file)
 
     def _shorten(self) -> None:
         excess = len(self._waiting) - MAX_WAITING
         if excess <= 0:
             return
-        # Half at once, or every further line would copy all of them.
+        # Drop half at once, or every further line would copy all of them.
         cut = self._waiting.find(b"\n", excess + MAX_WAITING // 2) + 1 or len(self._waiting)
         self._lost += cut
         note = f"\nmeshtune: {self._lost} bytes are lost: {self._error}\n".encode()

@@ -10,8 +10,8 @@ from itertools import compress, product
 from slurm.trial import Lease
 
 MAX_BYPASSES = 4
-PACKED = 6  # first requests, among whose subsets the best is chosen
-_GAP = re.compile(rb"\x01+")  # neighbours that are free
+PACKED = 6  # the best subset of so many first requests is chosen
+_GAP = re.compile(rb"\x01+")  # free neighbours
 
 
 @dataclass
@@ -23,11 +23,11 @@ class _Request:
 
 
 class NodePool:
-    """Leases nodes about in the order they are asked for, so that few of them idle.
+    """Leases nodes roughly in the order of the requests, so that few nodes idle.
 
-    A request may be overtaken by those that fill the free nodes better, at most ``MAX_BYPASSES``
-    times; then every node that comes back is kept for it. So no request starves. For one thread;
-    nothing here blocks. Leases keep Slurm's order, in which the nodes are given.
+    Requests that fill the free nodes better may overtake another at most ``MAX_BYPASSES`` times;
+    then every node that comes back is kept for it, so no request starves. For one thread; nothing
+    here blocks. ``nodes`` are in Slurm's order, and so are those of a lease.
     """
 
     def __init__(self, nodes: Iterable[str]) -> None:
@@ -55,9 +55,9 @@ class NodePool:
         return tuple(n for n in self._order if n in self._free)
 
     def request(self, trial: str, width: int, avoided: Iterable[str] = ()) -> None:
-        """Ask for ``width`` nodes; :meth:`grants` gives them when they are there.
+        """Ask for ``width`` nodes; :meth:`grants` leases them when they are free.
 
-        It gets ``avoided`` ones only if there are not enough others just then.
+        It gets ``avoided`` nodes only if too few others are free then.
 
         Raises ValueError if the width can never be granted, or the trial has asked already.
         """
@@ -68,7 +68,7 @@ class NodePool:
         self._queue.append(_Request(trial, width, frozenset(avoided)))
 
     def withdraw(self, trial: str) -> None:
-        """Forget a request that waits; nothing happens if there is none."""
+        """Forget a trial's waiting request, if there is one."""
         self._queue = [r for r in self._queue if r.trial != trial]
 
     def impossible(self) -> list[str]:
@@ -78,7 +78,7 @@ class NodePool:
         return gone
 
     def grants(self) -> list[Lease]:
-        """Lease what can be leased now, so that as few nodes as possible idle."""
+        """Grant the requests that fit now, so that as few nodes as possible idle."""
         granted: list[Lease] = []
         while chosen := self._packed():
             for request in chosen:
@@ -93,7 +93,7 @@ class NodePool:
         return granted
 
     def _packed(self) -> list[_Request]:
-        """The first requests' subset that fills most of the free nodes; of equals the earlier."""
+        """Subset of the first requests that fills most free nodes; of equals the earliest."""
         # A request that can never be granted delays nobody.
         first = [r for r in self._queue if r.width <= self.size][:PACKED]
         best: list[_Request] = []
@@ -120,10 +120,10 @@ class NodePool:
         self._free.discard(node)
 
     def _choose(self, request: _Request) -> tuple[str, ...]:
-        """The narrowest gap of neighbours that fits, else the first free nodes.
+        """The narrowest run of free neighbours that is wide enough, else the first free nodes.
 
-        Neighbours in Slurm's order tend to share a switch, and the gap that fits best leaves
-        wide gaps to wide trials.
+        Neighbours in Slurm's order tend to share a switch, and the narrowest run leaves wide ones
+        to wide trials.
         """
         width, among = request.width, self._free
         if len(others := self._free - request.avoided) >= width:
@@ -139,7 +139,7 @@ class NodePool:
 
 
 def _is_fair(requests: Sequence[_Request], taken: Sequence[bool]) -> bool:
-    """Whether nobody who is left out is overtaken too often."""
+    """Whether no request that is left out has been overtaken too often."""
     after = 0
     for request, is_taken in zip(reversed(requests), reversed(taken), strict=True):
         if is_taken:

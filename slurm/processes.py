@@ -23,7 +23,7 @@ def all_pids() -> list[int]:
 def environ(pid: int) -> dict[str, str]:
     """Environment that a process was started with; empty if it is gone or another user's.
 
-    An agent hides its own, and has variables that name its trial as arguments.
+    Agents hide theirs, so they carry the variables that name their trial as arguments.
     """
     folder = _PROC / str(pid)
     raw = b""
@@ -61,14 +61,14 @@ def is_running(pid: int) -> bool:
 
 
 def with_environ(wanted: Callable[[dict[str, str]], bool]) -> set[int]:
-    """Running processes, this one apart, whose initial environment satisfies ``wanted``."""
+    """Running processes, except this one, whose initial environment satisfies ``wanted``."""
     return {
         pid for pid in all_pids() if pid != os.getpid() and wanted(environ(pid)) and is_running(pid)
     }
 
 
 def send(pids: Iterable[int], signum: signal.Signals) -> None:
-    """Signal each process that is still there."""
+    """Signal each process that still exists."""
     for pid in pids:
         kill(pid, signum)
 

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from foundation.container import Container  # pydantic
 
 TRIAL_VARIABLE = "MESHTUNE_TRIAL"
-"""Names the attempt in every rank's environment; a later driver finds its processes by it."""
+"""Variable in every rank's environment that names the attempt: later drivers find ranks by it."""
 
 STDOUT_NAME, STDERR_NAME = "stdout.log", "stderr.log"  # in a trial's folder
 
 TRIAL_DIR_VARIABLE = "MESHTUNE_TRIAL_DIR"
-"""Names the trial's folder in every rank's environment, for those that change theirs."""
+"""Variable that names the trial's folder, for ranks that change their working folder."""
 
-# Of rendezvous: below the kernel's ephemeral ports (from 32768 on), above those of most services.
+# Rendezvous ports: below the kernel's ephemeral ones (32768 and up), above those of most services.
 _FIRST_PORT, _NUM_PORTS = 20000, 10000
 
 
@@ -32,7 +32,7 @@ def carries(environ: Mapping[str, str], names: Collection[str]) -> bool:
 
 
 def kept_mark(step_name: str) -> str:
-    """The common beginning of the names of a run's kept steps, from the name of one."""
+    """Common prefix of the names of a run's kept steps, from the name of one."""
     return step_name.rpartition("-")[0] or step_name
 
 
@@ -48,11 +48,11 @@ class Lease:
 class Kept:
     """Permission to fork ranks from processes that outlive a trial, if the launcher has any.
 
-    These hold the trainer's imports, which take longer than a short trial on many nodes.
+    These have imported the trainer, which takes longer than a short trial on many nodes.
     """
 
     mark: str  # beginning of their TRIAL_VARIABLE, the same for all of a run
-    modules: tuple[str, ...]  # they import
+    modules: tuple[str, ...]  # that they import
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class TrialSpec:
     ``argv`` is the command of every rank, started in ``started_in``, with torchrun's variables in
     its environment (:func:`rendezvous_environment`).
 
-    Its metrics are ``result.json`` in its folder; or the last line ``MESHTUNE_RESULT {json}`` of
-    its standard output; or lines ``MESHTUNE_STEP {json}`` there, and the patterns of ``log``.
+    Its metrics come from ``result.json`` in its folder; or from the last line ``MESHTUNE_RESULT
+    {json}`` of its standard output; or from lines ``MESHTUNE_STEP {json}`` and patterns of ``log``.
     """
 
     name: str  # unique per attempt and run; the Slurm step's job name
@@ -76,14 +76,14 @@ class TrialSpec:
     cpus_per_rank: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     memory_bytes_per_rank: int | None = None  # host memory; enforced where the launcher can
-    grace_s: float = 10.0  # between the polite and the final signal
+    grace_s: float = 10.0  # between SIGTERM and SIGKILL
     log: LogFormat = field(default_factory=LogFormat)
     warmup_steps: int = 0  # first steps, which do not count
     config: Mapping[str, Any] = field(default_factory=dict)  # for a launcher without processes
     workdir: Path | None = None  # absolute; see started_in
-    max_steps: int | None = 10_000  # of which its stop rule learns; None: all
+    max_steps: int | None = 10_000  # steps passed to its stop rule; None: all
     kept: Kept | None = None  # None: its ranks may not be forked
-    container: Container | None = None  # that its ranks run in; ``workdir`` may be in it alone
+    container: Container | None = None  # of its ranks; ``workdir`` may exist only in it
 
     @property
     def started_in(self) -> Path:
@@ -92,7 +92,7 @@ class TrialSpec:
 
     @property
     def obstacle(self) -> str | None:
-        """Reason why no rank can be started; None if there is none."""
+        """Reason why no rank can be started; None if ranks can."""
         if self.container is not None or self.started_in.is_dir():
             return None
         return f"cannot start in {self.started_in}: there is no such folder"
@@ -128,7 +128,7 @@ def rendezvous_environment(
 
 
 def rank_environment(rank: int, local_rank: int, node: int) -> dict[str, str]:
-    """Variables of one rank; agents set the same."""
+    """Variables of one rank; agents set the same ones."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
@@ -139,8 +139,8 @@ def rank_environment(rank: int, local_rank: int, node: int) -> dict[str, str]:
 
 
 def master_port(spec: TrialSpec) -> int:
-    """A port by the attempt's name, so that a retry gets another one.
+    """A port derived from the attempt's name, so that a retry gets another one.
 
-    If it is taken on the first node, rank 0 cannot bind it: a launch failure, and a retry.
+    If it is taken on the first node, rank 0 cannot bind it: a launch failure, then a retry.
     """
     return _FIRST_PORT + zlib.crc32(spec.name.encode()) % _NUM_PORTS

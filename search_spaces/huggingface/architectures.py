@@ -1,7 +1,7 @@
 """Architectures of ``transformers``, read into a model's record.
 
-``architectures.yaml`` has a record per ``model_type``, ``parts.yaml`` formulas for further
-properties; the functions here read the keys of a file.
+``architectures.yaml`` has a record per ``model_type``, and ``parts.yaml`` formulas for further
+properties; the functions here read the keys of a model's file.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ class Architecture(Record):
     family: Literal["llama", "gpt"] = "llama"  # its norms, activation, biases
     defaults: dict[str, Any]  # of keys that a file may leave out
     names: dict[str, str] = Field(default={})  # other names of a key in its files
-    positions: Literal["learned"] | None = None  # unless the family's
+    positions: Literal["learned"] | None = None  # None: the family's
     # flags of a file; linear layers have biases if all of them are true
     biases: list[str] = Field(default=[])
-    # formula of the layers with a sliding window, where a file has one and does not list them
+    # formula of the layers with a sliding window, if a file has a window but does not list them
     windows: str = ""
     experts: str = ""  # key of the size of an expert; empty: a dense model
     # further properties: formulas of ``parts.yaml``, or functions here
     parts: list[str] = Field(default=[])
-    sets: dict[str, Any] = Field(default={})  # what else its models' records say
+    sets: dict[str, Any] = Field(default={})  # further fields of its models' records
 
     def shape(self, keys: Keys) -> Shape:
-        """The model that a file's keys describe; raises SpaceError where it has no record."""
+        """The model that a file's keys describe; raises SpaceError if no record can describe it."""
         shape = {**_sizes(keys), **FAMILIES[self.family], **self.sets}
         shape["positions"] = self.positions or shape["positions"]
         if self.biases:
@@ -69,7 +69,7 @@ class Architecture(Record):
             }
             router = {key: keys.given(key) for key in _ROUTER}
             shape |= {key: value for key, value in router.items() if value is not None}
-        if "latent_attention" in self.parts:  # a size of heads is that of the rotary part
+        if "latent_attention" in self.parts:  # the file's head size is that of the rotary part
             shape = {k: v for k, v in shape.items() if k not in ("head_size", "num_kv_heads")}
         for part in self.parts:
             own = _BY_CODE.get(part) or _parts()[part].shape
@@ -129,8 +129,8 @@ def _sizes(keys: Keys) -> Shape:
 
 
 def _windows(keys: Keys, formula: str, shape: Shape) -> Shape:
-    """Windowed layers: as the file lists them, or as the architecture has them."""
-    switch = "use_sliding_window"  # Qwen's; transformers ignores it in files of others
+    """Windowed layers: as the file lists them, or by the architecture's formula."""
+    switch = "use_sliding_window"  # Qwen's; transformers ignores it for other architectures
     if switch in keys.defaults and not keys.flag(switch):
         return {}
     size, kinds = keys.some("sliding_window"), keys.words("layer_types")
@@ -141,7 +141,7 @@ def _windows(keys: Keys, formula: str, shape: Shape) -> Shape:
 
 
 def _sparse_layers(keys: Keys, shape: Shape) -> Shape:
-    """Qwen 3 MoE: some layers are dense, namely listed ones, or all but every n-th."""
+    """Qwen 3 MoE: dense layers are listed, or all but every n-th."""
     every = keys.count("decoder_sparse_step")
     named = keys.items("mlp_only_layers", "layers")
     mixed = [i for i in range(shape["num_layers"]) if (i + 1) % every == 0 and i not in named]
@@ -149,7 +149,7 @@ def _sparse_layers(keys: Keys, shape: Shape) -> Shape:
 
 
 def _interleaved_experts(keys: Keys, shape: Shape) -> Shape:
-    """Llama 4: every n-th layer has experts, or those that are listed."""
+    """Llama 4: every n-th layer, or each listed one, has experts."""
     every, named = keys.count("interleave_moe_layer_step"), keys.items("moe_layers", "layers")
     mixed = len(named) or shape["num_layers"] // every
     return {
@@ -159,7 +159,7 @@ def _interleaved_experts(keys: Keys, shape: Shape) -> Shape:
 
 
 def _lightning_layers(keys: Keys, shape: Shape) -> Shape:
-    """MiniMax: layers with linear attention, as listed or every second; a window of its block."""
+    """MiniMax: layers with linear attention, listed or every second, have their block as window."""
     kinds, codes = keys.words("layer_types"), keys.items("attn_type_list", "0 and 1")
     linear = kinds.count("linear_attention") if kinds else codes.count(0) if codes else None
     linear = shape["num_layers"] // 2 if linear is None else linear
@@ -167,11 +167,11 @@ def _lightning_layers(keys: Keys, shape: Shape) -> Shape:
 
 
 def tower_parameters(keys: Keys, width: int) -> int:
-    """Parameters of what reads pictures: its blocks, and the products to the layers' width.
+    """Parameters of the vision tower: its blocks, and the products to the layers' width.
 
-    Patches and positions are left out, a hundredth of it, and sizes that a file does not state.
+    Left out are patches and positions, about 1 %, and sizes that a file does not state.
     """
-    if keys.given("model_type") == "gemma3n_vision":  # of one size, with what it hears by
+    if keys.given("model_type") == "gemma3n_vision":  # has one size; includes the audio tower
         return 983_800_000
     h, f = keys.some("hidden_size") or 0, keys.some("intermediate_size") or 0
     ups = 3 if keys.given("model_type") == "pixtral" else 2  # gated
@@ -182,7 +182,7 @@ def tower_parameters(keys: Keys, width: int) -> int:
 
 
 def _embedding_width(keys: Keys, shape: Shape) -> Shape:
-    """OPT: refuse an embedding of another width than the layers."""
+    """OPT: refuse an embedding whose width differs from the layers'."""
     width = keys.some("word_embed_proj_dim")
     if width not in (None, shape["hidden_size"]):
         raise keys.error(

@@ -1,4 +1,4 @@
-"""Keys of a ``config.json``; a missing one has its architecture's default."""
+"""Keys of a ``config.json``; missing ones have their architecture's defaults."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _ROPE = ("rope_parameters", "rope_scaling")  # since version 5 of transformers, 
 
 @dataclass(frozen=True)
 class Keys:
-    """Typed access; a mistake names file, line, key, value and what is accepted."""
+    """Typed access to keys; an error names file, line, key, value and the accepted values."""
 
     document: Document
     above: tuple[str, ...] = ()  # path to the language model's keys; empty: the top level
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that the file leaves out
-    names: Mapping[str, str] = field(default_factory=dict)  # what the file may call a key instead
+    names: Mapping[str, str] = field(default_factory=dict)  # other names of keys in the file
 
     @property
     def values(self) -> dict[str, Any]:
@@ -32,7 +32,7 @@ class Keys:
         return plain if isinstance(plain, dict) else {}
 
     def given(self, key: str) -> Any:
-        """The unchecked value of a key, for all layers if they are listed; None if missing."""
+        """The unchecked value of a key, a single one if all layers share it; None if missing."""
         value = self.values.get(self._name(key), self.defaults.get(key))
         if key == "intermediate_size" and isinstance(value, list) and value:
             return value[0] if value == value[:1] * len(value) else value
@@ -60,7 +60,7 @@ class Keys:
         return self._typed(key, TypeAdapter(list[str]), "a list of texts")
 
     def items(self, key: str, of: str) -> list[Any]:
-        """A list, whatever is in it; empty where the key is missing."""
+        """A list of any items; empty if the key is missing."""
         return self._typed(key, TypeAdapter(list[Any]), f"a list of {of}") or []
 
     def _typed(self, key: str, kind: TypeAdapter[T], accepted: str) -> T | None:
@@ -72,7 +72,7 @@ class Keys:
             raise self.error(key, f"{found}, accepted {accepted}") from None
 
     def rope(self, key: str) -> Any:
-        """A key of rotary positions, at the place where this version of the file has it."""
+        """A key of rotary positions, wherever this version of the file has it."""
         found = self.given(key)
         for name in _ROPE:
             inside = self.given(name)
@@ -83,7 +83,7 @@ class Keys:
         return found
 
     def error(self, key: str, what: str) -> Exception:
-        """An error at a key, or where it is missing."""
+        """An error at a key, or at the place where it is missing."""
         name = self._name(key)
         error = self.document.wrong if name in self.values else self.document.error
         return error((*self.above, name), what)

@@ -28,9 +28,9 @@ from search_spaces.language.schema import ModelFile
 from trainer.plan.model import ROPE_DEFAULTS, ROPE_KEYS
 
 MAX_BYTES = 1_000_000
-USUAL_LENGTH = 8192  # tokens of a training sequence, where a model could take more
-_INSIDE = "text_config"  # the language model of one that also reads pictures
-_TOWER = "vision_config"  # what reads them
+USUAL_LENGTH = 8192  # tokens of a training sequence, if a model accepts more
+_INSIDE = "text_config"  # the language model of a model that also reads pictures
+_TOWER = "vision_config"  # its vision tower
 _COUNTING_S = 300
 _MOST_SCALE = 100  # of YaRN, as a model's record takes it
 _PROGRAM = """
@@ -51,8 +51,8 @@ print("parameters", sum(p.numel() for p in {id(p): p for p in model.parameters()
 def read_config(path: Path, seq_length: int | None = None) -> ModelFile:
     """The model that Hugging Face's ``config.json`` describes.
 
-    ``seq_length`` are tokens of a training sequence; default 8192, or as many as the model was made
-    for, if fewer.
+    ``seq_length`` are tokens of a training sequence; default 8192, or fewer if the model was
+    trained for fewer.
 
     Raises SpaceError if it is no such file, or a model's record cannot describe it.
     """
@@ -84,10 +84,10 @@ def read_config(path: Path, seq_length: int | None = None) -> ModelFile:
 
 
 def _stretched(keys: Keys, latent: bool) -> dict[str, Any]:
-    """How positions are stretched, if as the built-in trainer does it; else it is not priced."""
+    """How positions are scaled, if the built-in trainer can do it; otherwise it is not priced."""
     way = keys.rope("rope_type") or keys.rope("type")
     if way == "yarn":
-        # Unlike scales, or none, make the rotary channels of keys larger, and no others.
+        # With unequal scales, or none, only the rotary channels of keys become larger.
         scales = [keys.rope(key) for key in ("mscale", "mscale_all_dim")]
         equal = scales[0] == scales[1] and isinstance(scales[0], (int, float))
         if not (latent and equal and 0 < scales[0] <= _MOST_SCALE):
@@ -100,7 +100,7 @@ def _stretched(keys: Keys, latent: bool) -> dict[str, Any]:
 
 
 def _with_all(keys: Keys, model: ModelFile, total: int) -> ModelFile:
-    """A model of usual layers whose parameters are so many."""
+    """A model of usual layers with further parameters up to ``total``."""
     further = total - model.num_parameters
     if further < 0:
         raise keys.error(
@@ -112,7 +112,7 @@ def _with_all(keys: Keys, model: ModelFile, total: int) -> ModelFile:
 
 
 def _architecture(keys: Keys, text: str) -> tuple[str, Architecture, int | None]:
-    """The architecture that the file names; an unknown one is a Llama of so many parameters."""
+    """The architecture's name and record; a Llama with its total of parameters if unknown."""
     kind = keys.given("model_type")
     if kind is None:
         raise keys.error(
@@ -138,8 +138,8 @@ def _architecture(keys: Keys, text: str) -> tuple[str, Architecture, int | None]
 def counted_parameters(text: str) -> int | None:
     """Parameters of the model that a ``config.json`` describes, counted by ``transformers``.
 
-    None where it is missing, or does not know the architecture either. A process of its own builds
-    the model, on torch's meta device: importing both takes seconds.
+    None if ``transformers`` is missing or does not know the architecture either. A process of its
+    own builds the model, on torch's meta device: importing both takes seconds.
     """
     if find_spec("transformers") is None or find_spec("torch") is None:
         return None
@@ -161,7 +161,7 @@ def counted_parameters(text: str) -> int | None:
 
 
 def _longest(keys: Keys) -> int:
-    """Sequence length that the model was trained for, before its positions were scaled."""
+    """Sequence length for which the model was trained, before its positions were scaled."""
     before = keys.rope("original_max_position_embeddings")
     longest = keys.count("max_position_embeddings", most=MOST_TOKENS)
     is_count = isinstance(before, int) and not isinstance(before, bool) and before >= 1

@@ -2,7 +2,7 @@
 
 Data, not code: one file ``known_trainers/NAME.yaml`` per trainer, or a user's own file beside the
 space. A record with a ``command`` is an adapter: it writes a configuration in the trainer's own
-options. The others are of frameworks and logs that meshtune knows and does not start.
+options. The others describe frameworks and logs that meshtune knows but does not start.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Setting(Described):
 
     when: str | None = Field(default=None, description="an expression; default always")
     unless: list[str] = Field(default=[])
-    """options or paths, or what these begin with, of which the user's own arguments or file may
-    have one instead"""
+    """options or paths, or prefixes of these: if the user's own arguments or file have one, the
+    setting is left out"""
     given: list[str] = Field(default=[])
-    """likewise, of which they must have one: another version's, say"""
+    """likewise, but they must have one, such as an option of another version"""
     arguments: dict[str, Any] = Field(default={})
     """option: value; true is a flag, a list several values"""
     words: list[str] = Field(default=[])
@@ -43,7 +43,7 @@ class Setting(Described):
     file: dict[str, Any] = Field(default={}, description="dotted path: value")
     environment: dict[VariableName, str] = Field(default={}, description="variable: value")
     same: dict[str, Scalar] = Field(default={})
-    """other options that state the same, as earlier versions have them; read only"""
+    """other options with the same meaning, such as those of earlier versions; only read"""
 
     @model_validator(mode="after")
     def _unconditional(self) -> Setting:
@@ -52,7 +52,7 @@ class Setting(Described):
         return self
 
     def applies(self, stated: Collection[str]) -> bool:
-        """Whether it goes with these options and paths of the user's: ``unless``, ``given``."""
+        """Whether ``unless`` and ``given`` allow it beside these options and paths of the user."""
         return not any(key in stated for key in self.unless) and (
             not self.given or any(key in stated for key in self.given)
         )
@@ -62,18 +62,18 @@ class ModelKey(Described):
     """A trainer's key for one field of the model's record."""
 
     key: str = ""
-    """an option, or a dotted path of the file; none: always the default"""
+    """an option, or a dotted path of the file; without one: always the default"""
     renamed: dict[str, str] = Field(default={})
     """an option or path that another version has: its name of the key; the first stated counts"""
     values: dict[str, Scalar] = Field(default={})
-    """the record's value: the trainer's; others are the same in both"""
+    """the record's value: the trainer's; other values are the same in both"""
     text: str | dict[str, str] | None = None
-    """the trainer's value where 'values' has none: a template of the record's fields, or
-    expression: template; without {this field} in it, it is written and not read"""
+    """the trainer's value if 'values' has none: a template of the record's fields, or
+    expression: template; without {this field} in it, it is written but not read"""
     reads: str = ""
     """the record's value: a template of 'stated', the trainer's number, and of fields above"""
     default: Scalar | dict[str, Scalar] | None = None
-    """the record's value where the key is missing; expression: value, where it depends on other
+    """the record's value if the key is missing; expression: value, if it depends on other
     fields"""
     also: dict[str, Any] = Field(default={}, description="options that are written beside it")
     implied: dict[str, dict[str, Scalar]] = Field(default={})
@@ -81,7 +81,7 @@ class ModelKey(Described):
 
 
 class BatchProduct(Described):
-    """Options whose product is the global batch, where no option states it."""
+    """Options whose product is the global batch, if no option states it."""
 
     of: list[str] = Field(min_length=1)
     """options or paths; only the first one has to be stated"""
@@ -89,11 +89,11 @@ class BatchProduct(Described):
 
 
 class ModelNames(Described):
-    """Models that a trainer knows by name."""
+    """Models with a name that the trainer knows."""
 
     keys: list[str] = Field(min_length=1, description="options or paths that name one")
     names: dict[str, str]
-    """the stated keys' values, with a space between: the record; '' if the sizes count"""
+    """stated values of the keys, separated by spaces: the record; '' if the stated sizes count"""
 
 
 class WrittenFile(Described):
@@ -105,25 +105,25 @@ class WrittenFile(Described):
     underscores: bool = False
     """keys of the user's own may have dashes for underscores"""
     options: bool = False
-    """its dotted paths are options as well, which count for more than it does"""
+    """its dotted paths are also options, which override it"""
     defaults: bool = False
-    """what it says of the model is a default, and contradicts nothing"""
+    """its keys of the model are defaults, which contradict nothing"""
 
 
 class HabitRule(Described):
     """Options that state a habit."""
 
     key: str | list[str]
-    """option, dotted path or variable; of several, the mean of their numbers"""
+    """option, dotted path or variable; for several, the mean of their numbers"""
     values: dict[str, Any] = Field(default={})
-    """the habit by the option's value; none: the number itself"""
+    """the habit for each value of the option; without it: the number itself"""
     default: Any = None
-    """the habit without the option, if it is so in every version"""
+    """the habit without the option, if all versions have it"""
     given: list[str] = Field(default=[])
-    """options of which there must be one"""
+    """options of which one must be stated"""
 
     def value(self, stated: Mapping[str, Any], absent: bool) -> Any:
-        """The habit that stated options mean, or their absence; None where that says nothing."""
+        """The habit that follows from stated options, or from their absence; None if none does."""
         keys = [self.key] if isinstance(self.key, str) else self.key
         lacking = stated.keys().isdisjoint
         if (self.given and lacking(self.given)) or (lacking(keys) and not absent):
@@ -157,11 +157,11 @@ class KnownTrainer(Described):
     """one line, which `meshtune list` shows"""
     source: str = Field(description="files that this record is from, and their versions")
     log: Named[FormatName, LogRecord] | None = None
-    """patterns of its log, or the known trainer that logs alike"""
+    """patterns of its log, or the known trainer that has the same log"""
     habits: RecordedHabits | None = None
     """what it keeps in memory, and how it communicates"""
     stated: dict[str, _Rules] = Field(default={})
-    """habit: options that state it; the first that does so counts"""
+    """habit: options that state it; the first stated one counts"""
 
     @field_validator("stated")
     @classmethod
@@ -173,7 +173,7 @@ class KnownTrainer(Described):
         return stated
 
     def stated_habits(self, options: Mapping[str, Any], absent: bool) -> dict[str, Any]:
-        """Habits that options state, by name; ``absent``: so do the defaults of missing ones."""
+        """Habits that options state, by name; ``absent``: missing options state their defaults."""
         each = {n: [rule.value(options, absent) for rule in r] for n, r in self.stated.items()}
         known = {name: [v for v in values if v is not None] for name, values in each.items()}
         return {name: values[0] for name, values in known.items() if values}
@@ -192,7 +192,7 @@ class AdapterFile(KnownTrainer):
 
     framework: FrameworkName = Field(description="whose habits the cost model assumes")
     frameworks: dict[str, FrameworkName] = Field(default={})
-    """option, path or variable: whose habits instead, where the user states it"""
+    """option, path or variable: whose habits instead, if the user states it"""
     command: list[str] = Field(min_length=1)
     """argv before the options; {entry} is the user's script, or module behind python"""
     entry: str = Field(default="", description="the script, where the space names none")
@@ -203,13 +203,13 @@ class AdapterFile(KnownTrainer):
     """parameter or fact: options that the trainer gets for it"""
     always: list[Setting] = Field(default=[], description="options of every trial: steps, logging")
     dropped: list[str] = Field(default=[])
-    """the user's options that trials do without: checkpoints and the like"""
+    """the user's options that trials omit: checkpoints and the like"""
     constraints: dict[Identifier, list[str]] = Field(default={})
-    """parameter: the trainer's constraints on it; those with names that the space lacks are left
-    out"""
+    """parameter: the trainer's constraints on it; a constraint with a name that the space lacks is
+    left out"""
     absent: dict[Identifier, str] = Field(default={})
-    """parameter: an expression that stands for it in constraints and conditions where the space has
-    none"""
+    """parameter: an expression that replaces it in constraints and conditions if the space lacks
+    it"""
     conditions: dict[Identifier, str] = Field(default={})
     """parameter: where it has an effect"""
     model: dict[Identifier, Annotated[ModelKey, BeforeValidator(_key)]] = Field(default={})
@@ -217,10 +217,10 @@ class AdapterFile(KnownTrainer):
     model_in: Literal["arguments", "file"] = "arguments"
     models: ModelNames | None = None
     sequence_length: list[str] = Field(default=[])
-    """options for the sequence length that scripts often have; read only"""
+    """options for the sequence length that scripts often have; only read"""
     batch: BatchProduct | None = None
     together: list[list[str]] = Field(default=[])
-    """options of which none is of use without the others that are stated"""
+    """options that work only with the other stated ones of the group"""
 
     def in_version(self, stated: Collection[str]) -> AdapterFile:
         """The adapter with the model's keys as the version has them whose options are stated."""

@@ -1,4 +1,4 @@
-"""Patterns that find metrics in logs: of a space, and of a known trainer's record."""
+"""Patterns that find metrics in logs, in a space or in a known trainer's record."""
 
 from __future__ import annotations
 
@@ -32,30 +32,31 @@ class PatternSpec(Described):
     """Finds one metric in the lines of a log."""
 
     regex: str
-    """the number is its group 'value', or else its first one; 'step' is the step's; beside a group
-    'seconds' it is an amount, and the metric is all of it by all seconds"""
+    """the number is its group 'value', or else its first group; 'step' is the step's number. With a
+    group 'seconds' the number is an amount, and the metric is the total amount divided by the total
+    seconds"""
     unit: str | None = None
-    """of the number, as ms, GiB or K tokens/s; default what the log says beside it, or else the
-    key's own; '' is always the key's own"""
+    """of the number, such as ms, GiB or K tokens/s; default the unit beside it in the log, or else
+    the key's own; '' is always the key's own"""
     scale: float = Field(default=1.0, description="by which the number is multiplied")
     reduce: Literal[REDUCTION_NAMES] = "median"  # type: ignore[valid-type]
     """how the steps' numbers become one"""
     skip: int | None = Field(default=None, ge=0)
     """first matches that do not count; default warmup_steps"""
     since_start: bool = False
-    """numbers count from the run's start: a step's is what was added"""
+    """numbers accumulate from the run's start: a step's is the difference"""
     whole: str = ""
-    """regular expression with groups 'rate' (steps per second) and 'seconds' of the whole run: a
-    line may be of several steps. If both find 'progress', or the line its 'step', these are known;
-    else the metric is the run's mean step time"""
+    """regular expression with groups 'rate' (steps per second) and 'seconds' of the whole run, for
+    a log with a line for several steps. Their number follows from the line's 'step', or from the
+    'progress' of both patterns; without these the metric is the run's mean step time"""
     unless: str | None = None
-    """a metric beside which this pattern is left out"""
+    """a metric that replaces this one if it is found"""
     only_if: str = ""
-    """text in the trainer's arguments or files without which its log has no such number"""
+    """text in the trainer's arguments or files: only with it the log has such a number"""
 
 
 class LikePattern(Described):
-    """The patterns that another known trainer's log has for the same metric."""
+    """The patterns of another known trainer's log for the same metric."""
 
     like: FormatName
 
@@ -76,9 +77,9 @@ class TokenFacts(Described):
     rows_vary: bool = False
     """sequences are as long as the data's rows: tokens are counted, never derived from steps"""
     padded_by: str = ""
-    """parameter with which the real tokens that the trainer counts have padding among them"""
+    """parameter: if set, the trainer's count of real tokens includes padding"""
     real_if: str = ""
-    """text in the trainer's arguments or files without which its tokens have padding among them"""
+    """text in the trainer's arguments or files: without it the token count includes padding"""
 
 
 TOKEN_FACTS = tuple(TokenFacts.model_fields)
@@ -90,11 +91,10 @@ class ResultPatterns(TokenFacts):
     format: str | None = None
     """of a well-known trainer's log: megatron-lm, torchtitan ..."""
     patterns: dict[str, PatternsSpec] = Field(default={})
-    """result key: regular expression with the number in a group, a record, or a list of them of
-    which the first that is found counts; of the steps after the warm-up the median is taken"""
+    """result key: regular expression with the number in a group, a record, or a list of these, of
+    which the first that matches counts; the metric is the median of the steps after the warm-up"""
     pauses: str | None = None
-    """regular expression of lines after which a step's time does not count, as after a
-    checkpoint"""
+    """regular expression of lines, such as a checkpoint's: the next step's time does not count"""
 
     @model_validator(mode="after")
     def _some(self) -> ResultPatterns:
@@ -128,20 +128,20 @@ class LogRecord(TokenFacts):
     """The log of a known trainer.
 
     In a regular expression ``{number}``, ``{decimal}`` and ``{rate}`` find a number, and ``{step}``
-    the number of the step. A record reads several versions of its trainer, and forks: the first
-    pattern of a metric that is found in a log counts. Units are read beside the numbers; ``unit``
-    and ``scale`` are for logs that print 2^30 bytes as ``GB``.
+    the number of the step. A record covers several versions of its trainer, and forks: a metric's
+    first pattern that matches counts. Units are read beside the numbers; ``unit`` and ``scale`` are
+    for logs that print 2^30 bytes as ``GB``.
     """
 
     step: str = Field(default="", description="regular expression for which {step} stands")
     patterns: dict[str, list[_RecordPattern]] = Field(description="result key: patterns")
     pauses: str = "{pauses}"
-    """lines after which a step's time does not count; {pauses}: the usual ones"""
+    """lines after which the next step's time does not count; {pauses}: the usual lines"""
 
     def resolved(self, formats: Mapping[str, LogFormat]) -> ResultPatterns:
-        """The same patterns as a space states them; this log may share those of known trainers.
+        """The same patterns in a space's form; some may be those of other known trainers' logs.
 
-        Raises SpaceError if a log that is shared has no patterns of the metric.
+        Raises SpaceError if such a log has no patterns of the metric.
         """
         found: dict[str, PatternsSpec] = {
             metric: [one for spec in specs for one in self._filled(spec, metric, formats)]

@@ -1,6 +1,6 @@
 """Shape of a model, including tokens that experts drop and parameters beside the layers.
 
-The built-in trainer trains those of ``ModelConfig`` only; the cost model prices all.
+The built-in trainer only trains shapes of ``ModelConfig``; the cost model prices all.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ class ModelShape(ModelConfig):
     """Shape of a decoder-only transformer, under the names that public configurations use."""
 
     capacity_factor: float | None = Field(default=None, gt=0, le=1000)
-    """rows of an expert, of its mean share; tokens beyond are dropped, and too few are padded;
-    default: no token is dropped"""
+    """rows of an expert, relative to its mean share: further tokens are dropped, missing ones are
+    padded; default: no token is dropped"""
     further_parameters: Annotated[int, Field(ge=0, le=10**13)] = 0
-    """beside the layers and tables: of what reads pictures, or predicts further tokens; they are
-    counted and not priced"""
+    """beside the layers and tables: of a vision tower, or of layers that predict further tokens;
+    they are counted but not priced"""
 
     @model_validator(mode="after")
     def _whole_shape(self) -> ModelShape:
-        """Refuse further keys without the others that they need."""
+        """Refuse further keys without those that they need."""
         self.check_together(_TOGETHER)
         return self
 
     @model_validator(mode="after")
     def _is_latent_alone(self) -> ModelShape:
-        """Other trainers may have more beside latent attention, see ``beyond_trainer``."""
+        """Allow more beside latent attention, as other trainers do; see ``beyond_trainer``."""
         return self
 
     @property
@@ -50,7 +50,7 @@ class ModelShape(ModelConfig):
 
     @property
     def num_parameters(self) -> int:
-        """Number of parameters; biases beside experts and the like, a few in 1000, are left out."""
+        """Number of parameters, without a few in 1000, such as biases beside experts."""
         if not self.beyond_trainer:
             return super().num_parameters
         tables = 1 if self.tied_embeddings else 2

@@ -36,7 +36,7 @@ def _scalar(value: Any) -> Any:
     return value
 
 
-_One = Annotated[Scalar, BeforeValidator(_scalar)]  # whose mistakes are one, not each member's
+_One = Annotated[Scalar, BeforeValidator(_scalar)]  # one error for a mistake, not one per member
 
 
 class ModelFile(ModelShape):
@@ -129,7 +129,7 @@ ParameterSpec = Annotated[
 
 
 def _whole(value: Any) -> int:
-    """A version: Python takes true and 1.0 as equal to 1, but they are none."""
+    """A version: in Python true and 1.0 equal 1, but they are refused."""
     if type(value) is not int:
         raise ValueError("accepted 1")
     return value
@@ -186,11 +186,11 @@ class TrialSection(Described):
     timeout_s: Duration = Field(default=1200.0, alias="timeout")
     """a trial is ended after this time"""
     no_progress_timeout_s: Duration | None = Field(default=None, alias="no_progress_timeout")
-    """a trial is ended when its logs did not grow for so long; default: never"""
+    """a trial is ended when its logs have not grown for this time; default: never"""
     ranks_per_node: int | None = Field(default=None, ge=1, le=MAX_GPUS_PER_NODE)
     """processes of a trial on each node; default one for each of the cluster's GPUs, or 1 without a
-    cluster. 1 beside a cluster is for a program that starts the others itself, as verl does: it has
-    no prices"""
+    cluster. With a cluster, 1 is for a program that starts the others itself, as verl does; the
+    cost model does not price it"""
     early_stop: bool = True
     """a trial is stopped when its steps so far are slower than the best's by more than noise
     explains"""
@@ -210,13 +210,13 @@ class BudgetSection(Described):
     node_hours: float | None = Field(default=None, gt=0)
     """of all trials: time of each multiplied by its nodes"""
     expected_gain: float = Field(default=0.01, ge=0, lt=1)
-    """the search ends once the cost model has expected another batch to gain less than this share
-    of the best three times running; 0: never"""
+    """the search ends once the cost model has expected, three times in a row, that another batch
+    gains less than this share of the best; 0: never"""
     explore: float = Field(default=0.0, ge=0, lt=1)
-    """share of the trials that are chosen to learn what drives the objective, not to be the best"""
+    """share of the trials that are chosen to learn which parameters drive the objective"""
     probes: Annotated[int, Field(ge=0)] | Literal["auto"] = 0
-    """short trials of a shallower model, before the others, from which the cost model learns what
-    this trainer does on this machine; auto: 4, or 1 and each further unpriced value, if cheaper
+    """short trials of a shallower model, before the others, from which the cost model learns how
+    this trainer behaves on this machine; auto: 4, or 1 and each further unpriced value, if cheaper
     than a trial"""
 
 
@@ -224,7 +224,7 @@ class FinalistsSection(Described):
     """Repeated measurements of the leading configurations once the search ends by itself."""
 
     confidence: float = Field(default=0.9, gt=0.5, lt=1.0)
-    """probability at which the winner is settled"""
+    """probability of being the best at which the winner is settled"""
     max_repeats: int = Field(default=6, ge=0, description="of all trials together; 0: none")
 
 
@@ -235,8 +235,8 @@ def _finalists(value: Any) -> Any:
 
 
 class TuningSection(Described):
-    """Fine-tuning: what is trained, and beside what. Each key is a parameter with that value, or
-    with those of a list, under the name that a trainer is told it by: ``tuning``, ``lora_rank`` ...
+    """Fine-tuning: what is trained, and beside what. Each key is a parameter with that value, or a
+    list of values, which trainers get under the names ``tuning``, ``lora_rank`` ...
     """
 
     method: ParameterSpec = Field(default="full", description="full, lora or qlora")
@@ -266,24 +266,24 @@ class SpaceFile(Described):
     """of the run's folder; default: the file's name"""
     description: str = ""
     model: Model | None = None
-    """a shipped model, a file (*.yaml, or Hugging Face's config.json), or its record; or one of the
-    first two as base, with a seq_length"""
+    """a shipped model, a file (*.yaml, or Hugging Face's config.json), or its record; or a mapping
+    with one of the first two as base, and a seq_length"""
     cluster: Named[str, Cluster] | None = None
     """a shipped cluster, a file (*.yaml), or its record; without it a trainer of your own has one
-    process per node, and no prices"""
+    process per node, and the cost model prices nothing"""
     trainer: TrainerSpec
     parameters: dict[Identifier, ParameterSpec] = Field(min_length=1, max_length=30)
-    """values that each may have, or one fixed value"""
+    """parameter: its values, or one fixed value"""
     tuning: TuningSection | None = None
     """what a fine-tuning job trains; default: all weights"""
     conditions: dict[Identifier, str] = Field(default={})
-    """parameter: where it matters; elsewhere it is left out"""
+    """parameter: the condition under which it matters; otherwise it is left out"""
     constraints: list[str] = Field(default=[], max_length=100)
-    """what every configuration must satisfy"""
+    """expressions that every configuration must satisfy"""
     objective: Objectives
     """one metric, or a list of two or three for a Pareto front"""
     subject_to: list[str] = Field(default=[], max_length=20)
-    """what the best must have measured: ``val_loss < 2.1``, ``peak_memory_bytes < 70 GiB``"""
+    """bounds on measured values of the best: ``val_loss < 2.1``, ``peak_memory_bytes < 70 GiB``"""
     trial: TrialSection = TrialSection()
     budget: BudgetSection = BudgetSection()
     finalists: Annotated[

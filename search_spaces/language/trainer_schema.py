@@ -41,8 +41,8 @@ class BuiltinTrainer(Settings):
     save: str | None = None
     """folder for checkpoints, in the trial's own unless absolute"""
     load: str | None = None
-    """folder with checkpoints of this model. An absolute path: every trial goes on from the latest;
-    the same as save: a trial that is repeated goes on from its own"""
+    """folder with checkpoints of this model. An absolute path: every trial resumes from the latest;
+    the same as save: a trial that is repeated resumes from its own"""
 
     @model_validator(mode="before")
     @classmethod
@@ -53,12 +53,12 @@ class BuiltinTrainer(Settings):
 
     @model_serializer
     def _given(self) -> dict[str, Any]:
-        """Only what is set, even to its default: a default of the trainer's may change."""
+        """Settings that are set, even to their defaults, as the trainer's defaults may change."""
         return {n: getattr(self, n) for n in type(self).model_fields if n in self.model_fields_set}
 
 
 class Flags(Described):
-    """Arguments that a command has in some configurations only."""
+    """Arguments that a command has only in some configurations."""
 
     when: str
     """an expression, such as sequence_parallel or recompute == 'full'"""
@@ -82,7 +82,7 @@ def _arguments(value: Any) -> Any:
 
 
 class FileCase(Described):
-    """Values that a file has in some configurations only."""
+    """Values that a file has only in some configurations."""
 
     when: str
     """an expression, such as recompute == 'full'"""
@@ -93,7 +93,7 @@ class ConfigFile(Described):
     """A file that is written into a trial's folder before it starts."""
 
     base: str | None = None
-    """a file with everything else, beside the space or absolute"""
+    """a file with all other content, beside the space or absolute"""
     content: dict[str, Any] | None = None
     """the file's whole content, in place of base"""
     set: dict[str, Any] = Field(default={})
@@ -126,7 +126,7 @@ class TrainerSpec(Described):
     """argv of every rank, without a shell: {tp} and {dp // cp} are replaced, and {when: EXPRESSION,
     args: [...]} adds arguments where the expression is true"""
     made_by: str | None = Field(default=None, min_length=1)
-    """the adapter that a run's space has its command from"""
+    """the adapter that wrote the command of a run's space"""
     use: str | None = Field(default=None, min_length=1)
     """name of an installed trainer"""
     options: dict[str, Any] = Field(default={})
@@ -138,14 +138,14 @@ class TrainerSpec(Described):
     """environment of every rank, in which {tp} and the like are replaced"""
     workdir: str | None = Field(default=None, min_length=1)
     """folder in which every rank is started, beside the space or absolute; default the trial's own.
-    Results, files and logs stay in that: {trial_dir}, MESHTUNE_TRIAL_DIR"""
+    Results, files and logs stay in the trial's: {trial_dir}, MESHTUNE_TRIAL_DIR"""
     container: ContainerOrImage | None = None
     """the image that every rank runs in, by its name or with mounts; the site profile names the
     runtime"""
     preload: list[ModuleName] | None = None
-    """modules that are imported once for many trials, as torch: srun's processes outlive a trial
-    and fork the next one's ranks; default: the built-in trainer's own once starting takes longer
-    than the steps, none for a command; []: never"""
+    """modules, such as torch, that are imported once for many trials: srun's processes outlive a
+    trial and fork the next one's ranks; default: the built-in trainer's own once starting takes
+    longer than the steps, none for a command; []: never"""
     framework: Named[FrameworkName, StatedHabits] | None = Field(
         default=None,
         description="framework whose habits the cost model assumes for a command "
@@ -153,8 +153,8 @@ class TrainerSpec(Described):
         "mapping of it as base and of habits that are certain; default megatron-lm",
     )
     axes: list[Identifier] = Field(default=[])
-    """parameters that are further parallel axes of a command, innermost first, between tp and dp:
-    the ranks are the product of all axes"""
+    """parameters that are further parallel axes of a command, innermost first, between tp and dp;
+    the number of ranks is the product of all axes"""
 
     @property
     def words(self) -> list[str]:

@@ -12,11 +12,11 @@ from search_spaces.rules.rule import Rule
 from search_spaces.space import SearchSpace
 from trainer.plan.jobs import Indices
 
-LISTED = 2_000_000  # valid configurations up to which all of them are listed once
+LISTED = 2_000_000  # up to so many valid configurations, all are listed once
 
 
 class Candidates:
-    """Draws from the valid configurations of a space by their raw index, or from those ``only``."""
+    """Draws from the valid configurations of a space by raw index, or from ``only`` the given."""
 
     def __init__(self, space: SearchSpace, only: Sequence[Mapping[str, Any]] | None = None) -> None:
         self.space = space
@@ -54,8 +54,8 @@ class Candidates:
     ) -> Indices:
         """Distinct valid raw configurations in random order, by their index.
 
-        Fewer than ``size`` are returned only where there are no more (exactly so in a space whose
-        valid configurations are listed, nearly so in a larger one).
+        Fewer than ``size`` are returned only if there are no more; in a space too large to be
+        listed, a few may be missed.
         """
         known = self.indices_of(exclude)
         if self._listed is not None:
@@ -72,7 +72,7 @@ class Candidates:
         return chosen
 
     def _shuffled(self, pool: Indices, places: Any, rng: np.random.Generator) -> Any:
-        """Places in the pool in random order, weighted by the share of an interval of each."""
+        """Places in the pool in random order, weighted by the ``shares`` of continuous values."""
         if not self._uneven:
             return rng.permutation(places)
         digits = np.unravel_index(pool[places], self._radix)
@@ -84,7 +84,7 @@ class Candidates:
         return places[np.argsort(-keys, kind="stable")]
 
     def _narrow(self, max_nodes: int) -> ValidConfigs:
-        """Valid configurations of at most so many nodes, for a space where nearly all are wider."""
+        """Valid configurations of at most ``max_nodes``, for a space where nearly all are wider."""
         width = Rule(
             "max_nodes",
             f"num_nodes <= {max_nodes}",

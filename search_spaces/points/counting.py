@@ -22,13 +22,13 @@ class RuleCount:
 
     name: str
     text: str
-    alone: int  # of all raw ones
-    in_order: int  # of those that the rules before it leave
+    alone: int  # of all raw configurations
+    in_order: int  # of those that satisfy the rules before it
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """The size of a space; where it is not ``exact``, estimated from random configurations."""
+    """The size of a space; unless ``exact``, estimated from random configurations."""
 
     space: SearchSpace
     raw: int
@@ -92,7 +92,7 @@ def check(space: SearchSpace, max_edges: int = MAX_EDGES) -> CheckReport:
 
 
 def _counted(space: SearchSpace, max_edges: int) -> tuple[RuleCount, ...] | None:
-    """Exact counts; None where they take too much work."""
+    """Exact counts; None if they take too much work."""
     counts = []
     left, before, work = space.raw_size, [], 2 * MAX_WORK
     for rule in space.rules:

@@ -15,11 +15,11 @@ from search_spaces.rules.rule import Rule
 from search_spaces.space import SearchSpace
 from trainer.plan.jobs import Indices
 
-MAX_EDGES = 1 << 21  # tried for one parameter; beyond it the remaining parameters are sampled
+MAX_EDGES = 1 << 21  # edges tried for one parameter; beyond, remaining parameters are sampled
 MAX_WORK = 1e7  # terms of rules evaluated, over all configurations; about 0.3 s
 _SORTING = 5.0  # cost of sorting one edge, in terms of rules
 CHUNK = 1 << 19  # configurations evaluated at once
-MAX_DRAWS = 32  # random chunks, after which a sample may be smaller than asked for
+MAX_DRAWS = 32  # random chunks, after which a sample may be smaller than requested
 ESTIMATED = 4  # random chunks behind an estimate
 
 Digits = Mapping[str, NDArray[Any]]
@@ -52,7 +52,7 @@ class ValidConfigs:
     that break a rule are rejected.
 
     Args:
-        rules: that count; default all of the space.
+        rules: rules to satisfy; default all of the space.
         max_edges: most values of one parameter, over all states before it, to try.
         max_work: most terms of rules to evaluate while binding parameters.
 
@@ -90,12 +90,12 @@ class ValidConfigs:
 
     @property
     def count(self) -> int:
-        """Valid configurations; an upper bound where it is not exact."""
+        """Number of valid configurations; an upper bound unless exact."""
         left = self._order[len(self._levels) :]
         return self._ways * math.prod(len(self._parameters[name].values) for name in left)
 
     def estimate(self, rng: np.random.Generator) -> float:
-        """The count; where it is not exact, an estimate from random configurations."""
+        """The count; unless exact, an estimate from random configurations."""
         if self.exact or not self.count:
             return self.count
         found = sum(len(self._drawn(self._chunk, rng)) for _ in range(ESTIMATED))
@@ -125,7 +125,7 @@ class ValidConfigs:
         return some
 
     def _drawn(self, size: int, rng: np.random.Generator) -> Indices:
-        """Valid indices among ``size`` random ones; all of them where every parameter is bound."""
+        """Valid indices among ``size`` random ones; all are if every parameter is bound."""
         indices = self._at(rng.integers(self._ways, size=size))
         bound = self._order[: len(self._levels)]
         digits = {
@@ -142,7 +142,7 @@ class ValidConfigs:
         return indices
 
     def _at(self, ways: Indices) -> Indices:
-        """Part of the raw index from the bound parameters, for numbers of assignments."""
+        """Bound parameters' part of the raw index of assignments, given by their numbers."""
         indices = np.zeros(len(ways), dtype=np.int64)
         for number, level in reversed(list(enumerate(self._levels))):
             edges = np.searchsorted(level.ends, ways, side="right")
@@ -229,12 +229,12 @@ def terms(rule: Rule) -> float:
 
 
 def affordable(terms: float) -> int:
-    """Configurations on which rules with so many terms can be evaluated within ``MAX_WORK``."""
+    """Configurations on which rules with these ``terms`` can be evaluated within ``MAX_WORK``."""
     return max(4096, int(MAX_WORK / max(terms, 1)))
 
 
 def _later(waiting: Sequence[_Scoped], bound: Iterable[str]) -> list[_Scoped]:
-    """Rules that read parameters beside these."""
+    """Rules that read parameters besides the ``bound`` ones."""
     return [(rule, scope) for rule, scope in waiting if not scope <= {*bound}]
 
 

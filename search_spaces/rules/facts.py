@@ -26,7 +26,7 @@ DERIVED = ("world_size", "dp", "global_batch_size")
 
 
 def derived_nodes(parameters: Collection[str]) -> bool:
-    """Whether a trial has as many nodes as its degrees need: all are searched, nodes are not."""
+    """Whether a trial's nodes follow from its degrees: all degrees are searched, nodes are not."""
     return "dp" in parameters and "num_nodes" not in parameters
 
 
@@ -60,7 +60,7 @@ def static_facts(
 
 
 def defaults(spec: TrainerSpec) -> dict[str, Scalar]:
-    """Values of parameters that the space does not have, or that are inactive."""
+    """Values of parameters that are inactive or not in the space."""
     known: dict[str, Any] = {"num_nodes": 1, "vpp": 1, **dict.fromkeys(ordered(spec.axes), 1)}
     trainer = spec.builtin
     if trainer is None:
@@ -96,7 +96,7 @@ def condition_order(conditions: Mapping[str, Expression]) -> list[str]:
 
 @dataclass(frozen=True)
 class Derivation:
-    """How the names that rules can use follow from the parameters of a space."""
+    """Derives the names that rules can use from the parameters of a space."""
 
     parameters: Mapping[str, Parameter]
     conditions: Mapping[str, Expression]
@@ -105,7 +105,7 @@ class Derivation:
     own_axes: Sequence[str]
 
     def reads(self) -> dict[str, frozenset[str]]:
-        """The parameters that each name comes from; none for constants."""
+        """The parameters that each name is derived from; none for constants."""
         found = {name: frozenset[str]() for name in (*self.static, *self.known)}
         found |= {name: frozenset((name,)) for name in self.parameters}
 

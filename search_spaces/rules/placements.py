@@ -1,4 +1,4 @@
-"""Placements in a space: what they come to, and that each counts once."""
+"""Placements in a space: their resolved degrees, and a rule that counts each once."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ TYPES: dict[str, ValueType] = {
     **dict.fromkeys(QUANTIZED, "boolean"),
 }
 _SPELLING = {*TYPES, "zero_stage", "refresh_secondary", "reduce_precision"}
-_LARGEST_TABLE = 2_000_000  # configurations; in spaces beyond it spellings are not compared
+_LARGEST_TABLE = 2_000_000  # configurations; in larger spaces spellings are not compared
 
 
 def ranks_per_pair(cluster: Cluster) -> int:
-    """Ranks that share a card: 2 where the innermost link joins two of a node's many."""
+    """Ranks that share a card: 2 if the innermost link joins pairs of a node's GPUs, else 1."""
     innermost = cluster.links[0].gpus if cluster.links else 1
     paired = innermost == 2 < cluster.gpus_per_node and cluster.gpus_per_node % 2 == 0
     return 2 if paired else 1
 
 
 def resolved(columns: Mapping[str, Array], counts: Mapping[str, Array]) -> dict[str, Array]:
-    """Resolved placements; ``counts`` masks, by parameter, where it is active."""
+    """Resolved placements; ``counts`` has, by parameter, a mask of where it is active."""
     topology = Topology(int(columns["gpus_per_node"]), int(columns["ranks_per_pair"]))
     apart = columns["tp"] * columns["gx"] * columns["gy"] * columns["gz"]
     apart = apart * np.where(is_pp_inside(columns["rank_order"]), columns["pp"], 1)
-    holders = np.asarray(columns["dp"] * columns["cp"])  # of the same weights: states are split
+    holders = np.asarray(columns["dp"] * columns["cp"])  # ranks with the same weights
     return resolve_presets(columns, counts, holders, apart, topology)
 
 
 def one_placement(parameters: Mapping[str, Parameter]) -> list[Rule]:
-    """A rule against placements together with stages of ZeRO, where a space has the former."""
+    """A rule against placements together with stages of ZeRO, for a space with placements."""
     if "placement" not in parameters:
         return []
 
@@ -64,13 +64,13 @@ def counted_once(
 ) -> list[Rule]:
     """A rule that keeps the first of several spellings of one placement.
 
-    ``mics`` is ``zero3`` on a single node, for example, and with one replica all are the same.
-    Spaces that search no more than ZeRO's stages are left as they list them.
+    For example, ``mics`` is ``zero3`` on a single node, and with one replica all are the same.
+    Spaces that search nothing but ZeRO's stages get no such rule.
     """
     spelling = [name for name in parameters if name in _SPELLING]
     context = {"num_nodes", "tp", "pp", "rank_order", *axes}
     asked = list(spelling)
-    while asked:  # what decides whether a parameter is active
+    while asked:  # also the parameters that decide whether one is active
         condition = conditions.get(asked.pop())
         if condition is not None:
             asked += condition.names - context
@@ -83,7 +83,7 @@ def counted_once(
         return []
     others = {n: p.array[:1] for n, p in parameters.items() if n not in {o.name for o in own}}
 
-    @cache  # a large table, made when it is first needed
+    @cache  # a large table, computed at the first use
     def firsts() -> Array:
         sizes = [len(parameter.values) for parameter in own]
         axes = np.ogrid[tuple(slice(size) for size in sizes)]
@@ -104,7 +104,7 @@ def counted_once(
 
 
 def _first_of_equals(rows: Array) -> Array:
-    """Mask of the numbers that do not stand earlier in their row."""
+    """Mask of the numbers that are not repetitions within their row."""
     order = np.argsort(rows, axis=1, kind="stable")
     first = np.diff(np.take_along_axis(rows, order, axis=1), axis=1, prepend=-1) > 0
     mask = np.empty_like(first)
@@ -113,7 +113,7 @@ def _first_of_equals(rows: Array) -> Array:
 
 
 def _meanings(facts: Facts) -> Array:
-    """A number for each configuration, equal where placements are."""
+    """A number for each configuration, equal for equal placements."""
     columns = facts.columns
     alone = columns["dp"] * columns["cp"] == 1
     gathers = np.logical_not(alone) | (columns["gz"] > 1)
@@ -126,7 +126,7 @@ def _meanings(facts: Facts) -> Array:
         columns["quantize_secondary"],
         (columns["refresh_secondary"] == "step") | (columns["secondary_shard"] == 0),
         (columns["reduce_precision"] == "fp32") | quantized | alone,
-        named & (columns["zero_stage"] > 0),  # invalid, so no spelling of anything
+        named & (columns["zero_stage"] > 0),  # invalid, so not a spelling of any placement
     ]
     meaning: Array = np.zeros((), dtype=np.int64)
     for part in parts:

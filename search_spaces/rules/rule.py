@@ -1,7 +1,7 @@
 """Rules of valid configurations: the trainer's requirements, and the space's own constraints.
 
 A rule that needs a fact which the space does not have (no model, no such parameter) is left out.
-Where a parameter is inactive and the trainer has no default for it, rules that name it hold.
+If a parameter is inactive and the trainer has no default for it, rules that name it hold.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Facts:
     missing: Mapping[str, Array] = field(default_factory=dict)  # inactive and without default
 
     def said(self, name: str, otherwise: Any, codes: Mapping[Any, float] | None = None) -> Array:
-        """The values of configurations under a name, or the numbers that stand for them.
+        """The values of a name, or their ``codes``, by configuration.
 
-        ``otherwise`` where they say nothing, or a value without a number.
+        ``otherwise`` stands for missing values, and for those without a code.
         """
         if name not in self.columns:
             return np.asarray(otherwise)
@@ -42,14 +42,14 @@ class Facts:
 
 @dataclass(frozen=True)
 class Rule:
-    """One reason for which a configuration is invalid."""
+    """A requirement on configurations; those that break it are invalid."""
 
     name: str
     text: str
     names: frozenset[str]
     _test: Callable[[Facts], Array]
     required: bool = False
-    """Trainers require it, not this space alone."""
+    """Trainers require it, not only this space."""
     remedy: str = ""
     """Change to the space that makes such configurations valid, if there is one."""
 
@@ -59,7 +59,7 @@ class Rule:
 
 
 def expressed(name: str, expression: Expression, required: bool = False) -> Rule:
-    """A rule from an expression; it holds where a parameter that it names is missing."""
+    """A rule from an expression; it holds if a parameter that it names is missing."""
 
     def test(facts: Facts) -> Array:
         kept = expression.holds(facts.columns)
@@ -71,7 +71,7 @@ def expressed(name: str, expression: Expression, required: bool = False) -> Rule
 
 
 def pinned(parameter: str, value: Array, condition: Expression) -> Rule:
-    """An inactive parameter counts once: with its first value."""
+    """A rule that an inactive parameter has its first value, so that it counts once."""
 
     def test(facts: Facts) -> Array:
         return np.logical_or(facts.active[parameter], np.equal(facts.raw[parameter], value))
@@ -87,7 +87,7 @@ def builtin(
     own_axes: Sequence[str] = (),
     allow: Iterable[str],
 ) -> list[Rule]:
-    """The trainer's requirements that the space has the facts for; those in ``allow`` are off."""
+    """The trainer's requirements for which the space has the facts, except those in ``allow``."""
     off = {SWITCHED_OFF_BY[name] for name in allow}
     return [
         expressed(requirement.name, requirement.condition, required=True)

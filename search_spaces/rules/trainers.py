@@ -1,6 +1,6 @@
-"""Requirements of trainers as rules of a space: of DeepSpeed, and of the user's own.
+"""Requirements of trainers as rules of a space: of DeepSpeed, and of a user's own trainer.
 
-The latter are on experts and on pipeline stages, by what its framework supports.
+A user's own trainer has rules on experts and pipeline stages, depending on its framework.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from trainer.plan.rules.expression import Array, ValueType, parse
 from trainer.plan.rules.requirements import refused_settings
 from trainer.plan.stages import COUNTED, GIVEN, LAYOUT, StageLayers
 
-# Ways to say how many layers stages have; a space has one of them.
+# Ways to set how many layers stages have; a space has one of them.
 _KINDS = (GIVEN, COUNTED, (LAYOUT,))
 
 
 def of_deepspeed(trainer: BuiltinTrainer, types: Mapping[str, ValueType]) -> list[Rule]:
-    """DeepSpeed's limits (``trainer.deepspeed.rules``), where ``engine`` is searched.
+    """DeepSpeed's limits (``trainer.deepspeed.rules``) for a space that searches ``engine``.
 
-    A device that is not said counts as CUDA.
+    If the device is not stated, it counts as CUDA.
     """
     texts: dict[str, list[str]] = {}
     for requirement in deepspeed_requirements("cpu" if trainer.device == "cpu" else "cuda"):
         texts.setdefault(requirement.name, []).append(requirement.text)
-    # Settings are no names that a rule could read.
+    # Rules cannot read settings by name, so refused ones become a constant.
     texts |= {f"deepspeed_{name}": ["false"] for name in refused_settings(trainer, "deepspeed")}
     every = {name: " and ".join(f"({part})" for part in parts) for name, parts in texts.items()}
     return [
@@ -50,7 +50,7 @@ def of_experts(
     """Rules for a space that searches ``ep`` for a model with experts; else none.
 
     As in Megatron, ``ep`` ranks are taken from those of data and context parallelism, so that it is
-    no factor of the world size. An ``ep`` among the trainer's own ``axes`` is another.
+    no factor of the world size. An ``ep`` among the trainer's own ``axes`` is a factor.
     """
     if model is None or model.mixture is None or "ep" not in parameters or "ep" in axes:
         return []
@@ -66,9 +66,9 @@ def of_experts(
 def of_stages(
     framework: Framework, parameters: Mapping[str, Parameter], known: Set[str], *, uneven: bool
 ) -> list[Rule]:
-    """The rules for the layers of a pipeline's stages, which may differ if they are ``uneven``.
+    """The rules for the layers of pipeline stages, whose numbers may differ if ``uneven``.
 
-    ``known`` are names that the space has facts for.
+    ``known`` are names for which the space has facts.
     """
     if not {"num_layers", "pp", "vpp"} <= known:
         return []
@@ -113,7 +113,7 @@ def _shared_text(settings: list[str]) -> str:
 
 
 def _remedy(framework: Framework, settings: list[str]) -> str:
-    # Of the kind that the space has, if it has one: both at once are refused.
+    # Only of the kind that the space has, if it has one: two at once are refused.
     kinds = [kind for kind in _KINDS if {*kind} & {*settings}] or _KINDS
     known = [name for kind in kinds for name in kind if name in framework.stage_settings]
     ways = [f"set {', '.join(known)}"] if known else []
@@ -121,7 +121,7 @@ def _remedy(framework: Framework, settings: list[str]) -> str:
 
 
 def _once(parameters: Mapping[str, Parameter], settings: list[str]) -> list[Rule]:
-    """Without a pipeline settings change nothing: each counts with its first value."""
+    """Rules that, without a pipeline, settings without effect have their first values."""
     made = []
     for name in settings:
         parameter = parameters[name]
@@ -137,8 +137,8 @@ def _once(parameters: Mapping[str, Parameter], settings: list[str]) -> list[Rule
 
 
 def _one_kind(settings: list[str]) -> list[Rule]:
-    """Layers are given, or embedding and loss counted, or there is a layout (Megatron-LM refuses
-    two of them at once)."""
+    """A rule that layers are given, or embedding and loss counted, or a layout used: not two of
+    these, which Megatron-LM refuses."""
     given = ([name for name in kind if name in settings] for kind in _KINDS)
     kinds = [kind for kind in given if kind]
     if len(kinds) < 2:

@@ -122,7 +122,7 @@ class _Adapting:
         return self.file.model_copy(update=changes), model
 
     def _check_words(self, name: str, settings: Sequence[Setting]) -> None:
-        """Refuse a word that no option of a known trainer stands for: trials would run without."""
+        """Refuse a value for which the known trainer has no option: trials would run without it."""
         words = _WORDS.get(name) if self.spec.adapter in known_trainers("command") else None
         read = CommandTrainer(self.spec.model_copy(update={"command": self.spec.args})).reads
         passed = re.compile(rf"\{{[^{{}}]*\b{name}\b(?!\s*[!=]=)")  # not only compared

@@ -154,7 +154,7 @@ def check_launcher(document: Document, spec: TrainerSpec, ranks_per_node: int, n
 
 
 def _launcher(words: list[str]) -> str | None:
-    """The launcher that a command is, or is wrapped around."""
+    """The launcher, such as torchrun, that a command starts directly or through a wrapper."""
     if words[:1] and Path(words[0]).name in ("bash", "sh") and "-c" in words[1:3]:
         found = _IN_SHELL.search(words[min(words.index("-c") + 1, len(words) - 1)])
         return found[1] if found else None

@@ -128,7 +128,7 @@ def filled(value: Any, values: Mapping[str, Scalar]) -> Any:
 def rendered(name: str, file: ConfigFile, values: Mapping[str, Scalar]) -> str:
     """A file's text for one trial, in the format of its suffix.
 
-    A part of a dotted path that is a whole number counts in a list.
+    A part of a dotted path that is a whole number is the index of a list's item.
 
     Raises SpaceError if a path leads through something that has no parts, and what
     ``templates.filled`` raises.

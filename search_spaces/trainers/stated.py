@@ -96,7 +96,7 @@ class StatedOptions:
             given = [value for value in values if value is not None]
             if given:
                 found[name] = given[0]
-        # A recipe's name, or that of a model's builder, says it: lora_finetune_distributed.
+        # The name of a recipe or a model's builder may state it: lora_finetune_distributed.
         recipe = f"{self.spec.entry or self.adapter.entry} {self.value('model._component_')}"
         words = re.findall(r"(?<![a-z])q?lora(?![a-z])", recipe)  # not of exploration/train.py
         if words and "tuning" in self.adapter.settings and "tuning" not in found:

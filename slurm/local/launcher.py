@@ -38,8 +38,8 @@ class LocalLauncher(Launcher):
     Args:
         num_nodes: trials that can run at once. Each node has an equal share of the GPUs, which its
             ranks see; all share CPU cores and memory.
-        preload: module that is imported once; ``module_argv`` of it then starts fast.
-        failure_grace_s: how long the other ranks of a trial may go on after one has failed.
+        preload: module that is imported once, so that commands that run it start fast.
+        failure_grace_s: how long the other ranks of a trial may run on after one has failed.
 
     Raises LauncherError if this is not Linux, or there are no nodes.
     """
@@ -128,13 +128,13 @@ class LocalLauncher(Launcher):
         }
 
     def _env(self, spec: TrialSpec) -> dict[str, str]:
-        # With Slurm's variables, a trainer would take the driver's job for its own.
+        # By Slurm's variables a trainer would mistake the driver's job for its own.
         env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SRUN"))}
         ranks = len(self._nodes) * spec.ranks_per_node
         threads = spec.cpus_per_rank or max(1, len(os.sched_getaffinity(0)) // ranks)
         env["OMP_NUM_THREADS"] = str(threads)
         env["PYTHONUNBUFFERED"] = "1"  # progress is seen by the growth of the logs
-        # Nobody else can connect to the ranks then, and the host's name need not resolve.
+        # On loopback no other host can connect to the ranks, and the host's name need not resolve.
         env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = "lo"
         return {**env, **spec.env}
 
@@ -159,7 +159,7 @@ class LocalLauncher(Launcher):
         )
 
     def _end(self, spec: TrialSpec, ranks: Ranks) -> bool:
-        """Kill what is left of a trial; whether it is gone."""
+        """Kill the remaining processes of a trial; returns whether they are gone."""
         if not ranks.channel.over:
             ranks.end_ranks(signal.SIGKILL, _GONE_S)
         if ranks.channel.all_gone:
@@ -171,10 +171,7 @@ class LocalLauncher(Launcher):
 
 
 def visible_gpus(env: Mapping[str, str]) -> tuple[str | None, list[str]]:
-    """The variable that selects among this machine's GPUs (None without GPUs), and its values.
-
-    No driver library is needed.
-    """
+    """The variable that selects among this machine's GPUs (None without GPUs), and its values."""
     for variable in _GPU_VARIABLES:
         if variable in env:
             return variable, [item for item in env[variable].split(",") if item]

@@ -1,8 +1,8 @@
-"""The local launcher's fork server: it has the trainer imported, and forks an agent per trial.
+"""The local launcher's fork server: it imports the trainer once, and forks an agent per trial.
 
 ``ForkServer`` is the driver's end, ``serve`` the server's. For every trial the driver makes a
 socket pair and passes one end, which is the agent's connection (:mod:`slurm.agent`). The agent
-forks the trial's ranks itself: it has the imports, too.
+inherits the imports, so it forks the trial's ranks itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slurm.launcher import LauncherError
 from slurm.trial import Lease, TrialSpec
 
 _FORKED, _EXECUTED = b"f", b"x"  # whether a trial's ranks need the imports
-_AGENT_S = 2.0  # for an agent without orders to end, unless it has been stopped
+_AGENT_S = 2.0  # for an agent to exit after its orders end, unless it has been stopped
 _SERVER_ENV = {
     # Numerical libraries start their threads when imported, and forks would lose them.
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
@@ -37,7 +37,7 @@ _SERVER_ENV = {
 
 
 def marker(name: str) -> str:
-    """The name of an open file of every process of a trial, as /proc shows it.
+    """Name, in /proc, of a file that every process of a trial holds open.
 
     A forked rank shows its server's environment in /proc, so ``TRIAL_VARIABLE`` is not enough.
     """
@@ -45,7 +45,7 @@ def marker(name: str) -> str:
 
 
 class Ranks(Agents):
-    """The running ranks of one trial, as the driver sees them, and their one agent."""
+    """The driver's view of one trial's running ranks and their one agent."""
 
     def __init__(self, conn: socket.socket, num_ranks: int, failure_grace_s: float) -> None:
         super().__init__((0,), num_ranks, failure_grace_s)
@@ -57,7 +57,7 @@ class Ranks(Agents):
         return self._pump.alive
 
     def finish(self) -> None:
-        """Give the socket back, upon which whatever is left is killed, and close the logs."""
+        """Close the socket, so that the agent kills what is left, and close the logs."""
         for end, patience_s in ((socket.SHUT_WR, _AGENT_S), (socket.SHUT_RDWR, None)):
             with contextlib.suppress(OSError):
                 self._conn.shutdown(end)
@@ -70,10 +70,10 @@ class Ranks(Agents):
 
 
 class ForkServer:
-    """Starts ranks; safe to use from several threads. Its process starts with the first of them.
+    """Starts ranks; thread-safe. The server's process starts with the first trial.
 
-    The module ``preload`` is imported in the server before the first fork that needs it. Other
-    ranks may go on for ``failure_grace_s`` after one has failed.
+    The server imports the module ``preload`` before the first fork that needs it. After one rank
+    has failed, the others of its trial may run on for ``failure_grace_s``.
     """
 
     def __init__(self, preload: str, failure_grace_s: float) -> None:
@@ -94,7 +94,7 @@ class ForkServer:
         with self._lock, theirs:
             try:
                 self._send(needs, theirs)
-            except OSError:  # it has died, killed for the machine's memory perhaps: one more
+            except OSError:  # the server has died, perhaps out of memory: start it once more
                 self._stop_server()
                 try:
                     self._send(needs, theirs)
@@ -111,7 +111,7 @@ class ForkServer:
         return ranks
 
     def close(self) -> None:
-        """End the server. Trials that still run are not touched."""
+        """End the server; running trials continue."""
         with self._lock:
             self._stop_server()
             self._errors.close()
@@ -141,15 +141,15 @@ class ForkServer:
                 stderr=self._errors,
                 start_new_session=True,  # Ctrl-C is for the driver alone
             )
-        self._control = control  # only now: the next trial tries again where this failed
+        self._control = control  # not before: if the start failed, the next trial tries again
 
 
 def serve(control: socket.socket, preload: str) -> Callable[[], None] | None:
     """Fork an agent for each socket that arrives, until the driver is gone.
 
-    Returns what a forked rank has to run; None in the server.
+    Returns the function that a forked rank has to run; None in the server.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # agents report to the driver, not to us
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # agents report to the driver, not to the server
     loaded = False
     while True:
         said, fds, _, _ = socket.recv_fds(control, 1 << 12, 1)
@@ -166,9 +166,9 @@ def serve(control: socket.socket, preload: str) -> Callable[[], None] | None:
 
 
 def _agent(conn: int, name: str, threads: int) -> Callable[[], NoReturn]:
-    """Be the agent of a trial; returns in a forked rank, what it has to run."""
-    # In this order: after the driver's death, a search for the trial finds the mark, or nothing
-    # is started any more. The server may have been importing torch when the driver died.
+    """Run the agent of a trial; returns only in a forked rank: the function that it has to run."""
+    # First the mark, then the check that the driver lives (it may have died while the server was
+    # importing torch): so a later search for the trial finds the mark, or nothing was started.
     os.memfd_create(f"meshtune-{name}", 0)  # inherited; see ``marker``
     hang_up = select.poll()
     hang_up.register(conn, select.POLLRDHUP)

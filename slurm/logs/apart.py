@@ -1,8 +1,8 @@
 """Searching logs by a user's patterns in a process that can be killed.
 
 ``(a+)+$`` does not end on a line of a few hundred characters, and Python's ``re`` neither takes a
-time limit nor lets another thread run meanwhile. The process has a limit on its CPU time, so that a
-busy machine is not held against a pattern.
+time limit nor lets another thread run meanwhile. The process has a limit on CPU time, which a busy
+machine does not use up.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def metrics_apart(
 ) -> Mapping[str, Any]:
     """:func:`slurm.logs.patterns.metrics_of` in a process of its own.
 
-    Raises FoundNothingError as there; and if the search takes more than :data:`MAX_CPU_S` seconds
-    of CPU time, or fails.
+    Also raises FoundNothingError if the search takes more than :data:`MAX_CPU_S` seconds of CPU
+    time, or fails.
     """
     job = (MAX_CPU_S, log, texts, warmup_steps, num_gpus)
     try:

@@ -30,9 +30,9 @@ PAUSES = (
     r"(?i)\b(?:sav(?:ed|ing)\b.{0,40}\bcheckpoint|checkpoint\b.{0,40}\bsav(?:ed|ing)\b"
     r"|evaluat(?:e|es|ed|ing|ion)\b|validation loss)"
 )
-"""Lines after which the next step's time includes something else."""
+"""Lines of evaluations and checkpoints, whose time the next step's time includes."""
 MOST_STEPS = 1e7
-"""Of a run: more are no credible totals."""
+"""In a run: a larger total is not credible."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _LOSS = re.compile(
@@ -46,25 +46,25 @@ class Pattern:
     """Finds one metric in a line."""
 
     # searched in each line; the number is its group ``value``, or else its first group. A group
-    # ``step`` is the step's number; beside a group ``seconds`` the number is an amount, and the
-    # metric is the amount of all counted steps by their seconds
+    # ``step`` is the step's number. With a group ``seconds`` the number is an amount, and the
+    # metric is the amount of all counted steps divided by their seconds
     regex: str
-    # of the number; None: the one beside it in the log, else the metric's own
+    # unit of the number; None: the unit beside it in the log, else the metric's own
     unit: str | None = None
     scale: float = 1.0  # a further factor of the number
     reduce: Reduction = "median"  # how the steps' numbers become one
     # first matches to leave out; None: as many as the trial's warm-up steps
     skip: int | None = None
-    # the numbers, and seconds, accumulate from the run's start; a step's are the differences
+    # numbers and seconds accumulate from the run's start: a step's are the differences
     since_start: bool = False
-    # searched in each line: groups ``rate`` (steps per second) and ``seconds`` of the whole run
-    # tell of how many steps each line that matched is, if it has its ``step``, or both have a
-    # ``progress``; else each line has the mean of the run, in seconds
+    # searched in each line, with groups ``rate`` (steps per second) and ``seconds`` of the whole
+    # run: if a logger skips steps, this tells how many each matched line covers, by its ``step`` or
+    # by the ``progress`` of both; without these each line gets the run's mean seconds per step
     whole: str = ""
     # a metric that replaces this one where found: the times of single steps replace a mean of the
     # whole run
     unless: str | None = None
-    # text in the trainer's arguments or files without which the log has no such number
+    # the log has such a number only with this text in the trainer's arguments or files
     only_if: str = ""
 
 
@@ -78,9 +78,9 @@ class LogFormat:
     pauses: str = PAUSES
     # sequences are as long as the data's rows, so that tokens do not follow from steps
     rows_vary: bool = False
-    # a parameter with which the real tokens that it counts have padding among them
+    # a parameter: if set, the trainer's count of real tokens includes padding
     padded_by: str = ""
-    # text in the trainer's arguments or files without which its tokens have padding among them
+    # text in the trainer's arguments or files: without it the token count includes padding
     real_if: str = ""
 
     def __bool__(self) -> bool:
@@ -92,7 +92,7 @@ class Reading:
     metric: str  # its key
     value: float  # in the unit that its key names
     lines: int  # number of lines that have it
-    counted: int  # number of those lines that the value is of
+    counted: int  # number of those lines that the value is computed from
     last: str  # the last such line
 
 
@@ -107,7 +107,7 @@ class _Step:
     disturbed: bool
     seconds: float | None = None  # of an amount
     progress: float | None = None  # in any unit
-    of: int = 1  # steps that the line is of: a logger may print every tenth
+    of: int = 1  # steps that the line covers: a logger may print every tenth
 
 
 @dataclass
@@ -120,9 +120,9 @@ class _Steps:
     found: list[_Step] = field(default_factory=list)
     line: str = ""  # the last one with a step
     disturbed: bool = False  # a pause came after it
-    # the number and the seconds themselves, of a pattern ``since_start``
+    # the latest accumulated number and seconds of a pattern ``since_start``
     so_far: tuple[float, float] = (0.0, 0.0)
-    # of the whole run, where ``whole`` has told
+    # of the whole run, if ``whole`` has matched
     total: float = 0.0  # steps
     seconds: float = 0.0
     end: float = 0.0  # its progress
@@ -132,10 +132,10 @@ class _Steps:
         self.total = (_number(run, "rate") or 0.0) * self.seconds
 
     def per_step(self) -> Sequence[_Step]:
-        """The lines that were found; one of several steps has the mean of them."""
+        """The matched lines; a line that covers several steps gets their mean."""
         if not self.total < MOST_STEPS or round(self.total) <= len(self.found):
             return self.found
-        if self.found[0].seconds is not None:  # amounts: their rate is that of any steps
+        if self.found[0].seconds is not None:  # amounts: their rate needs no number of steps
             return self.found
         numbers = [n for s in self.found if (n := self._last_of(s)) is not None]
         if len(numbers) < len(self.found):
@@ -254,9 +254,9 @@ def _reduced(pattern: Pattern, steps: Sequence[_Step]) -> float:
 def metrics_of(
     log: LogFormat, texts: Sequence[str], warmup_steps: int = 0, num_gpus: int = 1
 ) -> Mapping[str, Any]:
-    """A trial's result from its logs, standard output first: the first that has a metric gives it.
+    """A trial's result from the first log that has a metric, standard output before error.
 
-    It is ``status`` ``diverged`` if the last loss is not finite.
+    Its ``status`` is ``diverged`` if the last loss is not finite.
 
     Raises FoundNothingError if there is no metric, or one that is not credible.
     """
@@ -287,7 +287,7 @@ def _number(found: re.Match[str], group: str) -> float | None:
 
 
 def _cut_off(line: str, start: int, end: int) -> str:
-    """The number with commas of which this part of a line is only the end; or empty."""
+    """The longer number with commas that this part of a line ends; "" if there is none."""
     before = re.search(r"[\d.,]*,$", line[:start])
     whole = before[0] + line[start:end] if before else ""
     return whole if re.fullmatch(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+,\d+", whole) else ""

@@ -59,7 +59,7 @@ _DIMENSIONS: dict[str, dict[str, float]] = {
     "samples/s": _SAMPLES,
     "steps/s": _STEPS,
 }
-# The end of a metric's key names its unit; the first row that fits counts.
+# The end of a metric's key names its unit; the first matching row counts.
 _KEYS = (
     (r"(?:[a-z]+_)?tokens_per_second(?:_per_gpu)?", "tokens/s", 1.0),
     (r"samples_per_second(?:_per_gpu)?", "samples/s", 1.0),
@@ -82,7 +82,7 @@ _AFTER = re.compile(
 _BEFORE = re.compile(
     r"(?P<unit>[A-Za-zµ][A-Za-zµ_/ ]{0,60})[)\]]?['\"]?\s{0,8}[:=|]?\s{0,16}['\"(\[]?$"
 )
-# Words before a number that speak of no other number.
+# Words before a number that belong to no other number.
 _LABEL = re.compile(r"[^\d,;|)]*(?:\)\W*)?$")
 _PER_GPU = re.compile(
     r"(?i)(?:/|_per_|\bper[ _-])(?:gpu|device|gcd|rank|chip|card)(?![a-z])|\btgs\b"
@@ -95,7 +95,7 @@ _NOT_FINITE = re.compile(r"(?i)[-+]?(?:nan|inf|infinity)")
 
 
 class QuantityError(ValueError):
-    """The text that a pattern found is no number, or not of the metric's kind."""
+    """The text that a pattern found is no number, or has another dimension than the metric."""
 
 
 class Beside(NamedTuple):
@@ -133,11 +133,11 @@ def quantity(number: str, beside: Beside, metric: str, unit: str | None, num_gpu
     The ``unit`` is the one that the pattern states; ``""``: the metric's own. ``num_gpus`` turns
     rates per GPU into rates of the job.
 
-    Raises QuantityError if it is no number, or of another kind than its metric.
+    Raises QuantityError if it is no number, or has another dimension than its metric.
     """
     text = number.strip().rstrip(",.;")
     if len(text) > 1 and text[-1] in _MAGNITUDES and text[-2].isdigit():
-        # Perhaps the pattern took a part of the unit: 12.5G of 12.5GiB.
+        # The pattern may have taken a part of the unit: 12.5G of 12.5GiB.
         text, beside = text[:-1], Beside(beside.before, text[-1] + beside.after)
     value = _plain(text, metric)
     if not math.isfinite(value):
@@ -197,7 +197,7 @@ def _of_key(metric: str) -> _Unit | None:
 
 
 def _factor(unit: str, dimension: str) -> float | None:
-    """The factor of a unit's text (``tokens/s/GPU``, say); None if it is no unit of this kind."""
+    """Factor of a unit's text (such as ``tokens/s/GPU``); None if it has another dimension."""
     words = unit.strip().lower().replace("µ", "u")
     words = _PER_GPU.sub("", words).strip()
     table = _DIMENSIONS[dimension]
@@ -212,7 +212,7 @@ def _factor(unit: str, dimension: str) -> float | None:
 
 
 def _seconds_per(beside: Beside, dimension: str) -> float | None:
-    """Seconds per step, sample or token, where the words beside a number say such a time."""
+    """Seconds per step, sample or token, if the words beside a number name such a time."""
     before = _PER_GPU.sub("", beside.before).strip()
     found = re.match(_PERIOD, beside.after) or re.search(rf"(?<![\w/]){_PERIOD}$", before)
     if found is None or _factor(f"{found['thing']}/s", dimension) is None:
@@ -240,7 +240,7 @@ def _seen(beside: Beside, dimension: str, metric: str) -> _Unit | None:
 
 
 def _candidates(words: str, from_start: bool) -> list[str]:
-    """Beginnings, or ends, of a text at word boundaries, longest first."""
+    """Prefixes (``from_start``) or suffixes of a text at word boundaries, longest first."""
     cuts = [i for i, c in enumerate(words) if c in (" _" if from_start else " _/")]
     if from_start:
         return [words, *(words[:cut] for cut in reversed(cuts))]

@@ -1,8 +1,8 @@
 """Reading the end of a trial's logs, in lines of bounded length.
 
-Split at line feeds alone, a progress bar is one line of megabytes, on which a regular expression
-that is quick on a hundred lines may take minutes. So lines also end at carriage returns, and the
-middle of longer lines is left out. All of it takes linear time.
+If lines ended at line feeds only, a progress bar would be one line of megabytes, on which a regular
+expression that is quick on a hundred lines may take minutes. So lines also end at carriage returns,
+and the middle of longer lines is left out. All of it takes linear time.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from foundation.files import FileError, MissingFileError, read_end
 from foundation.messages import shown
 
-READ_BYTES = 4 << 20  # from the end of a log, where the cause of a trial's end is
+READ_BYTES = 4 << 20  # from the end of a log, which has the cause of a trial's end
 MAX_LINE = 8192  # characters
 _LONG_LINE = re.compile(rf"(?m)^([^\n]{{{MAX_LINE // 2}}})[^\n]+([^\n]{{{MAX_LINE // 2}}})$")
 
 
 def read_log(path: Path) -> tuple[str, str]:
-    """The end of a log with a line feed after each line, and why it cannot be read, or ""."""
+    """The end of a log, every line ended by a line feed; and why it cannot be read, or ""."""
     try:
         data = read_end(path, READ_BYTES)
     except MissingFileError:

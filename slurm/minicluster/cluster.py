@@ -2,7 +2,7 @@
 
 ``up`` starts a munge daemon, a controller and one ``slurmd`` per fake node, all with their own
 folder, sockets and ports, so that no other Slurm or munge on the machine is touched. It is not
-made for production: every node is this machine, and its GPUs are /dev/null.
+meant for production: every node is this machine, and its GPUs are /dev/null.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NO_LIMITS = "memory is not limited: no cgroups that Slurm can use on this machi
 class Minicluster:
     config: MiniclusterConfig
     notice: str = ""  # limitations on this machine, and their reasons
-    started: bool = True  # False if it had been up before
+    started: bool = True  # False if it was already up
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ class Minicluster:
 
     @property
     def export_line(self) -> str:
-        """The line that makes a shell use this cluster."""
+        """The shell command that selects this cluster."""
         return f"export SLURM_CONF={self.conf}"
 
     def run(self, *argv: str, timeout_s: float = 30.0) -> str:
@@ -108,7 +108,7 @@ def up(
         directory: must not exist or be empty. Default: ``default_directory()``.
         num_nodes: at most ``MAX_NODES``.
         gpus_per_node: fake ones, at most ``MAX_GPUS``.
-        mem_per_node: ``2G`` or ``1500M``. May exceed the machine's in sum.
+        mem_per_node: ``2G`` or ``1500M``. The sum may exceed the machine's memory.
         start_s: how long the nodes may take to come up.
 
     Raises MiniclusterError if the machine lacks something, or the arguments make no sense.
@@ -138,7 +138,7 @@ def up(
         try:
             return _start(config, start_s)
         except MiniclusterError as error:
-            # Mounted cgroups may not be ours to use, in a container for example.
+            # Mounted cgroups may be unusable, in a container for example.
             return _start(replace(config, cgroup=None), START_S, f"{_NO_LIMITS} ({error})")
 
 
@@ -184,14 +184,14 @@ def _parse_memory_mib(text: str) -> int:
 def _make_folder(config: MiniclusterConfig) -> None:
     directory = Path(config.directory)
     stale = miniconf.read_config(directory)
-    if stale is not None:  # its controller is gone: a reboot, or somebody killed it
+    if stale is not None:  # its controller is gone: after a reboot, or killed
         daemons.stop(stale)
         shutil.rmtree(directory)
     if directory.exists() and any(directory.iterdir()):
         raise MiniclusterError(f"{directory} is not empty, and no minicluster; choose another")
     miniconf.check_name(config)
     miniconf.make_private(directory)
-    miniconf.write_config(config)  # first of all: with it the folder is ours to remove
+    miniconf.write_config(config)  # first of all: it marks the folder as ours to remove
     for sub in ("log", "spool", "state"):
         (directory / sub).mkdir()
     for i in range(config.gpus_per_node):
@@ -202,7 +202,7 @@ def _make_folder(config: MiniclusterConfig) -> None:
 
 
 def _start(config: MiniclusterConfig, start_s: float, *notices: str) -> Minicluster:
-    """Start all daemons and see a step run on every node; stops them if that fails."""
+    """Start all daemons and run a step on every node; stop them if that fails."""
     directory = Path(config.directory)
     miniconf.write_config(config)
     config.conf.write_text(miniconf.slurm_conf(config, config.clients_on_loopback))
@@ -219,7 +219,7 @@ def _start(config: MiniclusterConfig, start_s: float, *notices: str) -> Miniclus
         for name in config.nodes:
             daemons.start_slurmd(config, name)
         _wait(lambda: _all_idle(cluster), f"the nodes do not come up; see {directory}/log", start_s)
-        # A node whose cgroups do not work is idle too; only a step tells.
+        # A node whose cgroups do not work is idle, too; only a step shows it.
         cluster.run("srun", f"-N{config.num_nodes}", "-t1", "--mem=10M", "true")
     except MiniclusterError:
         daemons.stop(config)

@@ -1,7 +1,7 @@
 """The configuration of a minicluster: a record, Slurm's files from it, and the folder for both.
 
-Only their owner can write to its folders. Whoever could put a link or a file there would choose the
-files that a root process writes, or the processes that it ends.
+Only their owner can write to its folders: anybody who put a link or a file there would choose which
+files a root process writes, or which processes it ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from foundation.messages import shown
 from foundation.records import mistakes
 from slurm.launcher import LauncherError
 
-# Fake: nothing is bound to them. Enough for eight ranks with seven cores each, as on Frontier.
+# Fake cores, not bound to real ones. Enough for eight ranks with seven cores each, as on Frontier.
 CPUS_PER_NODE = 64
 MAX_NODES = 99
 MAX_GPUS = 64
@@ -42,10 +42,10 @@ class MiniclusterConfig:
     num_nodes: Annotated[int, Field(ge=1, le=MAX_NODES)]
     gpus_per_node: Annotated[int, Field(ge=0, le=MAX_GPUS)]
     mem_per_node_mib: Annotated[int, Field(ge=1)]
-    base_port: Annotated[int, Field(ge=0, le=65000)]  # the controller's; the nodes' follow
+    base_port: Annotated[int, Field(ge=0, le=65000)]  # the controller's; the nodes' ports follow
     cgroup: Literal["v1", "v2"] | None  # None: no memory limits
     own_name: bool  # daemons and steps have a UTS namespace with the name ``hostname``
-    clients_on_loopback: bool  # in a user's shell the machine's name is that of 127.0.0.1
+    clients_on_loopback: bool  # in a user's shell the machine's name resolves to 127.0.0.1
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ class MiniclusterConfig:
 
     @property
     def daemons_on_loopback(self) -> bool:
-        """Whether the daemons can be reached from this machine alone."""
+        """Whether only this machine can reach the daemons."""
         return self.own_name or self.clients_on_loopback
 
     @property
@@ -79,8 +79,8 @@ class MiniclusterConfig:
 def slurm_conf(config: MiniclusterConfig, on_loopback: bool) -> str:
     """Text of ``slurm.conf``.
 
-    With ``on_loopback``, its readers listen on 127.0.0.1 only. Slurm listens on all addresses or on
-    that of the machine's name, so that name must be one of 127.0.0.1.
+    With ``on_loopback``, programs that read it listen on 127.0.0.1 only. Slurm listens on all
+    addresses or on that of the machine's name, so that name must resolve to 127.0.0.1.
 
     The times are short, so that a lost node and a requeued job are seen in seconds. A requeued job
     waits until the credentials of its earlier start expire (``cred_expire``, 120 s by default). A
@@ -101,7 +101,7 @@ def slurm_conf(config: MiniclusterConfig, on_loopback: bool) -> str:
 def cgroup_conf(config: MiniclusterConfig) -> str:
     """Text of ``cgroup.conf``: memory and swap are limited, cores are not."""
     if config.cgroup is None:
-        # Slurm loads a plugin even so; unless named, it is chosen by /sys/fs/cgroup.
+        # Slurm loads a plugin even without limits, chosen by /sys/fs/cgroup unless it is named.
         return "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
     # IgnoreSystemd: a machine for experiments (a container, say) has no systemd to ask.
     extra = "IgnoreSystemd=yes\n" if config.cgroup == "v2" else "CgroupAutomount=yes\n"
@@ -146,7 +146,7 @@ def default_directory() -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder for this user alone, or see that it is one.
+    """Make a folder for this user alone, or check an existing one.
 
     Raises MiniclusterError if it is a link, or others own it or can write to it.
     """
@@ -180,7 +180,7 @@ def check_owned(folder: Path) -> None:
 
 
 def _problem(folder: Path) -> str | None:
-    """Reason to distrust a folder, that others could have made or can write to; None if safe."""
+    """Reason to distrust a folder: others may have made it or can write to it; None if safe."""
     try:
         status = folder.lstat()
     except OSError as error:
@@ -217,7 +217,6 @@ def read_config(directory: Path) -> MiniclusterConfig | None:
 
 
 def write_config(config: MiniclusterConfig) -> None:
-    """Write what :func:`read_config` reads."""
     Path(config.directory, _CONFIG_NAME).write_text(json.dumps(asdict(config), indent=1))
 
 

@@ -1,4 +1,4 @@
-"""The daemons of a minicluster: their ports, their start, and their certain end."""
+"""The daemons of a minicluster: their ports, how they start, and how all are ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slurm.minicluster.config import MAX_NODES, MiniclusterConfig, MiniclusterEr
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sinfo", "squeue", "scancel", "munged")
 LOOPBACK, LOOPBACK_NAME = "127.0.0.1", "localhost"
-# A program started so, and all it starts, sees a machine of that name.
+# A program started by these words, and its descendants, see that name as the machine's.
 _OWN_NAME = ("unshare", "--uts", "sh", "-c", f'hostname {LOOPBACK_NAME} && exec "$@"', "sh")
 _PORT_STEP = MAX_NODES + 1  # ports set aside for one cluster
 _FIRST_PORT, _LAST_PORT = 17000, 26900  # below the kernel's ephemeral ports
@@ -51,7 +51,7 @@ def cgroup_version() -> Literal["v1", "v2"] | None:
 
 @contextlib.contextmanager
 def machine_lock() -> Iterator[None]:
-    """One start or stop at a time, lest two clusters take the same ports."""
+    """Allow one start or stop at a time, lest two clusters take the same ports."""
     path = runtime_folder() / "minicluster.lock"
     lock = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -62,7 +62,7 @@ def machine_lock() -> Iterator[None]:
 
 
 def names_loopback(hostname: str) -> bool:
-    """Whether this name is one of 127.0.0.1."""
+    """Whether this name resolves to 127.0.0.1."""
     try:
         return socket.gethostbyname(hostname) == LOOPBACK
     except OSError:
@@ -79,7 +79,7 @@ def can_have_own_name() -> bool:
 
 
 def place(config: MiniclusterConfig) -> MiniclusterConfig:
-    """The config with the first block of free ports, and node names without cgroups of others."""
+    """The config with the first free block of ports, and node names that no cgroup has yet."""
     for index, base in enumerate(range(_FIRST_PORT, _LAST_PORT, _PORT_STEP)):
         prefix = "n" if index == 0 else f"m{index}n"
         placed = replace(config, node_prefix=prefix, base_port=base)
@@ -117,7 +117,7 @@ def start_slurmd(config: MiniclusterConfig, name: str) -> None:
 
 def environment(conf: Path) -> dict[str, str]:
     """Our environment, with a cluster's configuration for Slurm's programs."""
-    # What surrounds us may be another Slurm's job: none of its settings may leak in.
+    # This process may be in another Slurm's job: none of its settings may leak in.
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SLURMD_", "SRUN_"))}
     path = os.pathsep.join((env.get("PATH", ""), "/usr/sbin", "/sbin"))
     return env | {"SLURM_CONF": str(conf), "PATH": path}
@@ -126,10 +126,10 @@ def environment(conf: Path) -> dict[str, str]:
 def start_daemon(config: MiniclusterConfig, *argv: str) -> None:
     """Run a program that goes to the background by itself.
 
-    Raises MiniclusterError if it reports a failure; the message has its last words.
+    Raises MiniclusterError if it fails; the message ends with its last output.
     """
     log = Path(config.directory) / "log" / "start.log"
-    with log.open("a") as out:  # a file, as the daemon keeps it open and would hold a pipe
+    with log.open("a") as out:  # a file: the daemon keeps its output open, and so a pipe
         env = environment(config.daemons_conf)
         program = shutil.which(argv[0], path=env["PATH"]) or argv[0]
         prefix = _OWN_NAME if config.own_name else ()
@@ -145,7 +145,7 @@ def start_daemon(config: MiniclusterConfig, *argv: str) -> None:
 def _daemons(config: MiniclusterConfig, log: str, *names: str) -> set[int]:
     """Running daemons of this cluster, recognized by the log file that they hold open.
 
-    A step daemon rewrites its command line and environment; its log file stays.
+    A step daemon rewrites its command line and environment, but keeps its log file.
     """
     path = f"{config.directory}/log/{log}"
     return {
@@ -160,7 +160,7 @@ def controller(config: MiniclusterConfig) -> set[int]:
 
 
 def node_processes(config: MiniclusterConfig, name: str) -> set[int]:
-    """slurmd, the step daemons and every rank of a node."""
+    """Processes of a node: slurmd, step daemons and ranks."""
 
     def on_node(env: dict[str, str]) -> bool:
         conf = str(config.daemons_conf)
@@ -191,5 +191,5 @@ def stop(config: MiniclusterConfig) -> None:
 
 def _remove_cgroup(path: Path) -> None:
     for folder, _, _ in os.walk(path, topdown=False):
-        with contextlib.suppress(OSError):  # busy: a foreign process was put there
+        with contextlib.suppress(OSError):  # busy: it has a foreign process
             Path(folder).rmdir()

@@ -1,10 +1,10 @@
-"""An mpiexec whose ranks are agents, which call the driver by TCP.
+"""An mpiexec whose ranks are agents, which connect to the driver by TCP.
 
-Its own standard input reaches rank 0 alone, and its output is that of all ranks in pieces. So each
-agent connects to a port of the driver's, and proves that it is one of this launch by a secret from
-its environment (:mod:`slurm.handshake`). When all have, the port is closed and the secret is void:
-only then the trial is told to them. Its arguments and its environment travel there, too, and mean
-nothing to mpiexec.
+mpiexec passes its standard input to rank 0 alone, and mixes pieces of all ranks' output. So each
+agent connects to a port of the driver, and proves that it belongs to this launch by a secret from
+its environment (:mod:`slurm.handshake`). When all have, the port is closed and the secret is void;
+only then do they get the trial's order. It carries the trial's arguments and environment, which
+mpiexec therefore never sees.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from slurm.agents import TaskAgents
 from slurm.channel import ANSWER_S
 from slurm.handshake import HELLO_BYTES, NONCE_BYTES, PROOF_BYTES, VARIABLE, proof, take
 
-_PROVE_S = 10.0  # for a caller, who may be anybody
-_AT_ONCE = 16  # callers that are listened to
+_PROVE_S = 10.0  # for the proof of a caller, who may be anybody
+_AT_ONCE = 16  # callers answered at the same time
 _POLL_S = 0.2
 
 
 class MpiAgents(TaskAgents):
-    """The agents of an mpiexec; ``hosts`` are the addresses of theirs."""
+    """The agents of an mpiexec; ``hosts`` are the addresses of their hosts."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class MpiAgents(TaskAgents):
         self._closed = threading.Event()  # nobody can call any more
         self._listener = _listener()
         where = f"{self._listener.getsockname()[1]} {self._secret.hex()}"
-        # Not as the last variable, which MPICH 4.0.2 loses.
+        # First, as MPICH 4.0.2 loses the last variable.
         env = {VARIABLE: f"{where} {','.join(addresses(hosts))}", **environ}
         self._num_agents = num_ranks
         try:
@@ -82,7 +82,7 @@ class MpiAgents(TaskAgents):
         if len(self._called) < self._num_agents:
             return
         for conn in self._called.values():
-            with contextlib.suppress(OSError):  # the others still have to hear it
+            with contextlib.suppress(OSError):  # the others still have to get it
                 conn.sendall(self._waiting)
         self._waiting = b""
 
@@ -93,7 +93,7 @@ class MpiAgents(TaskAgents):
         while not self._closed.is_set():
             try:
                 conn, _ = self._listener.accept()
-            except OSError:  # closed; or as many files are open as may be
+            except OSError:  # closed, or too many files are open
                 self._closed.wait(_POLL_S)
             else:
                 pool.submit(self._answer, conn)
@@ -104,10 +104,10 @@ class MpiAgents(TaskAgents):
         self._closed.set()
         self._secret = b""
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # and wakes who waits there
+            self._listener.shutdown(socket.SHUT_RDWR)  # also wakes the thread in accept
 
     def _answer(self, conn: socket.socket) -> None:
-        """Hear a caller out; take it in if it is an agent that is missing yet."""
+        """Authenticate a caller; accept it if it is an agent that has not connected yet."""
         try:
             conn.settimeout(_PROVE_S)
             conn.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -125,7 +125,7 @@ class MpiAgents(TaskAgents):
     def _take_in(self, rank: int, conn: socket.socket) -> None:
         if rank in self._called or rank >= self._num_agents:
             raise ValueError("no agent that is missing")
-        conn.settimeout(ANSWER_S)  # for orders to one that has been stopped
+        conn.settimeout(ANSWER_S)  # an agent that has been stopped reads no orders
         self._pump.add(conn.fileno(), by_lines(self.channel.feed))
         self._called[rank] = conn
         if len(self._called) == self._num_agents:
@@ -134,14 +134,14 @@ class MpiAgents(TaskAgents):
 
 
 def by_lines(feed: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    """Pass on whole lines only, so that those of several connections can be mixed."""
+    """Pass on whole lines only, so that lines of several connections can be mixed."""
     unread = bytearray()
 
     def receive(data: bytes) -> None:
         unread.extend(data)
         end = unread.rfind(b"\n") + 1
         if len(unread) - end > LINE_BYTES:
-            end = len(unread)  # no line of an agent's: the channel is void then
+            end = len(unread)  # too long for a message: this voids the channel
         feed(bytes(unread[:end]))
         del unread[:end]
 
@@ -149,14 +149,14 @@ def by_lines(feed: Callable[[bytes], None]) -> Callable[[bytes], None]:
 
 
 def addresses(hosts: Iterable[str]) -> list[str]:
-    """Addresses of this host at which these may reach it, and its name."""
+    """Addresses at which ``hosts`` may reach this host, and its name."""
     routes = (_route(host) for host in hosts)
     return list(dict.fromkeys((*filter(None, routes), socket.gethostname())))
 
 
 @functools.cache
 def _route(host: str) -> str:
-    """The address from which this host would reach another; "" if it does not know it."""
+    """The address from which this host would reach another; "" if that is unknown."""
     try:
         family, kind, number, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, number) as probe:

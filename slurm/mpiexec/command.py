@@ -16,8 +16,8 @@ from slurm.mpiexec.hosts import Host
 from slurm.sweep.node import ALL
 from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec, rendezvous_environment
 
-_OF_INTERPRETERS = {"LD_LIBRARY_PATH"}  # of agents, which otherwise get theirs from the driver
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # what else a shell exports is its own business
+_OF_INTERPRETERS = {"LD_LIBRARY_PATH"}  # agents need it; other variables come with the order
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # shells also export functions, by other names
 # With these in its environment, an mpiexec takes itself for a rank of another one.
 _OF_A_RANK = ("OMPI_COMM_WORLD_", "OMPI_MCA_ess_base_", "PMI_", "PMIX_", "MPI_LOCAL", "HYDI_")
 # These hold on the driver's host or in its shell only; a PBS job's TMPDIR is on one host.
@@ -32,9 +32,9 @@ def mpiexec_argv(
     hosts: Mapping[str, Host],
     environ: Collection[str],
 ) -> list[str]:
-    """The mpiexec line of a trial: of its program, or without one of agents that wait for orders.
+    """The mpiexec line of a trial's program, or, without one, of agents that wait for orders.
 
-    Hosts' slots, if given, limit its ranks there; ``environ`` names a rank's variables.
+    The slots of a host, if given, limit its ranks; ``environ`` names a rank's variables.
 
     Raises LauncherError if the lease does not fit the trial.
     """
@@ -52,7 +52,7 @@ def mpiexec_argv(
     words = [f"{TRIAL_VARIABLE}={spec.name}"]
     words += [f"{dialect.rank_variable}=RANK", f"{dialect.local_rank_variable}=LOCAL_RANK"]
     if spec.argv:
-        # A colon alone would start Open MPI's next program.
+        # To Open MPI a lone colon begins another program.
         whole = (
             ["/bin/sh", "-c", f"exec {shlex.join(spec.argv)}"] if ":" in spec.argv else spec.argv
         )
@@ -64,7 +64,7 @@ def mpiexec_argv(
 
 
 def mpiexec_environment(spec: TrialSpec, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of mpiexec itself; agents of other hosts get the least of it."""
+    """The environment of mpiexec itself; agents on other hosts get little of it."""
     own = {TRIAL_VARIABLE: spec.name, "LOCAL_WORLD_SIZE": str(spec.ranks_per_node)}
     ours = {*own, "OMP_NUM_THREADS"}  # the driver's own: agents share their host's cores
     # In this order: MPICH 4.0.2 loses the last variable of its environment.
@@ -74,7 +74,7 @@ def mpiexec_environment(spec: TrialSpec, environ: Mapping[str, str]) -> dict[str
 def trial_environment(
     spec: TrialSpec, lease: Lease, master_addr: str, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """The variables of every rank: ours, and those of the driver that mean something elsewhere.
+    """The variables of every rank: ours, and those of the driver that hold on other hosts.
 
     ``master_addr`` is the address of the lease's first host, which gets rank 0.
     """
@@ -90,15 +90,15 @@ def trial_environment(
 def sweep_argv(
     dialect: Dialect, hosts: Sequence[str], names: Iterable[str], environ: Iterable[str]
 ) -> list[str]:
-    """The mpiexec line that ends whatever is left of these trials, one process a host."""
+    """The mpiexec line that ends the remaining processes of these trials, one process a host."""
     line = dialect.argv(hosts, 1, exported(environ))
     return [*line, *module_argv("slurm.sweep.node", dialect.rank_variable, ALL, *names)]
 
 
 def bound(argv: Sequence[str]) -> list[str]:
-    """The line of a program that is killed when the thread that starts it ends, however it does.
+    """A command that is killed when the thread that starts it ends, in any way.
 
-    An mpiexec whose host's daemon was killed may wait for it for ever.
+    An mpiexec may wait for ever for a host's daemon that was killed.
     """
     return [*isolated_argv(kernel.__file__, str(os.getpid())), *argv]
 
@@ -109,7 +109,7 @@ def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def exported(environ: Iterable[str]) -> list[str]:
-    """Names of the variables that other hosts get: all but those that hold on this one only."""
+    """Names of the variables that other hosts get: all but those that hold on this host only."""
     return sorted(
         name
         for name in environ

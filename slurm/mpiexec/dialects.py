@@ -13,7 +13,7 @@ from slurm.launcher import LauncherError
 
 @dataclass(frozen=True)
 class Dialect:
-    """The options and habits of one mpiexec; ``dialects.yaml`` says what they mean."""
+    """The options and habits of one mpiexec, explained in ``dialects.yaml``."""
 
     name: str
     version: str
@@ -26,7 +26,7 @@ class Dialect:
     export_list: bool = False
 
     def argv(self, hosts: Sequence[str], ranks_per_host: int, exported: Sequence[str]) -> list[str]:
-        """The line up to the command of the ranks. Rank 0 is on the first host.
+        """The mpiexec line up to the ranks' command. Rank 0 is on the first host.
 
         Consecutive ranks share a host. Every rank gets the ``exported`` variables of mpiexec's
         environment.
@@ -48,10 +48,7 @@ OPEN_MPI_4, OPEN_MPI_5, MPICH, INTEL_MPI = DIALECTS
 
 
 def dialect_of(version: str) -> Dialect:
-    """The dialect of an mpiexec that prints this version.
-
-    Raises LauncherError if it is none that is known.
-    """
+    """The dialect of an mpiexec that prints this version; raises LauncherError if unknown."""
     for dialect in DIALECTS:
         if re.search(dialect.version, version):
             return dialect

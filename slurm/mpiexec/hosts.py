@@ -49,12 +49,12 @@ def find_hosts(hostfile: Path | None, environ: Mapping[str, str]) -> tuple[Host,
 
 
 def read_hostfile(path: Path, variable: str = "") -> tuple[Host, ...]:
-    """Hosts in the order in which they first appear; messages name the file's ``variable``.
+    """Hosts in the order of first appearance; error messages name the file's ``variable``.
 
     A line is ``host``, ``host slots=4`` or ``host:4``; the slots of several lines add up. ``#``
     starts a comment.
 
-    Raises HostsError if it cannot be read, a line is wrong, or there is no host.
+    Raises HostsError if the file cannot be read, a line is wrong, or there is no host.
     """
     where = f"{shown(path)} ({variable})" if variable else shown(path)
     try:

@@ -35,23 +35,23 @@ from slurm.sweep.node import GONE_S, end_trials
 from slurm.sweep.sweeper import Answers, Run, Swept, answers, run_program, sweep
 from slurm.trial import Lease, TrialSpec
 
-ANSWER_S = 30.0  # for a sweep beside GONE_S; the first ssh to a busy host takes seconds
+ANSWER_S = 30.0  # for a sweep besides GONE_S; the first ssh to a busy host takes seconds
 _VERSION_S = 30.0
-_GONE_S = 10.0  # for ranks that are killed, unless they are stuck in the kernel
-_ORDERLY_END_S = 10.0  # for an mpiexec whose agents have ended, and again after SIGTERM
+_GONE_S = 10.0  # for killed ranks to be gone, unless they are stuck in the kernel
+_ORDERLY_END_S = 10.0  # for an mpiexec to exit after its agents, and again after SIGTERM
 
 
 class MpiexecLauncher(Launcher):
     """Starts trials on hosts that Open MPI's or MPICH's mpiexec reaches.
 
     Args:
-        hosts: that may be leased.
+        hosts: hosts that may be leased.
         environ: the driver's; ranks get it without variables that hold on the driver's host only.
         address: from a host's name to the address at which ranks reach it.
-        answer_s: how long hosts may take to answer a sweep before they are given up.
+        answer_s: how long hosts may take to answer a sweep before they count as down.
         run: runs the program of a sweep.
 
-    Raises LauncherError if there is no mpiexec, or none that is known.
+    Raises LauncherError if there is no mpiexec, or an unknown one.
     """
 
     name = "mpiexec"
@@ -104,7 +104,7 @@ class MpiexecLauncher(Launcher):
         try:
             agents.start(spec, lease, environ, memory_bytes=spec.memory_bytes_per_rank)
             watched = agents.watch(stop, stop_rule)
-        finally:  # whatever went wrong, nothing is left
+        finally:  # after any error, too, nothing may be left running
             swept = self._end(spec, lease, agents)
             agents.finish()
         evidence = agents.evidence(
@@ -113,12 +113,12 @@ class MpiexecLauncher(Launcher):
         return classify(evidence)
 
     def settle(self, names: Iterable[str]) -> None:
-        """End what a killed driver left: mpiexecs on this host, and ranks on all.
+        """End the processes of a killed driver: mpiexecs on this host, and ranks on all hosts.
 
-        Without names it only sees which hosts answer. Hosts that do not are treated as down.
+        Without names it only finds out which hosts answer. Silent hosts are treated as down.
 
-        Raises LauncherError if processes do not end, or no host answers: mpiexec, which may have
-        refused to start anything at all, is quoted.
+        Raises LauncherError if processes do not end, or no host answers; the message then quotes
+        mpiexec, which may have refused to start anything.
         """
         wanted = set(names)
         left = end_trials(wanted)  # first the mpiexecs, so that they start nothing more
@@ -139,7 +139,7 @@ class MpiexecLauncher(Launcher):
         return self._silent.copy()
 
     def sweep(self, hosts: Sequence[str], names: Collection[str]) -> Swept:
-        """End these trials on these hosts, with the proof that nothing of them is left.
+        """End these trials on these hosts, and prove that no process of them is left.
 
         A second, short mpiexec starts one process a host, the way trials get there. It ends every
         process with the trial's name in its environment, and reports. mpiexec's own end proves
@@ -156,7 +156,7 @@ class MpiexecLauncher(Launcher):
         return {host: found[str(i)] for i, host in enumerate(hosts) if str(i) in found}, said
 
     def _no_answer(self, output: str) -> str:
-        """An error message, with the remedy, if no host has answered."""
+        """Error message, with the remedy, for the case that no host has answered."""
         hosts = self.nodes()
         mpiexec = f"mpiexec ({self._dialect.name})"
         said = essence(output)
@@ -180,10 +180,10 @@ class MpiexecLauncher(Launcher):
         return mpiexec_argv(self._dialect, spec, lease, self._hosts, environ)
 
     def _end(self, spec: TrialSpec, lease: Lease, agents: MpiAgents) -> Swept:
-        """End what is left of a trial, and its mpiexec.
+        """End the remaining processes of a trial, and its mpiexec.
 
-        Its hosts are asked unless all agents have said that nothing is left there, and mpiexec ends
-        with 0 as they do: on a host that is going down, an agent may live to see its ranks end.
+        A sweep asks its hosts, unless all agents have reported ``gone`` and mpiexec exits with 0:
+        on a host that is going down, an agent may live long enough to see its ranks end.
         """
         if not agents.channel.over:
             agents.end_ranks(signal.SIGKILL, _GONE_S)
@@ -196,7 +196,7 @@ class MpiexecLauncher(Launcher):
                 agents.program.send_signal(number)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     agents.program.wait(wait_s)
-        # On this host, which need not be leased: ssh, and agents that outlive a killed mpiexec.
+        # On this host, even if it is not leased: ssh, and agents that outlive a killed mpiexec.
         end_trials({spec.name})
         swept = self.sweep(lease.nodes, {spec.name})
         self._silent.update(swept.silent)
@@ -204,7 +204,7 @@ class MpiexecLauncher(Launcher):
 
 
 def essence(output: str) -> str:
-    """Output of mpiexec, shortened: first the lines that name a cause."""
+    """Output of mpiexec, shortened; lines that name a cause come first."""
     lines = [" ".join(line.split()) for line in re.sub("-{20,}", "", output).splitlines()]
     causes = [line for line in lines if MPIEXEC_TEXTS.launch_failure.match(line)]
     others = [line for line in lines if line not in causes]

@@ -1,9 +1,9 @@
 """Classifying the end of a trial by its result, its logs, and the end of its watch.
 
-Exit codes decide success alone. srun's is 1 for a host out-of-memory, and 143 both for a rank that
-crashed under ``-K1`` and for a time limit (measured on Slurm 22.05). Texts decide the rest: those
-of a kind, whatever the launcher (:mod:`slurm.outcome.kinds`), and the launcher's own, which are
-part of the evidence (:class:`slurm.outcome.texts.LauncherTexts`).
+Exit codes only decide whether it succeeded: srun's is 1 for a host out-of-memory, and 143 both for
+a rank that crashed under ``-K1`` and for a time limit (measured on Slurm 22.05). Texts in the logs
+decide the rest: those of each kind, for any launcher (:mod:`slurm.outcome.kinds`), and the
+launcher's own, which are part of the evidence (:class:`slurm.outcome.texts.LauncherTexts`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _EXCEPTION = re.compile(
     r"(?m)^(?:\[(?P<rank>rank\d+)\]: *)?"
     r"(?P<said>(?:[\w.]+\.)?(?:\w+(?:Error|Exception)|OutOfResources)\b.*)$"
 )
-_NO_EXCEPTION = re.compile(  # what others than Python's programs say last
+_NO_EXCEPTION = re.compile(  # last lines of failures that are no Python exceptions
     r"(?m)^(?:\S*python[\d.]*: (?:can't open file|No module named) .*"
     r"|\S+: (?:line )?\d+: .*(?:not found|Permission denied|No such file or directory)"
     r"|\S+: error while loading shared libraries: .*|\S+\.py: error: .*"
     r"|Fatal Python error: .*|Memory access fault by GPU .*)$"
 )
-# What a rank says whose peer has failed, and a launcher of its ranks: consequences, no causes.
+# Messages of a rank whose peer has failed, and of a launcher on its ranks: consequences, no causes.
 _OF_PEERS = re.compile(
     r"(?i)connection (?:was )?(?:closed|reset|aborted|refused|lost)|broken pipe|socket (?:closed|"
     r"timeout)|remote process exited|ChildFailedError|Watchdog|communicator was aborted"
@@ -53,11 +53,11 @@ class Outcome:
     stderr_tail: str = ""
     exit_code: int | None = None
     elapsed_s: float = 0.0
-    steps: int | None = None  # that it reported; None: unknown
-    stopped_early: bool = False  # the result is of the steps until then
+    steps: int | None = None  # number of steps reported; None: unknown
+    stopped_early: bool = False  # the result covers the steps until the stop
     saved_s: float = 0.0  # by stopping early
     suspect_nodes: tuple[str, ...] = ()  # to be quarantined
-    excused: bool = False  # by the state of the machine: no retry is counted
+    excused: bool = False  # the machine is to blame: no retry is counted
     lost_nodes: tuple[str, ...] = ()  # to leave the pool: down, or with processes that do not die
 
     @property
@@ -70,9 +70,8 @@ class Outcome:
         """The outcome of a trial whose driver was killed, if the trainer stated one.
 
         The exit code is unknown, so only a complete statement of the trainer counts
-        (``result.json``, ``MESHTUNE_RESULT``): no pattern in a log that may have been cut short,
-        and no ``error``, which ranks report that are killed one after the other. None if the
-        trainer had not come to an end.
+        (``result.json``, ``MESHTUNE_RESULT``): no patterns, as the log may have been cut short, and
+        no ``error``, as ranks that are being killed report one. None if the trainer was not done.
         """
         stdout, _ = read_log(directory / STDOUT_NAME)
         result, _ = find_result(directory, stdout)
@@ -95,8 +94,8 @@ class _Verdict:
 def classify(evidence: Evidence) -> Outcome:
     """Classify the end of a trial; pure.
 
-    The order is that of how much a cause explains: a complete success, the machine's failures (they
-    make trainers fail in any way), the trainer's own statement, out-of-memory (one rank dies of it
+    A cause comes before its possible consequences: a complete success, failures of the machine
+    (they make trainers fail in any way), the trainer's own statement, out-of-memory (one rank dies
     and the others hang until a timeout), a failed launch, a full disk, timeouts, and last a crash.
     """
     verdict = (
@@ -128,7 +127,7 @@ def classify(evidence: Evidence) -> Outcome:
 
 
 def _success(evidence: Evidence) -> _Verdict | None:
-    # A stop or a timeout may have come while the trainer was exiting: exit code 0 is a success.
+    # A stop or timeout may come while the trainer exits: with exit code 0 it is still a success.
     if evidence.exit_code == 0 and _status(evidence) == "ok":
         return _Verdict(Kind.OK, "")
     return None
@@ -139,12 +138,12 @@ def _machine_failure(evidence: Evidence) -> _Verdict | None:
     if found := texts.preempted.search(stderr):
         return _Verdict(Kind.PREEMPTED, _line_of(found))
     if found := texts.time_limit.search(stderr):
-        # The launcher's own limit lies beyond the trial's; an earlier one is the allocation's.
+        # The launcher's limit is after the trial's timeout; an earlier one is the allocation's.
         if evidence.elapsed_s < evidence.timeout_s:
             return _Verdict(Kind.PREEMPTED, f"the allocation ended: {_line_of(found)}")
         return _Verdict(Kind.TIMEOUT, _line_of(found))
     if found := texts.node_failure.search(stderr):
-        # Lost are those that the scheduler's state confirms: they are among the down nodes.
+        # A node is lost only if the scheduler's state confirms it: if it is among the down nodes.
         named = _named(texts.node_failure, stderr)
         return _Verdict(Kind.NODE_FAILURE, _line_of(found), suspects=named)
     if evidence.down_nodes:
@@ -159,7 +158,7 @@ def _stopped(evidence: Evidence) -> _Verdict | None:
     if evidence.termination is Termination.STOPPED:
         return _Verdict(Kind.CANCELLED, "stopped")
     if evidence.early_stop is not None:
-        # The trial was done when it was stopped: its result is of all steps.
+        # The trial was done when it was stopped: its result covers all steps.
         if _status(evidence) == "ok":
             return _Verdict(Kind.OK, "")
         return _Verdict(Kind.OK, evidence.early_stop.message, early_stop=evidence.early_stop)
@@ -168,7 +167,7 @@ def _stopped(evidence: Evidence) -> _Verdict | None:
 
 def _own_verdict(evidence: Evidence) -> _Verdict | None:
     kind = STATUSES.get(_status(evidence) or "")
-    # "error" names no cause, and ranks that are torn down report it, too.
+    # "error" names no cause; ranks that are killed because of others report it, too.
     if kind in (None, Kind.OK, Kind.CRASH):
         return None
     return _Verdict(kind, _result_message(evidence.result))
@@ -178,14 +177,14 @@ def _out_of_memory(evidence: Evidence) -> _Verdict | None:
     if evidence.oom_kills:
         killed = f"{evidence.oom_kills} processes killed by the kernel for want of host memory"
         return _Verdict(Kind.HOST_OOM, killed)
-    # Slurm speaks of a whole step: once ranks are known to have ended, agents know better.
+    # Slurm's message is about a whole step; agents' reports on the ends of ranks are more exact.
     unknown = evidence.exit_code is None or not evidence.failed_on
     if unknown and (found := evidence.texts.host_oom.search(evidence.said)):
         return _Verdict(Kind.HOST_OOM, _line_of(found))
     if (verdict := _said(evidence, Before.LAUNCH)) is None or not evidence.severed:
         return verdict
-    # A trainer that others have ended may have handled it; torch names the rank if none has. A
-    # shell's exit code is weaker: a script may kill its other ranks.
+    # The trainer may have handled an out-of-memory before others ended it; torch names the rank of
+    # one that was not handled. A shell's exit code is weaker: a script may kill its other ranks.
     stated = verdict.message in _result_message(evidence.result)
     weak = evidence.exit_code == 128 + signal.SIGKILL
     return verdict if stated or weak or verdict.message.startswith("[rank") else None
@@ -205,13 +204,13 @@ def _launch_failure(evidence: Evidence) -> _Verdict | None:
     if (found := texts.no_answer.search(stderr)) and evidence.exit_code is None:
         return _Verdict(Kind.LAUNCH_FAILURE, _line_of(found))
     if found := texts.no_program.search(stderr):
-        # Missing on some nodes: they lack a file system. Missing on all: the command is wrong.
+        # Missing on some nodes: these lack a file system. Missing on all: the command is wrong.
         named = _named(texts.no_program, stderr)
         suspects = named if named < set(evidence.nodes) else ()
         return _Verdict(Kind.LAUNCH_FAILURE, found.group(), suspects=suspects)
     if verdict := _said(evidence, Before.TIMEOUT):
         return verdict
-    if evidence.unwritten:  # a disk too full for logs, which may have held the cause
+    if evidence.unwritten:  # the disk was too full for logs, whose missing lines may name the cause
         return _Verdict(Kind.DISK_FULL, f"could not be written: {evidence.unwritten}")
     return None
 
@@ -234,7 +233,7 @@ def _cancelled_by_others(evidence: Evidence) -> _Verdict | None:
 
 
 def _from_outside(evidence: Evidence, why: str) -> _Verdict:
-    # The trainer had stated that it is done; its exit code is unknown, as in ``Outcome.stated``.
+    # The trainer has stated its result; its exit code is unknown, as in ``Outcome.stated``.
     if evidence.complete and _status(evidence) == "ok":
         return _Verdict(Kind.OK, "")
     return _Verdict(Kind.PREEMPTED, why)
@@ -265,17 +264,15 @@ def _crash(evidence: Evidence) -> _Verdict:
 
 
 def _own_exception(stderr: str) -> str:
-    """The exception of the rank that failed first, as its traceback's last line; or any.
+    """Last traceback line of the rank that failed first, or of any; else a shell's or library's.
 
-    Where there is none of its own, a line of a shell or a library; or "".
-
-    Torch names the rank of an exception that ends one; others may have been handled, so of
-    exceptions without a rank the last counts.
+    "" if there is none. Torch names the rank that an exception ends. Exceptions without a rank may
+    have been handled, so the last one counts.
     """
     found = list(_EXCEPTION.finditer(stderr))
     causes = [each for each in found if not _OF_PEERS.search(each["said"])]
     ranked = [each for each in causes if each["rank"]]
-    if ranked:  # of this rank the last: others were raised before in the same chain
+    if ranked:  # the rank's last one: earlier ones are the causes in the same chain
         return next(each for each in reversed(ranked) if each["rank"] == ranked[0]["rank"])["said"]
     if not causes and (lines := list(_NO_EXCEPTION.finditer(stderr))):
         return lines[-1][0]
@@ -283,7 +280,7 @@ def _own_exception(stderr: str) -> str:
 
 
 def _said(evidence: Evidence, before: Before) -> _Verdict | None:
-    """The first kind that has a text of this weight in the logs."""
+    """The first kind with a text of precedence ``before`` in the logs."""
     for kind in Kind:
         text = kind.row.text
         if text is None or text.before is not before:
@@ -298,7 +295,6 @@ def _said(evidence: Evidence, before: Before) -> _Verdict | None:
 
 
 def _named(pattern: re.Pattern[str], stderr: str) -> set[str]:
-    """Nodes named by the matches of a pattern."""
     named = {found.groupdict().get("node") for found in pattern.finditer(stderr)}
     return {node for node in named if node}
 

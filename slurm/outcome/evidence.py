@@ -1,4 +1,4 @@
-"""Evidence of a trial's end: its result and its logs, read with distrust."""
+"""Evidence of a trial's end: its result and its logs, which may be wrong or damaged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Evidence:
     result: Mapping[str, Any] | None = None
     complete: bool = False  # the result is the trainer's own statement, not read from its log
     no_result: str = ""  # why there is none
-    steps: int | None = None  # that it reported; None: unknown
+    steps: int | None = None  # number of steps reported; None: unknown
     stdout: str = ""
     stderr: str = ""
     nodes: tuple[str, ...] = ()
@@ -40,19 +40,19 @@ class Evidence:
     no_progress_timeout_s: float | None = None
     down_nodes: frozenset[str] = frozenset()  # nodes of the lease that are known to be down
     stuck_nodes: tuple[str, ...] = ()  # nodes with processes that do not die
-    # how others have ended it: a process of the launcher that they killed or stopped, a signal
+    # how others have ended it: by killing or stopping a process of the launcher, or by a signal
     severed: str = ""
     failed_on: str = ""  # node of the first rank that failed, if agents have said so
     oom_kills: int = 0  # processes that the kernel killed meanwhile, if agents have counted them
     not_started: str = ""  # why ranks could not be started
-    not_started_on: tuple[str, ...] = ()  # nodes that are suspect for it
+    not_started_on: tuple[str, ...] = ()  # nodes suspected of causing that
     unwritten: str = ""  # why the launcher could not write all of the logs
-    launcher_said: str | None = None  # by the launcher's own programs; None: stderr has it, too
-    texts: LauncherTexts = NO_TEXTS  # the launcher's own lines
+    launcher_said: str | None = None  # output of the launcher's programs; None: it is in stderr
+    texts: LauncherTexts = NO_TEXTS  # patterns of the launcher's messages
 
     @property
     def said(self) -> str:
-        """Text in which the launcher's own lines are sought."""
+        """Text in which the launcher's own messages are searched."""
         return self.stderr if self.launcher_said is None else self.launcher_said
 
 
@@ -60,10 +60,10 @@ def clear_attempt(directory: Path) -> None:
     """Make a trial's folder ready for an attempt.
 
     Results and logs of an earlier attempt are removed, so that they cannot pass for this one's. A
-    folder in the place of a file, or a file in the place of the folder, may be of value to
-    somebody: it is moved aside.
+    folder in the place of a file, or a file in the place of the folder, may be of value: it is
+    moved aside.
 
-    Raises OSError if that cannot be done; this machine or its disk is to blame.
+    Raises OSError if that fails; this machine or its disk is to blame.
     """
     if os.path.lexists(directory) and not _is_usable(directory):
         _move_aside(directory)
@@ -91,7 +91,7 @@ def _move_aside(path: Path) -> None:
 
 
 def _ended_by(log: str, said: str) -> str:
-    """A log with the launcher's last lines, once."""
+    """A log, with the launcher's last lines appended unless it has them."""
     if log.endswith(said):
         return log
     return log + ("\n" if log and not log.endswith("\n") else "") + said
@@ -107,8 +107,8 @@ def gather(
 ) -> Evidence:
     """Collect the evidence of a trial whose processes are gone.
 
-    ``codes`` are exit codes by rank, in the order of their ends; the log gets lines on those that
-    failed. ``known`` are further fields of :class:`Evidence`.
+    ``codes`` are exit codes by rank, in the order of the ranks' ends; the log gets lines on failed
+    ranks. ``known`` are further fields of :class:`Evidence`.
     """
     said = note_failures(spec, lease, codes)
     failed = first_failed(codes)
@@ -118,7 +118,7 @@ def gather(
     stderr = _ended_by(cut_lines(whole_stderr), said)
     result, no_result = find_result(spec.directory, whole_stdout)
     complete, no_metrics = result is not None, ""
-    # A log that was cut short has metrics of some steps, not the trial's.
+    # A log that was cut short has the metrics of some steps, not of the trial.
     cut_short = watched.termination is Termination.STOPPED_EARLY or watched.severed
     if result is None and not cut_short:
         result, no_metrics = result_of_lines(spec, whole_stdout, (stdout, stderr))

@@ -1,8 +1,7 @@
-"""The kinds of ends of a trial, and what follows from each: the one table that all read.
+"""The kinds of ends of a trial and their consequences, in one table.
 
-A new kind is a row of :class:`Kind`. Its texts in logs stand there, too; texts that only a launcher
-writes are in :class:`slurm.outcome.texts.LauncherTexts`, and ``workflows.search.trials.judge``
-decides by metrics.
+A new kind is a row of :class:`Kind`, with its texts in logs; texts that only a launcher writes are
+in :class:`slurm.outcome.texts.LauncherTexts`. ``workflows.search.trials.judge`` decides by metrics.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from foundation import out_of_memory as words
 class Before(enum.Enum):
     """Evidence that a line in a log outweighs; see :func:`slurm.outcome.classify.classify`."""
 
-    RESULT = "result"  # even the trainer's statement: a failing machine makes it state anything
-    LAUNCH = "launch"  # and timeouts: one rank prints it, the others hang or are torn down
+    RESULT = "result"  # even the trainer's statement: on a failing machine it may state anything
+    LAUNCH = "launch"  # and timeouts: one rank prints it, the others hang or are killed
     TIMEOUT = "timeout"
-    CRASH = "crash"  # nothing else
+    CRASH = "crash"  # only a crash
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,8 @@ class LogText:
 
     pattern: re.Pattern[str]
     before: Before
-    stderr_only: bool = False  # else also in standard output and the result's message
-    # of standard error only the exception that ended the first rank, where that can be told
+    stderr_only: bool = False  # otherwise also in standard output and the result's message
+    # in standard error only the exception that ended the first rank, if that is known
     exception_only: bool = False
 
 
@@ -43,10 +42,10 @@ class LogText:
 class Consequences:
     """Consequences of one kind of end."""
 
-    words: str  # for it in the report
-    # A machine's fault is not the trial's, which does not count; "driver": we ended it.
+    words: str  # its name in the report
+    # "machine": such an end does not count as a trial; "driver": the driver ended it
     cause: Literal["success", "configuration", "machine", "driver"] = "configuration"
-    status: str | None = None  # in result.json: the trainer's own word for it
+    status: str | None = None  # the trainer's name for it in result.json
     text: LogText | None = None
     out_of: Literal["device memory", "host memory"] | None = None
     stops_search: bool = False  # after many in a row
@@ -57,8 +56,8 @@ class Consequences:
 
 
 _COLOURS: Mapping[str, Literal["green", "red"]] = {"success": "green", "configuration": "red"}
-# Linear in the length of a log: words within a line are sought from its start, each once (atomic
-# groups), for a log may be made of nothing but their beginnings.
+# Linear in the length of a log, which may consist of beginnings of matches only: words within a
+# line are searched from its start, each once (atomic groups).
 _DEVICE_OOM = LogText(words.any_of(words.DEVICE_OOM, words.DEVICE_OOM_IN_LOGS), Before.LAUNCH)
 _HOST_OOM = LogText(words.any_of(words.HOST_OOM, words.HOST_OOM_IN_LOGS), Before.LAUNCH)
 _BROKEN_DEVICE = LogText(
@@ -69,7 +68,7 @@ _BROKEN_DEVICE = LogText(
     Before.RESULT,
     stderr_only=True,
 )
-# What begins a line and is no warning, which is no cause of an end: torch's own begin with [W.
+# Beginning of a line that is no warning (a warning is no cause of an end; torch's begin with [W).
 _NO_WARNING = r"(?:(?!\bWARN(?:ING)?\b|\b[Ww]arning:).)*?"
 _LINE = rf"(?m)^(?!(?:\[rank\d+\]: ?)?\[W[\d ]){_NO_WARNING}"
 _IN_USE = re.compile(_LINE + r"(?:EADDRINUSE|[Aa]ddress already in use|\[Errno 98\])")
@@ -87,14 +86,14 @@ _REFUSED = LogText(  # the words of Megatron-LM, DeepSpeed, torchtitan and other
     exception_only=True,
 )
 _DISK_FULL = LogText(
-    re.compile(  # not of what is memory in truth
+    re.compile(  # except on file systems that are memory
         r"(?m)^(?!.*(?:/dev/shm|/torch_|shared memory))"
         + _LINE.removeprefix("(?m)")
         + r"(?:No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]).*"
     ),
     Before.TIMEOUT,
 )
-_CHILD_KILLED = LogText(  # torchrun's first process that failed, by others
+_CHILD_KILLED = LogText(  # torchrun's first failed process was killed by a signal
     re.compile(
         r"Root Cause \(first observed failure\):\n(?:.{0,300}\n){1,8}?"
         r".{0,30}(?P<message>Signal (?:9|15) \(SIG(?:KILL|TERM)\) received by PID.*)"
@@ -112,7 +111,7 @@ class Kind(enum.StrEnum):
     row: Consequences
 
     def __new__(cls, value: str, *row: Consequences) -> Kind:
-        # Kind(value), the look-up, has no row.
+        # The look-up Kind(value) passes no row.
         kind = str.__new__(cls, value)
         kind._value_ = value
         (kind.row,) = row
@@ -157,7 +156,7 @@ class Kind(enum.StrEnum):
 
 
 BLAMELESS = frozenset(kind for kind in Kind if kind.row.cause == "machine")
-"""Kinds that are the machine's fault: such ends do not count as trials."""
+"""Kinds caused by the machine: such ends do not count as trials."""
 
 STATUSES = {status: kind for kind in Kind if (status := kind.row.status)}
 """Statuses that ``result.json`` may have, and the kinds that they mean."""

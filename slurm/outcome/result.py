@@ -1,4 +1,4 @@
-"""A trial's result: the trainer's statement, read with distrust, and shortened for the journal."""
+"""A trial's result: the trainer's statement, validated, and shortened for the journal."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from slurm.outcome.step_log import StepLog, steps_in
 from slurm.trial import TrialSpec
 
 RESULT_NAME = "result.json"
-MAX_RESULT_BYTES = 32 << 20  # that are read
+MAX_RESULT_BYTES = 32 << 20  # a larger result is not read
 KEPT_BYTES = 64 << 10  # in the journal, of each result
 KEPT_ITEMS, KEPT_KEYS, KEPT_CHARACTERS, _KEY_CHARACTERS = 1000, 1000, 1000, 200
-LEFT_OUT = "left_out"  # the key that says what of a result was not kept
+LEFT_OUT = "left_out"  # key that names the parts of a result that were not kept
 
 Result = Mapping[str, Any]
 
 
 def find_result(directory: Path, stdout: str) -> tuple[Result | None, str]:
-    """The trainer's statement and "", or None and the reason; lines may have any length."""
+    """The trainer's statement and "", or None and the reason; ``stdout`` has uncut lines."""
     try:
         return _parse(read_bytes(directory / RESULT_NAME, MAX_RESULT_BYTES), RESULT_NAME)
     except MissingFileError:
@@ -42,9 +42,9 @@ def find_result(directory: Path, stdout: str) -> tuple[Result | None, str]:
 
 
 def result_of_lines(spec: TrialSpec, stdout: str, logs: Sequence[str]) -> tuple[Result | None, str]:
-    """The result by patterns, else by lines of steps; or None and the reason.
+    """The result from patterns, else from reported steps; or None and the reason.
 
-    Standard output has lines of any length; the ``logs``, searched for patterns, of bounded length.
+    ``stdout`` has uncut lines; ``logs``, which are searched for patterns, have cut ones.
     """
     steps = [step for step in steps_in(stdout) if step["step"] > spec.warmup_steps]
     result = StepLog.result(steps) if steps else None
@@ -61,8 +61,7 @@ def kept_result(result: Result) -> Result:
     """The part of a result that the journal keeps: at most :data:`KEPT_BYTES` as JSON.
 
     The last 1,000 items of a list, the first 1,000 keys of an object, the first 1,000 characters of
-    a text; if that is still too much, without the largest values. ``left_out`` names what is
-    missing.
+    a text; if that is still too much, without the largest values. ``left_out`` names the rest.
     """
     left_out: list[str] = []
     small: dict[str, Any] = _kept(result, "", left_out)

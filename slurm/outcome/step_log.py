@@ -25,7 +25,7 @@ _LONGEST_LINE_BYTES = 1 << 16  # a longer line is no step
 
 @dataclass(frozen=True)
 class EarlyStop:
-    """Reason to stop a trial before its last step, its result until then, and the time saved."""
+    """Why a trial is stopped before its last step, its result until then, and the time saved."""
 
     message: str
     result: Mapping[str, Any]
@@ -33,11 +33,11 @@ class EarlyStop:
 
 
 StopRule = Callable[[Sequence[StepReport]], EarlyStop | None]
-"""Asked with all steps so far, from any thread; None: the trial goes on."""
+"""Called with all steps so far, from any thread; None: the trial continues."""
 
 
 class StepLog:
-    """The steps in a log that is still being written, and may not exist yet; ``most`` are kept."""
+    """The steps in a log that is still being written or not yet there; keeps at most ``most``."""
 
     def __init__(self, path: Path, most: int | None) -> None:
         self._most = most
@@ -47,7 +47,7 @@ class StepLog:
         self._partial = b""
 
     def grew(self) -> bool:
-        """Read what is new; whether there are more steps than before."""
+        """Read the new part of the log; returns whether it has further steps."""
         before = len(self.steps)
         text, _, rest = (self._partial + self._new()).rpartition(b"\n")
         self._partial = rest[-_LONGEST_LINE_BYTES:]
@@ -58,7 +58,7 @@ class StepLog:
         return len(self.steps) > before
 
     def _new(self) -> bytes:
-        """Bytes that the log has grown by; none if it cannot be read now."""
+        """The new bytes of the log; none if it cannot be read now."""
         with suppress(OSError, FileError):  # not there yet, or a network file system hiccups
             if self._path.lstat().st_size > self._offset:
                 data = read_from(self._path, self._offset, _READ_BYTES, follow=False)
@@ -78,8 +78,7 @@ class StepLog:
     def result(steps: Sequence[StepReport]) -> dict[str, Any]:
         """The result of a trial with these steps: medians of the numbers that all of them have.
 
-        Except for ``*_bytes``, the maximum, and ``loss``, the last; ``step_time_s`` also lists
-        every step's.
+        But the maximum of ``*_bytes`` and the last ``loss``; ``step_time_s`` also lists all steps.
         """
         result: dict[str, Any] = {"status": "ok"}
         for key in (key for key in steps[0] if key != "step"):
@@ -98,9 +97,9 @@ class StepLog:
 
 
 def steps_in(text: str, last: int = -1) -> list[StepReport]:
-    """The steps in a log behind the ``last`` known one, each once.
+    """The steps in a log after the ``last`` known one, each once.
 
-    Several ranks may have printed one, or an earlier part of the log may be repeated.
+    Several ranks may print the same step, and an earlier part of the log may be repeated.
     """
     steps: list[StepReport] = []
     for said in objects_after(_WORD, text):

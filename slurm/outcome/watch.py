@@ -18,8 +18,8 @@ _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.02, 1.0
 
 
 class Termination(enum.Enum):
-    EXITED = "exited"  # the processes, by themselves, or one has failed
-    TIMEOUT = "timeout"  # still there after ``timeout_s``
+    EXITED = "exited"  # the processes ended by themselves, or one has failed
+    TIMEOUT = "timeout"  # still running after ``timeout_s``
     NO_PROGRESS = "no progress"  # nothing in the logs for ``no_progress_timeout_s``
     STOPPED = "stopped"  # the driver asked for it
     STOPPED_EARLY = "stopped early"  # by its stop rule
@@ -30,7 +30,7 @@ class Watched:
     termination: Termination
     elapsed_s: float  # since the watch began
     early_stop: EarlyStop | None = None  # with STOPPED_EARLY
-    severed: str = ""  # how others have ended it, so that it says nothing of its configuration
+    severed: str = ""  # how others have ended it: then it proves nothing about its configuration
 
 
 def watch(
@@ -42,11 +42,11 @@ def watch(
 ) -> Watched:
     """Wait until the processes end, a timeout passes, ``stop`` is set, or the stop rule says so.
 
-    Once a rank has ``failed``, no limit decides any more: the others may wait for it in vain.
+    Once a rank has ``failed``, the timeouts no longer apply: the others may wait for it in vain.
 
     The stop rule is asked whenever the log has further steps. Progress is growth of the two logs in
     the trial's folder. The poll interval is 2 % of the time waited, at most a second: the end of a
-    short trial is seen at once, and ninety long ones cost nothing.
+    short trial is seen at once, and polling ninety long trials costs little.
     """
     steps = StepLog(spec.directory / STDOUT_NAME, spec.max_steps)
     started = progress = time.monotonic()
@@ -80,9 +80,9 @@ def _log_size(directory: Path) -> int:
 
 
 def first_failed(codes: Mapping[int, int]) -> tuple[int, int] | None:
-    """Rank and exit code of the first rank that failed; later ones may be its consequences.
+    """Rank and exit code of the first failed rank; later failures may be consequences of it.
 
-    Ranks are in the order of their ends; a negative code is the signal.
+    ``codes`` are in the order of the ranks' ends; a negative code is the signal.
     """
     return next((end for end in codes.items() if end[1] != 0), None)
 

@@ -15,7 +15,7 @@ from slurm.clock import Clock
 T = TypeVar("T")
 Check = tuple[float, Callable[[], bool]]  # a moment, and whether to wake up then
 
-_POLL_S = 0.02  # of an inbox that fills without a word to the clock: a thread that failed
+_POLL_S = 0.02  # to see items that the clock was not told of: those of a failed thread
 
 
 @dataclass(order=True)
@@ -23,18 +23,18 @@ class _Sleeper:
     next_t: float
     name: str
     until: float = field(compare=False)
-    checks: list[Check] = field(compare=False)  # those to come, the next one last
+    checks: list[Check] = field(compare=False)  # pending, the next one last
     stop: threading.Event = field(compare=False)
     wake: threading.Event = field(compare=False, default_factory=threading.Event)
 
 
 class VirtualClock(Clock):
-    """Time that jumps to the next event as soon as everybody waits for it (discrete events).
+    """Time that jumps to the next event as soon as all threads wait for it (discrete events).
 
-    One thread, the driver's, calls :meth:`receive`; the others, the senders it waits for, call
-    :meth:`sleep`. Time stands still until every sender sleeps. Then the one whose time is nearest
-    is woken, alone, and nothing else happens until its item is there. So the order of events is
-    that of (time, name), whatever the machine's threads do.
+    One thread, the driver's, calls :meth:`receive`; the senders it waits for call :meth:`sleep`.
+    Time stands still until every sender sleeps. Then only the sender with the earliest time is
+    woken, and nothing else happens until its item has arrived. So the order of events is that of
+    (time, name), whatever the machine's threads do.
     """
 
     def __init__(self, start: float) -> None:
@@ -53,8 +53,8 @@ class VirtualClock(Clock):
     ) -> None:
         """Return when it is ``until``, or ``stop`` is set. For senders; ``name`` is unique.
 
-        ``checks`` are moments before ``until``, in order; the first whose function says so is the
-        time to wake up. The functions run in the thread that calls ``receive``.
+        ``checks`` are earlier moments, in order; it returns at the first whose function is true.
+        The functions run in the thread that calls ``receive``.
         """
         sleeper = _Sleeper(until, name, until, [c for c in checks if c[0] < until][::-1], stop)
         sleeper.next_t = sleeper.checks[-1][0] if sleeper.checks else until
@@ -70,10 +70,9 @@ class VirtualClock(Clock):
         senders: int,
         until_s: float = math.inf,
     ) -> T | None:
-        """The next item, see :meth:`Clock.receive`.
+        """The next item; see :meth:`Clock.receive`.
 
-        Without senders ``timeout_s`` passes; with them it does not count, as nothing happens
-        between two events.
+        ``timeout_s`` counts only without senders: with them, nothing happens between two events.
         """
         with self._changed:
             while inbox.empty() and len(self._sleepers) < senders:
@@ -95,7 +94,7 @@ class VirtualClock(Clock):
         return True
 
     def _next(self) -> _Sleeper:
-        """Take out the sleeper to wake next: one that is to stop, else the one whose time comes."""
+        """Remove the sleeper to wake next: one that is to stop, else the one with the next time."""
         stopped = [s for s in self._sleepers if s.stop.is_set()]
         if stopped:
             first = min(stopped)

@@ -1,8 +1,9 @@
 """A simulated cluster: trials end as a model and a seed decide, in virtual time.
 
 Driver, pool, journal and classification are the real ones: this launcher makes up the evidence of a
-trial (a result, lines of srun or torch), and :mod:`slurm.outcome.classify` classifies it. All
-depends on the seed, the trial's name (number and attempt), its nodes and the virtual time only.
+trial (a result, lines of srun or torch), and :mod:`slurm.outcome.classify` classifies it. The
+evidence depends only on the seed, the trial's name (number and attempt), its nodes and the virtual
+time.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from slurm.trial import Lease, TrialSpec
 if TYPE_CHECKING:
     from foundation.container import Container
 
-EPOCH = 946_684_800.0  # 2000-01-01, UTC: nobody takes it for a real run's time
-NODE_LOSS_S = 60.0  # until Slurm has noticed that a node does not answer
+EPOCH = 946_684_800.0  # 2000-01-01, UTC: clearly not the time of a real run
+NODE_LOSS_S = 60.0  # until Slurm notices that a node does not answer
 
 
 class SimulatedLauncher(Launcher):
@@ -97,7 +98,7 @@ class SimulatedLauncher(Launcher):
         return classify(end)
 
     def settle(self, names: Iterable[str]) -> None:
-        """Nothing is ever left running."""
+        """Do nothing: no trial is ever left running."""
 
     def down_nodes(self) -> set[str]:
         now = self._clock.time()
@@ -110,7 +111,7 @@ class SimulatedLauncher(Launcher):
     def _end(
         self, spec: TrialSpec, lease: Lease, began: float
     ) -> tuple[Evidence, list[SimulatedStep]]:
-        """Evidence that a trial that begins now will leave, and its steps until then."""
+        """Evidence of a trial that begins now, and its steps until its end."""
         chance = random.Random(f"{self.cluster.seed}/{spec.name}")
         slowness = max(self._slowness[node] for node in lease.nodes)
         evidence, steps = simulate(spec, lease, self.cluster, self.workload, slowness, chance)
@@ -135,8 +136,8 @@ class SimulatedLauncher(Launcher):
 class NodeFailures:
     """Nodes fail independently, at a constant rate (a Poisson process), from ``EPOCH`` on.
 
-    One stream for the whole cluster, made as far as it is asked for: the same for every session,
-    and its cost does not grow with the nodes.
+    One stream for the whole cluster, drawn only as far as needed: it is the same for every session,
+    and its cost does not grow with the number of nodes.
     """
 
     def __init__(self, cluster: SimulatedCluster, names: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from slurm.srun.texts import SRUN_TEXTS
 from slurm.trial import Lease, TrialSpec
 
 START_UP_SPREAD = 0.1  # standard deviation of the logarithm
-LAUNCH_FAILURE_S = 5.0  # until srun gives a launch up
+LAUNCH_FAILURE_S = 5.0  # until srun gives up a launch
 OOM_EXIT_CODE = CRASH_EXIT_CODE = 1
 INVALID_EXIT_CODE = 2
 MOST_NODES = 200_000  # no cluster has more; each has a name and a speed, which take memory
@@ -32,15 +32,15 @@ Rate = Annotated[float, Field(ge=0)]
 class SimulatedCluster:
     nodes: Annotated[int, Field(ge=1, le=MOST_NODES)]  # how many there are
     seed: Annotated[int, Field(ge=0)] = 0  # of all random numbers
-    start_up_s: Duration = 60.0  # from the launch of a trial to its first step, in the median
-    # standard deviation of the logarithm of a trial's speed, and of each of its steps'
+    start_up_s: Duration = 60.0  # median time from the launch of a trial to its first step
+    # standard deviation of the logarithm of a trial's speed, and of the speed of each step
     noise: Rate = 0.02
     node_noise: Rate = 0.01  # of a node's speed; a trial is as slow as its slowest node
     crash: Share = 0.005  # share of the attempts that crash, at any moment
-    hang: Share = 0.005  # share that stop making progress, at any moment
-    launch_failure: Share = 0.005  # share that srun cannot launch
-    node_failures_per_day: Rate = 0.0005  # of one node; it takes its trial along
-    repair_s: Duration = 14_400.0  # until a node that failed is up again, for the next session
+    hang: Share = 0.005  # share of those that stop making progress, at any moment
+    launch_failure: Share = 0.005  # share of those that srun cannot launch
+    node_failures_per_day: Rate = 0.0005  # of one node; a failure ends the node's trial
+    repair_s: Duration = 14_400.0  # until a failed node is up again, for the next session
     # until the allocation ends; None: never
     time_s: Annotated[float | None, BeforeValidator(seconds)] = None
     max_concurrent: Annotated[int, Field(ge=1)] = Launcher.max_concurrent  # trials at once
@@ -54,7 +54,7 @@ class Price(NamedTuple):
 
 
 class Workload(Protocol):
-    """Behaviour of trials on these nodes, without chance."""
+    """Deterministic behaviour of trials on these nodes."""
 
     warmup_steps: int
     measured_steps: int
@@ -89,10 +89,10 @@ def simulate(
     slowness: float,
     chance: random.Random,
 ) -> tuple[Evidence, list[SimulatedStep]]:
-    """Evidence that a trial on nodes that do not fail will leave, and its steps until then.
+    """Evidence of a trial on nodes that do not fail, and its steps until its end.
 
     The same random numbers are drawn in the same order whatever they decide, so that a change of
-    one rate leaves all other troubles as they were. ``slowness`` is the factor of the slowest node.
+    one rate leaves all other failures unchanged. ``slowness`` is the slowest node's factor.
     """
     fails, crashes, hangs, when, rank = (chance.random() for _ in range(5))
     start_up_s = cluster.start_up_s * chance.lognormvariate(0.0, START_UP_SPREAD)
@@ -128,7 +128,7 @@ def simulate(
 def _seen(
     spec: TrialSpec, lease: Lease, quiet_s: Sequence[float], left: Mapping[str, Any]
 ) -> tuple[Evidence, list[SimulatedStep]]:
-    """Evidence and steps of a trial with these pauses in its logs, which leaves ``left``."""
+    """Evidence, with the fields ``left``, and steps of a trial with these pauses in its logs."""
     end, elapsed_s = _watched(quiet_s, spec)
     ends_s = itertools.accumulate(quiet_s)
     next(ends_s)  # of the start
@@ -151,7 +151,7 @@ def _seen(
 
 
 def _watched(quiet_s: Sequence[float], spec: TrialSpec) -> tuple[Termination, float]:
-    """End of :func:`slurm.outcome.watch.watch` for logs with these pauses."""
+    """How and when :func:`slurm.outcome.watch.watch` would end for logs with these pauses."""
     patience_s = spec.no_progress_timeout_s or math.inf
     elapsed_s = 0.0
     for quiet in quiet_s:

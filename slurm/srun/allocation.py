@@ -15,11 +15,11 @@ from slurm.srun import shell
 from slurm.srun.shell import NoAnswerError, Run, SlurmError, UnknownJobError
 
 LEFT_OUT = "MESHTUNE_LEFT_OUT"
-"""Environment variable of a batch script: nodes of the job that cannot be used."""
+"""Variable of a batch script that lists the job's unusable nodes."""
 _TIME_CHECK_S = 60.0
 _DOWN = ("down", "fail", "future")
 _HELD = ("CONFIGURING", "RESIZING", "RUNNING", "SIGNALING", "STOPPED", "SUSPENDED")
-# A trial holds its nodes meanwhile, and would be blamed for a question that fails.
+# For the controller's answer: a trial holds its nodes meanwhile, and would be blamed for a failure.
 _PATIENCE_S = 60.0
 
 
@@ -37,7 +37,7 @@ class JobStep:
 
 
 class Allocation:
-    """A Slurm job, asked through Slurm's own commands; ``left_out`` nodes cannot be used.
+    """A Slurm job, queried with Slurm's own commands; ``left_out`` nodes are not used.
 
     Raises AllocationGoneError if the job does not run, SlurmError if Slurm's controller does not
     answer for ten minutes.
@@ -60,14 +60,14 @@ class Allocation:
         self.cpus_per_node = max(1, int(cpus) // int(num_nodes))
         self._addresses: dict[str, str] = {}
         self._end_t: float | None = None  # on the monotonic clock
-        self.over = False  # it takes no further step
+        self.over = False  # True: it accepts no further step
         self._note_time_left(left)
 
     @classmethod
     def current(cls, environ: Mapping[str, str] = os.environ, exclude: str = "") -> Allocation:
         """The allocation that this process is in, without the nodes to ``exclude``.
 
-        Raises LauncherError if it is in none, or has no such nodes, or no others.
+        Raises LauncherError if there is no allocation, or it has no such nodes, or no others.
         """
         job = environ.get("SLURM_JOB_ID")
         if not job:
@@ -97,36 +97,36 @@ class Allocation:
             return AllocationState.GONE
         except SlurmError:
             return AllocationState.SILENT
-        # squeue still knows a job that ended lately; a requeued one has no nodes yet.
+        # squeue still lists a job that has just ended; a requeued one has no nodes yet.
         gone = state not in _HELD or not nodes or self.over
         return AllocationState.GONE if gone else AllocationState.HELD
 
     def steps(self, *, of_user: bool = False) -> list[JobStep]:
-        """Listed steps of the job, or of all jobs of this user."""
+        """Steps that squeue lists for the job, or for all jobs of this user."""
         whose = ("-u", str(os.getuid())) if of_user else ("-j", self.job)
         listing = self._run(["squeue", "-h", "-s", *whose, "-o", "%i|%j|%N"]).splitlines()
         return [JobStep(*line.split("|", 2)) for line in listing if line.count("|") >= 2]
 
     def on_live_nodes(self, steps: list[JobStep]) -> list[JobStep]:
-        """The steps that have a node which is not down.
+        """The steps with at least one node that is not down.
 
-        Slurm (seen with 22.05) lists a step whose nodes have all died until the job ends; nothing
-        of it can be running on nodes that this job will use again.
+        Slurm (seen with 22.05) lists a step whose nodes have all died until the job ends; none of
+        its processes can run on nodes that this job will use again.
         """
         down = self.down_nodes() if steps else set()
         return [s for s in steps if set(self.hostnames(s.nodes)) - down]
 
     def controller_start(self) -> str:
-        """Start of the controller that answers, as Slurm writes a time."""
+        """Time at which the answering controller started, as Slurm writes it."""
         found = re.search(r"BOOT_TIME\s*=\s*(\S+)", self._run(["scontrol", "show", "config"]))
         return found[1] if found else ""
 
     def job_start(self) -> str:
-        """Time at which the job got its nodes, as Slurm writes a time."""
+        """Time at which the job got its nodes, as Slurm writes it."""
         return self._run(self._about_job("%S"))
 
     def cancel(self, step: JobStep) -> None:
-        """End a step; whether it has ended, only :meth:`steps` says."""
+        """Ask Slurm to end a step; :meth:`steps` shows whether it has ended."""
         with contextlib.suppress(SlurmError):
             self._run(["scancel", step.id])
 
@@ -139,15 +139,15 @@ class Allocation:
             try:
                 self._addresses[node] = node if _resolves(node) else self._node_address(node)
             except NoAnswerError:
-                raise  # a guess would make the trial fail in its own name
+                raise  # a wrong address would count as the trial's own failure
             except SlurmError:
-                return node  # srun will say what is wrong with it
+                return node  # srun will report what is wrong with it
         return self._addresses[node]
 
     def refuse_mixed_nodes(self) -> None:
         """Raise LauncherError if the nodes have different GPUs, or numbers of GPUs or cores.
 
-        A search compares trials as if on equal nodes, and learns from each for all.
+        A search compares all trials as if they ran on equal nodes.
         """
         argv = ["sinfo", "-h", "-n", ",".join(self.nodes), "-o", "%G|%c|%N"]
         kinds: dict[str, list[str]] = {}
@@ -165,7 +165,7 @@ class Allocation:
         )
 
     def gpus_per_node(self) -> int:
-        """GPUs of the job's first node, whether or not the job has them all."""
+        """GPUs of the job's first node, even if the job was not granted all of them."""
         shown = shell.patiently(["scontrol", "show", "node", self.nodes[0], "-o"], self._run)
         gres = re.search(r"\bGres=(\S*)", shown)  # like gpu:a100:4(S:0-1),shard:8
         counts = re.findall(r"(?:^|,)gpu(?::[^:,(]+)?:(\d+)", gres[1] if gres else "")
@@ -175,7 +175,7 @@ class Allocation:
         """Seconds until the job's time limit; None if it has none. Asks Slurm once a minute."""
         if time.monotonic() - self._end_checked_t >= _TIME_CHECK_S:
             left = ""
-            with contextlib.suppress(SlurmError):  # the time limit stays as it is
+            with contextlib.suppress(SlurmError):  # keep the last known time limit
                 left = self._run(self._about_job("%L"))
             self._note_time_left(left)
         return None if self._end_t is None else self._end_t - time.monotonic()
@@ -187,11 +187,11 @@ class Allocation:
             self._end_t = None if left_s is None else self._end_checked_t + left_s
 
     def down_nodes(self, patience_s: float = 0.0) -> set[str]:
-        """Nodes that are down, or no longer the job's.
+        """Nodes that are down, or no longer belong to the job.
 
         A controller that does not answer is asked again for ``patience_s``.
 
-        Raises SlurmError if that is unknown, or the job has no nodes any more.
+        Raises SlurmError if it still does not answer, or the job has no nodes any more.
         """
         compact = self._ask(self._about_job("%N"), patience_s)
         if not compact:
@@ -204,7 +204,7 @@ class Allocation:
         return lost | {node for node, state in states.items() if state.startswith(_DOWN)}
 
     def known_down_nodes(self, patience_s: float = _PATIENCE_S) -> set[str]:
-        """Nodes that are down, as far as known."""
+        """Nodes that are down; none if Slurm does not answer."""
         with contextlib.suppress(SlurmError):
             return self.down_nodes(patience_s)
         return set()
@@ -216,9 +216,9 @@ class Allocation:
         return ["squeue", "-h", "-j", self.job, "-o", fields]
 
     def hostnames(self, compact: str) -> tuple[str, ...]:
-        """The nodes of Slurm's compact form, in its order.
+        """The nodes of a list in Slurm's compact form, in its order.
 
-        Raises SlurmError if scontrol fails; without a slurm.conf it has to ask the controller.
+        Raises SlurmError if scontrol fails; without a slurm.conf it needs the controller.
         """
         argv = ["scontrol", "show", "hostnames", compact]
         return tuple(self._ask(argv).split())
@@ -232,7 +232,7 @@ class Allocation:
 def parse_time_left(text: str) -> float | None:
     """Seconds of squeue's %L, ``[days-]hours:minutes:seconds``; None for no limit.
 
-    Raises SlurmError if the job has no such time because it is gone.
+    Raises SlurmError for a job that is gone, which has no such time.
     """
     if text in ("UNLIMITED", "NOT_SET"):
         return None

@@ -27,20 +27,20 @@ from slurm.trial import Lease, TrialSpec
 SCRIPT_NAME = "search.sbatch"
 LOG_NAME = "slurm-%j.log"
 UNPACK = Path(__file__).with_name("unpack.sh")
-# Lines of the journal that show progress: ends of trials, and of repeats (not final), unless the
-# machine is to blame for the end.
+# Lines of the journal that show progress: ends of trials, and of repeats (not final), except ends
+# that the machine caused.
 _ENDED = f'"final": true|"event": "ended",.*"kind": "({"|".join(k for k in Kind if k.observed)})"'
 _OPTION = re.compile(r"--[a-z][a-z0-9-]+(=.+)?")
 _REFUSED = {  # options of sbatch, by the reason
     "`meshtune submit` has --{} itself": "account nodes partition qos time",
-    # or they would undo what it sets
+    # they would override what the script sets
     "the script sets --{}, as a search needs it": "array exclusive mem no-kill no-requeue "
     "open-mode output oversubscribe overcommit requeue signal wait wrap",
-    # or it would be in another cluster's queue, or have no id
+    # the job would be in another cluster's queue, or have no id
     "with --{} there is no job to follow": "clusters help parsable test-only usage version",
 }
 _JOB_ID = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)  # --parsable prints "id" or "id;cluster"
-_MOST_BYTES = 1 << 16  # of a batch script that is looked into
+_MOST_BYTES = 1 << 16  # of a batch script, to find a line in it
 _WARNING_S = 300  # before the allocation ends: for the last trials, the journal and the report
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::([0-5]?\d))?(?::([0-5]?\d))?")
 
@@ -72,10 +72,10 @@ def batch_script(
     Args:
         space: a shipped space's name or an absolute path.
         run_dir: the run's folder; the same one continues the same search.
-        time: its limit, as sbatch takes it.
+        time: the job's time limit, as sbatch takes it.
         further: options of sbatch, ``constraint=gpu`` or ``--constraint=gpu``.
         meshtune: the command; default: that of the site's environment, else the one beside the
-            running interpreter, so that the job runs what was submitted whatever its PATH is.
+            running interpreter, so that the job runs this installation whatever its PATH is.
         options: further options of ``meshtune search``.
         container: that trials run in.
     """
@@ -109,9 +109,9 @@ def _set_up(site: Site, container: Container | None) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-# Bash runs a trap only after the foreground command has ended, and --signal=B: reaches
-# the batch shell alone: so search.sh runs the driver in the background, and `wait`, which a signal
-# interrupts, is asked again until it was not. It remembers an exit code that it has given before.
+# Bash runs a trap only after the foreground command has ended, and --signal=B: reaches the batch
+# shell alone. So search.sh runs the driver in the background, and repeats `wait` until no signal
+# has interrupted it; bash remembers an exit code that `wait` has already returned.
 def _filled(template: str, **values: str) -> str:
     """A shell script of this folder with a value in place of each ``@name@``."""
     text = Path(__file__).with_name(template).read_text()
@@ -119,7 +119,7 @@ def _filled(template: str, **values: str) -> str:
 
 
 def _environment(environment: Environment) -> str:
-    """Lines that send an environment to every node, and leave out nodes that cannot have it."""
+    """Lines that copy an environment to every node, and leave out nodes where that fails."""
     return _filled(
         "environment.sh",
         left_out=LEFT_OUT,
@@ -164,12 +164,11 @@ class BatchJob:
 
     @staticmethod
     def script_of(run_dir: Path) -> Path:
-        """The batch script in a run's folder."""
         return run_dir.absolute() / SCRIPT_NAME
 
     @staticmethod
     def trial_line(spec: TrialSpec, site: Site, cpus_per_node: int) -> str:
-        """The srun line of a trial on NODES, which its job will have."""
+        """The srun line of a trial, with NODES for the nodes that its job will get."""
         nodes = tuple(f"NODE{i}" for i in range(spec.num_nodes))
         inside = contained(spec, site)
         line = shlex.join(srun_argv(inside, Lease(spec.name, nodes), site, cpus_per_node))
@@ -181,7 +180,7 @@ class BatchJob:
 
         ``M``, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M`` or ``D-H:M:S``.
 
-        Raises BatchError if it is none of them, or zero.
+        Raises BatchError for any other form, and for zero.
         """
         found = _TIME.fullmatch(time)
         if not found:
@@ -208,7 +207,7 @@ class BatchJob:
         """
         script = str(cls.script_of(run_dir))
         log = _directive(f"--output={_log(run_dir.absolute())}")
-        # The command stands last: it may have any character.
+        # The command is the last column, as it may contain any character.
         listing = shell.patiently(["squeue", "-h", "-u", str(os.getuid()), "-o", "%i|%T|%o"])
         for line in listing.splitlines():
             job, state, command = [*line.split("|", 2), "", ""][:3]
@@ -223,8 +222,8 @@ class BatchJob:
         The job resubmits it from there.
 
         Raises:
-            NoAnswerError: if it is unknown whether it was submitted.
-            SlurmError: if sbatch refuses it; the message has sbatch's words.
+            NoAnswerError: if it is unknown whether the job was submitted.
+            SlurmError: if sbatch refuses it; the message quotes sbatch.
         """
         path = cls.script_of(run_dir)
         write_atomically(path, script)
@@ -257,7 +256,7 @@ def _log(run: Path) -> str:
 
 
 def _has_line(script: str, line: str) -> bool:
-    """Whether a batch script has a line: a copy outside the run's folder names the same log."""
+    """Whether a batch script has a line, such as the log's, by which its job is recognized."""
     try:
         return line in read_text(Path(script), _MOST_BYTES).splitlines()
     except FileError:
@@ -265,11 +264,11 @@ def _has_line(script: str, line: str) -> bool:
 
 
 def _further(option: str) -> str:
-    """An option of sbatch that the user adds, with dashes."""
+    """An option of sbatch that the user adds, with leading dashes; raises BatchError if refused."""
     text = f"--{option.removeprefix('--')}"
     if not _OPTION.fullmatch(text):
         raise BatchError(f"--sbatch {option}: accepted NAME or NAME=VALUE, such as constraint=gpu")
-    # sbatch accepts an option's first letters, too.
+    # sbatch also accepts an abbreviated option.
     why = {name: reason for reason, names in _REFUSED.items() for name in names.split()}
     if refused := [name for name in why if name.startswith(_name(text))]:
         meant = min(refused, key=lambda name: (len(name), name))
@@ -283,7 +282,7 @@ def _name(option: str) -> str:
 
 
 def _directive(option: str) -> str:
-    """An option as a #SBATCH line has to quote it."""
+    """An option quoted for a #SBATCH line."""
     if re.search(r"[\"'\\\n\r]", option):
         raise BatchError(f"{option!r} has a quote, backslash or line break; sbatch cannot take it")
     return f'"{option}"' if re.search(r"[\s#]", option) else option
@@ -291,7 +290,7 @@ def _directive(option: str) -> str:
 
 def _program(environment: Environment | None) -> list[str]:
     if environment is not None:
-        # A script of an environment begins with the path that it was installed at.
+        # Not bin/meshtune, whose first line names the path where it was installed.
         # -P: the folder that the job was submitted from may be a checkout of meshtune.
         return [f"{environment.folder}/bin/python", "-P", "-m", "meshtune"]
     beside = Path(sys.executable).with_name("meshtune")

@@ -20,21 +20,21 @@ from slurm.srun.shell import scrubbed
 from slurm.srun.site import Site
 from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec, rendezvous_environment
 
-# A leased node is free: a step that Slurm has not granted by then it never will.
+# A leased node is free: if Slurm has not granted a step by then, it never will.
 _STEP_CREATION_S = 60
-# srun would cut agents off, or write into their words.
+# With these, srun would cut off agents' messages, or write into them.
 _OF_STREAMS = {f"SLURM_{name}" for name in ("LABELIO", "STDINMODE", "STDOUTMODE", "STDERRMODE")}
 _VARIABLES = ("SLURM_PROCID=RANK", "SLURM_LOCALID=LOCAL_RANK")  # of the agent, by torch's names
 
 
 def srun_argv(spec: TrialSpec, lease: Lease, site: Site, cpus_per_node: int) -> list[str]:
-    """The srun line of a trial: of its program, or without one of agents that wait for orders.
+    """The srun line of a trial's program, or, without one, of agents that wait for orders.
 
     ``spec`` is as agents start it (:func:`contained`).
 
     Nothing is left to the job's defaults: a job's ``--ntasks-per-node`` or ``-c`` would change the
     step. ``-N`` must equal the lease's width, or srun widens onto nodes that were not leased. Ranks
-    share the allocation's ``cpus_per_node`` unless the trial or site says.
+    share the allocation's ``cpus_per_node`` unless the trial or the site sets their number.
 
     Raises LauncherError if the lease does not fit the trial.
     """
@@ -55,9 +55,9 @@ def srun_argv(spec: TrialSpec, lease: Lease, site: Site, cpus_per_node: int) -> 
         "--distribution=block",  # consecutive ranks share a node
         f"--mem={_node_memory(spec)}",
         "--exact",
-        # After a node is lost, Slurm (22.05 to 25) keeps the cores of the steps that ran just then
-        # marked as used for the rest of the job, "due to job resizing": without --overlap their
-        # healthy nodes would be busy for ever. The lease is what keeps two trials apart.
+        # After a node is lost, Slurm (22.05 to 25) marks the cores of the steps running then as
+        # used for the rest of the job ("due to job resizing"): without --overlap their healthy
+        # nodes would stay busy. Leases keep trials apart.
         "--overlap",
         "-K1",
         *_time_limit(spec),
@@ -89,7 +89,7 @@ def srun_environment(
         inherited = without_the_drivers_own(inherited, inside=line.runtime.inside)
     all_of_them = {
         **inherited,
-        "OMP_NUM_THREADS": str(_cpus(spec, site, cpus_per_node)),  # else each rank has all cores'
+        "OMP_NUM_THREADS": str(_cpus(spec, site, cpus_per_node)),  # default: a thread per core
         "PYTHONUNBUFFERED": "1",  # progress is seen by the growth of the logs
         **site.env,
         **spec.env,
@@ -99,7 +99,7 @@ def srun_environment(
 
 
 def started_container(spec: TrialSpec, site: Site) -> ContainerLine | None:
-    """How a trial's container is started; None if it has none.
+    """The words that start a trial's container; None if it has none.
 
     Raises SiteError if the site has no runtime, RuntimeRecordError if its record is wrong.
     """
@@ -109,7 +109,7 @@ def started_container(spec: TrialSpec, site: Site) -> ContainerLine | None:
 
 
 def contained(spec: TrialSpec, site: Site) -> TrialSpec:
-    """The trial as agents start it: those outside of its container start the wrapper.
+    """The trial as agents start it: agents outside its container start the wrapper.
 
     Raises as :func:`started_container`.
     """
@@ -138,14 +138,14 @@ def _gpu_options(spec: TrialSpec, site: Site) -> list[str]:
 
 
 def _time_limit(spec: TrialSpec) -> list[str]:
-    """A limit beyond the trial's own; none for a step that outlives its trials."""
+    """A time limit after the trial's timeout; none for a step that is kept."""
     if math.isinf(spec.timeout_s):
         return []
     return [f"--time={math.ceil(spec.timeout_s / 60) + 1}"]
 
 
 def _node_memory(spec: TrialSpec) -> str:
-    """The value of srun's --mem, per node; 0: all that the job has there."""
+    """The value of srun's --mem, per node; 0: all the job's memory there."""
     if spec.memory_bytes_per_rank is None:
         return "0"
     return f"{math.ceil(spec.memory_bytes_per_rank * spec.ranks_per_node / 2**20)}M"

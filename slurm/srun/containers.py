@@ -1,7 +1,7 @@
 """Container runtimes: from an image to srun's options, or to a wrapper around each rank's command.
 
-A runtime is a record, ``runtimes/*.yaml``. Where srun itself starts the container, the agents run
-in it, by the image's Python; else they stay outside, and start the wrapper.
+A runtime is a record, ``runtimes/*.yaml``. If srun itself starts the container, the agents run in
+it, by the image's Python; otherwise they stay outside, and start the wrapper.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slurm.trial import TrialSpec, rank_environment, rendezvous_environment
 FILE_NAME = "container.toml"
 PYTHON = "python3"  # of an image, for the agent
 _SHIPPED = Path(__file__).with_name("runtimes")
-# Of the driver's own Python, and of the libraries that its modules load.
+# Variables of the driver's own Python, and of the libraries that its modules load.
 _OF_PYTHON = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "CONDA_PREFIX")
 _OF_LOADER = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 
@@ -65,14 +65,14 @@ Template = Annotated[str, AfterValidator(_template)]
 
 
 class Failure(Record):
-    """Words of a runtime that could not start a container: never the configuration's fault."""
+    """Message of a runtime that could not start a container; the configuration is not to blame."""
 
     text: Annotated[str, AfterValidator(_regex)]
     remedy: str
 
 
 class Spoken(Record):
-    """Options of a wrapper in launch scripts; any other keeps the word after it."""
+    """Options of a wrapper in launch scripts; any other option takes the word after it."""
 
     image: list[str] = Field(default=[])
     mounts: list[str] = Field(default=[])
@@ -83,9 +83,9 @@ class Spoken(Record):
 class Runtime(Record):
     """How one program starts containers.
 
-    ``words`` and ``file`` have ``{image}``, ``{workdir}``, ``{file}``, and all ``{mounts}`` and
-    ``{names}`` of variables, with commas. What has ``{mount}``, or ``{name}`` and ``{value}``, is
-    repeated for each; ``{options}`` are the site's.
+    ``words`` and ``file`` may have ``{image}``, ``{workdir}``, ``{file}``, and all ``{mounts}`` and
+    ``{names}`` of variables, with commas. An entry with ``{mount}``, or ``{name}`` and ``{value}``,
+    is repeated for each mount or variable; ``{options}`` are the site's.
     """
 
     source: str  # where these facts are from
@@ -95,11 +95,11 @@ class Runtime(Record):
     reference: Template = "{image}"  # of an image in a registry
     prepare: Template = ""  # to be run once, lest each trial fetch the image
     file: dict[str, Template | list[Template] | dict[Template, Template]] | None = (
-        None  # a TOML file that says it all
+        None  # content of a TOML file that describes the container
     )
-    base: str = ""  # key there that names an image's file of the same kind, in place of ``image``
+    base: str = ""  # key there for an image's file of the same kind, in place of ``image``
     variable: Template = (
-        "{name}"  # name by which a variable reaches the rank, whatever the image's is
+        "{name}"  # name under which a variable reaches the rank even if the image sets it
     )
     own_mounts: bool = True  # false: the site mounts its shared file systems in every container
     spoken: Spoken = Spoken()
@@ -114,9 +114,9 @@ class Runtime(Record):
     def texts(
         self, exit_code: int | None, *, started: bool
     ) -> tuple[tuple[re.Pattern[str], str], ...]:
-        """Patterns of failed starts, each with what to do; none where the container has started.
+        """Patterns of failed starts, each with its remedy; none if the container has started.
 
-        ``started``: all agents have been heard of. ``exit_code``: of the first rank that failed.
+        ``started``: all agents have sent hello. ``exit_code``: of the first rank that failed.
         """
         own = not self.exit_codes or exit_code in (None, *self.exit_codes)
         if (started and self.inside) or not own:
@@ -159,10 +159,10 @@ RuntimeName = Annotated[str, AfterValidator(_runtime)]
 
 
 class Containers(Record):
-    """How one site starts containers."""
+    """Settings of one site for containers."""
 
     runtime: RuntimeName
-    options: list[str] = Field(default=[], max_length=100)  # further ones, as --nv
+    options: list[str] = Field(default=[], max_length=100)  # further options, such as --nv
     mounts: list[Mount] = Field(default=[], max_length=100)  # in every container
     modules: list[str] = Field(default=[], max_length=100)  # for trials in containers
 
@@ -171,7 +171,7 @@ def _of_runtime(value: Any) -> Any:
     return Containers(runtime=value) if isinstance(value, str) else value
 
 
-# Profiles have either; in a record it is the latter.
+# A profile may have a runtime's name or Containers; it is read as Containers.
 if TYPE_CHECKING:
     ContainersOrRuntime = Containers
 else:
@@ -195,7 +195,7 @@ def container_line(
     runtime = Runtime.load(containers.runtime)
     env = variables(spec, site_env)
     names = list(dict.fromkeys([*env, "OMP_NUM_THREADS"]))
-    if not runtime.inside:  # else the agents set them, in the container
+    if not runtime.inside:  # otherwise the agents set them, in the container
         names += [*rendezvous_environment(spec, ""), *rank_environment(0, 0, 0)]
     values: dict[str, Any] = {
         "image": runtime.named(spec.container),
@@ -217,7 +217,7 @@ def container_line(
 
 
 def check_image(container: Container, containers: Containers) -> None:
-    """Raise LauncherError if the runtime's record is wrong, or the image's file is not here."""
+    """Raise LauncherError if the runtime's record is wrong, or the image's file is missing."""
     Runtime.load(containers.runtime)
     if container.file is not None and not container.file.exists():
         raise LauncherError(
@@ -233,12 +233,12 @@ def without_the_drivers_own(environ: Mapping[str, str], *, inside: bool) -> dict
 
 
 def variables(spec: TrialSpec, site_env: Mapping[str, str]) -> dict[str, str]:
-    """Variables of ours that a rank has to get, whatever its image has."""
+    """Variables of ours that override the image's."""
     return {"PYTHONUNBUFFERED": "1", **site_env, **spec.env}
 
 
 def _mounts(spec: TrialSpec, containers: Containers, runtime: Runtime) -> list[str]:
-    """The user's mounts, the site's, and ours where no other has the place."""
+    """The user's mounts, the site's, and ours at places that none of these use."""
     assert spec.container is not None
     mounts = [*spec.container.mounts, *containers.mounts]
     if not runtime.own_mounts:
@@ -253,7 +253,7 @@ def _mounts(spec: TrialSpec, containers: Containers, runtime: Runtime) -> list[s
 
 
 def _filled(template: str | Sequence[str], values: Mapping[str, Any]) -> list[str]:
-    """Words of one entry of a record; a list of words is repeated with each mount or variable."""
+    """Words of one entry of a record; a list of words is repeated for each mount or variable."""
     words = [template] if isinstance(template, str) else list(template)
     text = " ".join(words)
     if text == "{options}":
@@ -276,7 +276,7 @@ def _each(text: str, values: Mapping[str, Any]) -> Iterable[dict[str, str]]:
 
 def _toml(content: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     """A file's keys and tables as TOML."""
-    import tomli_w  # seldom needed
+    import tomli_w  # rarely needed
 
     found: dict[str, Any] = {}
     for key, template in content.items():

@@ -1,4 +1,4 @@
-"""Ending a step, and knowing that it is gone."""
+"""Ending a step, and proving that it is gone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slurm.trial import Lease
 
 _SRUN_S = 5.0  # for an srun to notice that its ranks are gone
 _REPEAT_KILL_S = 5.0
-_HURRIED_S = 10.0  # that a doubtful step may stay in Slurm's list before its nodes are asked
+_HURRIED_S = 10.0  # how long a doubtful step may stay in Slurm's list before its nodes are asked
 _FIRST_POLL_S, _LAST_POLL_S = 0.1, 2.0
 _OTHERS = re.compile(r"[\d_+]+\.\d+ (?!meshtune-)")  # steps, but for the job's own ``batch``
 
@@ -39,36 +39,36 @@ class Step:
 
 @dataclass(frozen=True)
 class StepEnder:
-    """Ends steps; for several threads."""
+    """Ends steps; thread-safe."""
 
     allocation: Allocation
     proof: NodeProof
     gone_deadline_s: float  # how long a step may stay in Slurm's list before its nodes are asked
-    patience_s: float  # how long to wait instead for a controller that does not answer
+    patience_s: float  # how long to wait for a controller that does not answer before that counts
 
     def end(
         self, step: Step, said: Callable[[], str], stop: threading.Event, doubtful: bool = False
     ) -> tuple[tuple[str, ...], str]:
         """Cancel a step until it is gone.
 
-        Through Slurm: SIGKILL to srun's process group would leave its tasks running. Its srun has
-        ``said`` on standard error. If ``doubtful``, Slurm's list proves nothing, and srun may have
-        been stopped. Then, and once ``stop`` is set, nodes are asked soon, and what Slurm lists is
-        not waited for if they are free.
+        Slurm has to end it: SIGKILL to srun's process group would leave its tasks running. ``said``
+        returns srun's standard error. If ``doubtful``, Slurm's list proves nothing, and srun may
+        have been stopped. Then, and once ``stop`` is set, nodes are asked soon; if they are free,
+        it no longer waits for Slurm's list.
 
-        Returns the nodes not proven free. If all are, and Slurm still lists the step, a message
-        says so: somebody may have killed the step daemon that its ranks waited for.
+        Returns the nodes not proven free; and, if all are free but Slurm still lists the step, a
+        message on that: somebody may have killed the step daemon that its ranks waited for.
         """
         srun, nodes = step.srun, step.lease.nodes
-        nested: set[str] = set()  # nodes of steps that the trial itself may have started, by srun
+        nested: set[str] = set()  # nodes with steps that the trial itself may have started by srun
         own = partial(self._own, step, nested)
 
         def end_waiting() -> None:
             nonlocal doubtful
-            doubtful = True  # srun waits for a step that was never granted, or is forgotten
+            doubtful = True  # srun waits for a step that was never granted or has been forgotten
             if self.proof.needed():
-                # srun ends when its ranks do. Signalled, it would cancel another step that has been
-                # given the same id.
+                # srun exits when its ranks end. After a signal it would cancel another step that
+                # has been given the same id.
                 self.proof.unproven(nodes, step.marks)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     srun.wait(_SRUN_S)
@@ -80,7 +80,7 @@ class StepEnder:
             return (doubtful or stop.is_set()) and not once.unproven(nodes, step.marks)
 
         if doubtful:
-            srun.kill()  # not its group: its second process still ends what it can
+            srun.kill()  # not its group: its second process still ends tasks that it reaches
         listed = self.until_gone(own, lambda: srun.poll() is None, end_waiting, free)
         if srun.poll() is None:
             srun.kill()
@@ -89,7 +89,7 @@ class StepEnder:
             os.killpg(srun.pid, signal.SIGKILL)  # its second process may have been stopped
         if listed == [] and not doubtful and srun.returncode > 0 and REFUSED.search(said()):
             return (), ""  # there never was a step
-        # srun says when it gives up waiting for the step's end; then the step may run on.
+        # If srun reports that it gave up waiting for the step's end, the step may still run.
         doubtful = doubtful or bool(nested or GAVE_UP.search(said()))
         if listed == [] and not (doubtful or self.proof.needed()):
             return (), ""
@@ -98,7 +98,7 @@ class StepEnder:
         return stuck, undead
 
     def _own(self, step: Step, nested: set[str]) -> list[JobStep]:
-        """Its step as Slurm lists it; ``nested`` gets its nodes that have steps of others."""
+        """The step as Slurm lists it; adds its nodes that have other steps to ``nested``."""
         steps = self.allocation.steps()
         others = [s.nodes for s in steps if _OTHERS.match(f"{s.id} {s.name}")]
         nested.update(*(set(step.lease.nodes) & {*self.allocation.hostnames(o)} for o in others))
@@ -113,10 +113,10 @@ class StepEnder:
     ) -> list[JobStep] | None:
         """Cancel the steps found again and again until Slurm knows none and no srun is left.
 
-        An srun that is ``waiting`` may still be granted its step. Where none is, the nodes may be
-        ``free`` of what Slurm lists.
+        An srun that is ``waiting`` may still be granted its step. If none is, the listed steps may
+        have left the nodes ``free``, which ends the wait, too.
 
-        Returns steps still listed at the deadline, or then; None if Slurm did not answer.
+        Returns the steps still listed at the end; None if Slurm did not answer.
         """
         began = time.monotonic()
         deadline = began + self.gone_deadline_s
@@ -131,7 +131,7 @@ class StepEnder:
             if steps is None and now < began + self.patience_s:
                 deadline = now + self.gone_deadline_s
             gone = steps is None and self.allocation.state() is AllocationState.GONE
-            if now > deadline or gone:  # with the job its steps are gone
+            if now > deadline or gone:  # a job's steps end with it
                 return steps
             if now >= next_kill:
                 if steps and now > began + _HURRIED_S and not waiting() and free():

@@ -37,14 +37,14 @@ from slurm.srun.texts import OVER, SRUN_TEXTS
 from slurm.trial import Lease, TrialSpec, carries, kept_mark, rendezvous_environment
 
 GONE_DEADLINE_S = 60.0
-_LET_GO_S = 10.0  # for a step with nothing left to do to end by itself
+_LET_GO_S = 10.0  # for a step to end by itself when its agents have no more work
 
 
 class SrunLauncher(Launcher):
-    """Starts trials in steps of an allocation; default the one this process is in.
+    """Starts trials in steps of an allocation, by default the one that this process is in.
 
-    A step is kept for the next trial only if the trial's ranks were forked and every one is known
-    to have ended, none first by a signal. After any other end the step is ended.
+    A step is kept for the next trial only if the trial's ranks were forked, all are known to have
+    ended, and the first failure, if any, was no signal. Otherwise the step is ended.
 
     ``gone_deadline_s`` and ``patience_s`` are those of a :class:`StepEnder`.
     """
@@ -64,7 +64,7 @@ class SrunLauncher(Launcher):
         self.allocation = allocation or Allocation.current()
         self.max_concurrent = site.max_concurrent_steps
         self._proof = proof or NodeProof(site, self.allocation)
-        self._unproven: set[str] = set()  # nodes that may have processes of an earlier driver
+        self._unproven: set[str] = set()  # nodes that may still have an earlier driver's processes
         self._ender = StepEnder(self.allocation, self._proof, gone_deadline_s, patience_s)
         self._pacing = LaunchPacing(site.launch_interval_s)
         self._idle = IdleSteps()
@@ -83,7 +83,7 @@ class SrunLauncher(Launcher):
     def gpus_per_node(self) -> int | None:
         granted = os.environ.get("SLURM_GPUS_ON_NODE", "")  # set only where GPUs were asked for
         gpus = int(granted) if granted.isdecimal() else self.allocation.gpus_per_node()
-        return gpus or None  # Slurm need not know of the GPUs that there are
+        return gpus or None  # Slurm may not know of the nodes' GPUs
 
     def command(self, spec: TrialSpec, lease: Lease) -> list[str]:
         inside = contained(spec, self.site)
@@ -115,7 +115,7 @@ class SrunLauncher(Launcher):
     def _agents(self, spec: TrialSpec, lease: Lease, stop: threading.Event) -> AgentStep | None:
         """An idle step that can serve the trial, else a new one; None if stopped meanwhile.
 
-        Idle steps that are in its way, on its nodes or too many, are ended.
+        Ends other idle steps on its nodes, and the oldest if there are too many.
         """
         wanted = requirements(spec, lease)
         fitting, others = self._idle.take(lease, wanted)
@@ -154,7 +154,7 @@ class SrunLauncher(Launcher):
             watched = agents.watch(stop, stop_rule)
             return self._conclude(agents, spec, lease, watched, stop)
         except BaseException:
-            self._end(agents, spec, stop)  # whatever went wrong, nothing is left
+            self._end(agents, spec, stop)  # after any error, too, nothing may be left running
             agents.finish()
             raise
 
@@ -174,7 +174,7 @@ class SrunLauncher(Launcher):
         clean = ended and channel.all_gone and agents.alive and not disturbed
         stuck, undead, down = tuple[str, ...](), "", set[str]()
         if agents.requirements is None or not clean:
-            # An srun that gives up before any agent is there was refused its step.
+            # An srun that exits before any agent has started was refused its step.
             refused = not channel.greeted and (agents.program.poll() or 0) > 0
             stuck, undead = self._end(agents, spec, stop, bool(severed) and not refused)
             down = self.allocation.known_down_nodes() if not clean else set()
@@ -191,7 +191,7 @@ class SrunLauncher(Launcher):
         return evidence
 
     def _texts(self, agents: AgentStep, spec: TrialSpec) -> LauncherTexts:
-        """srun's lines, and those of a runtime that could have failed to start the container."""
+        """Patterns of srun, and of a runtime that may have failed to start the container."""
         line = started_container(spec, self.site)
         if line is None:
             return SRUN_TEXTS
@@ -205,7 +205,7 @@ class SrunLauncher(Launcher):
         """End a trial and its step; see ``StepEnder.end``."""
         if agents.channel.all_gone:
             agents.let_go(_LET_GO_S)
-        # A rank itself carries the step's name in its environment, what it has started the trial's.
+        # A rank has the step's name in its environment; processes that it starts have the trial's.
         step = replace(agents.step, marks=agents.step.marks | {spec.name})
         answer = self._ender.end(step, agents.said, stop, doubtful)
         agents.listen()
@@ -213,14 +213,14 @@ class SrunLauncher(Launcher):
 
     def _end_idle(self, steps: Sequence[AgentStep], stop: threading.Event) -> None:
         for agents in steps:
-            agents.let_go(0.0)  # all of them, before waiting for any
+            agents.let_go(0.0)  # tell all before waiting for any
         for agents in steps:
             agents.let_go(_LET_GO_S)
             self._ender.end(agents.step, agents.said, stop)
             agents.finish()
 
     def settle(self, names: Iterable[str]) -> None:
-        """End what a killed driver left: sruns that still wait for their step, and steps.
+        """End the steps of a killed driver, and its sruns that still wait for theirs.
 
         The controller may have forgotten steps since, so all nodes are asked, too. Nodes not proven
         free are treated as down.
@@ -258,7 +258,7 @@ class SrunLauncher(Launcher):
             )
 
     def _held_elsewhere(self, step: JobStep) -> bool:
-        """Whether a step of another job may still run; Slurm may list an ended one for ever."""
+        """Whether another job's step may still run; Slurm may list an ended one for ever."""
         try:
             allocation = Allocation(step.job)
             nodes = allocation.hostnames(step.nodes)

@@ -3,11 +3,11 @@
 The list is the controller's memory. A controller that was killed restarts from its last save (Slurm
 22.05 saves at most every five seconds) and has forgotten the steps begun since. Nobody can cancel
 them: their ranks run on beside the next trial. It also reuses their step ids: ending one step then
-removes the other, still running, from the list, and an srun told to end cancels the other step.
+removes the other, still running, from the list, and a signalled srun cancels the other step.
 
-So where there is doubt, a short further step asks the nodes themselves: it ends every process with
-the trial's name in its environment, and reports what is left. Not after every trial: a step costs
-the controller's time, and 1.3 s on two nodes or 2.1 s on eight, all on one busy two-core machine.
+So in doubt, a short further step asks the nodes themselves: it ends every process with the trial's
+name in its environment, and reports those that remain. Not after every trial: a step costs the
+controller's time, and 1.3 s on two nodes or 2.1 s on eight, all on one busy two-core machine.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from slurm.srun.site import Site
 from slurm.sweep.node import GONE_S
 from slurm.sweep.sweeper import Answers, Run, answers, run_program, sweep
 
-DEADLINE_S = 120.0  # until when nodes have to answer
-_ALONE_S = 20.0  # after so long each is asked alone
-_ANSWER_S = 30.0  # for a sweep beside GONE_S
+DEADLINE_S = 120.0  # for the nodes' answers
+_ALONE_S = 20.0  # after so long each node is asked alone
+_ANSWER_S = 30.0  # for a sweep besides GONE_S
 _STEP_CREATION_S = 10
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 8.0
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
@@ -36,10 +36,10 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 
 @dataclass(eq=False)
 class NodeProof:
-    """Ends trials on the allocation's nodes, and proves it; for several threads.
+    """Ends trials on the allocation's nodes, and proves it; thread-safe.
 
-    Nodes have to answer within ``deadline_s``; a controller that does not answer gets
-    ``patience_s`` besides.
+    Nodes have to answer within ``deadline_s``; the wait for a controller that does not answer, at
+    most ``patience_s``, comes on top.
     """
 
     site: Site
@@ -50,13 +50,13 @@ class NodeProof:
 
     def __post_init__(self) -> None:
         self._controllers: set[str] = set()  # start times of those that have answered
-        self.needed()  # a later one may be a backup that was started before the job
+        self.needed()  # note the present one: a backup may have been started before the job, too
 
     def needed(self) -> bool:
         """Whether the controller may have forgotten a step of this job.
 
-        It may if it was started after the job, or replaced; and from then on, as it may have given
-        a step id twice.
+        It may if it was started after the job, or replaced. This stays true, as step ids may then
+        have been given twice.
         """
         try:
             booted, began = self.allocation.controller_start(), self.allocation.job_start()
@@ -69,8 +69,8 @@ class NodeProof:
     def unproven(self, nodes: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
         """End these trials on these nodes until time is up; return the nodes not proven free.
 
-        Nodes that are down are not asked: nothing runs there, and the pool loses them anyway. If
-        the allocation is gone, no node is asked, as nothing more is started.
+        Down nodes are not asked: nothing runs there, and they leave the pool anyway. If the
+        allocation is gone, no node is asked, as no further trial starts.
         """
         began = answered = time.monotonic()
         pause_s = _FIRST_PAUSE_S
@@ -107,7 +107,7 @@ class NodeProof:
 
 
 def sweep_argv(nodes: Sequence[str], names: Collection[str]) -> list[str]:
-    """The srun line that ends whatever is left of these trials, one process a node; pure."""
+    """The srun line that ends the remaining processes of these trials, one task a node; pure."""
     return [
         "srun",
         f"-N{len(nodes)}",
@@ -116,7 +116,7 @@ def sweep_argv(nodes: Sequence[str], names: Collection[str]) -> list[str]:
         f"--nodelist={','.join(nodes)}",
         "--ntasks-per-node=1",
         "--mem=0",
-        "--overlap",  # what it looks for may still hold the node
+        "--overlap",  # the step that it looks for may still hold the node
         "--time=1",
         f"--immediate={_STEP_CREATION_S}",
         "--job-name=meshtune-sweep",

@@ -1,4 +1,4 @@
-"""The one seam through which Slurm's own commands run."""
+"""Running Slurm's own commands: the only place that does."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from slurm.launcher import LauncherError
 
-TIMEOUT_S = 60.0  # of one question; a controller that fails over answers within a minute
-PATIENCE_S = 600.0  # of a question that is asked again: a controller may have to be restarted
+TIMEOUT_S = 60.0  # of one command; a controller that fails over answers within a minute
+PATIENCE_S = 600.0  # of a command that is repeated: a controller may have to be restarted
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 30.0
 
-# Variables inherited from the job or a shell change what these commands do. Those kept say which
-# Slurm and which job; by SLURM_NETWORK the job's --network reaches its steps.
+# Variables inherited from the job or a shell change what these commands do. The kept ones select
+# the Slurm and the job; by SLURM_NETWORK the job's --network reaches its steps.
 _PREFIXES = ("SLURM_", "SRUN_", "SBATCH_", "SALLOC_", "SQUEUE_", "SINFO_", "SCANCEL_", "PMI_")
 _KEPT = {
     "SLURM_CONF",
@@ -43,11 +43,11 @@ Run = Callable[[Sequence[str]], str]
 
 
 class SlurmError(LauncherError):
-    """A Slurm command failed; the message has its words."""
+    """A Slurm command failed; the message quotes it."""
 
 
 class NoAnswerError(SlurmError):
-    """The controller did not answer; it may have done what it was asked to do."""
+    """The controller did not answer; it may have carried out the command."""
 
 
 class UnknownJobError(SlurmError):
@@ -67,8 +67,8 @@ def run(argv: Sequence[str]) -> str:
     """Run a Slurm command once and return its standard output, stripped.
 
     Raises:
-        NoAnswerError: if the controller does not answer, or not in time.
-        UnknownJobError: if it does, and knows no such job.
+        NoAnswerError: if the controller does not answer in time.
+        UnknownJobError: if the controller knows no such job.
         SlurmError: if the command is missing, or fails otherwise.
     """
     if shutil.which(argv[0]) is None:
@@ -81,13 +81,13 @@ def run(argv: Sequence[str]) -> str:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            errors="replace",  # a reason that an administrator wrote may be in any encoding
+            errors="replace",  # a reason written by an administrator may be in any encoding
             timeout=TIMEOUT_S,
             check=True,
         )
     except subprocess.TimeoutExpired as error:
         raise NoAnswerError(f"{argv[0]} did not answer within {TIMEOUT_S:g} s") from error
-    except OSError as error:  # no process or memory for it
+    except OSError as error:  # too many processes, or no memory
         raise SlurmError(f"{argv[0]} cannot be started: {error}") from error
     except subprocess.CalledProcessError as error:
         said = " ".join((error.stderr or error.stdout).split()) or f"exit code {error.returncode}"
@@ -112,8 +112,8 @@ def patiently(
 ) -> str:
     """Run a Slurm command until the controller answers, with pauses that double.
 
-    For questions, and for orders that may be given twice. ``patience_s`` is for all pauses and
-    tries before the last try; ``tell`` is called once, with one line that says so.
+    For queries, and for commands that may be repeated. ``patience_s`` covers all pauses and tries
+    before the last try; ``tell`` is called once, with a line that announces the repetition.
 
     Raises NoAnswerError if it has not answered by then, SlurmError if the command fails.
     """

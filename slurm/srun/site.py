@@ -1,4 +1,4 @@
-"""Site profiles: facts of a machine's own guide about starting ranks there, as typed YAML."""
+"""Site profiles: how ranks are started on a machine according to its guide, as typed YAML."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class SiteError(LauncherError, FileError):
 
 
 class Environment(Record):
-    """A Python environment that a job copies to storage of each node's own before it searches."""
+    """A Python environment that a job copies to each node's local storage before it searches."""
 
     archive: AbsolutePath  # a tar, compressed or not, with bin/ at its top; nodes share this path
-    folder: AbsolutePath  # where each node gets it; the folder above it must be there
+    folder: AbsolutePath  # where each node gets it; its parent folder must exist
 
     @property
     def sent(self) -> str:
@@ -58,7 +58,7 @@ class Environment(Record):
         return f"{self.folder}.meshtune.tar"
 
     def check(self) -> None:
-        """Look into the archive with the program that will unpack it.
+        """List the archive with the program that will unpack it.
 
         Raises SiteError if it cannot be read here, or has no ``bin/python`` at its top.
         """
@@ -97,14 +97,14 @@ class Site(Record):
     """Options of srun and sbatch at one site."""
 
     source: str  # where these facts are from
-    # none: steps get what the job has. per_task: each rank sees one GPU, as device 0.
-    # per_node: each rank sees the node's GPUs and takes that of its LOCAL_RANK
+    # none: steps get the job's GPUs. per_task: each rank sees one GPU, as device 0.
+    # per_node: each rank sees the node's GPUs and uses that of its LOCAL_RANK
     gpus: Literal["none", "per_task", "per_node"] = "none"
-    cpus_per_rank: int | None = Field(default=None, ge=1, le=10_000)  # unless the trial says
+    cpus_per_rank: int | None = Field(default=None, ge=1, le=10_000)  # unless the trial sets it
     srun_options: list[SrunOption] = Field(default=[], max_length=100)  # added to every srun line
     env: dict[VariableName, str] = Field(default={}, max_length=1000)  # set for every rank
     modules: list[str] = Field(default=[], max_length=100)  # loaded by the batch script
-    setup: list[str] = Field(default=[], max_length=100)  # lines of shell after them: source ...
+    setup: list[str] = Field(default=[], max_length=100)  # shell lines after these: source ...
     environment: Environment | None = None  # sent to the nodes by the job; all ranks use it
     containers: ContainersOrRuntime | None = None  # how trials in a container are started
     batch_options: list[Option] = Field(default=[], max_length=100)  # #SBATCH lines
@@ -119,7 +119,7 @@ class Site(Record):
         return self._reference
 
     def containers_for(self, image: str) -> Containers:
-        """How an image is started here; raises SiteError if the site has no runtime."""
+        """The site's settings for an image; raises SiteError if it has no runtime."""
         if self.containers is None:
             raise SiteError(
                 f"trainer.container: the site {self.reference} names no runtime for "
@@ -129,7 +129,7 @@ class Site(Record):
         return self.containers
 
     def advice(self, container: Container) -> str:
-        """Advice on an image that each trial would fetch; "" if there is none."""
+        """Advice on an image that each trial would fetch; "" if none is needed."""
         if self.containers is None or container.file is not None:
             return ""
         runtime = Runtime.load(self.containers.runtime)
@@ -151,7 +151,7 @@ class Site(Record):
     def load(cls, reference: str) -> Self:
         """Read a shipped profile by its name, or a YAML file by its path.
 
-        Raises SiteError if there is no such profile, or it is not one.
+        Raises SiteError if there is no such profile, or it is wrong.
         """
         if reference in cls.shipped():
             path = _SHIPPED / f"{reference}.yaml"

@@ -1,8 +1,8 @@
 """Steps with an agent in each task, which starts trials there one at a time.
 
-A step may be kept from trial to trial: its ranks are then forked from processes that have the
-trainer's imports done. So only the first trial waits for a step, and for Python and torch on all
-its nodes; yet each has processes of its own, which no other can disturb.
+A step may be kept from trial to trial: its ranks are then forked from processes that have imported
+the trainer. So only the first trial waits for a step, and for Python and torch on all its nodes;
+yet each trial has processes of its own, which no other trial can disturb.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slurm.trial import Lease, TrialSpec
 
 
 class LaunchPacing:
-    """Keeps launches apart, for the controller's sake; for several threads."""
+    """Keeps a time interval between launches, to spare the controller; thread-safe."""
 
     def __init__(self, interval_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._interval_s, self._monotonic = interval_s, monotonic
@@ -38,12 +38,10 @@ class LaunchPacing:
 
 
 class AgentStep(TaskAgents):
-    """An srun whose tasks are agents; its connection with them is its standard input and output.
+    """An srun whose tasks are agents; its standard input and output connect the driver with them.
 
-    Its standard error is Slurm's alone.
-
-    ``step_spec`` is the step as a trial, which may never end; it can serve trials with the same
-    :func:`requirements`, if it is kept at all.
+    Its standard error has only Slurm's messages. ``step_spec`` describes the step as a trial, which
+    may have no end; a kept step can serve trials with the same :func:`requirements`.
     """
 
     def __init__(
@@ -55,16 +53,15 @@ class AgentStep(TaskAgents):
         requirements: object,
     ) -> None:
         self.requirements = requirements
-        # Where ranks are forked from, those that find no memory still write the trial's result.
+        # Forked ranks that run out of memory still write the trial's result.
         grace_s = FAILURE_GRACE_S if requirements else 0.0
-        folder = step_spec.directory  # its ranks' own folder may be in a container alone
+        folder = step_spec.directory  # the ranks' own folder may exist only in a container
         super().__init__("srun", argv, folder, environ, step_spec.world_size, grace_s)
         name = step_spec.name
         self.step = Step(name, lease, frozenset({name}), self.program)
 
     @property
     def usable(self) -> bool:
-        """Whether it can be given a trial."""
         return self.alive and not self.channel.void
 
     def start(self, spec: TrialSpec, lease: Lease, env: Mapping[str, str], **order: Any) -> None:
@@ -82,8 +79,8 @@ class AgentStep(TaskAgents):
 
 
 def requirements(spec: TrialSpec, lease: Lease) -> object:
-    """Properties that two trials must share for one step to serve both; None: it serves one."""
-    if spec.kept is None or parsed_python(spec.argv) is None:  # it cannot be forked
+    """Properties that trials must share to run in one step; None: the step serves one trial."""
+    if spec.kept is None or parsed_python(spec.argv) is None:  # its ranks cannot be forked
         return None
     return (
         lease.nodes,
@@ -100,21 +97,21 @@ def spec_of_step(spec: TrialSpec) -> TrialSpec:
     """The description of a step that serves trials like this one."""
     assert spec.kept is not None
     name = f"{spec.kept.mark}-{secrets.token_hex(4)}"
-    env = dict(read_at_start(spec.env))  # each trial's ranks get the rest by their order
+    env = dict(read_at_start(spec.env))  # ranks get the other variables with each trial's order
     return replace(spec, name=name, env=env, timeout_s=float("inf"))
 
 
 class IdleSteps:
-    """Steps that wait for their next trial; for several threads."""
+    """Steps that wait for their next trial; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._steps: list[AgentStep] = []  # the newest last
 
     def take(self, lease: Lease, wanted: object) -> tuple[AgentStep | None, list[AgentStep]]:
-        """Take the steps on these nodes: one that can serve a trial, and those in its way.
+        """Take the steps on these nodes: one that can serve a trial (or None), and the others.
 
-        No step can serve it if ``wanted``, the trial's :func:`requirements`, is None.
+        ``wanted`` is the trial's :func:`requirements`.
         """
         with self._lock:
             on_nodes = [k for k in self._steps if set(k.step.lease.nodes) & set(lease.nodes)]

@@ -1,1 +1,1 @@
-"""The proof that nothing of a trial is left, by asking the nodes themselves."""
+"""The proof, by asking the nodes themselves, that no process of a trial is left."""

@@ -1,4 +1,4 @@
-"""The driver's end of a sweep: it asks all nodes, and those that are silent once more alone."""
+"""The driver's end of a sweep: it asks all nodes, and silent ones again, each alone."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Run = Callable[[Sequence[str], Mapping[str, str], float], str]
 
 @dataclass(frozen=True)
 class Swept:
-    left: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # node -> do not die
+    left: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # node -> undying processes
     silent: tuple[str, ...] = ()  # nodes that did not answer
-    said: str = ""  # output about them
+    said: str = ""  # output about silent nodes
 
 
 def sweep(ask: Ask, nodes: Sequence[str], names: Collection[str], one_by_one: bool = True) -> Swept:
-    """End these trials on these nodes; returns when they are gone, or do not go.
+    """End these trials on these nodes; returns when they are gone, or are found not to die.
 
-    Without ``names``, only see which nodes answer. ``one_by_one`` asks silent nodes again, alone:
-    one that is down makes a sweep fail for all.
+    Without ``names``, only find out which nodes answer. ``one_by_one`` asks silent nodes again,
+    each alone: one node that is down makes a sweep fail for all.
     """
     left, said = ask(nodes, names)
     silent = [node for node in nodes if node not in left]
@@ -59,7 +59,7 @@ def answers(said: str) -> Answers:
 
 def run_program(argv: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> str:
     """All output of a program, however it ends; raises LauncherError if it cannot be started."""
-    with tempfile.TemporaryFile() as output:  # not a pipe, which an ssh left behind would hold open
+    with tempfile.TemporaryFile() as output:  # a leftover ssh would hold a pipe open
         try:
             child = subprocess.Popen(
                 argv,
@@ -75,7 +75,7 @@ def run_program(argv: Sequence[str], environ: Mapping[str, str], timeout_s: floa
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(timeout_s)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)  # with every ssh that still waits for its host
+            os.killpg(child.pid, signal.SIGKILL)  # with every ssh that still waits for a host
         child.wait()
         output.seek(0)
         return output.read().decode(errors="replace")
