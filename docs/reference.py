@@ -71,8 +71,8 @@ class Reference:
                 for end, inner in self.inside(field)
             ]
         for path in found:
-            paths_here = (path, *self.also.get(path, ()))
-            heading = " and ".join(f"`{each}`" for each in paths_here) if path else "Sections"
+            paths_here = dict.fromkeys((path, *self.also.get(path, ())))
+            heading = ", ".join(f"`{each}`" for each in paths_here) if path else "Sections"
             self.headings |= dict.fromkeys(paths_here, heading)
         return list(found.items())
 
