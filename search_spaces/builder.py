@@ -78,7 +78,7 @@ class Builder:
         own = self._parameters()
         if LAYOUT in self.program.habits.stage_settings:
             layers = self.model.num_layers if self.model else None
-            parameter_values.check_layouts(document, own, self.written, layers)
+            parameter_values.check_texts(document, own, self.written, layers)
         types = facts.types(own, self.static, self.defaults)
         conditions = self._conditions(own, types)
         constraints = tuple(

@@ -18,6 +18,7 @@ from search_spaces.language.schema import Categories, Float, Int, Log2, Ordered,
 from search_spaces.parameters import FINEST, Parameter, Span, value_type_of
 from trainer.plan.annotations import Open, of_field
 from trainer.plan.fields import Choices, OtherChoices
+from trainer.plan.jobs import MODULES, NO_MODULES
 from trainer.plan.layouts import NO_LAYOUT, LayoutError, parsed_layout
 from trainer.plan.rules.expression import MAX_NUMBER
 from trainer.plan.stages import LAYOUT
@@ -181,30 +182,41 @@ class _Place:
         self.check_ends(spec.log2, "log2", equal=True)
 
 
-def check_layouts(
+def check_texts(
     document: Document,
     own: Mapping[str, Parameter],
     written: Collection[str],
     num_layers: int | None,
 ) -> None:
-    """Check the values of :data:`LAYOUT`, if a space has it among its ``own`` parameters.
+    """Check the values of :data:`LAYOUT` and of the recomputed modules among a space's ``own``
+    parameters.
 
     Parameters that are not ``written`` in it come from its trainer's own arguments or file.
 
-    Raises SpaceError at the first that is no layout, or fits neither the model nor its pipelines.
+    Raises SpaceError at the first that is no layout, or fits neither the model nor its pipelines,
+    or that names another module than the cost model knows.
     """
-    parameter = own.get(LAYOUT)
-    if parameter is None:
-        return
     degrees = [own[name].values if name in own else (1,) for name in ("pp", "vpp")]
     products = sorted({int(pp) * int(vpp) for pp, vpp in product(*degrees)})
-    for index, text in enumerate(parameter.values):
-        problem = _problem(str(text), num_layers, products)
-        if problem and parameter.name in written:
-            listed = (index,) if len(parameter.values) > 1 else ()
-            raise document.wrong(("parameters", parameter.name, *listed), problem)
-        if problem:
-            raise document.error(("trainer",), f"{LAYOUT}: {problem}")
+    for parameter in (own[name] for name in (LAYOUT, "recompute_modules") if name in own):
+        for index, value in enumerate(parameter.values):
+            text = str(value)
+            if parameter.name == LAYOUT:
+                problem = _problem(text, num_layers, products)
+            else:
+                problem = _unknown_module(text)
+            if problem and parameter.name in written:
+                listed = (index,) if len(parameter.values) > 1 else ()
+                raise document.wrong(("parameters", parameter.name, *listed), problem)
+            if problem:
+                raise document.error(("trainer",), f"{parameter.name}: {problem}")
+
+
+def _unknown_module(text: str) -> str | None:
+    if text in (NO_MODULES, "") or {*text.split(",")} <= {*MODULES}:
+        return None
+    names = ", ".join(MODULES)
+    return f"found {as_written(text, 200)}, accepted none, or some of {names}, such as mlp,moe_act"
 
 
 def _problem(text: str, num_layers: int | None, products: list[int]) -> str | None:

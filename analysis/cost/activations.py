@@ -70,7 +70,8 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
         some = np.where(frozen, kept, some)
     if jobs.model.mixture is not None:
         some = some + experts / jobs.tokens
-    some = some - np.where(recompute == SELECTIVE, _modules(jobs, framework)[0] / jobs.tokens, 0.0)
+    again = (recompute == SELECTIVE) & ~frozen  # frozen layers keep too little to save as much
+    some = some - np.where(again, _modules(jobs, framework)[0] / jobs.tokens, 0.0)
     return np.where(recompute == FULL, jobs.tokens * only_input + routes, jobs.tokens * some)
 
 
@@ -180,7 +181,7 @@ def _selective(jobs: Jobs, framework: Framework, everything: Array, f: Array) ->
 
 
 def repeats_attention(jobs: Jobs, framework: Framework) -> Mask:
-    """Whether selective recomputation repeats attention, and nothing else of a layer.
+    """Whether selective recomputation repeats attention.
 
     torchtitan's keeps attention; the built-in trainer's too, except with context parallelism, on a
     grid or with experts.

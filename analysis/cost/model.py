@@ -285,12 +285,11 @@ class CostModel:
         known = self.constants.transferred(self.covariance)
         residuals = partial(self._residuals, jobs, measured)
         found = fit(self.constants, residuals, FIT_LOG_SD, covariance=known)
+
         # Few rows hardly determine the spread: the prior's counts as four of them.
-        rows = found.num_rows
-        spread, tail = (
-            float(np.sqrt((rows * each**2 + 4 * self.log_sd**2) / (rows + 4)))
-            for each in (found.spread, found.tail)
-        )
+        def shrunk(measured: float, prior: float, rows: int = found.num_rows) -> float:
+            return float(np.sqrt((rows * measured**2 + 4 * prior**2) / (rows + 4)))
+
         calm, late = self._states(jobs, measured, found.constants)
         log_factors = log_odds(calm, late, max(FIT_LOG_SD, found.spread))
         return replace(
@@ -298,8 +297,8 @@ class CostModel:
             network=self.network.after(jobs, self.cluster, log_factors),
             constants=found.constants,
             covariance=found.covariance,
-            log_sd=spread,
-            tail_log_sd=tail,
+            log_sd=shrunk(found.spread, self.log_sd),
+            tail_log_sd=shrunk(found.tail, max(self.log_sd, self.tail_log_sd)),
             foreign=False,
         )
 

@@ -108,5 +108,5 @@ def switch_values(jobs: Jobs) -> Array:
     degrees = (layout.pp, layout.vpp, layout.cp, layout.ep)
     shards = (placement.weight_shard, placement.gradient_shard, placement.optimizer_shard)
     options = (jobs.options.sequence_parallel, jobs.options.recompute)
-    switches = [*(np.asarray(x > 1, float) for x in (*degrees, *shards)), *options]
+    switches = [*(np.asarray(x > 1, float) for x in (*degrees, *shards)), *options, *jobs.modules]
     return np.stack([switch == v for switch in switches for v in range(3)], axis=1).astype(float)

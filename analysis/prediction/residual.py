@@ -137,6 +137,7 @@ def features(of: Jobs, unpriced: Array) -> Array:
         *map(np.log2, (layout.cp, layout.ep)),
         np.log2(layout.etp) * (of.model.mixture is not None),  # without experts it is tp
         *(APART * each for each in (*switches, options.graphs)),
+        *(APART * each for each in of.modules),
         np.log2(of.model.num_layers),  # fewer in probes
     ]
     return np.concatenate([np.stack(columns, axis=1) / LENGTH_SCALE, unpriced], axis=1)

@@ -78,7 +78,8 @@ class Meshtune:
 
     It uses the rows of the first table that has any. Where they are few, like a search's first
     trials, it first learns from those of the next table. A failure is evidence of a lack of memory
-    unless a run of the table that needs at least as much contradicts it.
+    unless a run of the table that needs at least as much contradicts it. Habits that rows state
+    hold for what is asked; all rows are learnt from under those of the rows asked about.
     """
 
     name = "meshtune"

@@ -267,6 +267,13 @@ class Jobs:
         return np.where(none, otherwise, listed)
 
     @cached_property
+    def modules(self) -> list[Array]:
+        """For each of MODULES, 1 where selective recomputation departs from its habit, else 0."""
+        usual = {name: name == "core_attn" for name in MODULES}
+        some = self.options.recompute == SELECTIVE
+        return [1.0 * (some & (self.repeats(name, u) != u)) for name, u in usual.items()]
+
+    @cached_property
     def repeats_core(self) -> Mask:
         """Whether the backward pass repeats attention's core, unless products are kept."""
         return self.repeats_layers | (self.options.recompute > 0) & self.repeats("core_attn", True)

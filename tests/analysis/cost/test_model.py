@@ -258,6 +258,9 @@ def test_an_interval_holds_slow_runs_as_often_as_there_were_and_is_wider_of_anot
     times_s = model.predict(of).step_time_s * slow
     after = model.calibrated(Measurements(of, times_s, none, none > 0))
     assert after.tail_log_sd > 2 * after.log_sd
+    known = replace(model, log_sd=0.05, tail_log_sd=0.2)  # by models that a fit was tried without
+    one = known.calibrated(Measurements(of[:1], times_s[:1], none[:1], none[:1] > 0))
+    assert 0.15 < one.tail_log_sd < 0.2  # a first run does not undo it
     low, high = after.predict(of).interval_s()
     assert np.mean((low < times_s) & (times_s < high)) > 0.9
     own, other = after.time_log_sds(of), replace(after, foreign=True).time_log_sds(of)

@@ -10,12 +10,13 @@ import pytest
 from analysis.cost.activations import layer_bytes, repeated_work
 from analysis.cost.layer import Machine, layer
 from analysis.cost.time_constants import TimeConstants
+from analysis.prediction.residual import features
 from search_spaces import Cluster
 from search_spaces.known import framework_named
 from search_spaces.language.schema import ModelFile
 from search_spaces.shipped import read_named
 from support.gpt_jobs import gpt
-from trainer.plan.jobs import MODULES, NONE, SELECTIVE, Jobs, jobs
+from trainer.plan.jobs import LORA, MODULES, NONE, SELECTIVE, Jobs, jobs
 
 BRIDGE = framework_named("megatron-bridge")
 H100 = Machine(Cluster.named("dgx_h100"), BRIDGE, TimeConstants())
@@ -129,3 +130,27 @@ def test_modules_say_nothing_where_selective_recomputation_is_off() -> None:
     off = named("deepseek_v3", ["none", "moe"], recompute=NONE)
     assert np.ptp(layer_bytes(off, BRIDGE, off.options.recompute)) == 0
     assert layer(off, H100).recompute.tolist() == [0, 0]
+
+
+def test_a_repeated_feed_forward_part_sums_over_tp_again() -> None:
+    names = ["none", "mlp", "layernorm"]
+    nothing_hidden = Machine(H100.cluster, framework_named("megatron-lm"), H100.constants)
+    job = named("llama_8b", names, tp=8, dp=1, sequence_parallel=True)
+    sent = layer(job, nothing_hidden).tensor
+    # Two sums forward, and as many backward with two further gathers: ten gathers and scatters.
+    assert sent[0] == sent[2] and sent[1] == pytest.approx(12 / 10 * sent[0])
+
+
+def test_of_frozen_layers_modules_save_nothing() -> None:
+    """They keep less than trained ones: subtracting the same could leave less than nothing."""
+    job = named("llama_8b", ["none", "mlp"], tuning=LORA)
+    assert np.ptp(layer_bytes(job, BRIDGE, job.options.recompute)) == 0
+
+
+def test_configurations_that_differ_in_modules_are_not_the_same_point() -> None:
+    """A trial of one must not settle what the model says of another."""
+    job = named("deepseek_v3", ["none", "core_attn", "moe_act", "mla_up_proj,moe_act"])
+    points = features(job, np.zeros((4, 0)))
+    apart = np.linalg.norm(points[:, None] - points, axis=-1)
+    assert apart[0, 1] == 0  # the framework's habit, said otherwise
+    assert np.all(apart[1:, 1:][~np.eye(3, dtype=bool)] > 0)

@@ -267,6 +267,16 @@ def test_modules_that_pasted_arguments_repeat_are_known_and_given_on(
         assert ([*told.split()] in map(list, exported.arguments)) is (told in command)
 
 
+@pytest.mark.parametrize("text", ["core_attn moe_act", "core_attn, moe_act", "core_attn,moe_atc"])
+def test_a_module_that_has_no_price_is_an_error_of_its_line(load: Load, text: str) -> None:
+    more = f'tp: 1, recompute: selective, recompute_modules: [none, "{text}"]'
+    with pytest.raises(SpaceError) as error:
+        load(STAGES.format(layers=64, args="", more=more))
+    assert f"found {text!r}" in str(error.value) or f'found "{text}"' in str(error.value)
+    assert "accepted none, or some of core_attn, layernorm" in str(error.value)
+    assert "parameters.recompute_modules[1]" in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("words", "setting"),
     [

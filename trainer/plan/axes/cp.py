@@ -36,8 +36,8 @@ def key_value_bytes(jobs: Jobs) -> Array:
 def layer_exchanges(jobs: Jobs, habits: Habits) -> Exchanges:
     """Keys and values in every pass, and their gradients in the backward pass.
 
-    Each block is sent while attention works on the previous one. Selective and full recomputation
-    both repeat attention.
+    Each block is sent while attention works on the previous one. Full recomputation repeats
+    attention, and so does selective, unless ``recompute_modules`` leave ``core_attn`` out.
     """
     group, num_bytes = jobs.layout.axes.group("cp"), key_value_bytes(jobs)
     again = np.where(jobs.repeats_core, 1.0, 0.0)

@@ -14,8 +14,9 @@ import numpy as np
 from trainer.plan.axes.axis import Axis, Exchanges
 from trainer.plan.axes.mesh import Size
 from trainer.plan.exchange import Exchange, Habits, Operation, Pass, Work
-from trainer.plan.jobs import STEP_GRAPHS, Array, Jobs, Mask
+from trainer.plan.jobs import MODULES, STEP_GRAPHS, Array, Jobs, Mask
 from trainer.plan.rules.requirement import STATED
+from trainer.plan.sizes import mixed_layers
 
 PASS_SUMS = 2
 """All-reduces per layer and pass: of row-parallel outputs, of column-parallel input gradients."""
@@ -53,16 +54,20 @@ def sums(jobs: Jobs, habits: Habits, counts: Mapping[Pass, tuple[Size, Size]]) -
 
 
 def layer_exchanges(jobs: Jobs, habits: Habits) -> Exchanges:
-    """Sums of activations in both passes of a layer, and those that full recomputation repeats.
+    """Sums of activations in both passes of a layer, and those that full recomputation repeats, or
+    that of a feed-forward part among ``recompute_modules``.
 
     With sequence parallelism both inputs of a repeated pass are gathered, even if its last sum is
     left out.
     """
     full = np.where(jobs.repeats_layers, 1.0, 0.0)
+    mixture = jobs.model.mixture
+    mixed = 0.0 if mixture is None else mixed_layers(jobs.model, mixture) / jobs.model.num_layers
+    mlp = jobs.modules[MODULES.index("mlp")] * (1.0 - mixed)
     counts: dict[Pass, tuple[Size, Size]] = {
         "forward": (PASS_SUMS, PASS_SUMS),
         "backward": (PASS_SUMS, PASS_SUMS + FURTHER_GATHERS),
-        "repeated": (full * habits.repeated_sums, full * PASS_SUMS),
+        "repeated": (full * habits.repeated_sums + mlp, full * PASS_SUMS + mlp),
     }
     return sums(jobs, habits, counts)
 
