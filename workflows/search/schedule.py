@@ -48,22 +48,33 @@ class Schedule:
         """The number of the next trial to start, or why there is none.
 
         ``started`` trials run or wait for nodes; ``last`` ones run again only if there is nothing
-        new to try.
+        new to try. Until a trial has succeeded, those that crashed as every configuration would
+        wait behind one that has not, alone: the first crash of them ends what else runs.
         """
         if spent := self._budget.resources_spent(self._run, self._journal.clock()):
             return Ending(spent, DONE)
-        again = self._again(started, set(self._requeued).difference(last))
+        crashed = self._crashed
+        again = self._again(started, set(self._requeued).difference(last, crashed))
         if again is not None:
             return again
+        if crashed and started:
+            return Ending("what runs shows whether every configuration crashes", CONTINUE)
         chosen = self._search_ended or self._propose(started)
         if not isinstance(chosen, Ending):
             return chosen
-        again = self._again(started, last)
+        again = self._again(started, {*last, *crashed})
         if again is None and chosen.code == DONE:
             again = self.next_repeat(started)
             if again is not None:
                 self._search_ended = chosen  # a repeat's result does not reopen the search
         return chosen if again is None else again
+
+    @property
+    def _crashed(self) -> set[int]:
+        """Requeued trials whose crash no success has shown to be their configuration's own."""
+        trials = self._run.trials
+        proven = any(trial.ok for trial in trials.values())
+        return set() if proven else {n for n in self._requeued if trials[n].crashes}
 
     def _again(self, started: Collection[int], among: Collection[int]) -> int | None:
         """The first requeued trial that can be started; too wide ones are put aside."""
