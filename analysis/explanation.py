@@ -104,6 +104,9 @@ def _result(run: Run, trial: Trial) -> str:
         return words
     if trial.ended:
         return f"{trial.kind}: {trial.message}".rstrip(": ")
+    if trial.crashes:
+        when = "" if run.closed is None else " when the search is resumed"
+        return f"crashed; runs again{when}"
     return "running" if trial.running else "waiting for nodes or another attempt"
 
 

@@ -117,8 +117,8 @@ class Trial(_Ends):
 
     @property
     def crashes(self) -> int:
-        """Its crashes, if it runs again because every configuration would crash so; else 0."""
-        return 0 if self.ended else sum(a.kind == "crash" for a in self.attempts)
+        """Its crashes, if it waits to run again as every configuration would crash so; else 0."""
+        return 0 if self.ended or self.running else sum(a.kind == "crash" for a in self.attempts)
 
     @property
     def explores(self) -> bool:

@@ -95,8 +95,7 @@ def test_what_a_mistake_made_fail_runs_when_it_is_mended(make_driver: MakeDriver
 def test_a_configuration_whose_failure_looks_like_everybodys_holds_nobody_up(
     make_driver: MakeDriver, num_nodes: int, bad: set[int]
 ) -> None:
-    """Its module is missing alone: others run until one succeeds, and then it crashes as its own."""
-
+    """It alone lacks a module: others run until one succeeds, and then the crash is its own."""
     missing = Outcome(Kind.CRASH, message="exit code 1; No module named 'flash_attn'")
     launcher = Lasting(lambda n, a, lease: missing if n in bad else ok(), num_nodes)
     codes = [make_driver(launcher, trials=4).run().code]
