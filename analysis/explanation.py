@@ -105,8 +105,7 @@ def _result(run: Run, trial: Trial) -> str:
     if trial.ended:
         return f"{trial.kind}: {trial.message}".rstrip(": ")
     if trial.crashes:
-        when = "" if run.closed is None else " when the search is resumed"
-        return f"crashed; runs again{when}"
+        return "crashed; runs again as the search continues"
     return "running" if trial.running else "waiting for nodes or another attempt"
 
 

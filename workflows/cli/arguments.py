@@ -35,9 +35,10 @@ class Parser(ArgumentParser):
         found = _CHOICE.search(message)
         known = _WORD.findall(found[2]) if found else [*self._option_string_actions]
         if found := found or _UNKNOWN.search(message):
-            having = [n for n, p in self.commands.items() if found[1] in p._option_string_actions]
-            theirs = f"; it is another command's: {listed(having)}" if having else ""
-            message += theirs or nearest(found[1], known)
+            users = [n for n, p in self.commands.items() if found[1] in p._option_string_actions]
+            message += (
+                f"; it is an option of {listed(users)}" if users else nearest(found[1], known)
+            )
         super().error(message)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

@@ -91,7 +91,6 @@ def of_run(run: Run, budget: Budget, now: float, state: str, running: bool) -> d
 
     trials = sorted(run.trials.values(), key=lambda t: t.number)
     failed = Counter(trial.kind for trial in trials if trial.kind and not trial.ok)
-    crashed = [trial.number for trial in trials if trial.crashes]
     return {
         "run": run.where,
         "space": run.space,
@@ -106,7 +105,7 @@ def of_run(run: Run, budget: Budget, now: float, state: str, running: bool) -> d
             "ok": sum(t.ok for t in trials),
             "failed": failed,
             "running": [t.number for t in trials if t.running],
-            **({"crashed": crashed} if crashed else {}),  # and will run again
+            **({"crashed": again} if (again := [t.number for t in trials if t.crashes]) else {}),
             "budget": budget.trials,
         },
         "best": of_trial(run.best) if run.best else None,

@@ -108,10 +108,9 @@ def parser() -> Parser:
     )
     whole.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
-    whole.commands = commands.choices
     for name, told in read_document(COMMANDS).root.plain()["commands"].items():
         parser: Parser = commands.add_parser(name, help=told["about"], description=told["about"])
-        parser.commands = commands.choices
+        parser.commands = whole.commands = commands.choices
         parser.add(told["arguments"])
         parser.set_defaults(handler=told["runs"], **told.get("sets", {}))
     return whole

@@ -45,9 +45,9 @@ def summary(run: Run, budget: Budget, now: float, alive: bool = True) -> list[tu
     done = of_limit(len(ended), budget.trials, str)
     what = "running" if alive or not running else "interrupted"
     crashed = [t for t in run.trials.values() if t.crashes]
-    again = f", {len(crashed)} crashed, will run again" if crashed else ""
+    what += f", {len(crashed)} crashed, will run again" if crashed else ""
     rows = [
-        ("trials", f"{done} done, {running} {what}{again}"),
+        ("trials", f"{done} done, {running} {what}"),
         ("failed", f"{sum(failed.values())}" + (f" ({kinds})" if kinds else "")),
     ]
     if best := run.best:

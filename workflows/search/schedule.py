@@ -53,7 +53,9 @@ class Schedule:
         """
         if spent := self._budget.resources_spent(self._run, self._journal.clock()):
             return Ending(spent, DONE)
-        crashed = self._crashed
+        trials = self._run.trials
+        proven = any(t.ok for t in trials.values())  # a crash is its configuration's own
+        crashed = {n for n in self._requeued if trials[n].crashes and not proven}
         again = self._again(started, set(self._requeued).difference(last, crashed))
         if again is not None:
             return again
@@ -68,13 +70,6 @@ class Schedule:
             if again is not None:
                 self._search_ended = chosen  # a repeat's result does not reopen the search
         return chosen if again is None else again
-
-    @property
-    def _crashed(self) -> set[int]:
-        """Requeued trials whose crash no success has shown to be their configuration's own."""
-        trials = self._run.trials
-        proven = any(trial.ok for trial in trials.values())
-        return set() if proven else {n for n in self._requeued if trials[n].crashes}
 
     def _again(self, started: Collection[int], among: Collection[int]) -> int | None:
         """The first requeued trial that can be started; too wide ones are put aside."""

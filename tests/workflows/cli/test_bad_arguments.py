@@ -123,11 +123,11 @@ def test_what_was_probably_meant_is_named(
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("search tiny_cpu --time 30", "--time 30; it is another command's: submit"),
-        ("status run --port 1", "--port 1; it is another command's: watch"),
-        ("check tiny_cpu --model x", "--model x; it is another command's: init, predict"),
+        ("search tiny_cpu --time 30", "--time 30; it is an option of submit"),
+        ("status run --port 1", "--port 1; it is an option of watch"),
+        ("check tiny_cpu --model x", "--model x; it is an option of init, predict"),
         ("status run --tirals 3", "--tirals 3"),  # no option of this command is similar
-        ("--trials status run", "--trials; it is another command's: search, submit"),
+        ("--trials status run", "--trials; it is an option of search, submit"),
     ],
 )
 def test_an_option_of_another_command_is_told_as_such(

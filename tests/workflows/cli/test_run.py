@@ -174,7 +174,7 @@ def test_a_crash_that_runs_again_is_counted_and_holds_nobody_up(
     main(["status", run, "--json"])
     assert json.loads(capsys.readouterr().out)["trials"]["crashed"] == [1]
     main(["explain", run, "1"])
-    assert "ended       crashed; runs again when the search is" in capsys.readouterr().out
+    assert "ended       crashed; runs again as the search continues" in capsys.readouterr().out
     assert main([*search, *QUICK]) == DONE
     capsys.readouterr()
     main(["status", run])
