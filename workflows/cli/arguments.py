@@ -42,7 +42,7 @@ class Parser(ArgumentParser):
         super().error(message)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As it is, but words that a command does not know are its own error, not the program's."""
+        """Parse what it knows; other words are an error of the command, not of the program."""
         found, rest = super().parse_known_args(args, namespace)
         if rest:
             self.error(f"unrecognized arguments: {' '.join(rest)}")
