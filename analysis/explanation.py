@@ -104,6 +104,8 @@ def _result(run: Run, trial: Trial) -> str:
         return words
     if trial.ended:
         return f"{trial.kind}: {trial.message}".rstrip(": ")
+    if trial.crashes:
+        return "crashed; runs again as the search continues"
     return "running" if trial.running else "waiting for nodes or another attempt"
 
 

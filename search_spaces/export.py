@@ -26,6 +26,7 @@ class Export:
     files: Mapping[str, str]  # text of its configuration files by name
     environment: Mapping[str, str]  # of every rank
     unmapped: tuple[str, ...]  # a line for each parameter without an option, with the reason
+    whole: bool = False  # the arguments are a command that runs by itself
 
     @classmethod
     def of(

@@ -23,7 +23,7 @@ def of_best(source: Path, adapter: str | None, script: Path | None = None) -> tu
 
     Raises:
         ConfigError: if no trial has succeeded.
-        SpaceError: if there is no such trainer.
+        SpaceError: if there is no such trainer, or none whose version the script could show.
     """
     if source.is_dir():
         run = read_run(source)
@@ -46,8 +46,15 @@ def of_best(source: Path, adapter: str | None, script: Path | None = None) -> tu
     logged = space.trainer.result and space.trainer.result.format
     adapter = adapter or space.trainer.made_by or (logged if logged in known else None)
     if adapter is None and space.trainer.command:
-        files, env = space.files(config, ""), space.environment(config, "")
-        return Export((space.command(config, ""),), files, env, ()), f"{what}; as a trial ran it"
+        if script:
+            raise SpaceError("--args goes with --to: the run's own command is exported as it is")
+        trainer, container = space.trainer, space.trainer.container
+        around = {"workdir": trainer.workdir, "container": container and container.image}
+        around["{trial_dir}"] = "written as ." if "{trial_dir}" in str(trainer) else None
+        left_out = tuple(f"{key}: {value}" for key, value in around.items() if value)
+        command, files = space.command(config, ""), space.files(config, "")
+        whole = Export((command,), files, space.environment(config, ""), left_out, whole=True)
+        return whole, f"{what}; as a trial ran it"
     if adapter is None:
         names = ", ".join(sorted(known))
         raise SpaceError(f"--to missing: the run's own trainer has no record; name one of {names}")
@@ -62,7 +69,7 @@ def of_best(source: Path, adapter: str | None, script: Path | None = None) -> tu
 def text(export: Export, what: str) -> Iterator[str]:
     """The export as lines for a screen or a script."""
     yield from (*_notes(export, what), *_environment(export))
-    yield from (f"{join(option)} \\" for option in export.arguments)
+    yield from (join(option) + " \\" * (not export.whole) for option in export.arguments)
     for name, content in export.files.items():
         yield f"# ---- {name}"
         yield content.rstrip()

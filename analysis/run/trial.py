@@ -116,6 +116,11 @@ class Trial(_Ends):
         return self.kind is not None
 
     @property
+    def crashes(self) -> int:
+        """Its crashes, if it waits to run again as every configuration would crash so; else 0."""
+        return 0 if self.ended or self.running else sum(a.kind == "crash" for a in self.attempts)
+
+    @property
     def explores(self) -> bool:
         """Whether it was proposed to sharpen the sensitivity, not to be the best."""
         return self.by == self.EXPLORATION

@@ -102,7 +102,25 @@ def test_a_command_of_the_users_own_is_printed_as_the_best_trial_ran_it(
     assert main(["export", str(run)]) == 0
     title, command = capsys.readouterr().out.splitlines()
     assert title.endswith("of a simulated search; as a trial ran it")
-    assert command.startswith("train --lr 3e-4 ") and command.endswith(" \\")
+    assert command.startswith("train --lr 3e-4 ") and not command.endswith("\\")
+
+
+def test_what_is_around_a_command_of_the_users_own_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = "workdir: /opt/code, container: {image: /images/own.sqsh}"
+    best = frozen(tmp_path, f"{{command: [train, '{{trial_dir}}/out', '{{mbs}}'], {place}}}")
+    assert main(["export", str(best)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "# own: num_nodes=1 mbs=1 gas=8; 1 node of 8 ranks; as a trial ran it",
+        "# not exported: workdir: /opt/code",
+        "# not exported: container: /images/own.sqsh",
+        "# not exported: {trial_dir}: written as .",
+        "train ./out 1",
+    ]
+    (tmp_path / "launch.sh").write_text("train --lr 1\n")
+    assert main(["export", str(best), "--args", str(tmp_path / "launch.sh")]) == 2
+    assert "--args goes with --to: " in capsys.readouterr().err
 
 
 def frozen(folder: Path, trainer: str) -> Path:

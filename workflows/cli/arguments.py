@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import slurm
-from foundation.messages import nearest, shown
+from foundation.messages import listed, nearest, shown
 
 _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 _UNKNOWN = re.compile(r"unrecognized arguments: (--[\w-]+)")
@@ -29,19 +29,24 @@ class UsageError(Exception):
 class Parser(ArgumentParser):
     """A parser of commands or of one; its errors (exit code 2) say what was probably meant."""
 
+    commands: Mapping[str, Parser] = {}  # every command's parser, by name
+
     def error(self, message: str) -> NoReturn:
         found = _CHOICE.search(message)
-        known = _WORD.findall(found[2]) if found else self._options()
-        found = found or _UNKNOWN.search(message)
-        elsewhere = "; it is another command's" if found and found[1] in known else ""
-        super().error(message + (elsewhere or nearest(found[1], known) if found else ""))
+        known = _WORD.findall(found[2]) if found else [*self._option_string_actions]
+        if found := found or _UNKNOWN.search(message):
+            users = [n for n, p in self.commands.items() if found[1] in p._option_string_actions]
+            message += (
+                f"; it is an option of {listed(users)}" if users else nearest(found[1], known)
+            )
+        super().error(message)
 
-    def _options(self) -> list[str]:
-        """Options of this parser and of its commands."""
-        commands = [action.choices for action in self._actions if isinstance(action.choices, dict)]
-        below = [parser for choices in commands for parser in choices.values()]
-        options = [option for action in self._actions for option in action.option_strings]
-        return [*options, *(option for parser in below for option in parser._options())]
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse what it knows; other words are an error of the command, not of the program."""
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return found, rest
 
     def add(self, arguments: Iterable[Mapping[str, Mapping[str, Any]]]) -> None:
         """Add arguments in the form of ``commands.yaml``."""

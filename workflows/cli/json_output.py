@@ -105,6 +105,7 @@ def of_run(run: Run, budget: Budget, now: float, state: str, running: bool) -> d
             "ok": sum(t.ok for t in trials),
             "failed": failed,
             "running": [t.number for t in trials if t.running],
+            **({"crashed": again} if (again := [t.number for t in trials if t.crashes]) else {}),
             "budget": budget.trials,
         },
         "best": of_trial(run.best) if run.best else None,

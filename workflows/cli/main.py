@@ -110,6 +110,7 @@ def parser() -> Parser:
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
     for name, told in read_document(COMMANDS).root.plain()["commands"].items():
         parser: Parser = commands.add_parser(name, help=told["about"], description=told["about"])
+        parser.commands = whole.commands = commands.choices
         parser.add(told["arguments"])
         parser.set_defaults(handler=told["runs"], **told.get("sets", {}))
     return whole

@@ -158,7 +158,7 @@ class Driver:
         for trial, attempt in left_running:
             outcome = self._left_behind(trial.number, attempt.name)
             self._end(trial.number, attempt.number, attempt.nodes, outcome)
-        for trial in trials:
+        for trial in sorted(trials, key=lambda trial: trial.crashes):
             if not trial.ended:
                 self._schedule.requeue(trial.number)
         self._early_stopping.update(self.state)

@@ -44,6 +44,8 @@ def summary(run: Run, budget: Budget, now: float, alive: bool = True) -> list[tu
     running = sum(t.running is not None for t in run.trials.values())
     done = of_limit(len(ended), budget.trials, str)
     what = "running" if alive or not running else "interrupted"
+    crashed = [t for t in run.trials.values() if t.crashes]
+    what += f", {len(crashed)} crashed, will run again" if crashed else ""
     rows = [
         ("trials", f"{done} done, {running} {what}"),
         ("failed", f"{sum(failed.values())}" + (f" ({kinds})" if kinds else "")),
@@ -53,7 +55,7 @@ def summary(run: Run, budget: Budget, now: float, alive: bool = True) -> list[tu
         rows.append(("", config_text(best.config)))
     else:
         rows.append(("best", "none yet" if any(t.violated for t in ended) else "no success yet"))
-        if why := [f"trial {t.number}: {t.message}" for t in ended if t.message]:
+        if why := [f"trial {t.number}: {t.message}" for t in [*ended, *crashed] if t.message]:
             rows.append(("because", why[-1]))
     rows += run.front_lines()
     rows += verdict_lines(run)

@@ -48,17 +48,23 @@ class Schedule:
         """The number of the next trial to start, or why there is none.
 
         ``started`` trials run or wait for nodes; ``last`` ones run again only if there is nothing
-        new to try.
+        new to try. Until a trial has succeeded, those that crashed as every configuration would
+        wait behind one that has not, alone: the first crash of them ends what else runs.
         """
         if spent := self._budget.resources_spent(self._run, self._journal.clock()):
             return Ending(spent, DONE)
-        again = self._again(started, set(self._requeued).difference(last))
+        trials = self._run.trials
+        proven = any(t.ok for t in trials.values())  # a crash is its configuration's own
+        crashed = {n for n in self._requeued if trials[n].crashes and not proven}
+        again = self._again(started, set(self._requeued).difference(last, crashed))
         if again is not None:
             return again
+        if crashed and started:
+            return Ending("what runs shows whether every configuration crashes", CONTINUE)
         chosen = self._search_ended or self._propose(started)
         if not isinstance(chosen, Ending):
             return chosen
-        again = self._again(started, last)
+        again = self._again(started, {*last, *crashed})
         if again is None and chosen.code == DONE:
             again = self.next_repeat(started)
             if again is not None:

@@ -120,9 +120,23 @@ def test_what_was_probably_meant_is_named(
     assert capsys.readouterr().err.rstrip().endswith(f"did you mean '{meant}'?")
 
 
-def test_an_option_of_another_command_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("search tiny_cpu --time 30", "--time 30; it is an option of submit"),
+        ("status run --port 1", "--port 1; it is an option of watch"),
+        ("check tiny_cpu --model x", "--model x; it is an option of init, predict"),
+        ("status run --tirals 3", "--tirals 3"),  # no option of this command is similar
+        ("--trials status run", "--trials; it is an option of search, submit"),
+    ],
+)
+def test_an_option_of_another_command_is_told_as_such(
+    command: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = command.split()[0]
     with pytest.raises(SystemExit) as ended:
-        main(["search", "tiny_cpu", "--time", "30"])
+        main(command.split())
     assert ended.value.code == 2
     said = capsys.readouterr().err.rstrip()
-    assert said.endswith("unrecognized arguments: --time 30; it is another command's")
+    assert said.endswith(f"unrecognized arguments: {told}")
+    assert said.startswith(f"usage: meshtune {name}" if name[0] != "-" else "usage: meshtune [-h]")

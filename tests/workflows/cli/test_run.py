@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from analysis.run.journal import Journal
 from analysis.run.lock import lock
 from search_spaces import load_space
 from support.run_book import RunBook
+from support.small_search import QUICK
 from workflows.cli.main import main
 from workflows.search.stopping import CONTINUE, DONE, FAILED
 
@@ -137,3 +140,42 @@ def test_repair_tells_each_line_that_it_leaves_out(
     journal.write_bytes(journal.read_bytes()[:-1])
     assert main(["repair", str(book.directory)]) == 0
     assert f"backup of the damaged journal: {journal}.damaged-2" in capsys.readouterr().out
+
+
+LACKING = """\
+import sys, pathlib
+first = pathlib.Path(sys.argv[0] + ".first")
+if not first.exists():
+    first.write_text(sys.argv[1])
+if first.read_text() == sys.argv[1]:
+    import a_module_that_nobody_has
+print('MESHTUNE_RESULT {"speed": 2.0}')
+"""
+
+
+def test_a_crash_that_runs_again_is_counted_and_holds_nobody_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One value of a parameter, the first tried, needs a module that is missing."""
+    (tmp_path / "train.py").write_text(LACKING)
+    (tmp_path / "space.yaml").write_text(
+        f"version: 1\ntrainer: {{command: [{sys.executable}, {tmp_path}/train.py, "
+        "'{attention}']}\nparameters: {attention: [flash, eager, sdpa]}\n"
+        "objective: {maximize: speed}\ntrial: {ranks_per_node: 1}\nfinalists: false\n"
+    )
+    run = str(tmp_path / "run")
+    search = ["search", str(tmp_path / "space.yaml"), "--run-dir", run, "--launcher", "local"]
+    assert main([*search, *QUICK]) == FAILED
+    capsys.readouterr()
+    main(["status", run])
+    said = capsys.readouterr().out
+    assert "\ntrials      0 done, 0 running, 1 crashed, will run again\n" in said
+    assert "\nbecause     trial 1: " in said and "No module named 'a_module_that_nobody" in said
+    main(["status", run, "--json"])
+    assert json.loads(capsys.readouterr().out)["trials"]["crashed"] == [1]
+    main(["explain", run, "1"])
+    assert "ended       crashed; runs again as the search continues" in capsys.readouterr().out
+    assert main([*search, *QUICK]) == DONE
+    capsys.readouterr()
+    main(["status", run])
+    assert "\ntrials      3 done, 0 running\nfailed      1 (1 crash)\n" in capsys.readouterr().out

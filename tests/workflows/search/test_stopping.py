@@ -11,8 +11,9 @@ from analysis.run.events import Ended, Event
 from search_spaces import SearchSpace
 from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
+from slurm.outcome.step_log import StopRule
 from slurm.simulated.clock import VirtualClock
-from slurm.trial import Lease
+from slurm.trial import Lease, TrialSpec
 from support.scripted_launcher import Script, ScriptedLauncher, ok
 from workflows.search.driver import Driver
 from workflows.search.stopping import CONTINUE, DONE, FAILED, Ending
@@ -20,6 +21,22 @@ from workflows.search.trials import MAX_RETRIES
 
 Make = Callable[..., SearchSpace]
 MakeDriver = Callable[..., Driver]
+
+
+class Lasting(ScriptedLauncher):
+    """Its successes take a moment, in which the search may be stopped; its failures none."""
+
+    def run(
+        self,
+        spec: TrialSpec,
+        lease: Lease,
+        stop: threading.Event,
+        stop_rule: StopRule | None = None,
+    ) -> Outcome:
+        outcome = super().run(spec, lease, stop, stop_rule)
+        if outcome.kind is Kind.OK and stop.wait(0.1):
+            return Outcome(Kind.CANCELLED, message="stopped")
+        return outcome
 
 
 def virtual(script: Script, num_nodes: int = 2) -> ScriptedLauncher:
@@ -65,12 +82,43 @@ def test_what_a_mistake_made_fail_runs_when_it_is_mended(make_driver: MakeDriver
     missing = Outcome(Kind.CRASH, message="exit code 1; KeyError: 'DATA_ROOT'")
     for n in range(MAX_RETRIES + 2):
         launcher = ScriptedLauncher(lambda n, a, lease: missing, 1)
-        assert make_driver(launcher, trials=2).run().code == FAILED, n
+        assert make_driver(launcher, trials=1).run().code == FAILED, n
     driver = make_driver(ScriptedLauncher(lambda n, a, lease: ok(), 1), trials=2)
     driver.run()
     assert [trial.kind for trial in driver.state.trials.values()] == ["ok", "ok"]
     first = driver.state.trials[1].attempts
     assert [a.kind for a in first[: MAX_RETRIES + 3]] == ["crash"] * (MAX_RETRIES + 2) + ["ok"]
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2, 4])
+@pytest.mark.parametrize("bad", [{1}, {1, 2}, {1, 2, 3}, {1, 3, 4}, {4}])
+def test_a_configuration_whose_failure_looks_like_everybodys_holds_nobody_up(
+    make_driver: MakeDriver, num_nodes: int, bad: set[int]
+) -> None:
+    """It alone lacks a module: others run until one succeeds, and then the crash is its own."""
+    missing = Outcome(Kind.CRASH, message="exit code 1; No module named 'flash_attn'")
+    launcher = Lasting(lambda n, a, lease: missing if n in bad else ok(), num_nodes)
+    codes = [make_driver(launcher, trials=4).run().code]
+    while codes[-1] != DONE and len(codes) <= len(bad):
+        codes.append(make_driver(launcher, trials=4).run().code)
+    assert codes[-1] == DONE and set(codes[:-1]) <= {FAILED}
+    trials = make_driver(launcher, trials=4).state.trials
+    assert {n: t.kind for n, t in trials.items()} == {
+        n: "crash" if n in bad else "ok" for n in range(1, 5)
+    }
+
+
+def test_a_crash_like_everybodys_waits_behind_one_new_configuration(
+    make_driver: MakeDriver,
+) -> None:
+    """A journal with such crashes alone tells what runs next: the same whoever reads it."""
+    missing = Outcome(Kind.CRASH, message="exit code 1; No module named 'flash_attn'")
+    for trials in ([1], [1, 2], [1, 2, 3], [1, 2, 3], [1, 2, 3]):
+        driver = make_driver(ScriptedLauncher(lambda n, a, lease: missing, 1), trials=3)
+        assert "every configuration would fail so" in driver.run().reason
+        assert [*driver.state.trials] == trials
+    # Nothing new is left: the trial with the fewest crashes was next.
+    assert [len(t.attempts) for t in driver.state.trials.values()] == [2, 2, 1]
 
 
 @pytest.mark.parametrize(("suspects", "trials"), [((), 1), (("n1",), 2)])
