@@ -2,7 +2,7 @@
 
 Text between braces is an expression of the constraint grammar if it parses as one that has a name;
 JSON such as ``{"stage": 1}`` stays as it is. ``{{tp}}`` becomes ``{tp}``, and an
-argument ``{*names}`` one for each of the names that commas separate.
+argument ``{*names}``, if no text is around it, one for each of the names that commas separate.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from search_spaces.parameters import value_type_of
 from trainer.plan.rules.expression import ValueType, constant, parse
 
 _BRACES = re.compile(r"\{\{([^{}]*)\}\}|\{\*?([^{}]*)\}")
+_SEVERAL = re.compile(r"\{\*[^{}]*\}")
 
 
 def expressions(text: str) -> Iterator[str]:
@@ -41,7 +42,8 @@ def filled(text: str, values: Mapping[str, Scalar]) -> str:
 
     def fill(found: re.Match[str]) -> str:
         if found[1] is not None:
-            return "{" + found[1] + "}" if _is_expression(found[1]) else found[0]
+            one = found[1].removeprefix("*")
+            return "{" + found[1] + "}" if _is_expression(one) else found[0]
         if not _is_expression(found[2]):
             return found[0]
         value = _computed(found[2], values)
@@ -55,7 +57,7 @@ def value(text: str, values: Mapping[str, Scalar]) -> Scalar | list[str]:
     found = _BRACES.fullmatch(text)
     if found and found[1] is None and _is_expression(found[2]):
         one = _computed(found[2], values)
-        return str(one).split(",") if text.startswith("{*") else one
+        return str(one).split(",") if _SEVERAL.fullmatch(text) else one
     return filled(text, values)
 
 
@@ -68,7 +70,7 @@ def holds(condition: str, values: Mapping[str, Scalar]) -> bool:
 def arguments(templates: Sequence[str], values: Mapping[str, Scalar]) -> list[str]:
     """Arguments of a command from templates; an argument that becomes empty is left out."""
     texts = [(template, filled(template, values)) for template in templates]
-    several = [(t, text.split(",") if t.startswith("{*") else [text]) for t, text in texts]
+    several = [(t, text.split(",") if _SEVERAL.fullmatch(t) else [text]) for t, text in texts]
     return [text for template, each in several for text in each if text or not template]
 
 
