@@ -198,7 +198,8 @@ class _Shell:
         array, items, starts, text = "", list[str](), True, _joined_lines(text)
         for token in _TOKEN.finditer(text):
             grammar = starts and not array and self._branch(token[0], text, token.start())
-            starts = grammar or bool(token["end"] or (starts and token["skipped"]))
+            begins = token["skipped"] or token[0] in ("do", "{", "!", "time")
+            starts = grammar or bool(token["end"] or (starts and begins))
             if grammar or (self.ifs and self.ifs[-1][0] in _SKIPPED):
                 continue
             if token["array"]:
