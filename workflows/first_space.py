@@ -42,7 +42,11 @@ _OBJECTIVES = (
     "tokens_per_second", "epochs_per_second", "labelled_tokens_per_second_per_gpu",
     "samples_per_second",
 )  # fmt: skip
-_GPU_MEMORY = re.compile(r"(?i)--(?:cons|gres|gpus|part)\S*?(?<!\d)(\d{2,3})gb?(?![a-z\d])")
+# Not of another resource of --gres, nor a node's own: gpu:8,nvme:100G, mem128gb.
+_GPU_MEMORY = re.compile(
+    r"(?i)--(?:cons\S*?|gpus\S*?|part\S*?|gres=(?:\S*,)?gpu:[^\s,]*?)(?<!\bmem)(?<!\bmem[_-])(?<!\d)"
+    r"(\d{2,3})gb?(?![a-z\d])"
+)
 MEMORY_MARGIN = 0.15  # relative, between the GB in a GPU's name and its GiB
 
 

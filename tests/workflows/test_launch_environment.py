@@ -184,7 +184,12 @@ def test_a_task_that_is_not_bound_to_its_gpu_sees_all_of_its_node(bind: str, gpu
         ("-C gpu&hbm80g", "perlmutter", "GPUs of 80 GB (--constraint=gpu&hbm80g), and those of "),
         ("-C gpu&hbm40g", "perlmutter", ""),
         ("--gres=gpu:a100_40gb:8", "dgx_a100", "and those of dgx_a100 have 80 GiB: name yours"),
+        ("--gres=nvme:9G,gpu:a100_40gb:8", "dgx_a100", "and those of dgx_a100 have 80 GiB: name"),
+        ("--constraint=mem_256gb&a100-40gb", "dgx_a100", "GPUs of 40 GB (--constraint=mem_256gb"),
         ("--mem=480G", "dgx_a100", ""),
+        ("--gres=gpu:8,nvme:100G", "dgx_a100", ""),
+        ("--gres=lscratch:200G,gpu:8", "dgx_a100", ""),
+        ("--constraint=mem128gb", "dgx_a100", ""),
         ("-C v100-32g", "jean_zay_v100", ""),
     ],
 )
