@@ -27,8 +27,8 @@ else:
     FrameworkName = Literal[known_trainers("habits")]
 
 
-class Setting(Described):
-    """Options that a trainer gets for one parameter or fact; values are templates (``{tp}``)."""
+class Condition(Described):
+    """Where a parameter has an effect."""
 
     when: str | None = Field(default=None, description="an expression; default always")
     unless: list[str] = Field(default=[])
@@ -36,6 +36,17 @@ class Setting(Described):
     setting is left out"""
     given: list[str] = Field(default=[])
     """likewise, but they must have one, such as an option of another version"""
+
+    def applies(self, stated: Collection[str]) -> bool:
+        """Whether ``unless`` and ``given`` allow it beside these options and paths of the user."""
+        return not any(key in stated for key in self.unless) and (
+            not self.given or any(key in stated for key in self.given)
+        )
+
+
+class Setting(Condition):
+    """Options that a trainer gets for one parameter or fact; values are templates (``{tp}``)."""
+
     arguments: dict[str, Any] = Field(default={})
     """option: value; true is a flag, a list several values"""
     words: list[str] = Field(default=[])
@@ -50,12 +61,6 @@ class Setting(Described):
         if self.environment and self.when is not None:
             raise ValueError("'environment' goes without 'when': let its value be an expression")
         return self
-
-    def applies(self, stated: Collection[str]) -> bool:
-        """Whether ``unless`` and ``given`` allow it beside these options and paths of the user."""
-        return not any(key in stated for key in self.unless) and (
-            not self.given or any(key in stated for key in self.given)
-        )
 
 
 class ModelKey(Described):
@@ -145,8 +150,13 @@ def _settings(value: Any) -> Any:
     return [value] if isinstance(value, dict) else value
 
 
+def _conditions(value: Any) -> Any:
+    return [{"when": value}] if isinstance(value, str) else value
+
+
 _Rules = Annotated[list[HabitRule], BeforeValidator(_settings)]
 _Settings = Annotated[list[Setting], BeforeValidator(_settings)]
+_Conditions = Annotated[list[Condition], BeforeValidator(_conditions)]
 
 
 class KnownTrainer(Described):
@@ -210,8 +220,8 @@ class AdapterFile(KnownTrainer):
     absent: dict[Identifier, str] = Field(default={})
     """parameter: an expression that replaces it in constraints and conditions if the space lacks
     it"""
-    conditions: dict[Identifier, str] = Field(default={})
-    """parameter: where it has an effect"""
+    conditions: dict[Identifier, _Conditions] = Field(default={})
+    """parameter: where it has an effect, an expression; or several, under options of the user"""
     model: dict[Identifier, Annotated[ModelKey, BeforeValidator(_key)]] = Field(default={})
     """field of the model's record: the trainer's key"""
     model_in: Literal["arguments", "file"] = "arguments"

@@ -85,8 +85,10 @@ class _Adapting:
             known.add("global_batch_size")
         heeded = {
             name: text
-            for name, condition in self.adapter.conditions.items()
-            if name in self.parameters and (text := self._expressed(condition, known)) is not None
+            for name, conditions in self.adapter.conditions.items()
+            for each in (one for one in conditions if one.applies(self.stated.keys))
+            if name in self.parameters and each.when is not None
+            if (text := self._expressed(each.when, known)) is not None
         }
         conditions = {**heeded, **self.file.conditions}
         chosen = list(self._chosen(known, conditions))
