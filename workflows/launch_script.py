@@ -154,8 +154,7 @@ def _quoted(word: str) -> str:
 
 def _not_carried(shell: _Shell, own: Sequence[Sequence[str]]) -> list[str]:
     """Commands with an effect that are neither set-up lines nor the trainer's ``own``."""
-    said = shell.texts.items()
-    hidden = {text: f"${{{name}}}" for name, text in said if SECRET.fullmatch(f"{name}={text}")}
+    hidden = {t: f"${{{n}}}" for n, t in shell.texts.items() if SECRET.fullmatch(f"{n}={t}")}
     texts = [
         " ".join(hidden.get(word, word) for word in words)
         for index, words in enumerate(shell.commands)

@@ -85,10 +85,9 @@ def site_part(launched: Launched, cluster: str) -> SitePart:
     return part
 
 
-def _disclosed(variables: str) -> str:
+def _disclosed(text: str) -> str:
     """An option that sets variables, without the values of secret ones."""
-    each = re.compile(r"(?<=[=, ])(\w+)=[^,]*")
-    return each.sub(lambda one: one[1] if SECRET.fullmatch(one[0]) else one[0], variables)
+    return re.sub(r"(?<=[=, ])(\w+)=[^,]*", lambda o: o[SECRET.fullmatch(o[0]) is not None], text)
 
 
 def _name(option: str) -> str:

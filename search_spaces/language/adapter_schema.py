@@ -27,8 +27,8 @@ else:
     FrameworkName = Literal[known_trainers("habits")]
 
 
-class Condition(Described):
-    """Where a parameter has an effect."""
+class Setting(Described):
+    """Options that a trainer gets for one parameter or fact; values are templates (``{tp}``)."""
 
     when: str | None = Field(default=None, description="an expression; default always")
     unless: list[str] = Field(default=[])
@@ -36,17 +36,6 @@ class Condition(Described):
     setting is left out"""
     given: list[str] = Field(default=[])
     """likewise, but they must have one, such as an option of another version"""
-
-    def applies(self, stated: Collection[str]) -> bool:
-        """Whether ``unless`` and ``given`` allow it beside these options and paths of the user."""
-        return not any(key in stated for key in self.unless) and (
-            not self.given or any(key in stated for key in self.given)
-        )
-
-
-class Setting(Condition):
-    """Options that a trainer gets for one parameter or fact; values are templates (``{tp}``)."""
-
     arguments: dict[str, Any] = Field(default={})
     """option: value; true is a flag, a list several values"""
     words: list[str] = Field(default=[])
@@ -61,6 +50,12 @@ class Setting(Condition):
         if self.environment and self.when is not None:
             raise ValueError("'environment' goes without 'when': let its value be an expression")
         return self
+
+    def applies(self, stated: Collection[str]) -> bool:
+        """Whether ``unless`` and ``given`` allow it beside these options and paths of the user."""
+        return not any(key in stated for key in self.unless) and (
+            not self.given or any(key in stated for key in self.given)
+        )
 
 
 class ModelKey(Described):
@@ -150,13 +145,8 @@ def _settings(value: Any) -> Any:
     return [value] if isinstance(value, dict) else value
 
 
-def _conditions(value: Any) -> Any:
-    return [{"when": value}] if isinstance(value, str) else value
-
-
 _Rules = Annotated[list[HabitRule], BeforeValidator(_settings)]
 _Settings = Annotated[list[Setting], BeforeValidator(_settings)]
-_Conditions = Annotated[list[Condition], BeforeValidator(_conditions)]
 
 
 class KnownTrainer(Described):
@@ -220,8 +210,10 @@ class AdapterFile(KnownTrainer):
     absent: dict[Identifier, str] = Field(default={})
     """parameter: an expression that replaces it in constraints and conditions if the space lacks
     it"""
-    conditions: dict[Identifier, _Conditions] = Field(default={})
-    """parameter: where it has an effect, an expression; or several, under options of the user"""
+    conditions: dict[Identifier, str] = Field(default={})
+    """parameter: where it has an effect"""
+    conditions_under: dict[str, dict[Identifier, str]] = Field(default={})
+    """option, path or a prefix of it: such conditions instead, if the user states it"""
     model: dict[Identifier, Annotated[ModelKey, BeforeValidator(_key)]] = Field(default={})
     """field of the model's record: the trainer's key"""
     model_in: Literal["arguments", "file"] = "arguments"
@@ -233,12 +225,14 @@ class AdapterFile(KnownTrainer):
     """options that work only with the other stated ones of the group"""
 
     def in_version(self, stated: Collection[str]) -> AdapterFile:
-        """The adapter with the model's keys as the version has them whose options are stated."""
-        keys = dict(self.model)
+        """The adapter as the version has it whose options are stated: model's keys, conditions."""
+        keys, conditions = dict(self.model), dict(self.conditions)
+        for option in self.conditions_under.keys() & stated:
+            conditions |= self.conditions_under[option]
         for field, key in keys.items():
             names = [name for option, name in key.renamed.items() if option in stated]
             keys[field] = key.model_copy(update={"key": [*names, key.key][0]})
-        return self.model_copy(update={"model": keys})
+        return self.model_copy(update={"model": keys, "conditions": conditions})
 
     @model_validator(mode="after")
     def _has_its_file(self) -> AdapterFile:

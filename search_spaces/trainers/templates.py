@@ -16,7 +16,6 @@ from search_spaces.parameters import value_type_of
 from trainer.plan.rules.expression import ValueType, constant, parse
 
 _BRACES = re.compile(r"\{\{([^{}]*)\}\}|\{\*?([^{}]*)\}")
-_SEVERAL = re.compile(r"\{\*[^{}]*\}")
 
 
 def expressions(text: str) -> Iterator[str]:
@@ -42,8 +41,7 @@ def filled(text: str, values: Mapping[str, Scalar]) -> str:
 
     def fill(found: re.Match[str]) -> str:
         if found[1] is not None:
-            one = found[1].removeprefix("*")
-            return "{" + found[1] + "}" if _is_expression(one) else found[0]
+            return f"{{{found[1]}}}" if _is_expression(found[1].removeprefix("*")) else found[0]
         if not _is_expression(found[2]):
             return found[0]
         value = _computed(found[2], values)
@@ -57,7 +55,7 @@ def value(text: str, values: Mapping[str, Scalar]) -> Scalar | list[str]:
     found = _BRACES.fullmatch(text)
     if found and found[1] is None and _is_expression(found[2]):
         one = _computed(found[2], values)
-        return str(one).split(",") if _SEVERAL.fullmatch(text) else one
+        return str(one).split(",") if text.startswith("{*") else one
     return filled(text, values)
 
 
@@ -69,9 +67,9 @@ def holds(condition: str, values: Mapping[str, Scalar]) -> bool:
 
 def arguments(templates: Sequence[str], values: Mapping[str, Scalar]) -> list[str]:
     """Arguments of a command from templates; an argument that becomes empty is left out."""
-    texts = [(template, filled(template, values)) for template in templates]
-    several = [(t, text.split(",") if _SEVERAL.fullmatch(t) else [text]) for t, text in texts]
-    return [text for template, each in several for text in each if text or not template]
+    each = ((t, value(t, values), filled(t, values)) for t in templates)
+    several = ((t, one if isinstance(one, list) else [text]) for t, one, text in each)
+    return [text for template, texts in several for text in texts if text or not template]
 
 
 def _is_expression(text: str) -> bool:

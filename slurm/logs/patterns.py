@@ -38,9 +38,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # Groups of thousands, or a decimal comma; more digits behind a first number are the next column.
 _WITH_COMMAS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+,\d{1,2}|0+,\d+")
 # The comma ends a counter, or is the one in logging's time: step=5,812.4 ms, 10:00:00,123 tok/s
-_OTHERS_NUMBER = re.compile(
-    r"(?i)(?:(?<![\w/-])(?<!per )(?:step|iter(?:ation)?|epoch)=|:\d\d:)\d+,[\d.]+$"
-)
+_ANOTHERS = re.compile(r"(?i)((?<![\w/-])(?<!per )(step|iter(ation)?|epoch)=|:\d\d:)\d+,[\d.]+$")
 _LOSS = re.compile(
     r"(?i)(?:\b|(?<![A-Za-z])(?:lm|train|training|total)_)loss"
     r"['\"]?\s{0,4}[:=]?\s{0,4}['\"]?(nan|[-+]?inf|[-+]?\d)"
@@ -296,9 +294,8 @@ def _cut_off(line: str, start: int, end: int) -> str:
     """The longer number with commas that this part of a line ends; "" if there is none."""
     head = line[:start].rstrip("0123456789.,")
     whole = line[len(head) : end]
-    if line[start - 1 : start] != "," or _OTHERS_NUMBER.search(f"{head[-80:]}{whole}"):
-        return ""
-    return whole if _WITH_COMMAS.fullmatch(whole) else ""
+    cut = line[:start].endswith(",") and not _ANOTHERS.search(head[-80:] + whole)
+    return whole if cut and _WITH_COMMAS.fullmatch(whole) else ""
 
 
 def _first_unnamed(regex: re.Pattern[str]) -> int:
