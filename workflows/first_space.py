@@ -31,6 +31,7 @@ from workflows import launch_script
 from workflows.estimate import Estimate
 from workflows.launch_script import Launched
 from workflows.launch_site import SitePart, site_part
+from workflows.slurm_options import WORDS
 from workflows.submission import least_s
 
 _COMMENTS: dict[str, str] = read_document(Path(__file__).with_suffix(".yaml")).root.plain()
@@ -42,7 +43,7 @@ _OBJECTIVES = (
     "tokens_per_second", "epochs_per_second", "labelled_tokens_per_second_per_gpu",
     "samples_per_second",
 )  # fmt: skip
-_GPU_MEMORY = re.compile(r"(?i)--(?:cons|gres|gpus|part)\S*?(?<!\d)(\d{2,3})gb?(?![a-z\d])")
+_GPU_MEMORY = re.compile(WORDS["gpu memory"], re.IGNORECASE)
 MEMORY_MARGIN = 0.15  # relative, between the GB in a GPU's name and its GiB
 
 

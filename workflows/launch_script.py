@@ -43,7 +43,7 @@ _OUTPUT = re.compile(rf"\$\({_CODE}\)")  # output of a command, as a value
 _SPLIT = re.compile(rf"(?:\$\({_CODE}\)|\S)+")
 _SET_UP = re.compile(rf"(?:{'|'.join(WORDS['set up'])})\s")
 _OF_LAUNCHER = re.compile("|".join(WORDS["of the launcher"]))
-_SECRET = re.compile("|".join(WORDS["secrets"]))
+SECRET = re.compile("|".join(WORDS["secrets"]), re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,9 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         counts += [*arguments, *(f"--{name.lower()}={v}" for name, v in variables.items())]
     nodes = asked.get("nodes") or number(counts, "nnodes", "num_machines", "num_nodes", "nodes")
     passed, left_out = _passed(arguments, key_value, together)
-    environment, of_shell = _exported(variables, _variables(later, at))
-    secrets = [name for name in environment if _SECRET.fullmatch(f"{name}={environment[name]}")]
+    secrets = [name for name, text in variables.items() if SECRET.fullmatch(f"{name}={text}")]
+    plain = {name: text for name, text in variables.items() if name not in secrets}
+    environment, of_shell = _exported(plain, _variables(later, at))
     left_out += [f"the secret {name}: export it in the shell that searches" for name in secrets]
     loaded = [words[2:] for words in shell.commands if words[:2] == ["module", "load"]]
     files = re.findall(r"--config_file[= ]\S+", " ".join(told))  # of accelerate launch
@@ -114,7 +115,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         left_out=left_out,
         nodes=nodes,
         ranks=ranks_of(counts, nodes, asked.get("tasks", 0)),
-        environment={name: environment[name] for name in environment if name not in secrets},
+        environment=environment,
         modules=[name for names in loaded for name in names],
         set_up=[*_set_up(later), *of_shell],
         batch_options=batch,
@@ -153,8 +154,9 @@ def _quoted(word: str) -> str:
 
 def _not_carried(shell: _Shell, own: Sequence[Sequence[str]]) -> list[str]:
     """Commands with an effect that are neither set-up lines nor the trainer's ``own``."""
+    hidden = {t: f"${{{n}}}" for n, t in shell.texts.items() if SECRET.fullmatch(f"{n}={t}")}
     texts = [
-        " ".join(words)
+        " ".join(hidden.get(word, word) for word in words)
         for index, words in enumerate(shell.commands)
         if words and words not in own and words[0] not in WORDS["not told"]
         if not _is_cd(words)
@@ -198,7 +200,8 @@ class _Shell:
         array, items, starts, text = "", list[str](), True, _joined_lines(text)
         for token in _TOKEN.finditer(text):
             grammar = starts and not array and self._branch(token[0], text, token.start())
-            starts = grammar or bool(token["end"] or (starts and token["skipped"]))
+            begins = token["skipped"] or token[0] in ("do", "{", "!", "time")
+            starts = grammar or bool(token["end"] or (starts and begins))
             if grammar or (self.ifs and self.ifs[-1][0] in _SKIPPED):
                 continue
             if token["array"]:
@@ -301,7 +304,8 @@ class _Shell:
         if name in self.arrays:
             return " ".join(self.arrays[name])
         default = reference[0] if reference[3] is None else self._text(reference[3])
-        return self.texts.get(name) or default
+        text = self.texts.get(name) or default
+        return f"${{{name}}}" if SECRET.fullmatch(f"{name}={text}") else text
 
 
 def _holds(tests: Sequence[Sequence[str]]) -> bool | None:

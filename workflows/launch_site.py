@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm import Site
-from workflows.launch_script import Launched
+from workflows.launch_script import SECRET, Launched
 from workflows.slurm_options import WORDS, by_agents, options_and_rest
 
 _OURS, _PYXIS, _OF_OUR_LINE = WORDS["ours"], WORDS["pyxis"], WORDS["of our line"]
@@ -85,6 +85,11 @@ def site_part(launched: Launched, cluster: str) -> SitePart:
     return part
 
 
+def _disclosed(text: str) -> str:
+    """An option that sets variables, without the values of secret ones."""
+    return re.sub(r"(?<=[=, ])(\w+)=[^,]*", lambda o: o[SECRET.fullmatch(o[0]) is not None], text)
+
+
 def _name(option: str) -> str:
     return option.removeprefix("--").partition("=")[0]
 
@@ -112,7 +117,7 @@ def _of_steps(part: SitePart, options: Sequence[str], tasks_are_nodes: bool) -> 
         elif name in ("gpus-per-node", "gpus-per-task") or option.startswith("--gres=gpu"):
             part.profile.setdefault("gpus", "per_node")
         elif name == "export" and value not in ("ALL", "all"):
-            part.left_out.append(option)
+            part.left_out.append(_disclosed(option))
 
 
 def _of_pyxis(part: SitePart, options: Sequence[str]) -> dict[str, Any]:
@@ -156,7 +161,7 @@ def _of_wrapper(part: SitePart, words: Sequence[str], batch: Sequence[str]) -> d
         if what:
             part.take(what, value)
         elif name in ("-e", "--env") and "=" in value:
-            part.left_out.append(f"{name} {value}")
+            part.left_out.append(_disclosed(f"{name} {value}"))
         elif name not in ("--env", "-e") and word not in _OF_OUR_LINE:
             further += [word] if sign or not value else [word, value]
     if not part.image and left:

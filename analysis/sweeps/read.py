@@ -19,7 +19,7 @@ from analysis.units import GIB
 from foundation.documents import plain_scalar, read_document
 from foundation.messages import listed
 from search_spaces import Cluster, Framework
-from trainer.plan.jobs import BY_HABIT, FULL, MODULES, RECOMPUTE, Array, Jobs, Mask, jobs
+from trainer.plan.jobs import BY_HABIT, FULL, MODULES, RECOMPUTE, SELECTIVE, Array, Jobs, Mask, jobs
 from trainer.plan.sizes import Mixture
 
 _TABLE: dict[str, Any] = read_document(Path(__file__).with_suffix(".yaml")).root.plain()
@@ -80,9 +80,11 @@ def _jobs(columns: _Columns) -> Jobs:
             given[name] = columns.choice(column, words, _BLANK.get(name, 0.0))
     if "recompute_modules" in frame:
         words = frame["recompute_modules"].str.lower().str.findall(r"\w+")
-        right = [{*each} <= {*MODULES, "none"} for each in words]
-        record.check(frame, "recompute_modules", right, ", ".join(MODULES), columns.path)
-        given["recompute_modules"] = words.str.join(",").replace("", "none").to_numpy(str)
+        right = [{*each} <= {*MODULES} or each == ["none"] for each in words]
+        accepted = ", ".join(MODULES) + "; or none alone"
+        record.check(frame, "recompute_modules", right, accepted, columns.path)
+        given["recompute_modules"] = names = words.str.join(",").replace("", "none").to_numpy(str)
+        given.setdefault("recompute", np.where(names == "none", 0, SELECTIVE))
     if "head_dim" in frame:
         given["attention_size"] = columns.count("heads") * columns.count("head_dim")
     if "experts" in frame:

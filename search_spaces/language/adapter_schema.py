@@ -212,6 +212,8 @@ class AdapterFile(KnownTrainer):
     it"""
     conditions: dict[Identifier, str] = Field(default={})
     """parameter: where it has an effect"""
+    conditions_under: dict[str, dict[Identifier, str]] = Field(default={})
+    """option, path or a prefix of it: such conditions instead, if the user states it"""
     model: dict[Identifier, Annotated[ModelKey, BeforeValidator(_key)]] = Field(default={})
     """field of the model's record: the trainer's key"""
     model_in: Literal["arguments", "file"] = "arguments"
@@ -223,12 +225,14 @@ class AdapterFile(KnownTrainer):
     """options that work only with the other stated ones of the group"""
 
     def in_version(self, stated: Collection[str]) -> AdapterFile:
-        """The adapter with the model's keys as the version has them whose options are stated."""
-        keys = dict(self.model)
+        """The adapter as the version has it whose options are stated: model's keys, conditions."""
+        keys, conditions = dict(self.model), dict(self.conditions)
+        for option in self.conditions_under.keys() & stated:
+            conditions |= self.conditions_under[option]
         for field, key in keys.items():
             names = [name for option, name in key.renamed.items() if option in stated]
             keys[field] = key.model_copy(update={"key": [*names, key.key][0]})
-        return self.model_copy(update={"model": keys})
+        return self.model_copy(update={"model": keys, "conditions": conditions})
 
     @model_validator(mode="after")
     def _has_its_file(self) -> AdapterFile:

@@ -162,10 +162,10 @@ class _Adapting:
         return framework
 
     def _batch(self, model: ModelConfig | None) -> list[str]:
-        """The constraint on the global batch, where the space or the user's arguments state it."""
-        size = self.stated.batch(model.seq_length if model is not None else None)
-        if size is not None and "mbs" in self.parameters:
-            self.parameters.setdefault(BATCH, size)
+        """The constraint on the global batch, where the space, or else an option, states it."""
+        own, length = self.parameters, model.seq_length if model is not None else None
+        if "mbs" in own and BATCH not in own and (size := self.stated.batch(length)):
+            own[BATCH] = size
         self.parameters, constraints = with_gas(self.document, self.parameters, {})
         return constraints
 

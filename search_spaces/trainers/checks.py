@@ -213,11 +213,12 @@ class _Checks:
         for expression in templates.expressions(text):
             name = expression.strip()
             if name.isidentifier() and name not in self.known:
+                said = "*" * (f"{{*{expression}}}" in text) + name
                 raise self.document.wrong(
                     path,
-                    f"unknown placeholder {{{name}}}, accepted: parameters, facts and "
+                    f"unknown placeholder {{{said}}}, accepted: parameters, facts and "
                     f"{', '.join(TRIAL_PLACEHOLDERS)}; braces themselves are written "
-                    f"{{{{{name}}}}}{nearest(name, self.known)}",
+                    f"{{{{{said}}}}}{nearest(name, self.known)}",
                 )
             parsed(self.document, expression, path, self.known, any_type=True)
 

@@ -104,13 +104,16 @@ class StatedOptions:
         return found
 
     def batch(self, seq_length: int | None = None) -> int | None:
-        """Sequences of a step, where an option states them or their tokens; else None."""
+        """Sequences of a step by its option, or None; raises SpaceError if its tokens split one."""
         length = self.seq_length() or seq_length
         for setting in self.adapter.settings.get("global_batch_size", []):
             size = _value("global_batch_size", setting, self.options, self.paths)
-            told = [self.options.get(k) for k, text in setting.arguments.items() if text == _TOKENS]
-            if length and told and isinstance(told[0], int) and told[0] % length == 0:
-                size = told[0] // length
+            for key in (k for k, text in setting.arguments.items() if text == _TOKENS):
+                if length and isinstance(tokens := self.options.get(key), int):
+                    size = tokens // length
+                    if tokens % length:
+                        wrong = f"{key} {tokens} is no multiple of seq_length {length}"
+                        raise self.document.error(("trainer", "args"), wrong)
             if isinstance(size, int) and size > 0:
                 return size
         return None

@@ -2,7 +2,7 @@
 
 Text between braces is an expression of the constraint grammar if it parses as one that has a name;
 JSON such as ``{"stage": 1}`` stays as it is. ``{{tp}}`` becomes ``{tp}``, and an
-argument ``{*names}`` one for each of the names that commas separate.
+argument ``{*names}``, if no text is around it, one for each of the names that commas separate.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def filled(text: str, values: Mapping[str, Scalar]) -> str:
 
     def fill(found: re.Match[str]) -> str:
         if found[1] is not None:
-            return "{" + found[1] + "}" if _is_expression(found[1]) else found[0]
+            return f"{{{found[1]}}}" if _is_expression(found[1].removeprefix("*")) else found[0]
         if not _is_expression(found[2]):
             return found[0]
         value = _computed(found[2], values)
@@ -67,9 +67,9 @@ def holds(condition: str, values: Mapping[str, Scalar]) -> bool:
 
 def arguments(templates: Sequence[str], values: Mapping[str, Scalar]) -> list[str]:
     """Arguments of a command from templates; an argument that becomes empty is left out."""
-    texts = [(template, filled(template, values)) for template in templates]
-    several = [(t, text.split(",") if t.startswith("{*") else [text]) for t, text in texts]
-    return [text for template, each in several for text in each if text or not template]
+    each = ((t, value(t, values), filled(t, values)) for t in templates)
+    several = ((t, one if isinstance(one, list) else [text]) for t, one, text in each)
+    return [text for template, texts in several for text in texts if text or not template]
 
 
 def _is_expression(text: str) -> bool:

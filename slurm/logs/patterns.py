@@ -35,6 +35,10 @@ MOST_STEPS = 1e7
 """In a run: a larger total is not credible."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+# Groups of thousands, or a decimal comma; more digits behind a first number are the next column.
+_WITH_COMMAS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+,\d{1,2}|0+,\d+")
+# The comma ends a counter, or is the one in logging's time: step=5,812.4 ms, 10:00:00,123 tok/s
+_ANOTHERS = re.compile(r"(?i)((?<![\w/-])(?<!per )(step|iter(ation)?|epoch)=|:\d\d:)\d+,[\d.]+$")
 _LOSS = re.compile(
     r"(?i)(?:\b|(?<![A-Za-z])(?:lm|train|training|total)_)loss"
     r"['\"]?\s{0,4}[:=]?\s{0,4}['\"]?(nan|[-+]?inf|[-+]?\d)"
@@ -288,9 +292,10 @@ def _number(found: re.Match[str], group: str) -> float | None:
 
 def _cut_off(line: str, start: int, end: int) -> str:
     """The longer number with commas that this part of a line ends; "" if there is none."""
-    before = re.search(r"[\d.,]*,$", line[:start])
-    whole = before[0] + line[start:end] if before else ""
-    return whole if re.fullmatch(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+,\d+", whole) else ""
+    head = line[:start].rstrip("0123456789.,")
+    whole = line[len(head) : end]
+    cut = line[:start].endswith(",") and not _ANOTHERS.search(head[-80:] + whole)
+    return whole if cut and _WITH_COMMAS.fullmatch(whole) else ""
 
 
 def _first_unnamed(regex: re.Pattern[str]) -> int:

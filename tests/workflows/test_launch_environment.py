@@ -172,6 +172,47 @@ def test_a_secret_is_not_copied_into_a_file(capsys: pytest.CaptureFixture[str]) 
     assert any("export HF_TOKEN=" in line for line in Site.load("mine-site.yaml").setup)
 
 
+@pytest.mark.parametrize(
+    "name_and_value",
+    [
+        "WANDB_API_KEY=0123456789abcdef0123",
+        "PASSWORD=hunter2",
+        "DB_PASSWORD='pa$$word'",
+        "AWS_SECRET_ACCESS_KEY=/bPxRfiCYEXAMPLEKEY",
+        "GITHUB_PAT=ghp_abcdefghijklmnopqrstuvwxyz0123",
+        "hf_token=hf_abcdefghijklmnopqrstuv",
+        "DB_URL=postgres://user:pw@host/db",
+    ],
+)
+def test_a_secret_is_neither_passed_on_nor_told(
+    here: Path, capsys: pytest.CaptureFixture[str], name_and_value: str
+) -> None:
+    name, _, value = name_and_value.partition("=")
+    value = value.strip("'")
+    script = SCRIPT.replace("srun -N", f"srun --export=ALL,{name_and_value} -N")
+    more = f"log in ${name}\nlog in {value!r}\n".replace('"', "'")
+    init(f"export {name_and_value}\n{more}{script.rstrip()} --my-key ${name} --yes\n")
+    said = capsys.readouterr().out
+    assert f"the secret {name}: export it in the shell that searches" in said
+    for text in (said, *(Path(file).read_text() for file in ("mine.yaml", "mine-site.yaml"))):
+        assert value not in text
+    assert f"left out: log in ${{{name}}}\n" in said and f"--export=ALL,{name}\n" in said
+    assert f"--my-key ${{{name}}}" in said and "--yes" in Path("mine.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TOKENIZER_TOKEN", "/data/llama3/tokenizer.model"),
+        ("BOS_TOKEN", "<|begin_of_text|>"),
+        ("MASTER_URL", "https://host/a@b"),
+    ],
+)
+def test_what_is_no_secret_is_passed_on(here: Path, name: str, value: str) -> None:
+    (here / "launch.sh").write_text(f"{name}='{value}'\npython train.py --a ${name}\n")
+    assert read(here / "launch.sh").arguments == ["--a", value]
+
+
 @pytest.mark.parametrize(("bind", "gpus"), [("none", "per_node"), ("closest", "per_task")])
 def test_a_task_that_is_not_bound_to_its_gpu_sees_all_of_its_node(bind: str, gpus: str) -> None:
     init(f"#SBATCH --gpus-per-task=1 --gpu-bind={bind}\n{SCRIPT}")
@@ -184,7 +225,12 @@ def test_a_task_that_is_not_bound_to_its_gpu_sees_all_of_its_node(bind: str, gpu
         ("-C gpu&hbm80g", "perlmutter", "GPUs of 80 GB (--constraint=gpu&hbm80g), and those of "),
         ("-C gpu&hbm40g", "perlmutter", ""),
         ("--gres=gpu:a100_40gb:8", "dgx_a100", "and those of dgx_a100 have 80 GiB: name yours"),
+        ("--gres=nvme:9G,gpu:a100_40gb:8", "dgx_a100", "and those of dgx_a100 have 80 GiB: name"),
+        ("--constraint=mem_256gb&a100-40gb", "dgx_a100", "GPUs of 40 GB (--constraint=mem_256gb"),
         ("--mem=480G", "dgx_a100", ""),
+        ("--gres=gpu:8,nvme:100G", "dgx_a100", ""),
+        ("--gres=lscratch:200G,gpu:8", "dgx_a100", ""),
+        ("--constraint=mem128gb", "dgx_a100", ""),
         ("-C v100-32g", "jean_zay_v100", ""),
     ],
 )

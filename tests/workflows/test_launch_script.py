@@ -150,6 +150,25 @@ def test_of_branches_that_one_is_read_that_runs(
     assert (launched.entry, " ".join(launched.arguments)) == ("pretrain_gpt.py", arguments)
 
 
+@pytest.mark.parametrize(
+    "inner",
+    [
+        "for i in 1 2; do if [ -f x ]; then X=1; fi; done",
+        "{ if [ -f x ]; then X=1; fi; }",
+        "! if [ -f x ]; then X=1; fi",
+        "time if [ -f x ]; then X=1; fi",
+        "echo do if",
+    ],
+)
+@pytest.mark.parametrize(("first", "arguments"), [(1, "--good 1"), (2, "--bad 1")])
+def test_an_if_behind_a_word_of_the_shell_ends_with_its_own_fi(
+    tmp_path: Path, inner: str, first: int, arguments: str
+) -> None:
+    text = f'if [ "$A" = 1 ]; then {inner}; ARGS="--good 1"; else ARGS="--bad 1"; fi\n'
+    (tmp_path / "run.sh").write_text(f"A={first}\n{text}python train.py $ARGS\n")
+    assert " ".join(read(tmp_path / "run.sh").arguments) == arguments
+
+
 def test_options_of_key_and_value_have_no_dashes(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(
         "export LOSS=1\nRUN=a\n"

@@ -45,6 +45,13 @@ def test_modules_that_are_recomputed_are_a_column_with_spaces_or_commas(tmp_path
     wrong = sweep(tmp_path / "b.csv", [row(4, 2) + ",full,mlps"], columns)
     with pytest.raises(TableError, match=r"b\.csv:3: recompute_modules is 'mlps', accepted core_"):
         read_tables(wrong)
+    for told in ("none moe", "none none"):
+        both = sweep(tmp_path / "c.csv", [row(4, 2) + f",full,{told}"], columns)
+        with pytest.raises(TableError, match=f"recompute_modules is '{told}', .* or none alone"):
+            read_tables(both)
+    rows = [f"{row(4, 2)},{each}" for each in ("mlp moe_act", "none", "")]
+    (table,) = read_tables(sweep(tmp_path / "d.csv", rows, SWEEP + ",recompute_modules"))
+    assert table.jobs.options.recompute.tolist() == [SELECTIVE, 0, 0]
 
 
 def test_degrees_kernels_experts_and_habits_are_columns_as_well(tmp_path: Path) -> None:

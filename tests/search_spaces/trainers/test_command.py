@@ -39,6 +39,17 @@ def test_expressions_are_computed_and_json_is_left_alone(load: Load) -> None:
     )  # fmt: skip
 
 
+def test_a_list_is_an_argument_of_its_own_and_the_star_can_be_literal(load: Load) -> None:
+    space = load(SPACE.format(command="""[train, "{*tp}", "{*tp}x", "{{*tp}}", "{*.py}"]"""))
+    assert space.command(CONFIG, "/t") == ("train", "2", "2x", "{*tp}", "{*.py}")
+    many = {"a": "p,q"}
+    assert templates.arguments(["{*a}", "{*a}x", "{{*a}}"], many) == ["p", "q", "p,qx", "{*a}"]
+    assert templates.value("{*a}", many) == ["p", "q"]
+    assert templates.value("{*a}x", many) == "p,qx"
+    with pytest.raises(SpaceError, match=r"unknown placeholder \{\*b\}.* written \{\{\*b\}\}"):
+        load(SPACE.format(command="""[train, "{*b}", "{tp}"]"""))
+
+
 def test_flags_are_there_where_their_expression_is_true(load: Load) -> None:
     space = load(SPACE.format(command="""[train, {when: flag and tp > 1, args: [--sp, "{tp}"]},
         {when: not flag, args: [--no-sp]}, --last]"""))  # fmt: skip

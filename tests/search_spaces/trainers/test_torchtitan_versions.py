@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from search_spaces import SearchSpace
+from search_spaces import SearchSpace, SpaceError
 from search_spaces.trainers import options
 
 Load = Callable[[str], SearchSpace]
@@ -85,6 +85,19 @@ def test_a_batch_and_a_length_in_tokens_are_read(load: Load) -> None:
     found = told(space, {**PLAIN, "gas": 8})
     assert found["training.num_tokens_per_train_step"] == 524288
     assert found["training.max_context_length"] == 4096
+
+
+def test_tokens_of_a_step_that_are_no_whole_sequences_are_refused(load: Load) -> None:
+    args = [*MAIN, "--training.num_tokens_per_train_step", "1000000"]
+    with pytest.raises(
+        SpaceError, match=r"trainer\.args': .*_step 1000000 is no multiple of seq_length 8192"
+    ):
+        of(load, args)
+    space = of(load, args, "global_batch_size: 128")  # the space's own replaces them
+    assert (
+        told(space, {"num_nodes": 2, "mbs": 2, "gas": 4})["training.num_tokens_per_train_step"]
+        == 128 * 8192
+    )
 
 
 def test_what_saves_or_validates_is_off(load: Load) -> None:

@@ -73,6 +73,21 @@ def test_megatrons_own_fsdp_gets_what_its_sharding_takes(load: Load, zero_stage:
         assert torchs.command({**config, "zero_stage": stage}, "/t").count(FSDP[6]) == flags
 
 
+@pytest.mark.parametrize(("args", "differs"), [(FSDP[:1], True), ([], False)])
+def test_megatrons_gather_is_searched_where_its_sharding_heeds_it(
+    load: Load, args: list[str], differs: bool
+) -> None:
+    """Under torch's FSDP two trials of it would run the same command."""
+    more = "zero_stage: [1, 3], overlap_grad_reduce: [true], overlap_param_gather: [false, true]"
+    space = megatron(load, args, more)
+    for stage, both in ((1, True), (3, differs)):
+        base = {**PLAIN, "zero_stage": stage, "overlap_grad_reduce": True}
+        found = [space.canonical({**base, "overlap_param_gather": on}) for on in (False, True)]
+        assert (found[0] != found[1]) is both
+        commands = {tuple(space.command(each, "/t")) for each in found}
+        assert len(commands) == 1 + both
+
+
 @pytest.mark.parametrize(("dispatcher", "fits"), [("", False), ("alltoall", True)])
 def test_megatrons_experts_overlap_with_a_dispatcher_that_can(
     load: Load, dispatcher: str, fits: bool

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
+
 import pytest
 
 from slurm.logs.patterns import FoundNothingError, LogFormat, Pattern, metrics_of
@@ -116,6 +119,10 @@ def test_totals_that_are_no_numbers_are_told(totals: str) -> None:
         (r"([\d.]+) ms/step", "perte 5,9 | 812,4 ms/step", "812,4"),
         (r"([\d.]+) tok/s", "loss: 1.5 12,345 tok/s", "12,345"),
         (r"([\d.]+)$", "throughput: 1,012,345.5", "1,012,345.5"),
+        (r"(\d+)$", "tok/s=12,345", "12,345"),
+        (r"([\d.]+) ms", "time/step=1,812.4 ms", "1,812.4"),
+        (r"([\d.]+) ms", "time per step=1,812.4 ms", "1,812.4"),
+        (r"([\d.]+) s", "0,8124 s", "0,8124"),
     ],
 )
 def test_the_end_of_a_number_with_commas_is_no_number(regex: str, line: str, whole: str) -> None:
@@ -129,8 +136,19 @@ def test_the_end_of_a_number_with_commas_is_no_number(regex: str, line: str, who
         (r",([\d.]+)$", "7,812.4", 812.4),
         (r"([\d.]+)$", "7,5.9,812.4", 812.4),
         (r"([\d.]+)$", "step 7, 812.4", 812.4),
+        (r"(\d+)$", "10,23456", 23456),
+        (r"([\d.]+) ms", "step=5,812.4 ms", 812.4),
+        (r"([\d.]+) tok/s", "2026-01-01 10:00:00,123 tok/s", 123),
         (r"([\d.,]+) tok/s", "12,345 tok/s", 12345),
     ],
 )
 def test_a_number_behind_a_comma_is_read(regex: str, line: str, value: float) -> None:
     assert metrics_of(LogFormat({"speed": [Pattern(regex)]}), [line]) == {"speed": value}
+
+
+@pytest.mark.parametrize("line", ["1" * 99_000, "1," * 49_000, "1:11:11,1" * 11_000 + ","])
+def test_a_line_of_many_digits_is_read_in_linear_time(line: str) -> None:
+    began_s = time.process_time()
+    with suppress(FoundNothingError):
+        metrics_of(LogFormat({"speed": [Pattern(r"(\d)x")]}), [f"{line}1x"])
+    assert time.process_time() - began_s < 10  # a minute where it is quadratic
