@@ -220,7 +220,7 @@ def test_published_tables_have_the_rows_that_their_sources_have() -> None:
         "a100_vtrain_multi_node": ("vtrain", 88, 88, 0),
         "a100_vtrain_single_node": ("vtrain", 1080, 1080, 0),
         "h100_nanotron_sweep": ("sweep", 1621, 1641, 603),
-        "h100_trl_sft_dense": ("sweep in other words", 47, 47, 10),
+        "h100_trl_sft_dense": ("trl", 47, 47, 10),
         "korthikanti_table5": ("korthikanti", 8, 8, 0),
         "h100_gb200_dgxc_scaling": ("dgxc", 152, 152, 0),
         "megatron_bridge_llama3": ("bridge", 47, 99, 0),
