@@ -43,8 +43,8 @@ def cost_model(cluster: Cluster, framework: Framework) -> CostModel:
     if own.get("machine") == cluster.name:
         time, covariance = _read(TimeConstants, own["time"])
         sd, tail = float(own["log_sd"]), float(own["tail_log_sd"])
-        model = replace(model, constants=time, covariance=covariance, log_sd=sd, tail_log_sd=tail)
-        model = replace(model, foreign=True)
+        model = replace(model, constants=time, covariance=covariance, foreign=True)
+        model = replace(model, log_sd=sd, tail_log_sd=tail)
     else:
         model = replace(model, constants=TimeConstants(**{**gpu, **own.get("elsewhere", {})}))
     if "network" in own:

@@ -112,7 +112,9 @@ class StatedOptions:
                 if length and isinstance(tokens := self.options.get(key), int):
                     size = tokens // length
                     if tokens % length:
-                        wrong = f"{key} {tokens} is no multiple of seq_length {length}"
+                        near = max(round(tokens / length), 1) * length
+                        wrong = f"found {key} {tokens}, accepted multiples of seq_length {length}"
+                        wrong += f", such as {near}"
                         raise self.document.error(("trainer", "args"), wrong)
             if isinstance(size, int) and size > 0:
                 return size

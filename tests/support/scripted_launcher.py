@@ -28,6 +28,7 @@ class ScriptedLauncher(Launcher):
     Attributes:
         gate: open from the start; while it is closed, no trial ends.
         slow: trials for which alone the gate counts; None: all.
+        success_s: how long a success takes, in which the search may stop it; a failure takes none.
         asked: by trial and attempt, whether somebody would judge its steps.
     """
 
@@ -39,6 +40,7 @@ class ScriptedLauncher(Launcher):
         self.gate = threading.Event()
         self.gate.set()
         self.slow: set[int] | None = None
+        self.success_s = 0.0
         self.asked: dict[tuple[int, int], bool] = {}
         self.settled: list[str] = []
         self.left_s: float | None = None
@@ -75,7 +77,10 @@ class ScriptedLauncher(Launcher):
             self._running -= 1
         if stop.is_set():
             return Outcome(Kind.CANCELLED, message="stopped")
-        return self.script(number, attempt, lease)
+        outcome = self.script(number, attempt, lease)
+        if outcome.kind is Kind.OK and stop.wait(self.success_s):
+            return Outcome(Kind.CANCELLED, message="stopped")
+        return outcome
 
     def settle(self, names: Iterable[str]) -> None:
         self.settled += names

@@ -56,7 +56,8 @@ class RepeatedFailures:
             return Ending(reason, FAILED if never else CONTINUE)
         missing = kind is Kind.LAUNCH_FAILURE and not on and _NO_PROGRAM.search(message)
         if (never and missing) or is_nobodys(end, run):
-            return Ending(f"every configuration would fail so: {message}", FAILED)
+            remedy = "mend it, and search again: what failed runs again"
+            return Ending(f"every configuration would fail so: {message}; {remedy}", FAILED)
         self._latest.append(kind)
         broken = [kind for kind in self._latest if kind.row.stops_search]
         launches = sum(not kind.observed for kind in broken)

@@ -11,9 +11,8 @@ from analysis.run.events import Ended, Event
 from search_spaces import SearchSpace
 from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
-from slurm.outcome.step_log import StopRule
 from slurm.simulated.clock import VirtualClock
-from slurm.trial import Lease, TrialSpec
+from slurm.trial import Lease
 from support.scripted_launcher import Script, ScriptedLauncher, ok
 from workflows.search.driver import Driver
 from workflows.search.stopping import CONTINUE, DONE, FAILED, Ending
@@ -21,22 +20,6 @@ from workflows.search.trials import MAX_RETRIES
 
 Make = Callable[..., SearchSpace]
 MakeDriver = Callable[..., Driver]
-
-
-class Lasting(ScriptedLauncher):
-    """Its successes take a moment, in which the search may be stopped; its failures none."""
-
-    def run(
-        self,
-        spec: TrialSpec,
-        lease: Lease,
-        stop: threading.Event,
-        stop_rule: StopRule | None = None,
-    ) -> Outcome:
-        outcome = super().run(spec, lease, stop, stop_rule)
-        if outcome.kind is Kind.OK and stop.wait(0.1):
-            return Outcome(Kind.CANCELLED, message="stopped")
-        return outcome
 
 
 def virtual(script: Script, num_nodes: int = 2) -> ScriptedLauncher:
@@ -97,7 +80,8 @@ def test_a_configuration_whose_failure_looks_like_everybodys_holds_nobody_up(
 ) -> None:
     """It alone lacks a module: others run until one succeeds, and then the crash is its own."""
     missing = Outcome(Kind.CRASH, message="exit code 1; No module named 'flash_attn'")
-    launcher = Lasting(lambda n, a, lease: missing if n in bad else ok(), num_nodes)
+    launcher = ScriptedLauncher(lambda n, a, lease: missing if n in bad else ok(), num_nodes)
+    launcher.success_s = 0.1
     codes = [make_driver(launcher, trials=4).run().code]
     while codes[-1] != DONE and len(codes) <= len(bad):
         codes.append(make_driver(launcher, trials=4).run().code)
