@@ -103,7 +103,35 @@ def exposed_state_s(
     if framework.owners_send:
         owners = np.where(jobs.placement.weight_shard == 1, jobs.placement.optimizer_shard - 1, 0.0)
         publish = publish + c.owner_s * owners
-    return {"gather": gather, "gradients": gradients, "publish": publish}
+    exposed = {"gather": gather, "gradients": gradients, "publish": publish}
+    converting = _converting_s(jobs, sent, machine.compute)
+    return {name: seconds + converting[name] for name, seconds in exposed.items()}
+
+
+def _converting_s(jobs: Jobs, sent: list[dp.StateExchanges], compute: Compute) -> dict[str, Array]:
+    """Seconds of a step in which the numbers of quantized exchanges are converted.
+
+    No computation hides them, as they need the GPU themselves. Quantizing and dequantizing each
+    take about as long as a copy of the unquantized numbers (docs/results/training.md). Gathered
+    numbers are dequantized; what is quantized before is a rank's share. Both sides of a reduction
+    convert all of them.
+    """
+    wide, placement = jobs.options.element_bytes, jobs.placement
+
+    def copies_s(exchange: Exchange, bits: Array) -> Array:
+        narrow = (bits > 0) & (bits < 8 * wide) & (np.asarray(exchange.group.size) > 1)
+        numbers = exchange.times * exchange.num_bytes * 8 / np.where(narrow, bits, 1)
+        return np.where(narrow, 2 * wide * numbers / compute.memory_bytes_per_s, 0.0)
+
+    weights, copy, reduced = placement.gather_bits, placement.secondary_bits, placement.reduce_bits
+    found = {
+        "gather": [copies_s(s.weights, weights) + copies_s(s.secondary, copy) for s in sent],
+        "gradients": [
+            2 * copies_s(one, reduced) for s in sent for one in (s.gradients, s.gradient_scatter)
+        ],
+        "publish": [copies_s(s.publish, weights) for s in sent],
+    }
+    return {name: np.asarray(sum(seconds)) for name, seconds in found.items()}
 
 
 def _of_trained(sent: dp.StateExchanges, jobs: Jobs, framework: Framework) -> dp.StateExchanges:

@@ -23,8 +23,7 @@ from trainer.plan.jobs import Array
 
 ROWS = 40  # of each table, machine and framework
 NOISE_LOG_SD = 0.2
-# Frameworks with own kernels change their recipes with the model, beyond what a table states.
-MODEL_LOG_SD = 0.15
+MODEL_LOG_SD = 0.15  # deviation of a model's rows in a table, from what the table does not state
 
 
 def parts_of(tables: Iterable[Table]) -> list[Table]:
@@ -50,8 +49,7 @@ def of_framework(parts: Sequence[Table], name: str) -> dict[str, float]:
     habits = framework_named(name)
     own = OF_GPU if habits.own_kernels else ()
     found = [p for p in parts if p.framework[0] == name]
-    alike = MODEL_LOG_SD if habits.own_kernels else 0.0
-    return part(shared(found, alike), (*OF_FRAMEWORK, *own)) if found else {}
+    return part(shared(found), (*OF_FRAMEWORK, *own)) if found else {}
 
 
 def of_gpu(parts: Sequence[Table], kind: float) -> dict[str, float]:
@@ -96,13 +94,12 @@ def transferred(parts: Sequence[Table], cluster: Cluster, habits: Framework) -> 
     return TimeConstants(**known)
 
 
-def shared(parts: Sequence[Table], model_log_sd: float = 0.0) -> TimeConstants:
+def shared(parts: Sequence[Table]) -> TimeConstants:
     """The constants that explain several parts best together.
 
-    Args:
-        model_log_sd: deviation that all rows of one model in a part share, whatever the constants.
+    All rows of one model in a part share a deviation, whatever the constants.
     """
-    predictions = [_prediction(p[:: -(-len(p) // ROWS)], model_log_sd) for p in parts]
+    predictions = [_prediction(p[:: -(-len(p) // ROWS)]) for p in parts]
 
     def residuals(constants: TimeConstants) -> Array:
         return np.concatenate([predict(constants) for predict in predictions], axis=-1)
@@ -110,7 +107,7 @@ def shared(parts: Sequence[Table], model_log_sd: float = 0.0) -> TimeConstants:
     return fit(TimeConstants(), residuals, NOISE_LOG_SD).constants
 
 
-def _prediction(rows: Table, model_log_sd: float) -> Callable[[TimeConstants], Array]:
+def _prediction(rows: Table) -> Callable[[TimeConstants], Array]:
     cluster, habits = cluster_of(rows), framework_named(str(rows.framework[0]))
 
     chance = UNKNOWN.crowded(rows.jobs, cluster)
@@ -119,13 +116,12 @@ def _prediction(rows: Table, model_log_sd: float) -> Callable[[TimeConstants], A
         calm_s = step(rows.jobs, cluster, habits, constants).total
         late_s = calm_s + crowded_s(rows.jobs, constants)
         calm, late = np.log(calm_s / rows.step_time_s), np.log(late_s / rows.step_time_s)
-        found = likelier(calm, late, chance, NOISE_LOG_SD)
-        return without_common(found, rows.model, model_log_sd) if model_log_sd else found
+        return without_common(likelier(calm, late, chance, NOISE_LOG_SD), rows.model)
 
     return residuals
 
 
-def without_common(residuals: Array, models: Keys, log_sd: float) -> Array:
+def without_common(residuals: Array, models: Keys) -> Array:
     """Residuals, shape (..., n), with each model's own deviation integrated out.
 
     The mean of a model's residuals is scaled down as its variance grows, from noise and deviation.
@@ -133,6 +129,6 @@ def without_common(residuals: Array, models: Keys, log_sd: float) -> Array:
     found = residuals.copy()
     for model in np.unique(models):
         of = models == model
-        kept = 1 / np.sqrt(1 + of.sum() * (log_sd / NOISE_LOG_SD) ** 2)
+        kept = 1 / np.sqrt(1 + of.sum() * (MODEL_LOG_SD / NOISE_LOG_SD) ** 2)
         found[..., of] -= (1 - kept) * found[..., of].mean(axis=-1, keepdims=True)
     return found

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis.cost.model import CostModel
+from analysis.cost.state_exchanges import held_parameters
 from analysis.cost.step import StepParts, step
 from analysis.cost.time_constants import TimeConstants
 from analysis.sweeps.gpus import with_network
@@ -111,3 +112,19 @@ def test_optimizer_states_within_a_node_beat_those_over_all_ranks(tp: int) -> No
     }
     measured = [rates[n, False] / rates[n, True] for n in ("32", "64", "128")]
     np.testing.assert_allclose(ratios[:3], measured, rtol=0.1)
+
+
+def test_quantizing_takes_a_copy_on_each_side_that_no_computation_hides() -> None:
+    """ZeRO-3 over links that cost nothing: two gathers, dequantized, and a reduction of both."""
+    own, c = framework_named("meshtune"), TimeConstants(call_s=1e-15, hop_s=1e-15)
+    nothing = Link(level="node", gpus=16, gb_per_s=1e9)
+    fast = slow_links(1.0).model_copy(update={"gpus_per_node": 16, "links": [nothing]})
+    asked = {"tp": 1, "pp": 1, "dp": 16, "mbs": 1, "gas": 4, "zero_stage": 3}
+    job = jobs(asked | {"gather_bits": 8.25, "reduce_bits": 4.5, "secondary_bits": 0.0}, MODEL)
+    found = step(job, fast, own, c)
+    numbers = held_parameters(job, own)[0][0]
+    copy_s = 2 * 2 * numbers / (fast.memory_gb_per_s * 1e9 * c.memory_share)
+    assert found.gather == pytest.approx(2 * 4 * copy_s, rel=1e-3)
+    assert found.gradients == pytest.approx(2 * 4 * copy_s, rel=1e-3)
+    wide = step(jobs(asked | {"gather_bits": 16, "reduce_bits": 16}, MODEL), fast, own, c)
+    assert np.all(wide.gather + wide.gradients < 1e-3 * copy_s)
