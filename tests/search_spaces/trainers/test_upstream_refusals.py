@@ -93,6 +93,29 @@ def test_megatrons_own_fsdp_shards_what_torchs_does_not(
     assert (space.first_violation(config) is None) is fits, space.first_violation(config)
 
 
+@pytest.mark.parametrize(
+    ("stage", "strategy"),
+    [(0, "no_shard"), (1, "optim"), (2, "optim_grads"), (3, "optim_grads_params")],
+)
+def test_bridges_own_fsdp_shards_what_is_searched(load: Load, stage: int, strategy: str) -> None:
+    """Without it a recipe's strategy would stay, whatever stage a trial is said to have."""
+    args = ["--recipe", "llama3_8b_pretrain", "ddp.use_megatron_fsdp=true"]
+    text = MEGATRON.replace("megatron-lm", "megatron-bridge, entry: run_recipe.py")
+    more = "zero_stage: [0, 1, 2, 3], pp: [1, 2], tp: [1]"
+    space = load(text.format(model="llama_8b", args=json.dumps(args), more=more))
+    config = {**PLAIN, "zero_stage": stage, "pp": 1, "tp": 1}
+    assert space.first_violation(config) is None
+    command = space.command(config, "/t")
+    assert f"ddp.data_parallel_sharding_strategy={strategy}" in command
+    assert "ddp.use_megatron_fsdp=true" in command
+    assert not any("use_distributed_optimizer" in word for word in command)
+    assert (space.first_violation({**config, "pp": 2}) is None) is (stage < 2)
+    plain = load(text.format(model="llama_8b", args=json.dumps(args[:2]), more=more))
+    assert (plain.first_violation(config) is None) is (stage < 2)
+    stated = plain.command({**config, "zero_stage": 1}, "/t")
+    assert "ddp.use_distributed_optimizer=true" in [word.lower() for word in stated]
+
+
 @pytest.mark.parametrize(("args", "differs"), [(FSDP[:1], True), ([], False)])
 def test_megatrons_gather_is_searched_where_its_sharding_heeds_it(
     load: Load, args: list[str], differs: bool
