@@ -140,6 +140,12 @@ def test_a_repeated_feed_forward_part_sums_over_tp_again() -> None:
     sent = layer(job, nothing_hidden).tensor
     # Two sums forward, and as many backward with two further gathers: ten gathers and scatters.
     assert sent[0] == sent[2] and sent[1] == pytest.approx(12 / 10 * sent[0])
+    # moe_layer.py: a checkpoint around shared experts, which are split by tp; 58 layers have them.
+    mixed = named("deepseek_v3", ["none", "shared_experts", "moe"], tp=8, dp=16, etp=1, ep=8)
+    sent = layer(mixed, nothing_hidden).tensor
+    assert sent[1] == sent[2] == pytest.approx((4 + 58 / 61) / 4 * sent[0])
+    without = named("mixtral_8x7b", ["none", "moe"], tp=8, dp=16, etp=1, ep=8)
+    assert np.ptp(layer(without, nothing_hidden).tensor) == 0
 
 
 def test_of_frozen_layers_modules_save_nothing() -> None:
