@@ -195,5 +195,7 @@ def _execute(argv: Sequence[str]) -> None:
     try:
         os.execvp(argv[0], list(argv))
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and argv[0] == "python":
+            _execute(["python3", *argv[1:]])  # many images have it alone
         os.write(2, f"meshtune: cannot start {argv[0]!r}: {error.strerror}\n".encode())
         raise SystemExit(127 if isinstance(error, FileNotFoundError) else 126) from None

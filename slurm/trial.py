@@ -79,6 +79,7 @@ class TrialSpec:
     grace_s: float = 10.0  # between SIGTERM and SIGKILL
     log: LogFormat = field(default_factory=LogFormat)
     warmup_steps: int = 0  # first steps, which do not count
+    total_steps: int | None = None  # with the warm-up; None: unknown
     config: Mapping[str, Any] = field(default_factory=dict)  # for a launcher without processes
     workdir: Path | None = None  # absolute; see started_in
     max_steps: int | None = 10_000  # steps passed to its stop rule; None: all

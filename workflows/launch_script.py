@@ -13,7 +13,15 @@ from pathlib import Path
 from foundation.files import FileError, read_text
 from foundation.messages import shown
 from trainer.plan.rules.expression import ExpressionError, parse
-from workflows.slurm_options import WORDS, batch_options, number, program, ranks_of
+from workflows.slurm_options import (
+    WORDS,
+    batch_options,
+    disclosed,
+    is_secret,
+    number,
+    program,
+    ranks_of,
+)
 
 MAX_BYTES = 100_000
 MOST_WORDS = 20_000
@@ -43,7 +51,7 @@ _OUTPUT = re.compile(rf"\$\({_CODE}\)")  # output of a command, as a value
 _SPLIT = re.compile(rf"(?:\$\({_CODE}\)|\S)+")
 _SET_UP = re.compile(rf"(?:{'|'.join(WORDS['set up'])})\s")
 _OF_LAUNCHER = re.compile("|".join(WORDS["of the launcher"]))
-SECRET = re.compile("|".join(WORDS["secrets"]), re.IGNORECASE | re.DOTALL)
+_LATER = ": a secret; export it, as the trainer's variable, in the shell that searches"
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         counts += [*arguments, *(f"--{name.lower()}={v}" for name, v in variables.items())]
     nodes = asked.get("nodes") or number(counts, "nnodes", "num_machines", "num_nodes", "nodes")
     passed, left_out = _passed(arguments, key_value, together)
-    secrets = [name for name, text in variables.items() if SECRET.fullmatch(f"{name}={text}")]
+    secrets = [name for name, text in variables.items() if is_secret(name, text)]
     plain = {name: text for name, text in variables.items() if name not in secrets}
     environment, of_shell = _exported(plain, _variables(later, at))
     left_out += [f"the secret {name}: export it in the shell that searches" for name in secrets]
@@ -154,9 +162,9 @@ def _quoted(word: str) -> str:
 
 def _not_carried(shell: _Shell, own: Sequence[Sequence[str]]) -> list[str]:
     """Commands with an effect that are neither set-up lines nor the trainer's ``own``."""
-    hidden = {t: f"${{{n}}}" for n, t in shell.texts.items() if SECRET.fullmatch(f"{n}={t}")}
+    hidden = {t: f"${{{n}}}" for n, t in shell.texts.items() if is_secret(n, t)}
     texts = [
-        " ".join(hidden.get(word, word) for word in words)
+        " ".join(disclosed([hidden.get(word, word) for word in words]))
         for index, words in enumerate(shell.commands)
         if words and words not in own and words[0] not in WORDS["not told"]
         if not _is_cd(words)
@@ -305,7 +313,7 @@ class _Shell:
             return " ".join(self.arrays[name])
         default = reference[0] if reference[3] is None else self._text(reference[3])
         text = self.texts.get(name) or default
-        return f"${{{name}}}" if SECRET.fullmatch(f"{name}={text}") else text
+        return f"${{{name}}}" if is_secret(name, text) else text
 
 
 def _holds(tests: Sequence[Sequence[str]]) -> bool | None:
@@ -379,10 +387,13 @@ def _passed(
     unknown = [option for option in options if any(re.search(r"[$`]", word) for word in option)]
     lost = {option[0].lstrip("-").partition("=")[0] for option in unknown}
     useless = {name for group in together if lost & {*group} for name in group}
+    secret = [option for option in options if disclosed(option) != option]
     unknown += [
         option
         for option in options
-        if option not in unknown and option[0].lstrip("-").partition("=")[0] in useless
+        if option in secret or option[0].lstrip("-").partition("=")[0] in useless
+        if option not in unknown
     ]
     passed = [word for option in options if option not in unknown for word in option]
-    return passed, list(dict.fromkeys(" ".join(option) for option in unknown))
+    told = [" ".join(disclosed(option)) + _LATER * (option in secret) for option in unknown]
+    return passed, list(dict.fromkeys(told))

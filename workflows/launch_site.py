@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from slurm import Site
-from workflows.launch_script import SECRET, Launched
-from workflows.slurm_options import WORDS, by_agents, options_and_rest
+from workflows.launch_script import Launched
+from workflows.slurm_options import WORDS, by_agents, is_secret, options_and_rest
 
 _OURS, _PYXIS, _OF_OUR_LINE = WORDS["ours"], WORDS["pyxis"], WORDS["of our line"]
 _PYTHON = re.compile(r"([^\s=:]+)/(?:python[\d.]*|torchrun|accelerate)")  # an environment's own
@@ -87,7 +87,7 @@ def site_part(launched: Launched, cluster: str) -> SitePart:
 
 def _disclosed(text: str) -> str:
     """An option that sets variables, without the values of secret ones."""
-    return re.sub(r"(?<=[=, ])(\w+)=[^,]*", lambda o: o[SECRET.fullmatch(o[0]) is not None], text)
+    return re.sub(r"(?<=[=, ])(\w+)=([^,]*)", lambda o: o[is_secret(o[1], o[2])], text)
 
 
 def _name(option: str) -> str:

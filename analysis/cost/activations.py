@@ -43,6 +43,9 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
     fused = framework.fused_layers
     halved = np.where(jobs.options.fp8 & np.asarray(fused), 1.0, 0.0)  # bytes saved by 8 bits
     whole = (ends - halved * 2 * h + masks) / sequence_split(jobs, framework)
+    if (latent := jobs.model.latent) is not None:  # inputs of its norms and its up projections
+        ranks = latent.query_rank + latent.key_value_rank
+        whole = whole + (2 * e - halved) * ranks / sequence_split(jobs, framework)
     experts: Array | float = 0.0
     routes: Array | float = 0.0
     if jobs.model.mixture is not None:
@@ -80,8 +83,8 @@ def _modules(jobs: Jobs, framework: Framework) -> tuple[Array, Array]:
     keeping them, and the share of its products for that; mean over all layers.
 
     Megatron Core does not keep outputs of norms that are separate from products (before latent
-    attention and experts), keeps latents in place of queries, keys and values, and of feed-forward
-    parts the input only.
+    attention and experts), keeps latents in place of queries, keys, values and normed latents, and
+    of feed-forward parts the input only.
     """
     left_out, products = np.zeros((2, len(jobs)))
     if (jobs.options.recompute_modules == NO_MODULES).all():
@@ -108,8 +111,8 @@ def _modules(jobs: Jobs, framework: Framework) -> tuple[Array, Array]:
     if (latent := model.latent) is not None:
         some = np.where(latent.key_value_rank > 0, 1.0, 0.0)
         made = model.num_heads * (2 * (latent.key_size + latent.rotary_size) + latent.value_size)
-        held = latent.query_rank + latent.key_value_rank + latent.rotary_size
-        up = tokens * e * (made / tp - held / sequence_split(jobs, framework))
+        normed = (e - halved) * (latent.query_rank + latent.key_value_rank) - e * latent.rotary_size
+        up = tokens * (e * made / tp + normed / sequence_split(jobs, framework))
         weights = sum(m.inputs * m.outputs for m in latent_matrices(model, latent)[1:4:2])
         add(jobs.repeats("mla_up_proj"), some, up, weights)
         add(norms, some, norm)

@@ -113,7 +113,7 @@ def _facts(run: Run) -> dict[str, Any]:
     """Counts and shares for the head of the page."""
     done, hours = ranked_trials(run), run.node_hours
     rivals = [t for t in done if not t.violated]  # what the best was chosen among
-    failed = [trial for trial in run.ended if not trial.ok]
+    failed = [trial for trial in run.reported if not trial.ok]
     ratio = None
     if run.best and len(rivals) > 1:
         best, middle = run.best.objective or 0.0, median(t.objective or 0.0 for t in rivals)

@@ -50,28 +50,28 @@ def trajectory(run: Run) -> pd.DataFrame:
 def failures(run: Run) -> list[dict[str, Any]]:
     """A record of each kind of failure, the most frequent first.
 
-    It has ``kind``, ``trials``, ``share`` (of all ended trials), ``node_hours`` (all attempts),
+    It has ``kind``, ``trials``, ``share`` (of all reported trials), ``node_hours`` (all attempts),
     ``completed`` (the configuration made it fail), ``nobodys`` (each configuration would fail so),
     ``words`` and ``colour`` (of the kind) and ``example`` (the first trial's message).
     """
-    ended = run.ended
+    reported = run.reported
     by_kind: dict[str, list[Trial]] = {}
-    for trial in ended:
+    for trial in reported:
         if not trial.ok:
-            by_kind.setdefault(str(trial.kind), []).append(trial)
+            by_kind.setdefault(trial.kind or "crash", []).append(trial)
     failed = sum(map(len, by_kind.values()))
     return [
         {
             "kind": kind,
             "trials": len(trials),
-            "share": len(trials) / len(ended),
+            "share": len(trials) / len(reported),
             "node_hours": sum(t.node_seconds for t in trials) / 3600,
             "completed": kind in COMPLETED,
             "words": meaning(kind)[0],
             "colour": meaning(kind)[1],
-            "nobodys": len(ended) == failed
+            "nobodys": len(reported) == failed
             and kind in COMPLETED
-            and all(run.is_nobodys(t.message) for t in ended if t.completed),
+            and all(run.is_nobodys(t.message) for t in reported if t.completed or t.crashes),
             "example": next((t.message for t in trials if t.message), ""),
         }
         for kind, trials in sorted(by_kind.items(), key=lambda item: (-len(item[1]), item[0]))

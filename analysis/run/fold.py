@@ -109,6 +109,11 @@ class Run:
         return [trial for _, trial in sorted(self.trials.items()) if trial.ended]
 
     @property
+    def reported(self) -> list[Trial]:
+        """The trials that have ended, and those that crashed and wait to run again."""
+        return [trial for _, trial in sorted(self.trials.items()) if trial.ended or trial.crashes]
+
+    @property
     def maximize(self) -> bool:
         return self.goals[0][1]
 

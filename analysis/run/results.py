@@ -48,34 +48,36 @@ class ResultsFile:
         return "" if self._trouble == known else self._trouble
 
     def write(self, run: Run) -> None:
-        """Write the ended trials: ``p:`` parameters, objective, job, ``m:`` metrics.
+        """Write the reported trials: ``p:`` parameters, objective, job, ``m:`` metrics.
 
         Several objectives are ``objective_0`` and so on, as measured, and ``pareto_efficient``;
         with bounds on measured values there is ``satisfies``.
         """
-        ended = run.ended
+        trials = run.reported
         metrics = sorted(
-            {key for t in ended for key, v in t.result.items() if isinstance(v, _SCALAR)}
+            {key for t in trials for key, v in t.result.items() if isinstance(v, _SCALAR)}
         )
-        parameters = list(dict.fromkeys(name for t in ended for name in t.config))
+        parameters = list(dict.fromkeys(name for t in trials for name in t.config))
         keys = [key for key, _ in run.goals]
         several = len(keys) > 1
         efficient = {t.number for t in run.front()}
         columns: dict[str, list[Any]] = {
-            f"p:{name}": [t.config.get(name) for t in ended] for name in parameters
+            f"p:{name}": [t.config.get(name) for t in trials] for name in parameters
         }
         for i, key in enumerate(keys):
             columns[f"objective_{i}" if several else "objective"] = [
-                (t.objectives.get(key) if several else t.objective) if t.ok else f"F_{t.kind}"
-                for t in ended
+                (t.objectives.get(key) if several else t.objective)
+                if t.ok
+                else f"F_{t.kind or 'crash'}"
+                for t in trials
             ]
-        columns["job_id"] = [t.number for t in ended]
-        columns["job_status"] = ["DONE" if t.ok else "FAILED" for t in ended]
-        columns |= {f"m:{key}": [_inert(t.result.get(key)) for t in ended] for key in metrics}
+        columns["job_id"] = [t.number for t in trials]
+        columns["job_status"] = ["DONE" if t.ok else "FAILED" for t in trials]
+        columns |= {f"m:{key}": [_inert(t.result.get(key)) for t in trials] for key in metrics}
         if run.subject_to:
-            columns["satisfies"] = [t.ok and not t.violated for t in ended]
+            columns["satisfies"] = [t.ok and not t.violated for t in trials]
         if several:
-            columns["pareto_efficient"] = [t.number in efficient for t in ended]
+            columns["pareto_efficient"] = [t.number in efficient for t in trials]
         text = io.StringIO()
         rows = zip(*columns.values(), strict=True)
         csv.writer(text, lineterminator="\n").writerows([list(columns), *rows])

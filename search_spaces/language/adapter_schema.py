@@ -214,6 +214,8 @@ class AdapterFile(KnownTrainer):
     """parameter: where it has an effect"""
     conditions_under: dict[str, dict[Identifier, str]] = Field(default={})
     """option, path or a prefix of it: such conditions instead, if the user states it"""
+    constraints_under: dict[str, dict[Identifier, list[str]]] = Field(default={})
+    """the same of constraints"""
     model: dict[Identifier, Annotated[ModelKey, BeforeValidator(_key)]] = Field(default={})
     """field of the model's record: the trainer's key"""
     model_in: Literal["arguments", "file"] = "arguments"
@@ -225,14 +227,17 @@ class AdapterFile(KnownTrainer):
     """options that work only with the other stated ones of the group"""
 
     def in_version(self, stated: Collection[str]) -> AdapterFile:
-        """The adapter as the version has it whose options are stated: model's keys, conditions."""
+        """The adapter as the version has it whose options are stated."""
         keys, conditions = dict(self.model), dict(self.conditions)
-        for option in self.conditions_under.keys() & stated:
-            conditions |= self.conditions_under[option]
+        constraints = dict(self.constraints)
+        for option in stated:
+            conditions |= self.conditions_under.get(option, {})
+            constraints |= self.constraints_under.get(option, {})
         for field, key in keys.items():
             names = [name for option, name in key.renamed.items() if option in stated]
             keys[field] = key.model_copy(update={"key": [*names, key.key][0]})
-        return self.model_copy(update={"model": keys, "conditions": conditions})
+        changes = {"model": keys, "conditions": conditions, "constraints": constraints}
+        return self.model_copy(update=changes)
 
     @model_validator(mode="after")
     def _has_its_file(self) -> AdapterFile:

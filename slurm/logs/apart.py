@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from foundation.python import module_argv
-from slurm.logs.patterns import FoundNothingError, LogFormat, metrics_of
+from slurm.logs.patterns import FoundNothingError, LogFormat, read_logs
 
 MAX_CPU_S = 20
 _MAX_WALL_S = 300.0
 
 
-def metrics_apart(
+def read_apart(
     log: LogFormat, texts: Sequence[str], warmup_steps: int = 0, num_gpus: int = 1
-) -> Mapping[str, Any]:
-    """:func:`slurm.logs.patterns.metrics_of` in a process of its own.
+) -> tuple[Mapping[str, Any], int]:
+    """:func:`slurm.logs.patterns.read_logs` in a process of its own.
 
     Also raises FoundNothingError if the search takes more than :data:`MAX_CPU_S` seconds of CPU
     time, or fails.
@@ -53,8 +53,7 @@ def metrics_apart(
     answer = json.loads(done.stdout)
     if "error" in answer:
         raise FoundNothingError(answer["error"])
-    metrics: Mapping[str, Any] = answer["metrics"]
-    return metrics
+    return answer["metrics"], answer["steps"]
 
 
 def _too_slow(log: LogFormat) -> FoundNothingError:
@@ -70,7 +69,8 @@ def _serve() -> None:
     _, hard_s = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, hard_s))
     try:
-        answer: dict[str, Any] = {"metrics": metrics_of(log, texts, warmup_steps, num_gpus)}
+        metrics, steps = read_logs(log, texts, warmup_steps, num_gpus)
+        answer: dict[str, Any] = {"metrics": metrics, "steps": steps}
     except FoundNothingError as error:
         answer = {"error": str(error)}
     json.dump(answer, sys.stdout)

@@ -191,6 +191,12 @@ class LogMetrics:
         """Whether the last loss in the log is NaN or infinite."""
         return self._loss_is_finite is False
 
+    @property
+    def num_steps(self) -> int:
+        """Number of steps, by the first and the last number of one; 0 if no line has a number."""
+        numbers = [s.number for steps in self._steps for s in steps.found if s.number is not None]
+        return max(numbers) - min(numbers) + 1 if numbers else 0
+
     def readings(self) -> list[Reading]:
         """Every metric that was found, each by its first pattern that matched."""
         found: dict[str, Reading] = {}
@@ -258,27 +264,36 @@ def _reduced(pattern: Pattern, steps: Sequence[_Step]) -> float:
 def metrics_of(
     log: LogFormat, texts: Sequence[str], warmup_steps: int = 0, num_gpus: int = 1
 ) -> Mapping[str, Any]:
+    """The result of :func:`read_logs`."""
+    return read_logs(log, texts, warmup_steps, num_gpus)[0]
+
+
+def read_logs(
+    log: LogFormat, texts: Sequence[str], warmup_steps: int = 0, num_gpus: int = 1
+) -> tuple[Mapping[str, Any], int]:
     """A trial's result from the first log that has a metric, standard output before error.
 
-    Its ``status`` is ``diverged`` if the last loss is not finite.
+    Its ``status`` is ``diverged`` if the last loss is not finite. And the number of steps in the
+    logs, 0 if their lines have no numbers of steps.
 
     Raises FoundNothingError if there is no metric, or one that is not credible.
     """
     result: dict[str, Any] = {}
-    diverged = False
+    diverged, num_steps = False, 0
     for text in texts:
         reader = LogMetrics(log, warmup_steps, num_gpus)
         for line in text.splitlines():
             reader.read(line)
-        diverged = diverged or reader.diverged
+        diverged, num_steps = diverged or reader.diverged, max(num_steps, reader.num_steps)
         result = {**{one.metric: one.value for one in reader.readings()}, **result}
     if diverged:
-        return {"status": "diverged", "message": "the last loss in its log is not finite"}
+        message = "the last loss in its log is not finite"
+        return {"status": "diverged", "message": message}, num_steps
     if not result:
         raise FoundNothingError(
             f"no pattern matched ({', '.join(log.patterns)}); `meshtune try` shows what is read"
         )
-    return result
+    return result, num_steps
 
 
 def _number(found: re.Match[str], group: str) -> float | None:

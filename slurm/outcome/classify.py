@@ -43,6 +43,10 @@ _OF_PEERS = re.compile(
 )
 
 
+# Signals of a process that fails by itself; a shell adds 128 to them.
+_FAULTS = [code for n in (signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV) for code in (-n, 128 + n)]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The end of a trial, and what decided its kind."""
@@ -96,7 +100,8 @@ def classify(evidence: Evidence) -> Outcome:
 
     A cause comes before its possible consequences: a complete success, failures of the machine
     (they make trainers fail in any way), the trainer's own statement, out-of-memory (one rank dies
-    and the others hang until a timeout), a failed launch, a full disk, timeouts, and last a crash.
+    and the others hang until a timeout), a failed launch, a full disk, a fault after the last step,
+    timeouts, and last a crash.
     """
     verdict = (
         _success(evidence)
@@ -106,6 +111,7 @@ def classify(evidence: Evidence) -> Outcome:
         or _out_of_memory(evidence)
         or _launch_failure(evidence)
         or (_from_outside(evidence, evidence.severed) if evidence.severed else None)
+        or _after_the_end(evidence)
         or _timeout(evidence)
         or _cancelled_by_others(evidence)
         or _crash(evidence)
@@ -212,6 +218,20 @@ def _launch_failure(evidence: Evidence) -> _Verdict | None:
         return verdict
     if evidence.unwritten:  # the disk was too full for logs, whose missing lines may name the cause
         return _Verdict(Kind.DISK_FULL, f"could not be written: {evidence.unwritten}")
+    return None
+
+
+def _after_the_end(evidence: Evidence) -> _Verdict | None:
+    """A trainer whose process groups hung or crashed as they were torn down, after its last step.
+
+    An exit code that it chose itself is a failure all the same.
+    """
+    if not evidence.reached_end or _status(evidence) != "ok":
+        return None
+    if evidence.termination in (Termination.TIMEOUT, Termination.NO_PROGRESS):
+        return _Verdict(Kind.OK, "it did not exit after its last step")
+    if evidence.exit_code in _FAULTS:
+        return _Verdict(Kind.OK, f"exit code {evidence.exit_code} after its last step")
     return None
 
 

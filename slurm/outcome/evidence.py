@@ -31,6 +31,7 @@ class Evidence:
     exit_code: int | None = None
     result: Mapping[str, Any] | None = None
     complete: bool = False  # the result is the trainer's own statement, not read from its log
+    reached_end: bool = False  # it has stated its result, or reported every step asked for
     no_result: str = ""  # why there is none
     steps: int | None = None  # number of steps reported; None: unknown
     stdout: str = ""
@@ -118,10 +119,11 @@ def gather(
     stderr = _ended_by(cut_lines(whole_stderr), said)
     result, no_result = find_result(spec.directory, whole_stdout)
     complete, no_metrics = result is not None, ""
+    reached_end = complete
     # A log that was cut short has the metrics of some steps, not of the trial.
     cut_short = watched.termination is Termination.STOPPED_EARLY or watched.severed
     if result is None and not cut_short:
-        result, no_metrics = result_of_lines(spec, whole_stdout, (stdout, stderr))
+        result, no_metrics, reached_end = result_of_lines(spec, whole_stdout, (stdout, stderr))
     if result is None:
         no_result = "; ".join(filter(None, (no_metrics, no_result, no_stdout, no_stderr)))
     return Evidence(
@@ -129,6 +131,7 @@ def gather(
         exit_code=exit_code,
         result=result,
         complete=complete,
+        reached_end=reached_end,
         no_result=no_result,
         steps=len(steps_in(whole_stdout)),
         stdout=stdout,

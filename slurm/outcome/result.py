@@ -9,7 +9,7 @@ from typing import Any
 
 from foundation.files import FileError, MissingFileError, machine_numbers, parse_json, read_bytes
 from foundation.messages import shown
-from slurm.logs.apart import metrics_apart
+from slurm.logs.apart import read_apart
 from slurm.logs.patterns import FoundNothingError
 from slurm.logs.text import objects_after
 from slurm.outcome.kinds import STATUSES
@@ -41,20 +41,24 @@ def find_result(directory: Path, stdout: str) -> tuple[Result | None, str]:
     return None, f"neither {RESULT_NAME} nor a line MESHTUNE_RESULT"
 
 
-def result_of_lines(spec: TrialSpec, stdout: str, logs: Sequence[str]) -> tuple[Result | None, str]:
+def result_of_lines(
+    spec: TrialSpec, stdout: str, logs: Sequence[str]
+) -> tuple[Result | None, str, bool]:
     """The result from patterns, else from reported steps; or None and the reason.
 
-    ``stdout`` has uncut lines; ``logs``, which are searched for patterns, have cut ones.
+    And whether the lines prove that the trial has made all its steps. ``stdout`` has uncut lines;
+    ``logs``, which are searched for patterns, have cut ones.
     """
     steps = [step for step in steps_in(stdout) if step["step"] > spec.warmup_steps]
     result = StepLog.result(steps) if steps else None
+    done = bool(steps) and steps[-1]["step"] == spec.total_steps
     if not spec.log:
-        return result, ""
+        return result, "", done
     try:
-        found = metrics_apart(spec.log, logs, spec.warmup_steps, spec.world_size)
+        found, num_steps = read_apart(spec.log, logs, spec.warmup_steps, spec.world_size)
     except FoundNothingError as error:
-        return result, str(error)
-    return {**(result or {}), **found}, ""
+        return result, str(error), done
+    return {**(result or {}), **found}, "", done or num_steps == spec.total_steps
 
 
 def kept_result(result: Result) -> Result:

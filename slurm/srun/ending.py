@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from slurm.launcher import AllocationState
@@ -74,10 +74,10 @@ class StepEnder:
                     srun.wait(_SRUN_S)
             srun.terminate()
 
-        once = replace(self.proof, deadline_s=0.0, patience_s=0.0)
-
         def free() -> bool:
-            return (doubtful or stop.is_set()) and not once.unproven(nodes, step.marks)
+            if not (doubtful or stop.is_set()):
+                return False
+            return not self.proof.unproven(nodes, step.marks, once=True)
 
         if doubtful:
             srun.kill()  # not its group: its second process still ends tasks that it reaches

@@ -66,13 +66,17 @@ class NodeProof:
         known = _TIME.fullmatch(booted) and _TIME.fullmatch(began)
         return not known or booted >= began or len(self._controllers) > 1
 
-    def unproven(self, nodes: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
-        """End these trials on these nodes until time is up; return the nodes not proven free.
+    def unproven(
+        self, nodes: Sequence[str], names: Collection[str], once: bool = False
+    ) -> tuple[str, ...]:
+        """End these trials on these nodes until time is up, or try ``once``; return the nodes not
+        proven free.
 
         Down nodes are not asked: nothing runs there, and they leave the pool anyway. If the
         allocation is gone, no node is asked, as no further trial starts.
         """
         began = answered = time.monotonic()
+        deadline_s, patience_s = (0.0, 0.0) if once else (self.deadline_s, self.patience_s)
         pause_s = _FIRST_PAUSE_S
         left = self._alive(nodes)
         while left:
@@ -84,9 +88,9 @@ class NodeProof:
             state, now = self.allocation.state(), time.monotonic()
             if state is AllocationState.GONE:
                 return ()
-            if state is AllocationState.SILENT and now < began + self.patience_s:
+            if state is AllocationState.SILENT and now < began + patience_s:
                 answered = now
-            if now + pause_s > answered + self.deadline_s:
+            if now + pause_s > answered + deadline_s:
                 break
             time.sleep(pause_s)  # for some seconds after its start the controller creates no steps
             pause_s = min(_LAST_PAUSE_S, 2 * pause_s)

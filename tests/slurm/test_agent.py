@@ -272,6 +272,18 @@ def test_a_rank_starts_afresh_where_an_import_has_started_threads(
     assert "starts afresh, as imports have started 1 threads" in server.logs[1].read_text()
 
 
+def test_a_rank_starts_afresh_where_there_is_python3_alone(
+    make: Callable[..., Server], tmp_path: Path
+) -> None:
+    (tmp_path / "threads.py").write_text(
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    (tmp_path / "python3").symlink_to(sys.executable)
+    server = make("threads", PYTHONPATH=str(tmp_path), PATH=str(tmp_path))
+    server.start("t", "-c", "import sys; sys.exit(5)", program="python")
+    assert server.code() == 5, server.logs[1].read_text()
+
+
 def test_a_module_that_cannot_be_imported_is_named_and_the_rank_runs(
     make: Callable[..., Server],
 ) -> None:

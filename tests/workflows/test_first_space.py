@@ -68,7 +68,8 @@ def test_a_launch_script_is_enough(here: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
-    ("strategy", "stages"), [("optim_grads_params", (0, 1, 3)), ("optim", (0, 1))]
+    ("strategy", "stages"),
+    [("optim_grads_params", (0, 1, 3)), ("optim_grads", (0, 1, 2)), ("optim", (0, 1))],
 )
 def test_megatrons_own_fsdp_is_searched_as_the_script_has_it(
     here: Path, strategy: str, stages: tuple[int, ...]
@@ -105,10 +106,10 @@ def test_an_option_without_its_file_and_a_model_without_a_name_are_told(
 def test_a_stage_that_a_record_lacks_is_told(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fsdp = "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads"
-    (here / "launch.sh").write_text(SCRIPT.replace("--bf16", f"--bf16 {fsdp}"))
-    assert main(["init", "mine.yaml", *COMMON, "--args", "launch.sh"]) == 0
-    assert "your ZeRO 2 is not searched: megatron-lm's record" in capsys.readouterr().out
+    (here / "own.yaml").write_text("optimizer: {zero_stage: 2}\n")
+    told = ["--adapter", "nanotron", "--cluster", "dgx_h100", "--model", "llama_8b"]
+    assert main(["init", "mine.yaml", *told, "--config", "own.yaml"]) == 0
+    assert "your ZeRO 2 is not searched: nanotron's record" in capsys.readouterr().out
 
 
 def test_nodes_are_those_that_the_script_asks_for(

@@ -201,6 +201,36 @@ def test_a_secret_is_neither_passed_on_nor_told(
 
 
 @pytest.mark.parametrize(
+    "option",
+    [
+        "--hf_token {}",
+        "--wandb-key {}",
+        "--hub-token={}",
+        "--auth hf_ab{}",
+        "--tracking-uri http://me:{}@host/x",
+    ],
+)
+def test_a_secret_option_is_neither_passed_on_nor_told(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = "abcdefghijklmnopqrstuvwxyzabcdefgh"
+    init(f"wandb login {value}\n{SCRIPT.rstrip()} {option.format(value)} --yes\n")
+    said = capsys.readouterr().out
+    name = option.replace("=", " ").split()[0]
+    assert f"left out: {name}" in said and "***: a secret; export it" in said
+    assert "left out: wandb login ***\n" in said
+    for text in (said, Path("mine.yaml").read_text(), Path("mine-site.yaml").read_text()):
+        assert value not in text
+    assert "--yes" in Path("mine.yaml").read_text()
+
+
+def test_an_option_that_only_names_a_token_is_passed_on(here: Path) -> None:
+    words = ["--loss-per-token", "--use-distributed-optimizer", "--eos_token=<|end_of_text|>"]
+    (here / "launch.sh").write_text(f"python train.py {' '.join(map(repr, words))}\n")
+    assert read(here / "launch.sh").arguments == words
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("TOKENIZER_TOKEN", "/data/llama3/tokenizer.model"),

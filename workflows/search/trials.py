@@ -86,6 +86,7 @@ class TrialFactory:
             env=self.space.environment(config, directory),
             log=self.space.program.log,
             warmup_steps=trial.warmup_steps,
+            total_steps=trial.steps,
             config=dict(config),
             workdir=self.space.workdir,
             container=self.space.trainer.container,

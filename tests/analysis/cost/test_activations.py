@@ -21,6 +21,7 @@ from search_spaces.frameworks import Framework
 from search_spaces.known import FRAMEWORKS, framework_named
 from support.expert_cases import SHAPE as EXPERTS
 from support.gpt_jobs import gpt
+from support.models import whole
 from trainer.model.experts import MixtureMlp
 from trainer.model.transformer import Head
 from trainer.parallel import loss
@@ -87,6 +88,35 @@ def test_flash_attention_keeps_no_scores_and_grouped_queries_keep_fewer_keys() -
     grouped = gpt(recompute=NONE, kv_heads=8)
     fewer = flash - layer_bytes(grouped, MEGATRON, grouped.options.recompute)
     assert fewer[0] == pytest.approx(2 * 2 * (6144 - 768) * 2048 * 4 / 8)
+
+
+@pytest.mark.parametrize(("query_rank", "rank"), [(0, 128), (192, 64), (384, 128)])
+def test_latent_layers_are_priced_as_well_as_plain_ones(query_rank: int, rank: int) -> None:
+    """Beside queries, keys and values they keep what the latents' norms and products begin with."""
+    shape = {
+        "hidden_size": 512, "num_heads": 8, "seq_length": 256, "vocab_size": 64, "norm": "rmsnorm",
+        "ffn_hidden_size": 1024, "activation": "swiglu", "positions": "rotary",
+        "linear_bias": False,
+    }  # fmt: skip
+    latent = {
+        "q_lora_rank": query_rank, "kv_lora_rank": rank, "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 32, "v_head_dim": 64,
+    }  # fmt: skip
+    priced = []
+    for sizes in (shape, shape | latent):
+        held = []
+        for num_layers in (1, 2):
+            model = ModelConfig(num_layers=num_layers, **sizes)
+            stage = whole(model)
+            with MemTracker() as tracker:
+                logits = stage(torch.zeros(1, 256, dtype=torch.int64))
+                (found,) = tracker.get_tracker_snapshot("current").values()
+            assert logits.requires_grad
+            held.append(found["Total"] - 4 * model.num_parameters)
+        job = jobs({"tp": 1, "pp": 1, "dp": 1, "mbs": 1, "gas": 1, "zero_stage": 0}, model)
+        layer = layer_bytes(job, FRAMEWORKS["meshtune"], job.options.recompute)[0]
+        priced.append(layer / (held[1] - held[0]))
+    assert priced[1] == pytest.approx(priced[0], rel=0.02)
 
 
 def test_logits_wait_on_the_last_stage_of_other_schedules() -> None:

@@ -49,8 +49,9 @@ def discarded(model: str, modules: str, **changes: Any) -> float:
         ("shared_experts", False, 58 / 61 * 2 * 3 * 2048),
         ("mlp", False, 3 / 61 * 2 * (7168 + 3 * 18432)),
         ("mlp", True, 3 / 61 * (7168 + 5 * 18432)),
-        # Queries and keys of 128 + 64 channels, values of 128, but for the latents.
-        ("mla_up_proj", False, 2 * (128 * (2 * 192 + 128) - 1536 - 512 - 64)),
+        # Queries and keys of 128 + 64 channels, values of 128, normed latents; not rotary keys.
+        ("mla_up_proj", False, 2 * (128 * (2 * 192 + 128) + 1536 + 512 - 64)),
+        ("mla_up_proj", True, 2 * (128 * (2 * 192 + 128) - 64) + 1536 + 512),
         ("layernorm", False, 2 * 7168 * (1 + 58 / 61)),
         ("core_attn", False, 0.0),  # a flash kernel keeps no scores
         ("", False, 0.0),
@@ -69,7 +70,7 @@ def test_modules_add_up_and_split_as_their_tensors_do() -> None:
     assert discarded("deepseek_v3", SEVERAL) == pytest.approx(sum(each))
     heads = 2 * 128 * (2 * 192 + 128)
     split = discarded("deepseek_v3", "mla_up_proj", tp=4, etp=1, sequence_parallel=True)
-    assert split == pytest.approx((heads - 2 * (1536 + 512 + 64)) / 4)
+    assert split == pytest.approx((heads + 2 * (1536 + 512 - 64)) / 4)
 
 
 def test_norms_are_repeated_only_where_no_product_is_fused_with_them() -> None:
@@ -139,6 +140,12 @@ def test_a_repeated_feed_forward_part_sums_over_tp_again() -> None:
     sent = layer(job, nothing_hidden).tensor
     # Two sums forward, and as many backward with two further gathers: ten gathers and scatters.
     assert sent[0] == sent[2] and sent[1] == pytest.approx(12 / 10 * sent[0])
+    # moe_layer.py: a checkpoint around shared experts, which are split by tp; 58 layers have them.
+    mixed = named("deepseek_v3", ["none", "shared_experts", "moe"], tp=8, dp=16, etp=1, ep=8)
+    sent = layer(mixed, nothing_hidden).tensor
+    assert sent[1] == sent[2] == pytest.approx((4 + 58 / 61) / 4 * sent[0])
+    without = named("mixtral_8x7b", ["none", "moe"], tp=8, dp=16, etp=1, ep=8)
+    assert np.ptp(layer(without, nothing_hidden).tensor) == 0
 
 
 def test_of_frozen_layers_modules_save_nothing() -> None:

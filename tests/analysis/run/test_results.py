@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from analysis.report.trajectory import failures
 from analysis.run.results import ResultsFile
 from support.run_book import RunBook
 
@@ -23,6 +24,21 @@ def test_one_objective_is_a_column_in_which_failures_are_named(tmp_path: Path) -
         "2,5.0,1,DONE,64424509440,5.0,ok",
         "4,F_oom,2,FAILED,,,",
     ]
+
+
+def test_a_crash_that_runs_again_is_a_failure_until_it_does(tmp_path: Path) -> None:
+    book = RunBook(tmp_path / "run")
+    book.propose(1, {"tp": 2})
+    book.start(1)
+    book.end(1, "crash", message="No module named 'flash_attn'", final=False)
+    run = book.read()
+    ResultsFile(run.folder).write(run)
+    assert run.folder.results_file.read_text().splitlines()[1:] == ["2,F_crash,1,FAILED"]
+    (row,) = failures(run)
+    assert (row["kind"], row["trials"], row["share"], row["nobodys"]) == ("crash", 1, 1.0, True)
+    assert row["example"] == "No module named 'flash_attn'"
+    book.start(1, attempt=2)
+    assert not failures(book.read())
 
 
 @pytest.mark.parametrize("text", ["=HYPERLINK(A1)", "+1+1", "@SUM(A1)", "-2+3", "\t=1"])

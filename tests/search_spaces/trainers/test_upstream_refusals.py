@@ -56,10 +56,10 @@ def test_megatrons_trials_have_the_whole_batch_and_no_snapshots(
     assert "--bf16" in command
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 3])
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_megatrons_own_fsdp_gets_what_its_sharding_takes(load: Load, zero_stage: int) -> None:
     """arguments.py refuses a meta device, and a gather in 8 bits, where nothing is sharded."""
-    more = f"precision: fp8, zero_stage: [0, 1, 3], overlap_grad_reduce: {[True]}".lower()
+    more = f"precision: fp8, zero_stage: [0, 1, 2, 3], overlap_grad_reduce: {[True]}".lower()
     space = megatron(load, FSDP, more)
     config = {**PLAIN, "zero_stage": zero_stage, "precision": "fp8", "overlap_grad_reduce": True}
     config |= {"overlap_param_gather": True} if zero_stage else {}
@@ -71,6 +71,49 @@ def test_megatrons_own_fsdp_gets_what_its_sharding_takes(load: Load, zero_stage:
     config = {**PLAIN, "overlap_grad_reduce": True, "overlap_param_gather": True}
     for stage, flags in ((1, 1), (3, 0)):  # torch's FSDP refuses it
         assert torchs.command({**config, "zero_stage": stage}, "/t").count(FSDP[6]) == flags
+
+
+@pytest.mark.parametrize(
+    ("args", "more", "fits"),
+    [
+        (FSDP[:3], {"zero_stage": 2}, True),
+        (FSDP[:3], {"zero_stage": 3, "ep": 8}, True),  # as its example of DeepSeek-V3 has it
+        (FSDP[:3], {"zero_stage": 2, "pp": 2}, False),
+        ([], {"zero_stage": 2}, False),
+        ([], {"zero_stage": 3, "ep": 8}, False),  # torch's FSDP refuses it
+    ],
+)
+def test_megatrons_own_fsdp_shards_what_torchs_does_not(
+    load: Load, args: list[str], more: dict[str, int], fits: bool
+) -> None:
+    space = megatron(
+        load, args, "zero_stage: [0, 2, 3], ep: [1, 8], pp: [1, 2], tp: [1]", "mixtral_8x7b"
+    )
+    config = {**PLAIN, "ep": 1, "pp": 1, "tp": 1, **more}
+    assert (space.first_violation(config) is None) is fits, space.first_violation(config)
+
+
+@pytest.mark.parametrize(
+    ("stage", "strategy"),
+    [(0, "no_shard"), (1, "optim"), (2, "optim_grads"), (3, "optim_grads_params")],
+)
+def test_bridges_own_fsdp_shards_what_is_searched(load: Load, stage: int, strategy: str) -> None:
+    """Without it a recipe's strategy would stay, whatever stage a trial is said to have."""
+    args = ["--recipe", "llama3_8b_pretrain", "ddp.use_megatron_fsdp=true"]
+    text = MEGATRON.replace("megatron-lm", "megatron-bridge, entry: run_recipe.py")
+    more = "zero_stage: [0, 1, 2, 3], pp: [1, 2], tp: [1]"
+    space = load(text.format(model="llama_8b", args=json.dumps(args), more=more))
+    config = {**PLAIN, "zero_stage": stage, "pp": 1, "tp": 1}
+    assert space.first_violation(config) is None
+    command = space.command(config, "/t")
+    assert f"ddp.data_parallel_sharding_strategy={strategy}" in command
+    assert "ddp.use_megatron_fsdp=true" in command
+    assert not any("use_distributed_optimizer" in word for word in command)
+    assert (space.first_violation({**config, "pp": 2}) is None) is (stage < 2)
+    plain = load(text.format(model="llama_8b", args=json.dumps(args[:2]), more=more))
+    assert (plain.first_violation(config) is None) is (stage < 2)
+    stated = plain.command({**config, "zero_stage": 1}, "/t")
+    assert "ddp.use_distributed_optimizer=true" in [word.lower() for word in stated]
 
 
 @pytest.mark.parametrize(("args", "differs"), [(FSDP[:1], True), ([], False)])

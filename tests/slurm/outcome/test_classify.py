@@ -275,6 +275,17 @@ def evidence(
         ),
         (evidence(exit_code=-9), Kind.CRASH, "ended by signal 9"),
         (evidence(exit_code=3, result=OK), Kind.CRASH, "exit code 3; after an ok result"),
+        (evidence(exit_code=-6, result=OK), Kind.CRASH, "signal 6; after an ok result"),
+        # torn down after the last step: an exit code of its own is a failure all the same
+        (evidence(exit_code=3, result=OK, reached_end=True), Kind.CRASH, "exit code 3"),
+        (evidence(exit_code=-6, result=OK, reached_end=True), Kind.OK, "exit code -6 after its"),
+        (evidence(exit_code=139, result=OK, reached_end=True), Kind.OK, "exit code 139 after its"),
+        (evidence(CUDA_OOM, exit_code=-6, result=OK, reached_end=True), Kind.OOM, ""),
+        (
+            evidence(termination=Termination.NO_PROGRESS, result=OK, reached_end=True),
+            Kind.OK,
+            "did not exit after its last step",
+        ),
         (
             evidence(exit_code=0, no_result="there is none"),
             Kind.CRASH,

@@ -21,9 +21,14 @@ from slurm.trial import Lease, TrialSpec
 OK = {"status": "ok", "tflops_per_gpu": 60.0}
 
 
-def left(folder: Path, exit_code: int, patterns: Mapping[str, str] | None = None) -> Evidence:
+def left(
+    folder: Path,
+    exit_code: int,
+    patterns: Mapping[str, str] | None = None,
+    total_steps: int | None = None,
+) -> Evidence:
     log = LogFormat({key: [Pattern(regex)] for key, regex in (patterns or {}).items()})
-    spec = TrialSpec("t-1", folder, ("x",), 1, 1, 60.0, log=log)
+    spec = TrialSpec("t-1", folder, ("x",), 1, 1, 60.0, log=log, total_steps=total_steps)
     return gather(spec, Lease("t", ("n1",)), Watched(Termination.EXITED, 1.0), exit_code)
 
 
@@ -50,6 +55,28 @@ def test_the_last_result_line_counts_and_figures_without_a_status_are_ok(tmp_pat
     (tmp_path / "stdout.log").write_text("\n".join(lines))
     outcome = classify(left(tmp_path, 0))
     assert (outcome.kind, outcome.result) == (Kind.OK, {"x": 2})
+
+
+@pytest.mark.parametrize(
+    "line", ["step {n}: 5 TFLOPS\n", 'MESHTUNE_STEP {{"step": {n}, "x": 5}}\n']
+)
+@pytest.mark.parametrize(
+    ("numbers", "kind"),
+    [(range(1, 4), Kind.OK), (range(1, 3), Kind.CRASH), (range(1, 5), Kind.CRASH)],
+)
+def test_a_fault_after_the_last_step_costs_no_result(
+    tmp_path: Path, line: str, numbers: range, kind: Kind
+) -> None:
+    (tmp_path / "stdout.log").write_text("".join(line.format(n=n) for n in numbers))
+    patterns = {"x": r"step (?P<step>\d+): (?P<value>\d+) TFLOPS"} if "TFLOPS" in line else None
+    outcome = classify(left(tmp_path, -6, patterns, total_steps=3))
+    assert outcome.kind is kind and outcome.result is not None and outcome.result["x"] == 5
+
+
+def test_a_fault_after_a_stated_result_costs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(json.dumps(OK))
+    outcome = classify(left(tmp_path, 134))
+    assert (outcome.kind, outcome.result) == (Kind.OK, OK)
 
 
 def test_a_pattern_takes_the_median_of_its_matches_in_either_log(tmp_path: Path) -> None:

@@ -55,19 +55,22 @@ def sums(jobs: Jobs, habits: Habits, counts: Mapping[Pass, tuple[Size, Size]]) -
 
 def layer_exchanges(jobs: Jobs, habits: Habits) -> Exchanges:
     """Sums of activations in both passes of a layer, and those that full recomputation repeats, or
-    that of a feed-forward part among ``recompute_modules``.
+    that of a feed-forward part or of shared experts among ``recompute_modules``.
 
     With sequence parallelism both inputs of a repeated pass are gathered, even if its last sum is
     left out.
     """
     full = np.where(jobs.repeats_layers, 1.0, 0.0)
-    mixture = jobs.model.mixture
-    mixed = 0.0 if mixture is None else mixed_layers(jobs.model, mixture) / jobs.model.num_layers
-    mlp = jobs.modules[MODULES.index("mlp")] * (1.0 - mixed)
+    module = dict(zip(MODULES, jobs.modules, strict=True))
+    again = module["mlp"]
+    if (mixture := jobs.model.mixture) is not None:
+        mixed = mixed_layers(jobs.model, mixture) / jobs.model.num_layers
+        shared = np.maximum(module["shared_experts"], module["moe"])
+        again = again * (1.0 - mixed) + shared * (mixture.shared_ffn_size > 0) * mixed
     counts: dict[Pass, tuple[Size, Size]] = {
         "forward": (PASS_SUMS, PASS_SUMS),
         "backward": (PASS_SUMS, PASS_SUMS + FURTHER_GATHERS),
-        "repeated": (full * habits.repeated_sums + mlp, full * PASS_SUMS + mlp),
+        "repeated": (full * habits.repeated_sums + again, full * PASS_SUMS + again),
     }
     return sums(jobs, habits, counts)
 
