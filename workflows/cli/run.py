@@ -85,8 +85,10 @@ def _resumption(run: analysis.Run) -> str:
         return "the program that asked for its trials resumes it"
     space_file = quote(str(run.folder.space_file))
     by_hand = f"`meshtune search {space_file}{run.launcher_option}` resumes it"
-    if slurm.BatchJob.script_of(run.directory).exists():
-        return f"its job resumes it if squeue still lists the job, else {by_hand}"
+    script = slurm.BatchJob.script_of(run.directory)
+    if script.exists():
+        again = f"`sbatch {quote(str(script))}`"
+        return f"its job resumes it if squeue still lists the job, else {again}"
     return by_hand
 
 

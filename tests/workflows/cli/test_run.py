@@ -63,10 +63,26 @@ def test_status_says_what_became_of_a_run(
 def test_a_submitted_run_waits_for_its_job(
     book: RunBook, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (book.directory / "search.sbatch").write_text("")
-    assert "killed; its job resumes it if squeue still lists the job, else `" in status(
-        book, capsys
-    )
+    script = book.directory / "search.sbatch"
+    script.write_text("")
+    again = f"its job resumes it if squeue still lists the job, else `sbatch {script}`\n"
+    assert f"killed; {again}" in status(book, capsys)
+
+
+def test_a_run_of_an_allocation_is_not_resumed_on_the_login_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    space, folder = load_space("tiny_cpu"), RunFolder(tmp_path / "run")
+    folder.create(space)
+    journal = Journal(folder.path)
+    journal.write(Opened.of(space, "srun", nodes=["n1"]))
+    journal.close()
+    assert main(["search", "tiny_cpu", "--run-dir", str(folder.path)]) == 2
+    assert "resume it with `meshtune submit`, or inside salloc" in capsys.readouterr().err
+    assert main(["status", str(folder.path)]) == 0
+    again = f"meshtune search {folder.space_file} --launcher srun"
+    assert f"killed; `{again}` resumes it" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "driver.lock", "space.yaml"])
