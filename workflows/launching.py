@@ -54,8 +54,8 @@ def launcher_for(
         )
     if was == "srun" and not name and launcher_name(name) == "local":
         raise LaunchError(
-            f"{folder.path} holds a run of a Slurm allocation, and this shell is in none: resume it "
-            "with `meshtune submit`, or inside salloc; `--launcher local` runs its trials here"
+            f"{folder.path} holds a run of a Slurm allocation, and this shell is in none: resume "
+            "it with `meshtune submit`, or inside salloc; `--launcher local` runs trials here"
         )
 
     def simulated(_: LauncherOptions) -> Launcher:

@@ -69,6 +69,35 @@ def test_a_submitted_run_waits_for_its_job(
     assert f"killed; {again}" in status(book, capsys)
 
 
+def test_a_space_that_was_edited_names_what_has_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+version: 1
+trainer:
+  command: [python, /home/me/train.py, --batch-size, "{mbs}", --lr, '0.1', --size, small]
+  env: {TOKEN: hush}
+parameters: {mbs: [1, 2]}
+objective: {minimize: loss}
+"""
+    file, folder = tmp_path / "mine.yaml", RunFolder(tmp_path / "run")
+    file.write_text(text)
+    folder.create(load_space(file))
+    changes = {"[1, 2]": "[1, 2, 4]", "small": "large", "hush": "hush, hush", "loss": "val_loss"}
+    for before, after in changes.items():
+        text = text.replace(before, f'"{after}"' if before == "hush" else after)
+    file.write_text(text)
+    assert main(["search", str(file), "--run-dir", str(folder.path)]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"meshtune: {file}: {folder.path} holds a run of another space:"
+    assert sorted(said[1:-1]) == [
+        "  objective.minimize: found 'val_loss', the run has 'loss'",
+        "  parameters.mbs: found [1, 2, 4], the run has [1, 2]",
+        "  trainer.command[7:]: found ['large'], the run has ['small']",
+        "  trainer.env.TOKEN: found another value",
+    ]
+
+
 def test_a_run_of_an_allocation_is_not_resumed_on_the_login_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
