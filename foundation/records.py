@@ -148,7 +148,10 @@ def _placed(
     elif mistake["type"] == "missing":
         what = f"key '{path.pop()}' is missing"
     else:
-        return document.locate(path)[1].mark, document.wrong(path, wrong_value(mistake))
+        what = wrong_value(mistake)
+        if mistake["type"] == "model_type" and (fields := _fields(record, mistake["loc"])):
+            what = what.replace("a mapping of keys", f"a mapping of keys: {', '.join(fields)}")
+        return document.locate(path)[1].mark, document.wrong(path, what)
     return document.locate(path)[0], document.error(path, what)
 
 

@@ -40,6 +40,8 @@ EDITS = [
      ["'objective'", "maximize, minimize"]),
     ("both_directions", "maximize: tflops_per_gpu", "maximize: a\n  minimize: b", "21:3",
      ["exactly one of", "are a list"]),
+    ("objective_as_text", "  maximize: tflops_per_gpu", "  tflops_per_gpu", "21:3",
+     ["found 'tflops_per_gpu', accepted a mapping of keys: maximize, minimize"]),
     ("objective_list_of_one", "  maximize: tflops_per_gpu", "  [maximize: a]", "21:3",
      ["'objective'", "at least 2 items"]),
     ("objective_list_of_four", "  maximize: tflops_per_gpu",
