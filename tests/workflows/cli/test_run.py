@@ -14,7 +14,7 @@ from analysis.run.folder import FingerprintError, RunFolder
 from analysis.run.journal import Journal
 from analysis.run.lock import lock
 from search_spaces import load_space
-from support.run_book import RunBook
+from support.run_book import RunBook, resealed
 from support.small_search import QUICK
 from workflows.cli.main import main
 from workflows.search.stopping import CONTINUE, DONE, FAILED
@@ -67,6 +67,16 @@ def test_a_submitted_run_waits_for_its_job(
     script.write_text("")
     again = f"its job resumes it if squeue still lists the job, else `sbatch {script}`\n"
     assert f"killed; {again}" in status(book, capsys)
+
+
+def test_a_journal_of_an_older_version_is_refused_also_by_repair(
+    book: RunBook, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resealed(book.directory / "journal.jsonl", '"v": 2', '"v": 1')
+    assert main(["status", str(book.directory)]) == 2
+    assert ":1: it is of journal version 1, which is no longer read" in capsys.readouterr().err
+    assert main(["repair", str(book.directory)]) == 2
+    assert "nothing in it is sound; move it away" in capsys.readouterr().err
 
 
 def test_a_space_that_was_edited_names_what_has_changed(
