@@ -52,7 +52,7 @@ def test_what_is_no_such_file_is_a_clear_error(tmp_path: Path, text: str, compla
 def test_a_space_in_place_of_its_run_is_told_so(tmp_path: Path) -> None:
     path = tmp_path / "space.yaml"
     path.write_text("version: 1\ntrainer: {command: [a, b, c]}\n")
-    with pytest.raises(TableError, match="not a results.csv, nor a run's folder"):
+    with pytest.raises(TableError, match=r"not a results\.csv, nor a run's folder"):
         read_results(str(path))
 
 
