@@ -123,9 +123,10 @@ def check_unit(unit: str, metric: str) -> None:
             "step_time_s, peak_memory_bytes or tokens_per_second do; use 'scale' for others"
         )
     if _factor(unit, wanted.dimension) is None:
-        known = listed(sorted(_DIMENSIONS[wanted.dimension], key=len), 8)
+        known = sorted(_DIMENSIONS[wanted.dimension], key=len)
         raise QuantityError(
-            f"unit {unit!r} of {metric!r}: accepted a unit of {wanted.dimension}: {known}"
+            f"unit {unit!r} of {metric!r}: accepted a unit of {wanted.dimension}: "
+            f"{listed(known, 8)}"
         )
 
 
