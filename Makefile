@@ -59,7 +59,8 @@ $(BIN)/python:
 	  { echo "meshtune needs Python 3.11 or later: make PYTHON=python3.12 ..."; exit 1; }
 	@echo "creating $(VENV)"
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
-	  { echo "installing python3-venv"; $(AS_ROOT) apt-get install -qq -y python3-venv >/dev/null; }
+	  { echo "installing python3-venv"; $(AS_ROOT) apt-get install -qq -y python3-venv >/dev/null; } || \
+	  { echo "$(PYTHON) has no venv: install python3-venv, or name conda's: make PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 # A machine without a GPU gets PyTorch's CPU build, which spares gigabytes of CUDA packages.

@@ -53,7 +53,10 @@ class Bound:
         value = float(found["number"].replace(",", "").replace("_", ""))
         units = _units_of(key)
         if unit and unit not in units:
-            accepted = ", ".join(units) or "a number without one: the unit is the metric's own"
+            accepted = ", ".join(units) or (
+                f"a number without one: only metrics that end in {', '.join(_UNITS)} take units, "
+                "as peak_memory_bytes does"
+            )
             raise ValueError(f"found the unit {unit} for {key}, accepted {accepted}")
         value *= units.get(unit, 1.0)
         if not math.isfinite(value):

@@ -193,6 +193,14 @@ def parse_document(text: str, name: str, mistake: type[Exception] = FileError) -
     return Document(name, root, mistake)
 
 
+_SYNTAX_HINTS = {
+    "expected key": "keys of one mapping begin in the same column",
+    "mapping values": "keys of one mapping begin in the same column, text with ': ' is in quotes",
+    "expected ':'": "a key is written 'key: value', with a space",
+    "expected ',' or": "is a bracket not closed, or text with brackets not in quotes?",
+}
+
+
 def _syntax(error: yaml.YAMLError, text: str, name: str) -> str:
     """The message for a syntax error: one line, with its place."""
     if not isinstance(error, yaml.MarkedYAMLError):
@@ -205,8 +213,12 @@ def _syntax(error: yaml.YAMLError, text: str, name: str) -> str:
     lines = text.splitlines()
     line = lines[mark.line] if mark.line < len(lines) else ""
     indent = line[: len(line) - len(line.lstrip())]
-    hint = "; indent with spaces, not tabs" if "\t" in indent or "tab" in problem else ""
-    return f"{name}:{mark.line + 1}:{mark.column + 1}: not YAML: {problem}{hint}"
+    hints = [hint for part, hint in _SYNTAX_HINTS.items() if part in problem]
+    if "\t" in indent or "tab" in problem:
+        hints = ["indent with spaces, not tabs"]
+    if odd := [number for number, each in enumerate(lines, 1) if "\xa0" in each]:
+        hints = [f"line {odd[0]} has a no-break space: write a plain one"]
+    return "; ".join([f"{name}:{mark.line + 1}:{mark.column + 1}: not YAML: {problem}", *hints])
 
 
 def document_of(value: Any, name: str, mistake: type[Exception] = FileError) -> Document:

@@ -123,12 +123,18 @@ def mistakes(error: ValidationError) -> str:
 def _without_echoes(
     record: type[BaseModel], mistakes: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """Leave out missing keys whose misspelt forms are reported already."""
-    misspelt = {
-        (*above, closest(str(name), _fields(record, above)))
-        for *above, name in (m["loc"] for m in mistakes if m["type"] == "extra_forbidden")
-    }
-    return [m for m in mistakes if m["type"] != "missing" or m["loc"] not in misspelt]
+    """Find which keys misspelt ones mean, missing ones first, and leave out those missing ones."""
+    missing = [m["loc"] for m in mistakes if m["type"] == "missing"]
+    told, meant = [], set()
+    for mistake in mistakes:
+        if mistake["type"] == "extra_forbidden":
+            *above, name = mistake["loc"]
+            lost = [key for *place, key in missing if place == above]
+            near = closest(str(name), lost) or closest(str(name), _fields(record, above))
+            meant.add((*above, near))
+            mistake = {**mistake, "hint": f"; did you mean '{near}'?" if near else ""}
+        told.append(mistake)
+    return [m for m in told if m["type"] != "missing" or m["loc"] not in meant]
 
 
 def _placed(
@@ -142,13 +148,16 @@ def _placed(
         what = "not a name, accepted letters, digits and '_'"
     elif mistake["type"] == "extra_forbidden":
         fields = _fields(record, mistake["loc"][:-1])
-        what = f"unknown key, accepted: {', '.join(fields)}{nearest(str(path[-1]), fields)}"
+        what = f"unknown key, accepted: {', '.join(fields)}{mistake['hint']}"
         if len(path) > 1 and path[-1] in _fields(record, ()):
             what += f"; '{path[-1]}' is a key of the file itself, beside '{path[0]}'"
     elif mistake["type"] == "missing":
         what = f"key '{path.pop()}' is missing"
     else:
-        return document.locate(path)[1].mark, document.wrong(path, wrong_value(mistake))
+        what = wrong_value(mistake)
+        if mistake["type"] == "model_type" and (fields := _fields(record, mistake["loc"])):
+            what = what.replace("a mapping of keys", f"a mapping of keys: {', '.join(fields)}")
+        return document.locate(path)[1].mark, document.wrong(path, what)
     return document.locate(path)[0], document.error(path, what)
 
 

@@ -8,13 +8,14 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from foundation.bounds import Bound
-from foundation.documents import written_document
+from foundation.documents import as_written, by_dotted_path, written_document
 from foundation.energy import Meter
 from foundation.values import Scalar
 from search_spaces.cluster import Cluster
@@ -315,6 +316,16 @@ class SearchSpace:
         text = json.dumps(self._definition(), sort_keys=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def changes(self, earlier: SearchSpace, most: int = 6) -> list[str]:
+        """Keys that define the search, with their values here and in an earlier space.
+
+        Values of ``trainer.env``, which may be secret, are left out.
+        """
+        new, old = (by_dotted_path(space._definition()) for space in (self, earlier))
+        keys = [key for key in new | old if new.get(key) != old.get(key)]
+        lines = [_change(key, new.get(key), old.get(key)) for key in keys[:most]]
+        return [*lines, *([f"and {len(keys) - most} more"] if len(keys) > most else [])]
+
     def frozen(self) -> str:
         """Self-contained YAML with the same fingerprint; it includes model and cluster."""
         return written_document(self.content())
@@ -361,6 +372,16 @@ class SearchSpace:
         static = _facts.static_facts(self.model, self.cluster, self.ranks_per_node)
         known, axes = _facts.defaults(self.trainer), self.program.axes
         return Derivation(self.parameters, self.conditions, static, known, axes)
+
+
+def _change(key: str, new: Any, old: Any) -> str:
+    if key.startswith("trainer.env."):
+        return f"{key}: found another value"
+    if isinstance(new, list) and isinstance(old, list) and len(str(new)) > 60:
+        pairs = zip(new, old, strict=False)
+        same = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        key, new, old = f"{key}[{same}:]", new[same:], old[same:]
+    return f"{key}: found {as_written(new)}, the run has {as_written(old)}"
 
 
 def _one_row(config: Mapping[str, Scalar]) -> dict[str, list[Scalar]]:

@@ -106,6 +106,19 @@ def test_a_torch_without_metadata_counts_as_none(monkeypatch: pytest.MonkeyPatch
     assert not _has_torch()
 
 
+def test_a_python_without_venv_where_nothing_may_be_installed_is_told(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\ncase "$*" in *ensurepip*) exit 1;; esac\n')
+    python.chmod(0o755)
+    made = f"{tmp_path}/venv/bin/python"
+    refused = subprocess.run(
+        ["make", "-s", made, f"VENV={tmp_path}/venv", f"PYTHON={python}", "AS_ROOT=false"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert refused.returncode == 2
+    assert f"{python} has no venv: install python3-venv, or name conda's" in refused.stdout
+
+
 def test_a_package_that_cannot_be_unpacked_is_no_error_of_make(tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()

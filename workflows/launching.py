@@ -52,6 +52,11 @@ def launcher_for(
             f"{folder.path} holds a simulated run: resume it with the launcher 'simulate', or "
             "choose another run folder"
         )
+    if was == "srun" and not name and launcher_name(name) == "local":
+        raise LaunchError(
+            f"{folder.path} holds a run of a Slurm allocation, and this shell is in none: resume "
+            "it with `meshtune submit`, or inside salloc; `--launcher local` runs trials here"
+        )
 
     def simulated(_: LauncherOptions) -> Launcher:
         from workflows.simulation.workload import simulated_launcher

@@ -15,6 +15,7 @@ from slurm import BatchError, BatchJob, LauncherError, NoAnswerError
 from workflows.search.allocation import END_MARGIN_S
 
 MARK = "# A meshtune search."
+_JOB_START_S = 60.0  # of modules, environment and driver, before a first trial
 
 
 def time_limit(text: str) -> str:
@@ -33,7 +34,7 @@ def time_limit(text: str) -> str:
 
 def least_s(space: SearchSpace) -> float:
     """The shortest job in which a trial starts, in seconds."""
-    return space.trial.timeout_s + END_MARGIN_S
+    return _JOB_START_S + space.trial.timeout_s + END_MARGIN_S
 
 
 def written(script: str, file: Path, folder: RunFolder) -> None:

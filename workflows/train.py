@@ -23,6 +23,7 @@ from slurm import Kind, Launcher, Lease, StepLog, StepReport, TrialSpec
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
 from workflows.launching import first_nodes, run_alone
+from workflows.search.stopping import code_of
 
 _NO_NAME = re.compile(r"[^\w.-]+", re.ASCII)  # characters that Slurm's listings change
 ATTEMPT_NAME = "attempt.json"  # names the last attempt that was started in the folder
@@ -119,7 +120,7 @@ def _train(best: Best, launcher: Launcher, out: Path) -> int:
     if outcome.kind is not Kind.OK:
         said = f"{outcome.kind}: {outcome.message}\n{outcome.stderr_tail}"
         print(printable(said), file=sys.stderr)
-        return 1
+        return code_of(outcome.kind)
     for key, value in (outcome.result or {}).items():
         if is_number(value):
             print(printable(f"{key:28s}{value:.6g}"))

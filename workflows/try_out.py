@@ -77,8 +77,8 @@ def choose(space: SearchSpace, given: Mapping[str, Scalar], max_nodes: int) -> d
 
 def try_out(
     space: SearchSpace, config: Mapping[str, Any], launcher: Launcher, out: Path
-) -> Generator[str, None, bool]:
-    """Run one trial; yields lines on it, and returns whether it succeeded."""
+) -> Generator[str, None, Kind]:
+    """Run one trial; yields lines on it, and returns how it ended."""
     folder = RunFolder(out)
     if space.trainer.container is not None:
         launcher.check_container(space.trainer.container)
@@ -107,7 +107,7 @@ def try_out(
             if lines := text.splitlines()[-LAST_LINES:]:
                 yield f"last lines of standard {log}:"
                 yield from (f"  {line}" for line in lines)
-    return outcome.kind is Kind.OK
+    return outcome.kind
 
 
 def _before(

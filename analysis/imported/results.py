@@ -25,9 +25,10 @@ def read_results(where: str, study: str = "") -> Run:
         return read_run(file)
     if RunFolder(file.parent).started:
         return read_run(file.parent)
-    if (run := results_run(file)) is None:
+    run = results_run(file) if file.suffix.lower() not in (".yaml", ".yml", ".json") else None
+    if run is None:
         raise TableError(
-            f"{shown(file)}: not a results.csv: accepted columns p:NAME, and objective or "
-            "objective_0, objective_1 ..."
+            f"{shown(file)}: not a results.csv, nor a run's folder: accepted columns p:NAME, and "
+            "objective or objective_0, objective_1 ..."
         )
     return run

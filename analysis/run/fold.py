@@ -87,9 +87,8 @@ class Run:
 
     @property
     def launcher_option(self) -> str:
-        """`` --launcher NAME`` for the command that resumes it; empty if that is detected."""
-        detected = self.launcher in ("", "local", "srun")
-        return "" if detected else f" --launcher {quote(self.launcher)}"
+        """`` --launcher NAME`` for the command that resumes it; empty if this machine ran it."""
+        return "" if self.launcher in ("", "local") else f" --launcher {quote(self.launcher)}"
 
     def search_s(self, t: float) -> float:
         """Seconds of searching up to ``t``, without the time between sessions.

@@ -108,9 +108,9 @@ class RunFolder:
                     raise
                 frozen = space
             if frozen.fingerprint != space.fingerprint:
+                changes = "\n  ".join(space.changes(frozen))
                 raise FingerprintError(
-                    f"{self.path} holds a run of another space ({frozen.name} "
-                    f"{frozen.fingerprint[:12]}, not {space.name} {space.fingerprint[:12]}): "
+                    f"{shown(space.file)}: {self.path} holds a run of another space:\n  {changes}\n"
                     "results of different spaces are not comparable. Continue it with its own, "
                     f"{self.space_file}, or choose another --run-dir"
                 )

@@ -87,8 +87,10 @@ def unsealed(line: bytes) -> tuple[dict[str, Any], str]:
         raise LaterVersionError(
             f"journal version {version}, this meshtune reads up to {VERSION}: update meshtune"
         )
-    if type(version) is not int or version < VERSION:
+    if type(version) is not int:
         raise DamagedLineError("it is not a line of a journal")
+    if version < VERSION:
+        raise DamagedLineError(f"it is of journal version {version}, which is no longer read")
     if not seal:
         raise DamagedLineError(f"it is of journal version {version}, and has no checksum")
     return record, crc

@@ -116,7 +116,10 @@ def _sound_lines(raws: Iterable[bytes], repair: Repair) -> Iterator[Line]:
                 raise DamagedLineError("it was not written to its end")
             sound = [unsealed(raw[:-1])]
         except DamagedLineError as error:
-            sound = [unsealed(line) for line in sound_within(raw)]
+            sound = []
+            for line in sound_within(raw):
+                with suppress(DamagedLineError):  # whole, but of an older version
+                    sound.append(unsealed(line))
             text = f", but for {counted(len(sound), 'line')} within it" if sound else ""
             repair.notes.append((number, f"left out{text}: {error}: {_excerpt(raw)}"))
             if not sound and _OPENING.search(raw):

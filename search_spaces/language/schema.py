@@ -19,6 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from foundation.messages import closest
 from foundation.records import Described, Named, OneOrSeveral, inline
 from foundation.values import Duration, Identifier, Number, Scalar
 from search_spaces.cluster import Cluster
@@ -36,7 +37,15 @@ def _scalar(value: Any) -> Any:
     return value
 
 
-_One = Annotated[Scalar, BeforeValidator(_scalar)]  # one error for a mistake, not one per member
+def _number(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, Number):
+        raise PydanticCustomError("float_type", "no number")
+    return value
+
+
+# One error for a mistake, not one per member.
+_One = Annotated[Scalar, BeforeValidator(_scalar)]
+_Number = Annotated[Number, BeforeValidator(_number)]
 
 
 class ModelFile(ModelShape):
@@ -61,8 +70,8 @@ class BasedModel(Described):
 class Range(Described):
     """Numbers from the first to the last, which is included if a step lands on it."""
 
-    range: list[Number] = Field(min_length=2, max_length=2)
-    step: Number | None = Field(default=None, description="default 1, between whole numbers")
+    range: list[_Number] = Field(min_length=2, max_length=2)
+    step: _Number | None = Field(default=None, description="default 1, between whole numbers")
 
 
 class Log2(Described):
@@ -74,7 +83,7 @@ class Log2(Described):
 class Float(Described):
     """Any number from the first to the last."""
 
-    ends: list[Number] = Field(alias="float", min_length=2, max_length=2)
+    ends: list[_Number] = Field(alias="float", min_length=2, max_length=2)
     log: bool = Field(default=False, description="evenly by the logarithm, as a learning rate")
 
 
@@ -109,7 +118,9 @@ _MAPPINGS: dict[str, type[Described]] = {
 
 def _shape(value: Any) -> str:
     if isinstance(value, dict):
-        return next((f"<{key}>" for key in _MAPPINGS if key in value), "<range>")
+        known = (key for key in _MAPPINGS if key in value)
+        meant = (near for key in value if (near := closest(str(key), _MAPPINGS)))
+        return f"<{next(known, None) or next(meant, 'list')}>"
     if isinstance(value, BaseModel):
         return next(f"<{key}>" for key, record in _MAPPINGS.items() if isinstance(value, record))
     return "<list>" if isinstance(value, (list, tuple)) else "<fixed>"

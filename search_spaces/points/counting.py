@@ -135,6 +135,7 @@ def _impossible(space: SearchSpace, counts: tuple[RuleCount, ...], proven: bool)
         head = f"no valid configuration found at random among {space.raw_size:,} raw ones"
     remedies = {rule.name: f"; {rule.remedy}" for rule in space.rules if rule.remedy}
     of_batch = "; it is mbs * gas * dp: a multiple of the mbs * dp of some configuration"
+    remedies |= dict.fromkeys(("tp_within_node", "tp_within_links"), "; allow: [tp_across_nodes]")
     remedies |= {r.name: of_batch for r in space.rules if r.names == {"global_batch_size"}}
     lines = [
         f"  {c.name} removes {c.alone:,} ({100 * c.alone / space.raw_size:.3g} %): {c.text}"

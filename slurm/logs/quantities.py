@@ -13,6 +13,8 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from foundation.messages import listed
+
 _PER = ("/", "_per_", " per ")
 _TIME = {
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
@@ -121,9 +123,10 @@ def check_unit(unit: str, metric: str) -> None:
             "step_time_s, peak_memory_bytes or tokens_per_second do; use 'scale' for others"
         )
     if _factor(unit, wanted.dimension) is None:
-        known = ", ".join(sorted(_DIMENSIONS[wanted.dimension]))
+        known = sorted(_DIMENSIONS[wanted.dimension], key=len)
         raise QuantityError(
-            f"unit {unit!r} of {metric!r}: accepted a unit of {wanted.dimension}: {known}"
+            f"unit {unit!r} of {metric!r}: accepted a unit of {wanted.dimension}: "
+            f"{listed(known, 8)}"
         )
 
 

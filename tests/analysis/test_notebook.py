@@ -134,6 +134,28 @@ def test_the_best_of_a_minimized_objective_is_the_lowest(
     assert names["found"]["run 1"]["best"] == 3.0 and "run 0: " in said
 
 
+def test_a_space_of_ones_own_parameters_without_a_model_is_explained_and_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "{version: 1, trainer: {command: [train]}, parameters: {rows: [1, 2]}, "
+        "objective: {maximize: speed}}"
+    )
+    book = RunBook(tmp_path / "run", {"maximize": "speed"})
+    RunFolder(book.directory).space_file.write_text(load_space(file).frozen())
+    for number in range(10):
+        book.run_one(number, {"rows": 1 + number % 2}, "ok", 4.0 + number)
+    ResultsFile(RunFolder(book.directory)).write(book.read())
+    book.close()
+    monkeypatch.setenv("MESHTUNE_RUN", str(book.directory))
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    said, _ = executed("sensitivity")
+    assert "10 successful trials" in said and "the space has no model" in said
+    _, names = executed("own_plots")
+    assert list(names["best_rows"]["objective"]) == [12.0, 13.0]
+
+
 def test_the_cost_model_is_calibrated_by_half_of_the_trials(given: None) -> None:
     said, names = executed("cost_model")
     assert "after 17 trials" in said and "fits with probability" in said

@@ -26,7 +26,8 @@ def test_a_bound_is_in_the_metrics_own_unit(text: str, key: str, value: float) -
     "text, says",
     [
         ("val_loss = 2.1", "accepted a metric, <, <=, > or >="),
-        ("val_loss < 2.1 nats", "found the unit nats for val_loss"),
+        ("val_loss < 2.1 nats", "found the unit nats for val_loss, accepted a number without one"),
+        ("memory < 7 GiB", "only metrics that end in bytes, s, joules, watts take units, as peak_"),
         ("peak_memory_bytes < 70 Gib", "accepted B, kB"),
         ("val_loss < 1e999", "accepted a finite number"),
         ("a + b < 3", "accepted a metric"),

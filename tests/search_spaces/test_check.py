@@ -94,6 +94,13 @@ def test_an_impossible_space_names_the_rules_that_remove_the_most(load: Load, go
     assert "constraint_1 removes" in worst
 
 
+def test_tensor_parallelism_wider_than_a_node_names_what_allows_it(load: Load) -> None:
+    wide = BIG.replace("{log2: [1, 8]}", "[16]\n  num_nodes: 2")
+    with pytest.raises(SpaceError, match=r"tp == 0; allow: \[tp_across_nodes\]"):
+        check(load(wide))
+    assert check(load(f"{wide}allow: [tp_across_nodes]\n")).valid
+
+
 def test_a_sample_without_a_valid_configuration_does_not_claim_there_is_none(load: Load) -> None:
     space = load(BIG.replace("a * b <= 5000", "a * b * c == 1"))
     with pytest.raises(SpaceError, match=r"no valid configuration found at random"):

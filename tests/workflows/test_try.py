@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 import yaml
 
 from search_spaces import load_space
+from support.waiting import wait_for
 from workflows.cli.main import main
 
 CONFIG = {"tp": 1, "mbs": 2, "gas": 2}
@@ -21,6 +24,13 @@ if os.environ["RANK"] == "0":
         print(f" iteration {i:8d}/ 7 | elapsed time per iteration (ms): {time} | lm loss: 9.1 |")
     print("[Rank 0] memory (MB) | max allocated: 512.0 | reserved: 600.0")
     sys.exit("no luck") if sys.argv[2] == "4" else None
+"""
+
+
+WAITING = """
+import pathlib, time
+pathlib.Path("../../../up").touch()
+time.sleep(600)
 """
 
 
@@ -76,6 +86,17 @@ def test_a_trial_that_fails_shows_its_last_words(
     shown = capsys.readouterr().out
     assert "ended         crash" in shown
     assert "no luck" in shown.partition("last lines of standard error")[2]
+
+
+def test_a_trial_that_ctrl_c_ends_says_so_in_the_exit_code(space: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WAITING)
+    command = [sys.executable, "-m", "workflows.cli.main", "try", str(space)]
+    tried = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    wait_for((tmp_path / "up").exists, "the trial runs")
+    tried.send_signal(signal.SIGINT)
+    said, _ = tried.communicate(timeout=120)
+    assert "ended         cancelled" in said
+    assert tried.returncode == 130
 
 
 def test_without_a_number_the_output_is_shown_that_no_pattern_matches(

@@ -44,7 +44,10 @@ def report(arguments: Namespace) -> None:
             print(*map(printable, analysis.Comparison(runs).text()), sep="\n")
         return
     if arguments.out and not runs[0].origin:
-        raise UsageError("--out: the page of a run is in its own folder; leave it out")
+        raise UsageError(
+            "--out: the page of a run is in its own folder; leave it out, or report a copy of the "
+            "run; `meshtune watch RUN` writes nothing"
+        )
     with Working("reading the run", lines=True) as tell:
         page = _page(runs[0], arguments.out, tell)
     if arguments.json:

@@ -18,6 +18,7 @@ from workflows.cli.json_output import of_run, print_json
 
 def try_out(arguments: Namespace) -> int:
     from workflows.launching import refuse_too_many_ranks
+    from workflows.search.stopping import code_of
     from workflows.try_out import choose, try_out, values_of
 
     space = search_spaces.load_space(arguments.space)
@@ -32,7 +33,7 @@ def try_out(arguments: Namespace) -> int:
             try:
                 print(printable(next(lines)), flush=True)
             except StopIteration as end:
-                return 0 if end.value else 1
+                return code_of(end.value)
 
 
 def status(arguments: Namespace) -> None:
@@ -85,8 +86,10 @@ def _resumption(run: analysis.Run) -> str:
         return "the program that asked for its trials resumes it"
     space_file = quote(str(run.folder.space_file))
     by_hand = f"`meshtune search {space_file}{run.launcher_option}` resumes it"
-    if slurm.BatchJob.script_of(run.directory).exists():
-        return f"its job resumes it if squeue still lists the job, else {by_hand}"
+    script = slurm.BatchJob.script_of(run.directory)
+    if script.exists():
+        again = f"`sbatch {quote(str(script))}`"
+        return f"its job resumes it if squeue still lists the job, else {again}"
     return by_hand
 
 

@@ -229,7 +229,7 @@ def _refuse_too_few_nodes(search: Search, policy: Policy, run: Run) -> None:
 
 @contextmanager
 def stop_on_signals(driver: Driver, progress: Progress) -> Iterator[None]:
-    """Ctrl-C or TERM: stop cleanly; a second one: quit now. USR1 (the allocation ends): drain."""
+    """Ctrl-C, TERM or HUP: stop cleanly; a second one: quit now. USR1 (allocation ends): drain."""
     asked = False  # the driver may be stopping for its own reasons
 
     def say(text: str) -> None:
@@ -238,6 +238,8 @@ def stop_on_signals(driver: Driver, progress: Progress) -> Iterator[None]:
 
     def stop(number: int, _: FrameType | None) -> None:
         nonlocal asked
+        if asked and number == signal.SIGHUP:
+            return  # a terminal that is closed sends it, and so does its shell
         if asked:
             os._exit(128 + number)
         asked = True
@@ -249,7 +251,10 @@ def stop_on_signals(driver: Driver, progress: Progress) -> Iterator[None]:
         driver.drain(Ending("the allocation ends", CONTINUE))
         say("the allocation ends soon: no further trial is started")
 
-    with handling({signal.SIGINT: stop, signal.SIGTERM: stop, signal.SIGUSR1: drain}):
+    handlers = {signal.SIGINT: stop, signal.SIGTERM: stop, signal.SIGUSR1: drain}
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
+        handlers[signal.SIGHUP] = stop
+    with handling(handlers):
         yield
 
 

@@ -27,6 +27,11 @@ class Ending:
     code: int
 
 
+def code_of(kind: Kind) -> int:
+    """Exit code of a command that runs a single trial, by how it ended."""
+    return {Kind.OK: DONE, Kind.CANCELLED: INTERRUPTED}.get(kind, FAILED)
+
+
 def is_nobodys(end: Ended, run: Run) -> bool:
     """Whether no trial has succeeded yet, and every configuration would crash like this."""
     never = not any(t.ok for t in run.trials.values())

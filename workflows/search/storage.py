@@ -48,7 +48,10 @@ class Storage:
                 if self._stopping():
                     stops_s = stops_s or time.monotonic()
                     if time.monotonic() - stops_s > _PATIENCE_S:
-                        raise NoRoomError(f"no room to write what has happened: {error}") from None
+                        raise NoRoomError(
+                            f"no room to write what has happened: {error}; make room there, and "
+                            "run the same command"
+                        ) from None
                 time.sleep(_TRY_AGAIN_S)
         if waits:
             self._tell("the disk has room again, the search continues")

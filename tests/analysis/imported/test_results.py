@@ -49,6 +49,13 @@ def test_what_is_no_such_file_is_a_clear_error(tmp_path: Path, text: str, compla
         read_results(str(path))
 
 
+def test_a_space_in_place_of_its_run_is_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "space.yaml"
+    path.write_text("version: 1\ntrainer: {command: [a, b, c]}\n")
+    with pytest.raises(TableError, match=r"not a results\.csv, nor a run's folder"):
+        read_results(str(path))
+
+
 @pytest.mark.parametrize("text", ["", "nan"])
 @pytest.mark.parametrize("time", ["0.292", "0.293"])
 def test_a_trial_without_its_time_leaves_the_order_alone(

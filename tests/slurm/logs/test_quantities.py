@@ -153,5 +153,7 @@ def test_units_of_patterns_are_checked_beforehand() -> None:
         QuantityError, match=r"'furlongs' of 'step_time_s': accepted a unit of time"
     ):
         check_unit("furlongs", "step_time_s")
+    with pytest.raises(QuantityError, match=r"of tokens/s: tps, .* tok/s, .*, and \d+ more$"):
+        check_unit("foo", "tokens_per_second")
     with pytest.raises(QuantityError, match="use 'scale'"):
         check_unit("ms", "score")

@@ -14,7 +14,7 @@ from analysis.run.folder import FingerprintError, RunFolder
 from analysis.run.journal import Journal
 from analysis.run.lock import lock
 from search_spaces import load_space
-from support.run_book import RunBook
+from support.run_book import RunBook, resealed
 from support.small_search import QUICK
 from workflows.cli.main import main
 from workflows.search.stopping import CONTINUE, DONE, FAILED
@@ -63,10 +63,65 @@ def test_status_says_what_became_of_a_run(
 def test_a_submitted_run_waits_for_its_job(
     book: RunBook, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (book.directory / "search.sbatch").write_text("")
-    assert "killed; its job resumes it if squeue still lists the job, else `" in status(
-        book, capsys
-    )
+    script = book.directory / "search.sbatch"
+    script.write_text("")
+    again = f"its job resumes it if squeue still lists the job, else `sbatch {script}`\n"
+    assert f"killed; {again}" in status(book, capsys)
+
+
+def test_a_journal_of_an_older_version_is_refused_also_by_repair(
+    book: RunBook, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resealed(book.directory / "journal.jsonl", '"v": 2', '"v": 1')
+    assert main(["status", str(book.directory)]) == 2
+    assert ":1: it is of journal version 1, which is no longer read" in capsys.readouterr().err
+    assert main(["repair", str(book.directory)]) == 2
+    assert "nothing in it is sound; move it away" in capsys.readouterr().err
+
+
+def test_a_space_that_was_edited_names_what_has_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+version: 1
+trainer:
+  command: [python, /home/me/train.py, --batch-size, "{mbs}", --lr, '0.1', --size, small]
+  env: {TOKEN: hush}
+parameters: {mbs: [1, 2]}
+objective: {minimize: loss}
+"""
+    file, folder = tmp_path / "mine.yaml", RunFolder(tmp_path / "run")
+    file.write_text(text)
+    folder.create(load_space(file))
+    changes = {"[1, 2]": "[1, 2, 4]", "small": "large", "hush": "hush, hush", "loss": "val_loss"}
+    for before, after in changes.items():
+        text = text.replace(before, f'"{after}"' if before == "hush" else after)
+    file.write_text(text)
+    assert main(["search", str(file), "--run-dir", str(folder.path)]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"meshtune: {file}: {folder.path} holds a run of another space:"
+    assert sorted(said[1:-1]) == [
+        "  objective.minimize: found 'val_loss', the run has 'loss'",
+        "  parameters.mbs: found [1, 2, 4], the run has [1, 2]",
+        "  trainer.command[7:]: found ['large'], the run has ['small']",
+        "  trainer.env.TOKEN: found another value",
+    ]
+
+
+def test_a_run_of_an_allocation_is_not_resumed_on_the_login_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    space, folder = load_space("tiny_cpu"), RunFolder(tmp_path / "run")
+    folder.create(space)
+    journal = Journal(folder.path)
+    journal.write(Opened.of(space, "srun", nodes=["n1"]))
+    journal.close()
+    assert main(["search", "tiny_cpu", "--run-dir", str(folder.path)]) == 2
+    assert "resume it with `meshtune submit`, or inside salloc" in capsys.readouterr().err
+    assert main(["status", str(folder.path)]) == 0
+    again = f"meshtune search {folder.space_file} --launcher srun"
+    assert f"killed; `{again}` resumes it" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "driver.lock", "space.yaml"])

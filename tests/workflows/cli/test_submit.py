@@ -124,15 +124,16 @@ def test_a_file_that_is_no_batch_script_is_not_overwritten(
     assert Path("notes.txt").read_text() == "mine" and not Path("runs").exists()
 
 
-@pytest.mark.parametrize("time", ["10m", "00:20:00", "20"])
+@pytest.mark.parametrize("time", ["10m", "00:20:00", "20", "21m"])
 def test_a_job_in_which_no_trial_would_start_is_refused(
     refused: list[str], time: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refused[refused.index("1h")] = time
     assert main([*refused, "--write", "search.sbatch"]) == 2
-    assert f"--time {time}: no trial would start" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"--time {time}: no trial would start" in said and "ask for at least 22m" in said
     assert not Path("runs").exists()
-    refused[refused.index(time)] = "21"
+    refused[refused.index(time)] = "22"
     assert main([*refused, "--write", "search.sbatch"]) == 0
 
 

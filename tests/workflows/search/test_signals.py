@@ -1,4 +1,4 @@
-"""Ctrl-C, TERM and USR1 while a search runs."""
+"""Ctrl-C, TERM, HUP and USR1 while a search runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.scripted_launcher import ScriptedLauncher, ok
 from workflows.search.driver import Driver
 from workflows.search.progress import Progress
 from workflows.search.session import stop_on_signals
-from workflows.search.stopping import FAILED, Ending
+from workflows.search.stopping import CONTINUE, FAILED, Ending
 
 Make = Callable[..., SearchSpace]
 MakeDriver = Callable[..., Driver]
@@ -37,6 +37,23 @@ def test_only_the_second_ctrl_c_leaves_at_once_also_if_the_search_is_stopping_by
         assert not left
         signal.raise_signal(signal.SIGINT)
     assert left == [130]
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_terminal_that_is_closed_stops_the_search_cleanly_unless_nohup_started_it(
+    make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch, ignored: bool
+) -> None:
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("left at once"))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    driver = make_driver(ScriptedLauncher(lambda n, a, lease: ok()))
+    try:
+        with Progress(Console(file=io.StringIO())) as progress, stop_on_signals(driver, progress):
+            for _ in range(2):  # the kernel's, and the shell's
+                signal.raise_signal(signal.SIGHUP)
+            ending = driver.run()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (ending == Ending("stopped by SIGHUP", CONTINUE)) is not ignored
 
 
 class Interrupting(io.RawIOBase):
