@@ -37,10 +37,11 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
 
     Before FIRST_GAINS successes an upper confidence bound: mean + KAPPA deviation + the deviation
     of untried values of unpriced parameters + log P(counts), where a candidate counts if it runs at
-    speed and satisfies the bounds on measured values. From then on the expected improvement times
-    P(counts), less FAILURE_PRICE times the probability to fail; the bound breaks ties. If no
-    candidate would gain what a trial has to, UNTRIED_LOG_SD widens the deviation for each value of
-    a switch that no success had (a pipeline, unsharded states).
+    speed and satisfies the bounds on measured values. From then on the gain, which is expected
+    improvement times P(counts), less P(fails) times FAILURE_PRICE or the largest gain, whichever is
+    less: a trial that cannot win costs as much as one that fails. The bound breaks ties. If no gain
+    is what a trial has to bring, UNTRIED_LOG_SD widens the deviation for each value of a switch
+    that no success had (a pipeline, unsharded states).
 
     Others wait while some candidates meet these preferences, applied in turn: they run with SURE,
     if the latest FAILURES_IN_A_ROW trials failed; they can win, as their 95 % interval reaches the
@@ -62,16 +63,17 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
         preferred.append(runs >= SURE)
     if best is not None:
         gain, _ = improvement(posterior, best)
-        measured = posterior.goal.measured(best)
+        gains, measured = gain * counts, posterior.goal.measured(best)
         least = posterior.pricing.space.budget.expected_gain
         reaches = posterior.upper >= measured
-        if (gain * counts).max() < least:  # little to gain, except by switches never tried
+        if gains.max() < least:  # little to gain, except by switches never tried
             gain, _ = improvement(posterior, best, _doubtful_deviation(posterior))
-            reaches |= gain * counts >= least
+            reaches |= (gains := gain * counts) >= least
+        reaches &= (posterior.eligibility >= LIKELY) | (gains > FAILURE_PRICE * (1 - runs))
         if len(observations.successes) >= FIRST_GAINS:
-            value = gain * counts - FAILURE_PRICE * (1 - runs) + TIE * (value - measured)
-        reaches &= (posterior.eligibility >= LIKELY) | (value > 0)
-        if (first := reaches & _first_variants(posterior, best, gain * counts, least)).any():
+            price = min(FAILURE_PRICE, gains.max())
+            value = gains - price * (1 - runs) + TIE * (value - measured)
+        if (first := reaches & _first_variants(posterior, best, gains, least)).any():
             preferred.append(first)
         elif posterior.has_new_degrees:  # they teach more than a variant that gains little
             preferred.append(~posterior.is_variant | (gain >= least))

@@ -165,6 +165,26 @@ def test_a_candidate_that_may_win_comes_before_a_certain_one_that_cannot(
     assert np.isneginf(acquisition(posterior, best)[~reaches]).all()
 
 
+@pytest.mark.parametrize(("other_gain", "comes_first"), [(1e-9, True), (1e-3, False)])
+def test_a_failure_costs_no_more_than_what_can_still_be_gained(
+    space: SearchSpace, searched: Run, monkeypatch: pytest.MonkeyPatch,
+    other_gain: float, comes_first: bool,
+) -> None:  # fmt: skip
+    """One candidate may gain 0.1 %, but fails with 25 %; all others run, and gain next to nothing
+    or as much."""
+    run = first(searched, 8)
+    posterior, best = posterior_of(space, run), run.best
+    at = int(np.argmax(posterior.upper))
+    runs, gain = np.full(len(posterior.upper), 0.999), np.full(len(posterior.upper), other_gain)
+    runs[at], gain[at] = 0.75, 1e-3
+    for name in ("feasibility", "eligibility", "at_speed"):
+        vars(posterior)[name] = runs
+    monkeypatch.setattr(
+        "analysis.prediction.acquisition.improvement", lambda *_: (gain, np.zeros_like(gain))
+    )
+    assert (int(np.argmax(acquisition(posterior, best))) == at) is comes_first
+
+
 def test_after_two_failures_in_a_row_only_what_surely_runs_comes(
     space: SearchSpace, searched: Run
 ) -> None:
