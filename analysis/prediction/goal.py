@@ -40,7 +40,7 @@ class Goal:
         predicted = self._merits(prediction)
         likely = predicted[prediction.fits > LIKELY]
         within = [trial for trial in successes if not trial.violated]
-        known = np.concatenate([likely, Scalarization.merits(self._objectives, within)])
+        known = np.concatenate([likely, Scalarization.measured(self._objectives, within)])
         uncertain = [objective.key != "num_nodes" for objective in self._objectives]
         aim = Scalarization.from_weights(weights, known if len(known) else predicted, uncertain)
         return type(self)(self._pricing, aim)
@@ -60,7 +60,7 @@ class Goal:
     def measured(self, trial: Trial) -> float:
         """The goal as a successful trial measured it."""
         if self._aim is not None:
-            return float(self._aim.value(Scalarization.merits(self._objectives, [trial]))[0])
+            return float(self._aim.value(Scalarization.measured(self._objectives, [trial]))[0])
         log = float(np.log(trial.objective or np.nan))
         return log if self._objectives[0].maximize else -log
 

@@ -14,27 +14,12 @@ import numpy as np
 
 from analysis.pareto import non_dominated
 from analysis.run.trial import Trial
-from search_spaces import Objective, SearchSpace
+from search_spaces import Objective
 from trainer.plan.jobs import Array
 
 AUGMENTED = 0.05  # weight of the plain sum, which decides between equal largest distances
 AIMS = 16  # directions by which points are ranked
 _NARROW = 1e-6  # range of a logarithm below which an objective does not vary over the front
-
-
-def weights(count: int, seed: int, number: int) -> Array:
-    """Weights of ``count`` objectives, for proposal ``number``; they sum to 1.
-
-    A Kronecker sequence with a start drawn from the seed: it covers the simplex evenly even in few
-    consecutive proposals, and needs no state but ``number``.
-    """
-    root = 2.0  # of x^count = x + 1; the golden ratio for two (Roberts 2018)
-    for _ in range(60):
-        root = (1 + root) ** (1 / count)
-    steps = root ** -np.arange(1.0, count)
-    start = np.random.default_rng((seed, count)).random(count - 1)
-    cuts = np.sort((start + number * steps) % 1.0)
-    return np.diff(np.concatenate([[0.0], cuts, [1.0]]))
 
 
 def merits(objectives: Sequence[Objective], figures: Array) -> Array:
@@ -73,16 +58,22 @@ class Scalarization:
         return cls(known.max(axis=0), slopes, float(slopes[list(uncertain) or slice(None)].max()))
 
     @staticmethod
-    def weights(space: SearchSpace, seed: int, number: int) -> tuple[Array | None, str]:
-        """The weights of proposal ``number``, and words on them; None for a single objective."""
-        if not space.more_objectives:
-            return None, ""
-        drawn = weights(len(space.objectives), seed, number)
-        shares = zip(drawn, space.objectives, strict=True)
-        return drawn, "; weights: " + ", ".join(f"{w:.2f} {o.key}" for w, o in shares)
+    def weights(count: int, seed: int, number: int) -> Array:
+        """Weights of ``count`` objectives, for proposal ``number``; they sum to 1.
+
+        A Kronecker sequence with a start drawn from the seed: it covers the simplex evenly even in
+        few consecutive proposals, and needs no state but ``number``.
+        """
+        root = 2.0  # of x^count = x + 1; the golden ratio for two (Roberts 2018)
+        for _ in range(60):
+            root = (1 + root) ** (1 / count)
+        steps = root ** -np.arange(1.0, count)
+        start = np.random.default_rng((seed, count)).random(count - 1)
+        cuts = np.sort((start + number * steps) % 1.0)
+        return np.diff(np.concatenate([[0.0], cuts, [1.0]]))
 
     @staticmethod
-    def merits(objectives: Sequence[Objective], trials: Sequence[Trial]) -> Array:
+    def measured(objectives: Sequence[Objective], trials: Sequence[Trial]) -> Array:
         """Merits of successful trials; shape (trials, objectives), see :func:`merits`."""
         rows = [[trial.objectives[objective.key] for objective in objectives] for trial in trials]
         return merits(objectives, np.array(rows).reshape(len(trials), len(objectives)))
@@ -97,9 +88,8 @@ def spread_ranks(points: Array) -> Array:
     """Best rank, from 1, of points (n, k) over AIMS directions."""
     best = np.full(len(points), np.inf)
     for number in range(AIMS):
-        value = Scalarization.from_weights(weights(points.shape[1], 0, number), points).value(
-            points
-        )
+        weights = Scalarization.weights(points.shape[1], 0, number)
+        value = Scalarization.from_weights(weights, points).value(points)
         order = np.argsort(-value, kind="stable")
         best = np.minimum(best, np.argsort(order) + 1)
     return best
