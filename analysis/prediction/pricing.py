@@ -12,8 +12,8 @@ import numpy as np
 
 from analysis.cost.fitted import cost_model, suspected
 from analysis.cost.memory import MemoryConstants
-from analysis.cost.memory_fit import MemoryModel
-from analysis.cost.model import CostModel, Measurements, Prediction
+from analysis.cost.memory_fit import Measurements, MemoryModel
+from analysis.cost.model import CostModel, Prediction
 from analysis.cost.warm_start import discounted, likeliest, shared, taken_over
 from analysis.metrics import Metrics
 from analysis.prediction.columns import (
