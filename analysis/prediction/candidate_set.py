@@ -36,9 +36,9 @@ class CandidateSet:
     def __init__(self, pricing: Pricing, candidates: Candidates, indices: Indices) -> None:
         self.pricing, self.candidates, self.indices = pricing, candidates, indices
         space, raw = pricing.space, candidates.columns(indices)
-        self.jobs: Jobs = pricing.jobs(raw, len(indices))
+        self.jobs: Jobs = pricing.jobs(raw)
         self.num_nodes = np.broadcast_to(space.columns(raw).columns["num_nodes"], indices.shape)
-        unpriced = unpriced_features(space, raw, len(indices))
+        unpriced = unpriced_features(space, raw)
         self.features, self.num_unpriced = features(self.jobs, unpriced), unpriced.shape[1]
         unknown, every = unpriced_parameters(candidates.space), candidates.space.parameters
         self._unpriced = np.array([name in unknown for name in every])
@@ -52,7 +52,7 @@ class CandidateSet:
         """
         rng = np.random.default_rng(seed)
         indices = candidates.indices(PRICED, rng, [], max_nodes=2**31)
-        jobs = pricing.jobs(candidates.columns(indices), len(indices))
+        jobs = pricing.jobs(candidates.columns(indices))
         prediction = pricing.calibrated([]).predict(jobs)
         fits = (prediction.fits + prediction.may_fit) / 2
         runs = np.maximum(fits * pricing.in_time(prediction), 1e-9)
@@ -98,8 +98,7 @@ class CandidateSet:
 def features_of(pricing: Pricing, trials: Sequence[Trial]) -> Array:
     """Features of trials of a priced space; shape (len(trials), d)."""
     raw = pricing.raw([trial.config for trial in trials])
-    jobs = pricing.jobs(raw, len(trials))
-    return features(jobs, unpriced_features(pricing.space, raw, len(trials)))
+    return features(pricing.jobs(raw), unpriced_features(pricing.space, raw))
 
 
 def switch_values(jobs: Jobs) -> Array:

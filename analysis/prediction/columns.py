@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
-from search_spaces import Facts, SearchSpace
+from search_spaces import SearchSpace
 from trainer.plan.annotations import Column, columns, value_types, values_of
 from trainer.plan.axes.mesh import GRID, PRICED_AXES, beside_dp
 from trainer.plan.fields import FP8, Choices, OtherChoices
@@ -21,9 +21,10 @@ _OTHERS = value_types(OtherChoices)
 
 
 def jobs_from(
-    space: SearchSpace, shape: ModelConfig, engines: Collection[str], facts: Facts, count: int
+    space: SearchSpace, shape: ModelConfig, engines: Collection[str], raw: Mapping[str, Any]
 ) -> Jobs:
-    """The jobs of ``count`` configurations; ``engines`` are numbered in their order."""
+    """The jobs of raw configurations by column; ``engines`` are numbered in their order."""
+    facts = space.columns(raw)
     known, axes = facts.columns, space.program.axes
     found: dict[str, Any] = {name: known[name] for name in NEEDED if name != "num_layers"}
     found |= {name: known[name] if name in axes else 1 for name in PRICED_AXES}
@@ -38,8 +39,8 @@ def jobs_from(
         found |= values_of(space.trainer.builtin)
     if len(engines) > 1:
         found["engine"] = facts.said("engine", 0, {word: n for n, word in enumerate(engines)})
-    found = {key: np.broadcast_to(column, (count,)) for key, column in found.items()}
-    return jobs(found, shape)
+    count = len(next(iter(raw.values())))
+    return jobs({key: np.broadcast_to(each, (count,)) for key, each in found.items()}, shape)
 
 
 def in_8_bits(space: SearchSpace) -> bool:

@@ -139,17 +139,13 @@ class Pricing:
         """Parameters in which the model sees no difference; see ``unpriced_parameters``."""
         return unpriced_parameters(self.space)
 
-    def jobs(self, raw: Mapping[str, Any], count: int) -> Jobs:
-        """The jobs of ``count`` raw configurations given as one column per parameter."""
-        return jobs_from(self.space, self._shape, self._engines, self.space.columns(raw), count)
+    def jobs(self, raw: Mapping[str, Any]) -> Jobs:
+        """The jobs of raw configurations given as one column per parameter."""
+        return jobs_from(self.space, self._shape, self._engines, raw)
 
     def predict(self, configs: Sequence[Mapping[str, Any]]) -> Prediction:
         """Predictions for configurations of the space, raw or canonical."""
         return self.model.predict(self.jobs_of(configs))
-
-    def predict_columns(self, raw: Mapping[str, Any], count: int) -> Prediction:
-        """The same for raw configurations given as one column per parameter."""
-        return self.model.predict(self.jobs(raw, count))
 
     def objective(self, prediction: Prediction) -> Array | None:
         """Predicted objective; None if the model does not predict it."""
@@ -328,7 +324,7 @@ class Pricing:
 
     def jobs_of(self, configs: Sequence[Mapping[str, Any]]) -> Jobs:
         """The jobs of configurations, raw or canonical."""
-        return self.jobs(self.raw(configs), len(configs))
+        return self.jobs(self.raw(configs))
 
     def raw(self, configs: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """The raw values of configurations, as a column for each parameter."""

@@ -51,7 +51,7 @@ class Ranking:
         """
         space = pricing.space
         candidates, indices = _sampled(space, sampled)
-        prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
+        prediction = pricing.model.predict(pricing.jobs(candidates.columns(indices)))
         likely = int(np.count_nonzero(prediction.fits >= LIKELY))
         value, ranked_by = -prediction.peak_bytes, "memory"
         if likely:
@@ -164,7 +164,7 @@ class Ranking:
             return f"memory is not predicted: {error}"
         candidates, indices = _sampled(report.space, COUNTED)
         model = pricing.model
-        jobs = pricing.jobs(candidates.columns(indices), len(indices))
+        jobs = pricing.jobs(candidates.columns(indices))
         fits = model.fits(jobs)
         likely = round(np.count_nonzero(fits >= LIKELY) / len(indices) * report.valid)
         about = "about " if len(indices) < report.valid else ""
@@ -195,7 +195,7 @@ def search_warnings(space: SearchSpace, pricing: Pricing | None) -> tuple[str, .
         return tuple(said)
     said += _notes(pricing)
     with suppress(MissingFactError):
-        prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
+        prediction = pricing.model.predict(pricing.jobs(candidates.columns(indices)))
         said += _warnings(pricing, prediction)
     return tuple(said)
 
