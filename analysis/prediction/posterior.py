@@ -21,7 +21,7 @@ from analysis.prediction.candidate_set import CandidateSet, features_of, switch_
 from analysis.prediction.goal import Goal
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.residual import DISTURBED_SHARE, ResidualProcess, survival
-from analysis.prediction.satisfaction import Satisfaction
+from analysis.prediction.satisfaction import satisfaction
 from analysis.prediction.trust import residual_log_sd
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
@@ -146,9 +146,9 @@ class Posterior:
     @cached_property
     def satisfaction(self) -> Array:
         """Probability to satisfy the bounds on measured values, if it runs."""
-        features_of, unpriced = self._candidates.features_of, self._candidates.num_unpriced
-        judge = Satisfaction(self.pricing, self._model, self._successes, features_of, unpriced)
-        return judge.probability(self.prediction, self._features)
+        at = self._candidates.features_of(self._successes)
+        told = self._successes, at, self._candidates.num_unpriced
+        return satisfaction(self.pricing, self.prediction, self._features, *told)
 
     @cached_property
     def eligibility(self) -> Array:

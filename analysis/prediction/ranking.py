@@ -15,7 +15,7 @@ from analysis.cost.model import LIKELY, Prediction
 from analysis.prediction.columns import unpriced_axes, unpriced_parameters
 from analysis.prediction.goodput import PRICES, Goodput, bill, state_bytes
 from analysis.prediction.pricing import NotPricedError, Pricing
-from analysis.prediction.satisfaction import Satisfaction
+from analysis.prediction.satisfaction import satisfaction
 from analysis.prediction.start_up import StartUp
 from analysis.units import GIB, aligned
 from foundation.quantities import config_text, counted, duration, number, tokens_text
@@ -56,7 +56,7 @@ class Ranking:
         value, ranked_by = -prediction.peak_bytes, "memory"
         if likely:
             value = pricing.promise(prediction) * prediction.fits * pricing.in_time(prediction)
-            value = value * Satisfaction.before_trials(pricing, prediction)
+            value = value * satisfaction(pricing, prediction, np.zeros((len(value), 1)))
             first = ", the first objective," if space.more_objectives else ""
             ranked_by = (
                 f"{space.objective.key}{first} and the probability to fit and to end in time"
