@@ -74,14 +74,14 @@ class CandidateSet:
         """Features of trials, which need not be members; shape (len(trials), d)."""
         return features_of(self.pricing, trials) if trials else self.features[:0]
 
-    def variants(self, trials: Sequence[Trial]) -> tuple[Indices, Indices]:
-        """Group of each member, (n,), and of each trial; in a group only unpriced values differ."""
-        of_trials = self.candidates.indices_of([t.config for t in trials])
-        return self._groups, self._groups_of(of_trials)
-
     @cached_property
-    def _groups(self) -> Indices:
+    def groups(self) -> Indices:
+        """Group of each member, shape (n,); in a group only unpriced values differ."""
         return self._groups_of(self.indices)
+
+    def groups_of(self, trials: Sequence[Trial]) -> Indices:
+        """The same of trials, which need not be members."""
+        return self._groups_of(self.candidates.indices_of([t.config for t in trials]))
 
     def unpriced_values(self, indices: Indices) -> Indices:
         """Index of each configuration's value of every unpriced parameter; shape (k, n)."""
