@@ -143,7 +143,7 @@ class MeshtunePolicy(Policy):
 
     @cached_property
     def _shortlist(self) -> CandidateSet | None:
-        """What the model chooses among; None if it cannot.
+        """The model's candidates; None if it cannot choose.
 
         Made at the first proposal: a run that is only looked at needs no prices. Every calibration
         starts from the model of its ``pricing``.
