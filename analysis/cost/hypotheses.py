@@ -195,7 +195,8 @@ class Doubts:
                 longer varied.
         """
         answers: dict[Key, tuple[float, T]] = {}
-        idle: set[int] = set()
+        known: dict[Key, float] = {}  # log posterior of each hypothesis that was visited
+        idle: set[int] = set()  # habits that make no difference
 
         def answer(key: Key) -> tuple[float, T]:
             key = tuple(0 if at in idle else value for at, value in enumerate(key))
@@ -207,14 +208,13 @@ class Doubts:
             known[key] = self.log_prior(key) + answer(key)[0]
             return known[key]
 
-        known: dict[Key, float] = {}
         rng = np.random.default_rng(0)
         renewed = [self._renewed(one, self._since_then) for one in self.records]
         key = max([*self.records, *renewed], key=score)
+        sizes = [len(every) for every in self.values.values()]
         for _ in range(SWEEPS):
             for at in rng.permutation(len(key)):
-                others = range(len([*self.values.values()][at]))
-                every = [(*key[:at], value, *key[at + 1 :]) for value in others]
+                every = [(*key[:at], value, *key[at + 1 :]) for value in range(sizes[at])]
                 if np.ptp([answer(one)[0] for one in every]) < NOTHING:
                     idle.add(int(at))
                 key = every[rng.choice(len(every), p=_weights([score(one) for one in every]))]
