@@ -10,7 +10,7 @@ import numpy as np
 from search_spaces import SearchSpace
 from trainer.plan.annotations import Column, columns, value_types, values_of
 from trainer.plan.axes.mesh import GRID, PRICED_AXES, beside_dp
-from trainer.plan.fields import FP8, Choices, OtherChoices
+from trainer.plan.fields import Choices, OtherChoices
 from trainer.plan.jobs import Jobs, jobs
 from trainer.plan.model import ModelConfig
 from trainer.plan.stages import STAGE_SETTINGS
@@ -41,12 +41,6 @@ def jobs_from(
         found["engine"] = facts.said("engine", 0, {word: n for n, word in enumerate(engines)})
     count = len(next(iter(raw.values())))
     return jobs({key: np.broadcast_to(each, (count,)) for key, each in found.items()}, shape)
-
-
-def in_8_bits(space: SearchSpace) -> bool:
-    """Whether a space searches FP8."""
-    searched = space.parameters.get("precision")
-    return searched is not None and not {*FP8}.isdisjoint(searched.values)
 
 
 def _understood(space: SearchSpace, name: str, column: Column) -> bool:

@@ -16,13 +16,7 @@ from analysis.cost.memory_fit import Measurements, MemoryModel
 from analysis.cost.model import CostModel, Prediction
 from analysis.cost.warm_start import discounted, likeliest, shared, taken_over
 from analysis.metrics import Metrics
-from analysis.prediction.columns import (
-    NEEDED,
-    in_8_bits,
-    jobs_from,
-    unpriced_axes,
-    unpriced_parameters,
-)
+from analysis.prediction.columns import NEEDED, jobs_from, unpriced_axes, unpriced_parameters
 from analysis.prediction.goodput import PRICES, Failures, bill
 from analysis.prediction.start_up import StartUp
 from analysis.run.fold import Run, read_run
@@ -31,6 +25,7 @@ from analysis.run.trial import Trial
 from search_spaces import Cluster, Framework, SearchSpace, framework_named, load_space
 from slurm import Kind
 from trainer.plan.axes.mesh import FURTHER_AXES, ordered
+from trainer.plan.fields import FP8
 from trainer.plan.jobs import Array, Jobs, joined
 from trainer.plan.model import ModelConfig
 from trainer.plan.states import BUCKET_ELEMENTS
@@ -93,7 +88,9 @@ class Pricing:
                 f"{', '.join(ordered([*FURTHER_AXES]))}; the search is Bayesian optimization "
                 "without it"
             )
-        if in_8_bits(space) and not space.cluster.peak_fp8_tflops:
+        formats = space.parameters.get("precision")
+        in_8_bits = formats is not None and not {*FP8}.isdisjoint(formats.values)
+        if in_8_bits and not space.cluster.peak_fp8_tflops:
             raise NotPricedError(
                 f"cluster {space.cluster.name} states no peak_fp8_tflops, which precision fp8 needs"
             )
