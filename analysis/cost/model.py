@@ -256,7 +256,8 @@ class CostModel:
         found = fit(self.constants, residuals, FIT_LOG_SD, covariance=known)
 
         # Few rows hardly determine the spread: the prior's counts as four of them.
-        def shrunk(measured: float, prior: float, rows: int = found.num_rows) -> float:
+        def shrunk(measured: float, prior: float) -> float:
+            rows = found.num_rows
             return float(np.sqrt((rows * measured**2 + 4 * prior**2) / (rows + 4)))
 
         calm, late = self._states(jobs, measured, found.constants)

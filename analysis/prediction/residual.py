@@ -191,7 +191,7 @@ def kernel(a: Array, b: Array) -> Array:
 
 
 def _undisturbed_trials(
-    among: Array, errors: Array, noise: float, rng: np.random.Generator | None = None
+    among: Array, errors: Array, noise: float, rng: np.random.Generator | None
 ) -> Indices:
     """Indices of the trials that were not disturbed.
 
