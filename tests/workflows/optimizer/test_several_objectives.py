@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from analysis.pareto import non_dominated
+from analysis.prediction.goal import Scalarization, merits, spread_ranks
 from analysis.prediction.goodput import PRICES as NAMES, Failures
 from analysis.prediction.pricing import Pricing
-from analysis.prediction.scalarization import Scalarization, merits, spread_ranks
 from analysis.run.fold import Run, read_run
 from analysis.run.folder import RunFolder
 from analysis.run.results import ResultsFile
