@@ -39,14 +39,15 @@ ALTERNATIVES: dict[str, tuple[Any, ...]] = {
 }
 """Values that programs have, but no record yet."""
 
-SINCE_THEN: dict[str, tuple[float, Any, Callable[[Any, Any], bool]]] = {
+# The probability of a newer value, that value, and the comparison that tells an older one.
+Newer = tuple[float, Any, Callable[[Any, Any], bool]]
+SINCE_THEN: dict[str, Newer] = {
     "flash_attention": (0.7, True, operator.lt),
     "logits_bytes": (0.5, 4.0, operator.gt),
 }
-"""Habits that fused kernels have changed since most records were written: the probability of the
-kernel, the value with it, and the comparison that tells an older value. A fused loss keeps a logit
+"""Habits that fused kernels have changed since most records were written. A fused loss keeps a logit
 and its gradient in 16 bits (FlashAttention's and Liger's); records state programs' defaults."""
-MAY_HAVE: dict[str, tuple[float, Any, Callable[[Any, Any], bool]]] = {
+MAY_HAVE: dict[str, Newer] = {
     "fused_layers": (0.5, True, operator.lt),
     "expandable_segments": (0.5, True, operator.lt),
     "moment_bytes": (0.5, 2.0, operator.gt),
@@ -99,7 +100,7 @@ class Doubts:
         return replace(self, names=self.names | MAY_HAVE.keys(), cautious=True)
 
     @property
-    def _since_then(self) -> dict[str, tuple[float, Any, Callable[[Any, Any], bool]]]:
+    def _since_then(self) -> dict[str, Newer]:
         return SINCE_THEN | MAY_HAVE if self.cautious else SINCE_THEN
 
     @cached_property
