@@ -45,8 +45,8 @@ SINCE_THEN: dict[str, Newer] = {
     "flash_attention": (0.7, True, operator.lt),
     "logits_bytes": (0.5, 4.0, operator.gt),
 }
-"""Habits that fused kernels (FlashAttention's and Liger's) have changed since most records were
-written. A fused loss keeps a logit and its gradient in 16 bits; records state programs' defaults."""
+"""Habits that fused kernels have changed since most records were written. A fused loss keeps a
+logit and its gradient in 16 bits (FlashAttention's and Liger's); records state the defaults."""
 MAY_HAVE: dict[str, Newer] = {
     "fused_layers": (0.5, True, operator.lt),
     "expandable_segments": (0.5, True, operator.lt),
