@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
 
 from analysis.run.events import Ended
@@ -64,6 +64,7 @@ class Attempt(_Ends):
     name: str
     nodes: tuple[str, ...]
     started_t: float
+    _: KW_ONLY
     repeat: bool = False  # the trial had its result already
     excused: bool = False  # ended with its allocation, or nothing could be started
     steps: int | None = None  # seen in its log; None: not known
