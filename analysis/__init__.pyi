@@ -9,12 +9,11 @@ from .imported.results import read_results as read_results
 from .metrics import Metrics as Metrics, MissingMetricError as MissingMetricError
 from .prediction.acquisition import acquisition as acquisition, expected_gain as expected_gain
 from .prediction.candidate_set import CandidateSet as CandidateSet
-from .prediction.goal import Goal as Goal
+from .prediction.goal import Goal as Goal, Scalarization as Scalarization
 from .prediction.posterior import Observations as Observations, Posterior as Posterior
 from .prediction.pricing import NotPricedError as NotPricedError, Pricing as Pricing
 from .prediction.probes import informative as informative, lessons as lessons
 from .prediction.ranking import Ranking as Ranking, search_warnings as search_warnings
-from .prediction.scalarization import Scalarization as Scalarization
 from .prediction.scaling import Scaled as Scaled
 from .prediction.start_up import StartUp as StartUp
 from .prediction.trust import trusted as trusted

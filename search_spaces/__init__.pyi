@@ -18,7 +18,6 @@ from .parameters import Parameter as Parameter
 from .points.candidates import Candidates as Candidates
 from .points.counting import CheckReport as CheckReport, check as check
 from .points.enumeration import ValidConfigs as ValidConfigs
-from .rules.rule import Facts as Facts
 from .shipped import shipped_records as shipped_records
 from .space import Objective as Objective, SearchSpace as SearchSpace
 from .trainers.config_files import wrong_file_name as wrong_file_name

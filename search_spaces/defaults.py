@@ -117,7 +117,7 @@ def _batch(
     return batch, gas
 
 
-def default_batch(model: ModelConfig, world: int, least: int = 1) -> int:
+def default_batch(model: ModelConfig, world: int, least: int) -> int:
     """Sequences of about four million tokens; a multiple of ``least``, the fewest replicas."""
     target = max(1, round(BATCH_TOKENS / model.seq_length))
     step = world

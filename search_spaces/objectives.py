@@ -28,10 +28,7 @@ _STATEMENTS = ("MESHTUNE_RESULT", "MESHTUNE_STEP", "result.json")
 
 
 def objectives_of(
-    document: Document,
-    file: SpaceFile,
-    own: Mapping[str, Parameter],
-    found: Collection[str] | None = None,
+    document: Document, file: SpaceFile, own: Mapping[str, Parameter], found: Collection[str] | None
 ) -> tuple[Objective, ...]:
     """The objectives of a space file with parameters ``own``.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -185,19 +185,11 @@ class Parameter:
             return self.values.index(value)
         return self.span.place(float(value)) if self.varies else 0
 
-    def nearest(self, value: Scalar) -> Scalar:
-        """The value itself, or the nearest of the grid if the parameter is continuous."""
-        return self.values[self.place(value)]
-
     def unit(self, value: Scalar) -> float:
         """Position of a value from the first (0) to the last (1), by the interval or by index."""
         if self.span is not None:
             return self.span.unit(float(value))
         return self.place(value) / max(1, len(self.values) - 1)
-
-    def held(self) -> Parameter:
-        """The parameter with its first value only; a continuous one keeps its interval."""
-        return replace(self, values=self.values[:1])
 
     def as_file(self) -> Any:
         """The shortest way to write it in a space file."""

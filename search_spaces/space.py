@@ -104,8 +104,12 @@ class SearchSpace:
         return self._derivation.reads()
 
     def holding(self, names: Collection[str]) -> SearchSpace:
-        """The space with each of these parameters at its first value, where no rule reads them."""
-        held = {n: p.held() if n in names else p for n, p in self.parameters.items()}
+        """The space with each of these parameters at its first value, where no rule reads them.
+
+        A continuous parameter keeps its interval.
+        """
+        own = self.parameters
+        held = own | {n: replace(own[n], values=own[n].values[:1]) for n in names}
         reading = {name for name, read in self.reads.items() if not read.isdisjoint(names)}
         rules = tuple(rule for rule in self.rules if rule.names.isdisjoint(reading))
         return replace(self, parameters=held, rules=rules)

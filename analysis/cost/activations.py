@@ -213,23 +213,15 @@ def repeated_work(jobs: Jobs, framework: Framework) -> Array:
     return np.where(jobs.options.recompute == SELECTIVE, (again, 2 * left_out), 0.0)
 
 
-def embedding_bytes(jobs: Jobs, framework: Framework) -> Array:
-    """Bytes of the embedding's dropout mask on one micro-batch (Korthikanti et al. 2022)."""
-    masks = jobs.tokens * jobs.model.hidden_size / sequence_split(jobs, framework)
-    return np.where(framework.masked_dropout & ~jobs.model.gated, masks, 0.0)
-
-
-def head_bytes(jobs: Jobs, framework: Framework) -> Array:
-    """Inputs of the last norm and of the output layer, of one micro-batch."""
-    kept = 2 * jobs.options.element_bytes * jobs.model.hidden_size
-    return jobs.tokens * kept / sequence_split(jobs, framework)
-
-
 def stage_bytes(stage: StageLoad, layer: Array, jobs: Jobs, framework: Framework) -> Array:
     """Bytes that a stage keeps of one micro-batch without logits; ``layer``: of these per layer."""
+    h, split = jobs.model.hidden_size, sequence_split(jobs, framework)
     kept = stage.layers * layer + mask_bytes(jobs)
-    kept = kept + np.where(stage.embedding, embedding_bytes(jobs, framework), 0.0)
-    kept = kept + np.where(stage.head, head_bytes(jobs, framework), 0.0)
+    if framework.masked_dropout:  # the embedding's mask (Korthikanti et al. 2022)
+        masked = stage.embedding & ~jobs.model.gated
+        kept = kept + np.where(masked, jobs.tokens * h / split, 0.0)
+    ends = 2 * jobs.options.element_bytes * h  # inputs of the last norm and of the output layer
+    kept = kept + np.where(stage.head, jobs.tokens * ends / split, 0.0)
     if framework.keeps_outputs:
         kept = kept + np.where(stage.head, 0.0, pp.message(jobs, framework).num_bytes)
     return np.asarray(kept)

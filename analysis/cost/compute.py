@@ -105,12 +105,8 @@ class Compute:
 
     def layer_rate(self, jobs: Jobs) -> Array:
         """The same of a layer's own matrices, which FP8 computes in 8 bits."""
-        if not jobs.options.fp8.any():
-            return self.rate(jobs)
-        c = self.constants
-        return np.where(
-            jobs.options.fp8, self._fp8 * 1e12 * c.gemm_share * c.fp8_share, self.rate(jobs)
-        )
+        narrow = self._fp8 * 1e12 * self.constants.gemm_share * self.constants.fp8_share
+        return np.where(jobs.options.fp8, narrow, self.rate(jobs))
 
     def gemm_s(
         self, rows: Array, columns: Array, inner: Array, rate: Array, groups: Array | float = 1.0

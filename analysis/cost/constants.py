@@ -65,6 +65,13 @@ class Constants:
         )
         return cls(**dict(zip(names(cls), columns, strict=True)))
 
+    def share(self, name: str, stated: float | None) -> Any:
+        """A share of a rate: as a cluster states it, corrected by trials, or else the constant."""
+        own = getattr(self, name)
+        if stated is None:
+            return own
+        return np.asarray(np.minimum(1.0, stated * own / getattr(type(self), name)))
+
     def misjudged(self, error: float, rng: np.random.Generator) -> Self:
         """Constants off by ``error`` times their priors' spread."""
         spreads = self.spreads()

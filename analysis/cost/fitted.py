@@ -39,20 +39,17 @@ def cost_model(cluster: Cluster, framework: Framework) -> CostModel:
     known = _known()
     own = _fits(framework)
     gpu = known["gpus"].get(gpu_kind(cluster), known["gpus"]["any"])
-    model = CostModel(cluster, framework)
+    learnt: dict[str, Any] = {}
     if own.get("machine") == cluster.name:
-        time, covariance = _read(TimeConstants, own["time"])
-        sd, tail = float(own["log_sd"]), float(own["tail_log_sd"])
-        model = replace(model, constants=time, covariance=covariance, foreign=True)
-        model = replace(model, log_sd=sd, tail_log_sd=tail)
+        learnt["constants"], learnt["covariance"] = _read(TimeConstants, own["time"])
+        learnt |= {"foreign": True} | {k: float(own[k]) for k in ("log_sd", "tail_log_sd")}
     else:
-        model = replace(model, constants=TimeConstants(**{**gpu, **own.get("elsewhere", {})}))
+        learnt["constants"] = TimeConstants(**{**gpu, **own.get("elsewhere", {})})
     if "network" in own:
-        model = replace(model, network=Network.known(**own["network"]))
+        learnt["network"] = Network.known(**own["network"])
     if "memory" in own:
-        memory, covariance = _read(MemoryConstants, own["memory"])
-        model = replace(model, memory=MemoryModel(memory, covariance))
-    return model
+        learnt["memory"] = MemoryModel(*_read(MemoryConstants, own["memory"]))
+    return CostModel(cluster, framework, **learnt)
 
 
 def suspected(constants: TimeConstants) -> dict[str, TimeConstants]:

@@ -117,7 +117,8 @@ def path_of(cluster: Cluster, constants: LinkConstants, group: RankGroup) -> Pat
     nic_bytes_per_s = np.full(members.shape, np.inf)
     if np.any(nodes > 1):
         adapters = nic_of(cluster)
-        whole = adapters.count * adapters.gb_per_s * GB * reached_share(adapters, constants)
+        reached = constants.share("inter_node_share", adapters.reached_share)
+        whole = adapters.count * adapters.gb_per_s * GB * reached
         nic_bytes_per_s = np.where(nodes > 1, whole * members / cluster.gpus_per_node, np.inf)
     return Path(
         group,
@@ -176,15 +177,6 @@ def nic_of(cluster: Cluster) -> Nic:
             f"cluster {cluster.name} states no nic, which groups on two nodes need"
         )
     return cluster.nic
-
-
-def reached_share(nic: Nic, constants: LinkConstants) -> Array | float:
-    """Share of the adapters' rate that collectives reach: as stated, and corrected by trials."""
-    stated = nic.reached_share
-    if stated is None:
-        return constants.inter_node_share
-    share = stated * constants.inter_node_share / LinkConstants.inter_node_share
-    return np.asarray(np.minimum(1.0, share))
 
 
 def one_adapter(cluster: Cluster) -> Cluster:

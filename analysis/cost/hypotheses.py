@@ -39,14 +39,15 @@ ALTERNATIVES: dict[str, tuple[Any, ...]] = {
 }
 """Values that programs have, but no record yet."""
 
-SINCE_THEN: dict[str, tuple[float, Any, Callable[[Any, Any], bool]]] = {
+# The probability of a newer value, that value, and the comparison that tells an older one.
+Newer = tuple[float, Any, Callable[[Any, Any], bool]]
+SINCE_THEN: dict[str, Newer] = {
     "flash_attention": (0.7, True, operator.lt),
     "logits_bytes": (0.5, 4.0, operator.gt),
 }
-"""Habits that fused kernels have changed since most records were written: the probability of the
-kernel, the value with it, and the comparison that tells an older value. A fused loss keeps a logit
-and its gradient in 16 bits (FlashAttention's and Liger's); records state programs' defaults."""
-MAY_HAVE: dict[str, tuple[float, Any, Callable[[Any, Any], bool]]] = {
+"""Habits that fused kernels have changed since most records were written. A fused loss keeps a
+logit and its gradient in 16 bits (FlashAttention's and Liger's); records state the defaults."""
+MAY_HAVE: dict[str, Newer] = {
     "fused_layers": (0.5, True, operator.lt),
     "expandable_segments": (0.5, True, operator.lt),
     "moment_bytes": (0.5, 2.0, operator.gt),
@@ -99,7 +100,7 @@ class Doubts:
         return replace(self, names=self.names | MAY_HAVE.keys(), cautious=True)
 
     @property
-    def _since_then(self) -> dict[str, tuple[float, Any, Callable[[Any, Any], bool]]]:
+    def _since_then(self) -> dict[str, Newer]:
         return SINCE_THEN | MAY_HAVE if self.cautious else SINCE_THEN
 
     @cached_property
@@ -195,7 +196,8 @@ class Doubts:
                 longer varied.
         """
         answers: dict[Key, tuple[float, T]] = {}
-        idle: set[int] = set()
+        known: dict[Key, float] = {}  # log posterior of each hypothesis that was visited
+        idle: set[int] = set()  # habits that make no difference
 
         def answer(key: Key) -> tuple[float, T]:
             key = tuple(0 if at in idle else value for at, value in enumerate(key))
@@ -207,14 +209,13 @@ class Doubts:
             known[key] = self.log_prior(key) + answer(key)[0]
             return known[key]
 
-        known: dict[Key, float] = {}
         rng = np.random.default_rng(0)
         renewed = [self._renewed(one, self._since_then) for one in self.records]
         key = max([*self.records, *renewed], key=score)
+        sizes = [len(every) for every in self.values.values()]
         for _ in range(SWEEPS):
             for at in rng.permutation(len(key)):
-                others = range(len([*self.values.values()][at]))
-                every = [(*key[:at], value, *key[at + 1 :]) for value in others]
+                every = [(*key[:at], value, *key[at + 1 :]) for value in range(sizes[at])]
                 if np.ptp([answer(one)[0] for one in every]) < NOTHING:
                     idle.add(int(at))
                 key = every[rng.choice(len(every), p=_weights([score(one) for one in every]))]

@@ -63,13 +63,8 @@ class Machine:
         self.compute = Compute(cluster, framework, constants)
         self.seconds = price(cluster, constants)
 
-    @property
-    def overlap(self) -> Array | float:
-        """Share of a computation that can hide communication: as measured, corrected by trials."""
-        if self.cluster.overlap is None:
-            return self.constants.overlap
-        share = self.cluster.overlap * self.constants.overlap / TimeConstants.overlap
-        return np.asarray(np.minimum(1.0, share))
+        # share of a computation that can hide communication
+        self.overlap: Array | float = constants.share("overlap", cluster.overlap)
 
 
 @dataclass(frozen=True)

@@ -181,28 +181,30 @@ def _stage_memory(
     state: Allocator,
 ) -> MemoryParts:
     """Parts of the stages' ranks; ``layer``: bytes that a layer keeps of a micro-batch."""
-    each = ep.rank_parameters(jobs, stage.layers, _tables(stage, jobs), stage.embedding)
+    tables = _tables(stage, jobs)
+    each = ep.rank_parameters(jobs, stage.layers, tables, stage.embedding)
     held = [*zip(each, holders, strict=False)]
     every = np.asarray(sum(weights for weights, _ in held))
+    rows = tables * table_weights(jobs.model) / jobs.layout.layer_ranks
     states = _state_bytes(held, jobs, framework)
-    tables = _tables(stage, jobs) * table_weights(jobs.model) / jobs.layout.layer_ranks
-    states = tuning.tuned_states(states, jobs, framework, every, tables, stage.layers)
+    states = tuning.tuned_states(states, jobs, framework, every, rows, stage.layers)
     one = constants.activation_scale * stage_bytes(stage, layer, jobs, framework)
-    scaled = constants.activation_scale * layer
-    one = left_on_device(stage, one, scaled, jobs, framework)
+    one = left_on_device(stage, one, constants.activation_scale * layer, jobs, framework)
     logits = np.where(stage.head, constants.logit_scale * logits_bytes(jobs, framework), 0.0)
-    working = _working_bytes(stage, layer, one, logits, jobs, framework, held[0])
+    working = _working_bytes(stage, tables, layer, one, logits, jobs, framework, held[0])
     activations = stage.in_flight * (one + grid.kept_weight_bytes(jobs, stage.layers))
-    waiting = waiting_logits_bytes(jobs, stage.in_flight)
-    activations = activations + np.where(stage.head, waiting, 0.0)
-    buffers = constants.workspace_bytes + framework.fixed_buffer_bytes + np.zeros(len(jobs))
-    unsharded = (jobs.layout.replicas > 1) & (jobs.placement.optimizer_shard == 1)
+    activations = activations + np.where(
+        stage.head, waiting_logits_bytes(jobs, stage.in_flight), 0.0
+    )
     share = tuning.trained_share(jobs)
-    buffers = buffers + np.where(unsharded, framework.bucket_bytes * share * every, 0.0)
-    whole_step = jobs.options.graphs == STEP_GRAPHS
-    buffers = buffers + np.where(whole_step, framework.step_graph_bytes, 0.0)
+    unsharded = (jobs.layout.replicas > 1) & (jobs.placement.optimizer_shard == 1)
+    buffers: list[Array] = [
+        constants.workspace_bytes + framework.fixed_buffer_bytes + np.zeros(len(jobs)),
+        np.where(unsharded, framework.bucket_bytes * share * every, 0.0),
+        np.where(jobs.options.graphs == STEP_GRAPHS, framework.step_graph_bytes, 0.0),
+    ]
     if framework.placeholder_gradients:
-        buffers = buffers + _placeholder_bytes(stage, jobs)
+        buffers.append(_placeholder_bytes(stage, jobs))
     # Gradients are reduced and applied after activations are freed: copies of them need more memory
     # only where they are larger than the freed blocks, or do not fit into them.
     copies = [_copied_gradients(w * share, holders, framework) for w, holders in held]
@@ -210,16 +212,18 @@ def _stage_memory(
     passing = 1 - 1 / sequence_split(jobs, framework)  # share that is gathered and freed again
     if state == "roomy":
         whole = jobs.options.recompute == NONE
-        buffers = buffers + constants.cached_share * one * np.where(whole, passing, 1.0)
         fresh = np.maximum(constants.unserved_share * flat, applied)
         freed = framework.freed_weight_bytes * every
-        buffers = buffers + np.where(jobs.placement.weight_shard == 1, freed, 0.0)
-        buffers = buffers + np.maximum(fresh - logits, 0.0)
+        buffers += [
+            constants.cached_share * one * np.where(whole, passing, 1.0),
+            np.where(jobs.placement.weight_shard == 1, freed, 0.0),
+            np.maximum(fresh - logits, 0.0),
+        ]
     else:
         free = activations + working + logits
-        buffers = buffers + np.maximum(np.maximum(flat, applied) - free, 0.0)
+        buffers.append(np.maximum(np.maximum(flat, applied) - free, 0.0))
     if state == "short" and not framework.expandable_segments:
-        buffers = buffers + constants.hole_share * activations * passing
+        buffers.append(constants.hole_share * activations * passing)
     degrees = jobs.layout.axes.sizes.values()
     groups = np.asarray(sum(np.where(degree > 1, 1.0, 0.0) for degree in degrees))
     if jobs.model.mixture is not None:  # experts have groups of their own
@@ -232,7 +236,7 @@ def _stage_memory(
         activations=activations,
         working=working,
         logits=logits,
-        buffers=buffers,
+        buffers=np.asarray(sum(buffers)),
         framework=constants.context_bytes + constants.communicator_bytes * groups + symmetric,
     )
 
@@ -286,6 +290,7 @@ def _tables(stage: StageLoad, jobs: Jobs) -> Array:
 
 def _working_bytes(
     stage: StageLoad,
+    num_tables: Array,
     layer: Array,
     kept: Array,
     logits: Array,
@@ -300,49 +305,50 @@ def _working_bytes(
     gradients, and the copy of them being reduced (Rajbhandari et al. 2020; Zhao et al. 2023, on
     FSDP, section 3.3). The logits are freed before the first layer's backward pass.
     """
-    parameters, dense = held
+    (parameters, dense), tp, e = held, jobs.layout.tp, jobs.options.element_bytes
     some = np.where(stage.layers > 0, 1.0, 0.0)
-    one = some * layer_weights(jobs.model) / jobs.layout.tp
+    one = some * layer_weights(jobs.model) / tp
     if jobs.model.mixture is not None:
-        one = one + some * expert_weights(jobs.model, jobs.model.mixture) / (
-            jobs.layout.ep * jobs.layout.etp
-        )
-    tables = _tables(stage, jobs) * table_weights(jobs.model) / jobs.layout.tp
-    table = np.minimum(tables, table_weights(jobs.model) / jobs.layout.tp)
-    matrix = np.maximum(some * jobs.model.hidden_size * jobs.model.ffn_size / jobs.layout.tp, table)
+        experts = jobs.layout.ep * jobs.layout.etp
+        one = one + some * expert_weights(jobs.model, jobs.model.mixture) / experts
+    tables = num_tables * table_weights(jobs.model) / tp
+    table = np.minimum(tables, table_weights(jobs.model) / tp)
+    matrix = np.maximum(some * jobs.model.hidden_size * jobs.model.ffn_size / tp, table)
     most = np.maximum(framework.live_parameters, matrix)
-    one_stored = one * tuning.gathered_share(jobs, framework)
-    both = (
-        np.maximum(2 * one_stored, table) if framework.separate_tables else 2 * one_stored + tables
-    )
-    unit = np.where(jobs.layout.pp == 1, both, one_stored + np.maximum(one_stored, table))
-    weights = np.minimum(unit, most) * jobs.options.element_bytes
-    weights = np.where(jobs.placement.weight_shard > 1, weights, 0.0)
-    later: Array = np.zeros(len(jobs))
-    if (jobs.options.recompute != NONE).any():
-        later = some * (layer_bytes(jobs, framework, np.full(len(jobs), NONE)) - layer)
-    leaving = np.minimum(one, most) * (jobs.options.element_bytes + framework.reduce_bytes)
+    stored = one * tuning.gathered_share(jobs, framework)
+    both = np.maximum(2 * stored, table) if framework.separate_tables else 2 * stored + tables
+    unit = np.where(jobs.layout.pp == 1, both, stored + np.maximum(stored, table))
+    weights = np.where(jobs.placement.weight_shard > 1, np.minimum(unit, most) * e, 0.0)
+    leaving = np.minimum(one, most) * (e + framework.reduce_bytes)
     if framework.flat_buckets:
         flat = in_buckets(jobs, framework, dense)
         leaving = np.where(flat, _leaving_buckets(parameters, matrix, jobs, framework), leaving)
     splits = (jobs.placement.gradient_shard > 1) & ~tuning.freezes(jobs)
     apart = splits & (jobs.placement.weight_shard > 1) & (framework.reduced_apart > 0)
     bucket = np.minimum(np.maximum(framework.reduced_apart, matrix), parameters)
-    own = bucket * (jobs.options.element_bytes + framework.reduce_bytes)
-    weights = weights + np.where(apart, own, 0.0)
-    later = later + np.where(splits & ~apart, leaving, 0.0) + tuning.dequantized_bytes(jobs)
-    whole = jobs.tokens * jobs.model.hidden_size * jobs.options.element_bytes
-    later = later + GATHERED_TENSORS * whole * (1 - 1 / sequence_split(jobs, framework))
-    later = later + cp.working_bytes(jobs)
+    weights = weights + np.where(apart, bucket * (e + framework.reduce_bytes), 0.0)
+    whole = jobs.tokens * jobs.model.hidden_size * e
+    passing = 1 - 1 / sequence_split(jobs, framework)  # share that is gathered and freed again
+    recomputed: Array | float = 0.0
+    if (jobs.options.recompute != NONE).any():
+        everything = layer_bytes(jobs, framework, np.full(len(jobs), NONE))
+        recomputed = some * (everything - layer)
+    parts = [
+        recomputed,
+        np.where(splits & ~apart, leaving, 0.0),
+        tuning.dequantized_bytes(jobs),
+        GATHERED_TENSORS * whole * passing,
+        cp.working_bytes(jobs),
+    ]
     if framework.fused_layers:
         # Gradients of the gate's inputs, beside the layer's own.
-        gate = np.where(jobs.model.gated, 2, 1) * jobs.model.ffn_size / jobs.layout.tp
+        gate = np.where(jobs.model.gated, 2, 1) * jobs.model.ffn_size / tp
         own = jobs.model.hidden_size / sequence_split(jobs, framework)
-        later = later + some * jobs.tokens * jobs.options.element_bytes * (gate + own)
+        parts.append(some * jobs.tokens * e * (gate + own))
+    later = np.asarray(sum(parts))
     if framework.loose_gradients:
         # They grow while the micro-batch's activations are freed.
-        loose = jobs.options.element_bytes * parameters * tuning.trained_share(jobs)
-        later = np.maximum(later, loose - kept)
+        later = np.maximum(later, e * parameters * tuning.trained_share(jobs) - kept)
     return np.asarray(weights + np.maximum(later - logits, 0.0))
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from analysis.cost.constants import STEP, fit, integrated, log_sds
+from analysis.cost.constants import STEP, fit, integrated, log_sds, names
 from analysis.cost.hypotheses import Doubts, Hypothesis
 from analysis.cost.memory import MemoryConstants, MemoryParts, memory, reported
 from analysis.cost.stages import refused
@@ -34,6 +34,33 @@ SAMPLES = 128  # draws of the constants over which outcomes are averaged
 
 Evidence = Callable[[Framework], tuple[float, MemoryConstants]]
 """Log marginal likelihood of the trials under a framework's habits, and the constants' mean."""
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Measured trials, one per job."""
+
+    jobs: Jobs
+    step_time_s: Array  # nan where unknown
+    peak_bytes: Array  # as the framework reports it; nan where unknown
+    out_of_memory: Mask  # failed for lack of memory, or for an unknown reason
+
+    @cached_property
+    def timed(self) -> tuple[Jobs, Array]:
+        """Jobs with a step time, and its logarithm."""
+        known = np.isfinite(self.step_time_s) & (self.step_time_s > 0)
+        return self.jobs[known], np.log(self.step_time_s[known])
+
+    @cached_property
+    def peaks(self) -> tuple[Jobs, Array]:
+        """Jobs that ran with a peak of memory, and its logarithm."""
+        known = np.isfinite(self.peak_bytes) & ~self.out_of_memory
+        return self.jobs[known], np.log(self.peak_bytes[known])
+
+    def of_engine(self, number: int) -> Measurements:
+        """The measurements of one engine's jobs."""
+        rows = self.jobs.options.engine == number
+        return Measurements(*(getattr(self, name)[rows] for name in names(Measurements)))
 
 
 @dataclass(frozen=True)
@@ -133,53 +160,37 @@ class MemoryModel:
         return self.habits[0].framework if self.habits else framework
 
     def calibrated(
-        self,
-        jobs: Jobs,
-        framework: Framework,
-        peak_bytes: Array,
-        out_of_memory: Mask,
-        limit_bytes: float,
+        self, measurements: Measurements, framework: Framework, limit_bytes: float
     ) -> MemoryModel:
-        """The model after evidence.
+        """The model after measured trials.
 
         Reported peaks give residuals. Out-of-memory failures say that a job needs more than the
         limit, all other rows that it needs less. A failure whose predicted need is far below the
         limit had another cause and is ignored.
-
-        Args:
-            jobs: what was run, to the end or until memory was short.
-            peak_bytes: as the framework reports it; nan where unknown.
-            out_of_memory: failed for lack of memory, or for an unknown reason.
         """
-        measured = np.isfinite(peak_bytes) & ~out_of_memory
+        jobs, out_of_memory = measurements.jobs, measurements.out_of_memory
+        refuses = refused(jobs, framework)
         if self.doubts is not None:
-            trials = Trials(
-                jobs[measured],
-                np.log(peak_bytes[measured]),
-                jobs[(unrefused := ~refused(jobs, framework))],
-                out_of_memory[unrefused],
-                limit_bytes,
-            )
-            start = self
-            self = self._after(self.doubts, lambda one: start.learnt(one, trials))
+            peaks, ended = measurements.peaks, (jobs[~refuses], out_of_memory[~refuses])
+            evidence = partial(self.learnt, peaks=peaks, outcomes=ended, limit_bytes=limit_bytes)
+            self = self._after(self.doubts, evidence)
             framework = self.habits[0].framework
         needed = self.parts(jobs, framework).total
-        believed = out_of_memory & (needed > NEEDS_LIMIT * limit_bytes) & ~refused(jobs, framework)
+        believed = out_of_memory & (needed > NEEDS_LIMIT * limit_bytes) & ~refuses
         rows = believed | ~out_of_memory
         if not rows.any():
             return self
-        failed, peaks = believed[rows], np.log(peak_bytes[measured])
-        bounded, known = jobs[rows], jobs[measured]
-
+        bounded, failed = jobs[rows], believed[rows]
+        known, measured = measurements.peaks
         noise = PEAK_LOG_SD[framework.reports]
 
         def residuals(constants: MemoryConstants) -> Array:
             over = np.log(memory(bounded, framework, constants).total / limit_bytes)
             bounds = np.where(failed, np.minimum(over, 0.0), np.maximum(over, 0.0))
             predicted, held = reported(known, framework, constants)
-            beyond = np.maximum(np.log(held) - peaks, 0.0)
+            beyond = np.maximum(np.log(held) - measured, 0.0)
             sure = np.concatenate([bounds, beyond], axis=-1) * (noise / BOUND_LOG_SD)
-            return np.concatenate([np.log(predicted) - peaks, sure], axis=-1)
+            return np.concatenate([np.log(predicted) - measured, sure], axis=-1)
 
         prior = self.constants.transferred(self.covariance)
         found = fit(self.constants, residuals, noise, covariance=prior)
@@ -187,51 +198,52 @@ class MemoryModel:
             first = replace(self.habits[0], rest=found.constants)
             self = replace(self, habits=(first, *self.habits[1:]))
         misfit = self.misfit
-        if len(peaks):  # an error that the constants leave in all peaks is the formulas'
-            left = misfit + float(np.median(residuals(found.constants)[: len(peaks)]))
-            misfit -= left / (1 + noise**2 / (len(peaks) * self.log_sd**2))
+        if len(measured):  # an error that the constants leave in all peaks is the formulas'
+            left = misfit + float(np.median(residuals(found.constants)[: len(measured)]))
+            misfit -= left / (1 + noise**2 / (len(measured) * self.log_sd**2))
         return replace(self, constants=found.constants, covariance=found.covariance, misfit=misfit)
 
-    def learnt(self, framework: Framework, trials: Trials) -> tuple[float, MemoryConstants]:
+    def learnt(
+        self,
+        framework: Framework,
+        peaks: tuple[Jobs, Array],
+        outcomes: tuple[Jobs, Mask],
+        limit_bytes: float,
+    ) -> tuple[float, MemoryConstants]:
         """Log marginal likelihood of trials under some habits, and the constants' posterior mean.
 
         Log memory is treated as linear in the log constants, so that these are normal given the
         peaks: they are integrated out together with the scale of the formulas' error. Outcomes are
         averaged over draws from this posterior. All trials share the constants: what one of them
         explains by a constant, the others need not explain by a habit.
+
+        Args:
+            peaks: jobs with a reported peak, and its logarithm.
+            outcomes: jobs that ran or failed, and which of them failed.
         """
+        known, measured = peaks
+        bounded, failed = outcomes
         from scipy.special import ndtr  # slow to import
 
         def over(constants: MemoryConstants) -> Array:
-            return np.log(reported(trials.measured, framework, constants)[0]) - trials.peaks
+            return np.log(reported(known, framework, constants)[0]) - measured
 
         noise = FACTOR_LOG_SD[framework.reports]
         prior = self.constants.transferred(self.covariance)
         log, mean, covariance = integrated(self.constants, prior, over, noise)
-        if len(trials.failed):
+        if len(failed):
             normal = np.random.default_rng(0).standard_normal((SAMPLES, len(mean)))
             root = np.linalg.cholesky(covariance)
             drawn = np.vstack([mean, mean + STEP * root.T])
-            needed = memory(trials.bounded, framework, MemoryConstants.from_logs(drawn)).total
-            past = np.log(needed / trials.limit_bytes)
+            needed = memory(bounded, framework, MemoryConstants.from_logs(drawn)).total
+            past = np.log(needed / limit_bytes)
             past = past[0] + normal @ (past[1:] - past[0]) / STEP
             ran = NEVERTHELESS + (1 - NEVERTHELESS - OTHER_CAUSES) * ndtr(-past / self.log_sd)
-            each = np.log(np.where(trials.failed, 1 - ran, ran)).sum(axis=1)
+            each = np.log(np.where(failed, 1 - ran, ran)).sum(axis=1)
             whole = float(np.logaddexp.reduce(each))
             log += whole - float(np.log(SAMPLES))
             mean = mean + root @ (np.exp(each - whole) @ normal)
         return log, MemoryConstants.from_logs(mean)
-
-
-@dataclass(frozen=True)
-class Trials:
-    """Trials as evidence on memory."""
-
-    measured: Jobs  # jobs with a reported peak
-    peaks: Array  # logarithms of these peaks
-    bounded: Jobs  # jobs that ran or failed
-    failed: Mask  # which of them failed for lack of memory, or for an unknown reason
-    limit_bytes: float  # memory of the device
 
 
 def _weights(habits: Sequence[Hypothesis[MemoryConstants]], name: str) -> dict[Any, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from analysis.cost.constants import fit, integrated, log_odds, log_sds, names
 from analysis.cost.groups import LinkConstants
 from analysis.cost.hypotheses import TIMING, Doubts
 from analysis.cost.memory import MemoryParts, host_bytes
-from analysis.cost.memory_fit import MemoryModel
+from analysis.cost.memory_fit import Measurements, MemoryModel
 from analysis.cost.network import UNKNOWN, Network, expected_state, likelier, quantile
 from analysis.cost.stages import refused
 from analysis.cost.step import StepParts, crowded_s, step
@@ -22,7 +23,8 @@ from search_spaces import Cluster, Framework
 from trainer.plan.flops import model_flops
 from trainer.plan.jobs import Array, Jobs, Mask
 
-Columns = dict[str, Array]
+Columns = dict[str, Any]  # by name; of shape (n,)
+C = TypeVar("C", Array, Mask)
 
 PRIOR_LOG_SD = 0.15  # of step times on machines and frameworks that nothing was fitted to
 # The same beyond the constants' spread; rows of one machine scatter by 0.12 (15 tables).
@@ -32,27 +34,6 @@ LIKELY = 0.5  # probability to fit from which a configuration counts as fitting
 # Factor on the spreads of links' priors on an unseen machine: fits to single published tables
 # scatter that far. Calibration keeps the narrower priors, which disturbed trials do not override.
 NETWORKS = 2.0
-
-
-@dataclass(frozen=True)
-class Measurements:
-    """Measured trials, one per job."""
-
-    jobs: Jobs
-    step_time_s: Array  # nan where unknown
-    peak_bytes: Array  # of the fullest rank; nan where unknown
-    out_of_memory: Mask  # failed for lack of memory
-
-    @property
-    def timed(self) -> tuple[Jobs, Array]:
-        """Jobs with a step time, and its logarithm."""
-        known = np.isfinite(self.step_time_s) & (self.step_time_s > 0)
-        return self.jobs[known], np.log(self.step_time_s[known])
-
-    def of_engine(self, number: int) -> Measurements:
-        """The measurements of one engine's jobs."""
-        rows = self.jobs.options.engine == number
-        return Measurements(*(getattr(self, name)[rows] for name in names(Measurements)))
 
 
 @dataclass(frozen=True)
@@ -77,8 +58,8 @@ class Prediction:
     @cached_property
     def host_bytes(self) -> Array:
         """Pinned buffers of offloaded activations, of the rank with most of them."""
-        of = self.model.each
-        return of(self.jobs, lambda m, j: {"": host_bytes(j, m.framework, m.memory.constants)})[""]
+        of = self.model.column
+        return of(self.jobs, lambda m, j: host_bytes(j, m.framework, m.memory.constants))
 
     @cached_property
     def time_log_sds(self) -> tuple[Array, Array]:
@@ -88,13 +69,14 @@ class Prediction:
     @cached_property
     def crowded(self) -> Array:
         """Probability that a run meets a congested network."""
-        return self.model.crowded(self.jobs)
+        return self.model.column(self.jobs, lambda m, j: m.network.crowded(j, m.cluster))
 
     @cached_property
     def states_s(self) -> tuple[Array, Array]:
         """Step times on a calm network, and on a congested one."""
         calm_s = self.step_time_s - self.time.crowded
-        return calm_s, calm_s + self.model.crowded_s(self.jobs)
+        late_s = self.model.column(self.jobs, lambda m, j: crowded_s(j, m.constants))
+        return calm_s, calm_s + late_s
 
     @cached_property
     def promised_s(self) -> Array:
@@ -113,8 +95,13 @@ class Prediction:
 
     @cached_property
     def may_fit(self) -> Array:
-        """Probability by which jobs are ruled out; see :meth:`CostModel.may_fit`."""
-        return self.model.may_fit(self.jobs)
+        """Probability to fit by those plausible habits that need the least memory.
+
+        It rules jobs out; to order them, a search uses ``fits``, which expects what most programs
+        do.
+        """
+        limit, of = self.model.memory_limit_bytes, self.model.column
+        return of(self.jobs, lambda m, j: m.memory.cautious.fits(j, m.framework, limit))
 
     @property
     def tokens_per_second(self) -> Array:
@@ -186,6 +173,7 @@ class CostModel:
 
     def predict(self, jobs: Jobs) -> Prediction:
         """Memory and time of every job; about a million rows take seconds."""
+        limit = self.memory_limit_bytes
 
         def times(model: CostModel, own: Jobs) -> Columns:
             calm = step(own, model.cluster, model.framework, model.constants)
@@ -201,7 +189,7 @@ class CostModel:
             jobs=jobs,
             memory=MemoryParts(**self.each(jobs, memory)),
             time=StepParts(**self.each(jobs, times)),
-            **self._chances(jobs),
+            **self.each(jobs, lambda m, j: m.memory.chances(j, m.framework, limit)),
         )
 
     @classmethod
@@ -215,7 +203,7 @@ class CostModel:
         """The models of jobs by their ``engine``, each for one framework."""
         return (replace(self, others=()), *self.others) if self.others else (self,)
 
-    def each(self, jobs: Jobs, of: Callable[[CostModel, Jobs], dict[str, Array]]) -> Columns:
+    def each(self, jobs: Jobs, of: Callable[[CostModel, Jobs], Columns]) -> Columns:
         """Columns over all jobs, each job's row computed by the model of its engine."""
         if not self.others:
             return of(self, jobs)
@@ -227,39 +215,22 @@ class CostModel:
                     whole.setdefault(name, np.empty(len(jobs), column.dtype))[rows] = column
         return whole
 
+    def column(self, jobs: Jobs, of: Callable[[CostModel, Jobs], C]) -> C:
+        """One such column."""
+        found: C = self.each(jobs, lambda m, j: {"": of(m, j)})[""]
+        return found
+
     def fits(self, jobs: Jobs) -> Array:
         """Probability that jobs run within the device's memory."""
-        return self._chances(jobs)["fits"]
-
-    def may_fit(self, jobs: Jobs) -> Array:
-        """The same for ruling jobs out: by those plausible habits that need the least memory.
-
-        To order jobs, a search uses :meth:`fits`, which expects what most programs do.
-        """
         limit = self.memory_limit_bytes
-        found = self.each(jobs, lambda m, j: m.memory.cautious.chances(j, m.framework, limit))
-        return found["fits"]
-
-    def _chances(self, jobs: Jobs) -> Columns:
-        """Probabilities to fit, and to have no memory to spare if so."""
-        limit = self.memory_limit_bytes
-        return self.each(jobs, lambda m, j: m.memory.chances(j, m.framework, limit))
-
-    def crowded(self, jobs: Jobs) -> Array:
-        """Probability that a run of each job meets a congested network."""
-        return self.each(jobs, lambda m, j: {"share": m.network.crowded(j, m.cluster)})["share"]
-
-    def crowded_s(self, jobs: Jobs) -> Array:
-        """Seconds by which a congested network makes a step longer."""
-        return self.each(jobs, lambda m, j: {"more": crowded_s(j, m.constants)})["more"]
+        return self.column(jobs, lambda m, j: m.memory.fits(j, m.framework, limit))
 
     def reported_peak_bytes(self, jobs: Jobs) -> Array:
-        return self.each(jobs, lambda m, j: {"peak": m.memory.peak_bytes(j, m.framework)})["peak"]
+        return self.column(jobs, lambda m, j: m.memory.peak_bytes(j, m.framework))
 
     def refuses(self, jobs: Jobs) -> Mask:
         """Jobs that their framework rejects at start-up, regardless of memory."""
-        each = self.each(jobs, lambda m, j: {"refused": refused(j, m.framework).astype(float)})
-        return np.asarray(each["refused"] > 0)
+        return self.column(jobs, lambda m, j: refused(j, m.framework))
 
     def calibrated(self, measurements: Measurements) -> CostModel:
         """The model with the posterior of its constants after measured trials.
@@ -272,13 +243,11 @@ class CostModel:
                 model.calibrated(measurements.of_engine(number))
                 for number, model in enumerate(self.engines)
             )
-        peaks = measurements.peak_bytes, measurements.out_of_memory
-        memory = self.memory.calibrated(
-            measurements.jobs, self.framework, *peaks, self.memory_limit_bytes
-        )
+        limit = self.memory_limit_bytes
+        memory = self.memory.calibrated(measurements, self.framework, limit)
         learnt = replace(self, memory=memory)
         jobs, measured = measurements.timed
-        return learnt._likeliest(jobs, measured)._timed(jobs, measured) if len(jobs) else learnt
+        return learnt._likeliest(measurements)._timed(jobs, measured) if len(jobs) else learnt
 
     def _timed(self, jobs: Jobs, measured: Array) -> CostModel:
         """The model with constants fitted to logarithms of step times."""
@@ -287,7 +256,8 @@ class CostModel:
         found = fit(self.constants, residuals, FIT_LOG_SD, covariance=known)
 
         # Few rows hardly determine the spread: the prior's counts as four of them.
-        def shrunk(measured: float, prior: float, rows: int = found.num_rows) -> float:
+        def shrunk(measured: float, prior: float) -> float:
+            rows = found.num_rows
             return float(np.sqrt((rows * measured**2 + 4 * prior**2) / (rows + 4)))
 
         calm, late = self._states(jobs, measured, found.constants)
@@ -302,7 +272,7 @@ class CostModel:
             foreign=False,
         )
 
-    def _likeliest(self, jobs: Jobs, measured: Array) -> CostModel:
+    def _likeliest(self, measurements: Measurements) -> CostModel:
         """The model with the habits that make step times most probable, and their constants."""
         if not self.suspected:
             return self
@@ -316,12 +286,18 @@ class CostModel:
                 constants=self.constants if own else others,
                 covariance=self.covariance if own else None,
             )
-            return model.evidence(jobs, measured), model
+            return model.evidence(measurements), model
 
         return Doubts(self.memory.likely(self.framework), TIMING).weighed(evidence)[0].rest
 
-    def evidence(self, jobs: Jobs, measured: Array) -> float:
-        """Log-probability of logarithms of step times; see :func:`integrated`."""
+    def evidence(self, measurements: Measurements) -> float:
+        """Log-probability of step times' logarithms, over all engines; see :func:`integrated`."""
+        if self.others:
+            engines = enumerate(self.engines)
+            return sum(one.evidence(measurements.of_engine(number)) for number, one in engines)
+        jobs, measured = measurements.timed
+        if not len(jobs):
+            return 0.0
         known = self.constants.transferred(self.covariance)
         residuals = partial(self._residuals, jobs, measured)
         return integrated(self.constants, known, residuals, FIT_LOG_SD)[0]

@@ -62,16 +62,13 @@ class Network:
     def after(self, jobs: Jobs, cluster: Cluster, log_factors: Array) -> Network:
         """The posterior after runs, by their log Bayes factors of a congested network, (n,)."""
         odds = np.exp(np.clip(log_factors, -_CERTAIN, _CERTAIN))
-        each = np.log1p(self._each(jobs, cluster) * (odds - 1)).sum(axis=1)
+        piped = self._chance(jobs.layout.world_size / cluster.gpus_per_node)
+        sure = np.where(np.isinf(self.nodes)[:, None], 0.0, _ALWAYS)
+        crowded = _by_form(jobs, cluster, piped, piped**3, sure)  # by hypothesis; shape (h, n)
+        each = np.log1p(crowded * (odds - 1)).sum(axis=1)
         logs = np.log(self.weights) + each * min(1.0, MOST_RUNS / max(len(jobs), 1))
         weights = np.exp(logs - logs.max())
         return Network(self.nodes, weights / weights.sum())
-
-    def _each(self, jobs: Jobs, cluster: Cluster) -> Array:
-        """Probability that a run of each job is congested, by hypothesis; shape (h, n)."""
-        chance = self._chance(jobs.layout.world_size / cluster.gpus_per_node)
-        sure = np.where(np.isinf(self.nodes)[:, None], 0.0, _ALWAYS)
-        return _by_form(jobs, cluster, chance, chance**3, sure)
 
     def _chance(self, nodes: Array) -> Array:
         """Probability that a pipeline on so many nodes is congested; shape (h, n)."""

@@ -39,12 +39,14 @@ class TimeConstants(ComputeConstants, LinkConstants, OverlapConstants):
     """All constants of time, in one record."""
 
 
+_OF_EXPERTS = ("expert_share", "permuted_copies", "expert_launch_s", "exposed_dispatch")
+
+
 def without_effect(jobs: Jobs) -> Mask:
     """Mask of the time constants, in field order, that have no effect on these jobs."""
-    unused = set() if jobs.model.mixture is not None else {*_OF_EXPERTS}
-    by_option = {"fp8_share": jobs.options.fp8, "exposed_fused": jobs.options.async_tp}
-    unused |= {name for name, rows in by_option.items() if not rows.any()}
+    unused = [
+        *(_OF_EXPERTS if jobs.model.mixture is None else ()),
+        *(() if jobs.options.fp8.any() else ("fp8_share",)),
+        *(() if jobs.options.async_tp.any() else ("exposed_fused",)),
+    ]
     return np.array([name in unused for name in names(TimeConstants)])
-
-
-_OF_EXPERTS = ("expert_share", "permuted_copies", "expert_launch_s", "exposed_dispatch")

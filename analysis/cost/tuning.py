@@ -58,15 +58,6 @@ def trained_share(jobs: Jobs) -> Array:
     return np.where(freezes(jobs), share, 1.0)
 
 
-def stored_bytes(jobs: Jobs, framework: Framework, parameters: Array, tables: Array) -> Array:
-    """Bytes of a rank's frozen parameters before sharding; ``tables`` of them are embedding and
-    output layer, which no framework quantizes."""
-    e = jobs.options.element_bytes
-    layers = np.where(quantizes(jobs), framework.quantized_bytes, e) * (parameters - tables)
-    rest = np.where(quantizes(jobs), framework.unquantized_bytes, e)
-    return np.asarray(layers + rest * tables)
-
-
 def gathered_share(jobs: Jobs, framework: Framework) -> Array:
     """Bytes of a gathered weight over those of an unquantized one; weights travel as stored."""
     narrow = framework.quantized_bytes / jobs.options.element_bytes
@@ -94,7 +85,10 @@ def tuned_states(
     reference = np.where(jobs.options.reference_model & ~frozen, copy, 0.0)
     adapters = layers * layer_adapters(jobs) / jobs.layout.layer_ranks
     each = _adapter_bytes(jobs, framework) / 4
-    stored = stored_bytes(jobs, framework, parameters, tables)
+    e, quantized = jobs.options.element_bytes, quantizes(jobs)
+    # No framework quantizes embedding and output layer.
+    stored = np.where(quantized, framework.quantized_bytes, e) * (parameters - tables)
+    stored = stored + np.where(quantized, framework.unquantized_bytes, e) * tables
     tuned = {
         "weights": (stored + each * adapters) / placement.weight_shard,
         "secondary": np.zeros(len(jobs)),

@@ -14,7 +14,8 @@ import numpy as np
 from analysis.cost.constants import Array, Constants, names
 from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, gpu_kind
 from analysis.cost.memory import MemoryConstants
-from analysis.cost.model import CostModel, Measurements
+from analysis.cost.memory_fit import Measurements
+from analysis.cost.model import CostModel
 from analysis.cost.time_constants import TimeConstants
 
 
@@ -57,15 +58,9 @@ def taken_over(model: CostModel, other: CostModel) -> CostModel:
 
 def likeliest(models: Mapping[str, CostModel], measurements: Measurements) -> str:
     """Name of the model with most evidence from step times, with its constants integrated out."""
-
-    def evidence(name: str) -> float:
-        engines, parts = models[name].engines, [measurements]
-        if len(engines) > 1:
-            parts = [measurements.of_engine(number) for number in range(len(engines))]
-        timed = [(model, *part.timed) for model, part in zip(engines, parts, strict=True)]
-        return sum(model.evidence(jobs, logs) for model, jobs, logs in timed if len(jobs))
-
-    return max(models, key=evidence) if len(models) > 1 else next(iter(models))
+    if len(models) == 1:
+        return next(iter(models))
+    return max(models, key=lambda name: models[name].evidence(measurements))
 
 
 def _like(model: CostModel, other: CostModel) -> CostModel:

@@ -24,7 +24,8 @@ def with_times(run: Run, known: bool, early: Collection[int] = ()) -> Run:
         run.not_said = ("when trials ran", *run.not_said)
     for trial in run.trials.values():
         if known or trial.number in early:
-            made = Attempt(1, "", (), trial.proposed_t, trial.ended_t, trial.kind, trial.message)
+            made = Attempt(1, "", (), trial.proposed_t)
+            made.ended_t, made.kind, made.message = trial.ended_t, trial.kind, trial.message
             made.objective, made.objectives = trial.objective, trial.objectives
             made.stopped_early = trial.number in early
             trial.attempts.append(made)

@@ -36,9 +36,9 @@ class CandidateSet:
     def __init__(self, pricing: Pricing, candidates: Candidates, indices: Indices) -> None:
         self.pricing, self.candidates, self.indices = pricing, candidates, indices
         space, raw = pricing.space, candidates.columns(indices)
-        self.jobs: Jobs = pricing.jobs(raw, len(indices))
+        self.jobs: Jobs = pricing.jobs(raw)
         self.num_nodes = np.broadcast_to(space.columns(raw).columns["num_nodes"], indices.shape)
-        unpriced = unpriced_features(space, raw, len(indices))
+        unpriced = unpriced_features(space, raw)
         self.features, self.num_unpriced = features(self.jobs, unpriced), unpriced.shape[1]
         unknown, every = unpriced_parameters(candidates.space), candidates.space.parameters
         self._unpriced = np.array([name in unknown for name in every])
@@ -52,7 +52,7 @@ class CandidateSet:
         """
         rng = np.random.default_rng(seed)
         indices = candidates.indices(PRICED, rng, [], max_nodes=2**31)
-        jobs = pricing.jobs(candidates.columns(indices), len(indices))
+        jobs = pricing.jobs(candidates.columns(indices))
         prediction = pricing.calibrated([]).predict(jobs)
         fits = (prediction.fits + prediction.may_fit) / 2
         runs = np.maximum(fits * pricing.in_time(prediction), 1e-9)
@@ -74,14 +74,14 @@ class CandidateSet:
         """Features of trials, which need not be members; shape (len(trials), d)."""
         return features_of(self.pricing, trials) if trials else self.features[:0]
 
-    def variants(self, trials: Sequence[Trial]) -> tuple[Indices, Indices]:
-        """Group of each member, (n,), and of each trial; in a group only unpriced values differ."""
-        of_trials = self.candidates.indices_of([t.config for t in trials])
-        return self._groups, self._groups_of(of_trials)
-
     @cached_property
-    def _groups(self) -> Indices:
+    def groups(self) -> Indices:
+        """Group of each member, shape (n,); in a group only unpriced values differ."""
         return self._groups_of(self.indices)
+
+    def groups_of(self, trials: Sequence[Trial]) -> Indices:
+        """The same of trials, which need not be members."""
+        return self._groups_of(self.candidates.indices_of([t.config for t in trials]))
 
     def unpriced_values(self, indices: Indices) -> Indices:
         """Index of each configuration's value of every unpriced parameter; shape (k, n)."""
@@ -98,8 +98,7 @@ class CandidateSet:
 def features_of(pricing: Pricing, trials: Sequence[Trial]) -> Array:
     """Features of trials of a priced space; shape (len(trials), d)."""
     raw = pricing.raw([trial.config for trial in trials])
-    jobs = pricing.jobs(raw, len(trials))
-    return features(jobs, unpriced_features(pricing.space, raw, len(trials)))
+    return features(pricing.jobs(raw), unpriced_features(pricing.space, raw))
 
 
 def switch_values(jobs: Jobs) -> Array:

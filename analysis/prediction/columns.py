@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
-from search_spaces import Facts, SearchSpace
+from search_spaces import SearchSpace
 from trainer.plan.annotations import Column, columns, value_types, values_of
 from trainer.plan.axes.mesh import GRID, PRICED_AXES, beside_dp
-from trainer.plan.fields import FP8, Choices, OtherChoices
+from trainer.plan.fields import Choices, OtherChoices
 from trainer.plan.jobs import Jobs, jobs
 from trainer.plan.model import ModelConfig
 from trainer.plan.stages import STAGE_SETTINGS
@@ -21,9 +21,10 @@ _OTHERS = value_types(OtherChoices)
 
 
 def jobs_from(
-    space: SearchSpace, shape: ModelConfig, engines: Collection[str], facts: Facts, count: int
+    space: SearchSpace, shape: ModelConfig, engines: Collection[str], raw: Mapping[str, Any]
 ) -> Jobs:
-    """The jobs of ``count`` configurations; ``engines`` are numbered in their order."""
+    """The jobs of raw configurations by column; ``engines`` are numbered in their order."""
+    facts = space.columns(raw)
     known, axes = facts.columns, space.program.axes
     found: dict[str, Any] = {name: known[name] for name in NEEDED if name != "num_layers"}
     found |= {name: known[name] if name in axes else 1 for name in PRICED_AXES}
@@ -38,14 +39,8 @@ def jobs_from(
         found |= values_of(space.trainer.builtin)
     if len(engines) > 1:
         found["engine"] = facts.said("engine", 0, {word: n for n, word in enumerate(engines)})
-    found = {key: np.broadcast_to(column, (count,)) for key, column in found.items()}
-    return jobs(found, shape)
-
-
-def in_8_bits(space: SearchSpace) -> bool:
-    """Whether a space searches FP8."""
-    searched = space.parameters.get("precision")
-    return searched is not None and not {*FP8}.isdisjoint(searched.values)
+    count = len(next(iter(raw.values())))
+    return jobs({key: np.broadcast_to(each, (count,)) for key, each in found.items()}, shape)
 
 
 def _understood(space: SearchSpace, name: str, column: Column) -> bool:

@@ -145,19 +145,16 @@ def cross_validated(run: Run) -> CrossValidation | None:
 
 def _held_out(pricing: Pricing, trials: list[Trial], jobs: Jobs) -> dict[str, Array]:
     """Step times, peak bytes and probabilities to fit, each by a model without the trial."""
-    names = ("held_out_s", "held_out_bytes", "held_out_fits")
-    held_out = {name: np.empty(len(trials)) for name in names}
+    times_s, peaks, fits = np.empty((3, len(trials)))
     parts = np.arange(len(trials)) % (FEWER_FOLDS if len(trials) >= PLENTY else FOLDS)
     for part in np.unique(parts):
         own = np.flatnonzero(parts == part)
         others = [t for t, p in zip(trials, parts, strict=True) if p != part]
         model = pricing.calibrated(pricing.telling(others))
         found = model.predict(jobs[own])
-        held_out["held_out_s"][own] = found.step_time_s
-        as_reported = model.memory.peak_bytes(found.jobs, model.framework)
-        held_out["held_out_bytes"][own] = as_reported
-        held_out["held_out_fits"][own] = found.fits
-    return held_out
+        times_s[own], fits[own] = found.step_time_s, found.fits
+        peaks[own] = model.memory.peak_bytes(found.jobs, model.framework)
+    return {"held_out_s": times_s, "held_out_bytes": peaks, "held_out_fits": fits}
 
 
 def _median(values: Array) -> float:

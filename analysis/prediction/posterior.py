@@ -21,7 +21,7 @@ from analysis.prediction.candidate_set import CandidateSet, features_of, switch_
 from analysis.prediction.goal import Goal
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.residual import DISTURBED_SHARE, ResidualProcess, survival
-from analysis.prediction.satisfaction import Satisfaction
+from analysis.prediction.satisfaction import satisfaction
 from analysis.prediction.trust import residual_log_sd
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
@@ -146,9 +146,9 @@ class Posterior:
     @cached_property
     def satisfaction(self) -> Array:
         """Probability to satisfy the bounds on measured values, if it runs."""
-        features_of, unpriced = self._candidates.features_of, self._candidates.num_unpriced
-        judge = Satisfaction(self.pricing, self._model, self._successes, features_of, unpriced)
-        return judge.probability(self.prediction, self._features)
+        at = self._candidates.features_of(self._successes)
+        told = self._successes, at, self._candidates.num_unpriced
+        return satisfaction(self.pricing, self.prediction, self._features, *told)
 
     @cached_property
     def eligibility(self) -> Array:
@@ -224,8 +224,8 @@ class Posterior:
     def _failed_variants(self) -> list[Trial]:
         """Failed trials at degrees at which a variant ran."""
         completed = [t for t in self.observations.completed if t.completed]
-        degrees, ok = self._candidates.variants(completed)[1], np.array([t.ok for t in completed])
-        ran = np.isin(degrees, degrees[ok.astype(bool)])
+        degrees = self._candidates.groups_of(completed)
+        ran = np.isin(degrees, degrees[[at for at, t in enumerate(completed) if t.ok]])
         return [t for t, here in zip(completed, ran, strict=True) if here and t.failed]
 
     @cached_property
@@ -250,7 +250,7 @@ class Posterior:
         """Number of successes, variants counted once; infinite without unpriced parameters."""
         if not self._candidates.num_unpriced:
             return np.inf
-        return len(np.unique(self._candidates.variants(self.observations.successes)[1]))
+        return len(np.unique(self._candidates.groups_of(self.observations.successes)))
 
     def covariance(self, at: Indices) -> Array:
         """Covariance of the goal between some candidates; shape (len(at), len(at))."""
@@ -308,8 +308,7 @@ class Posterior:
             return np.full(len(self._rows), np.inf)
         effects, here = self.residual.effects, self._features
         there = self._candidates.features_of(self._successes)
-        groups, of_trials = self._candidates.variants(self._successes)
-        same = groups[self._rows][:, None] == of_trials
+        same = self._variants_of(self._successes)
         caps = self._measured + effects(here)[:, None] - effects(there)
         return np.where(same.any(axis=1), np.where(same, caps, -np.inf).max(axis=1), np.inf)
 
@@ -317,10 +316,14 @@ class Posterior:
         """Mask of variants of out-of-memory trials that need as much memory or more."""
         if not failed:
             return np.zeros(len(self._rows), dtype=bool)
-        groups, of_failed = self._candidates.variants(failed)
         needs = self._model.predict(self.pricing.jobs_of([t.config for t in failed])).peak_bytes
-        same = groups[self._rows][:, None] == of_failed
-        return np.asarray((same & (self.prediction.peak_bytes[:, None] >= needs)).any(axis=1))
+        more = self.prediction.peak_bytes[:, None] >= needs
+        return np.asarray((self._variants_of(failed) & more).any(axis=1))
+
+    def _variants_of(self, trials: Sequence[Trial]) -> Mask:
+        """Which candidates differ from which trials in unpriced parameters alone; shape (m, n)."""
+        degrees = self._candidates.groups_of(trials)
+        return np.asarray(self._candidates.groups[self._rows][:, None] == degrees)
 
     @cached_property
     def _survival(self) -> Array:

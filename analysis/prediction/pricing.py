@@ -12,17 +12,11 @@ import numpy as np
 
 from analysis.cost.fitted import cost_model, suspected
 from analysis.cost.memory import MemoryConstants
-from analysis.cost.memory_fit import MemoryModel
-from analysis.cost.model import CostModel, Measurements, Prediction
+from analysis.cost.memory_fit import Measurements, MemoryModel
+from analysis.cost.model import CostModel, Prediction
 from analysis.cost.warm_start import discounted, likeliest, shared, taken_over
 from analysis.metrics import Metrics
-from analysis.prediction.columns import (
-    NEEDED,
-    in_8_bits,
-    jobs_from,
-    unpriced_axes,
-    unpriced_parameters,
-)
+from analysis.prediction.columns import NEEDED, jobs_from, unpriced_axes, unpriced_parameters
 from analysis.prediction.goodput import PRICES, Failures, bill
 from analysis.prediction.start_up import StartUp
 from analysis.run.fold import Run, read_run
@@ -31,6 +25,7 @@ from analysis.run.trial import Trial
 from search_spaces import Cluster, Framework, SearchSpace, framework_named, load_space
 from slurm import Kind
 from trainer.plan.axes.mesh import FURTHER_AXES, ordered
+from trainer.plan.fields import FP8
 from trainer.plan.jobs import Array, Jobs, joined
 from trainer.plan.model import ModelConfig
 from trainer.plan.states import BUCKET_ELEMENTS
@@ -93,7 +88,9 @@ class Pricing:
                 f"{', '.join(ordered([*FURTHER_AXES]))}; the search is Bayesian optimization "
                 "without it"
             )
-        if in_8_bits(space) and not space.cluster.peak_fp8_tflops:
+        formats = space.parameters.get("precision")
+        in_8_bits = formats is not None and not {*FP8}.isdisjoint(formats.values)
+        if in_8_bits and not space.cluster.peak_fp8_tflops:
             raise NotPricedError(
                 f"cluster {space.cluster.name} states no peak_fp8_tflops, which precision fp8 needs"
             )
@@ -139,17 +136,13 @@ class Pricing:
         """Parameters in which the model sees no difference; see ``unpriced_parameters``."""
         return unpriced_parameters(self.space)
 
-    def jobs(self, raw: Mapping[str, Any], count: int) -> Jobs:
-        """The jobs of ``count`` raw configurations given as one column per parameter."""
-        return jobs_from(self.space, self._shape, self._engines, self.space.columns(raw), count)
+    def jobs(self, raw: Mapping[str, Any]) -> Jobs:
+        """The jobs of raw configurations given as one column per parameter."""
+        return jobs_from(self.space, self._shape, self._engines, raw)
 
     def predict(self, configs: Sequence[Mapping[str, Any]]) -> Prediction:
         """Predictions for configurations of the space, raw or canonical."""
         return self.model.predict(self.jobs_of(configs))
-
-    def predict_columns(self, raw: Mapping[str, Any], count: int) -> Prediction:
-        """The same for raw configurations given as one column per parameter."""
-        return self.model.predict(self.jobs(raw, count))
 
     def objective(self, prediction: Prediction) -> Array | None:
         """Predicted objective; None if the model does not predict it."""
@@ -328,7 +321,7 @@ class Pricing:
 
     def jobs_of(self, configs: Sequence[Mapping[str, Any]]) -> Jobs:
         """The jobs of configurations, raw or canonical."""
-        return self.jobs(self.raw(configs), len(configs))
+        return self.jobs(self.raw(configs))
 
     def raw(self, configs: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """The raw values of configurations, as a column for each parameter."""

@@ -15,7 +15,7 @@ from analysis.cost.model import LIKELY, Prediction
 from analysis.prediction.columns import unpriced_axes, unpriced_parameters
 from analysis.prediction.goodput import PRICES, Goodput, bill, state_bytes
 from analysis.prediction.pricing import NotPricedError, Pricing
-from analysis.prediction.satisfaction import Satisfaction
+from analysis.prediction.satisfaction import satisfaction
 from analysis.prediction.start_up import StartUp
 from analysis.units import GIB, aligned
 from foundation.quantities import config_text, counted, duration, number, tokens_text
@@ -51,12 +51,12 @@ class Ranking:
         """
         space = pricing.space
         candidates, indices = _sampled(space, sampled)
-        prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
+        prediction = pricing.model.predict(pricing.jobs(candidates.columns(indices)))
         likely = int(np.count_nonzero(prediction.fits >= LIKELY))
         value, ranked_by = -prediction.peak_bytes, "memory"
         if likely:
             value = pricing.promise(prediction) * prediction.fits * pricing.in_time(prediction)
-            value = value * Satisfaction.before_trials(pricing, prediction)
+            value = value * satisfaction(pricing, prediction, np.zeros((len(value), 1)))
             first = ", the first objective," if space.more_objectives else ""
             ranked_by = (
                 f"{space.objective.key}{first} and the probability to fit and to end in time"
@@ -164,7 +164,7 @@ class Ranking:
             return f"memory is not predicted: {error}"
         candidates, indices = _sampled(report.space, COUNTED)
         model = pricing.model
-        jobs = pricing.jobs(candidates.columns(indices), len(indices))
+        jobs = pricing.jobs(candidates.columns(indices))
         fits = model.fits(jobs)
         likely = round(np.count_nonzero(fits >= LIKELY) / len(indices) * report.valid)
         about = "about " if len(indices) < report.valid else ""
@@ -195,7 +195,7 @@ def search_warnings(space: SearchSpace, pricing: Pricing | None) -> tuple[str, .
         return tuple(said)
     said += _notes(pricing)
     with suppress(MissingFactError):
-        prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
+        prediction = pricing.model.predict(pricing.jobs(candidates.columns(indices)))
         said += _warnings(pricing, prediction)
     return tuple(said)
 

@@ -143,13 +143,13 @@ def features(of: Jobs, unpriced: Array) -> Array:
     return np.concatenate([np.stack(columns, axis=1) / LENGTH_SCALE, unpriced], axis=1)
 
 
-def unpriced_features(space: SearchSpace, raw: Mapping[str, Any], count: int) -> Array:
-    """Features of the unpriced parameters; shape (count, k).
+def unpriced_features(space: SearchSpace, raw: Mapping[str, Any]) -> Array:
+    """Features of the unpriced parameters of raw configurations by column; shape (n, k).
 
     Every value is a unit vector, and the product of two is their correlation: by their distance in
-    doublings for ordered positive numbers, else 0. ``raw`` has a column of values for each.
+    doublings for ordered positive numbers, else 0.
     """
-    found: list[Array] = []
+    found: list[Array] = [np.zeros((len(next(iter(raw.values()))), 0))]
     for name in unpriced_parameters(space):
         parameter = space.parameters[name]
         numbers = [v for v in parameter.values if isinstance(v, int | float) and v > 0]
@@ -167,7 +167,7 @@ def unpriced_features(space: SearchSpace, raw: Mapping[str, Any], count: int) ->
         else:
             rows = np.argmax(own == column, axis=1)
         found.append(vectors[rows])
-    return np.concatenate(found, axis=1) if found else np.zeros((count, 0))
+    return np.concatenate(found, axis=1)
 
 
 def survival(here: Array, failed: Array, blame: Array, ran: Array) -> Array:
@@ -191,7 +191,7 @@ def kernel(a: Array, b: Array) -> Array:
 
 
 def _undisturbed_trials(
-    among: Array, errors: Array, noise: float, rng: np.random.Generator | None = None
+    among: Array, errors: Array, noise: float, rng: np.random.Generator | None
 ) -> Indices:
     """Indices of the trials that were not disturbed.
 

@@ -8,12 +8,11 @@ Multiplying the expected gain by the probability of feasibility: Gardner et al. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.cost.model import PRIOR_LOG_SD, CostModel, Prediction
+from analysis.cost.model import PRIOR_LOG_SD, Prediction
 from analysis.finalists import NOISE_LOG_SD
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.residual import EFFECT_LOG_SD, PRIOR_TRIALS, ResidualProcess
@@ -25,65 +24,69 @@ MEASURED = 2  # measurements of an unpriced metric from which its spread is know
 NARROWEST = 1e-6  # least deviation of a metric, as a share of its size
 
 
-@dataclass(frozen=True)
-class Satisfaction:
-    """Judges candidates by the bounds of a space."""
+def satisfaction(
+    pricing: Pricing,
+    prediction: Prediction,
+    features: Array,
+    trials: Sequence[Trial] = (),
+    measured_at: Array | None = None,
+    unpriced: int = 0,
+) -> Array:
+    """Probability that each candidate of ``prediction`` satisfies all bounds; shape (m,).
 
-    pricing: Pricing
-    model: CostModel
-    trials: Sequence[Trial]  # that succeeded
-    features_of: Callable[[Sequence[Trial]], Array]  # of trials; shape (n, k)
-    unpriced: int  # number of last columns that encode unpriced parameters
+    Args:
+        features: of the candidates; shape (m, k).
+        trials: that succeeded; none: the probability before any trial.
+        measured_at: features of the trials; shape (n, k).
+        unpriced: number of last columns of features that encode unpriced parameters.
+    """
+    from scipy.special import ndtr  # slow to import
 
-    @classmethod
-    def before_trials(cls, pricing: Pricing, prediction: Prediction) -> Array:
-        """Probability that candidates satisfy the bounds, before any trial; shape (m,)."""
-        nowhere = np.zeros((len(prediction.fits), 1))
-        return cls(pricing, pricing.model, (), lambda _: nowhere[:0], 0).probability(
-            prediction, nowhere
-        )
-
-    def probability(self, prediction: Prediction, features: Array) -> Array:
-        """Probability that each candidate satisfies all bounds; shape (m,)."""
-        chances = np.ones(len(features))
-        for bound in self.pricing.space.subject_to:
-            chances = chances * self._each(bound, prediction, features)
-        return chances
-
-    def _each(self, bound: Bound, prediction: Prediction, features: Array) -> Array:
-        from scipy.special import ndtr  # slow to import
-
-        trials = [t for t in self.trials if bound.key in t.bounded]
-        measured = np.array([t.bounded[bound.key] for t in trials])
-        priced = self._priced(bound.key, prediction)
-        expected: Array | float
-        if priced is not None and bound.value > 0 and (measured > 0).all():
-            limit, expected = float(np.log(bound.value)), np.log(priced)
-            left, noise = np.zeros(0), NOISE_LOG_SD
-            if trials:
-                jobs = self.pricing.jobs_of([t.config for t in trials])
-                own = self._priced(bound.key, self.model.predict(jobs))
-                assert own is not None
-                left = np.log(measured) - np.log(own)
-            squares = PRIOR_TRIALS * PRIOR_LOG_SD**2 + np.square(left).sum()
-            spread = float(np.sqrt(squares / (PRIOR_TRIALS + len(left))))
-        elif len(measured) >= MEASURED:
-            # Scaled so that an unpriced parameter may explain as much as all others together.
-            mean, smallest = float(measured.mean()), NARROWEST * max(abs(bound.value), NARROWEST)
-            unit = max(float(measured.std(ddof=1)), smallest) / EFFECT_LOG_SD
-            limit, expected, left = (bound.value - mean) / unit, 0.0, (measured - mean) / unit
-            spread, noise = EFFECT_LOG_SD, NOISE_LOG_SD
-        else:
-            return np.ones(len(features))
-        process = ResidualProcess(
-            self.features_of(trials), left, spread, noise, self.unpriced, robust=False
-        )
+    chances = np.ones(len(features))
+    at = features[:0] if measured_at is None else measured_at
+    for bound in pricing.space.subject_to:
+        rows = [row for row, trial in enumerate(trials) if bound.key in trial.bounded]
+        known = _errors(bound, pricing, prediction, [trials[row] for row in rows])
+        if known is None:
+            continue
+        margin, errors, spread = known
+        process = ResidualProcess(at[rows], errors, spread, NOISE_LOG_SD, unpriced, robust=False)
         shift, deviation = process.at(features)
-        margin = limit - expected - shift
-        return np.asarray(ndtr((margin if bound.upper else -margin) / np.hypot(deviation, noise)))
+        left = (margin - shift) if bound.upper else -(margin - shift)
+        chances = chances * ndtr(left / np.hypot(deviation, NOISE_LOG_SD))
+    return chances
 
-    def _priced(self, key: str, prediction: Prediction) -> Array | None:
-        """The metric as the trainer would report it; None if the model does not predict it."""
-        if key == "peak_memory_bytes":
-            return self.model.reported_peak_bytes(prediction.jobs)
-        return self.pricing.figure(key, prediction)
+
+def _errors(
+    bound: Bound, pricing: Pricing, prediction: Prediction, trials: Sequence[Trial]
+) -> tuple[Array | float, Array, float] | None:
+    """How far candidates are expected below a bound, the trials' errors, and their prior deviation.
+
+    Logarithms if the cost model predicts the metric; else in units of what was measured, scaled so
+    that an unpriced parameter may explain as much as all others together. None if too little is
+    known.
+    """
+    measured = np.array([t.bounded[bound.key] for t in trials])
+    priced = _priced(bound.key, pricing, prediction)
+    if priced is not None and bound.value > 0 and (measured > 0).all():
+        errors = np.zeros(0)
+        if trials:
+            jobs = pricing.jobs_of([t.config for t in trials])
+            own = _priced(bound.key, pricing, prediction.model.predict(jobs))
+            assert own is not None
+            errors = np.log(measured) - np.log(own)
+        squares = PRIOR_TRIALS * PRIOR_LOG_SD**2 + np.square(errors).sum()
+        spread = float(np.sqrt(squares / (PRIOR_TRIALS + len(errors))))
+        return float(np.log(bound.value)) - np.log(priced), errors, spread
+    if len(measured) < MEASURED:
+        return None
+    mean, smallest = float(measured.mean()), NARROWEST * max(abs(bound.value), NARROWEST)
+    unit = max(float(measured.std(ddof=1)), smallest) / EFFECT_LOG_SD
+    return (bound.value - mean) / unit, (measured - mean) / unit, EFFECT_LOG_SD
+
+
+def _priced(key: str, pricing: Pricing, prediction: Prediction) -> Array | None:
+    """The metric as the trainer would report it; None if the model does not predict it."""
+    if key == "peak_memory_bytes":
+        return prediction.model.reported_peak_bytes(prediction.jobs)
+    return pricing.figure(key, prediction)

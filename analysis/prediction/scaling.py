@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
@@ -70,14 +71,18 @@ class Scaled:
         counts = sorted(set(nodes)) or _doubled(
             space.num_nodes(config), pricing.model.cluster.num_nodes
         )
-        left_out: dict[str, list[int]] = {}
-        wished = _resized(space, config, mode, counts, left_out)
+        wished, kept, left_out = [], [], defaultdict[str, list[int]](list)
+        for count in counts:
+            resized = _resized(space, config, mode, count)
+            if isinstance(resized, str):
+                left_out[resized].append(count)
+            else:
+                wished.append(resized)
         prices = Pricing(_widened(space, wished))
         prices.model = pricing.model
-        kept = []
         for other in wished:
             if why := _hindrance(prices, other):
-                left_out.setdefault(why, []).append(int(other["num_nodes"]))
+                left_out[why].append(int(other["num_nodes"]))
             else:
                 kept.append(other)
         reasons = tuple(f"{_listed(counts)}: {why}" for why, counts in left_out.items())
@@ -124,32 +129,22 @@ class Scaled:
 
 
 def _resized(
-    space: SearchSpace,
-    config: Mapping[str, Any],
-    mode: Scaling,
-    counts: Sequence[int],
-    left_out: dict[str, list[int]],
-) -> list[dict[str, Any]]:
-    """The configuration on each number of nodes; impossible numbers go to ``left_out``."""
+    space: SearchSpace, config: Mapping[str, Any], mode: Scaling, count: int
+) -> dict[str, Any] | str:
+    """The configuration on a number of nodes; why there is none, if its batch is not divisible."""
     facts: dict[str, Any] = space.facts(config)
     ranks = int(facts["world_size"] // facts["dp"])  # of one replica
-    wished = []
-    for count in counts:
-        gas = int(facts["gas"])
-        replicas = count * int(facts["gpus_per_node"]) // ranks
-        if mode == "strong" and replicas:
-            gas, rest = divmod(int(facts["global_batch_size"]), int(facts["mbs"]) * replicas)
-            if rest or not gas:
-                why = (
-                    f"{facts['global_batch_size']} sequences are not a whole number of "
-                    f"micro-batches of {facts['mbs']} on each replica"
-                )
-                left_out.setdefault(why, []).append(count)
-                continue
-        wished.append({**space.raw(config), "num_nodes": count, "gas": gas})
-        if "dp" in space.parameters:
-            wished[-1]["dp"] = replicas
-    return wished
+    replicas = count * int(facts["gpus_per_node"]) // ranks
+    gas = int(facts["gas"])
+    if mode == "strong" and replicas:
+        gas, rest = divmod(int(facts["global_batch_size"]), int(facts["mbs"]) * replicas)
+        if rest or not gas:
+            return (
+                f"{facts['global_batch_size']} sequences are not a whole number of micro-batches "
+                f"of {facts['mbs']} on each replica"
+            )
+    dp = {"dp": replicas} if "dp" in space.parameters else {}
+    return {**space.raw(config), "num_nodes": count, "gas": gas, **dp}
 
 
 def _ranges(values: Array, below: Array, above: Array) -> list[str]:

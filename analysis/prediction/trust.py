@@ -100,12 +100,12 @@ def log_odds(run: Run) -> float:
     disappoint alike predicts worse than that. A prediction within NEAR has to beat the former only.
     """
     seen: list[float] = []
-    total, judged = 0.0, {t.number for t in foretold(run)}
+    total = 0.0
     for t in run.trials.values():
         if t.explores or not (t.ok and t.positive and t.objective):
             continue
         log, expected = math.log(t.objective), t.expected.get("objective")
-        if t.number in judged and expected:
+        if expected:
             other = 1 / ALTERNATIVE_WIDTH
             if len(seen) > 1 and abs(log - math.log(expected)) > NEAR:
                 other = (other + _density_by_others(log, seen)) / 2

@@ -298,25 +298,20 @@ def _end(run: Run, trial: Trial, event: events.Ended, t: float) -> None:
         raise ValueError(f"attempt {event.attempt} at trial {trial.number} was never started")
     if (attempt and attempt.kind is not None) or (event.final and trial.ended):
         raise ValueError(f"attempt {event.attempt} at trial {trial.number} ends twice")
-    result = event.result or {}
     if attempt:
         # The next driver ends what a killed one left running, maybe hours later. The nodes are
         # known to have been held up to the last event of the attempt's own session.
         own_end = (left for left in run.left_t if left >= attempt.started_t)
-        attempt.ended_t = next(own_end, t)
-        attempt.kind, attempt.message = event.kind, event.message
-        attempt.objective, attempt.objectives = event.objective, event.objectives
-        attempt.bounded, attempt.result, attempt.steps = event.bounded, result, event.steps
+        attempt.end(event, next(own_end, t))
         attempt.excused, attempt.stopped_early = event.excused, event.early
-        attempt.saved_node_s = event.saved_node_s or 0.0
+        attempt.steps, attempt.saved_node_s = event.steps, event.saved_node_s or 0.0
         if attempt.repeat:
             _revise(trial, attempt, event.stderr_tail)
             run.check_bounds(trial, trial.bounded)
             return
     trial.message, trial.stderr_tail = event.message, event.stderr_tail
     if event.final:
-        trial.kind, trial.objective, trial.ended_t = event.kind, event.objective, t
-        trial.objectives, trial.result = event.objectives, result
+        trial.end(event, t)
         run.check_bounds(trial, event.bounded)
 
 

@@ -42,13 +42,6 @@ def load(directory: Path | str) -> pd.DataFrame:
     return frame_of(read_run(directory))
 
 
-def _ordered(run: Run) -> dict[str, list[str]]:
-    """Values of parameters that the run's space orders; empty if it cannot be read."""
-    space = run.folder.readable_space()
-    every = space.parameters.values() if space else ()
-    return {p.name: [str(v) for v in p.values] for p in every if p.ordered}
-
-
 def frame_of(run: Run) -> pd.DataFrame:
     """The table of :func:`load`, of a run that has been read."""
     import pandas as pd
@@ -87,7 +80,9 @@ def frame_of(run: Run) -> pd.DataFrame:
         if {*map(type, values)} == {int, type(None)}:  # whole numbers would become fractions
             frame[name] = pd.array(values, dtype="Int64")
     frame.attrs = {"objective": run.objective_key, "maximize": run.maximize}
-    for name, words in _ordered(run).items():
-        if (column := f"p:{name}") in frame:
+    space = run.folder.readable_space()
+    for own in space.parameters.values() if space else ():
+        if own.ordered and (column := f"p:{own.name}") in frame:
+            words = [str(value) for value in own.values]
             frame[column] = pd.Categorical(frame[column], words, ordered=True)
     return frame

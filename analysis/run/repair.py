@@ -53,11 +53,6 @@ class Line:
     record: Mapping[str, Any]
     checksum: str
 
-    @property
-    def after(self) -> str:
-        """The checksum of the line before it when it was written."""
-        return str(self.record.get("after"))
-
 
 @dataclass
 class Repair:
@@ -143,7 +138,7 @@ def _in_order(lines: Iterable[Line], repair: Repair) -> list[Line]:
             notes.append((line.number, f"left out: it repeats line {known[line.checksum].number}"))
         else:
             known[line.checksum] = line
-            following[line.after].append(line)
+            following[str(line.record.get("after"))].append(line)
     ordered = _longest(following, FIRST)
     for begin in [after for after in following if after not in known and after != FIRST]:
         chain = _longest(following, begin)

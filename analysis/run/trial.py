@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
 
+from analysis.run.events import Ended
 from foundation.messages import html_table
 from foundation.quantities import number, value_text
 from slurm import BLAMELESS, Kind
@@ -22,10 +23,23 @@ def meaning(kind: str) -> tuple[str, str]:
     return row.words, row.colour
 
 
+@dataclass(kw_only=True)
 class _Ends:
-    """Properties of something that ends."""
+    """Something that ends, and the result it then has."""
 
-    kind: str | None
+    kind: str | None = None  # how it ended; of a trial the final end; None before it
+    message: str = ""
+    objective: float | None = None
+    objectives: Mapping[str, float] = field(default_factory=dict)  # by key, if several
+    bounded: Mapping[str, float] = field(default_factory=dict)  # metrics that have bounds
+    result: Mapping[str, Any] = field(default_factory=dict)
+    ended_t: float | None = None  # of a trial set also if it was never started
+
+    def end(self, event: Ended, t: float) -> None:
+        """Take over how it ended at ``t``, in seconds since the epoch."""
+        self.kind, self.message, self.objective = event.kind, event.message, event.objective
+        self.objectives, self.bounded = event.objectives, event.bounded
+        self.result, self.ended_t = event.result or {}, t
 
     @property
     def ok(self) -> bool:
@@ -50,15 +64,9 @@ class Attempt(_Ends):
     name: str
     nodes: tuple[str, ...]
     started_t: float
-    ended_t: float | None = None
-    kind: str | None = None
-    message: str = ""
+    _: KW_ONLY
     repeat: bool = False  # the trial had its result already
     excused: bool = False  # ended with its allocation, or nothing could be started
-    objective: float | None = None
-    objectives: Mapping[str, float] = field(default_factory=dict)
-    bounded: Mapping[str, float] = field(default_factory=dict)  # metrics that have bounds
-    result: Mapping[str, Any] = field(default_factory=dict)
     steps: int | None = None  # seen in its log; None: not known
     stopped_early: bool = False  # the metrics are of the steps until then
     saved_node_s: float = 0.0  # by stopping early, as far as known
@@ -92,15 +100,8 @@ class Trial(_Ends):
     why: str = ""
     expected: Mapping[str, float] = field(default_factory=dict)  # see ``Proposed``
     attempts: list[Attempt] = field(default_factory=list)
-    kind: str | None = None  # of the final end; None before it
-    objective: float | None = None
-    objectives: Mapping[str, float] = field(default_factory=dict)  # by key, if several
-    bounded: Mapping[str, float] = field(default_factory=dict)  # metrics that have bounds
-    violated: tuple[str, ...] = ()  # bounds that these metrics violate, in words
-    result: Mapping[str, Any] = field(default_factory=dict)
-    message: str = ""
+    violated: tuple[str, ...] = ()  # bounds that its metrics violate, in words
     stderr_tail: str = ""
-    ended_t: float | None = None  # set also if it was never started
 
     def _repr_html_(self) -> str:
         reached = self.objectives or (

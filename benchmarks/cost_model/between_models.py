@@ -6,7 +6,8 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from analysis.cost.model import CostModel, Measurements
+from analysis.cost.memory_fit import Measurements
+from analysis.cost.model import CostModel
 from trainer.plan.jobs import Jobs, Mask
 
 FOLDS = 6  # at most; more models than that share them

@@ -20,7 +20,8 @@ import yaml
 
 from analysis.cost.constants import Array, Constants
 from analysis.cost.fitted import FILE
-from analysis.cost.model import CostModel, Measurements
+from analysis.cost.memory_fit import Measurements
+from analysis.cost.model import CostModel
 from analysis.cost.network import Network
 from analysis.sweeps.record import Table
 from benchmarks.cost_model.failures import not_memory

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from analysis.cost.fitted import cost_model
-from analysis.cost.model import CostModel, Measurements
+from analysis.cost.memory_fit import Measurements
+from analysis.cost.model import CostModel
 from analysis.sweeps.record import Table
 from benchmarks.cost_model.failures import not_memory
 from search_spaces.cluster import Cluster

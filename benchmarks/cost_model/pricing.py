@@ -35,7 +35,7 @@ def rates(name: str, repeats: int) -> tuple[list[float], list[float]]:
     pricing, candidates = Pricing(space), Candidates(space)
     indices = candidates.indices(CONFIGS, np.random.default_rng(0), [], 2**31)
     indices = np.resize(indices, CONFIGS)  # smaller spaces are priced over again
-    jobs = pricing.jobs(candidates.columns(indices), len(indices))
+    jobs = pricing.jobs(candidates.columns(indices))
     priced, widened = [], []
     for _ in range(repeats):
         began = time.process_time()

@@ -65,7 +65,7 @@ def unstated(jobs: Jobs, cluster: Cluster, habits: Framework) -> Predicted:
 
 def ruled_out(jobs: Jobs, cluster: Cluster, habits: Framework) -> Predicted:
     """The same with the probabilities by which jobs are ruled out."""
-    may_fit = CostModel(cluster, Framework(name="unstated")).supposing({}).may_fit(jobs)
+    may_fit = CostModel(cluster, Framework(name="unstated")).supposing({}).predict(jobs).may_fit
     return replace(unstated(jobs, cluster, habits), fits=may_fit)
 
 

@@ -192,7 +192,7 @@ def world(seed: int) -> World:
         indices = indices[: int(np.exp(rng.uniform(*np.log([20, 400]))))]
     indices = np.sort(indices)
     pricing = Pricing(space)
-    jobs = pricing.jobs(candidates.columns(indices), len(indices))
+    jobs = pricing.jobs(candidates.columns(indices))
     truth, kind = _truth(pricing, rng)
     prediction = truth.predict(jobs)
     calm_s, late_s = prediction.states_s

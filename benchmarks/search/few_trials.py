@@ -21,7 +21,8 @@ from unittest.mock import patch
 import numpy as np
 
 from analysis.cost.constants import TRANSFER
-from analysis.cost.model import CostModel, Measurements
+from analysis.cost.memory_fit import Measurements
+from analysis.cost.model import CostModel
 from analysis.cost.time_constants import TimeConstants
 from analysis.sweeps.record import Table
 from benchmarks.published.read import read_table

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis.cost.model import CostModel, Measurements
+from analysis.cost.memory_fit import Measurements
+from analysis.cost.model import CostModel
 from analysis.prediction.pricing import Pricing
 from analysis.run.fold import Run
 from analysis.sweeps.record import Table

@@ -20,7 +20,7 @@ import numpy as np
 
 from analysis.cost.constants import Array
 from analysis.pareto import non_dominated
-from analysis.prediction.scalarization import merits
+from analysis.prediction.goal import merits
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.sweeps.read import read_tables

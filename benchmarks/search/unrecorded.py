@@ -27,7 +27,7 @@ def simulated(name: str, seed: int, policy: str, max_trials: int = 60) -> int | 
     truth, candidates = true_pricing(space, 1.0, seed), Candidates(space)
     limit = truth.model.memory_limit_bytes
     every = candidates.indices(SAMPLED, np.random.default_rng(0), [], 2**31)
-    prediction = truth.predict_columns(candidates.columns(every), len(every))
+    prediction = truth.model.predict(truth.jobs(candidates.columns(every)))
     fits = prediction.peak_bytes <= limit
     if not fits.any():
         return None

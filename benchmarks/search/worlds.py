@@ -95,7 +95,7 @@ def search(
     near = played.trials_to(NEAR)
     stated = pricing.supposing().calibrated([])
     some = np.random.default_rng(seed).permutation(len(drawn.indices))[:1000]
-    chances = stated.may_fit(pricing.jobs_of([drawn.configs[i] for i in some]))
+    chances = stated.predict(pricing.jobs_of([drawn.configs[i] for i in some])).may_fit
     fits = drawn.kinds[some] != "oom"
     told = [(t.expected["fits"], t.ok) for t in trials[:stop] if "fits" in t.expected]
     return {

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
-from analysis.cost.model import CostModel, Measurements, Prediction
+from analysis.cost.memory_fit import Measurements
+from analysis.cost.model import CostModel, Prediction
 from analysis.cost.step import StepParts
 from analysis.prediction.pricing import Pricing
 from trainer.plan.jobs import Array, Jobs

@@ -60,7 +60,7 @@ def counted_once(
     parameters: Mapping[str, Parameter],
     conditions: Mapping[str, Expression],
     derive: Callable[[Mapping[str, Array]], Facts],
-    axes: Sequence[str] = (),
+    axes: Sequence[str],
 ) -> list[Rule]:
     """A rule that keeps the first of several spellings of one placement.
 

@@ -84,7 +84,7 @@ def builtin(
     types: Mapping[str, ValueType],
     *,
     own_trainer: bool,
-    own_axes: Sequence[str] = (),
+    own_axes: Sequence[str],
     allow: Iterable[str],
 ) -> list[Rule]:
     """The trainer's requirements for which the space has the facts, except those in ``allow``."""

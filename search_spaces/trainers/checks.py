@@ -122,7 +122,8 @@ def check_trainer(document: Document, spec: TrainerSpec, types: Mapping[str, Val
     checks.command()
     checks.config_files()
     checks.patterns()
-    checks.environment()
+    for name, text in spec.env.items():
+        checks.template(text, ("trainer", "env", name))
 
 
 _LAUNCHERS = (
@@ -182,9 +183,9 @@ class _Checks:
             if isinstance(entry, Flags):
                 parsed(self.document, entry.when, (*path, "when"), self.known)
                 for place, text in enumerate(entry.args):
-                    self._template(text, (*path, "args", place))
+                    self.template(text, (*path, "args", place))
             else:
-                self._template(entry, path)
+                self.template(entry, path)
 
     def config_files(self) -> None:
         for name, file in self.spec.files.items():
@@ -203,13 +204,9 @@ class _Checks:
     def _set(self, entries: Mapping[str, Any], path: tuple[str | int, ...]) -> None:
         for key, value in entries.items():
             for text in config_files.texts(value):
-                self._template(text, (*path, key))
+                self.template(text, (*path, key))
 
-    def environment(self) -> None:
-        for name, text in self.spec.env.items():
-            self._template(text, ("trainer", "env", name))
-
-    def _template(self, text: str, path: tuple[str | int, ...]) -> None:
+    def template(self, text: str, path: tuple[str | int, ...]) -> None:
         for expression in templates.expressions(text):
             name = expression.strip()
             if name.isidentifier() and name not in self.known:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.cost.model import CostModel, Measurements
+from analysis.cost.memory_fit import Measurements
+from analysis.cost.model import CostModel
 from benchmarks.cost_model.between_models import SIGMAS, fitted_to, missed, shapes
 from search_spaces.cluster import Cluster
 from search_spaces.known import framework_named

@@ -34,9 +34,9 @@ def test_only_answers_are_useful_and_what_runs_after_the_last_start_does_not_cou
         [(12, 0, 100, "ok"), (16, 0, 50, "node_failure"), (16, 50, 150, "oom")], start=1
     ):
         nodes = tuple(f"n{i}" for i in range(width))
-        attempt = Attempt(1, str(number), nodes, float(start), float(end), kind)
+        attempt = Attempt(1, str(number), nodes, float(start), ended_t=float(end), kind=kind)
         run.trials[number] = Trial(number, {}, 0.0, attempts=[attempt], kind=kind)
-    run.trials[2].attempts.append(Attempt(2, "2 again", ("n1",), 200.0, 300.0, "ok"))
+    run.trials[2].attempts.append(Attempt(2, "2 again", ("n1",), 200.0, ended_t=300.0, kind="ok"))
     found = node_time(run, [(0.0, 28)], until=1e9, max_concurrent=90)
     assert found["hours"] == pytest.approx(50 / 3600)
     assert found["allowed_share"] == pytest.approx(1.0)

@@ -33,7 +33,8 @@ def base(searched: Run) -> Mapping[str, Any]:
 
 def started(config: Mapping[str, Any], nodes: int, kind: str, **result: Any) -> Run:
     """A training that has started once."""
-    attempt = Attempt(1, "", tuple(f"n{i}" for i in range(nodes)), 0.0, 600.0, kind, steps=100)
+    names = tuple(f"n{i}" for i in range(nodes))
+    attempt = Attempt(1, "", names, 0.0, ended_t=600.0, kind=kind, steps=100)
     trial = Trial(1, dict(config), 0.0, attempts=[attempt], kind=kind, ended_t=600.0)
     trial.result = result
     return Run(Path(), trials={1: trial})

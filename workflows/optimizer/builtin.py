@@ -1,9 +1,4 @@
-"""The policies of ``meshtune search``: the cost model, Bayesian optimization, and their baselines.
-
-The cost model guides the search if it can price the space and its objectives. If it cannot, or the
-search's own residuals show that it is wrong, DeepHyper's Bayesian optimization takes over, with all
-observations so far.
-"""
+"""Policies that the cost model does not guide: random choice, and Bayesian optimization."""
 
 from __future__ import annotations
 
@@ -14,11 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis import MissingFactError, Observations, Pricing, Run, Scalarization, trusted
+from analysis import MissingFactError, Observations, Pricing, Run, trusted
 from trainer.plan.jobs import Array
-from workflows.optimizer.continuous import ContinuousPart
 from workflows.optimizer.deephyper import DeepHyperOptimizer
-from workflows.optimizer.model_guided import ModelGuidedSearch
 from workflows.optimizer.policy import Policy, Problem, Proposal
 
 LIKELY = 0.5  # probability to run that DeepHyper's candidates need, if any has it
@@ -47,9 +40,7 @@ class DeepHyperPolicy(Policy):
         drawn = self._drawn(run, max_nodes, rng)
         if not drawn:
             return None
-        weights, towards = Scalarization.weights(
-            self.problem.space, self.problem.seed, len(run.trials)
-        )
+        weights, towards = self.problem.weights(run)
         raw, by, why = self._optimizer.choose(run, drawn, rng, weights)
         if by == "bayesian":
             why += towards
@@ -101,97 +92,3 @@ class LikelyToRun(DeepHyperPolicy):
     @cached_property
     def _pricing(self) -> Pricing | None:
         return self.problem.pricing and self.problem.pricing.supposing()
-
-
-class MeshtunePolicy(Policy):
-    """The cost model while it can be trusted, then Bayesian optimization."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        self._optimizer = DeepHyperOptimizer(problem.space)
-
-    def propose(self, run: Run, max_nodes: int) -> Proposal | None:
-        model = self._model
-        trusted = model is not None and self._trusts(model, run)
-        if model and trusted:
-            guided = self._guided(model, run, max_nodes)
-            if guided:
-                return guided
-        proposal = self._alone.propose(run, max_nodes)
-        if proposal and model and not trusted:
-            return replace(proposal, why=proposal.why + "; the cost model was wrong here")
-        return proposal
-
-    def _guided(self, model: ModelGuidedSearch, run: Run, max_nodes: int) -> Proposal | None:
-        """The model's choice; DeepHyper sets continuous parameters without a price."""
-        rng, space, rest = self.problem.rng(run), self.problem.space, self._continuous
-        weights, towards = Scalarization.weights(space, self.problem.seed, len(run.trials))
-        if rest.names and (again := self._best_again(run, max_nodes)):
-            completed = rest.completed(again, run, rng)
-            if completed:
-                raw, why = completed
-                return Proposal(space.canonical(raw), "bayesian", f"the best's degrees; {why}")
-        suggestion = model.suggest(self._learned(run), max_nodes, rng, known=run, weights=weights)
-        if suggestion is None:
-            return None
-        config, why, expected = suggestion
-        why += towards
-        if rest.names:
-            completed = rest.completed(config, run, rng, weights)
-            if completed is None:
-                return None
-            config, chosen = completed
-            why += f"; {chosen}"
-            # The model cannot predict what these values gain, so not when to stop, either.
-            expected = {k: v for k, v in expected.items() if k not in ("gain", "left")}
-        return Proposal(space.canonical(config), "cost model", why, expected)
-
-    def _best_again(self, run: Run, max_nodes: int) -> dict[str, Any] | None:
-        """The best trial's configuration, every other time once DeepHyper has enough successes."""
-        successes = sum(t.objective is not None for t in run.trials.values())
-        if run.best is None or self.problem.space.more_objectives or len(run.trials) % 2 == 0:
-            return None
-        wide = self.problem.space.num_nodes(run.best.config) > max_nodes
-        enough = successes >= self._optimizer.num_initial
-        return self.problem.space.raw(run.best.config) if enough and not wide else None
-
-    def _trusts(self, model: ModelGuidedSearch, run: Run) -> bool:
-        return trusted(run, model.pricing)
-
-    def _learned(self, run: Run) -> Run:
-        """The run from which the model learns."""
-        return run
-
-    @cached_property
-    def _alone(self) -> LikelyToRun:
-        """DeepHyper, for when the model does not choose."""
-        return LikelyToRun(self.problem)
-
-    @cached_property
-    def _continuous(self) -> ContinuousPart:
-        return ContinuousPart(self.problem, self._optimizer)
-
-    @cached_property
-    def _model(self) -> ModelGuidedSearch | None:
-        """Made at the first proposal: a run that is only looked at needs no prices."""
-        problem = self.problem
-        if problem.pricing is None:
-            return None
-        try:
-            if not all(problem.pricing.prices(each.key) for each in problem.space.objectives):
-                return None  # measurements alone say what is best, or where the front is
-            return ModelGuidedSearch(
-                problem.pricing.supposing(), self._continuous.candidates, problem.seed
-            )
-        except MissingFactError:  # such as the network, which only some configurations need
-            return None
-
-
-class CostModelPolicy(MeshtunePolicy):
-    """The cost model's ranking, never corrected."""
-
-    def _trusts(self, model: ModelGuidedSearch, run: Run) -> bool:
-        return True
-
-    def _learned(self, run: Run) -> Run:
-        return Run(run.directory)

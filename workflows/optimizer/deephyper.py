@@ -85,7 +85,7 @@ class DeepHyperOptimizer:
                 told = [-objective for objective in told]
         else:
             objectives = self.space.objectives
-            known = Scalarization.merits(objectives, [t for _, t in done])
+            known = Scalarization.measured(objectives, [t for _, t in done])
             told = Scalarization.from_weights(weights, known).value(known).tolist()
         for (i, _), value in zip(done, told, strict=True):
             values[i] = value

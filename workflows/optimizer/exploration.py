@@ -31,20 +31,15 @@ class ExploringPolicy(Policy):
         return proposal or self._policy.propose(run, max_nodes)
 
     def _exploring(self, run: Run, max_nodes: int) -> Proposal | None:
-        pricing = self.problem.pricing
-        if pricing is not None and trusted(run, pricing):
-            try:
-                return self._least_known(run, max_nodes)
-            except (NotEnough, MissingFactError):  # the model does not predict the objective here
-                pass
-        return self._farthest(run, max_nodes)
-
-    def _least_known(self, run: Run, max_nodes: int) -> Proposal | None:
         """The candidate the calibrated model is least sure of; None if nothing new likely runs."""
         problem, pricing = self.problem, self.problem.pricing
-        assert pricing is not None
+        if pricing is None or not trusted(run, pricing):
+            return self._farthest(run, max_nodes)
         seed = int(problem.rng(run).integers(2**32))
-        found = Outlook(run, pricing, seed, problem.candidates).least_known(max_nodes)
+        try:
+            found = Outlook(run, pricing, seed, problem.candidates).least_known(max_nodes)
+        except (NotEnough, MissingFactError):  # the model does not predict the objective here
+            return self._farthest(run, max_nodes)
         if found is None:
             return None
         raw, deviation, expected = found

@@ -82,7 +82,7 @@ class OptunaPolicy(Policy):
         for _ in range(FRUITLESS):
             asked = self._study.ask(self._distributions)
             # Rounded as for all policies; TPE learns from its own value, within a step of it.
-            short = {p.name: p.nearest(asked.params[p.name]) for p in self._continuous}
+            short = {p.name: p.values[p.place(asked.params[p.name])] for p in self._continuous}
             key = _key(self.problem.space.canonical({**self._fixed, **asked.params, **short}))
             if accepts(key):
                 self._asked[key] = asked

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis import Pricing, Run
+from analysis import Pricing, Run, Scalarization
 from search_spaces import Candidates, SearchSpace
 from trainer.plan.jobs import Array
 
@@ -57,6 +57,15 @@ class Problem:
     def rng(self, run: Run) -> np.random.Generator:
         """Random numbers for the next proposal: a function of the seed and the history."""
         return np.random.default_rng((self.seed, len(run.trials)))
+
+    def weights(self, run: Run) -> tuple[Array | None, str]:
+        """Weights of the objectives for the next proposal, and words on them; None for one."""
+        objectives = self.space.objectives
+        if len(objectives) == 1:
+            return None, ""
+        drawn = Scalarization.weights(len(objectives), self.seed, len(run.trials))
+        shares = zip(drawn, objectives, strict=True)
+        return drawn, "; weights: " + ", ".join(f"{w:.2f} {o.key}" for w, o in shares)
 
     def new(
         self, run: Run, max_nodes: int, rng: np.random.Generator, size: int = NUM_CANDIDATES

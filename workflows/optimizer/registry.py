@@ -23,10 +23,10 @@ POLICIES: Registry[Callable[[Problem], Policy]] = Registry(
     "policy",
     "meshtune.policies",
     {
-        "meshtune": "workflows.optimizer.builtin:MeshtunePolicy",
+        "meshtune": "workflows.optimizer.model_guided:MeshtunePolicy",
         "deephyper": "workflows.optimizer.builtin:DeepHyperPolicy",
         "optuna": "workflows.optimizer.optuna:OptunaPolicy",
-        "cost-model": "workflows.optimizer.builtin:CostModelPolicy",
+        "cost-model": "workflows.optimizer.model_guided:CostModelPolicy",
         "sobol": "workflows.optimizer.sobol:SobolPolicy",
         "random": "workflows.optimizer.builtin:RandomPolicy",
     },

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -12,14 +13,24 @@ from foundation.bounds import Bound
 from search_spaces import Objective, SearchSpace
 from workflows.search.throughput import completed, job_of, named_by_meaning
 
-_Reader = Callable[[str], float]  # value of a metric from which an objective follows
-
-
 BILLION = 1e9  # cost and co2 are of so many tokens
 
 
-def _of_energy(key: str, of: _Reader, space: SearchSpace, config: Mapping[str, Any]) -> float:
-    """Energy, cost or CO2 by its key; infinite if a metric behind it is 0, raises if missing."""
+def _value(
+    key: str, result: Mapping[str, Any], space: SearchSpace, config: Mapping[str, Any]
+) -> float:
+    """A metric of the result, or derived from others; infinite if one behind it is 0.
+
+    Raises MissingMetricError for the metric that the result lacks.
+    """
+    of = partial(Metrics(result).required, wanted=key)
+    with suppress(MissingMetricError):
+        return of(key)
+    if key == "num_nodes":
+        return space.num_nodes(config)
+    if key == "node_seconds_per_token":
+        rate = of("tokens_per_second")
+        return space.num_nodes(config) / rate if rate else math.inf
     if key == "joules_per_token" or key in space.priced():
         needed = ["energy_joules", "tokens_per_second", "step_time_s.median"]
         if key in space.priced(measured=False):  # by the node-hour alone
@@ -27,16 +38,6 @@ def _of_energy(key: str, of: _Reader, space: SearchSpace, config: Mapping[str, A
         if not all(of(name) for name in needed):
             return math.inf
     return of(key)
-
-
-# Objectives that no trainer needs to report.
-DERIVED: dict[str, Callable[[_Reader, SearchSpace, Mapping[str, Any]], float]] = {
-    "num_nodes": lambda of, space, config: space.num_nodes(config),
-    "node_seconds_per_token": lambda of, space, config: (
-        space.num_nodes(config) / of("tokens_per_second")
-    ),
-    **{key: partial(_of_energy, key) for key in ("joules_per_token", "cost", "co2")},
-}
 
 
 def with_prices(
@@ -74,22 +75,14 @@ def values_of(
         result = completed(job_of(space, config), named_by_meaning(space, config, result))
     result, found = with_prices(space, config, result), {}
     for key in (each.key for each in wanted):
-        of = partial(Metrics(result).required, wanted=key)
         try:
-            found[key] = of(key)
-        except MissingMetricError:
-            try:
-                if key not in DERIVED:
-                    raise
-                found[key] = DERIVED[key](of, space, config)
-            except ZeroDivisionError:
-                found[key] = math.inf
-            except MissingMetricError as missing:
-                if missing.key == "energy_joules" and "energy_source" in result:
-                    why = str(result["energy_source"])
-                elif "tokens_per_second" in missing.key and space.uneven_lengths:
-                    why = space.uncounted(result)
-                else:
-                    raise
-                raise MissingMetricError(missing.key, result, key, why) from None
+            found[key] = _value(key, result, space, config)
+        except MissingMetricError as missing:
+            if missing.key == "energy_joules" and "energy_source" in result:
+                why = str(result["energy_source"])
+            elif "tokens_per_second" in missing.key and space.uneven_lengths:
+                why = space.uncounted(result)
+            else:
+                raise
+            raise MissingMetricError(missing.key, result, key, why) from None
     return found

@@ -101,10 +101,9 @@ def shallower(space: SearchSpace, nodes: int = WIDEST) -> SearchSpace:
     content["finalists"] = {"max_repeats": 0}
     content["trial"] |= {"early_stop": False}  # a slow one tells as much as a fast one
     try:
-        found = load_space(content, frozen=True)
+        return load_space(content, frozen=True)
     except SpaceError as error:
         raise ProbeError(f"{space.file}: probes of {depth} layers: {error}") from None
-    return found
 
 
 def plan(space: SearchSpace, count: int | None, nodes: int, seed: int = 0) -> Plan:

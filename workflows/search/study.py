@@ -195,27 +195,24 @@ class Study:
         number = trial.number if isinstance(trial, Trial) else checked_whole("trial", trial, 0)
         checked_text("message", message)
         with self._call() as run:
-            self._tell(run, number, result, message)
-
-    def _tell(
-        self, run: Run, number: int, result: Mapping[str, Any] | str | Kind, message: str
-    ) -> None:
-        known = run.trials.get(number)
-        running = known.running if known else None
-        if known is None or running is None:
-            raise ArgumentError(f"trial {number} does not run: tell what `ask` gave, and only once")
-        if isinstance(result, Mapping):
-            result = _plain(result)
-            # Raise for the caller, rather than record a crash of the trial.
-            for wanted in (self.space.objectives, self.space.subject_to):
-                values_of(wanted, self.space, known.config, result)
-            outcome = Outcome(Kind.OK, result=result, message=message)
-        else:
-            outcome = Outcome(_failure(result), message=message)
-        outcome = replace(outcome, elapsed_s=self._journal.clock() - running.started_t)
-        self._journal.write(ended(self.space, known, running.number, (), outcome))
-        self._results.stale = True
-        self._results.catch_up(run)
+            known = run.trials.get(number)
+            running = known.running if known else None
+            if known is None or running is None:
+                raise ArgumentError(
+                    f"trial {number} does not run: tell what `ask` gave, and only once"
+                )
+            if isinstance(result, Mapping):
+                result = _plain(result)
+                # Raise for the caller, rather than record a crash of the trial.
+                for wanted in (self.space.objectives, self.space.subject_to):
+                    values_of(wanted, self.space, known.config, result)
+                outcome = Outcome(Kind.OK, result=result, message=message)
+            else:
+                outcome = Outcome(_failure(result), message=message)
+            outcome = replace(outcome, elapsed_s=self._journal.clock() - running.started_t)
+            self._journal.write(ended(self.space, known, running.number, (), outcome))
+            self._results.stale = True
+            self._results.catch_up(run)
 
     def close(self) -> None:
         """Write the results and unlock the run; a second call does nothing.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from analysis.cost.hypotheses import Doubts, Hypothesis
 from analysis.cost.memory import MemoryConstants, reported
-from analysis.cost.memory_fit import MemoryModel
-from analysis.cost.model import CostModel, Measurements
+from analysis.cost.memory_fit import Measurements, MemoryModel
+from analysis.cost.model import CostModel
 from analysis.cost.time_constants import TimeConstants
 from search_spaces import load_space
 from search_spaces.frameworks import Framework, StatedHabits
@@ -17,6 +19,11 @@ from trainer.plan.jobs import Jobs, jobs
 
 LIMIT = 80 * 2.0**30
 LEAN = FRAMEWORKS["megatron-lm"].with_habits(name="in-house", gradient_bytes=2.0)
+
+
+def seen(jobs: Jobs, peak_bytes: Any, failed: Any) -> Measurements:
+    """Trials without step times."""
+    return Measurements(jobs, np.full(len(jobs), np.nan), peak_bytes, failed)
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +115,14 @@ def test_trials_rule_out_what_no_plausible_habit_lets_run(tried: Jobs) -> None:
     start, habits = before("in-house"), framework_named("in-house")
     needs = MemoryModel().fits(tried, habits, LIMIT) < 0.01
     first = start.cautious.fits(tried, habits, LIMIT)[needs]
-    told = start.calibrated(tried, habits, *evidence(habits, tried), LIMIT)
+    told = start.calibrated(seen(tried, *evidence(habits, tried)), habits, LIMIT)
     assert share(told.cautious, fused_layers=True) < 0.05
     later = told.cautious.fits(tried, habits, LIMIT)[needs]
     assert np.mean(first > 0.5) > 0.1 and np.mean(later > 0.5) < np.mean(first > 0.5) / 3
     failed = np.flatnonzero(needs)[:1]  # one failure rules nothing out that has not failed
-    once = start.calibrated(tried[failed], habits, np.array([np.nan]), np.ones(1, bool), LIMIT)
+    once = start.calibrated(
+        seen(tried[failed], np.array([np.nan]), np.ones(1, bool)), habits, LIMIT
+    )
     rest = np.delete(np.arange(len(tried)), failed)
     runs = MemoryModel().fits(tried, FRAMEWORKS["megatron-bridge"], LIMIT)[rest] > 0.99
     assert once.cautious.fits(tried, habits, LIMIT)[rest][runs].min() > 0.9
@@ -143,7 +152,7 @@ def test_one_peak_above_all_expectations_does_not_prove_that_scores_are_written(
         (tried.layout.tp == 4) & (tried.layout.pp == 1) & (tried.layout.mbs == 1)
     )
     never = np.zeros(1, dtype=bool)
-    told = before("in-house").calibrated(tried[split], habits, peaks[split], never, LIMIT)
+    told = before("in-house").calibrated(seen(tried[split], peaks[split], never), habits, LIMIT)
     assert share(told, flash_attention=True) > 0.5
 
 
@@ -155,8 +164,8 @@ def test_habits_that_differ_from_the_record_are_learnt_from_a_dozen_trials(
     peaks, failed = evidence(LEAN, tried)
     habits = framework_named(named)
     some = np.random.default_rng(0).permutation(len(tried))[:12]
-    told = before(named).calibrated(tried[some], habits, peaks[some], failed[some], LIMIT)
-    sure = MemoryModel().calibrated(tried[some], habits, peaks[some], failed[some], LIMIT)
+    told = before(named).calibrated(seen(tried[some], peaks[some], failed[some]), habits, LIMIT)
+    sure = MemoryModel().calibrated(seen(tried[some], peaks[some], failed[some]), habits, LIMIT)
     off, off_before = (
         np.abs(np.log(model.peak_bytes(tried, habits) / peaks))[~failed].max()
         for model in (told, sure)
@@ -175,7 +184,9 @@ def test_a_program_that_differs_from_its_record_in_two_habits_is_found(tried: Jo
     peaks, failed = evidence(odd, tried)
     named = framework_named("megatron-lm")
     some = np.random.default_rng(1).permutation(len(tried))[:12]
-    told = before("megatron-lm").calibrated(tried[some], named, peaks[some], failed[some], LIMIT)
+    told = before("megatron-lm").calibrated(
+        seen(tried[some], peaks[some], failed[some]), named, LIMIT
+    )
     off = np.abs(np.log(told.peak_bytes(tried, named) / peaks))[~failed]
     assert np.median(off) < 0.02 and off.max() < 0.08
 
@@ -191,7 +202,7 @@ def test_outcomes_without_a_peak_are_evidence(tried: Jobs) -> None:
     nothing = np.full(3, np.nan)
     ran, failed = np.zeros(3, dtype=bool), np.ones(3, dtype=bool)
     for outcome, more in ((ran, True), (failed, False)):
-        told = start.calibrated(tried[disputed], named, nothing, outcome, LIMIT)
+        told = start.calibrated(seen(tried[disputed], nothing, outcome), named, LIMIT)
         assert (share(told, gradient_bytes=2) > share(start, gradient_bytes=2)) == more
         assert (told.fits(tried, named, LIMIT) > start.fits(tried, named, LIMIT))[
             disputed
@@ -204,7 +215,9 @@ def test_one_failure_blinds_the_search_to_nothing_that_was_surer(tried: Jobs) ->
     unlucky = np.flatnonzero((fits > 0.8) & (fits < 0.95))
     assert len(unlucky)
     for row in unlucky:
-        told = start.calibrated(tried[[row]], named, np.array([np.nan]), np.ones(1, bool), LIMIT)
+        told = start.calibrated(
+            seen(tried[[row]], np.array([np.nan]), np.ones(1, bool)), named, LIMIT
+        )
         surer = fits > fits[row] + 0.02
         assert told.fits(tried[surer], named, LIMIT).min() > 0.4
 

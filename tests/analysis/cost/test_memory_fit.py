@@ -8,13 +8,18 @@ import numpy as np
 import pytest
 
 from analysis.cost.memory import MemoryConstants, memory, reported
-from analysis.cost.memory_fit import MemoryModel
+from analysis.cost.memory_fit import Measurements, MemoryModel
 from search_spaces.known import FRAMEWORKS
 from support.gpt_jobs import gpt
 from trainer.plan.jobs import Jobs
 
 GIB = 2.0**30
 MEGATRON = FRAMEWORKS["megatron-lm"]
+
+
+def seen(jobs: Jobs, peak_bytes: Any, failed: Any) -> Measurements:
+    """Trials without step times."""
+    return Measurements(jobs, np.full(len(jobs), np.nan), peak_bytes, failed)
 
 
 def _observed(truth: MemoryConstants, limit_bytes: float) -> tuple[Jobs, Any, Any]:
@@ -34,7 +39,10 @@ def test_calibration_moves_towards_the_constants_that_made_the_evidence() -> Non
     limit = 80 * GIB
     job, peaks, fails = _observed(truth, limit)
     assert fails.any() and not fails.all()
-    before, after = MemoryModel(), MemoryModel().calibrated(job, MEGATRON, peaks, fails, limit)
+    before, after = (
+        MemoryModel(),
+        MemoryModel().calibrated(seen(job, peaks, fails), MEGATRON, limit),
+    )
     known = ~fails
 
     def error(model: MemoryModel) -> float:
@@ -48,7 +56,7 @@ def test_a_failure_that_needs_little_memory_teaches_nothing() -> None:
     job = gpt(mbs=np.array([1.0, 1.0]), num_layers=2)
     unknown = np.full(2, np.nan)
     failed = np.array([True, True])
-    assert MemoryModel().calibrated(job, MEGATRON, unknown, failed, 80 * GIB) == MemoryModel()
+    assert MemoryModel().calibrated(seen(job, unknown, failed), MEGATRON, 80 * GIB) == MemoryModel()
 
 
 def test_the_probability_falls_smoothly_over_the_limit() -> None:
@@ -76,7 +84,7 @@ def test_what_no_constant_explains_is_learnt_as_the_formulas_misfit(share: float
     peaks = share * reported(job, MEGATRON, MemoryConstants())[0]
     limit, tried = float(np.median(needed)), np.argsort(needed)[:3]
     none = np.zeros(len(tried), dtype=bool)
-    learnt = MemoryModel().calibrated(job[tried], MEGATRON, peaks[tried], none, limit)
+    learnt = MemoryModel().calibrated(seen(job[tried], peaks[tried], none), MEGATRON, limit)
 
     def right(model: MemoryModel) -> float:
         return float(np.mean((model.fits(job, MEGATRON, limit) >= 0.5) == (needed <= limit)))

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from analysis.cost.constants import log_sds
-from analysis.cost.model import UNSEEN_LOG_SD, CostModel, Measurements
+from analysis.cost.memory_fit import Measurements
+from analysis.cost.model import UNSEEN_LOG_SD, CostModel
 from analysis.cost.step import step
 from analysis.cost.time_constants import TimeConstants
 from search_spaces import __file__ as spaces

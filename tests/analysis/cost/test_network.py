@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from analysis.cost.fitted import cost_model
-from analysis.cost.model import CostModel, Measurements
+from analysis.cost.memory_fit import Measurements
+from analysis.cost.model import CostModel
 from analysis.cost.network import UNKNOWN, Network, quantile
 from analysis.cost.step import step
 from analysis.cost.time_constants import TimeConstants

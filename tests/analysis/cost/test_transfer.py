@@ -9,7 +9,8 @@ import pytest
 
 from analysis.cost.constants import TRANSFER
 from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU
-from analysis.cost.model import CostModel, Measurements
+from analysis.cost.memory_fit import Measurements
+from analysis.cost.model import CostModel
 from analysis.cost.time_constants import TimeConstants
 from analysis.cost.warm_start import discounted, shared, taken_over
 from search_spaces.cluster import Cluster

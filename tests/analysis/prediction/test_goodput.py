@@ -69,7 +69,7 @@ def test_a_run_measures_its_checkpoints_and_its_starts(pricing: Pricing) -> None
     result = {"step_time_s": {"median": step_s}, "checkpoint_s": {"median": before / 8}}
     trial = Trial(0, RECIPE, 0.0, kind="ok", objective=1.0, result=result)
     nodes = tuple(f"n{number}" for number in range(16))
-    trial.attempts = [Attempt(1, "0", nodes, 0.0, 4 * step_s + 500.0, "ok")]
+    trial.attempts = [Attempt(1, "0", nodes, 0.0, ended_t=4 * step_s + 500.0, kind="ok")]
     pricing.learn(Run(Path("nowhere"), trials={0: trial}))
     after = pricing.failures.goodput(pricing.predict([RECIPE]))
     assert after.save_s == pytest.approx(before / 8, rel=0.01)
@@ -80,7 +80,7 @@ def test_a_run_measures_its_checkpoints_and_its_starts(pricing: Pricing) -> None
 def test_a_training_measures_what_a_failure_costs_at_each_number_of_nodes(pricing: Pricing) -> None:
     def start(number: int, count: int, kind: str, **result: float) -> Trial:
         nodes = tuple(f"n{node}" for node in range(count))
-        attempt = Attempt(1, "", nodes, 0.0, 3600.0, kind)
+        attempt = Attempt(1, "", nodes, 0.0, ended_t=3600.0, kind=kind)
         return Trial(number, RECIPE, 0.0, kind=kind, attempts=[attempt], result=result)
 
     starts = [

@@ -41,7 +41,7 @@ def space(tmp_path: Path) -> SearchSpace:
 
 def trial(nodes: int, start_s: float, step_s: float = 2.0, kind: str = "ok") -> Trial:
     names = tuple(f"n{i}" for i in range(nodes))
-    attempt = Attempt(1, "t1", names, 0.0, start_s + 10 * step_s, kind, steps=10)
+    attempt = Attempt(1, "t1", names, 0.0, ended_t=start_s + 10 * step_s, kind=kind, steps=10)
     result = {"step_time_s": {"median": step_s}}
     return Trial(1, {}, 0.0, attempts=[attempt], kind=kind, objective=1.0, result=result)
 
@@ -93,7 +93,7 @@ def test_repeats_that_run_or_failed_say_nothing(space: SearchSpace, kind: str | 
     measured = trial(8, 33.0)
     ended = None if kind is None else 1_900.0
     measured.attempts.append(
-        Attempt(2, "t1r", measured.attempts[0].nodes, 100.0, ended, kind, repeat=True)
+        Attempt(2, "t1r", measured.attempts[0].nodes, 100.0, ended_t=ended, kind=kind, repeat=True)
     )
     assert StartUp.learned(space, [measured]).seconds(8) == pytest.approx(33.0)
 
@@ -110,7 +110,9 @@ def test_a_slow_start_on_many_nodes_leaves_less_of_the_time_limit(space: SearchS
 def stuck(nodes: int, after_s: float = 300.0, steps: int | None = 0, repeat: bool = False) -> Trial:
     """A trial that timed out, by default before its first step."""
     names = tuple(f"n{i}" for i in range(nodes))
-    attempt = Attempt(1, "t9", names, 0.0, after_s, "timeout", steps=steps, repeat=repeat)
+    attempt = Attempt(
+        1, "t9", names, 0.0, ended_t=after_s, kind="timeout", steps=steps, repeat=repeat
+    )
     return Trial(9, {}, 0.0, attempts=[attempt], kind="timeout")
 
 

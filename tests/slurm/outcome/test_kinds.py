@@ -90,7 +90,7 @@ assert kind.retried and kind in BLAMELESS and kind not in COMPLETED
 
 # The report has its words and its colour.
 run = Run(Path("runs/x"))
-attempt = Attempt(1, "x-1-1", ("n1",), 0.0, 60.0, "no_license", "m")
+attempt = Attempt(1, "x-1-1", ("n1",), 0.0, ended_t=60.0, kind="no_license", message="m")
 run.trials[1] = Trial(1, {}, 0.0, attempts=[attempt], kind="no_license", message="m", ended_t=60.0)
 (shown,) = failures(run)
 assert (shown["words"], shown["completed"], shown["colour"]) == ("had no license", False, "gray")

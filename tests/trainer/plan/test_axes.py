@@ -205,7 +205,7 @@ space = load_space(Path("space.yaml"))
 point = {"cp": 2, "tp": 1, "pp": 1, "mbs": 1, "gas": 2}
 both = {name: np.full(2, value) for name, value in point.items()}
 both["halve_keys"] = np.array([False, True])
-jobs = jobs_from(space, space.model, ["meshtune"], space.columns(both), 2)
+jobs = jobs_from(space, space.model, ["meshtune"], both)
 assert jobs.options.halve_keys.tolist() == [False, True]
 whole, halved = sent_bytes(jobs, framework_named("meshtune"))["context"]
 assert halved == whole / 2 > 0

@@ -144,7 +144,7 @@ def test_time_limits_that_end_many_trials_are_said(
     space = load_space(path)
     pricing, candidates = Pricing(space), Candidates(space)
     indices = candidates.indices(10**6, np.random.default_rng(0), [], 10**6)
-    prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
+    prediction = pricing.model.predict(pricing.jobs(candidates.columns(indices)))
     fits = prediction.fits >= 0.5
     over = 100 * np.mean(60 + 7 * prediction.step_time_s[fits] > 70)
     assert warning.startswith(

@@ -32,7 +32,7 @@ def error(pricing: Pricing) -> float:
     truth = true_pricing(pricing.space, 1.0, 0)
     drawn = ValidConfigs(pricing.space).sample(300, np.random.default_rng(0))
     columns = pricing.space.raw_columns(drawn)
-    expected, true = (p.predict_columns(columns, len(drawn)).step_time_s for p in (pricing, truth))
+    expected, true = (p.model.predict(p.jobs(columns)).step_time_s for p in (pricing, truth))
     return float(np.abs(np.log(expected / true)).mean())
 
 

@@ -14,12 +14,8 @@ from analysis.run.fold import Run
 from foundation.registry import RegistryError
 from meshtune.testing.policies import UNPRICED, PolicyContract
 from search_spaces import SearchSpace, load_space
-from workflows.optimizer.builtin import (
-    CostModelPolicy,
-    DeepHyperPolicy,
-    MeshtunePolicy,
-    RandomPolicy,
-)
+from workflows.optimizer.builtin import DeepHyperPolicy, RandomPolicy
+from workflows.optimizer.model_guided import CostModelPolicy, MeshtunePolicy
 from workflows.optimizer.optuna import OptunaPolicy
 from workflows.optimizer.policy import Policy, Problem
 from workflows.optimizer.registry import POLICIES, make_policy

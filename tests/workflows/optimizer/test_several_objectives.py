@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from analysis.pareto import non_dominated
+from analysis.prediction.goal import Scalarization, merits, spread_ranks
 from analysis.prediction.goodput import PRICES as NAMES, Failures
 from analysis.prediction.pricing import Pricing
-from analysis.prediction.scalarization import Scalarization, merits, spread_ranks, weights
 from analysis.run.fold import Run, read_run
 from analysis.run.folder import RunFolder
 from analysis.run.results import ResultsFile
@@ -27,7 +27,8 @@ from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
 from tests.support.objectives import objective_values
 from workflows.cli.main import main
-from workflows.optimizer.builtin import DeepHyperPolicy, MeshtunePolicy, RandomPolicy
+from workflows.optimizer.builtin import DeepHyperPolicy, RandomPolicy
+from workflows.optimizer.model_guided import MeshtunePolicy
 from workflows.optimizer.policy import Policy, Problem, Proposal
 from workflows.optimizer.registry import make_policy
 from workflows.search.trials import checked_outcome, judge
@@ -98,17 +99,17 @@ def search(policy: Policy, count: int, answer: Answer) -> Run:
 @pytest.mark.parametrize("count", [2, 3])
 def test_weights_cover_the_simplex_evenly_from_the_first_few_proposals_on(count: int) -> None:
     for seed in range(5):
-        drawn = np.array([weights(count, seed, n) for n in range(12)])
+        drawn = np.array([Scalarization.weights(count, seed, n) for n in range(12)])
         assert drawn.sum(axis=1) == pytest.approx(1.0) and (drawn >= 0).all()
         assert (drawn.max(axis=0) > 0.5).all()  # somebody cares for each of them most
-    every = np.array([weights(count, 0, n) for n in range(3000)])
+    every = np.array([Scalarization.weights(count, 0, n) for n in range(3000)])
     assert every.mean(axis=0) == pytest.approx(1 / count, abs=0.01)
 
 
 def test_weights_are_a_function_of_the_seed_and_the_number() -> None:
-    assert weights(3, 4, 7).tolist() == weights(3, 4, 7).tolist()
-    assert weights(3, 4, 7).tolist() != weights(3, 5, 7).tolist()
-    assert weights(3, 4, 7).tolist() != weights(3, 4, 8).tolist()
+    assert Scalarization.weights(3, 4, 7).tolist() == Scalarization.weights(3, 4, 7).tolist()
+    assert Scalarization.weights(3, 4, 7).tolist() != Scalarization.weights(3, 5, 7).tolist()
+    assert Scalarization.weights(3, 4, 7).tolist() != Scalarization.weights(3, 4, 8).tolist()
 
 
 def test_aims_find_the_whole_front_also_in_its_dent() -> None:
@@ -117,11 +118,15 @@ def test_aims_find_the_whole_front_also_in_its_dent() -> None:
     known = np.stack([x, 1 - x - 0.2 * np.sin(np.pi * x)], axis=1)
     known = np.concatenate([known, known - 0.2])
     found = {
-        int(np.argmax(Scalarization.from_weights(weights(2, 0, n), known).value(known)))
+        int(
+            np.argmax(
+                Scalarization.from_weights(Scalarization.weights(2, 0, n), known).value(known)
+            )
+        )
         for n in range(200)
     }
     assert found == set(range(9))
-    sums = {int(np.argmax(known @ weights(2, 0, n))) for n in range(200)}
+    sums = {int(np.argmax(known @ Scalarization.weights(2, 0, n))) for n in range(200)}
     assert sums == {0, 8}
 
 
@@ -130,7 +135,7 @@ def test_an_aim_does_not_depend_on_an_objectives_unit_or_range() -> None:
     known = rng.random((40, 2))
     stretched = known * [1.0, 50.0] + [0.0, 7.0]
     for number in range(20):
-        w = weights(2, 0, number)
+        w = Scalarization.weights(2, 0, number)
         order = np.argsort(Scalarization.from_weights(w, known).value(known))
         assert (
             order.tolist()

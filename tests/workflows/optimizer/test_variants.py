@@ -133,7 +133,9 @@ def test_trials_that_wait_for_another_start_do_not_keep_values_from_being_compar
     run.trials = {n: searched.trials[n] for n in range(1, 4)} | {4: waiting}
     told = []
     for ended_t in (None, 1.0):
-        waiting.attempts = [Attempt(1, "4.1", ("n1",), 0.0, ended_t, ended_t and "node_failure")]
+        waiting.attempts = [
+            Attempt(1, "4.1", ("n1",), 0.0, ended_t=ended_t, kind=ended_t and "node_failure")
+        ]
         proposal = ask(policy, run)
         told.append([proposal.config[name] for name in DEGREES])
     first = [run.trials[1].config[name] for name in DEGREES]

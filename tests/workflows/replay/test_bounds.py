@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from analysis import CandidateSet, Observations, Posterior, Pricing
-from analysis.prediction.satisfaction import Satisfaction
+from analysis.prediction import posterior
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import Candidates, load_space
@@ -82,7 +82,7 @@ def test_the_search_finds_the_best_within_a_bound_sooner_than_without_its_probab
     drawn = landscape(1, "peak_memory_bytes < 20 GiB")
     assert drawn.best < 0.95 * landscape(1).best
     with_it = searched(drawn).trials_to(0.05)
-    monkeypatch.setattr(Satisfaction, "probability", lambda self, prediction, at: np.ones(len(at)))
+    monkeypatch.setattr(posterior, "satisfaction", lambda _, __, at, *more: np.ones(len(at)))
     without = searched(drawn, trials=with_it or 1).trials_to(0.05)
     assert with_it is not None and without is None
 

@@ -40,7 +40,9 @@ def add(run: Run, config: Mapping[str, Any], elapsed_s: float | None, **more: An
     """A trial that started at 0, with as many nodes as it is wide; None: it runs."""
     number = len(run.trials) + 1
     nodes = tuple(f"n{i}" for i in range(config["num_nodes"]))
-    attempt = Attempt(1, f"t{number}", nodes, 0.0, elapsed_s, "ok" if elapsed_s else None)
+    attempt = Attempt(
+        1, f"t{number}", nodes, 0.0, ended_t=elapsed_s, kind="ok" if elapsed_s else None
+    )
     trial = Trial(number, dict(config), 0.0, attempts=[attempt], **more)
     if elapsed_s:
         trial.kind, trial.objective = "ok", 1.0

@@ -107,7 +107,7 @@ def test_a_better_best_raises_the_bar_and_a_revised_one_lowers_it(make_space: Ma
     def end(number: int, speed: float) -> None:
         trial = run.trials.setdefault(number, Trial(number, dict(CONFIG), 0.0))
         trial.kind, trial.objective = "ok", speed
-        trial.attempts.append(Attempt(1, "", (), 0.0, 1.0, "ok", objective=speed))
+        trial.attempts.append(Attempt(1, "", (), 0.0, ended_t=1.0, kind="ok", objective=speed))
         judge.update(run, trial)
 
     end(1, 51.0)
@@ -115,7 +115,9 @@ def test_a_better_best_raises_the_bar_and_a_revised_one_lowers_it(make_space: Ma
     end(2, 49.0)
     end(3, 100.0)
     assert judge.judge(CONFIG, steps) is not None
-    run.trials[3].attempts.append(Attempt(2, "", (), 1.0, 2.0, "ok", repeat=True, objective=12.0))
+    run.trials[3].attempts.append(
+        Attempt(2, "", (), 1.0, ended_t=2.0, kind="ok", repeat=True, objective=12.0)
+    )
     run.trials[3].objective = 56.0
     judge.update(run, run.trials[3])
     assert judge.judge(CONFIG, steps) is None
