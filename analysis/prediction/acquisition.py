@@ -38,10 +38,10 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
     Before FIRST_GAINS successes an upper confidence bound: mean + KAPPA deviation + the deviation
     of untried values of unpriced parameters + log P(counts), where a candidate counts if it runs at
     speed and satisfies the bounds on measured values. From then on the gain, which is expected
-    improvement times P(counts), less P(fails) times FAILURE_PRICE or the largest gain, whichever is
-    less: a trial that cannot win costs as much as one that fails. The bound breaks ties. If no gain
-    is what a trial has to bring, UNTRIED_LOG_SD widens the deviation for each value of a switch
-    that no success had (a pipeline, unsharded states).
+    improvement times P(counts), less P(fails) times FAILURE_PRICE, or times the largest gain if
+    that is less and the candidate likely runs: one that cannot win is as useless as one that fails.
+    The bound breaks ties. If no gain is what a trial has to bring, UNTRIED_LOG_SD widens the
+    deviation for each value of a switch that no success had (a pipeline, unsharded states).
 
     Others wait while some candidates meet these preferences, applied in turn: they run with SURE,
     if the latest FAILURES_IN_A_ROW trials failed; they can win, as their 95 % interval reaches the
@@ -69,9 +69,10 @@ def acquisition(posterior: Posterior, best: Trial | None) -> Array:
         if gains.max() < least:  # little to gain, except by switches never tried
             gain, _ = improvement(posterior, best, _doubtful_deviation(posterior))
             reaches |= (gains := gain * counts) >= least
-        reaches &= (posterior.eligibility >= LIKELY) | (gains > FAILURE_PRICE * (1 - runs))
+        likely = posterior.eligibility >= LIKELY
+        reaches &= likely | (gains > FAILURE_PRICE * (1 - runs))
         if len(observations.successes) >= FIRST_GAINS:
-            price = min(FAILURE_PRICE, gains.max())
+            price = np.where(likely, min(FAILURE_PRICE, gains.max()), FAILURE_PRICE)
             value = gains - price * (1 - runs) + TIE * (value - measured)
         if (first := reaches & _first_variants(posterior, best, gains, least)).any():
             preferred.append(first)

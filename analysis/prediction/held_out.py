@@ -153,7 +153,7 @@ def _held_out(pricing: Pricing, trials: list[Trial], jobs: Jobs) -> dict[str, Ar
         model = pricing.calibrated(pricing.telling(others))
         found = model.predict(jobs[own])
         times_s[own], fits[own] = found.step_time_s, found.fits
-        peaks[own] = model.memory.peak_bytes(found.jobs, model.framework)
+        peaks[own] = model.reported_peak_bytes(found.jobs)
     return {"held_out_s": times_s, "held_out_bytes": peaks, "held_out_fits": fits}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.cost.model import CostModel
+from analysis.cost.model import Prediction
 from analysis.prediction.pricing import Pricing
 from analysis.report.figures import effects
 from analysis.report.forests import folded
@@ -87,7 +87,7 @@ def test_memory_ends_where_the_model_says_and_the_parameters_that_decide_it_are_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # What rules a configuration out is not what the model expects.
-    monkeypatch.setattr(CostModel, "may_fit", lambda self, jobs: np.ones(len(jobs)))
+    monkeypatch.setattr(Prediction, "may_fit", property(lambda self: np.ones(len(self.jobs))))
     space = load_space("gpt_175b_frontier_table4")
     run = Run(Path(), goals=[(space.objective.key, space.objective.maximize)])
     border = memory_border(Outlook(run, Pricing(space)))
