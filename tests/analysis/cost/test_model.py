@@ -317,3 +317,18 @@ def test_a_faster_gpu_does_not_slow_a_step_that_waits_for_its_host(columns: dict
     before, after = (step(of, machine, MEGATRON_LM) for machine in machines)
     assert after.launch > before.launch > 0.3 * before.forward_backward
     assert after.total < before.total
+
+
+def test_states_hide_behind_their_own_stage_though_another_is_the_slowest() -> None:
+    """Of stages with 4, 4, 4 and 1 layers the last has a large output layer and little to send."""
+    uneven = ModelConfig(
+        num_layers=13, hidden_size=1024, num_heads=8, vocab_size=262144, seq_length=4096
+    )
+    given = {"tp": 1, "pp": 4, "dp": 16, "mbs": 4, "gas": 8, "zero_stage": 1}
+    of, on = jobs(given | {"last_stage_layers": 1}, uneven), cluster("dgx_h100")
+    hidden, shown = (
+        step(of, on, MEGATRON_LM.with_habits(overlaps_gradients=overlaps))
+        for overlaps in (True, False)
+    )
+    assert hidden.head > 10 * hidden.forward_backward
+    assert hidden.gradients == pytest.approx(0.05 * shown.gradients)
