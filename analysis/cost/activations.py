@@ -87,8 +87,8 @@ def _modules(jobs: Jobs, framework: Framework) -> tuple[Array, Array]:
     of feed-forward parts the input only.
     """
     left_out, products = np.zeros((2, len(jobs)))
-    if (jobs.options.recompute_modules == NO_MODULES).all():
-        return left_out, products
+    if framework.keeps_products or (jobs.options.recompute_modules == NO_MODULES).all():
+        return left_out, products  # which keep less than the modules do
 
     def add(again: Mask, share: Array, num_bytes: Array, weights: Size = 0.0) -> None:
         left_out[:] += np.where(again, share * num_bytes, 0.0)

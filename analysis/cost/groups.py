@@ -48,8 +48,8 @@ def group_of(size: ArrayLike, stride: ArrayLike = 1, world: ArrayLike | None = N
 def members_per_node(cluster: Cluster, group: RankGroup) -> Array:
     """Members of a group on one node.
 
-    ``gpus_per_node / members`` groups of the same kind share a node's adapters: Singh et al. 2024,
-    eq. 7, has min(G_node, product of the sizes of the preceding groups) for it.
+    As many groups of the same kind as its stride share a node's adapters: Singh et al. 2024, eq. 7,
+    has min(G_node, product of the sizes of the preceding groups) for it.
     """
     inside = np.maximum(1.0, np.floor(cluster.domain_gpus / group.stride))
     members = np.minimum(group.size, inside)
@@ -116,10 +116,12 @@ def path_of(cluster: Cluster, constants: LinkConstants, group: RankGroup) -> Pat
             node_bytes_per_s = np.where(rows, measured, node_bytes_per_s)
     nic_bytes_per_s = np.full(members.shape, np.inf)
     if np.any(nodes > 1):
-        adapters = nic_of(cluster)
-        reached = constants.share("inter_node_share", adapters.reached_share)
-        whole = adapters.count * adapters.gb_per_s * GB * reached
-        nic_bytes_per_s = np.where(nodes > 1, whole * members / cluster.gpus_per_node, np.inf)
+        nic, gpus = nic_of(cluster), cluster.domain_gpus
+        reached = constants.share("inter_node_share", nic.reached_share)
+        every = nic.count * gpus / cluster.gpus_per_node
+        # Groups side by side share them, and members reach those nearest to them.
+        own = np.minimum(every / np.minimum(group.stride, gpus), np.ceil(every * members / gpus))
+        nic_bytes_per_s = np.where(nodes > 1, own * nic.gb_per_s * GB * reached, np.inf)
     return Path(
         group,
         members,

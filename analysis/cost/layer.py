@@ -82,9 +82,9 @@ class Layer:
 
     @property
     def passes(self) -> tuple[Array, Array]:
-        """Seconds of the device: forward, and backward with recomputation."""
-        device = self.forward_backward
-        return (1 - _BACKWARD) * device, _BACKWARD * device + self.recompute
+        """Seconds without communication: forward, and backward with recomputation."""
+        alone = self.forward_backward + self.launch
+        return (1 - _BACKWARD) * alone, _BACKWARD * alone + self.recompute
 
     @property
     def total(self) -> Array:
@@ -113,7 +113,11 @@ def layer(jobs: Jobs, machine: Machine) -> Layer:
         if axis.host_calls is not None:
             call = c.host_call_s + np.where(across, c.contended_call_s * ranks, 0.0)
             calls_s = calls_s + axis.host_calls(jobs, framework) * call
-            waited = {each: s + _sum(sent, machine.seconds, each) for each, s in waited.items()}
+            whole: Array | float = 1.0
+        else:  # what computation hides takes no time beside it
+            taken = sum(_sum(sent, machine.seconds, each) for each in get_args(Pass))
+            whole = shown / np.where(taken > 0, taken, 1.0)
+        waited = {each: s + whole * _sum(sent, machine.seconds, each) for each, s in waited.items()}
 
     def host(times: PassTimes, within: Pass, launches: float = 1.0) -> Array:
         """Seconds of waiting for the host: long work of the device hides its launches."""

@@ -261,8 +261,10 @@ def _state_bytes(
         whole = framework.gradient_bytes * parameters * kept
         states["gradients"] = states["gradients"] + np.where(sums, whole, 0.0)
     if jobs.options.fp8.any():
-        copies = framework.fp8_copy_bytes * sum(weights for weights, _ in held)
-        states["weights"] = states["weights"] + np.where(jobs.options.fp8, copies, 0.0)
+        # Sharded weights are gathered, and with them cast, layer by layer.
+        copied = sum(weights / holders.placement.weight_shard for weights, holders in held)
+        copies = np.where(jobs.options.fp8, framework.fp8_copy_bytes * copied, 0.0)
+        states["weights"] = states["weights"] + copies
     return states
 
 

@@ -75,7 +75,8 @@ def step(
     # Where ranks share processors, nothing is lost as long as enough of them are busy.
     alone = cluster.shared_by
     used = np.maximum(m * everything / p, path / alone) / path if alone > 1 else 1.0
-    forward, backward = (count * each for each in one.passes)
+    # The fullest stage's states hide behind its own layers, however few the slowest one has.
+    forward, backward = (np.maximum(count, dealt.most) * each for each in one.passes)
     states = exposed_state_s(jobs, machine, forward, backward)
     return StepParts(
         **{name: m * count * getattr(one, name) * used for name in names(Layer)},

@@ -24,7 +24,7 @@ from analysis.cost.groups import (
 )
 from foundation.documents import read_document
 from foundation.records import validate
-from search_spaces.cluster import Cluster, Collective
+from search_spaces.cluster import Cluster, Collective, Link, Nic
 from search_spaces.shipped import SHIPPED
 from trainer.plan.axes.mesh import RankGroup
 
@@ -129,6 +129,19 @@ def test_groups_of_a_node_share_its_adapters() -> None:
     bandwidth = links.bus_bytes_per_s(cluster, EXACT, group_of(16, strides))
     assert bandwidth == pytest.approx(100e9 / np.minimum(4, strides))
     assert members_per_node(cluster, group_of(16, strides)).tolist() == [4, 2, 1, 1, 1]
+
+
+def test_a_pair_that_straddles_nodes_of_three_has_their_only_adapter_to_itself() -> None:
+    """Of pairs 01, 23, 45 only the second leaves its node; of strided ones 03, 14, 25 all do."""
+    links_of_three = [Link(level="node", gpus=3, gb_per_s=100)]
+    cluster = without_measurements(shipped_cluster("perlmutter"), gpus_per_node=3)
+    cluster = cluster.model_copy(
+        update={"links": links_of_three, "nic": Nic(count=1, gb_per_s=30.0)}
+    )
+    pairs = group_of(2, np.array([1, 3]), 6)
+    assert links.bus_bytes_per_s(cluster, EXACT, pairs) == pytest.approx([30e9, 10e9])
+    whole = cluster.model_copy(update={"nic": Nic(count=3, gb_per_s=30.0)})
+    assert links.bus_bytes_per_s(whole, EXACT, pairs) == pytest.approx([30e9, 30e9])
 
 
 def test_the_level_is_the_innermost_link_that_holds_the_group() -> None:

@@ -41,6 +41,15 @@ def test_in_eight_bits_layers_keep_what_only_products_read_in_8_bits(experts: bo
     assert kept == pytest.approx(tokens * (attention + output + feed_forward))
 
 
+def test_copies_in_8_bits_are_sharded_as_the_weights_are() -> None:
+    def weights(**columns: Any) -> float:
+        return float(memory(gpt(dp=8, **columns), MEGATRON, MemoryConstants()).weights[0])
+
+    whole, sharded = (weights(zero_stage=stage, fp8=True) for stage in (0, 3))
+    assert whole == pytest.approx(2 * weights(zero_stage=0))
+    assert sharded == pytest.approx(whole / 8)
+
+
 def test_one_placeholder_stands_for_the_gradients_of_all_layers_and_one_for_the_output_layers() -> (
     None
 ):

@@ -101,7 +101,7 @@ def test_updated_weights_hide_behind_the_next_forward_pass_where_they_do() -> No
     assert every[0] == exposed[0] == 0 and every[1] == every[3] > 0
     assert exposed[2] == exposed[1] and every[2] > 0
     assert by_layer[2] == pytest.approx(every[2] + 7 * c.owner_s)
-    forward = told[0].forward_backward / 3
+    forward = (told[0].forward_backward + told[0].launch) / 3
     assert exposed[1] == pytest.approx(every[1] - on.overlap * forward[1])
     assert exposed[3] == pytest.approx(0.05 * every[3])
     others = ("forward_backward", "gather", "gradients", "optimizer", "bubble")
@@ -301,3 +301,34 @@ def test_more_memory_never_makes_a_job_less_likely_to_fit() -> None:
     small = CostModel(cluster("perlmutter"), MEGATRON_LM)
     large = CostModel(small.cluster.model_copy(update={"memory_gib": 80.0}), small.framework)
     assert np.all(large.predict(of).fits >= small.predict(of).fits - 1e-12)
+
+
+@pytest.mark.parametrize("columns", [{"zero_stage": 3}, {"cp": 8}, {"cp": 8, "zero_stage": 3}])
+def test_a_faster_gpu_does_not_slow_a_step_that_waits_for_its_host(columns: dict[str, Any]) -> None:
+    """While it waits, gathers, reductions and a ring go on."""
+    small = ModelConfig(
+        num_layers=12, hidden_size=768, num_heads=12, vocab_size=50304, seq_length=8192
+    )
+    given = {"tp": 2, "pp": 1, "mbs": 1, "gas": 64, "world_size": 32, "zero_stage": 0}
+    of = jobs(given | {"recompute": FULL} | columns, small)
+    slow = cluster("dgx_h100")
+    faster = {name: 2 * getattr(slow, name) for name in ("memory_gb_per_s", "gemm_bf16_tflops")}
+    machines = slow, slow.model_copy(update=faster)
+    before, after = (step(of, machine, MEGATRON_LM) for machine in machines)
+    assert after.launch > before.launch > 0.3 * before.forward_backward
+    assert after.total < before.total
+
+
+def test_states_hide_behind_their_own_stage_though_another_is_the_slowest() -> None:
+    """Of stages with 4, 4, 4 and 1 layers the last has a large output layer and little to send."""
+    uneven = ModelConfig(
+        num_layers=13, hidden_size=1024, num_heads=8, vocab_size=262144, seq_length=4096
+    )
+    given = {"tp": 1, "pp": 4, "dp": 16, "mbs": 4, "gas": 8, "zero_stage": 1}
+    of, on = jobs(given | {"last_stage_layers": 1}, uneven), cluster("dgx_h100")
+    hidden, shown = (
+        step(of, on, MEGATRON_LM.with_habits(overlaps_gradients=overlaps))
+        for overlaps in (True, False)
+    )
+    assert hidden.head > 10 * hidden.forward_backward
+    assert hidden.gradients == pytest.approx(0.05 * shown.gradients)

@@ -161,3 +161,14 @@ def test_configurations_that_differ_in_modules_are_not_the_same_point() -> None:
     apart = np.linalg.norm(points[:, None] - points, axis=-1)
     assert apart[0, 1] == 0  # the framework's habit, said otherwise
     assert np.all(apart[1:, 1:][~np.eye(3, dtype=bool)] > 0)
+
+
+@pytest.mark.parametrize("name", ["meshtune", "torchtitan"])
+def test_modules_change_nothing_where_recomputation_keeps_products(name: str) -> None:
+    """A layer would be left with less than nothing."""
+    habits, given = framework_named(name), {"recompute": SELECTIVE, "seq_length": 32768}
+    kept = [
+        layer_bytes(job, habits, job.options.recompute)[0]
+        for job in (gpt(**given), gpt(recompute_modules="mlp", **given))
+    ]
+    assert kept[0] == kept[1] > 0
