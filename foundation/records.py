@@ -165,7 +165,8 @@ def wrong_value(mistake: Mapping[str, Any]) -> str:
     """``found X, accepted Y`` for a value that is wrong in itself."""
     kind, value, context = mistake["type"], mistake["input"], mistake.get("ctx", {})
     if kind == "value_error":
-        return f"found {as_written(value)}: {context['error']}"
+        whole = isinstance(value, Mapping | BaseModel)  # the message names what is in it
+        return str(context["error"]) if whole else f"found {as_written(value)}: {context['error']}"
     if kind == "literal_error":
         expected = context["expected"]
         known = expected.replace(" or ", ", ").replace("'", "").split(", ")

@@ -259,7 +259,7 @@ class _Training:
         self.journal.write(Started(trial=number, attempt=1, name=spec.name, nodes=nodes))
         print(printable(f"start {number} after {counted(finished, 'step')} of {last}: {plan}"))
         print(f"on {', '.join(nodes)}; logs in {self.out}", flush=True)
-        seen = _Seen(self.journal.clock)
+        seen = _Seen(self.out, self.journal.clock)
         outcome = self.launcher.run(spec, Lease(spec.name, tuple(nodes)), self.stop, seen)
         ended_t = self.journal.clock()
         seen(StepLog.reported(self.out))
@@ -344,7 +344,8 @@ class _Training:
 class _Seen(Steps):
     """Prints steps, and notes when the first one began and the last one ended."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
+        super().__init__(folder)
         self._clock = clock  # the journal's, as for all times of a start
         self.first_t: float | None = None
         self.last_t = 0.0

@@ -99,20 +99,28 @@ def test_training_with_the_built_in_trainers_best(tmp_path: Path) -> None:
     train = [*meshtune, "train", str(run / "report" / "best.yaml"), "--launcher", "local"]
     train += ["--out", str(tmp_path / "out"), "--save", str(tmp_path / "checkpoints")]
 
+    told: list[str] = []
+
     def trained(steps: int) -> str:
         done = subprocess.run(
             [*train, "--steps", str(steps)], capture_output=True, text=True, timeout=240
         )
         assert done.returncode == 0, done.stderr
+        told.append(done.stderr)
         return done.stdout
 
-    assert "tokens_per_second" in trained(4)
+    said = trained(4)
+    assert "tokens_per_second" in said and "MESHTUNE" not in said
     (saved,) = (tmp_path / "checkpoints").iterdir()
     last = int(saved.name.removeprefix("step-"))
+    assert f"step {last}/{last} loss " in said and f"saved {saved}\n" in said
     assert (tmp_path / "out" / "result.json").exists()
-    trained(1)
     steps = last - 3  # those that are not measured, and one that is
-    assert (tmp_path / f"checkpoints/step-{last + steps:08}").exists()  # it went on
+    assert f"step {last + steps}/{last + steps} loss " in trained(1)
+    latest = tmp_path / f"checkpoints/step-{last + steps:08}"
+    next(latest.glob("*.distcp")).write_bytes(b"")  # it went on, and its checkpoint is damaged
+    assert f"step {last + 1}/{last + steps} loss " in trained(1)
+    assert f"warning: {latest}: " in told[-1] and told[:-1] == ["", ""]
 
 
 def test_a_training_begins_from_what_best_yaml_loads_and_goes_on_from_its_own(
