@@ -22,7 +22,12 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint import CheckpointException, FileSystemWriter, SavePlan, SavePlanner
+from torch.distributed.checkpoint import (
+    CheckpointException,
+    FileSystemWriter,
+    SavePlan,
+    SavePlanner,
+)
 
 from foundation.messages import first_line
 from trainer.checkpoint import folders, integrity
