@@ -19,6 +19,7 @@ from workflows.slurm_options import (
     disclosed,
     is_secret,
     number,
+    options_and_rest,
     program,
     ranks_of,
 )
@@ -104,7 +105,8 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     # The words around a command that is quoted for a shell: ``srun ... bash -c``.
     around = shell.commands[shell.outer[at]] if at in shell.outer else []
     launcher, variables = [*around, *told] if entry else [], _variables(shell, at)
-    counts = list(launcher)
+    of_srun, rest = options_and_rest(launcher[1:]) if launcher[:1] == ["srun"] else ([], launcher)
+    counts = [*of_srun, *rest]
     if not {*WORDS["commands"]}.isdisjoint(told):  # it launches ranks itself, and counts them
         counts += [*arguments, *(f"--{name.lower()}={v}" for name, v in variables.items())]
     nodes = asked.get("nodes") or number(counts, "nnodes", "num_machines", "num_nodes", "nodes")

@@ -14,6 +14,7 @@ from foundation.documents import read_document
 WORDS: dict[str, Any] = read_document(Path(__file__).with_name("launch_words.yaml")).root.plain()
 _SHORT: dict[str, str] = WORDS["short"]
 _WITHOUT_VALUE: dict[str, str] = WORDS["short flags"]
+NAMING = ("-n", "--name", "-p", "--prefix")  # options before the name of conda's environment
 _AGENT = re.compile(
     rf"(?:.*/bin/)?(?:{'|'.join(WORDS['agents'] + WORDS['launchers'])})|.*deepy\.py"
 )
@@ -98,8 +99,7 @@ def number(words: Sequence[str], *options: str) -> int:
 def by_agents(launcher: Sequence[str]) -> bool:
     """Whether a launcher's task is a whole node, on which torchrun or the like starts the ranks."""
     words = options_and_rest(launcher[1:])[1] if launcher[:1] == ["srun"] else launcher
-    naming = ("-n", "--name", "-p", "--prefix")  # conda's environment
-    return any(_AGENT.fullmatch(w) for before, w in pairwise(["", *words]) if before not in naming)
+    return any(_AGENT.fullmatch(w) for before, w in pairwise(["", *words]) if before not in NAMING)
 
 
 def ranks_of(launcher: Sequence[str], nodes: int, tasks: int) -> int:
