@@ -145,6 +145,14 @@ def test_a_model_and_a_cluster_are_enough(here: Path) -> None:
             "not told num-attention-heads, vocab-size, seq-length; no shell reads --seq-length $1",
         ),
         (
+            [*COMMON, "--args", "function.sh"],
+            "megatron-lm is told none, or not all of it; no shell reads $@",
+        ),
+        (
+            [*COMMON, "--args", "outer.sh"],
+            "seq-length; outer.sh starts no script: name by --args the file that does",
+        ),
+        (
             ["--adapter", "megatron-lm", "--cluster", "perlmuter", "--args", "unknown.sh"],
             "--cluster: found 'perlmuter', accepted a file (*.yaml), or one of ",
         ),
@@ -164,6 +172,8 @@ def test_what_is_missing_is_told_and_nothing_is_written(
 ) -> None:
     (here / "empty.sh").write_text("echo hello\n")
     (here / "unknown.sh").write_text("x.py --num-layers 2 --hidden-size 64 --seq-length $1\n")
+    (here / "function.sh").write_text('run() {\n torchrun x.py "$@"\n}\nrun --num-layers 2\n')
+    (here / "outer.sh").write_text("srun --ntasks-per-node=8 ./run.sh\n")
     (here / "exists.yaml").write_text("mine")
     assert main(["init", *arguments]) == 2
     assert told in capsys.readouterr().err
