@@ -85,6 +85,13 @@ EDITS = [
     ("inline_cluster_unknown_key", "cluster: dgx_h100",
      "cluster: {name: c, gpus_per_node: 8, memory_gib: 8, peak_bf16_tflop: 1}", "3:53",
      ["cluster.peak_bf16_tflop", "did you mean 'peak_bf16_tflops'"]),
+    ("memory_in_mib", "cluster: dgx_h100",
+     "cluster: {name: c, gpus_per_node: 8, memory_gib: 81559, peak_bf16_tflops: 989}", "3:50",
+     ["cluster.memory_gib", "found 81559, accepted 8192.0 or less"]),
+    ("links_too_narrow", "cluster: dgx_h100",
+     "cluster: {name: c, gpus_per_node: 8, memory_gib: 80, peak_bf16_tflops: 500,"
+     " links: [{level: node, gpus: 6, gb_per_s: 450}]}", "3:10",
+     ["key 'cluster': the outermost link spans 6 GPUs"]),
     ("trainer_is_text", "trainer:\n  builtin:\n    data: python-source\n    precision: fp32",
      "trainer: builtin", "4:10", ["'trainer'", "'builtin'", "mapping"]),
     ("two_trainers", "  builtin:", "  command: [x]\n  builtin:", "5:3",
