@@ -84,8 +84,7 @@ def first_space(wanted: Wanted, file: str) -> First:
     model = wanted.model or least.model
     if model is None:
         keys = {name: key.key for name, key in record.model.items()}
-        read = wanted.arguments is not None and not own.launched.entry
-        starts_none = shown(wanted.arguments) if read else ""
+        starts_none = shown(wanted.arguments or "") if not own.launched.entry else ""
         raise SpaceError(_no_model(wanted.adapter, keys, stated.keys, own.left_out, starts_none))
     batch, launched = stated.batch(getattr(least.model, "seq_length", None)), own.launched
     nodes = wanted.nodes or launched.nodes or 1

@@ -17,9 +17,9 @@ from workflows.slurm_options import (
     WORDS,
     batch_options,
     disclosed,
+    in_long,
     is_secret,
     number,
-    options_and_rest,
     program,
     ranks_of,
 )
@@ -102,11 +102,10 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         arguments = [word for words in shell.arrays.values() for word in words] or [
             word for words in shell.commands for word in words
         ]
-    # The words around a command that is quoted for a shell: ``srun ... bash -c``.
+    # Around a command that is quoted for a shell: ``srun ... bash -c``.
     around = shell.commands[shell.outer[at]] if at in shell.outer else []
     launcher, variables = [*around, *told] if entry else [], _variables(shell, at)
-    of_srun, rest = options_and_rest(launcher[1:]) if launcher[:1] == ["srun"] else ([], launcher)
-    counts = [*of_srun, *rest]
+    counts = in_long(launcher)
     if not {*WORDS["commands"]}.isdisjoint(told):  # it launches ranks itself, and counts them
         counts += [*arguments, *(f"--{name.lower()}={v}" for name, v in variables.items())]
     nodes = asked.get("nodes") or number(counts, "nnodes", "num_machines", "num_nodes", "nodes")

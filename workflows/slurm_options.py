@@ -52,6 +52,14 @@ def options_and_rest(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return options, left
 
 
+def in_long(launcher: Sequence[str]) -> list[str]:
+    """A launcher's words with srun's options by their long names: -N 4 is --nodes=4."""
+    if launcher[:1] != ["srun"]:
+        return list(launcher)
+    options, rest = options_and_rest(launcher[1:])
+    return options + rest
+
+
 def is_secret(name: str, value: str) -> bool:
     """Whether a variable, or an option such as ``--hf-token``, has a secret value."""
     return bool(_SECRET.fullmatch(f"{re.sub(r'[^a-zA-Z0-9]+', '_', name)}={value}"))

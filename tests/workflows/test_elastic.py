@@ -180,7 +180,7 @@ def test_a_plan_says_what_to_start_with(run: Path, capsys: pytest.CaptureFixture
     assert main(["plan", str(run), "--nodes", "1", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     parameters = told["parameters"]
-    assert (told["num_nodes"], told["resharding"]) == (1, "under any")
+    assert (told["num_nodes"], told["resharding"]) == (1, "under any layout")
     replicas = 2 // (parameters["tp"] * parameters["pp"])
     assert parameters["mbs"] * parameters["gas"] * replicas == BATCH
     assert 0 < told["useful_share"] < 1 and told["save_interval"] >= 1
