@@ -148,6 +148,18 @@ def test_a_training_begins_from_what_best_yaml_loads_and_goes_on_from_its_own(
     assert loaded(load="/base") == str(saved)
 
 
+def test_a_dry_run_shows_the_command_of_more_ranks_than_this_machine_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    best = {"meshtune_best": 1, "num_nodes": 100, "ranks_per_node": 8, "command": ["x", "--tp=8"]}
+    (tmp_path / "best.yaml").write_text(yaml.safe_dump(best))
+    assert main(["train", str(tmp_path / "best.yaml")]) == 2
+    assert "up to 800 ranks" in capsys.readouterr().err
+    assert main(["train", str(tmp_path / "best.yaml"), "--dry-run"]) == 0
+    assert "x --tp=8" in capsys.readouterr().out
+
+
 def test_an_own_trainer_keeps_its_own_checkpoints(
     searched: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -121,7 +121,8 @@ def train(arguments: Namespace) -> int:
         )
     check_site(arguments)
     best = analysis.Best.read(arguments.best)
-    refuse_too_many_ranks(best.path, arguments.launcher, best.num_nodes * best.ranks_per_node)
+    if not arguments.dry_run:
+        refuse_too_many_ranks(best.path, arguments.launcher, best.num_nodes * best.ranks_per_node)
     if arguments.save_interval and arguments.save is None:
         raise UsageError("--save-interval needs --save")
     with launched(arguments, best.num_nodes) as launcher:
