@@ -210,8 +210,12 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
     own.part = site_part(launched, wanted.cluster)
     own.arguments = launched.arguments
     own.left_out = [*launched.left_out, *launched.dropped, *own.part.left_out]
-    if launched.module == ("-m" in record.command) and any("{entry}" in w for w in record.command):
-        own.entry = own.entry or launched.entry
+    if launched.entry and not own.entry and any("{entry}" in word for word in record.command):
+        as_module = "-m" in record.command or record.is_module(launched.entry)
+        if launched.module == as_module:
+            own.entry = launched.entry
+        else:
+            own.left_out.append(f"{'-m ' * launched.module}{launched.entry}: name by --entry yours")
     bare = record.file is not None and not any(w[:1] == "-" for w in record.file.arguments)
     if record.file and (by_equals or bare):  # its word is no option: train.py base.yml steps=9
         words, at = own.arguments, _file_words(own.arguments, own.config)

@@ -128,6 +128,20 @@ def test_a_model_and_a_cluster_are_enough(here: Path) -> None:
     assert space.model_name == "Llama 3.1 8B"
 
 
+def test_a_module_is_the_entry_of_a_trainer_that_starts_modules(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "dpo.sh").write_text("torchrun -m trl.scripts.dpo --dataset_name x\n")
+    trl = ["--adapter", "trl", "--cluster", "dgx_h100", "--model", "llama_8b"]
+    assert main(["init", "space.yaml", *trl, "--args", "dpo.sh"]) == 0
+    program = load_space(here / "space.yaml").trainer.command or []
+    assert program[:3] == ["python", "-m", "trl.scripts.dpo"]
+    (here / "sizes.sh").write_text("python -m pretrain_gpt --micro-batch-size 1\n")
+    arguments = [*COMMON, "--model", "llama_8b", "--args", "sizes.sh"]
+    assert main(["init", "other.yaml", *arguments]) == 0
+    assert "left out: -m pretrain_gpt: name by --entry yours" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
