@@ -13,6 +13,7 @@ from pathlib import Path
 from foundation.files import FileError, read_text
 from foundation.messages import shown
 from trainer.plan.rules.expression import ExpressionError, parse
+from workflows.shell_cases import cases_as_ifs
 from workflows.slurm_options import (
     WORDS,
     batch_options,
@@ -84,8 +85,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
 
     Raises FileError if the file cannot be read, or a quote in it is not closed.
     """
-    text = read_text(path, MAX_BYTES)
-    if (start := _unclosed(text)) is not None:
+    if (start := _unclosed(text := read_text(path, MAX_BYTES))) is not None:
         line = text.count("\n", 0, start) + 1
         raise FileError(f"{shown(path)}:{line}: the quote {text[start]} is not closed; close it")
     asked = _asked(batch := batch_options(text))
@@ -93,8 +93,8 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     known |= dict.fromkeys(("PWD", "SLURM_SUBMIT_DIR"), str(path.parent.absolute()))
     homes = (os.environ.get("HOME", "$HOME"), "$HOME")  # now, and in lines for a later shell
     shell, later = (_Shell(texts={**known, "HOME": home}) for home in homes)
-    shell.run(text)
-    later.run(text)
+    shell.run(as_ifs := cases_as_ifs(text))
+    later.run(as_ifs)
     starts = [program(words) for words in shell.commands]
     at = max(range(len(starts)), key=lambda i: (bool(starts[i][0]), len(starts[i][2])))
     entry, module, arguments, told = starts[at]
