@@ -99,6 +99,8 @@ EDITS = [
     ("no_data", "    data: python-source\n", "", "5:3", ["'data' is missing"]),
     ("wrong_literal", "precision: fp32", "precision: bf61", "7:16",
      ["'bf61'", "'fp32', 'bf16' or 'fp16'", "did you mean 'bf16'"]),
+    ("saved_nowhere", "precision: fp32", "save_interval: 5", "6:5",
+     ["key 'trainer.builtin': save_interval 5 needs a folder: set save"]),
     ("no_fp8", "precision: fp32", "precision: fp8", "7:16", ["no FP8; set bf16, or"]),
     ("unknown_parameter", "  mbs:", "  mbz:", "12:3", ["parameters.mbz", "did you mean 'mbs'"]),
     ("derived_parameter", "  mbs:", "  dp: [1, 2]\n  mbs:", "12:3", ["parameters.dp", "derived"]),

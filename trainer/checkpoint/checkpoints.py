@@ -157,7 +157,8 @@ class Checkpoints:
         except OSError as error:
             raise ConfigError(f"load: {self.source}: {error.strerror}") from error
         if not found and self.source != self.folder:
-            raise ConfigError(f"load: {self.source} has no complete checkpoint (step-NNNNNNNN)")
+            where = self.source.absolute()
+            raise ConfigError(f"load: {where} has no complete checkpoint (step-NNNNNNNN)")
         return [*found.values()][::-1]
 
     def _claim(self, finished: int) -> None:
