@@ -112,9 +112,11 @@ def validate(record: type[R], document: Document) -> R:
 def mistakes(error: ValidationError) -> str:
     """The first of pydantic's errors on one line, for a file without positions."""
     found = [
-        f"{shown('.'.join(map(str, e['loc'])), _MAX_SHOWN) or 'config'}: {e['msg']} "
-        f"(found {shown(repr(e['input']), _MAX_SHOWN)})"
+        f"{shown('.'.join(map(str, e['loc'])), _MAX_SHOWN) or 'config'}: "
+        + e["msg"].removeprefix("Value error, ")
+        + ("" if whole else f" (found {shown(repr(e['input']), _MAX_SHOWN)})")
         for e in error.errors(include_url=False)
+        for whole in [e["type"] == "value_error" and isinstance(e["input"], Mapping)]
     ]
     more = [f"and {len(found) - _MAX_REPORTED} more"] if len(found) > _MAX_REPORTED else []
     return "; ".join([*found[:_MAX_REPORTED], *more])
@@ -165,7 +167,8 @@ def wrong_value(mistake: Mapping[str, Any]) -> str:
     """``found X, accepted Y`` for a value that is wrong in itself."""
     kind, value, context = mistake["type"], mistake["input"], mistake.get("ctx", {})
     if kind == "value_error":
-        return f"found {as_written(value)}: {context['error']}"
+        whole = isinstance(value, Mapping | BaseModel)  # the message names what is in it
+        return str(context["error"]) if whole else f"found {as_written(value)}: {context['error']}"
     if kind == "literal_error":
         expected = context["expected"]
         known = expected.replace(" or ", ", ").replace("'", "").split(", ")

@@ -19,6 +19,7 @@ from trainer.plan.limits import MAX_GPUS_PER_NODE, MAX_NODES
 
 # Wider than any machine's rates, and safe from overflow in products of such numbers.
 Rate = Annotated[float, Field(gt=0, ge=1e-9, le=1e9)]
+MAX_MEMORY_GIB = 8192  # of one rank; 81,559 is an H100's memory in MiB, as nvidia-smi prints it
 
 
 class _Record(Described):
@@ -85,7 +86,7 @@ class Cluster(_Record):
     """of one GPU: streaming multiprocessors, or compute units; 1: a CPU"""
     power_watts: Rate | None = None
     """of one GPU under load: its thermal design power"""
-    memory_gib: Rate = Field(description="of one GPU")
+    memory_gib: float = Field(gt=0, ge=1e-9, le=MAX_MEMORY_GIB, description="of one GPU")
     memory_gb_per_s: Rate | None = Field(default=None, description="of one GPU's memory")
     peak_bf16_tflops: Rate | None = None
     """of one GPU, advertised, dense; fp16 is the same"""

@@ -47,7 +47,6 @@ from workflows.train import Steps, changed, settle_earlier, spec_of
 from workflows.training_plan import TrainingPlan
 
 LOGS = "logs"  # folder of earlier starts' logs
-BASE_NAME = "base.json"  # the searched configuration whose batch and number formats stay
 STDOUT_NAME, STDERR_NAME = "stdout.log", "stderr.log"
 LONGEST_PAUSE_S = 60.0  # before the next start, after starts without a step
 MAX_ALIKE = 3  # starts in a row with the same error before the first step: no layout helps
@@ -68,7 +67,7 @@ class Searched:
         Raises ConfigError if no trial has succeeded.
         """
         run, space = read_run(folder), RunFolder(folder).frozen_space()
-        if training is not None and (file := training.directory / BASE_NAME).exists():
+        if training is not None and (file := training.folder.base_file).exists():
             return cls(run, space, read_json(file))
         if run.best is None:
             raise ConfigError(f"{folder}: {run.no_best}, so there is nothing to train")
@@ -131,7 +130,7 @@ def train_elastic(
     RunFolder(out).create(RunFolder(folder).frozen_space())  # refuses another space's training
     with closing(Journal(out, launcher.clock.time)) as journal:
         searched = Searched.of(folder, journal.run)
-        write_atomically(out / BASE_NAME, json.dumps(dict(searched.base)) + "\n")
+        write_atomically(RunFolder(out).base_file, json.dumps(dict(searched.base)) + "\n")
         if data := data_prefix(searched.space, searched.run.directory):
             make_data(data)
         if searched.space.trainer.container is not None:
@@ -259,7 +258,7 @@ class _Training:
         self.journal.write(Started(trial=number, attempt=1, name=spec.name, nodes=nodes))
         print(printable(f"start {number} after {counted(finished, 'step')} of {last}: {plan}"))
         print(f"on {', '.join(nodes)}; logs in {self.out}", flush=True)
-        seen = _Seen(self.journal.clock)
+        seen = _Seen(self.out, self.journal.clock)
         outcome = self.launcher.run(spec, Lease(spec.name, tuple(nodes)), self.stop, seen)
         ended_t = self.journal.clock()
         seen(StepLog.reported(self.out))
@@ -344,7 +343,8 @@ class _Training:
 class _Seen(Steps):
     """Prints steps, and notes when the first one began and the last one ended."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
+        super().__init__(folder)
         self._clock = clock  # the journal's, as for all times of a start
         self.first_t: float | None = None
         self.last_t = 0.0

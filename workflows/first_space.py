@@ -84,7 +84,8 @@ def first_space(wanted: Wanted, file: str) -> First:
     model = wanted.model or least.model
     if model is None:
         keys = {name: key.key for name, key in record.model.items()}
-        raise SpaceError(_no_model(wanted.adapter, keys, stated.keys, own.left_out))
+        starts_none = shown(wanted.arguments or "") if not own.launched.entry else ""
+        raise SpaceError(_no_model(wanted.adapter, keys, stated.keys, own.left_out, starts_none))
     batch, launched = stated.batch(getattr(least.model, "seq_length", None)), own.launched
     nodes = wanted.nodes or launched.nodes or 1
     whole = partial(
@@ -209,8 +210,12 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
     own.part = site_part(launched, wanted.cluster)
     own.arguments = launched.arguments
     own.left_out = [*launched.left_out, *launched.dropped, *own.part.left_out]
-    if launched.module == ("-m" in record.command) and any("{entry}" in w for w in record.command):
-        own.entry = own.entry or launched.entry
+    if launched.entry and not own.entry and any("{entry}" in word for word in record.command):
+        as_module = "-m" in record.command or record.is_module(launched.entry)
+        if launched.module == as_module:
+            own.entry = launched.entry
+        else:
+            own.left_out.append(f"{'-m ' * launched.module}{launched.entry}: name by --entry yours")
     bare = record.file is not None and not any(w[:1] == "-" for w in record.file.arguments)
     if record.file and (by_equals or bare):  # its word is no option: train.py base.yml steps=9
         words, at = own.arguments, _file_words(own.arguments, own.config)
@@ -284,9 +289,16 @@ def _named_file(arguments: list[str], naming: list[str]) -> str:
 
 
 def _no_model(
-    adapter: str, keys: Mapping[str, str], options: Collection[str], left_out: list[str]
+    adapter: str,
+    keys: Mapping[str, str],
+    options: Collection[str],
+    left_out: list[str],
+    starts_none: str,
 ) -> str:
-    """A message on the keys of a model that the user's arguments or file lack."""
+    """A message on the keys of a model that the user's arguments or file lack.
+
+    ``starts_none`` is the name of a launch script that starts no script of the trainer, or empty.
+    """
     needed = [name for name, field in ModelConfig.model_fields.items() if field.is_required()]
     lacking = [keys[name] for name in needed if name in keys and keys[name] not in options]
     lacking = lacking if options else []
@@ -295,8 +307,12 @@ def _no_model(
         said += f": it has no option for {', '.join(unsaid)}"
     remedy = f": add --{lacking[0]}, or" if len(lacking) == 1 else ":"
     remedy += " name a shipped model, Hugging Face's config.json or a *.yaml"
-    unread = [words for words in left_out if words.lstrip("-").split()[0] in lacking]
+    unread = [
+        words for words in left_out if words[:1] == "$" or words.lstrip("-").split()[0] in lacking
+    ]
     reason = f"; no shell reads {', '.join(unread)}" if unread else ""
+    if starts_none and not unread and lacking and len(lacking) == len(keys.keys() & {*needed}):
+        reason = f"; {starts_none} starts no script: name by --args the file that does"
     return f"--model is missing: {adapter} is {said}{reason}{remedy}"
 
 

@@ -13,10 +13,12 @@ from pathlib import Path
 from foundation.files import FileError, read_text
 from foundation.messages import shown
 from trainer.plan.rules.expression import ExpressionError, parse
+from workflows.shell_cases import cases_as_ifs
 from workflows.slurm_options import (
     WORDS,
     batch_options,
     disclosed,
+    in_long,
     is_secret,
     number,
     program,
@@ -83,8 +85,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
 
     Raises FileError if the file cannot be read, or a quote in it is not closed.
     """
-    text = read_text(path, MAX_BYTES)
-    if (start := _unclosed(text)) is not None:
+    if (start := _unclosed(text := read_text(path, MAX_BYTES))) is not None:
         line = text.count("\n", 0, start) + 1
         raise FileError(f"{shown(path)}:{line}: the quote {text[start]} is not closed; close it")
     asked = _asked(batch := batch_options(text))
@@ -92,8 +93,8 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     known |= dict.fromkeys(("PWD", "SLURM_SUBMIT_DIR"), str(path.parent.absolute()))
     homes = (os.environ.get("HOME", "$HOME"), "$HOME")  # now, and in lines for a later shell
     shell, later = (_Shell(texts={**known, "HOME": home}) for home in homes)
-    shell.run(text)
-    later.run(text)
+    shell.run(as_ifs := cases_as_ifs(text))
+    later.run(as_ifs)
     starts = [program(words) for words in shell.commands]
     at = max(range(len(starts)), key=lambda i: (bool(starts[i][0]), len(starts[i][2])))
     entry, module, arguments, told = starts[at]
@@ -101,10 +102,10 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         arguments = [word for words in shell.arrays.values() for word in words] or [
             word for words in shell.commands for word in words
         ]
-    # The words around a command that is quoted for a shell: ``srun ... bash -c``.
+    # Around a command that is quoted for a shell: ``srun ... bash -c``.
     around = shell.commands[shell.outer[at]] if at in shell.outer else []
     launcher, variables = [*around, *told] if entry else [], _variables(shell, at)
-    counts = list(launcher)
+    counts = in_long(launcher)
     if not {*WORDS["commands"]}.isdisjoint(told):  # it launches ranks itself, and counts them
         counts += [*arguments, *(f"--{name.lower()}={v}" for name, v in variables.items())]
     nodes = asked.get("nodes") or number(counts, "nnodes", "num_machines", "num_nodes", "nodes")

@@ -5,14 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import dropwhile, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
 from slurm import Site
 from workflows.launch_script import Launched
-from workflows.slurm_options import WORDS, by_agents, is_secret, options_and_rest
+from workflows.slurm_options import NAMING, WORDS, by_agents, disclosed, is_secret, options_and_rest
 
 _OURS, _PYXIS, _OF_OUR_LINE = WORDS["ours"], WORDS["pyxis"], WORDS["of our line"]
+_SHELL = re.compile(r"(?:\S*/)?(?:ba|z|da)?sh|env")
+_STARTED = re.compile(  # what is started by the programs around it
+    rf"(?:\S*/)?(?:python[\d.]*|{'|'.join([*WORDS['agents'], *WORDS['commands']])})|\S+\.py"
+)
 _PYTHON = re.compile(r"([^\s=:]+)/(?:python[\d.]*|torchrun|accelerate)")  # an environment's own
 
 
@@ -61,6 +66,8 @@ def site_part(launched: Launched, cluster: str) -> SitePart:
     _of_steps(part, [*launched.batch_options, *srun], by_agents(launched.launcher))
     containers = shipped.get("containers", {})
     found = _of_pyxis(part, srun) or _of_wrapper(part, rest, launched.batch_options)
+    if not part.image and (around := _around(rest)):
+        part.left_out.append(f"{around} (trials are started without it)")
     if part.image and found:
         same = containers if containers.get("runtime") == found["runtime"] else {}
         part.profile["containers"] = {**same, **found}
@@ -83,6 +90,17 @@ def site_part(launched: Launched, cluster: str) -> SitePart:
     if part.profile == shipped:
         part.profile = {}  # the shipped one says it all
     return part
+
+
+def _around(words: Sequence[str]) -> str:
+    """The program that starts python or the launcher of ranks: an environment's, a profiler."""
+    pairs = takewhile(
+        lambda p: p[0] in NAMING or not _STARTED.fullmatch(p[1]), pairwise(["", *words])
+    )
+    before = [word for _, word in pairs]
+    before = list(dropwhile(lambda word: word in ("exec", "time"), before))
+    before = before[: next((i for i, word in enumerate(before) if _SHELL.fullmatch(word)), None)]
+    return "" if not before or before[0] in WORDS["starts ranks"] else " ".join(disclosed(before))
 
 
 def _disclosed(text: str) -> str:

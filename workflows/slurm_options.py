@@ -14,6 +14,7 @@ from foundation.documents import read_document
 WORDS: dict[str, Any] = read_document(Path(__file__).with_name("launch_words.yaml")).root.plain()
 _SHORT: dict[str, str] = WORDS["short"]
 _WITHOUT_VALUE: dict[str, str] = WORDS["short flags"]
+NAMING = ("-n", "--name", "-p", "--prefix")  # options before the name of conda's environment
 _AGENT = re.compile(
     rf"(?:.*/bin/)?(?:{'|'.join(WORDS['agents'] + WORDS['launchers'])})|.*deepy\.py"
 )
@@ -49,6 +50,14 @@ def options_and_rest(words: Sequence[str]) -> tuple[list[str], list[str]]:
             word += f"={left.pop(0)}"
         options.append(word)
     return options, left
+
+
+def in_long(launcher: Sequence[str]) -> list[str]:
+    """A launcher's words with srun's options by their long names: -N 4 is --nodes=4."""
+    if launcher[:1] != ["srun"]:
+        return list(launcher)
+    options, rest = options_and_rest(launcher[1:])
+    return options + rest
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -98,8 +107,7 @@ def number(words: Sequence[str], *options: str) -> int:
 def by_agents(launcher: Sequence[str]) -> bool:
     """Whether a launcher's task is a whole node, on which torchrun or the like starts the ranks."""
     words = options_and_rest(launcher[1:])[1] if launcher[:1] == ["srun"] else launcher
-    naming = ("-n", "--name", "-p", "--prefix")  # conda's environment
-    return any(_AGENT.fullmatch(w) for before, w in pairwise(["", *words]) if before not in naming)
+    return any(_AGENT.fullmatch(w) for before, w in pairwise(["", *words]) if before not in NAMING)
 
 
 def ranks_of(launcher: Sequence[str], nodes: int, tasks: int) -> int:

@@ -20,6 +20,8 @@ from foundation.quantities import counted
 from foundation.writing import write_atomically
 from search_spaces import load_space
 from slurm import Kind, Launcher, Lease, StepLog, StepReport, TrialSpec
+from slurm.outcome.step_log import GrowingLog
+from slurm.trial import STDERR_NAME, STDOUT_NAME
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
 from workflows.launching import first_nodes, run_alone
@@ -114,7 +116,7 @@ def _train(best: Best, launcher: Launcher, out: Path) -> int:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out / name, text.replace(Best.TRIAL_DIR, str(out)), private=True)
     print(f"training on {', '.join(lease.nodes)}; logs in {out}")
-    show = Steps()
+    show = Steps(None if best.train is None else out)
     outcome = run_alone(launcher, spec, lease, show)
     show(StepLog.reported(out))
     if outcome.kind is not Kind.OK:
@@ -128,12 +130,25 @@ def _train(best: Best, launcher: Launcher, out: Path) -> int:
 
 
 class Steps:
-    """Stop rule that prints the steps since its last call and never stops."""
+    """Stop rule that prints the steps since its last call and never stops.
 
-    printed = 0
+    Of the built-in trainer, whose logs are in ``folder``, it prints what that says of them (numbers
+    that go on after a resume, losses, checkpoints), and its warnings.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        names = (STDERR_NAME, STDOUT_NAME)
+        self._logs = [GrowingLog(folder / name) for name in names] if folder else []
+        self.printed = 0
 
     def __call__(self, steps: Sequence[StepReport]) -> None:
-        for step in steps[self.printed :]:
+        if self._logs:
+            warnings, said = (log.new_lines().splitlines() for log in self._logs)
+            for line in filter(lambda line: line.startswith("warning: "), warnings):
+                print(printable(line), file=sys.stderr, flush=True)
+            for line in filter(lambda line: not line.startswith("MESHTUNE_"), said):
+                print(printable(line), flush=True)
+        for step in () if self._logs else steps[self.printed :]:
             metrics = [f"{k} {v:.6g}" for k, v in step.items() if k != "step" and is_number(v)]
             print(printable(f"step {step['step']:5d}  {'  '.join(metrics)}"), flush=True)
         self.printed = max(self.printed, len(steps))

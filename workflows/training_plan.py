@@ -62,7 +62,12 @@ class TrainingPlan:
         starts = [] if training is None else [t for t in training.trials.values() if t.ended]
         wide = layouts(space, base, nodes, [trial.config for trial in (*trials, *starts)])
         pricing = Pricing(wide).probed(searched.folder)
-        speeds = _as_speeds(Pricing(space), trials)
+        # Parameters of the plan alone have one value in the search, such as one node.
+        alone = wide.parameters.keys() - space.parameters.keys()
+        speeds = [
+            replace(t, config={**{name: space.facts(t.config)[name] for name in alone}, **t.config})
+            for t in _as_speeds(Pricing(space), trials)
+        ]
         every = [*speeds, *as_trials(wide, starts)]
         numbered = dict(enumerate(every))
         run = replace(searched, goals=[("objective", True)], subject_to=(), trials=numbered)

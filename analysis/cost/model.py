@@ -205,7 +205,7 @@ class CostModel:
 
     def each(self, jobs: Jobs, of: Callable[[CostModel, Jobs], Columns]) -> Columns:
         """Columns over all jobs, each job's row computed by the model of its engine."""
-        if not self.others:
+        if not self.others or not len(jobs):
             return of(self, jobs)
         whole: Columns = {}
         for number, model in enumerate(self.engines):

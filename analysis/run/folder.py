@@ -41,6 +41,8 @@ class RunFolder:
         self.journal_file = self.path / "journal.jsonl"
         self.results_file = self.path / "results.csv"
         self.report = self.path / "report"
+        # of an elastic training: the searched configuration whose batch and number formats stay
+        self.base_file = self.path / "base.json"
 
     @classmethod
     def holding(cls, file: Path) -> RunFolder:

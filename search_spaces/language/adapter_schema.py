@@ -7,6 +7,7 @@ options. The others describe frameworks and logs that meshtune knows but does no
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from math import inf
 from pathlib import Path
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     FrameworkName: TypeAlias = str
 else:
     FrameworkName = Literal[known_trainers("habits")]
+
+_MODULE = re.compile(r"(?!.*\.py$)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")  # trl.scripts.sft
 
 
 class Setting(Described):
@@ -189,6 +192,10 @@ class AdapterFile(KnownTrainer):
         Raises SpaceError that begins with ``found``, if there is none.
         """
         return read_named(cls, "adapter", name, folder)
+
+    def is_module(self, entry: str) -> bool:
+        """Whether the command, of python and a script, needs a ``-m`` before this entry."""
+        return self.command == ["python", "{entry}"] and bool(_MODULE.fullmatch(entry))
 
     framework: FrameworkName = Field(description="whose habits the cost model assumes")
     frameworks: dict[str, FrameworkName] = Field(default={})

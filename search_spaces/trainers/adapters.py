@@ -33,7 +33,6 @@ from trainer.plan.stages import LAYOUT
 
 _FIELDS = {**Choices.model_fields, **OtherChoices.model_fields}
 _WORDS = {n: numbered(field.annotation) for n, field in _FIELDS.items() if of_field(field, Open)}
-_MODULE = re.compile(r"(?!.*\.py$)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")  # trl.scripts.sft
 
 
 def adapted(
@@ -246,7 +245,7 @@ class _Adapting:
         if entry and beside.is_file():
             entry = str(beside.absolute())
         program = [text.replace("{entry}", entry) for text in self.adapter.command]
-        if self.adapter.command == ["python", "{entry}"] and _MODULE.fullmatch(entry):
+        if self.adapter.is_module(entry):
             program.insert(1, "-m")
         return program
 

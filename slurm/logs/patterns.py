@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from slurm.logs.quantities import Beside, QuantityError, quantity
+from slurm.logs.text import READ_BYTES
 
 Reduction = Literal["median", "mean", "last", "first", "min", "max", "sum"]
 REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
@@ -291,7 +292,8 @@ def read_logs(
         return {"status": "diverged", "message": message}, num_steps
     if not result:
         raise FoundNothingError(
-            f"no pattern matched ({', '.join(log.patterns)}); `meshtune try` shows what is read"
+            f"no pattern matched ({', '.join(log.patterns)}) in the last {READ_BYTES >> 20} MiB of "
+            "standard output and error, which alone are read"
         )
     return result, num_steps
 

@@ -341,7 +341,7 @@ def _tail(log: str) -> str:
 
 def _all_text(evidence: Evidence) -> str:
     said = _result_message(evidence.result) if evidence.result else ""
-    return f"{evidence.stderr}\n{evidence.stdout}\n{cut_lines(said)}"
+    return f"{cut_lines(said)}\n{evidence.stderr}\n{evidence.stdout}"  # it names files, too
 
 
 def _line_of(found: re.Match[str]) -> str:

@@ -36,26 +36,19 @@ StopRule = Callable[[Sequence[StepReport]], EarlyStop | None]
 """Called with all steps so far, from any thread; None: the trial continues."""
 
 
-class StepLog:
-    """The steps in a log that is still being written or not yet there; keeps at most ``most``."""
+class GrowingLog:
+    """A log that is still being written or not yet there."""
 
-    def __init__(self, path: Path, most: int | None) -> None:
-        self._most = most
-        self.steps: list[StepReport] = []
+    def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
         self._partial = b""
 
-    def grew(self) -> bool:
-        """Read the new part of the log; returns whether it has further steps."""
-        before = len(self.steps)
+    def new_lines(self) -> str:
+        """The lines that were completed since the last call, at most 4 MiB of them."""
         text, _, rest = (self._partial + self._new()).rpartition(b"\n")
         self._partial = rest[-_LONGEST_LINE_BYTES:]
-        last = self.steps[-1]["step"] if self.steps else 0
-        self.steps += steps_in(text.decode(errors="replace"), last)
-        if self._most is not None:
-            del self.steps[self._most :]
-        return len(self.steps) > before
+        return text.decode(errors="replace")
 
     def _new(self) -> bytes:
         """The new bytes of the log; none if it cannot be read now."""
@@ -65,6 +58,24 @@ class StepLog:
                 self._offset += len(data)
                 return unified(data)
         return b""
+
+
+class StepLog(GrowingLog):
+    """The steps in a log that is still being written or not yet there; keeps at most ``most``."""
+
+    def __init__(self, path: Path, most: int | None) -> None:
+        super().__init__(path)
+        self._most = most
+        self.steps: list[StepReport] = []
+
+    def grew(self) -> bool:
+        """Read the new part of the log; returns whether it has further steps."""
+        before = len(self.steps)
+        last = self.steps[-1]["step"] if self.steps else 0
+        self.steps += steps_in(self.new_lines(), last)
+        if self._most is not None:
+            del self.steps[self._most :]
+        return len(self.steps) > before
 
     @classmethod
     def reported(cls, directory: Path) -> list[StepReport]:

@@ -93,6 +93,10 @@ def test_a_training_goes_on_under_another_layout_as_if_nothing_had_happened(
     assert "of the time was training that is kept" in capsys.readouterr().out
     share = useful_share(read_run(out), STEPS)
     assert share is not None and 0 < share < 1
+    assert main(["status", str(out)]) == 0
+    status = capsys.readouterr().out
+    assert "state       not running; where tokens are left, the same `meshtune train`" in status
+    assert f"saved       {STEPS} steps" in status and "no success" not in status
     assert useful_share(Run(out, seed=0), 0) is None
     # It keeps the search's own batch and formats, whatever layout its starts had, and what comes
     # again after the end looks for no trial without a name, which every process would be.
@@ -180,7 +184,7 @@ def test_a_plan_says_what_to_start_with(run: Path, capsys: pytest.CaptureFixture
     assert main(["plan", str(run), "--nodes", "1", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     parameters = told["parameters"]
-    assert (told["num_nodes"], told["resharding"]) == (1, "under any")
+    assert (told["num_nodes"], told["resharding"]) == (1, "under any layout")
     replicas = 2 // (parameters["tp"] * parameters["pp"])
     assert parameters["mbs"] * parameters["gas"] * replicas == BATCH
     assert 0 < told["useful_share"] < 1 and told["save_interval"] >= 1

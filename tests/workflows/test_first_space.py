@@ -128,6 +128,20 @@ def test_a_model_and_a_cluster_are_enough(here: Path) -> None:
     assert space.model_name == "Llama 3.1 8B"
 
 
+def test_a_module_is_the_entry_of_a_trainer_that_starts_modules(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "dpo.sh").write_text("torchrun -m trl.scripts.dpo --dataset_name x\n")
+    trl = ["--adapter", "trl", "--cluster", "dgx_h100", "--model", "llama_8b"]
+    assert main(["init", "space.yaml", *trl, "--args", "dpo.sh"]) == 0
+    program = load_space(here / "space.yaml").trainer.command or []
+    assert program[:3] == ["python", "-m", "trl.scripts.dpo"]
+    (here / "sizes.sh").write_text("python -m pretrain_gpt --micro-batch-size 1\n")
+    arguments = [*COMMON, "--model", "llama_8b", "--args", "sizes.sh"]
+    assert main(["init", "other.yaml", *arguments]) == 0
+    assert "left out: -m pretrain_gpt: name by --entry yours" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -143,6 +157,14 @@ def test_a_model_and_a_cluster_are_enough(here: Path) -> None:
         (
             [*COMMON, "--args", "unknown.sh"],
             "not told num-attention-heads, vocab-size, seq-length; no shell reads --seq-length $1",
+        ),
+        (
+            [*COMMON, "--args", "function.sh"],
+            "megatron-lm is told none, or not all of it; no shell reads $@",
+        ),
+        (
+            [*COMMON, "--args", "outer.sh"],
+            "seq-length; outer.sh starts no script: name by --args the file that does",
         ),
         (
             ["--adapter", "megatron-lm", "--cluster", "perlmuter", "--args", "unknown.sh"],
@@ -164,6 +186,8 @@ def test_what_is_missing_is_told_and_nothing_is_written(
 ) -> None:
     (here / "empty.sh").write_text("echo hello\n")
     (here / "unknown.sh").write_text("x.py --num-layers 2 --hidden-size 64 --seq-length $1\n")
+    (here / "function.sh").write_text('run() {\n torchrun x.py "$@"\n}\nrun --num-layers 2\n')
+    (here / "outer.sh").write_text("srun --ntasks-per-node=8 ./run.sh\n")
     (here / "exists.yaml").write_text("mine")
     assert main(["init", *arguments]) == 2
     assert told in capsys.readouterr().err

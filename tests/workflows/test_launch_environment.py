@@ -66,14 +66,14 @@ def test_what_a_launch_script_sets_is_carried_or_told(capsys: pytest.CaptureFixt
     assert "MASTER" not in said and "LOCAL=" not in said
 
 
-@pytest.mark.parametrize("limit", ["04:00:00", "21", "15", "00:20:30", ""])
+@pytest.mark.parametrize("limit", ["04:00:00", "22", "15", "00:20:30", ""])
 def test_submit_takes_the_line_that_is_printed(
     limit: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     init(SCRIPT.replace("--time=04:00:00", f"-t {limit}" if limit else "--exclusive"))
     said = capsys.readouterr().out.splitlines()
     line = said[-1].partition("meshtune ")[2]
-    kept = limit in ("04:00:00", "21")
+    kept = limit in ("04:00:00", "22")
     assert line.endswith(f"--time {limit}") if kept else int(line.split()[-1][:-1]) > 21
     assert any("starts no trial" in each for each in said) is (limit in ("15", "00:20:30"))
     assert main([*line.split(), "--dry-run"]) == 0
@@ -315,6 +315,34 @@ def test_what_bears_an_agents_name_is_none(before: str) -> None:
     assert read(Path("run.sh")).ranks == 32
     init(Path("run.sh").read_text())
     assert Site.load("mine-site.yaml").cpus_per_rank == 8
+
+
+@pytest.mark.parametrize(
+    ("before", "told"),
+    [
+        ("uv run --no-sync torchrun --nproc_per_node 8", "uv run --no-sync"),
+        ("srun -l conda run -n deepspeed python", "conda run -n deepspeed"),
+        ("srun enroot start -m /data:/data ngc sh -c 'python", "enroot start -m /data:/data ngc"),
+        ("exec pixi run -e gpu python3 -u", "pixi run -e gpu"),
+        ("srun numactl --cpunodebind=0 /opt/venv/bin/python", "numactl --cpunodebind=0"),
+        ("mpirun -np 8 env A=b python", ""),
+        ("srun -l bash -lc 'python", ""),
+        ("srun apptainer exec --nv /lustre/ngc.sif python", ""),
+        ("deepspeed --num_gpus 8", ""),
+    ],
+)
+def test_programs_around_a_trainer_that_trials_run_without_are_told(
+    before: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quote = "'" * before.count("'")
+    init(f"{before} pretrain_gpt.py {MODEL}{quote}\n")
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out")]
+    assert said == ([f"left out: {told} (trials are started without it)"] if told else [])
+
+
+def test_nodes_that_srun_alone_is_told_are_a_trials(here: Path) -> None:
+    init(f"srun -N 4 -n 32 -c 8 python pretrain_gpt.py {MODEL}")
+    assert load_space("mine.yaml").widths == (4,)
 
 
 def test_a_shipped_profile_is_what_a_script_adds_to() -> None:

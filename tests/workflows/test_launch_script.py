@@ -169,6 +169,42 @@ def test_an_if_behind_a_word_of_the_shell_ends_with_its_own_fi(
     assert " ".join(read(tmp_path / "run.sh").arguments) == arguments
 
 
+CASES = """\
+#!/bin/bash
+# case of sizes in
+SIZE=${{1:-{size}}}
+case "$SIZE" in
+  7b | "7B")
+    L=32
+    ;;
+  (13b) L=40; echo "(a) case"  ;;
+  *) case $KIND in
+       deep) L=90 ;;
+     esac
+     L=${{L:-2}} ;;
+esac
+if [ "$SIZE" = 13b ]; then H=5120; fi
+srun python train.py --layers $L --hidden ${{H:-4096}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "arguments"),
+    [
+        ("7b", "--layers 32 --hidden 4096"),
+        ("7B", "--layers 32 --hidden 4096"),
+        ("13b", "--layers 40 --hidden 5120"),
+        ("1b\nKIND=deep", "--layers 90 --hidden 4096"),
+        ("1b\nKIND=wide", "--layers 2 --hidden 4096"),
+    ],
+)
+def test_of_cases_that_one_is_read_that_holds(tmp_path: Path, size: str, arguments: str) -> None:
+    script = CASES.format(size=size).replace("\nKIND=deep}", "}\nKIND=deep")
+    (tmp_path / "run.sh").write_text(script.replace("\nKIND=wide}", "}\nKIND=wide"))
+    launched = read(tmp_path / "run.sh")
+    assert (" ".join(launched.arguments), launched.dropped) == (arguments, [])
+
+
 def test_options_of_key_and_value_have_no_dashes(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(
         "export LOSS=1\nRUN=a\n"
@@ -182,7 +218,8 @@ def test_options_of_key_and_value_have_no_dashes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text", ['"', "$(", "${", "$((((", '"$(a"\'', "<<EOT\n", "a ", "`a", "\\", "read ",
-             "if ", "if [ a\n", "if [ a ]\nthen\n", "if [ a = b ]\nthen\n"]
+             "if ", "if [ a\n", "if [ a ]\nthen\n", "if [ a = b ]\nthen\n",
+             "case a in ", "case a in b|", 'case a in "', "a) "]
 )  # fmt: skip
 def test_a_script_that_opens_and_never_closes_is_read_in_linear_time(
     tmp_path: Path, text: str

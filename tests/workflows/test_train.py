@@ -99,20 +99,28 @@ def test_training_with_the_built_in_trainers_best(tmp_path: Path) -> None:
     train = [*meshtune, "train", str(run / "report" / "best.yaml"), "--launcher", "local"]
     train += ["--out", str(tmp_path / "out"), "--save", str(tmp_path / "checkpoints")]
 
+    told: list[str] = []
+
     def trained(steps: int) -> str:
         done = subprocess.run(
             [*train, "--steps", str(steps)], capture_output=True, text=True, timeout=240
         )
         assert done.returncode == 0, done.stderr
+        told.append(done.stderr)
         return done.stdout
 
-    assert "tokens_per_second" in trained(4)
+    said = trained(4)
+    assert "tokens_per_second" in said and "MESHTUNE" not in said
     (saved,) = (tmp_path / "checkpoints").iterdir()
     last = int(saved.name.removeprefix("step-"))
+    assert f"step {last}/{last} loss " in said and f"saved {saved}\n" in said
     assert (tmp_path / "out" / "result.json").exists()
-    trained(1)
     steps = last - 3  # those that are not measured, and one that is
-    assert (tmp_path / f"checkpoints/step-{last + steps:08}").exists()  # it went on
+    assert f"step {last + steps}/{last + steps} loss " in trained(1)
+    latest = tmp_path / f"checkpoints/step-{last + steps:08}"
+    next(latest.glob("*.distcp")).write_bytes(b"")  # it went on, and its checkpoint is damaged
+    assert f"step {last + 1}/{last + steps} loss " in trained(1)
+    assert f"warning: {latest}: " in told[-1] and told[:-1] == ["", ""]
 
 
 def test_a_training_begins_from_what_best_yaml_loads_and_goes_on_from_its_own(
@@ -138,6 +146,18 @@ def test_a_training_begins_from_what_best_yaml_loads_and_goes_on_from_its_own(
     assert loaded() == loaded(load="mine", save="mine") == str(saved)
     (saved / "step-00000001").mkdir()
     assert loaded(load="/base") == str(saved)
+
+
+def test_a_dry_run_shows_the_command_of_more_ranks_than_this_machine_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    best = {"meshtune_best": 1, "num_nodes": 100, "ranks_per_node": 8, "command": ["x", "--tp=8"]}
+    (tmp_path / "best.yaml").write_text(yaml.safe_dump(best))
+    assert main(["train", str(tmp_path / "best.yaml")]) == 2
+    assert "up to 800 ranks" in capsys.readouterr().err
+    assert main(["train", str(tmp_path / "best.yaml"), "--dry-run"]) == 0
+    assert "x --tp=8" in capsys.readouterr().out
 
 
 def test_an_own_trainer_keeps_its_own_checkpoints(

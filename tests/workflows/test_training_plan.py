@@ -53,6 +53,15 @@ def test_a_layout_for_other_nodes_keeps_the_batch_and_the_formats() -> None:
             assert facts[name] == kept[name], name
 
 
+def test_a_search_without_a_number_of_nodes_was_on_one() -> None:
+    tiny = load_space("tiny_cpu")
+    assert "num_nodes" not in tiny.parameters
+    run = priced_run(tiny, 5, {})
+    base = max(run.trials.values(), key=lambda trial: trial.objective or 0.0).config
+    plan = TrainingPlan.of(run, tiny, base, 1)
+    assert plan.nodes == 1 and plan.expected["tokens_per_day"] > 0
+
+
 def test_fewer_nodes_get_a_layout_that_fits_and_trains_less_a_day(
     searched: Run, space: SearchSpace, base: Mapping[str, Any]
 ) -> None:

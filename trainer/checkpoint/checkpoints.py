@@ -22,7 +22,12 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint import CheckpointException, FileSystemWriter
+from torch.distributed.checkpoint import (
+    CheckpointException,
+    FileSystemWriter,
+    SavePlan,
+    SavePlanner,
+)
 
 from foundation.messages import first_line
 from trainer.checkpoint import folders, integrity
@@ -53,6 +58,18 @@ def on_each(action: Callable[[], T], group: Group | None = None) -> list[T]:
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, _outcome(action), group)
     return _raised(found)
+
+
+class _Writer(FileSystemWriter):
+    """Torch's, which names the file system's own error, such as a full disk."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:  # of the zip format, which such an error leaves unfinished
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 def _outcome(action: Callable[[], T]) -> T | Exception:
@@ -140,7 +157,8 @@ class Checkpoints:
         except OSError as error:
             raise ConfigError(f"load: {self.source}: {error.strerror}") from error
         if not found and self.source != self.folder:
-            raise ConfigError(f"load: {self.source} has no complete checkpoint (step-NNNNNNNN)")
+            where = self.source.absolute()
+            raise ConfigError(f"load: {where} has no complete checkpoint (step-NNNNNNNN)")
         return [*found.values()][::-1]
 
     def _claim(self, finished: int) -> None:
@@ -175,7 +193,7 @@ class Checkpoints:
         held, record = _chunks(trainer), _record(trainer, step)
         with self._failing(final):
             draft = on_first(lambda: folders.begin(final))
-            writer = FileSystemWriter(draft)
+            writer = _Writer(draft)
             if not self.config.async_save:
                 dcp.save({}, storage_writer=writer, planner=SaveChunks(held))
                 self._conclude(draft, final, record)

@@ -43,11 +43,6 @@ class TrainConfig(Settings, Choices):
             raise ValueError(
                 f"placement {self.placement} and zero_stage {self.zero_stage}: give one of them"
             )
-        for name in ("save_interval", "async_save", "last_save_in_hf"):
-            value = getattr(self, name)
-            if value and self.save is None:
-                said = name if value is True else f"{name} {value}"
-                raise ValueError(f"{said} needs a folder: set save")
         if self.last_save_in_hf:
             kind = self.model.model_type()  # refuses other models before the first step
             if (rate := self.moe_router_bias_update_rate) and kind != "deepseek_v3":

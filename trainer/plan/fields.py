@@ -8,9 +8,9 @@ the cost model's columns are derived from them. Torch-free.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from foundation.records import Described
 from trainer.plan.annotations import Column, Counts, Open, OtherNames, Refused, columns, value_types
@@ -325,6 +325,15 @@ class Settings(Described):
     checkpoint yet"""
     last_save_in_hf: bool = False
     """at the end also write Hugging Face weights, to the folder hf inside save"""
+
+    @model_validator(mode="after")
+    def _saves_somewhere(self) -> Self:
+        for name in ("save_interval", "async_save", "last_save_in_hf"):
+            value = getattr(self, name)
+            if value and self.save is None:
+                said = name if value is True else f"{name} {value}"
+                raise ValueError(f"{said} needs a folder: set save")
+        return self
 
     @property
     def splits_samples(self) -> bool:

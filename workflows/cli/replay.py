@@ -46,7 +46,9 @@ def archive(arguments: Namespace) -> None:
     if (action == "list") != (run is None):
         raise UsageError(f"archive {action}: accepted are: add RUN, list, export RUN")
     if action == "list":
-        for entry, space in kept.entries(where):
+        if not (entries := list(kept.entries(where))):
+            print(printable(f"{where} keeps no run: archive add RUN adds one"))
+        for entry, space in entries:
             told = space if isinstance(space, str) else ", ".join((space.name, *kept.kind(space)))
             print(printable(f"{entry.name}: {told}"))
     elif action == "add":

@@ -57,6 +57,14 @@ def status(arguments: Namespace) -> None:
         print_json("status", of_run(run, budget, now, state, bool(driver)))
         return
     rows = summary(run, budget, now, alive=bool(driver))
+    if run.folder.base_file.exists():
+        saved = [trial.result["saved"] for trial in run.trials.values() if "saved" in trial.result]
+        rows = [row for row in rows if row[0] in ("time", "node-hours")]
+        rows = [
+            ("starts", f"{len(run.trials)}"),
+            ("saved", f"{max(saved, default=0):,} steps"),
+            *rows,
+        ]
     if container := run.folder.frozen_space().trainer.container:
         rows = [*rows, ("container", container.image)]
     name = f"{run.space}, simulated" if run.launcher == "simulate" else run.space
@@ -70,6 +78,8 @@ def state_of(run: analysis.Run, driver: str | None) -> str:
 
     if driver:
         return f"running ({driver})"
+    if run.folder.base_file.exists():
+        return "not running; where tokens are left, the same `meshtune train` command goes on"
     if not run.opened_t:
         return "no search has begun here yet"
     if run.closed is None:
@@ -121,7 +131,8 @@ def train(arguments: Namespace) -> int:
         )
     check_site(arguments)
     best = analysis.Best.read(arguments.best)
-    refuse_too_many_ranks(best.path, arguments.launcher, best.num_nodes * best.ranks_per_node)
+    if not arguments.dry_run:
+        refuse_too_many_ranks(best.path, arguments.launcher, best.num_nodes * best.ranks_per_node)
     if arguments.save_interval and arguments.save is None:
         raise UsageError("--save-interval needs --save")
     with launched(arguments, best.num_nodes) as launcher:

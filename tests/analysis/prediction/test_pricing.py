@@ -175,6 +175,12 @@ def test_each_engines_trials_are_priced_as_that_engines(tmp_path: Path, device: 
     assert ours != theirs
 
 
+def test_of_several_engines_no_rows_have_no_prices(tmp_path: Path) -> None:
+    """As the successes of a search before its first trial."""
+    nothing = engines(tmp_path, "both", ["deepspeed", "meshtune"]).predict([])
+    assert nothing.step_time_s.size == nothing.peak_bytes.size == nothing.fits.size == 0
+
+
 def test_masks_of_documents_have_a_price(tmp_path: Path) -> None:
     config = {"engine": "meshtune", "mbs": 2, "gas": 4, "zero_stage": 1}
     plain = engines(tmp_path, "plain", ["meshtune"])

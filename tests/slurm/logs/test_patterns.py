@@ -81,7 +81,7 @@ def test_a_skipped_step_of_mixed_precision_is_no_divergence() -> None:
 
 
 def test_nothing_found_is_told() -> None:
-    with pytest.raises(FoundNothingError, match=r"no pattern matched \(step_time_s\)"):
+    with pytest.raises(FoundNothingError, match=r"\(step_time_s\) in the last 4 MiB of standard"):
         metrics_of(TIME, ["", "hello\n"])
 
 

@@ -113,9 +113,12 @@ def evidence(
         (evidence("OSError: [Errno 28] No space left on device"), Kind.DISK_FULL, "No space"),
         (evidence("OSError: [Errno 122] Disk quota exceeded: 'x'"), Kind.DISK_FULL, "quota"),
         (
-            evidence(result={"status": "error", "message": "No space left on device"}),
+            evidence(
+                "OSError: [Errno 28] No space left on device",
+                result={"status": "error", "message": "cannot save /a: No space left on device"},
+            ),
             Kind.DISK_FULL,
-            "",
+            "cannot save /a",
         ),
         (evidence("unable to write to file </torch_1_2>: No space left on device"), Kind.CRASH, ""),
         (evidence("x", unwritten="stdout.log: No space"), Kind.DISK_FULL, "stdout.log: No space"),

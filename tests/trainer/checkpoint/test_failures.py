@@ -17,12 +17,17 @@ def job_of(ranks: int, action: str, **values: Any) -> Job:
     return job(f"{action} {ranks}", ranks, action, {}, **values)
 
 
-@pytest.mark.parametrize(("rank", "limit"), [(1, 50_000), (0, 100)], ids=["data", "record"])
+@pytest.mark.parametrize(
+    ("rank", "limit", "width"),
+    [(1, 50_000, 36), (1, 200_000, 288), (0, 100, 36)],
+    ids=["data", "data of more than a buffer", "record"],
+)
 def test_a_full_disk_is_one_clear_error_and_costs_no_earlier_checkpoint(
-    run_phases: RunPhases, tmp_path: Path, rank: int, limit: int
+    run_phases: RunPhases, tmp_path: Path, rank: int, limit: int, width: int
 ) -> None:
     options = {"rank": rank, "bytes": limit}
-    (answer,) = run_phases([job("x", 2, "full_disk", options, save=str(tmp_path))]).values()
+    case = job("x", 2, "full_disk", options, save=str(tmp_path), hidden_size=width)
+    (answer,) = run_phases([case]).values()
     assert answer["says"].startswith(f"cannot save {tmp_path}/step-00000002: rank {rank}: ")
     assert "File too large" in answer["says"]
     assert "\n" not in answer["says"]

@@ -207,6 +207,8 @@ def test_an_archive_that_cannot_be_written_is_one_line(
     assert said.startswith("meshtune: ") and "Traceback" not in said and "file" in said
     assert main(["archive", "add", str(tmp_path), "--archive", str(tmp_path / "team")]) == 2
     assert "journal.jsonl" in capsys.readouterr().err
+    assert main(["archive", "list", "--archive", str(tmp_path / "none")]) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path}/none keeps no run")
     assert main(["archive", "list", str(run)]) == 2
     assert main(["archive", "export", str(run)]) == 2
     assert "--license" in capsys.readouterr().err

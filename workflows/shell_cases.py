@@ -1,0 +1,41 @@
+"""``case`` of a launch script as ``if``, whose branches the reader of launch scripts knows."""
+
+from __future__ import annotations
+
+import re
+
+# Repetitions are bounded: unclosed quotes and brackets would take minutes to read.
+_ONE = r"(?:\"[^\"\n]{0,100}\"|'[^'\n]{0,100}'|[^\s()|;\"']){1,100}+"
+_PART = re.compile(
+    r"(?P<case>(?<!\S)case[ \t]+(?P<word>\S+)[ \t]+in\b)|(?P<esac>(?<![\w-])esac\b)"
+    rf"|(?P<pattern>\(?(?P<either>{_ONE}(?:[ \t]*\|[ \t]*{_ONE}){{0,20}}+)[ \t]*\))"
+    r"|(?P<end>;;&?|;&)|\"(?:\\.|[^\"\\]){0,9999}+\"|'[^']{0,9999}+'|(?<!\S)\#[^\n]*|[^\s;]+|.",
+    re.DOTALL,
+)
+
+
+def cases_as_ifs(script: str) -> str:
+    """The script with ``if [ WORD = PATTERN ]; then``, ``elif``, ``else`` and ``fi`` for ``case``.
+
+    Its lines stay where they are. A branch that falls through (``;&``) is read as one that ends.
+    """
+    words: list[str] = []  # of the cases that are open
+    first = due = False  # whether the next word begins the first branch, or any
+    read = []
+    for part in _PART.finditer(script):
+        text = part[0]
+        if part["case"]:
+            words.append(part["word"])
+            first, due, text = True, True, ""
+        elif words and part["esac"]:
+            words.pop()
+            first, due, text = False, False, "; fi"
+        elif words and part["end"]:
+            due, text = True, ";"
+        elif due and part["pattern"]:
+            tests = [f"[ {words[-1]} = {p.strip()} ]" for p in part["either"].split("|")]
+            last = part["either"] == "*" and not first
+            text = "; else " if last else f"; {'' if first else 'el'}if {' || '.join(tests)}; then "
+            first = due = False
+        read.append(text)
+    return "".join(read)
