@@ -32,13 +32,14 @@ def of_deepspeed(trainer: BuiltinTrainer, types: Mapping[str, ValueType]) -> lis
     texts: dict[str, list[str]] = {}
     for requirement in deepspeed_requirements("cpu" if trainer.device == "cpu" else "cuda"):
         texts.setdefault(requirement.name, []).append(requirement.text)
-    # Rules cannot read settings by name, so refused ones become a constant.
-    texts |= {f"deepspeed_{name}": ["false"] for name in refused_settings(trainer, "deepspeed")}
-    every = {name: " and ".join(f"({part})" for part in parts) for name, parts in texts.items()}
-    return [
-        expressed(name, parse(f"engine != 'deepspeed' or {text}", types))
-        for name, text in every.items()
-    ]
+    every = {
+        name: "engine != 'deepspeed' or " + " and ".join(f"({part})" for part in parts)
+        for name, parts in texts.items()
+    }
+    # Rules cannot read settings by name.
+    for name in refused_settings(trainer, "deepspeed"):
+        every[f"deepspeed_{name}"] = "engine != 'deepspeed'"
+    return [expressed(name, parse(text, types)) for name, text in every.items()]
 
 
 def of_experts(

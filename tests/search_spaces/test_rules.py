@@ -213,7 +213,10 @@ def test_settings_of_all_trials_that_deepspeed_has_not_leave_it_out(
     text = text.replace("maximize: speed", "maximize: tokens_per_second")
     assert violation(load, text, engine="meshtune") is None
     refused = violation(load, text, engine="deepspeed")
-    assert refused is not None and refused.startswith(f"deepspeed_{setting}:")
+    assert (
+        refused is not None
+        and refused == f"deepspeed_{setting}: engine != 'deepspeed' (engine deepspeed)"
+    )
 
 
 def test_only_the_builtin_trainer_needs_the_vocabulary_by_tp(
