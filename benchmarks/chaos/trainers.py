@@ -232,7 +232,7 @@ def ignores_sigterm(rank: Rank) -> None:
     time.sleep(HANG_S)
 
 
-@case("ok", cost_s=10)
+@case("timeout", killed=["ok"], cost_s=10)
 def hangs_after_result(rank: Rank) -> None:
     rank.result()
     time.sleep(HANG_S)

@@ -194,9 +194,12 @@ class LogMetrics:
 
     @property
     def num_steps(self) -> int:
-        """Number of steps, by the first and the last number of one; 0 if no line has a number."""
+        """Number of steps, by the last number of one; 0 if no line has a number.
+
+        Not every step need have a line. Steps are counted from 1, unless a line has a 0.
+        """
         numbers = [s.number for steps in self._steps for s in steps.found if s.number is not None]
-        return max(numbers) - min(numbers) + 1 if numbers else 0
+        return max(numbers) + (min(numbers) == 0) if numbers else 0
 
     def readings(self) -> list[Reading]:
         """Every metric that was found, each by its first pattern that matched."""
@@ -265,7 +268,7 @@ def _reduced(pattern: Pattern, steps: Sequence[_Step]) -> float:
 def metrics_of(
     log: LogFormat, texts: Sequence[str], warmup_steps: int = 0, num_gpus: int = 1
 ) -> Mapping[str, Any]:
-    """The result of :func:`read_logs`."""
+    """The result of :func:`read_logs`, without the number of steps."""
     return read_logs(log, texts, warmup_steps, num_gpus)[0]
 
 

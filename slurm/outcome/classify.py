@@ -222,15 +222,12 @@ def _launch_failure(evidence: Evidence) -> _Verdict | None:
 
 
 def _after_the_end(evidence: Evidence) -> _Verdict | None:
-    """A trainer whose process groups hung or crashed as they were torn down, after its last step.
+    """A trainer whose process groups crashed as they were torn down, after its last step.
 
-    An exit code that it chose itself is a failure all the same.
+    An exit code that it chose itself is a failure all the same; so is a hang, as an evaluation may
+    have been cut short.
     """
-    if not evidence.reached_end or _status(evidence) != "ok":
-        return None
-    if evidence.termination in (Termination.TIMEOUT, Termination.NO_PROGRESS):
-        return _Verdict(Kind.OK, "it did not exit after its last step")
-    if evidence.exit_code in _FAULTS:
+    if evidence.reached_end and _status(evidence) == "ok" and evidence.exit_code in _FAULTS:
         return _Verdict(Kind.OK, f"exit code {evidence.exit_code} after its last step")
     return None
 

@@ -31,7 +31,7 @@ class Evidence:
     exit_code: int | None = None
     result: Mapping[str, Any] | None = None
     complete: bool = False  # the result is the trainer's own statement, not read from its log
-    reached_end: bool = False  # it has stated its result, or reported every step asked for
+    reached_end: bool = False  # it stated its result, or its last step: an evaluation may follow
     no_result: str = ""  # why there is none
     steps: int | None = None  # number of steps reported; None: unknown
     stdout: str = ""

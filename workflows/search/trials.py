@@ -121,7 +121,8 @@ def judge(
         bounds = () if outcome.stopped_early else space.subject_to
         bounded = values_of(bounds, space, config, result)
     except MissingMetricError as error:
-        return replace(outcome, kind=Kind.CRASH, message=str(error)[:LONGEST_MESSAGE]), {}, {}
+        message = "; ".join(filter(None, (outcome.message, str(error))))  # after what ended it
+        return replace(outcome, kind=Kind.CRASH, message=message[:LONGEST_MESSAGE]), {}, {}
     for key, value in (reached | bounded).items():
         if not math.isfinite(value):
             return replace(outcome, kind=Kind.DIVERGED, message=f"{key} is not finite"), {}, {}

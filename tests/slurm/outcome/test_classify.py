@@ -286,8 +286,8 @@ def evidence(
         (evidence(CUDA_OOM, exit_code=-6, result=OK, reached_end=True), Kind.OOM, ""),
         (
             evidence(termination=Termination.NO_PROGRESS, result=OK, reached_end=True),
-            Kind.OK,
-            "did not exit after its last step",
+            Kind.TIMEOUT,
+            "",
         ),
         (
             evidence(exit_code=0, no_result="there is none"),
