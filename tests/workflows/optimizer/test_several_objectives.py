@@ -238,7 +238,8 @@ def test_a_missing_counter_is_a_crash_that_says_why(tmp_path: Path) -> None:
     # After a fault it is this trial's own: others may well reach their objective.
     fault = Outcome(Kind.OK, result=result, message="exit code -6 after its last step")
     ended, _, _ = judge(load_space(path), fault, config)
-    assert ended.kind is Kind.CRASH and ended.message.startswith("exit code -6 after its last step;")
+    assert ended.kind is Kind.CRASH
+    assert ended.message.startswith("exit code -6 after its last step; ")
 
 
 def test_a_result_that_lacks_what_a_figure_follows_from_is_a_crash_that_names_both(
