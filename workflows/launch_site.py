@@ -100,7 +100,9 @@ def _around(words: Sequence[str]) -> str:
     before = [word for _, word in pairs]
     before = list(dropwhile(lambda word: word in ("exec", "time"), before))
     before = before[: next((i for i, word in enumerate(before) if _SHELL.fullmatch(word)), None)]
-    return "" if not before or before[0] in WORDS["starts ranks"] else " ".join(disclosed(before))
+    if not before or Path(before[0]).name in WORDS["starts ranks"]:
+        return ""
+    return " ".join(disclosed(before))
 
 
 def _disclosed(text: str) -> str:

@@ -326,6 +326,7 @@ def test_what_bears_an_agents_name_is_none(before: str) -> None:
         ("exec pixi run -e gpu python3 -u", "pixi run -e gpu"),
         ("srun numactl --cpunodebind=0 /opt/venv/bin/python", "numactl --cpunodebind=0"),
         ("mpirun -np 8 env A=b python", ""),
+        ("/opt/ompi/bin/mpirun -np 8 python", ""),
         ("srun -l bash -lc 'python", ""),
         ("srun apptainer exec --nv /lustre/ngc.sif python", ""),
         ("deepspeed --num_gpus 8", ""),
