@@ -13,7 +13,7 @@ from pathlib import Path
 from foundation.files import FileError, read_text
 from foundation.messages import shown
 from trainer.plan.rules.expression import ExpressionError, parse
-from workflows.shell_cases import cases_as_ifs
+from workflows.shell_cases import cases_as_ifs, holds
 from workflows.slurm_options import (
     WORDS,
     batch_options,
@@ -236,7 +236,7 @@ class _Shell:
         else:
             self.ifs.pop()
         if word == "then" and branch != "over":
-            known = None if "&" in text[began:at] else _holds(self.commands[first:])
+            known = None if "&" in text[began:at] else holds(self.commands[first:])
             branch = {True: "runs", False: "does not", None: "may run"}[known]
         elif word in ("elif", "else"):
             branch = "over" if branch in ("runs", "over") else "may run"
@@ -315,18 +315,6 @@ class _Shell:
         default = reference[0] if reference[3] is None else self._text(reference[3])
         text = self.texts.get(name) or default
         return f"${{{name}}}" if is_secret(name, text) else text
-
-
-def _holds(tests: Sequence[Sequence[str]]) -> bool | None:
-    """Whether one of ``[ A = B ]`` and ``[ -z C ]`` holds; None where only a shell knows."""
-    held = []
-    for words in filter(None, tests):
-        told = [*words[2:-1], "=", ""] if words[1:2] == ["-z"] else words[1:-1]
-        known = len(told) == 3 and not re.search(r"[$`*?]", "".join(told))
-        if not known or words[0] not in ("[", "[[") or told[1] not in ("=", "==", "!="):
-            return None
-        held.append((told[0] == told[2]) == (told[1] != "!="))
-    return any(held) if held else None
 
 
 def _unclosed(text: str) -> int | None:
