@@ -18,6 +18,7 @@ from workflows.slurm_options import (
     WORDS,
     batch_options,
     disclosed,
+    has_secret,
     in_long,
     is_secret,
     number,
@@ -110,7 +111,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         counts += [*arguments, *(f"--{name.lower()}={v}" for name, v in variables.items())]
     nodes = asked.get("nodes") or number(counts, "nnodes", "num_machines", "num_nodes", "nodes")
     passed, left_out = _passed(arguments, key_value, together)
-    secrets = [name for name, text in variables.items() if is_secret(name, text)]
+    secrets = [name for name, text in variables.items() if has_secret(name, text)]
     plain = {name: text for name, text in variables.items() if name not in secrets}
     environment, of_shell = _exported(plain, _variables(later, at))
     left_out += [f"the secret {name}: export it in the shell that searches" for name in secrets]
@@ -152,7 +153,7 @@ def _is_cd(words: Sequence[str]) -> bool:
 def _set_up(shell: _Shell) -> list[str]:
     """Lines that a shell has to run before the command, with known variables replaced."""
     own = [words for i, words in enumerate(shell.commands) if i not in shell.outer]
-    lines = [" ".join(map(_quoted, words)) for words in own]
+    lines = [" ".join(map(_quoted, words)) for words in own if disclosed(words) == words]
     return [line for line in lines if _SET_UP.match(line)]
 
 
@@ -163,13 +164,15 @@ def _quoted(word: str) -> str:
 
 def _not_carried(shell: _Shell, own: Sequence[Sequence[str]]) -> list[str]:
     """Commands with an effect that are neither set-up lines nor the trainer's ``own``."""
-    hidden = {t: f"${{{n}}}" for n, t in shell.texts.items() if is_secret(n, t)}
+    hidden = {t: f"${{{n}}}" for n, t in shell.texts.items() if has_secret(n, t)}
     texts = [
         " ".join(disclosed([hidden.get(word, word) for word in words]))
         for index, words in enumerate(shell.commands)
         if words and words not in own and words[0] not in WORDS["not told"]
         if not _is_cd(words)
-        if index in shell.outer or not _SET_UP.match(" ".join(map(_quoted, words)))
+        if index in shell.outer
+        or not _SET_UP.match(" ".join(map(_quoted, words)))
+        or disclosed(words) != words
     ]
     return list(dict.fromkeys(texts))
 

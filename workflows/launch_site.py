@@ -11,7 +11,14 @@ from typing import Any
 
 from slurm import Site
 from workflows.launch_script import Launched
-from workflows.slurm_options import NAMING, WORDS, by_agents, disclosed, is_secret, options_and_rest
+from workflows.slurm_options import (
+    NAMING,
+    WORDS,
+    by_agents,
+    disclosed,
+    has_secret,
+    options_and_rest,
+)
 
 _OURS, _PYXIS, _OF_OUR_LINE = WORDS["ours"], WORDS["pyxis"], WORDS["of our line"]
 _SHELL = re.compile(r"(?:\S*/)?(?:ba|z|da)?sh|env")
@@ -107,7 +114,7 @@ def _around(words: Sequence[str]) -> str:
 
 def _disclosed(text: str) -> str:
     """An option that sets variables, without the values of secret ones."""
-    return re.sub(r"(?<=[=, ])(\w+)=([^,]*)", lambda o: o[is_secret(o[1], o[2])], text)
+    return re.sub(r"(?<=[=, ])(\w+)=([^,]*)", lambda o: o[has_secret(o[1], o[2])], text)
 
 
 def _name(option: str) -> str:

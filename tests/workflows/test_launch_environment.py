@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -222,6 +223,57 @@ def test_a_secret_option_is_neither_passed_on_nor_told(
     for text in (said, Path("mine.yaml").read_text(), Path("mine-site.yaml").read_text()):
         assert value not in text
     assert "--yes" in Path("mine.yaml").read_text()
+
+
+TOKEN = "hf_abcdefghijklmnopqrstuvwxyzabcdefgh"
+
+
+@pytest.mark.parametrize(
+    ("before", "option", "told"),
+    [
+        ('export EXTRA="--hub_token TOKEN"', "", "the secret EXTRA: export it in"),
+        ('export EXTRA="--hub_token TOKEN --a 1"', "$EXTRA", "--hub_token ***: a secret"),
+        ("export PATH=$(x --token TOKEN)", "", "the secret PATH: export it in"),
+        ("source env.sh --token TOKEN", "", "source env.sh --token ***"),
+        ("source env.sh '--more TOKEN'", "", "source env.sh ***"),
+        ("curl -H 'Authorization: Bearer TOKEN' http://a", "", "curl -H *** http://a"),
+        ("curl -H 'Authorization: Bearer abcdefghijklm' http://a", "", "curl -H *** http://a"),
+        ("curl -u user:abcdefghijklm http://a", "", "curl -u *** http://a"),
+        ("wandb login --relogin TOKEN", "", "wandb login --relogin ***"),
+        ("", """--extra-json '{"api_key": "abcdefghijklm"}'""", "--extra-json ***: a secret"),
+        ("", """--extra-json '{"k":"TOKEN"}'""", "--extra-json ***: a secret"),
+        ("", "--header 'Authorization: Bearer TOKEN'", "--header ***: a secret"),
+        ("", "--key " + "0123456789abcdef" * 2 + "01234567", "--key ***: a secret"),
+    ],
+)
+def test_a_secret_within_a_value_is_in_no_file_and_not_told(
+    before: str, option: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    init(re.sub(r"\bTOKEN\b", TOKEN, f"{before}\n{SCRIPT.rstrip()} {option} --yes\n"))
+    said = capsys.readouterr().out
+    assert f"left out: {told}" in said
+    for text in (said, Path("mine.yaml").read_text(), Path("mine-site.yaml").read_text()):
+        assert "abcdefghijklm" not in text and "0123456789abcdef" not in text
+    assert "--yes" in Path("mine.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--eos-token end_of_sentence_marker_x",
+        "--image_token [IMAGE_PLACEHOLDER]",
+        "--placeholder_token [IMAGE_PLACEHOLDER]",
+        '--more {"image_token":"IMAGE_PLACEHOLDER_X"}',
+        "--ssh-login user@host.of.a.cluster",
+        "--num-login 3333333333333333",
+        "--reset-password 1",
+        "--password-length 12345",
+    ],
+)
+def test_an_option_with_a_secrets_name_alone_is_passed_on(here: Path, option: str) -> None:
+    name, value = option.split()
+    (here / "launch.sh").write_text(f"python train.py {name} '{value}'\n")
+    assert read(here / "launch.sh").arguments == [name, value]
 
 
 def test_an_option_that_only_names_a_token_is_passed_on(here: Path) -> None:
