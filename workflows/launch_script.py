@@ -13,11 +13,12 @@ from pathlib import Path
 from foundation.files import FileError, read_text
 from foundation.messages import shown
 from trainer.plan.rules.expression import ExpressionError, parse
-from workflows.shell_cases import cases_as_ifs
+from workflows.shell_cases import cases_as_ifs, holds
 from workflows.slurm_options import (
     WORDS,
     batch_options,
     disclosed,
+    has_secret,
     in_long,
     is_secret,
     number,
@@ -110,7 +111,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
         counts += [*arguments, *(f"--{name.lower()}={v}" for name, v in variables.items())]
     nodes = asked.get("nodes") or number(counts, "nnodes", "num_machines", "num_nodes", "nodes")
     passed, left_out = _passed(arguments, key_value, together)
-    secrets = [name for name, text in variables.items() if is_secret(name, text)]
+    secrets = [name for name, text in variables.items() if has_secret(name, text)]
     plain = {name: text for name, text in variables.items() if name not in secrets}
     environment, of_shell = _exported(plain, _variables(later, at))
     left_out += [f"the secret {name}: export it in the shell that searches" for name in secrets]
@@ -152,7 +153,7 @@ def _is_cd(words: Sequence[str]) -> bool:
 def _set_up(shell: _Shell) -> list[str]:
     """Lines that a shell has to run before the command, with known variables replaced."""
     own = [words for i, words in enumerate(shell.commands) if i not in shell.outer]
-    lines = [" ".join(map(_quoted, words)) for words in own]
+    lines = [" ".join(map(_quoted, words)) for words in own if disclosed(words) == words]
     return [line for line in lines if _SET_UP.match(line)]
 
 
@@ -163,13 +164,15 @@ def _quoted(word: str) -> str:
 
 def _not_carried(shell: _Shell, own: Sequence[Sequence[str]]) -> list[str]:
     """Commands with an effect that are neither set-up lines nor the trainer's ``own``."""
-    hidden = {t: f"${{{n}}}" for n, t in shell.texts.items() if is_secret(n, t)}
+    hidden = {t: f"${{{n}}}" for n, t in shell.texts.items() if has_secret(n, t)}
     texts = [
         " ".join(disclosed([hidden.get(word, word) for word in words]))
         for index, words in enumerate(shell.commands)
         if words and words not in own and words[0] not in WORDS["not told"]
         if not _is_cd(words)
-        if index in shell.outer or not _SET_UP.match(" ".join(map(_quoted, words)))
+        if index in shell.outer
+        or not _SET_UP.match(" ".join(map(_quoted, words)))
+        or disclosed(words) != words
     ]
     return list(dict.fromkeys(texts))
 
@@ -236,7 +239,7 @@ class _Shell:
         else:
             self.ifs.pop()
         if word == "then" and branch != "over":
-            known = None if "&" in text[began:at] else _holds(self.commands[first:])
+            known = None if "&" in text[began:at] else holds(self.commands[first:])
             branch = {True: "runs", False: "does not", None: "may run"}[known]
         elif word in ("elif", "else"):
             branch = "over" if branch in ("runs", "over") else "may run"
@@ -315,18 +318,6 @@ class _Shell:
         default = reference[0] if reference[3] is None else self._text(reference[3])
         text = self.texts.get(name) or default
         return f"${{{name}}}" if is_secret(name, text) else text
-
-
-def _holds(tests: Sequence[Sequence[str]]) -> bool | None:
-    """Whether one of ``[ A = B ]`` and ``[ -z C ]`` holds; None where only a shell knows."""
-    held = []
-    for words in filter(None, tests):
-        told = [*words[2:-1], "=", ""] if words[1:2] == ["-z"] else words[1:-1]
-        known = len(told) == 3 and not re.search(r"[$`*?]", "".join(told))
-        if not known or words[0] not in ("[", "[[") or told[1] not in ("=", "==", "!="):
-            return None
-        held.append((told[0] == told[2]) == (told[1] != "!="))
-    return any(held) if held else None
 
 
 def _unclosed(text: str) -> int | None:

@@ -11,7 +11,14 @@ from typing import Any
 
 from slurm import Site
 from workflows.launch_script import Launched
-from workflows.slurm_options import NAMING, WORDS, by_agents, disclosed, is_secret, options_and_rest
+from workflows.slurm_options import (
+    NAMING,
+    WORDS,
+    by_agents,
+    disclosed,
+    has_secret,
+    options_and_rest,
+)
 
 _OURS, _PYXIS, _OF_OUR_LINE = WORDS["ours"], WORDS["pyxis"], WORDS["of our line"]
 _SHELL = re.compile(r"(?:\S*/)?(?:ba|z|da)?sh|env")
@@ -100,12 +107,14 @@ def _around(words: Sequence[str]) -> str:
     before = [word for _, word in pairs]
     before = list(dropwhile(lambda word: word in ("exec", "time"), before))
     before = before[: next((i for i, word in enumerate(before) if _SHELL.fullmatch(word)), None)]
-    return "" if not before or before[0] in WORDS["starts ranks"] else " ".join(disclosed(before))
+    if not before or Path(before[0]).name in WORDS["starts ranks"]:
+        return ""
+    return " ".join(disclosed(before))
 
 
 def _disclosed(text: str) -> str:
     """An option that sets variables, without the values of secret ones."""
-    return re.sub(r"(?<=[=, ])(\w+)=([^,]*)", lambda o: o[is_secret(o[1], o[2])], text)
+    return re.sub(r"(?<=[=, ])(\w+)=([^,]*)", lambda o: o[has_secret(o[1], o[2])], text)
 
 
 def _name(option: str) -> str:

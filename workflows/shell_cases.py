@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 # Repetitions are bounded: unclosed quotes and brackets would take minutes to read.
 _ONE = r"(?:\"[^\"\n]{0,100}\"|'[^'\n]{0,100}'|[^\s()|;\"']){1,100}+"
@@ -12,10 +14,12 @@ _PART = re.compile(
     r"|(?P<end>;;&?|;&)|\"(?:\\.|[^\"\\]){0,9999}+\"|'[^']{0,9999}+'|(?<!\S)\#[^\n]*|[^\s;]+|.",
     re.DOTALL,
 )
+# Characters of a pattern that is compared as text: what is quoted in it stands for itself.
+_LITERAL = re.compile(r"[\"'\\$`]")
 
 
 def cases_as_ifs(script: str) -> str:
-    """The script with ``if [ WORD = PATTERN ]; then``, ``elif``, ``else`` and ``fi`` for ``case``.
+    """The script with ``if [ WORD case PATTERN ]; then``, ``elif``, ``else``, ``fi`` for ``case``.
 
     Its lines stay where they are. A branch that falls through (``;&``) is read as one that ends.
     """
@@ -33,9 +37,31 @@ def cases_as_ifs(script: str) -> str:
         elif words and part["end"]:
             due, text = True, ";"
         elif due and part["pattern"]:
-            tests = [f"[ {words[-1]} = {p.strip()} ]" for p in part["either"].split("|")]
+            tests = [
+                f"[ {words[-1]} {'=' if _LITERAL.search(p) else 'case'} {p.strip()} ]"
+                for p in part["either"].split("|")
+            ]
             last = part["either"] == "*" and not first
             text = "; else " if last else f"; {'' if first else 'el'}if {' || '.join(tests)}; then "
             first = due = False
         read.append(text)
     return "".join(read)
+
+
+def holds(tests: Sequence[Sequence[str]]) -> bool | None:
+    """Whether one of ``[ A = B ]``, ``[ -z C ]`` and ``[ A case PATTERN ]`` holds.
+
+    None where only a shell knows. ``case`` is what ``cases_as_ifs`` writes.
+    """
+    held = []
+    for words in filter(None, tests):
+        told = [*words[2:-1], "=", ""] if words[1:2] == ["-z"] else words[1:-1]
+        case = told[1:2] == ["case"]
+        # Python has neither [^a] nor [[:digit:]].
+        unknown = r"[$`]|\[[\^\[]" if case else r"[$`*?]"
+        known = len(told) == 3 and not re.search(unknown, " ".join(told))
+        if not known or words[0] not in ("[", "[[") or told[1] not in ("=", "==", "!=", "case"):
+            return None
+        same = fnmatchcase(told[0], told[2]) if case else told[0] == told[2]
+        held.append(same == (told[1] != "!="))
+    return any(held) if held else None

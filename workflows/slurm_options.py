@@ -19,6 +19,7 @@ _AGENT = re.compile(
     rf"(?:.*/bin/)?(?:{'|'.join(WORDS['agents'] + WORDS['launchers'])})|.*deepy\.py"
 )
 _SECRET = re.compile("|".join(WORDS["secrets"]), re.IGNORECASE | re.DOTALL)
+_WITHIN = re.compile("|".join(WORDS["secrets within"]), re.IGNORECASE)
 _FLAG = re.compile(rf"--(?:{'|'.join([*_WITHOUT_VALUE.values(), *WORDS['flags']])})")
 
 
@@ -61,17 +62,27 @@ def in_long(launcher: Sequence[str]) -> list[str]:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable, or an option such as ``--hf-token``, has a secret value."""
-    return bool(_SECRET.fullmatch(f"{re.sub(r'[^a-zA-Z0-9]+', '_', name)}={value}"))
+    """Whether a whole value of a variable, or an option such as ``--hf-token``, is a secret."""
+    plain = re.sub(r"[^a-zA-Z0-9]+", "_", name).rstrip("_")
+    return bool(_SECRET.fullmatch(f"{plain}={value}"))
+
+
+def has_secret(name: str, value: str) -> bool:
+    """Whether the value of a variable or an option is a secret, or has one among its words."""
+    words = [word.strip("\"'(){},:;") for word in value.split()]
+    among = len(words) > 1 and disclosed(words) != words
+    return among or bool(_WITHIN.search(value)) or is_secret(name, value)
 
 
 def disclosed(words: Sequence[str]) -> list[str]:
-    """Words of a command with ``***`` for the values of its secret options."""
+    """Words of a command with ``***`` for those that are secrets, or have one within."""
     told = []
     for before, word in pairwise(["", *words]):
         name, _, value = word.partition("=")
-        word = f"{name}=***" if is_secret(name, value) else word
-        told.append("***" if word[:1] != "-" and is_secret(before, word) else word)
+        if value and has_secret(name, value):
+            word = f"{name}=***"
+        named = "" if word[:1] == "-" else before
+        told.append("***" if has_secret(named, word) else word)
     return told
 
 

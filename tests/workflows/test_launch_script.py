@@ -205,6 +205,25 @@ def test_of_cases_that_one_is_read_that_holds(tmp_path: Path, size: str, argumen
     assert (" ".join(launched.arguments), launched.dropped) == (arguments, [])
 
 
+@pytest.mark.parametrize(
+    ("patterns", "size", "layers"),
+    [
+        ("7[bB]) L=32;; 70[bB]) L=80;; 13B) L=40;;", "70B", "80"),
+        ("*7b) L=32;; *13b) L=40;;", "llama-13b", "40"),
+        ("?b) L=32;; llama*) L=40;; *) L=9;;", "7b", "32"),
+        ("'*b') L=32;; [!0-6]b) L=40;;", "7b", "40"),
+        ("7B) L=32;; *) L=40;;", "7b", "40"),
+        ("[[:digit:]]b) L=32;; *) L=40;;", "7b", "40"),  # only a shell knows: all of them
+    ],
+)
+def test_patterns_of_a_case_are_those_of_file_names(
+    tmp_path: Path, patterns: str, size: str, layers: str
+) -> None:
+    text = f"MODEL={size}; case $MODEL in {patterns} esac\npython train.py --layers $L\n"
+    (tmp_path / "run.sh").write_text(text)
+    assert read(tmp_path / "run.sh").arguments == ["--layers", layers]
+
+
 def test_options_of_key_and_value_have_no_dashes(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(
         "export LOSS=1\nRUN=a\n"
