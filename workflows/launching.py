@@ -34,10 +34,12 @@ def launcher_for(
     name: str | None = None,
     simulate: str = "",
     options: LauncherOptions | None = None,
+    only_shows: bool = False,
 ) -> Launcher:
     """The launcher of a search, whose folder may exist already; see :func:`launcher_name`.
 
-    ``simulate`` has the simulated cluster's settings, ``KEY=VALUE,...``.
+    ``simulate`` has the simulated cluster's settings, ``KEY=VALUE,...``; ``only_shows``: nothing
+    is started, so that a run of an allocation may be shown on a login node.
 
     Raises RegistryError if there is no such launcher, LaunchError if it cannot run this search.
     """
@@ -52,7 +54,7 @@ def launcher_for(
             f"{folder.path} holds a simulated run: resume it with the launcher 'simulate', or "
             "choose another run folder"
         )
-    if was == "srun" and not name and launcher_name(name) == "local":
+    if was == "srun" and not name and launcher_name(name) == "local" and not only_shows:
         raise LaunchError(
             f"{folder.path} holds a run of a Slurm allocation, and this shell is in none: resume "
             "it with `meshtune submit`, or inside salloc; `--launcher local` runs trials here"

@@ -119,9 +119,14 @@ def test_a_run_of_an_allocation_is_not_resumed_on_the_login_node(
     journal.close()
     assert main(["search", "tiny_cpu", "--run-dir", str(folder.path)]) == 2
     assert "resume it with `meshtune submit`, or inside salloc" in capsys.readouterr().err
+    assert main(["search", "tiny_cpu", "--run-dir", str(folder.path), "--dry-run"]) == 0
+    assert "trainer" in capsys.readouterr().out
     assert main(["status", str(folder.path)]) == 0
-    again = f"meshtune search {folder.space_file} --launcher srun"
-    assert f"killed; `{again}` resumes it" in capsys.readouterr().out
+    file = folder.space_file
+    assert (
+        f"killed; `meshtune submit {file} --nodes N --time T`, or, inside an allocation, "
+        f"`meshtune search {file} --launcher srun` resumes it"
+    ) in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "driver.lock", "space.yaml"])
