@@ -40,7 +40,7 @@ from foundation.writing import write_atomically
 from search_spaces import SearchSpace, SpaceError
 from slurm import BLAMELESS, AllocationState, Kind, Launcher, Lease, Outcome, StepLog, StepReport
 from trainer.plan.limits import ConfigError
-from workflows.search.reporting import handling
+from workflows.search.reporting import drop_closed_output, ending_signals, handling
 from workflows.search.stopping import CONTINUE, DONE, FAILED, INTERRUPTED, MAX_IN_A_ROW
 from workflows.search.trials import data_prefix, make_data
 from workflows.train import Steps, changed, settle_earlier, spec_of
@@ -137,8 +137,8 @@ def train_elastic(
             launcher.check_container(searched.space.trainer.container)
         save = save or out / "checkpoints"
         training = _Training(searched, launcher, journal, out, save, tokens, avoid_slow)
-        handlers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-        with handling(dict.fromkeys(handlers, training.stop_on)):
+        numbers = (*ending_signals(), signal.SIGUSR1)
+        with handling(dict.fromkeys(numbers, training.stop_on)):
             return training.run()
 
 
@@ -160,6 +160,7 @@ class _Training:
     alike: int = 0  # starts in a row that ended with it
 
     def stop_on(self, number: int, _: Any) -> None:
+        drop_closed_output()
         self.code = INTERRUPTED if number == signal.SIGINT else CONTINUE
         self.stop.set()
 

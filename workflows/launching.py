@@ -14,6 +14,7 @@ from analysis import RunFolder, read_run
 from foundation.quantities import counted
 from search_spaces import SearchSpace
 from slurm import Launcher, LauncherOptions, Lease, Outcome, StopRule, TrialSpec, make_launcher
+from workflows.search.reporting import drop_closed_output, ending_signals
 
 OLDEST_TORCH = "2.13"  # that the built-in trainer runs with
 MAX_RANKS = 4096  # on one machine, even if `--launcher local` asks for it
@@ -114,8 +115,13 @@ def first_nodes(launcher: Launcher, spec: TrialSpec) -> Lease:
 def run_alone(
     launcher: Launcher, spec: TrialSpec, lease: Lease, stop_rule: StopRule | None = None
 ) -> Outcome:
-    """Run a single trial; from now on INT and TERM end its ranks on all nodes."""
+    """Run a single trial; from now on INT, TERM and HUP end its ranks on all nodes."""
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+
+    def end(*_: object) -> None:
+        drop_closed_output()
+        stop.set()
+
+    for number in ending_signals():
+        signal.signal(number, end)
     return launcher.run(spec, lease, stop, stop_rule)
