@@ -262,7 +262,7 @@ class _Training:
         seen = _Seen(self.out, self.journal.clock)
         outcome = self.launcher.run(spec, Lease(spec.name, tuple(nodes)), self.stop, seen)
         ended_t = self.journal.clock()
-        seen(StepLog.reported(self.out))
+        seen(StepLog.reported(self.out), ended=True)
         if seen.first_t is not None:
             times["start_up_s"] = max(0.0, seen.first_t - run.trials[number].attempts[0].started_t)
             times["tail_s"] = max(0.0, ended_t - seen.last_t)
@@ -350,11 +350,11 @@ class _Seen(Steps):
         self.first_t: float | None = None
         self.last_t = 0.0
 
-    def __call__(self, steps: Sequence[StepReport]) -> None:
+    def __call__(self, steps: Sequence[StepReport], ended: bool = False) -> None:
         if len(steps) > self.printed:
             self.last_t = self._clock()
             self.first_t = self.first_t or self.last_t - _took_s(steps)
-        super().__call__(steps)
+        super().__call__(steps, ended)
 
 
 def _took_s(steps: Sequence[StepReport]) -> float:

@@ -118,7 +118,7 @@ def _train(best: Best, launcher: Launcher, out: Path) -> int:
     print(f"training on {', '.join(lease.nodes)}; logs in {out}")
     show = Steps(None if best.train is None else out)
     outcome = run_alone(launcher, spec, lease, show)
-    show(StepLog.reported(out))
+    show(StepLog.reported(out), ended=True)
     if outcome.kind is not Kind.OK:
         said = f"{outcome.kind}: {outcome.message}\n{outcome.stderr_tail}"
         print(printable(said), file=sys.stderr)
@@ -141,9 +141,14 @@ class Steps:
         self._logs = [GrowingLog(folder / name) for name in names] if folder else []
         self.printed = 0
 
-    def __call__(self, steps: Sequence[StepReport]) -> None:
+    def __call__(self, steps: Sequence[StepReport], ended: bool = False) -> None:
+        """Print what is new: if the trial has ended, also a last line that has no end."""
         if self._logs:
-            warnings, said = (log.new_lines().splitlines() for log in self._logs)
+            warnings, said = (
+                [line for text in texts for line in text.splitlines()]
+                for log in self._logs
+                for texts in [log.rest() if ended else [log.new_lines()]]
+            )
             for line in filter(lambda line: line.startswith("warning: "), warnings):
                 print(printable(line), file=sys.stderr, flush=True)
             for line in filter(lambda line: not line.startswith("MESHTUNE_"), said):
