@@ -12,18 +12,10 @@ from pathlib import Path
 
 from foundation.files import FileError, read_text
 from foundation.messages import shown
+from foundation.secret_words import disclosed, is_secret
 from trainer.plan.rules.expression import ExpressionError, parse
 from workflows.shell_cases import cases_as_ifs
-from workflows.slurm_options import (
-    WORDS,
-    batch_options,
-    disclosed,
-    in_long,
-    is_secret,
-    number,
-    program,
-    ranks_of,
-)
+from workflows.slurm_options import WORDS, batch_options, in_long, number, program, ranks_of
 
 MAX_BYTES = 100_000
 MOST_WORDS = 20_000

@@ -39,8 +39,7 @@ def launcher_for(
 ) -> Launcher:
     """The launcher of a search, whose folder may exist already; see :func:`launcher_name`.
 
-    ``simulate`` has the simulated cluster's settings, ``KEY=VALUE,...``; ``only_shows``: nothing
-    is started, so that a run of an allocation may be shown on a login node.
+    ``simulate`` has the simulated cluster's settings, ``KEY=VALUE,...``; ``only_shows``: no trials.
 
     Raises RegistryError if there is no such launcher, LaunchError if it cannot run this search.
     """
@@ -55,7 +54,7 @@ def launcher_for(
             f"{folder.path} holds a simulated run: resume it with the launcher 'simulate', or "
             "choose another run folder"
         )
-    if was == "srun" and not name and launcher_name(name) == "local" and not only_shows:
+    if was == "srun" and not (name or only_shows) and launcher_name(name) == "local":
         raise LaunchError(
             f"{folder.path} holds a run of a Slurm allocation, and this shell is in none: resume "
             "it with `meshtune submit`, or inside salloc; `--launcher local` runs trials here"

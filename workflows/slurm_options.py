@@ -18,7 +18,6 @@ NAMING = ("-n", "--name", "-p", "--prefix")  # options before the name of conda'
 _AGENT = re.compile(
     rf"(?:.*/bin/)?(?:{'|'.join(WORDS['agents'] + WORDS['launchers'])})|.*deepy\.py"
 )
-_SECRET = re.compile("|".join(WORDS["secrets"]), re.IGNORECASE | re.DOTALL)
 _FLAG = re.compile(rf"--(?:{'|'.join([*_WITHOUT_VALUE.values(), *WORDS['flags']])})")
 
 
@@ -58,21 +57,6 @@ def in_long(launcher: Sequence[str]) -> list[str]:
         return list(launcher)
     options, rest = options_and_rest(launcher[1:])
     return options + rest
-
-
-def is_secret(name: str, value: str) -> bool:
-    """Whether a variable, or an option such as ``--hf-token``, has a secret value."""
-    return bool(_SECRET.fullmatch(f"{re.sub(r'[^a-zA-Z0-9]+', '_', name)}={value}"))
-
-
-def disclosed(words: Sequence[str]) -> list[str]:
-    """Words of a command with ``***`` for the values of its secret options."""
-    told = []
-    for before, word in pairwise(["", *words]):
-        name, _, value = word.partition("=")
-        word = f"{name}=***" if is_secret(name, value) else word
-        told.append("***" if word[:1] != "-" and is_secret(before, word) else word)
-    return told
 
 
 def program(words: list[str]) -> tuple[str, bool, list[str], list[str]]:

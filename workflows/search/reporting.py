@@ -82,7 +82,7 @@ def run_bounded(argv: Sequence[str], limit_s: float) -> str:
 
 
 def ending_signals() -> list[signal.Signals]:
-    """What asks a command to end: Ctrl-C, TERM and a closed terminal, which nohup has ignored."""
+    """Signals that ask a command to end: INT, TERM and, if nohup did not start it, HUP."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
 
