@@ -92,14 +92,17 @@ OneOrSeveral = Annotated[
 ]
 
 
-def validate(record: type[R], document: Document) -> R:
-    """The document as a record; raises its ``mistake``, a line for each of the first errors."""
+def validate(record: type[R], document: Document, context: object = None) -> R:
+    """The document as a record; raises its ``mistake``, a line for each of the first errors.
+
+    Validators of the record's fields are given the ``context``.
+    """
     if not isinstance(document.root.value, dict):
         raise document.error(
             (), f"found {as_written(document.root.plain())}, accepted a mapping of keys"
         )
     try:
-        return record.model_validate(document.root.plain(), strict=True)
+        return record.model_validate(document.root.plain(), strict=True, context=context)
     except ValidationError as error:
         found = error.errors(include_url=False)
     placed = [_placed(record, document, mistake) for mistake in _without_echoes(record, found)]

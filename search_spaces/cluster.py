@@ -9,9 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from foundation.documents import read_document
+from foundation.files import is_number
 from foundation.records import Described, validate
 from search_spaces.errors import SpaceError
 from search_spaces.shipped import read_named, shipped_files
@@ -19,7 +20,15 @@ from trainer.plan.limits import MAX_GPUS_PER_NODE, MAX_NODES
 
 # Wider than any machine's rates, and safe from overflow in products of such numbers.
 Rate = Annotated[float, Field(gt=0, ge=1e-9, le=1e9)]
+FROZEN = "frozen"  # context of validation: a run's own space, which older limits may have allowed
 MAX_MEMORY_GIB = 8192  # of one rank; 81,559 is an H100's memory in MiB, as nvidia-smi prints it
+
+
+def _as_in_older_runs(value: Any, limited: ValidatorFunctionWrapHandler, info: Any) -> float:
+    """A number within limits, or, in a space that a run has frozen, as it is there."""
+    if info.context == FROZEN and is_number(value) and 0 < value <= 1e9:
+        return float(value)
+    return float(limited(value))
 
 
 class _Record(Described):
@@ -86,7 +95,9 @@ class Cluster(_Record):
     """of one GPU: streaming multiprocessors, or compute units; 1: a CPU"""
     power_watts: Rate | None = None
     """of one GPU under load: its thermal design power"""
-    memory_gib: float = Field(gt=0, ge=1e-9, le=MAX_MEMORY_GIB, description="of one GPU")
+    memory_gib: Annotated[
+        float, Field(gt=0, ge=1e-9, le=MAX_MEMORY_GIB), WrapValidator(_as_in_older_runs)
+    ] = Field(description="of one GPU")
     memory_gb_per_s: Rate | None = Field(default=None, description="of one GPU's memory")
     peak_bf16_tflops: Rate | None = None
     """of one GPU, advertised, dense; fp16 is the same"""

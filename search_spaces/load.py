@@ -14,7 +14,7 @@ from foundation.documents import Document, document_of, read_document
 from foundation.messages import nearest
 from foundation.records import validate
 from search_spaces.builder import Builder
-from search_spaces.cluster import Cluster
+from search_spaces.cluster import FROZEN, Cluster
 from search_spaces.errors import SpaceError
 from search_spaces.huggingface.read import read_config
 from search_spaces.language.schema import BasedModel, ModelFile, SpaceFile
@@ -39,7 +39,7 @@ def load_space(
         document = document_of(reference, str(reference.get("name", "space")), SpaceError)
     else:
         document = read_document(_file(reference), SpaceError)
-    file = validate(SpaceFile, document)
+    file = validate(SpaceFile, document, FROZEN if frozen else None)
     model, own = _model_of(file.model, document), file.cluster
     if cluster is not None:
         try:

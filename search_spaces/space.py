@@ -8,16 +8,16 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from foundation.bounds import Bound
-from foundation.documents import as_written, by_dotted_path, written_document
+from foundation.documents import written_document
 from foundation.energy import Meter
 from foundation.values import Scalar
+from search_spaces.changes import changed_keys
 from search_spaces.cluster import Cluster
 from search_spaces.language.schema import BudgetSection, FinalistsSection, TrialSection
 from search_spaces.language.trainer_schema import TrainerSpec
@@ -323,12 +323,14 @@ class SearchSpace:
     def changes(self, earlier: SearchSpace, most: int = 6) -> list[str]:
         """Keys that define the search, with their values here and in an earlier space.
 
-        Values of ``trainer.env``, which may be secret, are left out.
+        Values that may be secret are left out. If no key tells (an empty mapping against none),
+        names and fingerprints do.
         """
-        new, old = (by_dotted_path(space._definition()) for space in (self, earlier))
-        keys = [key for key in new | old if new.get(key) != old.get(key)]
-        lines = [_change(key, new.get(key), old.get(key)) for key in keys[:most]]
-        return [*lines, *([f"and {len(keys) - most} more"] if len(keys) > most else [])]
+        lines = changed_keys(self._definition(), earlier._definition())
+        if not lines:
+            told, had = (f"{s.name} ({s.fingerprint[:12]})" for s in (self, earlier))
+            return [f"fingerprint: found that of {told}, the run has that of {had}"]
+        return [*lines[:most], *([f"and {len(lines) - most} more"] if len(lines) > most else [])]
 
     def frozen(self) -> str:
         """Self-contained YAML with the same fingerprint; it includes model and cluster."""
@@ -376,16 +378,6 @@ class SearchSpace:
         static = _facts.static_facts(self.model, self.cluster, self.ranks_per_node)
         known, axes = _facts.defaults(self.trainer), self.program.axes
         return Derivation(self.parameters, self.conditions, static, known, axes)
-
-
-def _change(key: str, new: Any, old: Any) -> str:
-    if key.startswith("trainer.env."):
-        return f"{key}: found another value"
-    if isinstance(new, list) and isinstance(old, list) and len(str(new)) > 60:
-        pairs = zip(new, old, strict=False)
-        same = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-        key, new, old = f"{key}[{same}:]", new[same:], old[same:]
-    return f"{key}: found {as_written(new)}, the run has {as_written(old)}"
 
 
 def _one_row(config: Mapping[str, Scalar]) -> dict[str, list[Scalar]]:

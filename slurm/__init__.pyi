@@ -17,6 +17,7 @@ from .outcome.evidence import clear_attempt as clear_attempt, gather as gather
 from .outcome.kinds import BLAMELESS as BLAMELESS, Kind as Kind
 from .outcome.step_log import (
     EarlyStop as EarlyStop,
+    GrowingLog as GrowingLog,
     StepLog as StepLog,
     StepReport as StepReport,
     StopRule as StopRule,
@@ -29,4 +30,10 @@ from .simulated.trial import Price as Price, SimulatedCluster as SimulatedCluste
 from .srun.batch import BatchError as BatchError, BatchJob as BatchJob, batch_script as batch_script
 from .srun.shell import NoAnswerError as NoAnswerError
 from .srun.site import Site as Site
-from .trial import Kept as Kept, Lease as Lease, TrialSpec as TrialSpec
+from .trial import (
+    STDERR_NAME as STDERR_NAME,
+    STDOUT_NAME as STDOUT_NAME,
+    Kept as Kept,
+    Lease as Lease,
+    TrialSpec as TrialSpec,
+)

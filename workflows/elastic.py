@@ -38,16 +38,26 @@ from foundation.messages import printable
 from foundation.quantities import counted
 from foundation.writing import write_atomically
 from search_spaces import SearchSpace, SpaceError
-from slurm import BLAMELESS, AllocationState, Kind, Launcher, Lease, Outcome, StepLog, StepReport
+from slurm import (
+    BLAMELESS,
+    STDERR_NAME,
+    STDOUT_NAME,
+    AllocationState,
+    Kind,
+    Launcher,
+    Lease,
+    Outcome,
+    StepLog,
+    StepReport,
+)
 from trainer.plan.limits import ConfigError
-from workflows.search.reporting import handling
+from workflows.search.reporting import drop_closed_output, ending_signals, handling
 from workflows.search.stopping import CONTINUE, DONE, FAILED, INTERRUPTED, MAX_IN_A_ROW
 from workflows.search.trials import data_prefix, make_data
 from workflows.train import Steps, changed, settle_earlier, spec_of
 from workflows.training_plan import TrainingPlan
 
 LOGS = "logs"  # folder of earlier starts' logs
-STDOUT_NAME, STDERR_NAME = "stdout.log", "stderr.log"
 LONGEST_PAUSE_S = 60.0  # before the next start, after starts without a step
 MAX_ALIKE = 3  # starts in a row with the same error before the first step: no layout helps
 
@@ -137,8 +147,8 @@ def train_elastic(
             launcher.check_container(searched.space.trainer.container)
         save = save or out / "checkpoints"
         training = _Training(searched, launcher, journal, out, save, tokens, avoid_slow)
-        handlers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-        with handling(dict.fromkeys(handlers, training.stop_on)):
+        numbers = (*ending_signals(), signal.SIGUSR1)
+        with handling(dict.fromkeys(numbers, training.stop_on)):
             return training.run()
 
 
@@ -160,6 +170,7 @@ class _Training:
     alike: int = 0  # starts in a row that ended with it
 
     def stop_on(self, number: int, _: Any) -> None:
+        drop_closed_output()
         self.code = INTERRUPTED if number == signal.SIGINT else CONTINUE
         self.stop.set()
 
@@ -261,7 +272,7 @@ class _Training:
         seen = _Seen(self.out, self.journal.clock)
         outcome = self.launcher.run(spec, Lease(spec.name, tuple(nodes)), self.stop, seen)
         ended_t = self.journal.clock()
-        seen(StepLog.reported(self.out))
+        seen(StepLog.reported(self.out), ended=True)
         if seen.first_t is not None:
             times["start_up_s"] = max(0.0, seen.first_t - run.trials[number].attempts[0].started_t)
             times["tail_s"] = max(0.0, ended_t - seen.last_t)
@@ -349,11 +360,11 @@ class _Seen(Steps):
         self.first_t: float | None = None
         self.last_t = 0.0
 
-    def __call__(self, steps: Sequence[StepReport]) -> None:
+    def __call__(self, steps: Sequence[StepReport], ended: bool = False) -> None:
         if len(steps) > self.printed:
             self.last_t = self._clock()
             self.first_t = self.first_t or self.last_t - _took_s(steps)
-        super().__call__(steps)
+        super().__call__(steps, ended)
 
 
 def _took_s(steps: Sequence[StepReport]) -> float:

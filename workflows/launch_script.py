@@ -12,19 +12,10 @@ from pathlib import Path
 
 from foundation.files import FileError, read_text
 from foundation.messages import shown
+from foundation.secret_words import disclosed, has_secret, is_secret
 from trainer.plan.rules.expression import ExpressionError, parse
 from workflows.shell_cases import cases_as_ifs, holds
-from workflows.slurm_options import (
-    WORDS,
-    batch_options,
-    disclosed,
-    has_secret,
-    in_long,
-    is_secret,
-    number,
-    program,
-    ranks_of,
-)
+from workflows.slurm_options import WORDS, batch_options, in_long, number, program, ranks_of
 
 MAX_BYTES = 100_000
 MOST_WORDS = 20_000

@@ -9,16 +9,10 @@ from itertools import dropwhile, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
+from foundation.secret_words import disclosed, has_secret
 from slurm import Site
 from workflows.launch_script import Launched
-from workflows.slurm_options import (
-    NAMING,
-    WORDS,
-    by_agents,
-    disclosed,
-    has_secret,
-    options_and_rest,
-)
+from workflows.slurm_options import NAMING, WORDS, by_agents, options_and_rest
 
 _OURS, _PYXIS, _OF_OUR_LINE = WORDS["ours"], WORDS["pyxis"], WORDS["of our line"]
 _SHELL = re.compile(r"(?:\S*/)?(?:ba|z|da)?sh|env")

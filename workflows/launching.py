@@ -14,6 +14,7 @@ from analysis import RunFolder, read_run
 from foundation.quantities import counted
 from search_spaces import SearchSpace
 from slurm import Launcher, LauncherOptions, Lease, Outcome, StopRule, TrialSpec, make_launcher
+from workflows.search.reporting import drop_closed_output, ending_signals
 
 OLDEST_TORCH = "2.13"  # that the built-in trainer runs with
 MAX_RANKS = 4096  # on one machine, even if `--launcher local` asks for it
@@ -34,10 +35,11 @@ def launcher_for(
     name: str | None = None,
     simulate: str = "",
     options: LauncherOptions | None = None,
+    only_shows: bool = False,
 ) -> Launcher:
     """The launcher of a search, whose folder may exist already; see :func:`launcher_name`.
 
-    ``simulate`` has the simulated cluster's settings, ``KEY=VALUE,...``.
+    ``simulate`` has the simulated cluster's settings, ``KEY=VALUE,...``; ``only_shows``: no trials.
 
     Raises RegistryError if there is no such launcher, LaunchError if it cannot run this search.
     """
@@ -52,7 +54,7 @@ def launcher_for(
             f"{folder.path} holds a simulated run: resume it with the launcher 'simulate', or "
             "choose another run folder"
         )
-    if was == "srun" and not name and launcher_name(name) == "local":
+    if was == "srun" and not (name or only_shows) and launcher_name(name) == "local":
         raise LaunchError(
             f"{folder.path} holds a run of a Slurm allocation, and this shell is in none: resume "
             "it with `meshtune submit`, or inside salloc; `--launcher local` runs trials here"
@@ -112,8 +114,13 @@ def first_nodes(launcher: Launcher, spec: TrialSpec) -> Lease:
 def run_alone(
     launcher: Launcher, spec: TrialSpec, lease: Lease, stop_rule: StopRule | None = None
 ) -> Outcome:
-    """Run a single trial; from now on INT and TERM end its ranks on all nodes."""
+    """Run a single trial; from now on INT, TERM and HUP end its ranks on all nodes."""
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+
+    def end(*_: object) -> None:
+        drop_closed_output()
+        stop.set()
+
+    for number in ending_signals():
+        signal.signal(number, end)
     return launcher.run(spec, lease, stop, stop_rule)

@@ -18,8 +18,6 @@ NAMING = ("-n", "--name", "-p", "--prefix")  # options before the name of conda'
 _AGENT = re.compile(
     rf"(?:.*/bin/)?(?:{'|'.join(WORDS['agents'] + WORDS['launchers'])})|.*deepy\.py"
 )
-_SECRET = re.compile("|".join(WORDS["secrets"]), re.IGNORECASE | re.DOTALL)
-_WITHIN = re.compile("|".join(WORDS["secrets within"]), re.IGNORECASE)
 _FLAG = re.compile(rf"--(?:{'|'.join([*_WITHOUT_VALUE.values(), *WORDS['flags']])})")
 
 
@@ -59,31 +57,6 @@ def in_long(launcher: Sequence[str]) -> list[str]:
         return list(launcher)
     options, rest = options_and_rest(launcher[1:])
     return options + rest
-
-
-def is_secret(name: str, value: str) -> bool:
-    """Whether a whole value of a variable, or an option such as ``--hf-token``, is a secret."""
-    plain = re.sub(r"[^a-zA-Z0-9]+", "_", name).rstrip("_")
-    return bool(_SECRET.fullmatch(f"{plain}={value}"))
-
-
-def has_secret(name: str, value: str) -> bool:
-    """Whether the value of a variable or an option is a secret, or has one among its words."""
-    words = [word.strip("\"'(){},:;") for word in value.split()]
-    among = len(words) > 1 and disclosed(words) != words
-    return among or bool(_WITHIN.search(value)) or is_secret(name, value)
-
-
-def disclosed(words: Sequence[str]) -> list[str]:
-    """Words of a command with ``***`` for those that are secrets, or have one within."""
-    told = []
-    for before, word in pairwise(["", *words]):
-        name, _, value = word.partition("=")
-        if value and has_secret(name, value):
-            word = f"{name}=***"
-        named = "" if word[:1] == "-" else before
-        told.append("***" if has_secret(named, word) else word)
-    return told
 
 
 def program(words: list[str]) -> tuple[str, bool, list[str], list[str]]:

@@ -19,9 +19,17 @@ from foundation.python import module_argv
 from foundation.quantities import counted
 from foundation.writing import write_atomically
 from search_spaces import load_space
-from slurm import Kind, Launcher, Lease, StepLog, StepReport, TrialSpec
-from slurm.outcome.step_log import GrowingLog
-from slurm.trial import STDERR_NAME, STDOUT_NAME
+from slurm import (
+    STDERR_NAME,
+    STDOUT_NAME,
+    GrowingLog,
+    Kind,
+    Launcher,
+    Lease,
+    StepLog,
+    StepReport,
+    TrialSpec,
+)
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
 from workflows.launching import first_nodes, run_alone
@@ -118,7 +126,7 @@ def _train(best: Best, launcher: Launcher, out: Path) -> int:
     print(f"training on {', '.join(lease.nodes)}; logs in {out}")
     show = Steps(None if best.train is None else out)
     outcome = run_alone(launcher, spec, lease, show)
-    show(StepLog.reported(out))
+    show(StepLog.reported(out), ended=True)
     if outcome.kind is not Kind.OK:
         said = f"{outcome.kind}: {outcome.message}\n{outcome.stderr_tail}"
         print(printable(said), file=sys.stderr)
@@ -141,9 +149,14 @@ class Steps:
         self._logs = [GrowingLog(folder / name) for name in names] if folder else []
         self.printed = 0
 
-    def __call__(self, steps: Sequence[StepReport]) -> None:
+    def __call__(self, steps: Sequence[StepReport], ended: bool = False) -> None:
+        """Print what is new: if the trial has ended, also a last line that has no end."""
         if self._logs:
-            warnings, said = (log.new_lines().splitlines() for log in self._logs)
+            warnings, said = (
+                [line for text in texts for line in text.splitlines()]
+                for log in self._logs
+                for texts in [log.rest() if ended else [log.new_lines()]]
+            )
             for line in filter(lambda line: line.startswith("warning: "), warnings):
                 print(printable(line), file=sys.stderr, flush=True)
             for line in filter(lambda line: not line.startswith("MESHTUNE_"), said):

@@ -38,7 +38,7 @@ from benchmarks.printing import machine
 from slurm import processes
 from slurm.minicluster import cluster as mini
 from slurm.minicluster.config import runtime_folder
-from workflows.elastic import BASE_NAME, useful_share
+from workflows.elastic import useful_share
 from workflows.training_plan import as_trials, layouts
 
 NODES, BATCH, SEQ = 4, 24, 64
@@ -198,7 +198,7 @@ def losses(out: Path) -> list[tuple[int, float]]:
 def told(run: Run, searched: Path) -> float:
     """Share by the formula, from what the whole training has measured, at the intervals it had."""
     starts = [trial for trial in run.trials.values() if trial.ended]
-    base = json.loads((run.directory / BASE_NAME).read_text())
+    base = json.loads(run.folder.base_file.read_text())
     space = RunFolder(run.directory).frozen_space()
     space = layouts(space, base, NODES, [start.config for start in starts])
     trials = [*read_run(searched).trials.values(), *as_trials(space, starts)]

@@ -7,7 +7,7 @@ after each step. The driver decides; launchers only ask.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,16 @@ class GrowingLog:
         self._partial = rest[-_LONGEST_LINE_BYTES:]
         return text.decode(errors="replace")
 
+    def rest(self) -> Iterator[str]:
+        """All lines since the last call, in parts, and at last one that has no end; of a log that
+        is no longer written, or as it is now."""
+        before = -1
+        while self._offset > before:
+            before = self._offset
+            yield self.new_lines()
+        partial, self._partial = self._partial, b""
+        yield partial.decode(errors="replace")
+
     def _new(self) -> bytes:
         """The new bytes of the log; none if it cannot be read now."""
         with suppress(OSError, FileError):  # not there yet, or a network file system hiccups
@@ -71,18 +81,21 @@ class StepLog(GrowingLog):
     def grew(self) -> bool:
         """Read the new part of the log; returns whether it has further steps."""
         before = len(self.steps)
+        self._add(self.new_lines())
+        return len(self.steps) > before
+
+    def _add(self, text: str) -> None:
         last = self.steps[-1]["step"] if self.steps else 0
-        self.steps += steps_in(self.new_lines(), last)
+        self.steps += steps_in(text, last)
         if self._most is not None:
             del self.steps[self._most :]
-        return len(self.steps) > before
 
     @classmethod
     def reported(cls, directory: Path) -> list[StepReport]:
         """All steps that a trial has reported until now."""
         log = cls(directory / STDOUT_NAME, most=None)
-        while log.grew():
-            pass
+        for text in log.rest():
+            log._add(text)
         return log.steps
 
     @staticmethod

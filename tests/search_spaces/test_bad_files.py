@@ -396,3 +396,14 @@ def test_a_run_in_place_of_a_space_names_the_space_in_it(tmp_path: Path, good: s
     assert message(tmp_path) == f"{tmp_path}: found a directory, accepted a file"
     (tmp_path / "space.yaml").write_text(good)
     assert message(tmp_path).endswith(f"this run's space is {tmp_path / 'space.yaml'}")
+
+
+def test_what_a_run_has_frozen_is_read_though_its_limit_is_lower_now() -> None:
+    cluster = {"name": "c", "gpus_per_node": 8, "memory_gib": 81559, "peak_bf16_tflops": 989}
+    trainer = {"command": ["train", "{size}"]}
+    text = {"version": 1, "cluster": cluster, "trainer": trainer, "parameters": {"size": [1, 2]}}
+    space = {**text, "objective": {"minimize": "loss"}}
+    read = load_space(space, frozen=True).cluster
+    assert read is not None and read.memory_gib == 81559
+    with pytest.raises(SpaceError, match=r"found 81559, accepted 8192\.0 or less"):
+        load_space(space)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,6 +129,24 @@ def test_a_training_goes_on_under_another_layout_as_if_nothing_had_happened(
         shutil.rmtree(tmp_path / "killed" / "checkpoints")
         with pytest.raises(ConfigError, match="the checkpoints of this training are gone"):
             train_elastic(run, launcher, tmp_path / "killed", tokens)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_closed_terminal_stops_a_training_unless_nohup_started_it(
+    run: Path, tmp_path: Path, ignored: bool
+) -> None:
+    class HangsUp(LocalLauncher):
+        def run(self, spec: TrialSpec, lease: Lease, *rest: Any) -> Outcome:
+            signal.raise_signal(signal.SIGHUP)
+            return super().run(spec, lease, *rest)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        with closing(HangsUp(1)) as launcher:
+            code = train_elastic(run, launcher, tmp_path / "out", BATCH * SEQ)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert code == (0 if ignored else 3)
 
 
 def test_slow_nodes_are_left_out_if_asked(

@@ -15,7 +15,7 @@ from analysis.report.page import write_report
 from foundation.documents import written_document
 from search_spaces.shipped import SHIPPED
 from workflows.cli.main import main
-from workflows.train import changed
+from workflows.train import Steps, changed
 
 SPACE = """
 version: 1
@@ -215,3 +215,17 @@ def test_the_best_of_patterns_and_files_trains_with_them_and_for_so_many_steps(
     (run / "space.yaml").rename(run / "elsewhere.yaml")
     assert main(["train", best, "--out", str(tmp_path / "out"), "--steps", "9"]) == 2
     assert "--steps needs the space" in capsys.readouterr().err
+
+
+def test_the_last_lines_of_a_training_are_shown_whatever_came_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show = Steps(tmp_path)
+    lines = [f"line {number:<90}" for number in range(100_000)]
+    (tmp_path / "stdout.log").write_text("\n".join([*lines, "the last words"]))
+    (tmp_path / "stderr.log").write_text("a traceback\nwarning: a damaged checkpoint")
+    show([])
+    show([], ended=True)
+    told = capsys.readouterr()
+    assert told.out.splitlines() == [*lines, "the last words"]
+    assert told.err == "warning: a damaged checkpoint\n"

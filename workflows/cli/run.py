@@ -95,12 +95,17 @@ def _resumption(run: analysis.Run) -> str:
     if run.launcher == LAUNCHER:
         return "the program that asked for its trials resumes it"
     space_file = quote(str(run.folder.space_file))
-    by_hand = f"`meshtune search {space_file}{run.launcher_option}` resumes it"
+    by_hand = f"`meshtune search {space_file}{run.launcher_option}`"
     script = slurm.BatchJob.script_of(run.directory)
     if script.exists():
         again = f"`sbatch {quote(str(script))}`"
         return f"its job resumes it if squeue still lists the job, else {again}"
-    return by_hand
+    if run.launcher == "srun":  # which fails outside an allocation
+        return (
+            f"`meshtune submit {space_file} --nodes N --time T`, or, inside an allocation, "
+            f"{by_hand} resumes it"
+        )
+    return f"{by_hand} resumes it"
 
 
 def export(arguments: Namespace) -> None:

@@ -38,7 +38,8 @@ def search(arguments: Namespace) -> int:
 
     def launch(space: SearchSpace, folder: analysis.RunFolder) -> slurm.Launcher:
         options = launcher_options(arguments, space.widths[-1])
-        return launcher_for(space, folder, arguments.launcher, arguments.simulate, options)
+        how = arguments.launcher, arguments.simulate, options, arguments.dry_run
+        return launcher_for(space, folder, *how)
 
     with closing(launch(space, folder)) as launcher:
         what = Search(space, folder, launcher, arguments.seed, arguments.policy, pricing)

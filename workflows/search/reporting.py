@@ -81,6 +81,21 @@ def run_bounded(argv: Sequence[str], limit_s: float) -> str:
     return lines[-1] if process.returncode else ""
 
 
+def ending_signals() -> list[signal.Signals]:
+    """Signals that ask a command to end: INT, TERM and, if nohup did not start it, HUP."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
+
+
+def drop_closed_output() -> None:
+    """Discard what is printed from now on to a terminal that is closed, which would fail."""
+    for descriptor in (1, 2):
+        try:
+            os.write(descriptor, b"")
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+
 @contextmanager
 def handling(handlers: Mapping[signal.Signals, SignalHandler]) -> Iterator[None]:
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}

@@ -30,7 +30,7 @@ from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
 from workflows.search.budget import Budget
 from workflows.search.driver import Driver, Listener
 from workflows.search.progress import Progress, Screen
-from workflows.search.reporting import handling, report_line
+from workflows.search.reporting import ending_signals, handling, report_line
 from workflows.search.stopping import CONTINUE, INTERRUPTED, Ending
 from workflows.search.trials import TrialFactory, data_prefix, make_data
 
@@ -251,10 +251,7 @@ def stop_on_signals(driver: Driver, progress: Progress) -> Iterator[None]:
         driver.drain(Ending("the allocation ends", CONTINUE))
         say("the allocation ends soon: no further trial is started")
 
-    handlers = {signal.SIGINT: stop, signal.SIGTERM: stop, signal.SIGUSR1: drain}
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
-        handlers[signal.SIGHUP] = stop
-    with handling(handlers):
+    with handling({**dict.fromkeys(ending_signals(), stop), signal.SIGUSR1: drain}):
         yield
 
 

@@ -89,3 +89,12 @@ def test_steps_are_kept_up_to_a_number(tmp_path: Path) -> None:
         log = StepLog(path, most)
         assert log.grew()
         assert len(log.steps) == kept
+
+
+def test_all_steps_of_a_long_log_are_read_also_a_last_one_without_its_line_end(
+    tmp_path: Path,
+) -> None:
+    between = "x" * 99 + "\n"
+    text = line(1) + between * 90_000 + line(2) + between * 90_000 + line(3).rstrip("\n")
+    (tmp_path / "stdout.log").write_text(text)
+    assert [step["step"] for step in StepLog.reported(tmp_path)] == [1, 2, 3]

@@ -108,6 +108,41 @@ objective: {minimize: loss}
     ]
 
 
+_LONG = "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("width: [1, 2]", "width: [1.0, 2.0]", "  parameters.width: found [1.0, 2.0], the run"),
+        ("content: {}", "content: {part: {}}", "  fingerprint: found that of mine ("),
+        ("--lr, 1", "--hf-token, " + _LONG, "***"),
+        ("set: {key: old}", f"set: {{key: {_LONG}}}", "set.key: found another value"),
+    ],
+)
+def test_every_difference_is_told_and_no_secret(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], before: str, after: str, told: str
+) -> None:
+    text = f"""
+version: 1
+trainer:
+  command: [python, "{tmp_path}/train.py", "{{width}}", "{{trial_dir}}/a.json", --lr, 1]
+  files: {{a.json: {{content: {{}}, set: {{key: old}}}}}}
+parameters: {{width: [1, 2]}}
+objective: {{minimize: loss}}
+"""
+    text = text.replace("--lr, 1", "--lr, '1'")
+    before = before.replace("--lr, 1", "--lr, '1'")
+    assert before in text
+    file, folder = tmp_path / "mine.yaml", RunFolder(tmp_path / "run")
+    file.write_text(text)
+    folder.create(load_space(file))
+    file.write_text(text.replace(before, after))
+    assert main(["search", str(file), "--run-dir", str(folder.path)]) == 2
+    error = capsys.readouterr().err
+    assert told in error and _LONG not in error
+
+
 def test_a_run_of_an_allocation_is_not_resumed_on_the_login_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,9 +154,14 @@ def test_a_run_of_an_allocation_is_not_resumed_on_the_login_node(
     journal.close()
     assert main(["search", "tiny_cpu", "--run-dir", str(folder.path)]) == 2
     assert "resume it with `meshtune submit`, or inside salloc" in capsys.readouterr().err
+    assert main(["search", "tiny_cpu", "--run-dir", str(folder.path), "--dry-run"]) == 0
+    assert "trainer" in capsys.readouterr().out
     assert main(["status", str(folder.path)]) == 0
-    again = f"meshtune search {folder.space_file} --launcher srun"
-    assert f"killed; `{again}` resumes it" in capsys.readouterr().out
+    file = folder.space_file
+    assert (
+        f"killed; `meshtune submit {file} --nodes N --time T`, or, inside an allocation, "
+        f"`meshtune search {file} --launcher srun` resumes it"
+    ) in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "driver.lock", "space.yaml"])

@@ -81,7 +81,7 @@ def test_trials_at_once_are_not_variants_of_one_configuration(
     of each batch would be of the first trial's degrees, with any seed.
     """
     others = 0
-    for seed in range(6):
+    for seed in range(12):
         policy = make_policy(unpriced, seed=seed)
         run = search(policy, 1, as_predicted)
         for number in range(2, 6):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -54,6 +55,33 @@ def test_a_terminal_that_is_closed_stops_the_search_cleanly_unless_nohup_started
     finally:
         signal.signal(signal.SIGHUP, before)
     assert (ending == Ending("stopped by SIGHUP", CONTINUE)) is not ignored
+
+
+ALONE = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from workflows.launching import run_alone
+
+def run(spec, lease, stop, rule):
+    print("begun", flush=True)
+    if stop.wait(60):
+        print("ends", flush=True)  # to a terminal that is no more
+        Path(sys.argv[1]).write_text("ended cleanly")
+
+run_alone(SimpleNamespace(run=run), None, None)
+"""
+
+
+def test_a_terminal_that_is_closed_ends_a_single_trial_cleanly(tmp_path: Path) -> None:
+    child, terminal = pty.fork()
+    if not child:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        os.execv(sys.executable, [sys.executable, "-c", ALONE, str(tmp_path / "end")])
+    assert b"begun" in os.read(terminal, 100)
+    os.close(terminal)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (tmp_path / "end").read_text() == "ended cleanly"
 
 
 class Interrupting(io.RawIOBase):
