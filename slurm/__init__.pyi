@@ -30,10 +30,4 @@ from .simulated.trial import Price as Price, SimulatedCluster as SimulatedCluste
 from .srun.batch import BatchError as BatchError, BatchJob as BatchJob, batch_script as batch_script
 from .srun.shell import NoAnswerError as NoAnswerError
 from .srun.site import Site as Site
-from .trial import (
-    STDERR_NAME as STDERR_NAME,
-    STDOUT_NAME as STDOUT_NAME,
-    Kept as Kept,
-    Lease as Lease,
-    TrialSpec as TrialSpec,
-)
+from .trial import Kept as Kept, Lease as Lease, TrialSpec as TrialSpec

@@ -38,23 +38,12 @@ from foundation.messages import printable
 from foundation.quantities import counted
 from foundation.writing import write_atomically
 from search_spaces import SearchSpace, SpaceError
-from slurm import (
-    BLAMELESS,
-    STDERR_NAME,
-    STDOUT_NAME,
-    AllocationState,
-    Kind,
-    Launcher,
-    Lease,
-    Outcome,
-    StepLog,
-    StepReport,
-)
+from slurm import BLAMELESS, AllocationState, Kind, Launcher, Lease, Outcome, StepLog, StepReport
 from trainer.plan.limits import ConfigError
 from workflows.search.reporting import drop_closed_output, ending_signals, handling
 from workflows.search.stopping import CONTINUE, DONE, FAILED, INTERRUPTED, MAX_IN_A_ROW
 from workflows.search.trials import data_prefix, make_data
-from workflows.train import Steps, changed, settle_earlier, spec_of
+from workflows.train import STDERR_NAME, STDOUT_NAME, Steps, changed, settle_earlier, spec_of
 from workflows.training_plan import TrainingPlan
 
 LOGS = "logs"  # folder of earlier starts' logs

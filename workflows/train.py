@@ -19,23 +19,14 @@ from foundation.python import module_argv
 from foundation.quantities import counted
 from foundation.writing import write_atomically
 from search_spaces import load_space
-from slurm import (
-    STDERR_NAME,
-    STDOUT_NAME,
-    GrowingLog,
-    Kind,
-    Launcher,
-    Lease,
-    StepLog,
-    StepReport,
-    TrialSpec,
-)
+from slurm import GrowingLog, Kind, Launcher, Lease, StepLog, StepReport, TrialSpec
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
 from workflows.launching import first_nodes, run_alone
 from workflows.search.stopping import code_of
 
 _NO_NAME = re.compile(r"[^\w.-]+", re.ASCII)  # characters that Slurm's listings change
+STDOUT_NAME, STDERR_NAME = "stdout.log", "stderr.log"
 ATTEMPT_NAME = "attempt.json"  # names the last attempt that was started in the folder
 NO_LIMIT_S = 10 * 365 * 86400.0
 GRACE_S, SAVE_S = 10.0, 300.0  # to end; to end with a last step and a checkpoint
