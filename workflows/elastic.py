@@ -38,12 +38,22 @@ from foundation.messages import printable
 from foundation.quantities import counted
 from foundation.writing import write_atomically
 from search_spaces import SearchSpace, SpaceError
-from slurm import BLAMELESS, AllocationState, Kind, Launcher, Lease, Outcome, StepLog, StepReport
+from slurm import (
+    BLAMELESS,
+    AllocationState,
+    GrowingLog,
+    Kind,
+    Launcher,
+    Lease,
+    Outcome,
+    StepLog,
+    StepReport,
+)
 from trainer.plan.limits import ConfigError
 from workflows.search.reporting import drop_closed_output, ending_signals, handling
 from workflows.search.stopping import CONTINUE, DONE, FAILED, INTERRUPTED, MAX_IN_A_ROW
 from workflows.search.trials import data_prefix, make_data
-from workflows.train import STDERR_NAME, STDOUT_NAME, Steps, changed, settle_earlier, spec_of
+from workflows.train import Steps, changed, settle_earlier, spec_of
 from workflows.training_plan import TrainingPlan
 
 LOGS = "logs"  # folder of earlier starts' logs
@@ -228,7 +238,7 @@ class _Training:
         left = {n: a for n, t in self.journal.run.trials.items() if (a := t.running) is not None}
         settle_earlier(self.launcher, self.out, "")
         for number, attempt in left.items():
-            log = self.out / STDOUT_NAME
+            log = GrowingLog.of_trial(self.out)[0].path
             ended_t = log.stat().st_mtime if log.exists() else attempt.started_t
             elapsed_s = max(0.0, ended_t - attempt.started_t)
             stepped_s = _took_s(StepLog.reported(self.out))
@@ -246,9 +256,9 @@ class _Training:
         spec, run = spec_of(best, self.out), self.journal.run
         number = max(run.trials, default=0) + 1
         (self.out / LOGS).mkdir(exist_ok=True)
-        for name in (STDOUT_NAME, STDERR_NAME):
+        for log in GrowingLog.of_trial(self.out):
             with suppress(FileNotFoundError):
-                (self.out / name).rename(self.out / LOGS / f"{number - 1:04d}-{name}")
+                log.path.rename(self.out / LOGS / f"{number - 1:04d}-{log.path.name}")
         write_atomically(self.out / "config.json", json.dumps(best.train, indent=1) + "\n")
         settle_earlier(self.launcher, self.out, spec.name, others=False)
         times = {"idle_s": self.journal.clock() - run.last_t}

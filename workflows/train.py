@@ -26,7 +26,6 @@ from workflows.launching import first_nodes, run_alone
 from workflows.search.stopping import code_of
 
 _NO_NAME = re.compile(r"[^\w.-]+", re.ASCII)  # characters that Slurm's listings change
-STDOUT_NAME, STDERR_NAME = "stdout.log", "stderr.log"
 ATTEMPT_NAME = "attempt.json"  # names the last attempt that was started in the folder
 NO_LIMIT_S = 10 * 365 * 86400.0
 GRACE_S, SAVE_S = 10.0, 300.0  # to end; to end with a last step and a checkpoint
@@ -136,14 +135,13 @@ class Steps:
     """
 
     def __init__(self, folder: Path | None) -> None:
-        names = (STDERR_NAME, STDOUT_NAME)
-        self._logs = [GrowingLog(folder / name) for name in names] if folder else []
+        self._logs = GrowingLog.of_trial(folder) if folder else ()
         self.printed = 0
 
     def __call__(self, steps: Sequence[StepReport], ended: bool = False) -> None:
         """Print what is new: if the trial has ended, also a last line that has no end."""
         if self._logs:
-            warnings, said = (
+            said, warnings = (
                 [line for text in texts for line in text.splitlines()]
                 for log in self._logs
                 for texts in [log.rest() if ended else [log.new_lines()]]

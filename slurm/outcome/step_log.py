@@ -15,7 +15,7 @@ from typing import Any
 
 from foundation.files import FileError, is_number, machine_numbers, parse_json, read_from
 from slurm.logs.text import objects_after, unified
-from slurm.trial import STDOUT_NAME
+from slurm.trial import STDERR_NAME, STDOUT_NAME
 
 StepReport = Mapping[str, Any]  # "step", counted from 1 with the warm-up, and its metrics
 _WORD = "MESHTUNE_STEP"
@@ -40,9 +40,14 @@ class GrowingLog:
     """A log that is still being written or not yet there."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._offset = 0
         self._partial = b""
+
+    @staticmethod
+    def of_trial(directory: Path) -> tuple[GrowingLog, GrowingLog]:
+        """Its standard output, and its standard error."""
+        return GrowingLog(directory / STDOUT_NAME), GrowingLog(directory / STDERR_NAME)
 
     def new_lines(self) -> str:
         """The lines that were completed since the last call, at most 4 MiB of them."""
@@ -63,8 +68,8 @@ class GrowingLog:
     def _new(self) -> bytes:
         """The new bytes of the log; none if it cannot be read now."""
         with suppress(OSError, FileError):  # not there yet, or a network file system hiccups
-            if self._path.lstat().st_size > self._offset:
-                data = read_from(self._path, self._offset, _READ_BYTES, follow=False)
+            if self.path.lstat().st_size > self._offset:
+                data = read_from(self.path, self._offset, _READ_BYTES, follow=False)
                 self._offset += len(data)
                 return unified(data)
         return b""
