@@ -19,7 +19,8 @@ from pathlib import Path
 from slurm import AllocationState, Kind, Launcher, Lease, Outcome, TrialSpec
 from slurm.clock import Clock
 from slurm.outcome.step_log import StepLog, StopRule
-from workflows.elastic import STDOUT_NAME, train_elastic
+from slurm.trial import STDOUT_NAME
+from workflows.elastic import train_elastic
 
 NODES = 4
 SPEED_UP, JITTER = 0.9, 0.05  # n nodes are n**0.9 times as fast; of the logarithm of a step
