@@ -17,6 +17,7 @@ from analysis import CandidateSet, Metrics, Observations, Posterior, Pricing, Ru
 from foundation.quantities import config_text, counted, duration
 from search_spaces import Candidates, SearchSpace, SpaceError, check, load_space
 from trainer.plan.fields import Choices, OtherChoices
+from trainer.plan.jobs import Mask
 
 # Choices that change the numbers of a step, not only where they are computed.
 NUMERIC = frozenset((
@@ -79,13 +80,13 @@ class TrainingPlan:
         posterior = Posterior(chosen, observations.calibrated(pricing), observations)
         failures = pricing.failures.learned(wide, every).observed(starts)
         goodput = failures.goodput(posterior.prediction)
-        rate = np.exp(posterior.mean)
-        best = int(np.argmax(rate * goodput.share * posterior.at_speed))
+        rate, ran = np.exp(posterior.mean), _ran(chosen, every)
+        best = int(np.argmax(rate * goodput.share * np.where(ran, 1.0, posterior.at_speed)))
         [config] = candidates.configs(chosen.indices[best : best + 1])
         columns = {
             "tokens_per_day": DAY_S * rate * goodput.share,
             "step_time_s": tokens_per_step(wide, config) / rate,
-            "fits": posterior.prediction.fits,
+            "fits": np.where(ran, 1.0, posterior.prediction.fits),
             **goodput.columns(1.0),
         }
         expected = {name: float(c[best]) for name, c in columns.items() if "to_train" not in name}
@@ -207,6 +208,13 @@ def as_trials(space: SearchSpace, starts: Iterable[Trial]) -> Iterator[Trial]:
             ended_t = attempt.started_t + start_up_s + steps * step_s
             attempts = [replace(attempt, kind="ok", ended_t=ended_t, objective=objective)]
         yield replace(start, kind="ok", objective=objective, expected={}, attempts=attempts)
+
+
+def _ran(candidates: CandidateSet, trials: Iterable[Trial]) -> Mask:
+    """Mask of candidates whose latest trial ran: whatever the model says, they fit."""
+    latest = {tuple(sorted(trial.config.items())): trial for trial in trials if trial.completed}
+    configs = [trial.config for trial in latest.values() if trial.ok]
+    return np.isin(candidates.indices, candidates.candidates.indices_of(configs))
 
 
 def _slow_nodes(

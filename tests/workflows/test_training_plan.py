@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from analysis import NotPricedError, Pricing, Run, Trial
 from analysis.run.trial import Attempt
-from search_spaces import SearchSpace, SpaceError, load_space
+from search_spaces import Candidates, SearchSpace, SpaceError, load_space
 from support.priced_run import priced_run
 from workflows.training_plan import TrainingPlan, _slow_nodes, layouts
 
@@ -83,6 +84,19 @@ def test_what_training_measured_counts_as_a_trial(
     assert second.expected["step_time_s"] < slow_s
     too_large = started(first.config, 8, "oom")
     assert TrainingPlan.of(searched, space, base, 8, too_large).config != first.config
+
+
+def test_a_layout_that_ran_fits_whatever_the_model_says(
+    searched: Run, space: SearchSpace, base: Mapping[str, Any]
+) -> None:
+    first = TrainingPlan.of(searched, space, base, 8)
+    compared = Candidates(layouts(space, base, 8))
+    raw = compared.configs(compared.indices(1000, np.random.default_rng(0), [], 8))
+    hopeless = raw[int(np.argmin(Pricing(compared.space).predict(raw).fits))]
+    fast = {"step_time_s": {"median": 0.5 * first.expected["step_time_s"]}}
+    plan = TrainingPlan.of(searched, space, base, 8, started(hopeless, 8, "ok", **fast))
+    assert plan.config == compared.space.canonical(hopeless)
+    assert plan.expected["fits"] == 1.0
 
 
 def test_a_trainings_own_failures_and_times_replace_the_priors(
