@@ -19,6 +19,13 @@ from workflows.search.reporting import drop_closed_output, ending_signals
 OLDEST_TORCH = "2.13"  # that the built-in trainer runs with
 MAX_RANKS = 4096  # on one machine, even if `--launcher local` asks for it
 
+_ELSEWHERE = {  # where a run was made, and how it is resumed in this shell
+    "srun": "a run of a Slurm allocation, and this shell is in none: resume it with "
+    "`meshtune submit`, or inside salloc; `--launcher local` runs trials here",
+    "local": "a run of one machine alone, and this shell is in a Slurm allocation: `--launcher "
+    "local` resumes it on this node, `--launcher srun` on the allocation's nodes",
+}
+
 
 class LaunchError(ValueError):
     """The search cannot be launched like this; the message names the remedy."""
@@ -54,11 +61,9 @@ def launcher_for(
             f"{folder.path} holds a simulated run: resume it with the launcher 'simulate', or "
             "choose another run folder"
         )
-    if was == "srun" and not (name or only_shows) and launcher_name(name) == "local":
-        raise LaunchError(
-            f"{folder.path} holds a run of a Slurm allocation, and this shell is in none: resume "
-            "it with `meshtune submit`, or inside salloc; `--launcher local` runs trials here"
-        )
+    here = launcher_name(name)
+    if {was, here} == {"local", "srun"} and not (name or only_shows):
+        raise LaunchError(f"{folder.path} holds {_ELSEWHERE[was]}")
 
     def simulated(_: LauncherOptions) -> Launcher:
         from workflows.simulation.workload import simulated_launcher
@@ -70,7 +75,7 @@ def launcher_for(
             f"{space.file}: the built-in trainer needs PyTorch {OLDEST_TORCH} or later: "
             "pip install 'meshtune[trainer]'"
         )
-    if launcher_name(name) == "local" and (missing := space.unmeasured()):
+    if here == "local" and (missing := space.unmeasured()):
         raise LaunchError(
             f"{space.file}: this machine cannot measure {missing}; search on nodes that can, let a "
             "trainer of your own report energy_joules, or remove it"
@@ -78,7 +83,7 @@ def launcher_for(
     nodes = space.widths[-1]  # as many as the local launcher pretends to have
     refuse_too_many_ranks(Path(space.file), name, nodes * space.ranks_per_node)
     options = options or LauncherOptions(nodes)
-    return make_launcher(launcher_name(name), options, {"simulate": simulated})
+    return make_launcher(here, options, {"simulate": simulated})
 
 
 def _has_torch() -> bool:

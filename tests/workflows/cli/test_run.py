@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -212,6 +213,34 @@ def test_a_frozen_space_that_was_edited_is_told_and_frozen_anew(
     journal.close()
     folder.create(space)
     assert folder.space_file.read_text() == frozen
+
+
+@pytest.mark.parametrize(
+    ("was", "job", "told"),
+    [
+        ("local", "7", "a run of one machine alone, and this shell is in a Slurm allocation"),
+        ("srun", "", "a run of a Slurm allocation, and this shell is in none"),
+    ],
+)
+def test_a_run_is_not_resumed_on_other_nodes_unasked(
+    was: str,
+    job: str,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    space, folder = load_space("tiny_cpu"), RunFolder(tmp_path / "run")
+    folder.create(space)
+    with contextlib.closing(Journal(folder.path)) as journal:
+        journal.write(Opened.of(space, was))
+    before = folder.journal_file.read_bytes()
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    if job:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+    assert main(["search", "tiny_cpu", "--run-dir", str(folder.path)]) in (1, 2)
+    assert told in (said := capsys.readouterr().err) and "--launcher local" in said
+    assert folder.journal_file.read_bytes() == before
 
 
 def test_repair_tells_each_line_that_it_leaves_out(
