@@ -11,7 +11,6 @@ from typing import Any
 from foundation.documents import as_written, by_dotted_path
 from foundation.messages import nearest
 from search_spaces.known import FRAMEWORKS
-from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.space import SearchSpace
 
 _WORK_PER_TIME = re.compile(r"(?:tokens|samples)_per_second|tflops|_per_token$|\bmfu$")
@@ -63,7 +62,7 @@ def notes(space: SearchSpace) -> Iterator[str]:
             f"no record of the framework {as_written(named)}: what it keeps in memory is inferred "
             f"from the trials, starting from what others keep{nearest(named, FRAMEWORKS)}"
         )
-    for name in offloading(space.trainer)[:1]:
+    for name in offloading(space)[:1]:
         yield (
             f"the cost model knows nothing of offloading ({name}): more will fit, and steps take "
             "longer, than it says"
@@ -130,17 +129,25 @@ def _scripts(space: SearchSpace) -> list[str]:
     return [e for e in entries if e.endswith((".py", ".sh")) and "{" not in e]
 
 
+# Options and paths of known trainers that ``offload_optimizer`` and ``offload_parameters`` state.
+_PRICED = re.compile(
+    r"optimizer[-_]cpu[-_]offload|optimizer_offload_fraction|enable_cpu_offload|fsdp_cpu_offload"
+    r"|offload_(?:optimizer|param)\.device$|OFFLOAD_(?:OPTIMIZER|PARAM)"
+)
 _OFF = (None, False, 0, "", "none", "None", "false", "no", "auto")
 
 
-def offloading(spec: TrainerSpec) -> list[str]:
-    """Options, paths and variables that offload states to the host or to disks."""
+def offloading(space: SearchSpace) -> list[str]:
+    """Options, paths and variables that offload states to the host or to disks, without a price."""
+    spec = space.trainer
     found = [word for word in spec.words if word.startswith("-") and "offload" in word]
     for file in spec.files.values():
         for content in (file.content or {}, file.set, *(case.set for case in file.cases)):
             values = by_dotted_path(content)
             found += [path for path, value in values.items() if _switches_on(path, value)]
     found += [name for name, v in spec.env.items() if "OFFLOAD" in name and v not in _OFF]
+    if not space.parameters.keys().isdisjoint(("offload_optimizer", "offload_parameters")):
+        found = [name for name in found if not _PRICED.search(name)]
     return sorted({word.partition("=")[0].removesuffix(".device") for word in found})
 
 

@@ -169,13 +169,20 @@ def _offload_s(jobs: Jobs, machine: Machine, passes: tuple[Array, Array]) -> Arr
     """
     if not jobs.options.offload_activations.any():
         return np.zeros(len(jobs))
-    kept = layer_bytes(jobs, machine.framework, jobs.options.recompute)
+    kept_s = host_copy_s(machine, layer_bytes(jobs, machine.framework, jobs.options.recompute))
     if machine.cluster.is_cpu:
-        shown = 2 * len(passes) * kept / machine.compute.memory_bytes_per_s
+        shown = len(passes) * kept_s
     else:
-        rate = HOST_SHARE * 1e9 * (machine.cluster.host_link_gb_per_s or HOST_GB_PER_S)
-        shown = np.add(*(left_over(kept / rate, beside) for beside in passes))
+        shown = np.add(*(left_over(kept_s, beside) for beside in passes))
     return np.where(jobs.options.offload_activations, shown, 0.0)
+
+
+def host_copy_s(machine: Machine, num_bytes: Array) -> Array:
+    """Seconds to copy bytes of one rank between its GPU and the host; on a CPU, within memory."""
+    if machine.cluster.is_cpu:
+        return np.asarray(2 * num_bytes / machine.compute.memory_bytes_per_s)
+    rate = HOST_SHARE * 1e9 * (machine.cluster.host_link_gb_per_s or HOST_GB_PER_S)
+    return np.asarray(num_bytes / rate)
 
 
 def exposed_s(

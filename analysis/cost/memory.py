@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 import numpy as np
 
-from analysis.cost import tuning
+from analysis.cost import state_offload, tuning
 from analysis.cost.activations import (
     layer_bytes,
     left_on_device,
@@ -95,6 +95,9 @@ def rank_state_bytes(
     if framework.sharded_masters:
         flat = in_buckets(jobs, framework, holders)
         one_copy = masters_are_weights(holders.placement, one_copy, flat)
+    one_copy = one_copy & ~state_offload.updates_on_host(
+        jobs, framework
+    )  # master weights are on the host
     whole = (holders.placement.gradient_shard == 1) & (e < 4)
     alone = (holders.placement.optimizer_shard == 1) | (jobs.placement.zero_stage == 0)
     extra = np.where(alone, *framework.extra_gradient_bytes)
@@ -127,10 +130,20 @@ def memory(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> Memo
 
 
 def host_bytes(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> Array:
-    """Offloaded activations in the host's memory, of the rank with most of them; bytes."""
+    """Offloaded activations and states in the host's memory, of the rank with most; bytes."""
     layer = constants.activation_scale * layer_bytes(jobs, framework, jobs.options.recompute)
     held = [stage.in_flight * stage.layers * layer for stage in fullest_stages(jobs, framework)]
-    return np.where(jobs.options.offload_activations, np.max(held, axis=0), 0.0)
+    activations = np.where(jobs.options.offload_activations, np.max(held, axis=0), 0.0)
+    options = jobs.options
+    if not (options.offload_optimizer + options.offload_parameters).any():
+        return activations
+    everywhere, kept = (
+        _stages(each, framework, constants, "tensors")
+        for each in (state_offload.kept_on_device(jobs), jobs)
+    )
+    names = ("weights", "gradients", "optimizer")
+    left = sum(getattr(everywhere, name) - getattr(kept, name) for name in names)
+    return np.asarray(activations + np.max(left, axis=0))
 
 
 def reported(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> tuple[Array, Array]:
@@ -188,6 +201,7 @@ def _stage_memory(
     rows = tables * table_weights(jobs.model) / jobs.layout.layer_ranks
     states = _state_bytes(held, jobs, framework)
     states = tuning.tuned_states(states, jobs, framework, every, rows, stage.layers)
+    states = state_offload.on_device(states, jobs, framework, holders[0].placement.gradient_shard)
     one = constants.activation_scale * stage_bytes(stage, layer, jobs, framework)
     one = left_on_device(stage, one, constants.activation_scale * layer, jobs, framework)
     logits = np.where(stage.head, constants.logit_scale * logits_bytes(jobs, framework), 0.0)
@@ -209,6 +223,7 @@ def _stage_memory(
     # only where they are larger than the freed blocks, or do not fit into them.
     copies = [_copied_gradients(w * share, holders, framework) for w, holders in held]
     flat, applied = (np.asarray(sum(each)) for each in zip(*copies, strict=True))
+    applied = np.where(state_offload.updates_on_host(jobs, framework), 0.0, applied)
     passing = 1 - 1 / sequence_split(jobs, framework)  # share that is gathered and freed again
     if state == "roomy":
         whole = jobs.options.recompute == NONE

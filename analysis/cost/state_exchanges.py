@@ -10,12 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from analysis.cost import tuning
+from analysis.cost import state_offload, tuning
 from analysis.cost.compute import Compute
 from analysis.cost.groups import crosses_nodes, one_adapter
 from analysis.cost.layer import LEAST_SHOWN, Machine, left_over, price
 from analysis.cost.stages import SPLIT, kept_by, stage_layers
-from analysis.cost.time_constants import TimeConstants
 from search_spaces import Framework
 from trainer.plan.axes import dp, ep
 from trainer.plan.exchange import Exchange
@@ -104,8 +103,12 @@ def exposed_state_s(
         owners = np.where(jobs.placement.weight_shard == 1, jobs.placement.optimizer_shard - 1, 0.0)
         publish = publish + c.owner_s * owners
     exposed = {"gather": gather, "gradients": gradients, "publish": publish}
-    converting = _converting_s(jobs, sent, machine.compute)
-    return {name: seconds + converting[name] for name, seconds in exposed.items()}
+    for more in (
+        _converting_s(jobs, sent, machine.compute),
+        state_offload.exposed_copies_s(jobs, machine, held, forward, backward),
+    ):
+        exposed |= {name: exposed[name] + seconds for name, seconds in more.items()}
+    return exposed
 
 
 def _converting_s(jobs: Jobs, sent: list[dp.StateExchanges], compute: Compute) -> dict[str, Array]:
@@ -157,14 +160,23 @@ def as_run(jobs: Jobs, framework: Framework) -> Jobs:
     return replace(jobs, placement=replace(said, optimizer_shard=degree))
 
 
-def update(jobs: Jobs, compute: Compute, c: TimeConstants) -> Array:
-    """AdamW: per weight of the share, master weight and two moments are read and written, the
-    gradient read, the weight written; and all gradients are cleared and scaled."""
-    moved: Array | float = 0.0
-    habits = compute.framework
-    states = 2 * habits.master_bytes + 4 * habits.moment_bytes
-    for weights, holders in held_parameters(jobs, habits):
-        degrees = holders.placement
-        shares = (states + 4 + 2) / degrees.optimizer_shard + 8 / degrees.gradient_shard
-        moved = moved + weights * tuning.trained_share(jobs) * shares
-    return np.asarray(c.update * moved / compute.memory_bytes_per_s)
+def update_bytes(jobs: Jobs, framework: Framework) -> tuple[Array, Array]:
+    """Bytes that AdamW moves: per weight of a rank's share, master weight and two moments are read
+    and written, the gradient read, the weight written; then all gradients are cleared and scaled.
+    """
+    share: Array | float = 0.0
+    whole: Array | float = 0.0
+    states = 2 * framework.master_bytes + 4 * framework.moment_bytes
+    for weights, holders in held_parameters(jobs, framework):
+        degrees, trained = holders.placement, weights * tuning.trained_share(jobs)
+        share = share + trained * (states + 4 + 2) / degrees.optimizer_shard
+        whole = whole + trained * 8 / degrees.gradient_shard
+    return np.asarray(share), np.asarray(whole)
+
+
+def update_s(jobs: Jobs, machine: Machine) -> Array:
+    """Seconds of AdamW."""
+    share, whole = update_bytes(jobs, machine.framework)
+    on_device = machine.constants.update * (share + whole) / machine.compute.memory_bytes_per_s
+    on_host = state_offload.update_s(jobs, machine, share)
+    return np.where(state_offload.updates_on_host(jobs, machine.framework), on_host, on_device)

@@ -16,7 +16,7 @@ from analysis.cost import collectives as links
 from analysis.cost.constants import Parts, names
 from analysis.cost.layer import Layer, Machine, layer
 from analysis.cost.stages import stage_layers
-from analysis.cost.state_exchanges import as_run, exposed_state_s, update
+from analysis.cost.state_exchanges import as_run, exposed_state_s, update_s
 from analysis.cost.time_constants import TimeConstants
 from search_spaces import Cluster, Framework
 from trainer.plan.axes import pp
@@ -85,7 +85,7 @@ def step(
         crowded=crowded_s(jobs, c) * crowded,
         bubble=(path - m * slowest) * used,
         **states,
-        optimizer=update(jobs, machine.compute, c),
+        optimizer=update_s(jobs, machine),
         fixed=c.step_s + np.zeros(len(jobs)),
     )
 

@@ -31,6 +31,8 @@ class OverlapConstants(Constants):
     # for each rank that alone updates its part of whole weights, and sends it to all
     owner_s: float = constant(2e-3, 1.0)
     update: float = constant(1.5, 0.5)  # memory traffic over that of a fused optimizer
+    # time of the update on the host over that of DeepSpeed's CPU-Adam (see state_offload.py)
+    host_update: float = constant(1.0, 0.7)
     step_s: float = constant(0.02, 1.0)  # of the host, once a step
 
 
@@ -44,9 +46,15 @@ _OF_EXPERTS = ("expert_share", "permuted_copies", "expert_launch_s", "exposed_di
 
 def without_effect(jobs: Jobs) -> Mask:
     """Mask of the time constants, in field order, that have no effect on these jobs."""
+    options = jobs.options
     unused = [
         *(_OF_EXPERTS if jobs.model.mixture is None else ()),
-        *(() if jobs.options.fp8.any() else ("fp8_share",)),
-        *(() if jobs.options.async_tp.any() else ("exposed_fused",)),
+        *(() if options.fp8.any() else ("fp8_share",)),
+        *(() if options.async_tp.any() else ("exposed_fused",)),
+        *(
+            ()
+            if (options.offload_optimizer + options.offload_parameters).any()
+            else ("host_update",)
+        ),
     ]
     return np.array([name in unused for name in names(TimeConstants)])

@@ -124,7 +124,7 @@ class Ranking:
         )
         lines += _bars(prediction.memory.as_dict(), total, GIB, "GiB")
         if host := prediction.host_bytes[0] / GIB:
-            lines.append(f"host: {host:.4g} GiB of pinned buffers per GPU")
+            lines.append(f"host: {host:.4g} GiB of its memory per GPU")
         step_s = float(prediction.step_time_s[0])
         low, high = prediction.interval_s()
         lines.append(f"step: {step_s:.4g} s, 95 % between {low[0]:.4g} and {high[0]:.4g}")

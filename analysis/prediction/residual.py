@@ -129,6 +129,7 @@ def features(of: Jobs, unpriced: Array) -> Array:
     shards = (placement.weight_shard, placement.gradient_shard, placement.optimizer_shard)
     bits = (placement.gather_bits, placement.reduce_bits, placement.secondary_bits)
     switches = (options.fp8, options.schedule, options.overlaps_dispatch, options.dispatcher)
+    on_host = (options.offload_activations, options.offload_optimizer, options.offload_parameters)
     columns: list[Any] = [
         *map(np.log2, (*degrees, *shards, placement.secondary_shard + 1)),
         APART * options.sequence_parallel,
@@ -136,7 +137,7 @@ def features(of: Jobs, unpriced: Array) -> Array:
         *(APART * (each > 0) for each in bits),
         *map(np.log2, (layout.cp, layout.ep)),
         np.log2(layout.etp) * (of.model.mixture is not None),  # without experts it is tp
-        *(APART * each for each in (*switches, options.graphs)),
+        *(APART * each for each in (*switches, options.graphs, *on_host)),
         *(APART * each for each in of.modules),
         np.log2(of.model.num_layers),  # fewer in probes
     ]

@@ -83,6 +83,8 @@ def torchtune(path: Path) -> Iterator[Row]:
             job |= {"recompute": FULL, "offload_activations": True}
         elif row["added"] in ("chunked cross entropy", "activation checkpointing"):
             job["recompute"] = NONE if row["added"].startswith("chunked") else FULL
+        elif str(row["note"]).startswith("CPU offload"):  # its configuration recomputes, too
+            job |= {"recompute": FULL, "offload_parameters": True}
         elif row["method"] == "full":
             continue
         elif row["method"] == "qlora" or gpus > 1:  # as torchtune's own configurations do

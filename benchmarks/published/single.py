@@ -106,7 +106,14 @@ def v100(path: Path, frame: pd.DataFrame) -> Table:
     unknown = np.isnan(number_column(frame, "layers")) | np.isnan(number_column(frame, "mbs"))
     stage = number_column(frame, "zero_stage")
     whole = frame[~unknown]
-    j = gpt_jobs(whole, zero_stage=np.where(np.isnan(stage), 0, stage)[~unknown])
+    on_host = offloaded[~unknown].to_numpy()
+    j = gpt_jobs(
+        whole,
+        zero_stage=np.where(np.isnan(stage), 0, stage)[~unknown],
+        offload_optimizer=on_host,
+        offload_parameters=on_host,
+        offload_activations=in_host[~unknown].to_numpy(),
+    )
     memory = whole["note"].str.extract(r"GPU M=(\d+)GB", expand=False).astype(float).to_numpy()
     small = whole["gpu"].str.contains("16GB").to_numpy()
     large_machine, small_machine = (cluster_of(f"V100-{size}GB") for size in (32, 16))
@@ -137,9 +144,6 @@ def v100(path: Path, frame: pd.DataFrame) -> Table:
     )
     checked = whole["tflops_check"].isin(["ok", ""])
     reasons = {
-        "states or activations are offloaded to the host": (offloaded | in_host)[
-            ~unknown
-        ].to_numpy(),
         "time and TFLOPS contradict": ~checked.to_numpy(),
         **contradictory(made, number_column(whole, "gbs"), number_column(whole, "n_gpu")),
     }

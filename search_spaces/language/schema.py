@@ -283,7 +283,7 @@ class SpaceFile(Described):
     """a shipped cluster, a file (*.yaml), or its record; without it a trainer of your own has one
     process per node, and the cost model prices nothing"""
     trainer: TrainerSpec
-    parameters: dict[Identifier, ParameterSpec] = Field(min_length=1, max_length=30)
+    parameters: dict[Identifier, ParameterSpec] = Field(min_length=1, max_length=40)
     """parameter: its values, or one fixed value"""
     tuning: TuningSection | None = None
     """what a fine-tuning job trains; default: all weights"""

@@ -216,24 +216,37 @@ class StatedOptions:
 def _value(
     name: str, setting: Setting, given: Mapping[str, Any], paths: Mapping[str, Any]
 ) -> Scalar | None:
-    """The value of a parameter that options, or paths of a file, state; None if none does."""
+    """The value of a parameter that options, or paths of a file, state; None if none does.
+
+    Of several options with fixed values, the first says that the setting is meant: the others go
+    with it, and are stated for other reasons, too. Each option of ``same`` says so.
+    """
+    means = _IS.fullmatch(setting.when or "")
+    heeded = templates.names(f"{{{setting.when or ''}}}")
     places = ((setting.arguments, given), (setting.file, paths), (setting.same, {**paths, **given}))
     for entries, stated in places:
+        fixed = [key for key, template in entries.items() if not _heeds(template)]
+        telling = fixed if entries is setting.same else fixed[:1]
         for key, template in entries.items():
             value, plain = stated.get(key), f"{{{name}}}"
             if template in (f"{{*{name}}}", f"[{{*{name}}}]"):
                 words = value if isinstance(value, list) else re.findall(r"[^][,\s]+", str(value))
                 value, plain = ",".join(map(str, words)) if value else None, template
-            if value in (None, "auto") or isinstance(value, list):
+            if value in (None, "auto") or (
+                isinstance(value, list) and not isinstance(template, list)
+            ):
                 continue
-            heeded = templates.names(f"{{{setting.when or ''}}}")
             if template == plain and (heeded <= {name} or name not in heeded):
                 return value if isinstance(value, (bool, int, float, str)) else None
-            means = _IS.fullmatch(setting.when or "")
-            if means and means["name"] == name and value == template:
+            if key in telling and means and means["name"] == name and value == template:
                 meant: Scalar = plain_scalar(means["value"]) if means["value"] else True
                 return meant
     return None
+
+
+def _heeds(template: Any) -> bool:
+    """Whether a value depends on the configuration."""
+    return isinstance(template, str) and bool(templates.names(template))
 
 
 def _prefixes(keys: Collection[str]) -> set[str]:

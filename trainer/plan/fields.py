@@ -267,6 +267,14 @@ class OtherChoices(Described):
     """matrices that have adapters: all of a layer, those of attention, or queries and values"""
     lora_dropout: Annotated[float, Column()] = Field(default=0.0, ge=0, lt=1)
     """share of an adapter's inputs that is dropped; above 0 each keeps a copy and a mask"""
+    offload_optimizer: Annotated[bool, OtherNames("optimizer_cpu_offload"), Column()] = False
+    """optimizer states, and gradients where they are split, are in the host's memory, and the host
+    updates the weights (ZeRO-Offload)"""
+    offload_parameters: Annotated[
+        bool, OtherNames("fsdp_offload_params fsdp_cpu_offload enable_cpu_offload"), Column()
+    ] = False
+    """weights are there, too, between the passes of their layers (ZeRO-Infinity, FSDP's CPU
+    offloading)"""
     reference_model: Annotated[bool, Column()] = False
     """a frozen copy of the model is in memory, too, as in DPO without adapters"""
 

@@ -348,6 +348,18 @@ def test_habits_are_those_of_the_case_that_the_users_own_words_are_of(
     assert space_of(load, "framework: nanotron").program.framework == "nanotron"
 
 
+def test_offloading_that_is_priced_has_no_note(load: Load, tmp_path: Path) -> None:
+    own = "{when: offload_optimizer, file: {zero.offload_optimizer.device: cpu}}"
+    more = f"settings:\n  offload_optimizer: {own}"
+    (tmp_path / "mine.yaml").write_text(ADAPTER.replace("settings:", more))
+    for device, priced in (("cpu", True), ("nvme", False)):
+        content = {"zero": {"offload_optimizer": {"device": device}}}
+        (tmp_path / "own.json").write_text(json.dumps(content))
+        space = space_of(load, "config: own.json")
+        assert ("offload_optimizer" in space.parameters) is priced
+        assert any("offloading" in note for note in notes(space)) is not priced
+
+
 @pytest.mark.parametrize(
     ("more", "content", "named"),
     [

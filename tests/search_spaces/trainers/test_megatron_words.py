@@ -87,3 +87,24 @@ def test_a_module_that_has_no_price_is_an_error_of_its_line(load: Load, text: st
     assert f"found {text!r}" in str(error.value) or f'found "{text}"' in str(error.value)
     assert "accepted none, or some of core_attn, layernorm" in str(error.value)
     assert "parameters.recompute_modules[1]" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "stated"),
+    [
+        ("--optimizer-cpu-offload, --use-precision-aware-optimizer", {"offload_optimizer"}),
+        ("--use-torch-fsdp2, --no-gradient-accumulation-fusion", {"zero_stage"}),
+        # What goes with another option, but is also stated by itself.
+        ("--use-precision-aware-optimizer", set()),
+        ("--no-gradient-accumulation-fusion", set()),
+        ("--no-check-for-nan-in-loss-and-grad", set()),
+    ],
+)
+def test_an_option_that_goes_with_others_states_nothing_by_itself(
+    load: Load, given: str, stated: set[str]
+) -> None:
+    own = "tp: 1, zero_stage: 1" if "zero_stage" not in stated else "tp: 1"
+    space = load(STAGES.format(layers=70, args=given, more=own))
+    of_them = {"offload_optimizer", "zero_stage", "cuda_graphs"}
+    expected = stated | ({"zero_stage"} if "zero_stage" in own else set())
+    assert of_them & space.parameters.keys() == expected

@@ -42,7 +42,7 @@ VALUES: dict[str, list[Any]] = {
     "fsdp_version": [2, 1],
     "lora_dropout": [0.0, 0.05],
     "lora_targets": ["linear", "attention", "qv"],
-    "offload_activations": [False, True],
+    **{f"offload_{what}": [False, True] for what in ("activations", "optimizer", "parameters")},
     "rank_order": ["tp-cp-dp-pp", "tp-pp-cp-dp"],
     "pipeline_layout": ["none", "Et*8|(t*8|)*2t*8L"],
 }
