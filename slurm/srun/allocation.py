@@ -93,6 +93,7 @@ class Allocation:
         found.nodes = tuple(node for node in found.nodes if node not in excluded)
         if not found.nodes:
             raise LauncherError(f"--exclude {exclude}: job {job} has no other nodes")
+        found.cpus_per_node = found._cpus_of(found.nodes[0]) or found.cpus_per_node
         return found
 
     def state(self) -> AllocationState:
@@ -155,7 +156,8 @@ class Allocation:
 
         A search compares all trials as if they ran on equal nodes.
         """
-        argv = ["sinfo", "-h", "-n", ",".join(self.nodes), "-o", "%G|%c|%N"]
+        # -e: or nodes with 32 and with 64 cores are one line, of "32+".
+        argv = ["sinfo", "-h", "-e", "-n", ",".join(self.nodes), "-o", "%G|%c|%N"]
         kinds: dict[str, list[str]] = {}
         for line in dict.fromkeys(shell.patiently(argv, self._run).splitlines()):
             gres, cpus, nodes = [*line.split("|", 2), "", ""][:3]
@@ -169,6 +171,16 @@ class Allocation:
             f"the job's nodes differ: {'; '.join(each)}; a search compares trials on equal ones: "
             f"--exclude {' or --exclude '.join(kept)}"
         )
+
+    def _cpus_of(self, node: str) -> int:
+        """The job's CPUs on a node, as excluded ones may have had more or fewer; 0 if unknown."""
+        argv = ["scontrol", "show", "job", "-d", "-o", self.listed_as]
+        shown = shell.patiently(argv, self._run)
+        for nodes, cpus in re.findall(r"\bNodes=(\S+) CPU_IDs=([\d,-]+)", shown):
+            if node in self.hostnames(nodes):
+                ranges = re.findall(r"(\d+)-?(\d*)", cpus)  # like 0-31,40
+                return sum(int(last or first) - int(first) + 1 for first, last in ranges)
+        return 0
 
     def gpus_per_node(self) -> int:
         """GPUs of the job's first node, even if the job was not granted all of them."""

@@ -176,11 +176,40 @@ def test_nodes_that_differ_are_not_searched_together(shown: str, refused: str) -
         allocation.refuse_mixed_nodes()
 
 
+def test_nodes_with_different_numbers_of_cores_alone_differ_too() -> None:
+    def run(argv: list[str]) -> str:
+        if argv[0] == "sinfo":  # as Slurm 22.05 groups them
+            return "gpu:1|64|n[1-3]\ngpu:1|32|n4" if "-e" in argv else "gpu:1|32+|n[1-4]"
+        return "n1 n2 n3 n4" if argv[0] == "scontrol" else "7|7|RUNNING|n[1-4]|224|4|9"
+
+    with pytest.raises(LauncherError, match=r"n\[1-3\] \(gpu:1 64 cores\); n4 \(gpu:1 32 cores\)"):
+        Allocation("7", run).refuse_mixed_nodes()
+
+
+@pytest.mark.parametrize(("exclude", "cpus"), [("n[1-3]", 32), ("n4", 63)])
+def test_ranks_share_the_cores_of_the_nodes_that_are_left(
+    monkeypatch: pytest.MonkeyPatch, exclude: str, cpus: int
+) -> None:
+    job = "NumNodes=4 TRES=cpu=221 Nodes=n[1-3] CPU_IDs=0-61,63 Mem=0 Nodes=n4 CPU_IDs=0-31 Mem=0"
+    names = {"n[1-4]": "n1 n2 n3 n4", "n[1-3]": "n1 n2 n3"}
+
+    def run(argv: list[str]) -> str:
+        if argv[0] == "squeue":
+            return "7_1|8|RUNNING|n[1-4]|221|4|9"
+        return job if argv[-1] == "7_1" else names.get(argv[-1], argv[-1])
+
+    monkeypatch.setattr(Allocation.__init__, "__defaults__", (run, ()))
+    found = Allocation.current({"SLURM_JOB_ID": "8"}, exclude=exclude)
+    assert found.cpus_per_node == cpus
+
+
 @pytest.mark.slurm
 def test_excluded_nodes_are_not_leased(launcher: SrunLauncher) -> None:
     environ = {"SLURM_JOB_ID": launcher.allocation.job}
     first, *others = launcher.nodes()
-    assert Allocation.current(environ, exclude=first).nodes == tuple(others)
+    found = Allocation.current(environ, exclude=first)
+    assert found.nodes == tuple(others)
+    assert found.cpus_per_node == found._cpus_of(others[0]) == launcher.allocation.cpus_per_node
     with pytest.raises(LauncherError, match="nosuchnode is no node of job"):
         Allocation.current(environ, exclude=f"{first},nosuchnode")
     with pytest.raises(LauncherError, match="has no other nodes"):
