@@ -1,8 +1,8 @@
 """The driver's end of its connection with a launch's agents; see :mod:`slurm.agent`.
 
 Anything that is not exactly one of their messages voids the channel: from then on it proves nothing
-about the trial, which runs again. Output of ranks is data, and goes to the logs, as does what a task
-prints before its agent has started.
+about the trial, which runs again. Output of ranks is data, and goes to the logs; so does what a
+task prints before its agent has started.
 """
 
 from __future__ import annotations
