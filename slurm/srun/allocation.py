@@ -231,7 +231,7 @@ class Allocation:
         return shell.patiently(argv, self._run, patience_s, tell=lambda _: None)
 
     def _about_job(self, fields: str, ask: Run | None = None) -> str:
-        """What squeue lists of the job; "" if nothing.
+        """The fields of the job that squeue lists; "" if it lists none.
 
         A job array's id is also its last task's: asked for it, squeue lists every task.
         """
