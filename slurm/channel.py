@@ -1,7 +1,8 @@
 """The driver's end of its connection with a launch's agents; see :mod:`slurm.agent`.
 
 Anything that is not exactly one of their messages voids the channel: from then on it proves nothing
-about the trial, which runs again. Output of ranks is data, and goes to the logs.
+about the trial, which runs again. Output of ranks is data, and goes to the logs; so does what a
+task prints before its agent has started.
 """
 
 from __future__ import annotations
@@ -247,6 +248,11 @@ class Channel:
 
     def _take(self, line: bytes) -> None:
         found = _LINE.fullmatch(line) if len(line) <= LINE_BYTES else None
+        if not found and not self.greeted >= self._agents:
+            # A task prints before its agent: a site's TaskProlog, a container's entry point.
+            if log := self._logs.get(b"err"):
+                log.file.write(line + b"\n")
+            return
         rank = int(found[1]) if found else -1
         if not found or rank not in self._agent_of:
             self._reject(line)

@@ -1,4 +1,4 @@
-"""A log file that survives a full disk."""
+"""A log file that survives a full disk, and its own removal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 MAX_WAITING = 4 << 20  # bytes; no more of a log is read
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 LAST_TRIES_S = 2.0  # to retry writing to a full disk when all writers are gone
 
 
@@ -15,15 +16,15 @@ class LogFile:
     """Appends to a file; if the disk is full, text waits for the next write.
 
     So a trial neither ends nor blocks while the disk is full. Beyond :data:`MAX_WAITING` bytes the
-    oldest lines are lost, and the log says so.
+    oldest lines are lost, and the log says so. If somebody removes the file or moves it away, the
+    log goes on in a new one: a result that is printed last is found.
 
     Raises OSError if it cannot be opened, or is a link, which may lead to another file of the user.
     """
 
     def __init__(self, path: Path) -> None:
-        self._name = path.name
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        self._file = os.open(path, flags, 0o644)
+        self._path = path
+        self._file = os.open(path, _FLAGS, 0o644)
         self._waiting = b""
         self._lost = 0
         self._error = ""
@@ -31,7 +32,7 @@ class LogFile:
     @property
     def problem(self) -> str:
         """Why the file is incomplete; "" if it is complete."""
-        return f"{self._name}: {self._error}" if self._waiting or self._lost else ""
+        return f"{self._path.name}: {self._error}" if self._waiting or self._lost else ""
 
     def write(self, text: bytes) -> None:
         """Append whole lines, or keep them for a later write; never raises OSError."""
@@ -40,6 +41,11 @@ class LogFile:
 
     def retry(self) -> None:
         """Write waiting text, as far as that is possible."""
+        if self._waiting and not os.path.lexists(self._path):
+            with contextlib.suppress(OSError):  # the folder is gone, too
+                again = os.open(self._path, _FLAGS | os.O_EXCL, 0o644)
+                os.close(self._file)
+                self._file = again
         try:
             while self._waiting:
                 self._waiting = self._waiting[os.write(self._file, self._waiting) :]

@@ -68,7 +68,9 @@ class GrowingLog:
     def _new(self) -> bytes:
         """The new bytes of the log; none if it cannot be read now."""
         with suppress(OSError, FileError):  # not there yet, or a network file system hiccups
-            if self.path.lstat().st_size > self._offset:
+            size = self.path.lstat().st_size
+            self._offset = self._offset if size >= self._offset else 0  # it was cut, or is new
+            if size > self._offset:
                 data = read_from(self.path, self._offset, _READ_BYTES, follow=False)
                 self._offset += len(data)
                 return unified(data)

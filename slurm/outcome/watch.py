@@ -15,6 +15,7 @@ from slurm.outcome.step_log import EarlyStop, StepLog, StopRule
 from slurm.trial import STDERR_NAME, STDOUT_NAME, Lease, TrialSpec
 
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.02, 1.0
+_SUSPENDED_S = 5.0  # a poll that comes later than this was not held up by other work
 
 
 class Termination(enum.Enum):
@@ -43,6 +44,7 @@ def watch(
     """Wait until the processes end, a timeout passes, ``stop`` is set, or the stop rule says so.
 
     Once a rank has ``failed``, the timeouts no longer apply: the others may wait for it in vain.
+    Nor does time count in which this process was suspended: a suspended job's trials are, too.
 
     The stop rule is asked whenever the log has further steps. Progress is growth of the two logs in
     the trial's folder. The poll interval is 2 % of the time waited, at most a second: the end of a
@@ -50,14 +52,14 @@ def watch(
     """
     steps = StepLog(spec.directory / STDOUT_NAME, spec.max_steps)
     started = progress = time.monotonic()
-    size = -1
+    size, suspended_s = -1, 0.0
     while True:
         elapsed_s = time.monotonic() - started
         if exited():
             return Watched(Termination.EXITED, elapsed_s)
         if stop.is_set():
             return Watched(Termination.STOPPED, elapsed_s)
-        if elapsed_s >= spec.timeout_s:
+        if elapsed_s - suspended_s >= spec.timeout_s:
             limit = Termination.EXITED if failed() else Termination.TIMEOUT
             return Watched(limit, elapsed_s)
         if stop_rule and steps.grew() and (early := stop_rule(steps.steps)):
@@ -68,7 +70,11 @@ def watch(
                 progress = time.monotonic()
             elif time.monotonic() - progress >= spec.no_progress_timeout_s:
                 return Watched(Termination.NO_PROGRESS, elapsed_s)
-        stop.wait(min(_LONGEST_POLL_S, max(_SHORTEST_POLL_S, 0.02 * elapsed_s)))
+        poll_s = min(_LONGEST_POLL_S, max(_SHORTEST_POLL_S, 0.02 * elapsed_s))
+        due = time.monotonic() + poll_s
+        stop.wait(poll_s)
+        if (late_s := time.monotonic() - due) > _SUSPENDED_S:
+            suspended_s, progress = suspended_s + late_s, progress + late_s
 
 
 def _log_size(directory: Path) -> int:

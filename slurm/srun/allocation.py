@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from slurm.launcher import AllocationGoneError, AllocationState, LauncherError
 from slurm.srun import shell
@@ -44,11 +45,11 @@ class Allocation:
     """
 
     def __init__(self, job: str, run: Run = shell.run, left_out: Collection[str] = ()) -> None:
-        self.job = job
+        self.job = self.listed_as = job  # listed_as: in the ids of steps, ARRAY_TASK or HET+OFFSET
         self._run = run
         answer = ""
         with contextlib.suppress(UnknownJobError):
-            answer = shell.patiently(self._about_job("%T|%N|%C|%D|%L"), run)
+            answer = self._about_job("%T|%N|%C|%D|%L", partial(shell.patiently, once=run))
         state, _, answer = answer.partition("|")
         if state not in _HELD or answer.startswith("|"):
             raise AllocationGoneError(
@@ -76,6 +77,11 @@ class Allocation:
                 "with `meshtune submit`, or inside salloc; --launcher local needs no Slurm"
             )
         found = cls(job, left_out=environ.get(LEFT_OUT, "").split())
+        if "+" in found.listed_as:
+            raise LauncherError(
+                f"job {job} is heterogeneous: a search compares trials on equal nodes; start it in "
+                "a job without components"
+            )
         if not exclude:
             return found
         excluded = found.hostnames(exclude)
@@ -87,12 +93,13 @@ class Allocation:
         found.nodes = tuple(node for node in found.nodes if node not in excluded)
         if not found.nodes:
             raise LauncherError(f"--exclude {exclude}: job {job} has no other nodes")
+        found.cpus_per_node = found._cpus_of(found.nodes[0]) or found.cpus_per_node
         return found
 
     def state(self) -> AllocationState:
         """Whether the job still holds its nodes; asks Slurm once."""
         try:
-            state, _, nodes = self._run(self._about_job("%T|%N")).partition("|")
+            state, _, nodes = self._about_job("%T|%N").partition("|")
         except UnknownJobError:
             return AllocationState.GONE
         except SlurmError:
@@ -123,7 +130,7 @@ class Allocation:
 
     def job_start(self) -> str:
         """Time at which the job got its nodes, as Slurm writes it."""
-        return self._run(self._about_job("%S"))
+        return self._about_job("%S")
 
     def cancel(self, step: JobStep) -> None:
         """Ask Slurm to end a step; :meth:`steps` shows whether it has ended."""
@@ -149,7 +156,8 @@ class Allocation:
 
         A search compares all trials as if they ran on equal nodes.
         """
-        argv = ["sinfo", "-h", "-n", ",".join(self.nodes), "-o", "%G|%c|%N"]
+        # -e: or nodes with 32 and with 64 cores are one line, of "32+".
+        argv = ["sinfo", "-h", "-e", "-n", ",".join(self.nodes), "-o", "%G|%c|%N"]
         kinds: dict[str, list[str]] = {}
         for line in dict.fromkeys(shell.patiently(argv, self._run).splitlines()):
             gres, cpus, nodes = [*line.split("|", 2), "", ""][:3]
@@ -164,6 +172,16 @@ class Allocation:
             f"--exclude {' or --exclude '.join(kept)}"
         )
 
+    def _cpus_of(self, node: str) -> int:
+        """The job's CPUs on a node, as excluded ones may have had more or fewer; 0 if unknown."""
+        argv = ["scontrol", "show", "job", "-d", "-o", self.listed_as]
+        shown = shell.patiently(argv, self._run)
+        for nodes, cpus in re.findall(r"\bNodes=(\S+) CPU_IDs=([\d,-]+)", shown):
+            if node in self.hostnames(nodes):
+                ranges = re.findall(r"(\d+)-?(\d*)", cpus)  # like 0-31,40
+                return sum(int(last or first) - int(first) + 1 for first, last in ranges)
+        return 0
+
     def gpus_per_node(self) -> int:
         """GPUs of the job's first node, even if the job was not granted all of them."""
         shown = shell.patiently(["scontrol", "show", "node", self.nodes[0], "-o"], self._run)
@@ -176,7 +194,7 @@ class Allocation:
         if time.monotonic() - self._end_checked_t >= _TIME_CHECK_S:
             left = ""
             with contextlib.suppress(SlurmError):  # keep the last known time limit
-                left = self._run(self._about_job("%L"))
+                left = self._about_job("%L")
             self._note_time_left(left)
         return None if self._end_t is None else self._end_t - time.monotonic()
 
@@ -193,7 +211,7 @@ class Allocation:
 
         Raises SlurmError if it still does not answer, or the job has no nodes any more.
         """
-        compact = self._ask(self._about_job("%N"), patience_s)
+        compact = self._about_job("%N", partial(self._ask, patience_s=patience_s))
         if not compact:
             raise SlurmError(f"job {self.job} has no nodes: it is not running (any more)")
         lost = set(self.nodes) - set(self.hostnames(compact))
@@ -212,8 +230,18 @@ class Allocation:
     def _ask(self, argv: Sequence[str], patience_s: float = _PATIENCE_S) -> str:
         return shell.patiently(argv, self._run, patience_s, tell=lambda _: None)
 
-    def _about_job(self, fields: str) -> list[str]:
-        return ["squeue", "-h", "-j", self.job, "-o", fields]
+    def _about_job(self, fields: str, ask: Run | None = None) -> str:
+        """The fields of the job that squeue lists; "" if it lists none.
+
+        A job array's id is also its last task's: asked for it, squeue lists every task.
+        """
+        said = (ask or self._run)(["squeue", "-h", "-j", self.job, "-o", f"%i|%A|{fields}"])
+        for line in said.splitlines():
+            listed, job, answer = [*line.split("|", 2), "", ""][:3]
+            if self.job in (listed, job):
+                self.job, self.listed_as = job, listed
+                return answer
+        return ""
 
     def hostnames(self, compact: str) -> tuple[str, ...]:
         """The nodes of a list in Slurm's compact form, in its order.

@@ -228,7 +228,7 @@ class BatchJob:
         path = cls.script_of(run_dir)
         write_atomically(path, script)
         try:
-            answer = shell.run(["sbatch", "--parsable", str(path)])
+            answer = shell.run(["sbatch", "--parsable", str(path)], _overriding(script))
         except NoAnswerError as error:
             # The job may have been accepted: look for it, and never submit again.
             try:
@@ -249,6 +249,16 @@ class BatchJob:
         raise NoAnswerError(
             f"sbatch gave no job's id, but {answer!r}: look with squeue for a job of it"
         )
+
+
+def _overriding(script: str) -> tuple[str, ...]:
+    """Beginnings of the variables by which sbatch would override this script's own options.
+
+    Such as SBATCH_TIMELIMIT, which a user may have as a default, or SBATCH_ARRAY_INX.
+    """
+    _, *never = _REFUSED.values()
+    names = [*re.findall('(?m)^#SBATCH "?--([a-z-]+)', script), *" ".join(never).split()]
+    return tuple(f"SBATCH_{name.upper().replace('-', '_')}" for name in names)
 
 
 def _log(run: Path) -> str:

@@ -8,7 +8,7 @@ ready=$(env -u SLURM_NTASKS_PER_GPU -u SLURM_NTASKS_PER_TRES \
     /bin/sh -c @unpack@ unpack @folder@ "$(wc -c < @archive@)")
 @left_out@=''
 for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
-    case " $(echo $ready) " in *" $node "*) ;; *) @left_out@="$@left_out@ $node" ;; esac
+    case " $(echo $ready) " in *" meshtune-ready:$node "*) ;; *) @left_out@="$@left_out@ $node" ;; esac
 done
 export @left_out@
 case "$@left_out@ " in *" $SLURMD_NODENAME "*)

@@ -246,7 +246,7 @@ class SrunLauncher(Launcher):
             processes.send(sruns, next(signals, signal.SIGKILL))
 
         steps = self._ender.until_gone(left, waiting, end_waiting) or []
-        elsewhere = [s for s in steps if s.job != self.allocation.job]
+        elsewhere = [s for s in steps if s.job != self.allocation.listed_as]
         elsewhere = [s for s in elsewhere if self._held_elsewhere(s)]
         nodes = self.nodes()
         self._unproven.update(self._proof.unproven(nodes, wanted))

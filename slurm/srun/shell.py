@@ -63,8 +63,11 @@ def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environ.items() if k in _KEPT or not k.startswith(_PREFIXES)}
 
 
-def run(argv: Sequence[str]) -> str:
+def run(argv: Sequence[str], without: tuple[str, ...] = ()) -> str:
     """Run a Slurm command once and return its standard output, stripped.
+
+    The user's variables ``SBATCH_*`` are sbatch's defaults, except those that begin with a text of
+    ``without``.
 
     Raises:
         NoAnswerError: if the controller does not answer in time.
@@ -73,7 +76,8 @@ def run(argv: Sequence[str]) -> str:
     """
     if shutil.which(argv[0]) is None:
         raise SlurmError(f"{argv[0]} is not on PATH; this needs Slurm's client commands")
-    defaults = {k: v for k, v in os.environ.items() if k.startswith("SBATCH_")}  # the user's own
+    own = {k: v for k, v in os.environ.items() if k.startswith("SBATCH_")}
+    defaults = {k: v for k, v in own.items() if not k.startswith(without)}
     try:
         done = subprocess.run(
             argv,

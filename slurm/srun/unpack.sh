@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs once on each node: unpacks what sbcast left beside FOLDER into it; it is SIZE bytes long.
-# A node that is ready prints its name, and nothing else.
+# A node that is ready says so, and nothing else; a site's TaskProlog may print its name, too.
 folder=$1 size=$2 sent=$1.meshtune.tar mark=$1.meshtune
 fail() { echo "meshtune: $SLURMD_NODENAME: $1" >&2; exit 1; }
 trap 'rm -f "$sent"' EXIT
@@ -23,4 +23,4 @@ tar -xf "$sent" -C "$folder" ||
 # What conda-pack leaves to be done where an environment is to stay.
 [ ! -x "$folder/bin/conda-unpack" ] || "$folder/bin/python" "$folder/bin/conda-unpack" >&2 ||
     fail "conda-unpack failed: see the lines above"
-echo "$SLURMD_NODENAME"
+echo "meshtune-ready:$SLURMD_NODENAME"

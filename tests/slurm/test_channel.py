@@ -54,6 +54,17 @@ def test_what_is_no_word_voids_the_channel_and_all_that_follows(
     assert (channel.all_gone, channel.exit_code, channel.codes) == (False, None, {})
 
 
+def test_what_a_site_prints_before_an_agent_has_started_goes_to_the_log(spec: TrialSpec) -> None:
+    channel = Channel([0, 1], 2, lambda order: None)
+    channel.begin(spec)
+    channel.feed(b"== Welcome to n0 ==\n0 hello 1 11\n\n== Welcome to n1 ==\n1 hello 1 12\n")
+    channel.feed(b"0 end 0 0\n0 gone\n1 end 0 0\n1 gone\n")
+    assert (channel.void, channel.all_gone, channel.exit_code) == ("", True, 0)
+    channel.finish()
+    log = (spec.directory / "stderr.log").read_text()
+    assert log == "== Welcome to n0 ==\n\n== Welcome to n1 ==\n"
+
+
 def test_an_end_is_told_once(channel: Channel) -> None:
     channel.feed(b"0 end 0 0\n0 end 0 0\n")
     assert channel.void

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,23 @@ def test_what_a_full_disk_does_not_take_is_written_when_there_is_room(disk: Smal
     log.close()
     assert path.read_bytes() == b"".join(lines)
     assert not log.problem
+
+
+def test_a_log_that_is_removed_or_moved_away_goes_on_in_a_new_file(tmp_path: Path) -> None:
+    path = tmp_path / "trial" / "stdout.log"
+    path.parent.mkdir()
+    log = LogFile(path)
+    log.write(b"one\n")
+    path.rename(path.with_name("mine.log"))
+    log.write(b"two\n")
+    assert (path.with_name("mine.log").read_bytes(), path.read_bytes()) == (b"one\n", b"two\n")
+    path.unlink()
+    log.write(b"three\n")
+    assert path.read_bytes() == b"three\n"
+    shutil.rmtree(path.parent)
+    log.write(b"four\n")
+    log.close()
+    assert not log.problem and not path.parent.exists()
 
 
 def test_of_more_than_it_may_hold_the_oldest_lines_are_lost_and_it_says_so(

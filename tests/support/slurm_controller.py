@@ -25,14 +25,16 @@ class FakeController:
             case ["scancel", *_, step]:
                 self.cancelled.append(step)
                 return ""
-            case ["squeue", *_, "%T|%N|%C|%D|%L"]:
-                return "RUNNING|n1|64|1|UNLIMITED"
-            case ["squeue", *_, "%T|%N"]:
-                return "RUNNING|n1"
+            case ["squeue", *_, job, "-o", "%i|%A|%T|%N|%C|%D|%L"]:
+                return f"{job}|{job}|RUNNING|n1|64|1|UNLIMITED"
+            case ["squeue", *_, job, "-o", "%i|%A|%T|%N"]:
+                return f"{job}|{job}|RUNNING|n1"
             case ["scontrol", "show", "config"]:
                 return f"BOOT_TIME               = {self.booted}"
-            case ["squeue", *_, "%S"]:
-                return "2026-11-21T09:00:00"
+            case ["squeue", *_, job, "-o", "%i|%A|%S"]:
+                return f"{job}|{job}|2026-11-21T09:00:00"
+            case ["squeue", *_, job, "-o", "%i|%A|%N"]:
+                return f"{job}|{job}|n1"
             case ["sinfo", *_]:
                 return "n1|idle"
             case _:

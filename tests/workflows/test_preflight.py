@@ -144,10 +144,10 @@ def test_ranks_are_one_per_gpu_that_slurm_shows(
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     answers = {
-        "squeue -h -j 7 -o %T|%N|%C|%D|%L": "RUNNING|n[1-2]|16|2|UNLIMITED",
+        "squeue -h -j 7 -o %i|%A|%T|%N|%C|%D|%L": "7|7|RUNNING|n[1-2]|16|2|UNLIMITED",
         "scontrol show hostnames n[1-2]": "n1\nn2",
         "scontrol show config": "BOOT_TIME               = 2026-01-01T00:00:00",
-        "squeue -h -j 7 -o %S": "2026-01-02T00:00:00",
+        "squeue -h -j 7 -o %i|%A|%S": "7|7|2026-01-02T00:00:00",
         "scontrol show node n1 -o": f"NodeName=n1 Arch=x86_64 Gres={gres} CfgTRES=cpu=8",
     }
     allocation = Allocation("7", lambda argv: answers[" ".join(argv)])

@@ -30,6 +30,16 @@ def test_steps_are_read_as_they_come(tmp_path: Path) -> None:
     assert log.steps == [{"step": 1, "speed": 2.0}, {"step": 2, "speed": 4.0}, {"step": 3}]
 
 
+def test_a_log_that_somebody_has_emptied_is_read_from_its_new_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "stdout.log"
+    path.write_text("starting\n" + line(1) + line(2))
+    log = StepLog(path, None)
+    assert log.grew()
+    path.write_text(line(3))
+    assert log.grew()
+    assert log.steps == [{"step": 1}, {"step": 2}, {"step": 3}]
+
+
 def test_a_step_counts_once_though_every_rank_prints_it(tmp_path: Path) -> None:
     path = tmp_path / "stdout.log"
     path.write_text("".join(line(i, speed=r) for i in (1, 2) for r in range(4)))

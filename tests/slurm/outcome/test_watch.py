@@ -63,6 +63,25 @@ def test_silence_in_both_logs_is_no_progress_and_growth_of_either_is(
     assert next(lines, None) is None
 
 
+@pytest.mark.parametrize("limit", ["timeout_s", "no_progress_timeout_s"])
+def test_time_in_which_the_job_was_suspended_counts_toward_no_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    now, polls = [0.0], [0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+
+    class Suspended(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            polls[0] += 1
+            now[0] += (timeout or 0.0) + (3600.0 if polls[0] == 3 else 0.0)
+            return False
+
+    watched = watch(spec(tmp_path, **{limit: 20.0}), lambda: now[0] > 3615, Suspended())
+    assert watched.termination is Termination.EXITED
+    watched = watch(spec(tmp_path, **{limit: 20.0}), lambda: False, Suspended())
+    assert watched.termination in (Termination.TIMEOUT, Termination.NO_PROGRESS)
+
+
 def test_without_a_no_progress_timeout_silence_is_fine(tmp_path: Path) -> None:
     assert (
         watch(spec(tmp_path, timeout_s=0.3), lambda: False, threading.Event()).termination

@@ -6,6 +6,7 @@ MESHTUNE_REFRESH_GOLDEN=1 .venv/bin/pytest tests/slurm/srun/test_batch.py; git d
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -259,6 +260,20 @@ def test_a_job_without_an_id_is_none(
     else:
         with pytest.raises(NoAnswerError, match="no job's id"):
             batch.BatchJob.submit("#!/bin/bash\n", tmp_path)
+
+
+def test_the_users_defaults_of_sbatch_do_not_override_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\nenv > {tmp_path}/env; echo 12\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    overriding = {"TIMELIMIT", "PARTITION", "NO_REQUEUE", "OUTPUT", "MEM_PER_CPU", "ARRAY_INX"}
+    for name in {"ACCOUNT", "CONSTRAINT", *overriding}:
+        monkeypatch.setenv(f"SBATCH_{name}", "1")
+    batch.BatchJob.submit(script(tmp_path, account=None, partition="gpu"), tmp_path)
+    kept = re.findall(r"(?m)^SBATCH_(\w+)=", (tmp_path / "env").read_text())
+    assert set(kept) == {"ACCOUNT", "CONSTRAINT"}
 
 
 def test_a_cancelled_job_does_not_requeue_itself(tmp_path: Path) -> None:

@@ -115,7 +115,8 @@ def test_a_job_searches_from_an_environment_that_it_sent_to_its_nodes(
     space.write_text(SPACE.replace("TRAINER", str(trainer)))
     trainer.write_text("import sys; print(sys.prefix); print('MESHTUNE_RESULT {\"speed\": 1}')")
     # Nodes of a minicluster share their disk.
-    full = '[ "$SLURM_NODEID" = 0 ] || { echo "$SLURMD_NODENAME: no room" >&2; exit 1; }\n'
+    full = 'echo "Welcome to $SLURMD_NODENAME"\n'  # as a TaskProlog does
+    full += '[ "$SLURM_NODEID" = 0 ] || { echo "$SLURMD_NODENAME: no room" >&2; exit 1; }\n'
     unpack = tmp_path / "unpack.sh"
     unpack.write_text(full + batch.UNPACK.read_text())
     monkeypatch.setattr(batch, "UNPACK", unpack)
@@ -146,7 +147,7 @@ def test_a_node_replaces_an_environment_of_an_earlier_job_and_nothing_else(tmp_p
         command = ["/bin/sh", str(batch.UNPACK), str(folder), str(size)]
         return subprocess.run(command, env=told, capture_output=True, text=True)
 
-    assert unpack().stdout == "n7\n"
+    assert unpack().stdout == "meshtune-ready:n7\n"
     (folder / "old").touch()
     assert unpack().returncode == 0
     assert (folder / "bin/python").exists() and not (folder / "old").exists()
