@@ -226,7 +226,7 @@ def _value(
                 value, plain = ",".join(map(str, words)) if value else None, template
             if value in (None, "auto") or isinstance(value, list):
                 continue
-            heeded = templates.names(f"{{{setting.when or ''}}}")
+            heeded = templates.condition_names(setting.when or "")
             if template == plain and (heeded <= {name} or name not in heeded):
                 return value if isinstance(value, (bool, int, float, str)) else None
             means = _IS.fullmatch(setting.when or "")

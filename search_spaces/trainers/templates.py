@@ -25,10 +25,17 @@ def expressions(text: str) -> Iterator[str]:
             yield found[2]
 
 
-def names(text: str) -> frozenset[str]:
-    found = (ast.walk(ast.parse(each.strip(), mode="eval")) for each in expressions(text))
-    read = {node.id for nodes in found for node in nodes if isinstance(node, ast.Name)}
+def names(*texts: str) -> frozenset[str]:
+    """Names that the expressions in templates read."""
+    every = (each for text in texts for each in expressions(text))
+    trees = (ast.walk(ast.parse(each.strip(), mode="eval")) for each in every)
+    read = {node.id for nodes in trees for node in nodes if isinstance(node, ast.Name)}
     return frozenset(read - {"true", "false"})
+
+
+def condition_names(condition: str) -> frozenset[str]:
+    """Names that a condition, an expression without braces, reads."""
+    return names(f"{{{condition}}}")
 
 
 def filled(text: str, values: Mapping[str, Scalar]) -> str:
