@@ -54,11 +54,16 @@ class _Said:
 class Channel:
     """All that agents report of one trial at a time, and the ranks' output; thread-safe.
 
+    State is that of the latest trial, also after its end.
+
     Args:
         agents: first rank of each agent.
         num_ranks: ranks of all agents.
         order: sends an order to all agents.
     """
+
+    _spec: TrialSpec
+    _lease: Lease
 
     def __init__(
         self, agents: Iterable[int], num_ranks: int, order: Callable[[Mapping[str, object]], None]
@@ -72,22 +77,21 @@ class Channel:
         self._num_ranks = num_ranks
         self._lock = threading.Condition()
         self._unread = b""
-        self._trial: TrialSpec | None = None
         self._said = _Said()
-        self._logs: dict[bytes, _Log] = {}
+        self._logs: dict[bytes, _Log] = {}  # of a trial that runs
         self._heard_s = dict.fromkeys(self._agents, time.monotonic())
         self.greeted: set[int] = set()  # agents that have sent hello
         self._answers: dict[int, int] = {}  # agent -> number of the last ping that it answered
         self._ping = 0
         self._problem = ""
 
-    def begin(self, spec: TrialSpec, unclaimed: bytes = b"") -> None:
+    def begin(self, spec: TrialSpec, lease: Lease, unclaimed: bytes = b"") -> None:
         """Prepare for a trial, whose folder is ready; ``unclaimed`` text begins its error log.
 
         Raises OSError if its logs cannot be opened.
         """
         with self._lock:
-            self._trial, self._said, self._problem = spec, _Said(), ""
+            self._spec, self._lease, self._said, self._problem = spec, lease, _Said(), ""
             now = time.monotonic()
             self._heard_s = {
                 agent: now if agent in self.greeted else now + LAUNCH_S for agent in self._agents
@@ -104,7 +108,6 @@ class Channel:
                 log.file.close(LAST_TRIES_S)
                 self._problem = self._problem or log.file.problem
             self._logs.clear()
-            self._trial = None
         return self._problem
 
     def note(self, text: bytes) -> None:
@@ -146,7 +149,7 @@ class Channel:
             return failed[1]
         return 0 if self.all_gone and len(self.codes) == self._num_ranks else None
 
-    def disturbed(self, spec: TrialSpec, lease: Lease, ended: Termination, alive: bool) -> str:
+    def disturbed(self, ended: Termination, alive: bool) -> str:
         """How others have disturbed the trial, which then proves nothing about its configuration.
 
         "" if they have not. Call it after the watch, and before any signal of ours. After a timeout
@@ -157,9 +160,9 @@ class Channel:
             self.answers()
         if self.void or ended not in (Termination.EXITED, *limits):
             return self.void
-        return self._sent_from_outside(spec, lease)
+        return self._sent_from_outside()
 
-    def _sent_from_outside(self, spec: TrialSpec, lease: Lease) -> str:
+    def _sent_from_outside(self) -> str:
         """Message on the signal from outside that ended the first failed rank; "" if none did."""
         with self._lock:
             failed = first_failed(self._said.codes)
@@ -175,10 +178,10 @@ class Channel:
         if not number:
             return ""
         who = f" from user {uid}" if uid >= 0 else ""
-        node = lease.nodes[failed[0] // spec.ranks_per_node]
+        node = self._node(failed[0])
         return f"rank {failed[0]} on {node} was sent signal {number} from outside{who}"
 
-    def no_program(self, spec: TrialSpec, lease: Lease) -> tuple[str, tuple[str, ...]]:
+    def no_program(self) -> tuple[str, tuple[str, ...]]:
         """Why ranks could not be started, or ""; and the nodes that are suspect.
 
         If other ranks have started, the node of a missing one lacks a file system. Otherwise the
@@ -188,12 +191,15 @@ class Channel:
             missing, started = dict(self._said.missing), bool(self._said.codes)
         if not missing:
             return "", ()
-        nodes = {rank: lease.nodes[rank // spec.ranks_per_node] for rank in sorted(missing)}
-        rank, node = next(iter(nodes.items()))
-        number, where = missing[rank]
+        first, nodes = min(missing), map(self._node, sorted(missing))
+        number, where = missing[first]
+        spec = self._spec
         what = f"no folder {spec.started_in}" if where else f"no program {spec.argv[0]}"
-        message = f"{node}: {what}: {os.strerror(number)} (rank {rank})"
-        return message, tuple(dict.fromkeys(nodes.values())) if started else ()
+        message = f"{self._node(first)}: {what}: {os.strerror(number)} (rank {first})"
+        return message, tuple(dict.fromkeys(nodes)) if started else ()
+
+    def _node(self, rank: int) -> str:
+        return self._lease.nodes[rank // self._spec.ranks_per_node]
 
     def lost_agent(self) -> str:
         """Message on an agent that ended without reporting ``gone``; "" if all have reported it."""
@@ -272,7 +278,7 @@ class Channel:
             case "hello":
                 return rank in self._agents and rank not in self.greeted
             case "end" | "none":
-                return self._trial is not None and not self._has_ended(rank)
+                return bool(self._logs) and not self._has_ended(rank)
             case "gone":
                 own = self._ranks_of.get(rank, ())
                 return rank not in self._said.gone and all(map(self._has_ended, own)) and bool(own)
