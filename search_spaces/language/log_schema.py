@@ -31,28 +31,17 @@ _PLACEHOLDERS = {
 class PatternSpec(Described):
     """Finds one metric in the lines of a log."""
 
+    _described_in = (Pattern,)
+
     regex: str
-    """the number is its group 'value', or else its first group; 'step' is the step's number. With a
-    group 'seconds' the number is an amount, and the metric is the total amount divided by the total
-    seconds"""
     unit: str | None = None
-    """of the number, such as ms, GiB or K tokens/s; default the unit beside it in the log, or else
-    the key's own; '' is always the key's own"""
-    scale: float = Field(default=1.0, description="by which the number is multiplied")
+    scale: float = 1.0
     reduce: Literal[REDUCTION_NAMES] = "median"  # type: ignore[valid-type]
-    """how the steps' numbers become one"""
     skip: int | None = Field(default=None, ge=0)
-    """first matches that do not count; default warmup_steps"""
     since_start: bool = False
-    """numbers accumulate from the run's start: a step's is the difference"""
     whole: str = ""
-    """regular expression with groups 'rate' (steps per second) and 'seconds' of the whole run, for
-    a log with a line for several steps. Their number follows from the line's 'step', or from the
-    'progress' of both patterns; without these the metric is the run's mean step time"""
     unless: str | None = None
-    """a metric that replaces this one if it is found"""
     only_if: str = ""
-    """text in the trainer's arguments or files: only with it the log has such a number"""
 
 
 class LikePattern(Described):
@@ -74,12 +63,11 @@ PatternsSpec = OneOrSeveral[
 class TokenFacts(Described):
     """Keys that say which tokens a log counts."""
 
+    _described_in = (LogFormat,)
+
     rows_vary: bool = False
-    """sequences are as long as the data's rows: tokens are counted, never derived from steps"""
     padded_by: str = ""
-    """parameter: if set, the trainer's count of real tokens includes padding"""
     real_if: str = ""
-    """text in the trainer's arguments or files: without it the token count includes padding"""
 
 
 TOKEN_FACTS = tuple(TokenFacts.model_fields)
