@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from foundation.quantities import scalar_text
 from foundation.records import Described, Named
 from foundation.values import Identifier, Scalar, VariableName
 from search_spaces.frameworks import Framework, RecordedHabits
@@ -137,7 +138,7 @@ class HabitRule(Described):
     def _meaning(self, value: Any) -> Any:
         if not self.values:
             return value if type(value) in (int, float) and 0 <= value < inf else None
-        return self.values.get(str(value).lower() if isinstance(value, bool) else str(value))
+        return self.values.get(scalar_text(value))
 
 
 def _key(value: Any) -> Any:

@@ -11,6 +11,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from foundation.quantities import scalar_text
 from foundation.values import Scalar
 from search_spaces.parameters import value_type_of
 from trainer.plan.rules.expression import ValueType, constant, parse
@@ -51,8 +52,7 @@ def filled(text: str, values: Mapping[str, Scalar]) -> str:
             return f"{{{found[1]}}}" if _is_expression(found[1].removeprefix("*")) else found[0]
         if not _is_expression(found[2]):
             return found[0]
-        value = _computed(found[2], values)
-        return str(value).lower() if isinstance(value, bool) else str(value)
+        return scalar_text(_computed(found[2], values))
 
     return _BRACES.sub(fill, text)
 

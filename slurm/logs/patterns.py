@@ -267,13 +267,6 @@ def _reduced(pattern: Pattern, steps: Sequence[_Step]) -> float:
     return amount / total_s if total_s > 0 else math.nan
 
 
-def metrics_of(
-    log: LogFormat, texts: Sequence[str], warmup_steps: int = 0, num_gpus: int = 1
-) -> Mapping[str, Any]:
-    """The result of :func:`read_logs`, without the number of steps."""
-    return read_logs(log, texts, warmup_steps, num_gpus)[0]
-
-
 def read_logs(
     log: LogFormat, texts: Sequence[str], warmup_steps: int = 0, num_gpus: int = 1
 ) -> tuple[Mapping[str, Any], int]:
